@@ -17,7 +17,7 @@ from tiebreak.engine.data.disk import read_exactly
 from tiebreak.engine.logged.policy import POLICY
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
 from tiebreak.node import library
-from tiebreak.node.library import FilePart, fetch, pack, parts, publish
+from tiebreak.node.library import Fetcher, FilePart, pack, parts, publish
 from tiebreak.protocol import errors
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
@@ -86,7 +86,7 @@ def changed(body: LibraryBody, name: str, **fields: object) -> LibraryBody:
 
 
 def take(run: RunDirectory, folder: Path, shelf: Shelf, *bodies: LibraryBody, count: int = 0) -> library.Fetched:
-    return fetch(folder, shelf, run.job, run.agreement.domain, bodies, count)
+    return Fetcher(folder, shelf, run.job, run.agreement.domain, bodies).fetch(count)
 
 
 def names(folder: Path) -> set[str]:
@@ -97,7 +97,7 @@ def test_what_was_published_is_a_run_that_can_be_audited(
     parties: Parties, trained: RunDirectory, shelf: Shelf, tmp_path: Path
 ) -> None:
     body = published(trained, shelf, 3, states=True)
-    found = fetch(tmp_path / "there", shelf, trained.job, trained.agreement.domain, [body], 3, states=True)
+    found = Fetcher(tmp_path / "there", shelf, trained.job, trained.agreement.domain, [body]).fetch(3, states=True)
     assert found.missing.keys() == {"offer.bin", "seal.bin", "state_dict.tsv", "unchecked.txt"}
     assert not any(found.missing.values())
     assert parties.audit(tmp_path / "there", tmp_path / "replay") == 0
@@ -163,7 +163,7 @@ def test_a_listing_cannot_choose_sizes(trained: RunDirectory, shelf: Shelf, tmp_
     with pytest.raises(errors.CannotCheck, match=r"data\.safetensors: expected at most \d+ bytes, got 1099511627776"):
         take(trained, tmp_path / "a", shelf, changed(body, DATA, size=1 << 40))
     with pytest.raises(errors.CannotCheck, match=r"program\.tbp: expected at most 100 bytes"):
-        fetch(tmp_path / "b", shelf, trained.job, trained.agreement.domain, [body], 0, most=100)
+        Fetcher(tmp_path / "b", shelf, trained.job, trained.agreement.domain, [body], most=100).fetch(0)
     assert sum(shelf.sent) < 1 << 20
 
 
@@ -211,7 +211,7 @@ def test_a_folder_of_another_job_is_refused(trained: RunDirectory, shelf: Shelf,
     take(trained, tmp_path / "there", shelf, body)
     other = replace(trained.job, nonce=99)
     with pytest.raises(errors.VerificationError, match=f"expected job {other.id.hex()}"):
-        fetch(tmp_path / "there", shelf, other, trained.agreement.domain, [body], 0)
+        Fetcher(tmp_path / "there", shelf, other, trained.agreement.domain, [body]).fetch(0)
 
 
 def test_only_what_exists_is_published(parties: Parties, shelf: Shelf, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.sim.yard import make_task
 from tests.tiebreak.parties import Commands, Parties
-from tiebreak.cli.agree import agree
+from tiebreak.cli.offer import agree
 from tiebreak.cli.scale import human
 from tiebreak.engine.capture.compile import compile_task
 from tiebreak.incentives.figures import PRESETS

@@ -17,7 +17,7 @@ from tiebreak.api.agreeing.sealing import SALT_BYTES, TAG_BYTES, Sealed, sealed_
 from tiebreak.api.training.bundle import ORIGINS
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
-from tiebreak.node.library import fetch, parts, publish, secret_of
+from tiebreak.node.library import Fetcher, parts, publish, secret_of
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, SignatureError, VerificationError
@@ -167,11 +167,11 @@ def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offer
 
     domain = offer.agreement.domain
     with pytest.raises(CannotCheck, match="it is sealed; the key of a reader opens it"):
-        fetch(tmp_path / "thief", shelf, offer.job, domain, [body], 0)
+        Fetcher(tmp_path / "thief", shelf, offer.job, domain, [body]).fetch(0)
     with pytest.raises(CannotCheck, match="sealed to 3 readers, and 0x"):
-        fetch(tmp_path / "thief", shelf, offer.job, domain, [body], 0, unseal=opened_by(PrivateKey.from_int(9)))
+        Fetcher(tmp_path / "thief", shelf, offer.job, domain, [body], unseal=opened_by(PrivateKey.from_int(9))).fetch(0)
     mine = tmp_path / "trainers"
-    fetch(mine, shelf, offer.job, domain, [body], 0, unseal=opened_by(trainer))
+    Fetcher(mine, shelf, offer.job, domain, [body], unseal=opened_by(trainer)).fetch(0)
     assert (mine / PROGRAM).read_bytes() == (offered / PROGRAM).read_bytes()
     offers.accept(mine, trainer)
     assert parties.train(mine, "--quiet") == 0
@@ -183,7 +183,7 @@ def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offer
     assert RECORDS not in later_names, "records tell losses"
     same = {f.name: f.root for f in body.files if f.name.endswith(b".sealed")}
     assert same.items() <= {f.name: f.root for f in later.files}.items(), "the same plaintext is stored once"
-    fetch(tmp_path / "auditors", shelf, offer.job, domain, [later, body], 3, unseal=opened_by(auditor))
+    Fetcher(tmp_path / "auditors", shelf, offer.job, domain, [later, body], unseal=opened_by(auditor)).fetch(3)
     left = names(mine) | names(tmp_path / "auditors")
     assert not [name for name in left if ".fetch" in name or name.endswith(".sealed")]
 
@@ -203,10 +203,10 @@ def test_a_sealed_lie_is_not_kept(parties: Parties, offered: Path, tmp_path: Pat
         body, files=tuple(replace(f, root=root) if f.name == f"{DATA}.sealed".encode() else f for f in body.files)
     )
     with pytest.raises(CannotCheck, match="expected root"):
-        fetch(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying], 0, unseal=opened_by(trainer))
+        Fetcher(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying], unseal=opened_by(trainer)).fetch(0)
     assert DATA not in names(tmp_path / "a")
     assert not [name for name in names(tmp_path / "a") if ".fetch" in name]
-    fetch(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying, body], 0, unseal=opened_by(trainer))
+    Fetcher(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying, body], unseal=opened_by(trainer)).fetch(0)
     assert (tmp_path / "a" / DATA).read_bytes() == (offered / DATA).read_bytes()
 
 
@@ -218,7 +218,7 @@ def test_a_seal_of_another_publisher_closes_nothing(parties: Parties, offered: P
     root = shelf.add(wrapped(bytes(32), offer.job.id, [Card.of(auditor)]))
     size = len(shelf.held[root])
     lying = replace(body, files=tuple(replace(f, root=root, size=size) for f in body.files if f.name == SEAL.encode()))
-    fetch(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying, body], 0, unseal=opened_by(auditor))
+    Fetcher(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying, body], unseal=opened_by(auditor)).fetch(0)
     assert (tmp_path / "a" / DATA).read_bytes() == (offered / DATA).read_bytes()
 
 

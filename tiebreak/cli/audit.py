@@ -1,11 +1,12 @@
-"""`tiebreak audit`: replays a run, or a part of it, and compares the records.
+"""`tiebreak audit` replays a run, or a part of it, and compares the records; `validate` recomputes drawn losses.
 
 Exit codes: 0 everything that was replayed agrees; 2 the trainer committed to something that the program does not
-produce; 3 the audit could not be done, because parts of the run that it needs are withheld or damaged; 1 the request
+produce; 3 it could not be done, because parts of the run that it needs are withheld or damaged; 1 the request
 does not fit this run.
 """
 
 import json
+import re
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,11 +15,13 @@ import click
 
 from tiebreak import api
 from tiebreak.api.machine import Machine
-from tiebreak.cli.options import FOLDER, NEW_FILE, machine_options, output_option
+from tiebreak.api.watching.alarms import shown_loss
+from tiebreak.cli.options import FOLDER, NEW_FILE, json_option, machine_options, output_option
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
 
 if TYPE_CHECKING:
     from tiebreak.api.auditing.audits import Workers
+    from tiebreak.api.auditing.validating import Validation
     from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
     from tiebreak.engine.run.directory import RunDirectory
     from tiebreak.engine.run.logs import LogReport
@@ -168,7 +171,9 @@ def _parts(
     if sample is not None:
         report |= {"seed": drawn, "detection": [{"false": x, "probability": p} for x, p in choice.detection]}
         lines = [f"sample     {sample} of {total} segments, drawn from the seed {drawn} and the signed root"]
-        lines.append(f"detection  {'; '.join(f'{_false(x)}: {100 * p:.3g}%' for x, p in choice.detection)}")
+        words = {1: "one false segment"}
+        shown = (f"{words.get(x, f'{x} false segments')}: {100 * p:.3g}%" for x, p in choice.detection)
+        lines.append(f"detection  {'; '.join(shown)}")
     kind = "segments" if sample is None else "sample"
     report |= _of_head(choice.head) | {"kind": kind, "wanted": list(choice.segments)}
     done = api.audits.audit_chosen(trainer, choice.segments, choice.records, machine, workers=workers)
@@ -182,10 +187,6 @@ def _parts(
         finder = f"a dispute with the replay of a whole audit (`tiebreak audit {trainer.path}`)"
         raise _failure(report, trainer, done.fraud, total, finder, [])
     return [*lines, *_words(done)]
-
-
-def _false(count: int) -> str:
-    return "one false segment" if count == 1 else f"{count} false segments"
 
 
 def _of_audit(done: "SegmentAudit") -> dict[str, Any]:
@@ -231,3 +232,90 @@ def _words(done: "SegmentAudit") -> list[str]:
         f"unchecked  {left} of {done.total} signed segments" if left else "unchecked  nothing that is signed",
         f"agrees: steps {', '.join(f'{first} to {last}' for first, last in spans)}",
     ]
+
+
+class _Share(click.ParamType[float]):
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = re.fullmatch(r"(\d{1,3}(?:\.\d{1,4})?)%", str(value))
+        if found is None or not 0 < float(found[1]) <= 100:
+            self.fail(f"expected a share above 0% and up to 100%, such as 10%, got {value!r}", param, ctx)
+        return float(found[1]) / 100
+
+
+@click.command()
+@click.argument("run", type=FOLDER)
+@click.option("--share", type=_Share(), default="10%", show_default=True, help="Share of the steps that can be drawn.")
+@click.option("--seed", help="Seed of the sample. Keep it secret until the head is signed.  [default: a new one]")
+@click.option("--epochs", is_flag=True, help="Also look at each segment as Kang et al. (2023) do at epochs.")
+@machine_options("threads", "permute", "device")
+@json_option
+def validate(run: Path, share: float, seed: str | None, epochs: bool, machine: Machine, as_json: bool) -> int:
+    """Recompute the committed losses of drawn steps of RUN by the forward part alone, bit for bit.
+
+    A cheap look before, or instead of, an audit. A step can be drawn if RUN holds the states before it and at the end
+    of its segment; states that the trainer did not keep are the trainer's choice, and it is said how many they are. A
+    loss with other bits than committed is fraud, and an audit or a dispute proves it. A lie that leaves the losses of
+    drawn steps true is not seen: a false update, or any step that was not drawn. `tiebreak audit --sample` sees these.
+
+    With --epochs, it also does the paper's check: the mean loss on n% of each segment's batches with the weights at
+    its end, within 100 sigma / n of what was reported. It is never a verdict.
+
+    Exit codes: 0 agrees, 2 fraud, 3 could not be checked (withheld or damaged), 1 asked for what is not there.
+    """
+    drawn = secrets.token_hex(16) if seed is None else seed
+    opened = api.runs.open_directory(run)
+    try:
+        found = api.validating.validate(opened, share, drawn, machine, epochs=epochs)
+    except CannotCheck as error:
+        click.echo(f"{type(error).__name__}: {' '.join(str(error).split())}", err=True)
+        return COULD_NOT_CHECK
+    click.echo(json.dumps(_looks(found, drawn)) if as_json else "\n".join(_words_of_looks(found, drawn)))
+    if (fraud := found.fraud) is not None:
+        raise VerificationError(
+            f"step {fraud.step}: expected loss {shown_loss(fraud.computed)}, which the state before it gives, got "
+            f"{shown_loss(fraud.committed)}, signed by 0x{opened.job.trainer.hex()}"
+        )
+    return 0
+
+
+def _looks(found: "Validation", seed: str) -> dict[str, Any]:
+    return {
+        "agrees": found.fraud is None,
+        "seed": seed,
+        "segments": found.segments,
+        "drawable": found.drawable,
+        "steps": [look.step for look in found.looks],
+        "share_of_a_replay": found.replay,
+        "seconds": found.seconds,
+        "detection": [{"false": number, "probability": chance} for number, chance in found.detection],
+        "epochs": [
+            {"segment": look.segment, "reported": look.reported, "computed": look.computed,
+             "threshold": look.threshold, "passes": look.passes} for look in found.epochs
+        ],
+        "epochs_share_of_a_replay": found.epoch_replay,
+        "epochs_seconds": found.epoch_seconds,
+    }  # fmt: skip
+
+
+def _words_of_looks(found: "Validation", seed: str) -> list[str]:
+    steps = ", ".join(str(look.step) for look in found.looks[:20])
+    chances = "; ".join(f"{number} false: {100 * chance:.3g}%" for number, chance in found.detection)
+    lines = [
+        f"drawn      steps {steps}{' ...' if len(found.looks) > 20 else ''}, from the seed {seed} and the signed root",
+        f"drawable   the first steps of {found.drawable} of {found.segments} segments; of others no state was kept",
+        f"cost       {100 * found.replay:.3g}% of a replay's operations, {found.seconds:.3g} s",
+        f"detection  of false losses among the drawable: {chances}",
+    ]
+    lines += [
+        f"segment {look.segment:<3}mean loss {look.reported:.6g} reported, {look.computed:.6g} computed, within "
+        f"{look.threshold:.3g}: {'passes' if look.passes else 'ALARM'}"
+        for look in found.epochs
+    ]
+    if found.epochs:
+        cost = f"{100 * found.epoch_replay:.3g}% of a replay's operations, {found.epoch_seconds:.3g} s"
+        lines.append(f"epochs     {cost}; what is false by less is never seen, and an alarm is no verdict")
+    if found.fraud is None:
+        lines.append(f"agrees     {len(found.looks)} losses, bit for bit; nothing is said of updates and other steps")
+    return lines

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from tiebreak import api
-from tiebreak.cli.options import NEW_FILE, output_option
+from tiebreak.cli.options import NEW_FILE, options, output_option
 from tiebreak.protocol.errors import ConfigurationError
 
 CUTS = ("files", "lines", "paragraphs")
@@ -51,18 +51,13 @@ def arrays(files: tuple[Path, ...], dtype: str | None, offset: int, shape: str |
     _show(output, cached=False)
 
 
-def _token_options(function: Any) -> Any:
-    """Adds the options that all imports of texts share."""
-    for option in reversed(
-        (
-            click.option("--tokenizer", type=NEW_FILE, help="A tokenizer.json.  [default: tokens are bytes]"),
-            click.option("--separator", help="Token after each text (without a tokenizer: text, such as a line end)."),
-            click.option("--rows", type=click.IntRange(1), help="One row of this length for each text, and lengths."),
-            click.option("--padding", help="Token that fills rows up (without a tokenizer: a character of one byte)."),
-        )
-    ):
-        function = option(function)
-    return function
+_token_options = options(
+    click.option("--tokenizer", type=NEW_FILE, help="A tokenizer.json.  [default: tokens are bytes]"),
+    click.option("--separator", help="Token after each text (without a tokenizer: text, such as a line end)."),
+    click.option("--rows", type=click.IntRange(1), help="One row of this length for each text, and lengths."),
+    click.option("--padding", help="Token that fills rows up (without a tokenizer: a character of one byte)."),
+)
+"""The options that all imports of texts share."""
 
 
 @import_group.command(name="text")

@@ -1,6 +1,5 @@
 """`tiebreak economics`: recommends terms of a job under which honest training and audits pay."""
 
-from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any, Final
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from tiebreak.cli.options import FILE, NEW_FILE, write_json
+from tiebreak.cli.options import FILE, NEW_FILE, options, write_json
 from tiebreak.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.incentives.findings import Table, agree_options, document, find, tables
 from tiebreak.incentives.measured import measured
@@ -32,14 +31,10 @@ class Number(click.ParamType[Decimal]):
             self.fail(f"expected a number such as 0.25, got {value!r}", param, ctx)
 
 
-def _figure_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds an option for each figure, in the order of the figures."""
-    for name, (_, limits) in reversed(FIGURES.items()):
-        option = f"--{name.replace('_', '-')}"
-        function = click.option(option, name, type=Number(), help=f"{limits.what[0].upper()}{limits.what[1:]}.")(
-            function
-        )
-    return function
+_figure_options = options(*(
+    click.option(f"--{name.replace('_', '-')}", name, type=Number(), help=f"{limits.what[0].upper()}{limits.what[1:]}.")
+    for name, (_, limits) in FIGURES.items()
+))  # fmt: skip
 
 
 @click.command()

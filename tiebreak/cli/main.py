@@ -69,19 +69,20 @@ COMMANDS: Final = {
 }
 """The commands in the order of the help, with the first sentence of each, so that the help need not import them."""
 MODULES: Final = {
-    "accept": "offer",
-    "verify": "certify",
-    **dict.fromkeys(["prove-ownership", "check-ownership"], "ownership"),
-    **dict.fromkeys(["status", "show", "jobs", "games"], "reading"),
-    **dict.fromkeys(["pack", "publish", "fetch"], "sharing"),
-    **dict.fromkeys(["post", "challenge", "settle", "withdraw"], "by_hand"),
+    "plan": "train",
+    "judge": "dispute",
+    "deploy": "devnet",
+    **dict.fromkeys(["accept", "agree"], "offer"),
+    "validate": "audit",
+    **dict.fromkeys(["verify", "prove-ownership", "check-ownership"], "certify"),
+    **dict.fromkeys(["status", "show", "jobs", "games", "post", "challenge", "settle", "withdraw"], "reading"),
+    **dict.fromkeys(["pack", "publish", "fetch", "weights"], "sharing"),
     **dict.fromkeys(["client", "trainer", "auditor", "watch"], "party"),
 }
 """The module of a command, if it is not the command's own."""
 EXTRAS: Final = {
-    **dict.fromkeys(
-        ["web3", "eth", "eth_abi", "eth_account", "eth_keys", "eth_tester", "eth_typing", "eth_utils"], "chain"
-    ),
+    **dict.fromkeys(["eth", "eth_abi", "eth_account", "eth_bloom", "eth_keys", "eth_tester"], "chain"),
+    **dict.fromkeys(["eth_typing", "eth_utils", "rlp", "trie", "web3"], "chain"),
     **dict.fromkeys(["simpy", "scipy"], "sim"),
     "mlflow": "mlflow",
     "psutil": "monitor",

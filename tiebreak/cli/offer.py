@@ -1,4 +1,4 @@
-"""`tiebreak offer` and `tiebreak accept`: a job that client and trainer sign on their own machines."""
+"""`tiebreak offer`, `accept` and `agree`: a job that client and trainer sign, on two machines or on one."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -100,3 +100,39 @@ def accept(
         run = api.offers.accept(folder, load_key(key), machine.policy)
         click.echo(f"signed  0x{run.agreement.trainer_signature.hex()}")
         click.echo(f"run     {folder}; send {folder / 'job.bin'} to the client")
+
+
+@click.command()
+@click.argument("captured", type=FOLDER)
+@click.option("--client-key", type=FILE, required=True, help="Key file of the client.")
+@click.option("--trainer-key", type=FILE, required=True, help="Key file of the trainer.")
+@output_option("run", "New or empty folder for the run.")
+@job_options
+def agree(
+    captured: Path, client_key: Path, trainer_key: Path, output: Path, policy_file: Path | None, precision: int | None,
+    terms: Terms, domain: Domain,
+) -> None:  # fmt: skip
+    """Sign the CAPTURED job as client and trainer, into a new run folder.
+
+    Everything in CAPTURED is checked first. The job fixes the roots of program, initial state and data, the number of
+    steps and checkpoints, rewards, stakes and clocks; both signatures bind it. This command is for when both keys are
+    at hand; for two machines there are `tiebreak offer` and `tiebreak accept`. The run folder is what a trainer works
+    in, and a copy of it what an auditor starts from.
+
+    Under policy `exact` every result is the exact one, rounded. With --policy, sums near a tie go the way that the
+    trainer's log says: precision and tolerances are agreed on, thresholds are each party's own, and those of the file
+    are the trainer's.
+    """
+    run = api.runs.agree_on(
+        api.bundle.load_bundle(captured),
+        output,
+        client=load_key(client_key),
+        trainer=load_key(trainer_key),
+        terms=terms,
+        domain=domain,
+        policy=policy_file,
+        precision=precision,
+    )
+    show_job(run.job)
+    click.echo(f"policy  {api.running.policy_words(run.job)}")
+    click.echo(f"run     {output}")

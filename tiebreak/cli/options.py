@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Callable
-from functools import wraps
+from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,17 +13,23 @@ from tiebreak.api.machine import Machine
 
 PASSPHRASE_VARIABLE: Final = "TIEBREAK_PASSPHRASE"  # noqa: S105 (a name, not a secret)
 AnyFunction = Callable[..., Any]
+AnyDecorator = Callable[[AnyFunction], AnyFunction]
 FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 NEW_FILE: Final = click.Path(dir_okay=False, path_type=Path)
 FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
 
 
-def number(option: str, low: int, high: int | None, default: int, text: str) -> Callable[[AnyFunction], AnyFunction]:
+def options(*declared: AnyDecorator) -> AnyDecorator:
+    """Several options, in the order of the help."""
+    return lambda function: reduce(lambda made, option: option(made), reversed(declared), function)
+
+
+def number(option: str, low: int, high: int | None, default: int, text: str) -> AnyDecorator:
     """An option for an integer from `low` to `high`, if there is a highest."""
     return click.option(option, type=click.IntRange(low, high), default=default, show_default=True, help=text)
 
 
-def output_option(default: str, what: str) -> Callable[[AnyFunction], AnyFunction]:
+def output_option(default: str, what: str) -> AnyDecorator:
     """--output: a folder, which is created if it does not exist."""
     kind = click.Path(file_okay=False, path_type=Path)
     return click.option("--output", "-o", type=kind, default=Path(default), show_default=True, help=what)
@@ -76,7 +82,7 @@ _MACHINE: Final[dict[str, dict[str, Any]]] = {
 """The options for fields of `Machine`."""
 
 
-def machine_options(*names: str) -> Callable[[AnyFunction], AnyFunction]:
+def machine_options(*names: str) -> AnyDecorator:
     """Options for these fields of `Machine`. The command gets all of them as one argument, `machine`."""
 
     def decorate(function: AnyFunction) -> AnyFunction:
@@ -84,9 +90,7 @@ def machine_options(*names: str) -> Callable[[AnyFunction], AnyFunction]:
         def called(**given: Any) -> Any:
             return function(machine=Machine(**{name: given.pop(name) for name in names}), **given)
 
-        for name in reversed(names):
-            called = click.option(f"--{name.replace('_', '-')}", **_MACHINE[name])(called)
-        return called
+        return options(*(click.option(f"--{name.replace('_', '-')}", **_MACHINE[name]) for name in names))(called)
 
     return decorate
 
@@ -96,7 +100,7 @@ def json_option(function: AnyFunction) -> AnyFunction:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of words.")(function)
 
 
-def rpc_option(*, required: bool) -> Callable[[AnyFunction], AnyFunction]:
+def rpc_option(*, required: bool) -> AnyDecorator:
     """--rpc: the node of a chain. Its URL may hold a secret, so it may also come from the environment."""
     text = "The chain: an http(s) URL or a node's IPC path; also from TIEBREAK_CHAIN."
     return click.option("--rpc", required=required, envvar="TIEBREAK_CHAIN", help=text)

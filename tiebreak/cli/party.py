@@ -12,7 +12,7 @@ import click
 
 from tiebreak.cli.key import load_key, new_key
 from tiebreak.cli.options import FOLDER
-from tiebreak.cli.weights import weights
+from tiebreak.cli.sharing import weights
 from tiebreak.node import settings as party_settings
 from tiebreak.node.parties import deliver
 from tiebreak.protocol.errors import ConfigurationError

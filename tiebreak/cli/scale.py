@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tiebreak import api
-from tiebreak.cli.options import FILE, NEW_FILE, number, write_json
+from tiebreak.cli.options import FILE, NEW_FILE, number, options, write_json
 from tiebreak.engine.run.retention import Keep
 from tiebreak.incentives.costs import (
     MOST,
@@ -46,12 +46,10 @@ MEANS: Final = {
 }
 
 
-def _means(function: Callable[..., Any]) -> Callable[..., Any]:
-    for field in reversed(fields(Equipment)):
-        option, text = MEANS[field.name]
-        function = click.option(option, field.name, type=POSITIVE, default=field.default, show_default=True,
-                                help=text)(function)  # fmt: skip
-    return function
+_means = options(*(
+    click.option(MEANS[one.name][0], one.name, type=POSITIVE, default=one.default, show_default=True,
+                 help=MEANS[one.name][1]) for one in fields(Equipment)
+))  # fmt: skip
 
 
 @click.command()

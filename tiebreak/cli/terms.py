@@ -2,12 +2,12 @@
 
 import re
 from decimal import Decimal, InvalidOperation
-from functools import reduce, wraps
+from functools import wraps
 from typing import Any, Final
 
 import click
 
-from tiebreak.cli.options import FILE, AnyFunction, number
+from tiebreak.cli.options import FILE, AnyFunction, number, options
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Domain
 from tiebreak.protocol.commitments.job import MAX_SEATS, Job
 from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS, MAX_SECONDS, Terms, ether, pool_bond
@@ -115,13 +115,12 @@ def job_options(function: AnyFunction) -> AnyFunction:
         domain = Domain(chain_id=given.pop("chain_id"), contract=given.pop("contract") or OFF_CHAIN.contract)
         return function(terms=terms, domain=domain, **given)
 
-    options = [
+    terms = (
         click.option(f"--{name.replace('_', '-')}", type=kind, default=getattr(Terms(), name),
                      show_default=isinstance(kind, click.IntRange), help=text)
         for name, (kind, text) in _TERMS.items()
-    ]  # fmt: skip
-    every: list[AnyFunction] = [*options, *_OTHERS]
-    return reduce(lambda made, option: option(made), reversed(every), called)
+    )  # fmt: skip
+    return options(*terms, *_OTHERS)(called)
 
 
 def show_job(job: Job) -> None:

@@ -1,6 +1,7 @@
-"""`tiebreak train`: computes a run and signs its heads.
+"""`tiebreak train`: computes a run and signs its heads; `tiebreak plan`: how several workers would share out a step.
 
-With --json it prints events while it runs: JSON lines on stdout, one object each. Times are in seconds, digests in hex:
+With --json, `train` prints events while it runs: JSON lines on stdout, one object each. Times are in seconds, digests
+in hex:
 
     {"event": "start", "job", "step", "steps", "checkpoint_interval", "keep", "policy"}
         step: where the run continues; policy: in words
@@ -28,7 +29,7 @@ import click
 from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key
-from tiebreak.cli.options import FILE, FOLDER, machine_options
+from tiebreak.cli.options import FILE, FOLDER, json_option, machine_options, tell
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -36,12 +37,6 @@ if TYPE_CHECKING:
     from tiebreak.engine.run.commit import Commit
     from tiebreak.engine.run.directory import RunDirectory
     from tiebreak.engine.run.train import Progress
-
-
-def start_event(job: str, step: int, steps: int, interval: int, keep: str, policy: str) -> dict[str, Any]:
-    """The first line of `train --json`, also of a run that continues at a later step."""
-    place = {"job": job, "step": step, "steps": steps, "checkpoint_interval": interval}
-    return {"event": "start", **place, "keep": keep, "policy": policy}
 
 
 def step_event(progress: "Progress") -> dict[str, Any]:
@@ -148,8 +143,14 @@ class Told:
 
     def open(self, stack: ExitStack) -> None:
         """Begins the report. Its display ends when the stack closes."""
-        self._line(start_event(self._job.id.hex(), self._at, self._job.steps, self._job.checkpoint_interval,
-                               self._keep, api.running.policy_words(self._job)))  # fmt: skip
+        job = self._job
+        place = {
+            "job": job.id.hex(),
+            "step": self._at,
+            "steps": job.steps,
+            "checkpoint_interval": job.checkpoint_interval,
+        }
+        self._line({"event": "start", **place, "keep": self._keep, "policy": api.running.policy_words(job)})
         if self._how == "bar":
             self._bar = stack.enter_context(api.progress.on_stderr("training", self._job.steps, self._at))
 
@@ -179,3 +180,21 @@ class Told:
     def _line(self, event: dict[str, Any]) -> None:
         if self._how == "lines":
             click.echo(as_line(event))
+
+
+@click.command()
+@click.argument("run", type=FOLDER)
+@click.option("--workers", type=click.IntRange(1, 1 << 16), required=True, help="Number of workers.")
+@json_option
+def plan(run: Path, workers: int, as_json: bool) -> None:
+    """Say how several workers would share a step of RUN, and what each of them would send and hold.
+
+    Nothing is computed and no worker is started. The values of a step are listed by how they are held: in shards by
+    the batch's examples, in shards by elements of weights and state, or whole. Bytes sent are those of the worker that
+    sends most. A few more are for sums that FP64 does not decide; their number depends on the data. Rounds are
+    exchanges that wait for each other, of one to four messages each.
+
+    Bytes of FP32 DDP are those of the same model under plain data parallelism. The memory is that of the worker that
+    needs most.
+    """
+    tell(api.distributed.plan(api.runs.open_directory(run), workers), as_json=as_json)

@@ -11,7 +11,7 @@ from typing import Final
 from tiebreak.api.agreeing.offers import complete
 from tiebreak.api.agreeing.readers import opened_by
 from tiebreak.engine.run.directory import JOB, RunDirectory
-from tiebreak.node.library import Fetched, fetch, parts, publish, secret_of
+from tiebreak.node.library import Fetched, Fetcher, parts, publish, secret_of
 from tiebreak.node.mail import Letter, Mail, MailStopped
 from tiebreak.node.pieces import pieces_of
 from tiebreak.protocol.commitments.blobs import blob_root
@@ -135,7 +135,7 @@ def fetch_from(
     listings = sorted(trusted, key=lambda body: -body.count)
     limit = {} if most is None else {"most": most}
     unseal = None if key is None else opened_by(key)
-    fetched = fetch(folder, mail, job, domain, listings, wanted, states=states, unseal=unseal, **limit)
+    fetched = Fetcher(folder, mail, job, domain, listings, unseal=unseal, **limit).fetch(wanted, states=states)
     own = [letter.body for letter in found if letter.post.sender == job.trainer]
     answer = next((body for body in own if isinstance(body, AnswerBody) and body.signature), None)
     if answer is not None and JOB in fetched.missing and "offer.bin" not in fetched.missing:

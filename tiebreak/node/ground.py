@@ -30,7 +30,7 @@ from eth_abi.exceptions import DecodingError
 from tiebreak.node.journal import Journal, read_place, write_place
 from tiebreak.node.linked import LINKED, Linked
 from tiebreak.node.patient import Patient
-from tiebreak.protocol.chain import Chain, ChainError, InsufficientFunds, NodeError, Reverted, Signer
+from tiebreak.protocol.chain import Chain, ChainError, InsufficientFunds, NodeError, Reverted
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.following import FollowedBoard, Seen, head_in
 from tiebreak.protocol.chain.gas import gas_limit
@@ -39,6 +39,7 @@ from tiebreak.protocol.chain.outbox import Fate, Outbox, Sent
 from tiebreak.protocol.chain.transacting import call_of
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
@@ -83,7 +84,7 @@ class ChainGround:
     """A board on a chain, and the way of one account's transactions there."""
 
     def __init__(
-        self, chain: Chain, signer: Signer | None = None, journal: Journal | None = None, *, pace: Pace,
+        self, chain: Chain, signer: PrivateKey | None = None, journal: Journal | None = None, *, pace: Pace,
         first_block: int = 0, cap: int | None = None, steady: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """`chain` is attached to the board. Without a signer nothing can be sent. `first_block`: the board's own.

@@ -4,7 +4,7 @@ The folder of a job is a run directory (`tiebreak.engine.run.directory`). Until 
 `offer.bin` in place of `job.bin` (`api.agreeing.offers`). Its published files are those that an auditor needs,
 under the names that they have there, so the folder that `fetch` makes is a run directory again.
 
-A publisher may lie about everything. Numbered plan of `fetch`: (1) only the names of this format are looked at, each
+A publisher may lie about everything. Numbered plan of a fetch: (1) only the names of this format are looked at, each
 with a limit that follows from the job, so nobody chooses a path or fills a disk; (2) a file is fetched under a hidden
 name and each piece of it is checked as it comes, so a broken transfer goes on where it stopped; (3) it is checked
 against the job, not only against the publisher's list, before it takes its name: signatures, program, state, data,
@@ -38,6 +38,7 @@ from tiebreak.engine.data.formats import map_tensors, read_tensors
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.encoding import max_sparse_bytes
 from tiebreak.engine.logged.files import FILE_HEADER_BYTES, log_path
+from tiebreak.engine.run.audit import kept_steps
 from tiebreak.engine.run.directory import (
     DATA,
     HEADS,
@@ -121,7 +122,7 @@ def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[FilePa
         names = [name for name in (JOB, OFFER, SEAL, PROGRAM, DATA, NAMES, ORIGINS, UNCHECKED) if folder.holds(name)]
         found = [FilePart(name, folder.size(name)) for name in names]
     with run.folder(STATES) as folder:
-        kept = [step for step in run.kept() if step <= _last_step(job, count)] if states else [0]
+        kept = kept_steps(run, count) if states else [0]
         if count == job.checkpoints and job.steps not in kept:
             kept.append(job.steps)
         found += [FilePart(f"{STATES}/{state_name(step)}", folder.size(state_name(step))) for step in kept]
@@ -442,14 +443,6 @@ def _unchecked(_folder: Folder, _name: str) -> None:
     pass
 
 
-def fetch(
-    folder: Path, blobs: PublishedFiles, job: Job, domain: Domain, listings: Sequence[LibraryBody], count: int, *,
-    states: bool = False, most: int = MAX_BLOB_BYTES, unseal: Unseal | None = None,
-) -> Fetched:  # fmt: skip
-    """Fetches the published files of a job up to checkpoint `count`. See `Fetcher`."""
-    return Fetcher(folder, blobs, job, domain, listings, most, unseal).fetch(count, states=states)
-
-
 # ---------------------------------------------------------------- inner workings
 
 
@@ -459,10 +452,6 @@ def _opened(folder: Folder, part: FilePart, hidden: str, size: int, sealed: Seal
     with folder.reading(hidden) as (source, _), folder.changing(hidden + OPENED, make=True) as target:
         sealed.open(part.name, source, size, target)
     return hidden + OPENED
-
-
-def _last_step(job: Job, count: int) -> int:
-    return job.last_step(count - 1) if count else 0
 
 
 def _log_name(job: Job, checkpoint: int) -> str:

@@ -4,7 +4,7 @@ import os
 import secrets
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from threading import Event as Flag
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
@@ -62,70 +62,64 @@ def open_party(
 
     Raises `ConfigurationError` if the folder belongs to another board or key, `StateError` if it is in use.
     """
+
+    def balance() -> int:
+        return driver.ask_balance()
+
     role, notes = settings.role, Log(settings.role, as_json=as_json, verbose=verbose)
     own = "" if key is None else f"0x{key.address.hex()}"
     notes.info("start", f"with the hub {settings.hub} and the chain {settings.chain or '(none)'}", address=own)
     belongs = {"role": role, "address": own, "board": settings.board.lower()}
-    journal = Journal(settings.folder, belongs)
-    try:
-        return _made(settings, key, stop, notes, journal, serve)
-    except BaseException:
-        journal.close()
-        raise
-
-
-def _made(
-    settings: Settings, key: PrivateKey | None, stop: Flag, notes: Log, journal: Journal, serve: "Serve"
-) -> Driver:
-    def balance() -> int:
-        return driver.ask_balance()
-
-    require_limits(settings)
-    shelf = Shelf(settings.folder)
-    pace = Pace(
-        block_seconds=settings.block_seconds, step_seconds=settings.step_seconds, slowdown=settings.slowdown,
-        confirmations=settings.confirmations, step_wei=settings.step_wei,
-    )  # fmt: skip
-    ground = _ground(settings, key, journal, pace, lambda: driver)
-    journal.require("chain", str(ground.domain.chain_id))
-    hub_key = settings.address("hub_key") if settings.hub_key else None
-    mail = Mail(settings.hub, ground.domain, hub=hub_key, stop=stop, patience=SECONDS)
-    more: dict[str, Any] = {
-        "board": ground.board, "domain": ground.domain, "pace": pace, "key": key, "journal": journal.records(),
-        "shelf": shelf, "means": means_of(settings, balance),
-    }  # fmt: skip
-    machine: PartyMachine
-    match settings.role:
-        case "trainer":
-            machine = TrainerNode(policy=policy(settings), processes=max(1, settings.processes), **more)
-        case "client":
-            machine = ClientNode(**more)
-        case "auditor":
-            machine = AuditorNode(jobs=settings.digests("jobs"), **more)
-        case _:
-            machine = WatcherNode(jobs=settings.digests("jobs"), **more)
-    bench = Bench(
-        folder=settings.folder, domain=ground.domain, hub=settings.hub, processes=max(1, settings.processes),
-        machine=settings.machine, serve=serve, most_bytes=settings.most_bytes,
-        trial_seconds=settings.trial_seconds,
-        secret=journal.fact_once(SECRET, lambda: secrets.token_bytes(SALT_BYTES)),
-    )  # fmt: skip
-    crews = Crews(bench, None if key is None else opened_by(key))
-    driver = Driver(
-        machine,
-        ground=ground,
-        mail=mail,
-        journal=journal,
-        shelf=shelf,
-        crews=crews,
-        notes=notes,
-        floor=floor_of(settings),
-        stop=stop,
-    )
-    mail.note = driver.note_hub
-    if isinstance(ground, ChainGround):
-        ground.know(machine)
-    warm_up()
+    with ExitStack() as stack:
+        journal = Journal(settings.folder, belongs)
+        stack.callback(journal.close)
+        require_limits(settings)
+        shelf = Shelf(settings.folder)
+        pace = Pace(
+            block_seconds=settings.block_seconds, step_seconds=settings.step_seconds, slowdown=settings.slowdown,
+            confirmations=settings.confirmations, step_wei=settings.step_wei,
+        )  # fmt: skip
+        ground = _ground(settings, key, journal, pace, lambda: driver)
+        journal.require("chain", str(ground.domain.chain_id))
+        hub_key = settings.address("hub_key") if settings.hub_key else None
+        mail = Mail(settings.hub, ground.domain, hub=hub_key, stop=stop, patience=SECONDS)
+        more: dict[str, Any] = {
+            "board": ground.board, "domain": ground.domain, "pace": pace, "key": key, "journal": journal.records(),
+            "shelf": shelf, "means": means_of(settings, balance),
+        }  # fmt: skip
+        machine: PartyMachine
+        match settings.role:
+            case "trainer":
+                machine = TrainerNode(policy=policy(settings), processes=max(1, settings.processes), **more)
+            case "client":
+                machine = ClientNode(**more)
+            case "auditor":
+                machine = AuditorNode(jobs=settings.digests("jobs"), **more)
+            case _:
+                machine = WatcherNode(jobs=settings.digests("jobs"), **more)
+        bench = Bench(
+            folder=settings.folder, domain=ground.domain, hub=settings.hub, processes=max(1, settings.processes),
+            machine=settings.machine, serve=serve, most_bytes=settings.most_bytes,
+            trial_seconds=settings.trial_seconds,
+            secret=journal.fact_once(SECRET, lambda: secrets.token_bytes(SALT_BYTES)),
+        )  # fmt: skip
+        crews = Crews(bench, None if key is None else opened_by(key))
+        driver = Driver(
+            machine,
+            ground=ground,
+            mail=mail,
+            journal=journal,
+            shelf=shelf,
+            crews=crews,
+            notes=notes,
+            floor=floor_of(settings),
+            stop=stop,
+        )
+        mail.note = driver.note_hub
+        if isinstance(ground, ChainGround):
+            ground.know(machine)
+        warm_up()
+        stack.pop_all()
     return driver
 
 

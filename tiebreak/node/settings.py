@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, get_type_hints
@@ -24,38 +24,100 @@ PREFIX: Final = "TIEBREAK_"
 ANY: Final = "any"
 
 
+_ALL: Final = frozenset(ROLES)
+_KEYED: Final = _ALL - {"watch"}
+_WORKING: Final = _ALL - {"client"}
+_STAKING: Final = frozenset({"trainer", "auditor"})
+_TRAINER, _AUDITOR, _WATCHING = frozenset({"trainer"}), frozenset({"auditor"}), frozenset({"auditor", "watch"})
+
+
+def _setting(default: Any, roles: frozenset[str], words: str) -> Any:
+    """A setting that the file of these roles has, and explains in these words."""
+    return field(default=default, metadata={"roles": roles, "words": words})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """The settings of one party. Amounts are texts such as "0.25", in ether."""
 
     role: str
     folder: Path
-    hub: str = "http://127.0.0.1:8787"
-    hub_key: str = ""
-    chain: str = ""
-    board: str = ""
-    first_block: int = 0
-    confirmations: int = 2
-    block_seconds: int = 12
-    step_seconds: int = 1
-    trial_seconds: int = 600
-    slowdown: int = 1
-    key: str = "key.pem"
-    spike_gwei: int = 20
-    processes: int = 1
-    threads: int = 0
-    device: str = "cpu"
-    metrics_port: int = 0
-    json_log: bool = False
-    clients: tuple[str, ...] = ()
-    most_steps: int = 0
-    most_bytes: int = 0
-    least_reward: str = "0"
-    most_bond: str = "any"
-    most_stake: str = ""
-    most_exposed: str = "any"
-    jobs: tuple[str, ...] = ()
-    step_wei: int = 0
+    hub: str = _setting(
+        "http://127.0.0.1:8787", _ALL, "The mailbox and library. It is trusted with nothing: what it says is checked."
+    )
+    hub_key: str = _setting(
+        "", _ALL, "The address of the hub's key, if another hub at this URL is to be refused; empty: any."
+    )
+    chain: str = _setting(
+        "",
+        _ALL,
+        "JSON-RPC of an Ethereum node: an http(s) URL or the path of an IPC socket; better several, separated by\n"
+        "commas, of which one that is away or lies costs time. Empty: no chain; then the hub's signed receipts are\n"
+        "the clock, and money is only counted on paper.",
+    )
+    board: str = _setting("", _ALL, "The address of the job board on that chain (`tiebreak deploy`).")
+    first_block: int = _setting(0, _ALL, "The block in which the board was created; following starts there.")
+    confirmations: int = _setting(2, _ALL, "Blocks that must stand on a block before what it shows counts as certain.")
+    block_seconds: int = _setting(12, _ALL, "Seconds between blocks.")
+    step_seconds: int = _setting(
+        1, _ALL, "Seconds that a step of any job counts at least; terms are judged by what a trial step took."
+    )
+    trial_seconds: int = _setting(
+        600,
+        _WORKING,
+        "Seconds that the first two steps of a program may take, with all that comes before them. A party stays out\n"
+        "of a job whose program takes longer, or more memory than there is.",
+    )
+    slowdown: int = _setting(
+        1, _ALL, "How many times longer a step may take on the worst data (`tiebreak doctor --worst`)."
+    )
+    key: str = _setting(
+        "key.pem",
+        _KEYED,
+        "The key file in this folder (`tiebreak key`). Its passphrase comes from TIEBREAK_PASSPHRASE, or is asked for.",
+    )
+    spike_gwei: int = _setting(
+        20,
+        _KEYED,
+        "The price of gas, in gwei, at which the account should still pay for the dearest transaction of a game: with\n"
+        "less than that it is too poor to play games, which is an error in the log.",
+    )
+    processes: int = _setting(
+        1,
+        _WORKING,
+        "Processes that train or replay at once, each for other jobs and with memory of its own: as many jobs as a\n"
+        "trainer accepts at a time. If they share cores, step_seconds is that of a step while all of them work.\n"
+        "Files, and the games of each job, have processes of their own.",
+    )
+    threads: int = _setting(
+        0,
+        _WORKING,
+        "Threads that torch may use in each process; 0: its own choice, or an equal share of the cores. No result\n"
+        "depends on it.",
+    )
+    device: str = _setting("cpu", _WORKING, "The torch device; it is qualified first.")
+    metrics_port: int = _setting(0, _ALL, "Serve Prometheus metrics on this port of 127.0.0.1; 0: do not.")
+    json_log: bool = _setting(False, _ALL, "Log JSON, one object a line.")
+    clients: tuple[str, ...] = _setting(
+        (), _TRAINER, 'Addresses of clients whose offers are taken, or ["any"]. Needed.'
+    )
+    most_steps: int = _setting(0, _TRAINER, "The longest job that is taken; 0: any.")
+    most_bytes: int = _setting(0, _WORKING, "The most bytes that are fetched for one job; 0: no limit but the disk.")
+    least_reward: str = _setting("0", _TRAINER, "The least reward of a job that is taken, in ether.")
+    most_bond: str = _setting(
+        "any", _AUDITOR, 'The largest bond of a seat, in ether, or "any". A pool takes as much for 24 days.'
+    )
+    most_stake: str = _setting(
+        "",
+        _STAKING,
+        "The most that is put up for one job, in ether, or \"any\": a trainer's stake, or an auditor's bonds and\n"
+        "challenges, whose pools and seats leave as much for a challenge. Needed.",
+    )
+    most_exposed: str = _setting(
+        "any", _STAKING, 'The most that is put up for all jobs and pools together, in ether, or "any".'
+    )
+    jobs: tuple[str, ...] = _setting((), _WATCHING, "Ids of the jobs to follow; empty: every job.")
+    step_wei: int = _setting(0, _AUDITOR, "What a step of an audit costs you, in wei; seats that pay less are refused.")
 
     @property
     def path(self) -> Path:
@@ -97,84 +159,16 @@ def _hex(path: Path, name: str, text: str, size: int) -> bytes:
     return bytes.fromhex(found[1])
 
 
-_ALL: Final = frozenset(ROLES)
-_KEYED: Final = _ALL - {"watch"}
-_WORKING: Final = _ALL - {"client"}
-_STAKING: Final = frozenset({"trainer", "auditor"})
-_WORDS: Final[dict[str, tuple[frozenset[str], str]]] = {
-    "hub": (_ALL, "The mailbox and library. It is trusted with nothing: what it says is checked."),
-    "hub_key": (_ALL, "The address of the hub's key, if another hub at this URL is to be refused; empty: any."),
-    "chain": (
-        _ALL,
-        "JSON-RPC of an Ethereum node: an http(s) URL or the path of an IPC socket; better several, separated by\n"
-        "commas, of which one that is away or lies costs time. Empty: no chain; then the hub's signed receipts are\n"
-        "the clock, and money is only counted on paper.",
-    ),
-    "board": (_ALL, "The address of the job board on that chain (`tiebreak deploy`)."),
-    "first_block": (_ALL, "The block in which the board was created; following starts there."),
-    "confirmations": (_ALL, "Blocks that must stand on a block before what it shows counts as certain."),
-    "block_seconds": (_ALL, "Seconds between blocks."),
-    "step_seconds": (
-        _ALL,
-        "Seconds that a step of any job counts at least; terms are judged by what a trial step took.",
-    ),
-    "trial_seconds": (
-        _WORKING,
-        "Seconds that the first two steps of a program may take, with all that comes before them. A party stays out\n"
-        "of a job whose program takes longer, or more memory than there is.",
-    ),
-    "slowdown": (_ALL, "How many times longer a step may take on the worst data (`tiebreak doctor --worst`)."),
-    "key": (
-        _KEYED,
-        "The key file in this folder (`tiebreak key`). Its passphrase comes from TIEBREAK_PASSPHRASE, or is asked for.",
-    ),
-    "spike_gwei": (
-        _KEYED,
-        "The price of gas, in gwei, at which the account should still pay for the dearest transaction of a game: with\n"
-        "less than that it is too poor to play games, which is an error in the log.",
-    ),
-    "processes": (
-        _WORKING,
-        "Processes that train or replay at once, each for other jobs and with memory of its own: as many jobs as a\n"
-        "trainer accepts at a time. If they share cores, step_seconds is that of a step while all of them work.\n"
-        "Files, and the games of each job, have processes of their own.",
-    ),
-    "threads": (
-        _WORKING,
-        "Threads that torch may use in each process; 0: its own choice, or an equal share of the cores. No result\n"
-        "depends on it.",
-    ),
-    "device": (_WORKING, "The torch device; it is qualified first."),
-    "metrics_port": (_ALL, "Serve Prometheus metrics on this port of 127.0.0.1; 0: do not."),
-    "json_log": (_ALL, "Log JSON, one object a line."),
-    "clients": (frozenset({"trainer"}), 'Addresses of clients whose offers are taken, or ["any"]. Needed.'),
-    "most_steps": (frozenset({"trainer"}), "The longest job that is taken; 0: any."),
-    "most_bytes": (_WORKING, "The most bytes that are fetched for one job; 0: no limit but the disk."),
-    "least_reward": (frozenset({"trainer"}), "The least reward of a job that is taken, in ether."),
-    "most_bond": (
-        frozenset({"auditor"}),
-        'The largest bond of a seat, in ether, or "any". A pool takes as much for 24 days.',
-    ),
-    "most_stake": (
-        _STAKING,
-        "The most that is put up for one job, in ether, or \"any\": a trainer's stake, or an auditor's bonds and\n"
-        "challenges, whose pools and seats leave as much for a challenge. Needed.",
-    ),
-    "most_exposed": (_STAKING, 'The most that is put up for all jobs and pools together, in ether, or "any".'),
-    "jobs": (frozenset({"auditor", "watch"}), "Ids of the jobs to follow; empty: every job."),
-    "step_wei": (frozenset({"auditor"}), "What a step of an audit costs you, in wei; seats that pay less are refused."),
-}
-"""The settings that the file explains, with the roles that have each, and its meaning."""
+def _settings_of(role: str) -> "list[Field[Any]]":
+    return [one for one in fields(Settings) if role in one.metadata.get("roles", ())]
 
 
 def template(role: str, **given: Any) -> str:
     """The text of a new settings file, with every setting of the role and what it means."""
-    defaults = {field.name: field.default for field in fields(Settings)}
     lines = [f"# Settings of a tiebreak {role}. Start it with: tiebreak {role} run FOLDER", ""]
-    for name, (roles, words) in _WORDS.items():
-        if role in roles:
-            value = given.get(name, defaults[name])
-            lines += [*(f"# {line}" for line in words.split("\n")), f"{name} = {_toml(value)}", ""]
+    for one in _settings_of(role):
+        value = _toml(given.get(one.name, one.default))
+        lines += [*(f"# {line}" for line in one.metadata["words"].split("\n")), f"{one.name} = {value}", ""]
     return "\n".join(lines)
 
 
@@ -210,7 +204,7 @@ def read(role: str, folder: Path, environment: Mapping[str, str] = MappingProxyT
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"{path}: expected TOML, got a file that cannot be read: {error}") from error
     kinds = get_type_hints(Settings)
-    known = [name for name, (roles, _) in _WORDS.items() if role in roles]
+    known = [one.name for one in _settings_of(role)]
     for name in known:
         if (given := environment.get(PREFIX + name.upper())) is not None:
             found[name] = _from_text(given, kinds[name])

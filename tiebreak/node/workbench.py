@@ -35,7 +35,7 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.node.exchange import Roots
-from tiebreak.node.library import fetch, parts, publish, secret_of
+from tiebreak.node.library import Fetcher, parts, publish, secret_of
 from tiebreak.node.mail import SECONDS, Mail
 from tiebreak.node.work import (
     Answer,
@@ -180,7 +180,7 @@ class Workbench:
         folder = self._folder(task.job)
         most = self._bench.most_bytes or MAX_BLOB_BYTES
         blobs, domain = self._blobs(), self._bench.domain
-        fetch(folder, blobs, task.job, domain, task.listings, task.count, most=most, unseal=self._unseal)
+        Fetcher(folder, blobs, task.job, domain, task.listings, most, self._unseal).fetch(task.count)
         if task.signature and not (folder / JOB).exists():
             complete(folder, task.signature)
         open_offer(folder)

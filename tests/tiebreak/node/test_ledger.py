@@ -156,7 +156,7 @@ def test_a_lie_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
 def test_a_ledger_is_read_like_a_chain() -> None:
     """Each job and each game has the lines and the document that `tiebreak jobs` and `games` show of a chain."""
     commune = lived(TALKED_FALSE)
-    letters = commune.letters
+    letters = [(letter.place, letter.at, letter.post, letter.body) for letter in commune.letters]
     board, job = onchain.HubBoard(letters, OFF_CHAIN), commune.run.job
     (row,) = onchain.jobs(board)
     assert (row["job"], row["status"], row["open_games"]) == (job.id.hex(), "slashed", 0)
@@ -171,7 +171,7 @@ def test_a_ledger_is_read_like_a_chain() -> None:
         with pytest.raises(StateError, match="on the board, got none"):
             missing(board, Digest(bytes(32)))
 
-    accepted = next(n for n, letter in enumerate(letters) if "AcceptJob" in repr(letter.body))
+    accepted = next(n for n, letter in enumerate(letters) if "AcceptJob" in repr(letter[3]))
     begun = onchain.HubBoard(letters[: accepted + 1], OFF_CHAIN)
     found = onchain.job_document(begun, job.id)
     assert (found["status"], found["head_count"], found["reward"]) == ("active", 0, job.reward)

@@ -108,7 +108,8 @@ class _Validator:
 
     def validate(self, share: float, seed: str, *, epochs: bool) -> Validation:
         job, kept = self._job, set(kept_steps(self._run, len(self._records)))
-        drawable = [c for c in range(len(self._records)) if job.first_step(c) - 1 in kept and self._is_bound(c, kept)]
+        begun = [c for c in range(len(self._records)) if job.first_step(c) - 1 in kept]
+        drawable = [c for c in begun if job.segment_steps(c) == 1 or job.last_step(c) in kept]
         if not drawable:
             raise CannotCheck(f"{self._run.path}: expected kept states around at least one segment, got none; audit it")
         total, steps = len(drawable), job.last_step(len(self._records) - 1)
@@ -130,9 +131,6 @@ class _Validator:
             found.epoch_seconds, found.epoch_replay = time.perf_counter() - started, batches * self._each / steps
         check_unchanged(self._data.values())  # otherwise an honest loss might seem false
         return found
-
-    def _is_bound(self, checkpoint: int, kept: set[int]) -> bool:
-        return self._job.segment_steps(checkpoint) == 1 or self._job.last_step(checkpoint) in kept
 
     def _look(self, checkpoint: int) -> Look:
         step = self._job.first_step(checkpoint)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tiebreak.api.certification.ownership import Posting
 from tiebreak.engine.run.audit import compare
@@ -152,19 +152,6 @@ def _require_owner(key: PrivateKey, owner: Address, who: str) -> None:
 # ---------------------------------------------------------------- reading
 
 
-class DeliveredPost(Protocol):
-    """A post as a hub delivered it, with all its signatures checked (`tiebreak.node.mail`)."""
-
-    @property
-    def place(self) -> int: ...
-    @property
-    def at(self) -> int: ...
-    @property
-    def post(self) -> Post: ...
-    @property
-    def body(self) -> Body: ...
-
-
 class HubBoard:
     """The board that a hub's posts make without a chain, read like one.
 
@@ -172,15 +159,15 @@ class HubBoard:
     far as the ledger knows them (`tiebreak.protocol.parties.ledger`).
     """
 
-    def __init__(self, letters: Iterable[DeliveredPost], domain: Domain) -> None:
+    def __init__(self, posts: Iterable[tuple[int, int, Post, Body]], domain: Domain) -> None:
+        """posts: place, instant, post and body of each, with all signatures checked (`tiebreak.node.mail`)."""
         self._ledger, self._events, self._at = Ledger(domain), list[Event](), 0
         self._logged: set[tuple[str, Digest]] = set()
-        for letter in letters:
-            self._at = letter.at
+        for place, self._at, post, body in posts:
             with suppress(Refusal):
-                self._ledger.read(letter.post, letter.body, letter.at)
-                if isinstance(letter.body, TransactionBody):
-                    self._log(letter)
+                self._ledger.read(post, body, self._at)
+                if isinstance(body, TransactionBody):
+                    self._log(place, post)
 
     def now(self) -> int:
         return self._at
@@ -212,24 +199,24 @@ class HubBoard:
             job_id=game.job.id, challenger=game.challenger,
         )  # fmt: skip
 
-    def _log(self, letter: DeliveredPost) -> None:
+    def _log(self, place: int, post: Post) -> None:
         """Note the events that the contracts would have logged for a transaction that was taken."""
         board = self._ledger.board
         for job in board.jobs.values():
             said = {"jobId": job.id, "reward": job.job.reward, "client": job.job.client, "trainer": job.job.trainer}
-            self._say(letter, "JobCreated", job.id, said)
+            self._say(place, post, "JobCreated", job.id, said)
         for game in board.games.values():
             about = {"gameId": game.id, "jobId": game.job.id}
             started = {"count": game.head.head.count, "challenger": game.challenger}
-            self._say(letter, "GameStarted", game.id, about | started)
+            self._say(place, post, "GameStarted", game.id, about | started)
             verdict, reason = _outcome(game)
             if game.is_over:
-                self._say(letter, "GameEnded", game.id, about | {"verdict": verdict, "reason": reason})
+                self._say(place, post, "GameEnded", game.id, about | {"verdict": verdict, "reason": reason})
 
-    def _say(self, letter: DeliveredPost, name: str, subject: Digest, values: dict[str, Any]) -> None:
+    def _say(self, place: int, post: Post, name: str, subject: Digest, values: dict[str, Any]) -> None:
         if (name, subject) not in self._logged:
             self._logged.add((name, subject))
-            self._events.append(Event(name, values, letter.place, letter.post.content))
+            self._events.append(Event(name, values, place, post.content))
 
 
 def _outcome(game: PublicGame) -> tuple[Outcome, Reason]:

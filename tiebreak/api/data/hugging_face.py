@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 
 from tiebreak.api.data.folder import Import, OnBytes
-from tiebreak.api.data.tokenizing import optional
 from tiebreak.engine.data.elements import Array, Element, of_numpy
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 
@@ -21,7 +20,7 @@ MAX_BATCH_ROWS: Final = 4096
 
 def open_dataset(folder: Path, split: str | None = None) -> Any:
     """Opens a dataset, or the given split if it has several. Raises `ConfigurationError` if the folder holds none."""
-    library = optional("datasets")  # which takes a second
+    library = _library()
     if not folder.is_dir():
         raise ConfigurationError(f"expected the folder of a dataset, got {folder}")
     try:
@@ -126,3 +125,11 @@ def _numbers(name: str, column: Any) -> tuple[Element, Array]:
         raise ConfigurationError(f"column {name}: expected little-endian numbers")
     stored = values.view(np.uint8) if element == Element.BOOL else values
     return element, stored.reshape(shape)
+
+
+def _library() -> Any:
+    try:
+        import datasets  # noqa: PLC0415 - optional, and takes a second
+    except ImportError as error:
+        raise ConfigurationError("expected the library datasets; install it: pip install 'tiebreak[hf]'") from error
+    return datasets

@@ -6,7 +6,6 @@ text is left out.
 
 from collections.abc import Sequence
 from hashlib import sha256
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ class TokenizerFile:
     """A tokenizer.json, as `tokenizers` and `transformers` save it. Raises `ConfigurationError` if it is not one."""
 
     def __init__(self, path: Path) -> None:
-        content, library = read_file(path, MAX_TOKENIZER_BYTES), optional("tokenizers")
+        content, library = read_file(path, MAX_TOKENIZER_BYTES), _library()
         try:
             self._tokenizer = library.Tokenizer.from_str(content.decode("utf-8"))
         except Exception as error:  # the library raises plain Exception
@@ -72,9 +71,9 @@ class TokenizerFile:
 Tokens = ByteTokens | TokenizerFile
 
 
-def optional(library: str) -> Any:
-    """A library of the extra `hf`, imported when it is asked for. Raises `ConfigurationError` without it."""
+def _library() -> Any:
     try:
-        return import_module(library)
+        import tokenizers  # noqa: PLC0415 - optional
     except ImportError as error:
-        raise ConfigurationError(f"expected the library {library}; install it: pip install 'tiebreak[hf]'") from error
+        raise ConfigurationError("expected the library tokenizers; install it: pip install 'tiebreak[hf]'") from error
+    return tokenizers

@@ -40,8 +40,10 @@ def verdicts(device: str | None, kernels: tuple[KernelStatus, ...]) -> Iterator[
     Raises `ConfigurationError` if the device does not exist.
     """
     compiled = any(kernel.compiled for kernel in kernels if kernel.name != "hasher")
-    for name, path in paths(device, compiled):
-        yield examine(name, path)
+    for name in [device] if device is not None else ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]:
+        if compiled if name == "cpu" else launches(usable_device(name)):
+            yield examine(name, "compiled")
+        yield examine(name, "pure")
 
 
 def examine(device: str, path: str) -> PathVerdict:
@@ -53,15 +55,6 @@ def examine(device: str, path: str) -> PathVerdict:
     except ConfigurationError as error:
         return PathVerdict(device=device, path=path, cases=0, seconds=0.0, problem=str(error))
     return PathVerdict(device=device, path=path, cases=report.cases, seconds=report.seconds, problem="")
-
-
-def paths(device: str | None, accelerated: bool) -> Iterator[tuple[str, str]]:
-    """The pairs (device, path) to qualify, for one device or for all."""
-    wanted = [device] if device is not None else ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
-    for name in wanted:
-        if accelerated if name == "cpu" else launches(usable_device(name)):
-            yield name, "compiled"
-        yield name, "pure"
 
 
 def lines(found: tuple[KernelStatus, ...]) -> Iterator[tuple[str, str]]:

@@ -36,28 +36,24 @@ _HEX: Final = "(?:0x)?(?:[0-9a-fA-F]{2})*"
 def read_keystore(content: bytes, passphrase: str) -> PrivateKey:
     """Decrypts a key file. Raises `ConfigurationError` for a wrong passphrase, or for a file of another kind."""
     try:
-        return _read(content, passphrase)
+        top = JsonObject.parse("keystore", content, _DEPTH)
+        top.integer("version", _VERSION, _VERSION)
+        crypto = top.inner("Crypto" if "Crypto" in top else "crypto")
+        crypto.same("cipher", "aes-128-ctr")
+        iv, ciphertext = _hex(crypto.inner("cipherparams"), "iv", 16), _hex(crypto, "ciphertext", _SECRET_BYTES)
+        mac = _hex(crypto, "mac", 32)
+        derived = _derive(crypto, passphrase.encode("utf-8"))
+        if not hmac.compare_digest(keccak(derived[16:32] + ciphertext), mac):
+            raise ConfigurationError("the keystore does not decrypt: wrong passphrase or damaged file")
+        decryptor = Cipher(algorithms.AES(derived[:16]), modes.CTR(iv)).decryptor()
+        key = PrivateKey.from_int(int.from_bytes(decryptor.update(ciphertext) + decryptor.finalize(), "big"))
+        if "address" in top and (named := _hex(top, "address", 20)) != key.address:
+            raise ConfigurationError(
+                f"expected the key of 0x{named.hex()}, which the file names, got 0x{key.address.hex()}"
+            )
+        return key
     except EncodingError as error:
         raise ConfigurationError(f"expected an Ethereum keystore of version 3: {error}") from error
-
-
-def _read(content: bytes, passphrase: str) -> PrivateKey:
-    top = JsonObject.parse("keystore", content, _DEPTH)
-    top.integer("version", _VERSION, _VERSION)
-    crypto = top.inner("Crypto" if "Crypto" in top else "crypto")
-    crypto.same("cipher", "aes-128-ctr")
-    iv, ciphertext = _hex(crypto.inner("cipherparams"), "iv", 16), _hex(crypto, "ciphertext", _SECRET_BYTES)
-    mac = _hex(crypto, "mac", 32)
-    derived = _derive(crypto, passphrase.encode("utf-8"))
-    if not hmac.compare_digest(keccak(derived[16:32] + ciphertext), mac):
-        raise ConfigurationError("the keystore does not decrypt: wrong passphrase or damaged file")
-    decryptor = Cipher(algorithms.AES(derived[:16]), modes.CTR(iv)).decryptor()
-    key = PrivateKey.from_int(int.from_bytes(decryptor.update(ciphertext) + decryptor.finalize(), "big"))
-    if "address" in top and (named := _hex(top, "address", 20)) != key.address:
-        raise ConfigurationError(
-            f"expected the key of 0x{named.hex()}, which the file names, got 0x{key.address.hex()}"
-        )
-    return key
 
 
 def _derive(crypto: JsonObject, passphrase: bytes) -> bytes:

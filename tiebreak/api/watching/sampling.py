@@ -63,8 +63,8 @@ class Sampler:
 class _Gpu:
     """A device as NVIDIA's library sees it. Figures that it lacks for this device are left out."""
 
-    def __init__(self, library: Any, handle: Any, name: str) -> None:
-        self._library, self._handle, self.name = library, handle, name
+    def __init__(self, handle: Any, name: str) -> None:
+        self._handle, self.name = handle, name
 
     @classmethod
     def of(cls, device: str) -> "_Gpu | None":
@@ -75,16 +75,16 @@ class _Gpu:
             pynvml.nvmlInit()
             found = torch.cuda.get_device_properties(torch.device(device))
             # The device is named by its UUID: the library's numbers ignore CUDA_VISIBLE_DEVICES.
-            return cls(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{found.uuid}"), found.name)
+            return cls(pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{found.uuid}"), found.name)
         return None
 
     def measure(self) -> dict[str, Any]:
         """Utilisation over the library's last period (up to a second), memory in bytes, power in watts."""
-        library, handle, found = self._library, self._handle, {}
-        with suppress(library.NVMLError):
-            found["gpu"] = library.nvmlDeviceGetUtilizationRates(handle).gpu / 100
-        with suppress(library.NVMLError):
-            found["gpu_memory"] = library.nvmlDeviceGetMemoryInfo(handle).used
-        with suppress(library.NVMLError):
-            found["watts"] = library.nvmlDeviceGetPowerUsage(handle) / 1000
+        handle, found = self._handle, dict[str, Any]()
+        with suppress(pynvml.NVMLError):
+            found["gpu"] = pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100
+        with suppress(pynvml.NVMLError):
+            found["gpu_memory"] = pynvml.nvmlDeviceGetMemoryInfo(handle).used
+        with suppress(pynvml.NVMLError):
+            found["watts"] = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
         return found

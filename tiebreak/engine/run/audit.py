@@ -55,7 +55,7 @@ def compare(replay: RunDirectory, head: SignedHead) -> Comparison:
     Raises `StateError` if the replay has fewer checkpoints than the head.
     """
     head.verify(replay.job, replay.agreement.domain)
-    count, recorded = head.head.count, replay.recorded()
+    count, recorded = head.head.count, len(replay.records())
     if recorded < count:
         raise StateError(f"the replay has {recorded} checkpoints; replay to {count} before comparing")
     return Comparison(count=count, committed=head.head.run_root, replayed=replay.root(count))

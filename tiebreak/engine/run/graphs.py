@@ -45,14 +45,11 @@ class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         from_to = (args[0], result) if name == "_to_copy" else args[:2] if name == "copy_" else ()
         if name in self.READING or by_mask or len({x.device for x in from_to}) > 1:
             frames = (frame for frame, _ in traceback.walk_stack(None))
-            code = next((f.f_code for f in frames if _is_engine(f.f_code.co_filename)), None)
+            codes = (frame.f_code for frame in frames)
+            code = next((c for c in codes if c.co_filename.startswith(ENGINE) and c.co_filename != __file__), None)
             place = "elsewhere" if code is None else f"{Path(code.co_filename).stem}.{code.co_name}"
             self.seen[f"{name} in {place}"] += 1
         return result
-
-
-def _is_engine(file: str) -> bool:
-    return file.startswith(ENGINE) and file != __file__
 
 
 def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:

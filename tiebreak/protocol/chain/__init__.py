@@ -8,7 +8,6 @@ from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.client import Chain, Creation, Deployment
 from tiebreak.protocol.chain.embedded import EmbeddedChain
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, InsufficientFunds, NodeError, Reverted
-from tiebreak.protocol.chain.node import Signer
 from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, Outcome, Receipt
 from tiebreak.protocol.parties.board import JobStatus
 
@@ -29,5 +28,4 @@ __all__ = [
     "Outcome",
     "Receipt",
     "Reverted",
-    "Signer",
 ]

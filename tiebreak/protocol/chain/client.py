@@ -21,11 +21,12 @@ from tiebreak.protocol.chain.artifacts import (
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError
 from tiebreak.protocol.chain.gas import gas_limit
-from tiebreak.protocol.chain.node import Node, Signer
+from tiebreak.protocol.chain.node import Node
 from tiebreak.protocol.chain.outbox import Outbox, Sent
 from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, Receipt
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
@@ -67,7 +68,7 @@ class Creation:
 
 
 class Chain:
-    """The board on one chain. Each transaction is signed by a `Signer`, tried first, then sent and waited for.
+    """The board on one chain. Each transaction is signed by a key, tried first, then sent and waited for.
 
     Every method that sends raises `Reverted` (with the contract's own error), `InsufficientFunds` or `NodeError`.
     """
@@ -90,7 +91,7 @@ class Chain:
 
     # ------------------------------------------------------------------ contracts
 
-    def deploy(self, signer: Signer, on_contract: Callable[[Creation], None] = lambda _: None) -> Deployment:
+    def deploy(self, signer: PrivateKey, on_contract: Callable[[Creation], None] = lambda _: None) -> Deployment:
         """Deploy the contracts and attach to them. Calls `on_contract` after each.
 
         Raises `InsufficientFunds` before anything is sent if the account cannot pay for all of them.
@@ -152,13 +153,13 @@ class Chain:
 
     # ------------------------------------------------------------------ transactions
 
-    def send(self, signer: Signer, call: Call) -> Receipt:
+    def send(self, signer: PrivateKey, call: Call) -> Receipt:
         """Make a call, such as that of a transaction (`Call.of`)."""
         data = call.data
         to = self.deployment.named()[call.contract]
         return self._receipt(self._transact(signer, to, data, call.value, gas_limit(call)), len(data))
 
-    def outbox(self, signer: Signer, **settings: Any) -> Outbox:
+    def outbox(self, signer: PrivateKey, **settings: Any) -> Outbox:
         """The outbox that gets an account's transactions mined. The settings are those of `Outbox`, at its first use.
 
         A driver that must not wait posts and looks there itself; `send` and `play` do both, and wait.
@@ -169,13 +170,15 @@ class Chain:
             raise StateError("expected the settings of an outbox before its first use, got them after")
         return self._outboxes[signer.address]
 
-    def post(self, signer: Signer, call: Call, *, deadline: int = 0, name: bytes = b"") -> Sent:
+    def post(self, signer: PrivateKey, call: Call, *, deadline: int = 0, name: bytes = b"") -> Sent:
         """Try a call and send it, without waiting for a block. See `Outbox.post`."""
         data, to = call.data, self.deployment.named()[call.contract]
         gas = self._node.try_out(signer.address, to, data, call.value, gas_limit(call))
         return self.outbox(signer).post(to, data, call.value, gas=gas, deadline=deadline, name=name)
 
-    def _transact(self, signer: Signer, to: Address | None, data: bytes, value: int, limit: int) -> Mapping[str, Any]:
+    def _transact(
+        self, signer: PrivateKey, to: Address | None, data: bytes, value: int, limit: int
+    ) -> Mapping[str, Any]:
         """Try a transaction, send it and wait for its receipt."""
         outbox = self.outbox(signer)
         for _ in range(DISPLACEMENTS):
@@ -192,14 +195,14 @@ class Chain:
             return sent.receipt
         raise NodeError(f"expected a number of its own for a transaction, got one in use {DISPLACEMENTS} times")
 
-    def challenge(self, challenger: Signer, head: SignedHead, nonce: int) -> tuple[Digest, Receipt]:
+    def challenge(self, challenger: PrivateKey, head: SignedHead, nonce: int) -> tuple[Digest, Receipt]:
         """Start a game against a head and pay the challenger's stake. Returns the game's id and the receipt."""
         state = self.job_state(head.head.job_id)
         stake = state.challenger_stake << state.open_games
         receipt = self.send(challenger, Call.of(Challenge(head=head, nonce=nonce), stake))
         return Digest(receipt.event("GameStarted").values["gameId"]), receipt
 
-    def play(self, mover: Signer, state: GameState, move: Move) -> Receipt:
+    def play(self, mover: PrivateKey, state: GameState, move: Move) -> Receipt:
         """Make a move. `state` is the game before it, as the mover knows it; a proof shows again what was opened."""
         return self.send(mover, move_call(state, move))
 
@@ -263,14 +266,14 @@ class Chain:
             raise ContractMismatch(name, contract, f"a contract without {call.kind}") from error
         return found
 
-    def _create(self, signer: Signer, name: str, code: bytes) -> Creation:
+    def _create(self, signer: PrivateKey, name: str, code: bytes) -> Creation:
         receipt = self._transact(signer, None, code, 0, creation_gas(name))
         created = receipt["contractAddress"]
         if created is None:
             raise NodeError("expected the address of a new contract, got none")
         return Creation(
             name=name,
-            address=_address(created),
+            address=Address(bytes.fromhex(created.removeprefix("0x"))),
             transaction=bytes(receipt["transactionHash"]),
             block=int(receipt["blockNumber"]),
             gas_used=int(receipt["gasUsed"]),
@@ -309,7 +312,3 @@ def created_by(account: Address, nonce: int) -> Address:
     """The address of the contract that an account's transaction with this number creates."""
     number = nonce.to_bytes(-(-nonce.bit_length() // 8), "big")
     return Address(bytes(keccak(encode([account, number])))[12:])
-
-
-def _address(text: str) -> Address:
-    return Address(bytes.fromhex(text.removeprefix("0x")))

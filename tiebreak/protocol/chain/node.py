@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 from eth_hash.auto import keccak
@@ -23,7 +23,7 @@ from tiebreak.protocol.chain.errors import ChainError, InsufficientFunds, NodeEr
 from tiebreak.protocol.chain.gas import MOST
 from tiebreak.protocol.chain.headers import Header, header_in, logs_under
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.keys import About
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.fees import Market
 
@@ -39,18 +39,7 @@ T = TypeVar("T")
 _EMBEDDED_PREFIX: Final = "execution reverted: "
 
 
-class Signer(Protocol):
-    """An account that can sign, such as `tiebreak.protocol.commitments.keys.PrivateKey`."""
-
-    @property
-    def address(self) -> Address:
-        """The account's address, 20 bytes."""
-
-    def sign(self, digest: bytes, about: About = None) -> bytes:
-        """Sign a 32-byte digest: r, s (in the lower half) and v (27 or 28), 65 bytes in all. about: its data."""
-
-
-def sign_transaction(signer: Signer, fields: dict[str, Any]) -> bytes:
+def sign_transaction(signer: PrivateKey, fields: dict[str, Any]) -> bytes:
     """Sign an EIP-1559 transaction; returns its raw bytes.
 
     `fields` are chainId, nonce, to (absent to create a contract), value, data, gas, maxFeePerGas, maxPriorityFeePerGas.

@@ -22,8 +22,9 @@ from typing import Annotated, Any, Final
 from eth_hash.auto import keccak
 
 from tiebreak.protocol.chain.errors import NodeError
-from tiebreak.protocol.chain.node import Node, Signer, Tip, read_transaction, sign_transaction
+from tiebreak.protocol.chain.node import Node, Tip, read_transaction, sign_transaction
 from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.packing import U64, Data, Record, pack, unpack
 from tiebreak.protocol.parties.fees import CAP_FACTOR, Bid, Market, first_bid, raised_bid
 
@@ -104,7 +105,7 @@ class Outbox:
     def __init__(
         self,
         node: Node,
-        signer: Signer,
+        signer: PrivateKey,
         *,
         cap: int | None = None,
         confirmations: int = 0,

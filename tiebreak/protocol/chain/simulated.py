@@ -32,9 +32,10 @@ from tiebreak.protocol.chain.abi import decode_revert
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.embedded import GAS_LIMIT, EmbeddedChain
 from tiebreak.protocol.chain.errors import InsufficientFunds, NodeError, Reverted
-from tiebreak.protocol.chain.node import Signer, sign_transaction
+from tiebreak.protocol.chain.node import sign_transaction
 from tiebreak.protocol.chain.records import Event, Receipt
 from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 
 _NOBODY: Final = EvmAddress(bytes(20))
@@ -65,7 +66,7 @@ class Draft:
         """Gas left in the block."""
         return int(self._header.gas_limit - self._header.gas_used)
 
-    def add(self, signer: Signer, call: Call, *, even_if_it_reverts: bool = False) -> Receipt:
+    def add(self, signer: PrivateKey, call: Call, *, even_if_it_reverts: bool = False) -> Receipt:
         """Execute a transaction, and add it to the block.
 
         Raises `InsufficientFunds`, `NodeError` for a transaction that no block accepts, and `Reverted` for one that the
@@ -110,7 +111,7 @@ class Draft:
         """The result of a call of the board, after the transactions added so far."""
         return self._chain.read_from(self.vm.state, call)
 
-    def _sign(self, signer: Signer, call: Call) -> SignedTransactionAPI:
+    def _sign(self, signer: PrivateKey, call: Call) -> SignedTransactionAPI:
         fields: dict[str, Any] = {
             "chainId": self._chain.chain_id,
             "nonce": self.vm.state.get_nonce(EvmAddress(signer.address)),
@@ -140,7 +141,7 @@ def _refusal(computation: ComputationAPI) -> Reverted | None:
 class SimulatedChain(EmbeddedChain):
     """An embedded chain with the contracts deployed. `begin` creates independent chains in simulated time from it."""
 
-    def __init__(self, deployer: Signer) -> None:
+    def __init__(self, deployer: PrivateKey) -> None:
         super().__init__()
         self.fund(deployer.address)
         self.deploy(deployer)
