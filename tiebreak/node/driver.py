@@ -232,7 +232,7 @@ class Driver(PostingDriver):
             self.jobs.setdefault(job_id, statement.job)
             self._adopt(job_id)
         if isinstance(statement, e.OfferJob):
-            self._publish(job_id, 0, logs=False)
+            self.publish_run(e.PublishRun(job_id=job_id, count=0, logs=False))
         if isinstance(statement, e.SignJob) and statement.signature:
             self._signatures[job_id] = statement.signature
         is_new = super().say(statement)
@@ -524,10 +524,8 @@ class Driver(PostingDriver):
             self._prepare(self.jobs[job_id])
 
     def publish_run(self, action: e.PublishRun) -> None:
-        self._publish(action.job_id, action.count, logs=action.logs)
-
-    def _publish(self, job_id: Digest, count: int, *, logs: bool) -> None:
         """List the files, and upload them once the hub has the list."""
+        job_id, count, logs = action.job_id, action.count, action.logs
         head = self.machine.records.get(("head", job_id, count), b"") if count else b""
         if (job_id, count) in self._published:
             return
