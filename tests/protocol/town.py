@@ -163,7 +163,7 @@ class Resident(PartyDriver):
         kind, self.key = KINDS[name]
         kind, journal = town.kinds.get(name, kind), town.journals[name]
         known: dict[str, Any] = {"board": town.board, "domain": DOMAIN, "pace": PACE, "key": self.key}
-        super().__init__(kind(journal=list(journal), **known), journal)
+        super().__init__(kind(journal=list(journal), **known), journal.append)
 
     def carry_out(self, actions: Sequence[e.Action]) -> None:
         self.seen.actions += actions

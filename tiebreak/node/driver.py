@@ -39,7 +39,7 @@ from tiebreak.node.parties import (
 from tiebreak.node.work import Answer, Compute, Fetch, Publish, Steps, Task, Try
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedJob
-from tiebreak.protocol.errors import StateError, TiebreakError, VerificationError
+from tiebreak.protocol.errors import TiebreakError, VerificationError
 from tiebreak.protocol.numbers.float32 import to_float
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
@@ -71,15 +71,14 @@ class Driver(PostingDriver):
 
     def __init__(
         self, machine: OnShelf, *, ground: AnyGround, mail: Mail, journal: Journal, shelf: Shelf,
-        crews: Crews | None, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
+        crews: Crews, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
     ) -> None:  # fmt: skip
         """`machine` has the journal's records and the ground's board. `floor`: see `running.floor_of`."""
         super().__init__(machine, journal, ground)
         self.ground: AnyGround = ground
         self.mail, self.journal = mail, journal
         self.shelf, self.crews, self.notes = shelf, crews, notes
-        if crews is not None:
-            crews.listen(self.told_steps, self.told_trouble)
+        crews.listen(self.told_steps, self.told_trouble)
         self.stop = Flag() if stop is None else stop
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         """Calls that wait for the machine's thread."""
@@ -178,8 +177,7 @@ class Driver(PostingDriver):
         self.stop.set()
         self.mail.close()
         self._letters.set()
-        if self.crews is not None:
-            self.crews.stop()
+        self.crews.stop()
         for thread in self._threads:
             thread.join(CLOSE_SECONDS)
         self.journal.close()
@@ -203,10 +201,9 @@ class Driver(PostingDriver):
         """Do what is due at every poll in addition to the machine's own events."""
         for job in self.machine.jobs():
             self.jobs.setdefault(job.id, job.job)
-        if self.crews is not None:
-            self._held += self.crews.drop(self.is_for_nobody)
-            games = self.machine.board.games.values()
-            self.crews.move_only({game.job.id for game in games if not game.is_stopped})
+        self._held += self.crews.drop(self.is_for_nobody)
+        games = self.machine.board.games.values()
+        self.crews.move_only({game.job.id for game in games if not game.is_stopped})
         self.look_again()
         self._ask_hub()
         self._keep_cursor()
@@ -235,7 +232,7 @@ class Driver(PostingDriver):
             self.jobs.setdefault(job_id, statement.job)
             self._adopt(job_id)
         if isinstance(statement, e.OfferJob):
-            self._publish(job_id, 0, logs=False)
+            self.publish_run(e.PublishRun(job_id=job_id, count=0, logs=False))
         if isinstance(statement, e.SignJob) and statement.signature:
             self._signatures[job_id] = statement.signature
         is_new = super().say(statement)
@@ -480,7 +477,7 @@ class Driver(PostingDriver):
             return
         if not self.shelf.has(job):
             self.want_run(job.id, 0)
-        elif self.crews is not None:
+        else:
             self._trials[job.id] = False
             machine, processes = self.crews.bench.machine, self.crews.bench.processes
             fact = f"seconds of a step of {job.id.hex()} on {machine.device}, {processes} x {machine.threads or 0}"
@@ -504,7 +501,7 @@ class Driver(PostingDriver):
     def fetch_run(self, job_id: Digest, count: int) -> bool:
         """Begin a fetch from those who have listed files of the job."""
         listed = self._listings.get(job_id)
-        if not listed or job_id not in self.jobs or self.crews is None:
+        if not listed or job_id not in self.jobs:
             return False
         job = self.jobs[job_id]
         # The trainer has what it has computed; the client has what it offers.
@@ -527,10 +524,8 @@ class Driver(PostingDriver):
             self._prepare(self.jobs[job_id])
 
     def publish_run(self, action: e.PublishRun) -> None:
-        self._publish(action.job_id, action.count, logs=action.logs)
-
-    def _publish(self, job_id: Digest, count: int, *, logs: bool) -> None:
         """List the files, and upload them once the hub has the list."""
+        job_id, count, logs = action.job_id, action.count, action.logs
         head = self.machine.records.get(("head", job_id, count), b"") if count else b""
         if (job_id, count) in self._published:
             return
@@ -557,8 +552,6 @@ class Driver(PostingDriver):
 
     def _ask(self, task: Task, done: Callable[[Answer], None]) -> None:
         """Let a crew do a task; `done` is called in the machine's thread."""
-        if self.crews is None:
-            raise StateError(f"expected a party that computes, got one that was asked for {task}")
         self.crews.ask(task, lambda answer: self.inbox.put(lambda: done(answer)))
 
     def start_work(self, work: e.Work, turn: Turn | None) -> bool:

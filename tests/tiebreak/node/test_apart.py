@@ -39,7 +39,8 @@ def there(monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[tuple[str, str]
         ground=SimpleNamespace(poll=raising, now=lambda: 7, domain=DOMAIN),  # type: ignore[arg-type]
         mail=SimpleNamespace(read=raising, turn=lambda: None, hub=b""),  # type: ignore[arg-type]
         journal=SimpleNamespace(append=raising, fact=raising),  # type: ignore[arg-type]
-        shelf=SimpleNamespace(), crews=None, notes=notes,  # type: ignore[arg-type]
+        crews=SimpleNamespace(listen=lambda *_: None, drop=lambda _: [], move_only=lambda _: None),  # type: ignore[arg-type]
+        shelf=SimpleNamespace(), notes=notes,  # type: ignore[arg-type]
     )  # fmt: skip
     return made, noted
 

@@ -41,13 +41,6 @@ MAX_EARLY: Final = 4096
 """Posts kept about jobs and games that the board does not show yet; anybody can make them up."""
 
 
-class RecordKeeper(Protocol):
-    """A journal."""
-
-    def append(self, record: e.AppendRecord, /) -> object:
-        """Write a record, and return once it is safe. If two have one place, the first counts."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """A game as the turn for which a move is gathered finds it."""
@@ -70,9 +63,9 @@ class Turn:
 class PartyDriver(ABC):
     """Drives one machine, from its start to its death. A host supplies the abstract methods."""
 
-    def __init__(self, machine: PartyMachine, journal: RecordKeeper) -> None:
-        """`machine` has the records that the journal holds."""
-        self.machine, self._journal = machine, journal
+    def __init__(self, machine: PartyMachine, keep: Callable[[e.AppendRecord], object]) -> None:
+        """`machine` has the records that the journal holds. `keep` writes one more, and returns once it is safe."""
+        self.machine, self._keep_record = machine, keep
         self._events: deque[e.Event] = deque()
         self._is_busy = self._is_broken = False
         self._ticks: list[int] = []
@@ -157,7 +150,7 @@ class PartyDriver(ABC):
     def _perform(self, action: e.Action) -> None:
         match action:
             case e.AppendRecord():
-                self._journal.append(action)
+                self._keep_record(action)
             case e.Wake(at=at):
                 if at not in self._ticks:
                     heapq.heappush(self._ticks, at)
@@ -295,8 +288,11 @@ class PartyDriver(ABC):
             self.look()
 
 
-class PostJournal(RecordKeeper, Protocol):
-    """A journal that also keeps what is said through a hub."""
+class PostJournal(Protocol):
+    """A journal that keeps records, and what is said through a hub."""
+
+    def append(self, record: e.AppendRecord, /) -> object:
+        """Write a record, and return once it is safe. If two have one place, the first counts."""
 
     def post(self, job: Digest, content: bytes, seal: Callable[[int], bytes]) -> bool:
         """Keep a statement about a job, unless the same was made before. Returns whether it is new.
@@ -319,7 +315,7 @@ class PostingDriver(PartyDriver):
     """Drives a machine that speaks through a hub. A post is in the journal with its exact bytes before it leaves."""
 
     def __init__(self, machine: PartyMachine, journal: PostJournal, ground: Ground) -> None:
-        super().__init__(machine, journal)
+        super().__init__(machine, journal.append)
         self._posts, self.ground = journal, ground
 
     @abstractmethod

@@ -70,7 +70,7 @@ class Agent(PartyDriver, PartyMachine):
     def _be_made(self, key: PrivateKey, means: Means) -> None:
         """Make machine and driver, as the journal has them."""
         world = self.world
-        PartyDriver.__init__(self, self, self.kept)
+        PartyDriver.__init__(self, self, self.kept.append)
         super(PartyDriver, self).__init__(
             board=world.board, domain=world.domain, pace=world.pace, key=key, journal=self.journal(), means=means
         )
