@@ -57,8 +57,8 @@ def events(*shown: tuple[str, dict[str, Any]]) -> Seen:
 
 
 def following(talk_of: Callable[..., Any] | None = None) -> FollowedBoard:
-    board = FollowedBoard(program_of=lambda _: program(), job_of=lambda _: START.job)
-    board.talk_of = talk_of or board.talk_of
+    board = FollowedBoard()
+    board.program_of, board.job_of, board.talk_of = lambda _: program(), lambda _: START.job, talk_of or board.talk_of
     head = {"jobId": START.job.id, "count": START.head.count, "runRoot": START.head.run_root}
     board.follow(events(("JobCreated", {"jobId": START.job.id}), ("JobAccepted", {"jobId": START.job.id})))
     for number in (FIRST, SECOND):
