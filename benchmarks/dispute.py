@@ -16,7 +16,7 @@ from rich.console import Console
 from benchmarks.table import Row, placed, publish
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
@@ -31,12 +31,12 @@ MATCH_TARGET = "9.5M (Cartesi PRT, 92 rounds)"
 def arena(folder: Path) -> Arena:
     """An honest run of the image job on a market of its own."""
     task = load_task("digits")
-    compiled = compile_task(task)
+    captured = capture_task(task)
     market = DisputeMarket()
-    job = market.draft(compiled, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
+    job = market.draft(captured, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
     agreement = market.sign(job)
-    interpreter = Interpreter(compiled.program, Arithmetic())
-    run = RunDirectory.create(folder / "honest", agreement, compiled.program, compiled.state, compiled.data)
+    interpreter = Interpreter(captured.program, Arithmetic())
+    run = RunDirectory.create(folder / "honest", agreement, captured.program, captured.state, captured.data)
     Worker(run, interpreter, key=market.parties.trainer).work()
     return Arena(market, run, fork(run, folder / "replay", agreement, upto=job.steps), interpreter, folder)
 

@@ -26,7 +26,7 @@ from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, placed, publish, rows_of
 from benchmarks.workloads import WORKLOADS
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.layout import share
 from tiebreak.engine.distributed.nearby import nearby
@@ -43,11 +43,11 @@ def work(worker: int, workers: int, port: int, name: str, results: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=worker, world_size=workers)
     task = WORKLOADS[name]()
-    compiled, exchange, first = compile_task(task), nearby(600), worker == 0
+    captured, exchange, first = capture_task(task), nearby(600), worker == 0
     rows = slice(*share(task.batch.size, worker, workers))
     steps: dict[str, Callable[[], object] | None] = {
-        EXACT: ExactStep(compiled, task.steps, machine=SharedInterpreter(compiled.program, SharedArithmetic(exchange))),
-        ALONE: ExactStep(compiled, task.steps, machine=Interpreter(compiled.program, Arithmetic())) if first else None,
+        EXACT: ExactStep(captured, task.steps, machine=SharedInterpreter(captured.program, SharedArithmetic(exchange))),
+        ALONE: ExactStep(captured, task.steps, machine=Interpreter(captured.program, Arithmetic())) if first else None,
         DDP: eager_step(task, torch.float32, rows=rows, wrap=DistributedDataParallel),
         EAGER: eager_step(task, torch.float32) if first else None,
     }

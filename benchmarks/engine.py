@@ -22,7 +22,7 @@ from benchmarks.table import Row, interleaved, placed, publish, rows_of
 from benchmarks.workloads import WORKLOADS
 from tiebreak.api.machine.environment import usable_cores
 from tiebreak.engine.arithmetic import Stats
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program
 
@@ -60,26 +60,26 @@ def measure(name: str, threads: int) -> list[Row]:
     torch.set_num_threads(threads)
     task = WORKLOADS[name]()
     started = time.perf_counter()
-    compiled = compile_task(task)
+    captured = capture_task(task)
     case = f"{name}, {threads} thread{'s' if threads > 1 else ''}"
     rows = [
         Row(metric="capture", case=name, value=time.perf_counter() - started, unit="s",
             target="< 60 s" if name == "gpt2" else ""),
-        Row(metric="instructions", case=name, value=len(compiled.program.body), unit=""),
+        Row(metric="instructions", case=name, value=len(captured.program.body), unit=""),
     ]  # fmt: skip
-    trainer = ExactStep(compiled, task.steps)
+    trainer = ExactStep(captured, task.steps)
     candidates: dict[str, Callable[[], object]] = {
         "eager FP32": eager_step(task, torch.float32),
         "eager FP64": eager_step(task, torch.float64),
         "trainer": trainer,
-        PERMUTED: ExactStep(compiled, task.steps, permute=1),
+        PERMUTED: ExactStep(captured, task.steps, permute=1),
     }
     seconds = interleaved(candidates, REPEATS[name], warmup=2)
     rows += rows_of(case, "ms", {f"{who}: a step": 1e3 * s for who, s in seconds.items()})
     for who in ("trainer", PERMUTED):
         ratios = {f"{who} / {base}": seconds[who] / seconds[base] for base in ("eager FP32", "eager FP64")}
         rows += rows_of(case, "x", ratios, {f"{who} / eager FP32": TARGETS.get(name, "")})
-    rows += bound(compiled.program, case, seconds)
+    rows += bound(captured.program, case, seconds)
     steps = REPEATS[name] + 2
     resolving = trainer.arithmetic.stats.seconds_resolving / steps / seconds["trainer"]
     rows.append(Row(metric="resolving", case=case, value=resolving, unit="of the trainer's step", target="< 0.03"))

@@ -31,7 +31,7 @@ from tiebreak.engine.arithmetic.gpu import sums as launching
 from tiebreak.engine.arithmetic.gpu.chains import LaunchedChains
 from tiebreak.engine.arithmetic.plan.sums import ReduceTables, plan_tables
 from tiebreak.engine.capture import step as capturing
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.task import Windows
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run import schedule
@@ -225,7 +225,7 @@ def count_others() -> dict[Kind, tuple[float, float]]:
     with pure_path():
         arithmetic = Counting()
         for name in SMALL:
-            compiled = compile_task(make_real_task(name, steps=2))
+            compiled = capture_task(make_real_task(name, steps=2))
             machine = Interpreter(compiled.program, arithmetic)
             state = machine.to_device(compiled.state)
             for step in (1, 2):
@@ -281,7 +281,7 @@ def captured(name: str, length: int) -> Program:
         )
         task = replace(task, data={"text": text}, batch=replace(task.batch, examples=examples))
     with mock.patch.object(capturing, "examine", return_value=frozenset()):
-        return compile_task(task).program
+        return capture_task(task).program
 
 
 @click.command(help=__doc__)

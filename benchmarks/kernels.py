@@ -32,7 +32,7 @@ from tiebreak.engine.arithmetic.gpu.kernels import random as draw_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import scatter as scatter_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import sums as kernels
 from tiebreak.engine.arithmetic.plan.chains import ChainCode, Member, sole_member
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode
 
@@ -184,7 +184,7 @@ def _codes() -> list[chains.KernelCode]:
     """The chains of a step of GPT-2, and two functions that it does not have."""
     arithmetic, codes, x = Arithmetic(), Codes(), torch.empty(4096)
     arithmetic.chains = codes  # type: ignore[assignment]  # nothing runs
-    Interpreter(compile_task(make_real_task("gpt2-small", steps=1)).program, arithmetic)
+    Interpreter(capture_task(make_real_task("gpt2-small", steps=1)).program, arithmetic)
     others = (
         Instruction(opcode=Opcode.MAP, function=f, dtype=DType.F32, shape=(4096,), operands=(Access(0, 0, (1,)),))
         for f in (MapFunction.ERF, MapFunction.SIN)

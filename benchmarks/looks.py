@@ -53,10 +53,10 @@ def published(workshop: Workshop, cheat: Deviation | None, seed: int) -> Iterato
     job = workshop.job(client=key.address, trainer=key.address, nonce=seed, terms=Terms())
     work = workshop.honest(job) if cheat is None else cheat(workshop, job, Random(seed))
     assert work.kept is not None
-    compiled = workshop.compiled
+    captured = workshop.captured
     with tempfile.TemporaryDirectory() as scratch:
         signed = sign_job(job, OFF_CHAIN, client=key, trainer=key)
-        run = RunDirectory.create(Path(scratch) / "run", signed, workshop.program, compiled.state, compiled.data)
+        run = RunDirectory.create(Path(scratch) / "run", signed, workshop.program, captured.state, captured.data)
         for record in work.records:
             run.write_state(record.step, work.kept(record.step))
             run.append_record(record)

@@ -20,7 +20,7 @@ from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, placed, publish, rows_of
 from benchmarks.workloads import STEPS, WORKLOADS
 from tiebreak.api.training.bundle import Bundle, load_bundle
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 
 EAGER: Final = {"eager FP32": torch.float32, "eager FP64": torch.float64}
 EXACT: Final = ("trainer", "auditor, permuted")
@@ -45,10 +45,10 @@ def peak_of(who: str, source: str) -> int:
         step = eager_step(WORKLOADS[source](), EAGER[who], keep=False)
     else:
         bundle = load_bundle(Path(source))
-        compiled = Compiled(bundle.program, bundle.state, bundle.data)
+        captured = Captured(bundle.program, bundle.state, bundle.data)
         del bundle
-        step = ExactStep(compiled, STEPS, permute=1 if who == EXACT[1] else None)
-        del compiled
+        step = ExactStep(captured, STEPS, permute=1 if who == EXACT[1] else None)
+        del captured
     for _ in range(_STEPS):
         step()
     return _status("VmHWM") - before
@@ -58,7 +58,7 @@ def measure(name: str) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bundle"
         task = WORKLOADS[name]()
-        Bundle.of(compile_task(task), name=name, steps=task.steps, checkpoint_interval=1).save(path)
+        Bundle.of(capture_task(task), name=name, steps=task.steps, checkpoint_interval=1).save(path)
         del task
         parties = {who: _in_a_process(who, name) for who in EAGER} | {
             who: _in_a_process(who, str(path)) for who in EXACT

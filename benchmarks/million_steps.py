@@ -22,7 +22,7 @@ from benchmarks.dispute import match_rows
 from benchmarks.table import Row, placed, publish
 from benchmarks.workloads import gpt2
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.evidence import Evidence
@@ -188,12 +188,12 @@ class Stage:
     """The job and its honest party. Cheats are made for it one by one."""
 
     market: DisputeMarket
-    compiled: Compiled
+    captured: Captured
     interpreter: Interpreter
     job: Job
 
     def run(self, party: bytes) -> StagedRun:
-        made = self.compiled
+        made = self.captured
         return StagedRun(job=self.job, program=made.program, step=STEP, state_before=made.state, inputs=made.data,
                          party=party)  # fmt: skip
 
@@ -227,9 +227,9 @@ class Stage:
 def make_stage(market: DisputeMarket, layers: int) -> Stage:
     """Captures the model and drafts the job."""
     task = replace(gpt2(layers), steps=STEPS, checkpoint_interval=INTERVAL)
-    compiled = compile_task(task)
-    job = market.draft(compiled, steps=STEPS, checkpoint_interval=INTERVAL)
-    return Stage(market, compiled, Interpreter(compiled.program, Arithmetic()), job)
+    captured = capture_task(task)
+    job = market.draft(captured, steps=STEPS, checkpoint_interval=INTERVAL)
+    return Stage(market, captured, Interpreter(captured.program, Arithmetic()), job)
 
 
 def cheats(program: Program) -> dict[str, Cheat]:
@@ -275,7 +275,7 @@ def main(layers: int, folder: Path) -> None:
     rows: list[Row] = []
     with market() as (place, kind):
         stage = make_stage(place, layers)
-        program = stage.compiled.program
+        program = stage.captured.program
         CONSOLE.print(f"{len(program.body)} instructions, D = {program.half_depth}, on {kind}")
         for number, (name, cheat) in enumerate(cheats(program).items()):
             forgery = StagedForgery(stage.run(b"lie"), Tampered(stage.interpreter, cheat.tamper))

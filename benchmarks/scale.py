@@ -35,7 +35,7 @@ from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, placed, publish, rows_of
 from tiebreak.api.training.bundle import Bundle
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import write_tensors
@@ -87,20 +87,20 @@ def steps() -> Iterator[Row]:
     for name, make in {**FITTED, **HELD_OUT}.items():
         click.echo(f"steps: {name}", err=True)
         task = make()
-        compiled = compile_task(task)
+        captured = capture_task(task)
         parameters = sum(p.numel() for p in task.model.parameters())
-        counts = {"held out": int(name in HELD_OUT), "parameters": parameters, **asdict(counts_of(compiled.program))}
+        counts = {"held out": int(name in HELD_OUT), "parameters": parameters, **asdict(counts_of(captured.program))}
         yield from rows_of(name, "", {f"steps: {what}": value for what, value in counts.items()})
         yield median("steps: eager", name, cpu_seconds(eager_step(task, torch.float32, keep=False)))
         del task
-        yield median("steps: trainer", name, cpu_seconds(ExactStep(compiled, 100)))
-        yield median("steps: hashed", name, cpu_seconds(hashed_step(compiled), warmup=0))
+        yield median("steps: trainer", name, cpu_seconds(ExactStep(captured, 100)))
+        yield median("steps: hashed", name, cpu_seconds(hashed_step(captured), warmup=0))
 
 
-def hashed_step(compiled: Compiled) -> Callable[[], object]:
+def hashed_step(captured: Captured) -> Callable[[], object]:
     """The step of a dispute, which computes the ids of all values."""
-    machine = Interpreter(compiled.program, Arithmetic())
-    state, data = machine.to_device(compiled.state), machine.to_device(compiled.data)
+    machine = Interpreter(captured.program, Arithmetic())
+    state, data = machine.to_device(captured.state), machine.to_device(captured.data)
 
     def observe(_: int, tensor: Tensor) -> Tensor:
         identity(tensor)
@@ -118,10 +118,10 @@ def memory() -> Iterator[Row]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "bundle"
             task = make()
-            compiled = compile_task(task)
-            Bundle.of(compiled, name="scale", steps=task.steps, checkpoint_interval=1).save(path)
-            counts = counts_of(compiled.program)
-            del task, compiled
+            captured = capture_task(task)
+            Bundle.of(captured, name="scale", steps=task.steps, checkpoint_interval=1).save(path)
+            counts = counts_of(captured.program)
+            del task, captured
             command = [sys.executable, "-m", "benchmarks.memory", "--party", EXACT[0], str(path)]
             found = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
         state = counts.state_bytes + counts.data_bytes
@@ -162,18 +162,18 @@ def sums() -> Iterator[Row]:
 def files() -> Iterator[Row]:
     """Sizes of those files in the digits job's run directory whose size no format fixes."""
     task = FITTED["digits"]()
-    compiled, market = compile_task(task), DisputeMarket()
-    job = market.draft(compiled, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
+    captured, market = capture_task(task), DisputeMarket()
+    job = market.draft(captured, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
     with tempfile.TemporaryDirectory() as folder:
         run = RunDirectory.create(
-            Path(folder) / "run", market.sign(job), compiled.program, compiled.state, compiled.data
+            Path(folder) / "run", market.sign(job), captured.program, captured.state, captured.data
         )
-        Worker(run, Interpreter(compiled.program, Arithmetic()), key=market.parties.trainer).work()
+        Worker(run, Interpreter(captured.program, Arithmetic()), key=market.parties.trainer).work()
         size = {path.relative_to(run.path).as_posix(): path.stat().st_size for path in run.path.rglob("*.*")}
     found = {
         ("metrics", "a step"): size["metrics.jsonl"] / job.steps,
         ("head", "a checkpoint"): max(v for k, v in size.items() if "heads/" in k),
-        ("program", "an instruction"): size["program.tbp"] / len(compiled.program.body),
+        ("program", "an instruction"): size["program.tbp"] / len(captured.program.body),
     }
     for (name, case), value in found.items():
         yield Row(metric=f"files: {name}", case=case, value=value, unit="bytes")
@@ -182,7 +182,7 @@ def files() -> Iterator[Row]:
 def workers() -> Iterator[Row]:
     """Nothing is measured here: a plan counts what a step sends, to the byte, and what is alive at once."""
     for name, model in DIVIDED.items():
-        program = compile_task(gpt(model)).program
+        program = capture_task(gpt(model)).program
         for number in WORKERS:
             plan = Plan(Partition(program, number))
             case = f"{name}, {number} workers"

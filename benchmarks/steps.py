@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tiebreak.demo.tasks.plain import batches, make_optimizer
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.interpreter import Interpreter, StepResult, Sums
 
@@ -42,14 +42,14 @@ class ExactStep:
     """
 
     def __init__(
-        self, compiled: Compiled, steps: int, permute: int | None = None, *, arithmetic: Arithmetic | None = None,
+        self, captured: Captured, steps: int, permute: int | None = None, *, arithmetic: Arithmetic | None = None,
         machine: Interpreter | None = None,
     ) -> None:  # fmt: skip
         arithmetic = Arithmetic(permute=permute) if arithmetic is None else arithmetic
-        self._machine = Interpreter(compiled.program, arithmetic) if machine is None else machine
+        self._machine = Interpreter(captured.program, arithmetic) if machine is None else machine
         self.arithmetic = self._machine.arithmetic
-        self.state = {name: tensor.clone() for name, tensor in self._machine.to_device(compiled.state).items()}
-        self._data = self._machine.place_data(compiled.data)
+        self.state = {name: tensor.clone() for name, tensor in self._machine.to_device(captured.state).items()}
+        self._data = self._machine.place_data(captured.data)
         self.number, self._steps = 0, steps
 
     def __call__(self) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tiebreak.api.training.runs import Run, agree, open_run, train
     from tiebreak.api.training.tasks import capture, make_task
     from tiebreak.api.training.trainer import Step, Trainer, reproducible
-    from tiebreak.engine.capture.compile import Compiled
+    from tiebreak.engine.capture.captured import Captured
     from tiebreak.engine.capture.task import (
         SGD,
         Adafactor,
@@ -59,7 +59,7 @@ _MODULES: Final = {
     "tiebreak.api.training.tasks": "capture make_task",
     "tiebreak.api.training.huggingface": "TiebreakTrainer",
     "tiebreak.api.training.trainer": "Step Trainer reproducible",
-    "tiebreak.engine.capture.compile": "Compiled",
+    "tiebreak.engine.capture.captured": "Captured",
     "tiebreak.engine.capture.task": (
         "SGD Adafactor Adagrad Adam AdamW Batch Clip Group Lion NAdam RAdam RMSprop Rows Task Windows no_decay"
     ),
@@ -73,11 +73,52 @@ _MODULES: Final = {
 _HOME: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
-    "SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Batch", "CannotCheck", "Clip", "Compiled", "ConfigurationError",
-    "Group", "Lion", "LoggedPolicy", "Machine", "NAdam", "PrivateKey", "RAdam", "RMSprop", "Rows", "Run",
-    "SegmentAudit", "StateError", "Step", "Task", "Terms", "TiebreakError", "TiebreakTrainer", "Trainer",
-    "VerificationError", "Windows", "agree", "calibrate", "capture", "constant", "cosine", "inverse_sqrt", "linear",
-    "load_key", "make_task", "new_key", "no_decay", "one_cycle", "open_run", "reproducible", "save_key", "step_decay",
+    "SGD",
+    "Adafactor",
+    "Adagrad",
+    "Adam",
+    "AdamW",
+    "Batch",
+    "CannotCheck",
+    "Captured",
+    "Clip",
+    "ConfigurationError",
+    "Group",
+    "Lion",
+    "LoggedPolicy",
+    "Machine",
+    "NAdam",
+    "PrivateKey",
+    "RAdam",
+    "RMSprop",
+    "Rows",
+    "Run",
+    "SegmentAudit",
+    "StateError",
+    "Step",
+    "Task",
+    "Terms",
+    "TiebreakError",
+    "TiebreakTrainer",
+    "Trainer",
+    "VerificationError",
+    "Windows",
+    "agree",
+    "calibrate",
+    "capture",
+    "constant",
+    "cosine",
+    "inverse_sqrt",
+    "linear",
+    "load_key",
+    "make_task",
+    "new_key",
+    "no_decay",
+    "one_cycle",
+    "open_run",
+    "reproducible",
+    "save_key",
+    "step_decay",
     "train",
 ]  # fmt: skip
 

@@ -13,7 +13,7 @@ from tiebreak.api.machine.environment import kernels
 from tiebreak.api.machine.qualification import verdicts
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.commit import make_record
@@ -50,10 +50,10 @@ def _equal(case: str, value: int, unit: str = "elements") -> Row:
     return Row(metric="equal bits", case=case, value=value, unit=unit)
 
 
-def records_of(workload: Workload, compiled: Compiled, arithmetic: Arithmetic, *, graphs: bool = False) -> list[bytes]:
+def records_of(workload: Workload, captured: Captured, arithmetic: Arithmetic, *, graphs: bool = False) -> list[bytes]:
     """The digests of the records of all checkpoints; the run tree is over them."""
-    machine = Interpreter(compiled.program, arithmetic, graphs=graphs)
-    state, data = machine.to_device(compiled.state), machine.place_data(compiled.data)
+    machine = Interpreter(captured.program, arithmetic, graphs=graphs)
+    state, data = machine.to_device(captured.state), machine.place_data(captured.data)
     return [
         make_record(done.number, done.result.state, done.result.loss_bits).digest
         for done in steps(
@@ -63,19 +63,19 @@ def records_of(workload: Workload, compiled: Compiled, arithmetic: Arithmetic, *
     ]
 
 
-def _inputs(compiled: Compiled) -> str:
+def _inputs(captured: Captured) -> str:
     """The inputs on which the roots depend, in hex."""
-    return f"{compiled.program.root.hex()} {state_tree(identities(compiled.state)).root.hex()}"
+    return f"{captured.program.root.hex()} {state_tree(identities(captured.state)).root.hex()}"
 
 
 def on_cpu(context: Context, name: str) -> list[Row]:
     """The CPU's records of a workload, which stand beside the rows for `on_device`."""
     workload = context.workloads[name]
-    compiled = compile_task(workload.task())
-    records = records_of(workload, compiled, Arithmetic())
+    captured = capture_task(workload.task())
+    records = records_of(workload, captured, Arithmetic())
     context.told.update(
         {
-            "inputs": _inputs(compiled),
+            "inputs": _inputs(captured),
             "records": " ".join(record.hex() for record in records),
             "run root": run_tree(records, workload.steps, workload.interval).root.hex(),
         }
@@ -90,9 +90,9 @@ def on_device(context: Context, name: str) -> list[Row]:
     """
     told = json.loads((context.folder / f"cpu-{name}.json").read_text("utf-8"))["environment"]
     workload = context.workloads[name]
-    compiled = compile_task(workload.task())
-    if _inputs(compiled) != told["inputs"]:
-        raise StateError(f"expected {name} to be captured as before, {told['inputs']}, got {_inputs(compiled)}")
+    captured = capture_task(workload.task())
+    if _inputs(captured) != told["inputs"]:
+        raise StateError(f"expected {name} to be captured as before, {told['inputs']}, got {_inputs(captured)}")
     right = [bytes.fromhex(record) for record in told["records"].split()]
     ways: dict[str, tuple[int | None, AbstractContextManager[None]]] = {
         "as in training": (None, nullcontext()),
@@ -106,7 +106,7 @@ def on_device(context: Context, name: str) -> list[Row]:
         with path, warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             arithmetic = Arithmetic(context.device, permute=permute)
-            got = records_of(workload, compiled, arithmetic, graphs=way == GRAPHS)
+            got = records_of(workload, captured, arithmetic, graphs=way == GRAPHS)
         context.told.update({f"{way}: said": str(one.message) for one in said})
         if context.device.type == "cuda":
             torch.cuda.empty_cache()

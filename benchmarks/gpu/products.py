@@ -18,7 +18,7 @@ from benchmarks.table import Row, interleaved, rows_of
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.arithmetic.plan.ziv import UNIT
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.native import EMULATION
 from tiebreak.engine.run.qualify import check_emulation
 from tiebreak.engine.run.worst import product
@@ -83,7 +83,7 @@ def measure(context: Context) -> list[Row]:
     rows.append(Row(metric=DISTANCE, case="as it is", value=distance(context), unit="of the bound", target="<= 1"))
     task = make_real_task("resnet-small", 1) if context.trial else context.workloads["resnet-50-224"].task(1)
     made = [product(*sizes).instruction for sizes in (((2, 8, 16, 8),) if context.trial else GPT2)]
-    convolutions = largest(compile_task(task).program, 2 if context.trial else CONVOLUTIONS)
+    convolutions = largest(capture_task(task).program, 2 if context.trial else CONVOLUTIONS)
     for model, instructions in (("GPT-2", made), ("ResNet-50", convolutions)):
         for number, i in enumerate(instructions, 1):
             rows += one(i, f"{model}, {number}", context, peak, bandwidth)

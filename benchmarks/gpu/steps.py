@@ -17,7 +17,7 @@ from benchmarks.steps import ExactStep
 from benchmarks.table import Row, interleaved, rows_of
 from tiebreak.demo.tasks.plain import make_optimizer
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.graphs import Reads
@@ -86,7 +86,7 @@ def eager(
 class Exact(ExactStep):
     """The captured step on a device, as training runs it, up to the end of the device's work."""
 
-    def __init__(self, compiled: Compiled, device: torch.device, steps: int, *, graphs: bool = False) -> None:
+    def __init__(self, compiled: Captured, device: torch.device, steps: int, *, graphs: bool = False) -> None:
         super().__init__(compiled, steps, machine=Interpreter(compiled.program, Arithmetic(device), graphs=graphs))
 
     def __call__(self) -> None:
@@ -106,7 +106,7 @@ def measure(context: Context, name: str) -> list[Row]:
     }.items():
         if (step := attempt(context, base, partial(warmed, how))) is not None:
             candidates[base] = step
-    compiled = compile_task(task)
+    compiled = capture_task(task)
     exact = candidates[EXACT] = Exact(compiled, device, task.steps)
     if device.type == "cuda":
         with warnings.catch_warnings(record=True) as said:

@@ -48,8 +48,8 @@ def plain(task: Task, seed: int) -> Figures:
 
 def _logged(c: Context, rules: Rules) -> Callable[[int], Figures]:
     def run(seed: int) -> Figures:
-        data = c.compiled.data | {"seed": torch.tensor(seed)}
-        trainer = Trainer(replace(c.compiled, data=data), c.task.steps, rules)
+        data = c.captured.data | {"seed": torch.tensor(seed)}
+        trainer = Trainer(replace(c.captured, data=data), c.task.steps, rules)
         for _ in range(c.task.steps):
             trainer()
         return figures(trainer.losses, evaluate_state(c.task, trainer.state))

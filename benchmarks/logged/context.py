@@ -15,7 +15,7 @@ from benchmarks.logged.store import Store, Unit
 from benchmarks.logged.workloads import Sizes
 from benchmarks.table import Row
 from tiebreak.engine.capture.agreement import Terms, draft_job
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.logged.calibration import proven_policy
 from tiebreak.engine.logged.policy import LoggedPolicy
@@ -40,9 +40,9 @@ class Context:
     started: float = field(default_factory=time.perf_counter)
 
     @cached_property
-    def compiled(self) -> Compiled:
+    def captured(self) -> Captured:
         """The captured step."""
-        return compile_task(self.task)
+        return capture_task(self.task)
 
     def row(self, metric: str, value: float, unit: str, *case: str, target: str = "") -> Row:
         """A row of this unit; `case` extends the unit's own case."""
@@ -68,7 +68,7 @@ class Context:
     def drafted(self) -> Job:
         """A job under policy `exact`. It is cached because drafting it hashes the state."""
         return draft_job(
-            self.compiled,
+            self.captured,
             steps=self.task.steps,
             checkpoint_interval=self.task.checkpoint_interval,
             client=Address(bytes([1] * 20)),
@@ -83,11 +83,11 @@ class Context:
 
     def trainer(self, rules: Rules) -> Trainer:
         """A trainer at the initial state."""
-        return Trainer(self.compiled, self.task.steps, rules)
+        return Trainer(self.captured, self.task.steps, rules)
 
     def auditor(self, trainer: Trainer, permute: int | None = ORDERS) -> Auditor:
         """An auditor at the initial state, which takes its sums in other orders."""
-        return Auditor(self.compiled, self.task.steps, trainer, self.job(trainer.rules), permute)
+        return Auditor(self.captured, self.task.steps, trainer, self.job(trainer.rules), permute)
 
 
 def check_equal(left: State, right: State, what: str) -> None:

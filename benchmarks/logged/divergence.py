@@ -8,7 +8,7 @@ from benchmarks.logged.context import ORDERS, Context, bits, check_equal
 from benchmarks.logged.names import REORDERED, WITH, WITHOUT
 from benchmarks.logged.steps import Unlogged
 from benchmarks.table import Row
-from tiebreak.engine.capture.compile import MODEL
+from tiebreak.engine.capture.captured import MODEL
 from tiebreak.engine.run.interpreter import State
 
 
@@ -19,14 +19,14 @@ def divergence(c: Context) -> list[Row]:
     auditor = c.auditor(trainer)
     # The same job over the same examples in another order. Dropout masks stay the same: they follow seed and step.
     order = torch.randperm(c.task.examples, generator=torch.Generator().manual_seed(ORDERS))
-    moved = {name: c.compiled.data[name][order].contiguous() for name in c.task.batch.examples.arrays()}
+    moved = {name: c.captured.data[name][order].contiguous() for name in c.task.batch.examples.arrays()}
     others = {
-        WITHOUT: Unlogged(c.compiled, steps, rules, permute=ORDERS),
-        REORDERED: Unlogged(replace(c.compiled, data=c.compiled.data | moved), steps, rules),
+        WITHOUT: Unlogged(c.captured, steps, rules, permute=ORDERS),
+        REORDERED: Unlogged(replace(c.captured, data=c.captured.data | moved), steps, rules),
         WITH: auditor,
     }
     names = [MODEL + name for name, _ in c.task.model.named_parameters()]
-    start = {name: c.compiled.state[name] for name in names}
+    start = {name: c.captured.state[name] for name in names}
     rows = [c.row("weights", sum(t.numel() for t in start.values()), "")]
     for step in range(1, max(c.sizes.marks) + 1):
         trainer()

@@ -25,7 +25,7 @@ def dense_bytes(program: Program) -> int:
 
 def log_bytes(c: Context) -> list[Row]:
     """Measures the logs of some steps in every encoding, and the entries that an auditor needed."""
-    program = c.compiled.program
+    program = c.captured.program
     elements, dense = elements_of(program), dense_bytes(program)
     published = c.sizes.published.get(c.unit.model)
     target = f"published code: about {published / 1e6:.0f} MB" if published else ""

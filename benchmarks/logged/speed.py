@@ -22,7 +22,7 @@ def speed(c: Context) -> list[Row]:
     """
     candidates: dict[str, Callable[[], object]] = {
         EAGER: eager_step(c.task, torch.float32),
-        EXACT: ExactStep(c.compiled, c.task.steps),
+        EXACT: ExactStep(c.captured, c.task.steps),
     }
     trainer = c.trainer(c.rules(32))
     auditors = {AUDITOR: c.auditor(trainer, permute=None), PERMUTED: c.auditor(trainer)}

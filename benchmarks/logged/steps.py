@@ -9,7 +9,7 @@ from torch import Tensor
 from benchmarks.steps import ExactStep
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.logged.encoding import decode_sparse, encode_sparse
 from tiebreak.engine.logged.following import Follower
 from tiebreak.engine.logged.recording import Recorder
@@ -86,9 +86,9 @@ class Tally:
 class Trainer(ExactStep):
     """Computes, logs, encodes the log and makes its tree. permute: take sums in random orders."""
 
-    def __init__(self, compiled: Compiled, steps: int, rules: Rules, permute: int | None = None) -> None:
-        super().__init__(compiled, steps, arithmetic=rules.arithmetic(permute))
-        self.rules, self.program = rules, compiled.program
+    def __init__(self, captured: Captured, steps: int, rules: Rules, permute: int | None = None) -> None:
+        super().__init__(captured, steps, arithmetic=rules.arithmetic(permute))
+        self.rules, self.program = rules, captured.program
         self.encoded, self.root = b"", ZERO_DIGEST
         self.losses: list[float] = []
         self.handling: list[float] = []
@@ -107,9 +107,9 @@ class Trainer(ExactStep):
 class Auditor(ExactStep):
     """Follows the logs of a trainer that is one step ahead, and checks them against the trainer's commitment."""
 
-    def __init__(self, compiled: Compiled, steps: int, trainer: Trainer, job: Job, permute: int | None = None) -> None:
-        super().__init__(compiled, steps, arithmetic=trainer.rules.arithmetic(permute))
-        self.program, self._trainer, self._job = compiled.program, trainer, job
+    def __init__(self, captured: Captured, steps: int, trainer: Trainer, job: Job, permute: int | None = None) -> None:
+        super().__init__(captured, steps, arithmetic=trainer.rules.arithmetic(permute))
+        self.program, self._trainer, self._job = captured.program, trainer, job
         self.counts = {kind: Entered() for kind in SumKind}
         self.handling: list[float] = []
 
@@ -128,8 +128,8 @@ class Auditor(ExactStep):
 class Unlogged(ExactStep):
     """A party that computes by the same rules but uses no log."""
 
-    def __init__(self, compiled: Compiled, steps: int, rules: Rules, permute: int | None = None) -> None:
-        super().__init__(compiled, steps, arithmetic=rules.arithmetic(permute))
+    def __init__(self, captured: Captured, steps: int, rules: Rules, permute: int | None = None) -> None:
+        super().__init__(captured, steps, arithmetic=rules.arithmetic(permute))
 
     def __call__(self) -> None:
         self.advance(Ignoring())

@@ -8,7 +8,7 @@ import pytest
 
 from tiebreak.engine.arithmetic.c import sums, threads
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.logged import journal
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.job import SignedJob
@@ -18,12 +18,12 @@ from .tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
 
 
 @pytest.fixture(scope="session")
-def tiny() -> Compiled:
-    return compile_task(make_tiny_task())
+def tiny() -> Captured:
+    return capture_task(make_tiny_task())
 
 
 @pytest.fixture(scope="session")
-def agreement(tiny: Compiled) -> SignedJob:
+def agreement(tiny: Captured) -> SignedJob:
     job = draft_job(
         tiny, steps=12, checkpoint_interval=3, client=CLIENT.address, trainer=TRAINER.address, terms=Terms(clock=1000)
     )
@@ -31,7 +31,7 @@ def agreement(tiny: Compiled) -> SignedJob:
 
 
 @pytest.fixture
-def new_run(tiny: Compiled, agreement: SignedJob, tmp_path: Path) -> Callable[[str], RunDirectory]:
+def new_run(tiny: Captured, agreement: SignedJob, tmp_path: Path) -> Callable[[str], RunDirectory]:
     return lambda name: logged_cases.new_run(tmp_path / name, agreement, tiny)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.elements import bits_of, put_bits, toward, went_up
 from tiebreak.engine.logged.files import LogFiles
@@ -41,23 +41,23 @@ TOLERANCE = 2
 
 
 @cache
-def compiled() -> Compiled:
-    return compile_task(make_tiny_task(STEPS, INTERVAL))
+def captured() -> Captured:
+    return capture_task(make_tiny_task(STEPS, INTERVAL))
 
 
 def logged_job(
-    precision: int = 32, tolerance: int = TOLERANCE, interval: int = INTERVAL, made: Compiled | None = None
+    precision: int = 32, tolerance: int = TOLERANCE, interval: int = INTERVAL, made: Captured | None = None
 ) -> SignedJob:
     job = draft_job(
-        made or compiled(), steps=STEPS, checkpoint_interval=interval, client=CLIENT.address, trainer=TRAINER.address,
+        made or captured(), steps=STEPS, checkpoint_interval=interval, client=CLIENT.address, trainer=TRAINER.address,
         terms=Terms(clock=1000), policy=Policy.LOGGED, precision=precision,
         tolerances=pack_tolerances(dict.fromkeys(SumKind, tolerance)),
     )  # fmt: skip
     return sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
 
 
-def new_run(path: Path, agreement: SignedJob, made: Compiled | None = None) -> RunDirectory:
-    made = made or compiled()
+def new_run(path: Path, agreement: SignedJob, made: Captured | None = None) -> RunDirectory:
+    made = made or captured()
     return RunDirectory.create(path, agreement, made.program, made.state, made.data)
 
 
@@ -69,7 +69,7 @@ def logging_of(job: Job, threshold: float | None = WIDE) -> Logging:
 def machine(job: Job, threshold: float | None = WIDE, permute: int | None = None) -> Interpreter:
     logging = logging_of(job, threshold) if job.is_logged else None
     arithmetic = Arithmetic(permute=permute, precision=job.precision, logging=logging)
-    return Interpreter(compiled().program, arithmetic)
+    return Interpreter(captured().program, arithmetic)
 
 
 class Flipping(Recorder):

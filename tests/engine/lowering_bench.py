@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.data.tensors import from_bytes, tensor_bytes
 from tiebreak.engine.lowering.builder import Builder
@@ -66,7 +66,7 @@ def loss_of(model: nn.Module, *batch: Tensor) -> Tensor:
 
 
 class Made(Protocol):
-    """What a compiled task has, and an optimizer alone."""
+    """What a captured task has, and an optimizer alone."""
 
     program: Program
     state: dict[str, Tensor]
@@ -86,8 +86,8 @@ def nth(steps: int, made: Made, arithmetic: Arithmetic | None = None, **options:
     return next(islice(stepped(made, arithmetic, **options), steps - 1, None))
 
 
-def run_engine(compiled: Compiled, steps: int = 1) -> dict[str, Tensor]:
-    result = nth(steps, compiled)
+def run_engine(captured: Captured, steps: int = 1) -> dict[str, Tensor]:
+    result = nth(steps, captured)
     return result.state | {"loss": torch.tensor(result.loss)}
 
 
@@ -103,11 +103,11 @@ def squared_error(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return ((model(x) - y) ** 2).mean()
 
 
-def run_integers(compiled: Compiled, steps: int = 1) -> dict[str, Tensor]:
+def run_integers(captured: Captured, steps: int = 1) -> dict[str, Tensor]:
     """The same by `tiebreak.protocol.program.reference`."""
-    program = compiled.program
+    program = captured.program
     spec = program.state_spec()
-    state, data = ({n: bytes(tensor_bytes(t)) for n, t in part.items()} for part in (compiled.state, compiled.data))
+    state, data = ({n: bytes(tensor_bytes(t)) for n, t in part.items()} for part in (captured.state, captured.data))
     values: list[bytes] = []
     for step in range(1, steps + 1):
         values = execute(program, state, data, step)
@@ -167,18 +167,18 @@ def check_modules(
     torch.manual_seed(5)
     bench = Bench(modules, shape)
     task = make_task(bench, {"x": torch.randn((batch, *shape), generator=generator)}, batch)
-    compiled = compile_task(task)
-    found = run_engine(compiled)
-    expected = run_torch(task, compiled.program, 1.0)
+    captured = capture_task(task)
+    found = run_engine(captured)
+    expected = run_torch(task, captured.program, 1.0)
     far = {
         bench.label(name.removeprefix("model.")): distance
         for name, tensor in expected.items()
         if not (distance := relative(found[name], tensor)) < tolerance
     }
     assert not far, f"far from FP64: {far}"
-    wrong = [bench.label(name.removeprefix("model.")) for name in same_bits(found, run_integers(compiled))]
+    wrong = [bench.label(name.removeprefix("model.")) for name in same_bits(found, run_integers(captured))]
     assert not wrong, f"engine and integers differ: {wrong}"
-    return compiled.program
+    return captured.program
 
 
 def relative(found: Tensor, expected: Tensor) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.engine.lowering_bench import stepped, torch_batch
 from tiebreak.demo.tasks import plain
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.optimizers import tables, update
@@ -272,17 +272,17 @@ class Emulation:
         return self.state[key]
 
 
-def drawn(task: Task, compiled: Compiled) -> Iterator[tuple[Tensor, ...]]:
-    return (tuple(torch_batch(task, compiled.program, number)) for number in count(1))
+def drawn(task: Task, captured: Captured) -> Iterator[tuple[Tensor, ...]]:
+    return (tuple(torch_batch(task, captured.program, number)) for number in count(1))
 
 
 def against_torch(task: Task) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Parameters and buffers after the job: the program's, and torch's own in FP64."""
-    compiled = compile_task(task)
-    results = list(islice(stepped(compiled), task.steps))
+    captured = capture_task(task)
+    results = list(islice(stepped(captured), task.steps))
     model = task.model.double().train()
     optimizer = plain.make_optimizer(task, model)
-    batches, rates = drawn(task, compiled), task.learning_rates().tolist()
+    batches, rates = drawn(task, captured), task.learning_rates().tolist()
     expected = [plain.take_step(task, model, optimizer, rate, batches) for rate in rates]
     assert [result.loss for result in results] == pytest.approx(expected, rel=1e-4)
     named = dict([*model.named_parameters(), *model.named_buffers()])

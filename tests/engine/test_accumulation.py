@@ -12,7 +12,7 @@ from tests.engine.lowering_bench import make_task as bench_task
 from tests.engine.lowering_bench import run_engine, run_integers, same_bits, squared_error, stepped
 from tests.engine.test_capture import Dropout
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.step import capture
 from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.data.tensors import tensor_bytes
@@ -68,13 +68,13 @@ def test_it_is_the_eager_loop_with_batch_norms_statistics() -> None:
 
 def test_gradients_are_added_in_the_order_of_the_batches_bit_for_bit() -> None:
     task = make_task(accumulation=3)
-    compiled = compile_task(task)
+    captured = capture_task(task)
     machine = Interpreter(one_batch(task), Arithmetic())
-    batches = drawn(task, compiled)
+    batches = drawn(task, captured)
     held = task.initial_state()
     momentum = {name: np.zeros(p.shape, np.float32) for name, p in task.model.named_parameters()}
     rate = task.learning_rates().numpy()
-    for step, accumulated in enumerate(islice(stepped(compiled), 20), 1):
+    for step, accumulated in enumerate(islice(stepped(captured), 20), 1):
         total: dict[str, np.ndarray] = {}
         for _ in range(3):
             batch = {f"batch{i}": t.float() for i, t in enumerate(next(batches))}
@@ -92,26 +92,26 @@ def test_gradients_are_added_in_the_order_of_the_batches_bit_for_bit() -> None:
 
 
 def test_a_step_is_the_integer_reference_bit_for_bit() -> None:
-    compiled = compile_task(make_task(accumulation=2, size=2, steps=2, dropout=0.3))
-    assert same_bits(run_engine(compiled), run_integers(compiled)) == []
+    captured = capture_task(make_task(accumulation=2, size=2, steps=2, dropout=0.3))
+    assert same_bits(run_engine(captured), run_integers(captured)) == []
 
 
 def test_every_batch_has_its_own_dropout_mask() -> None:
-    compiled = compile_task(bench_task(Dropout(256, 0.5), {"x": torch.ones(2, 256)}, 1, accumulation=4))
-    drawn_here = [i.params.stream for i in compiled.program.body if i.opcode == Opcode.RANDOM]  # type: ignore[union-attr]
+    captured = capture_task(bench_task(Dropout(256, 0.5), {"x": torch.ones(2, 256)}, 1, accumulation=4))
+    drawn_here = [i.params.stream for i in captured.program.body if i.opcode == Opcode.RANDOM]  # type: ignore[union-attr]
     assert len(set(drawn_here)) == 4
-    kept = -2 * run_engine(compiled)["model.scale"]  # of 4 masks, those that kept the element: the mean of 4 of 1 / 0.5
+    kept = -2 * run_engine(captured)["model.scale"]  # of 4 masks, those that kept the element: the mean of 4 of 1 / 0.5
     assert set(kept.tolist()) == {0.0, 1.0, 2.0, 3.0, 4.0}
 
 
 def test_one_batch_is_no_accumulation() -> None:
-    program = compile_task(make_task(accumulation=1)).program
+    program = capture_task(make_task(accumulation=1)).program
     assert not [i for i in program.body if i.origin == "accumulation"]
 
 
 def test_the_step_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, trace = [], tiebreak.engine.capture.step.trace
     monkeypatch.setattr(tiebreak.engine.capture.step, "trace", lambda *given: (calls.append(given), trace(*given))[1])
-    roots = {a: compile_task(make_task(accumulation=a)).program.root for a in (1, 4)}
+    roots = {a: capture_task(make_task(accumulation=a)).program.root for a in (1, 4)}
     assert len(calls) == 2
     assert roots[1] != roots[4]

@@ -21,7 +21,7 @@ from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
 from tiebreak.engine.capture import check
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.purity import untouched
 from tiebreak.engine.capture.task import AdamW, Task
 from tiebreak.engine.lowering.builder import Builder
@@ -59,8 +59,8 @@ def outputs(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
             self.kept = found.float()
             return (self.weight * x).sum()
 
-    compiled = compile_task(task(Model(), lambda model, x: model(x), {"x": torch.ones(4)}))
-    return nth(1, compiled, check_finite=False).state["model.kept"]
+    captured = capture_task(task(Model(), lambda model, x: model(x), {"x": torch.ones(4)}))
+    return nth(1, captured, check_finite=False).state["model.kept"]
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -165,11 +165,11 @@ def test_backwards_are_computed_in_f32_and_rounded_once(name: str) -> None:
 
 def steps(of: Task) -> tuple[check._Outcome, check._Outcome, check._Outcome]:
     """The first step by the engine, by eager PyTorch as written, and by eager PyTorch in FP64."""
-    compiled = compile_task(of)
+    captured = capture_task(of)
     with untouched(of.model), torch.enable_grad():
-        ours = check._engine(of, compiled, 1, compiled.state, exact_step)
-        narrow = check._eager(of, compiled, [ours], torch.float32)
-        wide = check._eager(of, compiled, [ours], torch.float64)
+        ours = check._engine(of, captured, 1, captured.state, exact_step)
+        narrow = check._eager(of, captured, [ours], torch.float32)
+        wide = check._eager(of, captured, [ours], torch.float64)
     return ours, narrow[0], wide[0]
 
 
@@ -215,11 +215,11 @@ def test_a_step_is_that_of_eager_pytorch(how: str, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("how", ["autocast", "held"])
 def test_what_is_held_in_bfloat16_stays_so(how: str) -> None:
-    compiled = checked(small(how, optimizer=AdamW(lr=1e-2), average=0.9))
-    functions = {(i.opcode, i.function) for i in compiled.program.body if i.is_bf16_sum or i.opcode == Opcode.MAP}
+    captured = checked(small(how, optimizer=AdamW(lr=1e-2), average=0.9))
+    functions = {(i.opcode, i.function) for i in captured.program.body if i.is_bf16_sum or i.opcode == Opcode.MAP}
     assert (Opcode.MAP, MapFunction.BF16) in functions
-    assert any(i.is_bf16_sum for i in compiled.program.body)
-    state = nth(3, compiled).state
+    assert any(i.is_bf16_sum for i in captured.program.body)
+    state = nth(3, captured).state
     narrow = {
         name for name, t in state.items() if t.is_floating_point() and t.ndim and torch.equal(t, t.to(BF16).float())
     }
@@ -228,8 +228,8 @@ def test_what_is_held_in_bfloat16_stays_so(how: str) -> None:
     assert (trained <= narrow) == (how == "held")
 
 
-def roots(compiled: Compiled, arithmetic: Arithmetic) -> list[bytes]:
-    state = nth(20, compiled, arithmetic).state
+def roots(captured: Captured, arithmetic: Arithmetic) -> list[bytes]:
+    state = nth(20, captured, arithmetic).state
     return [
         t.contiguous().view(torch.uint8).numpy().tobytes() for t in (state[name].reshape(-1) for name in sorted(state))
     ]
@@ -237,10 +237,10 @@ def roots(compiled: Compiled, arithmetic: Arithmetic) -> list[bytes]:
 
 @pytest.mark.parametrize("how", slow_except(["autocast", "held"], "held"))
 def test_twenty_steps_are_the_same_in_every_order_and_in_slabs(how: str) -> None:
-    compiled = compile_task(replace(small(how, optimizer=AdamW(lr=1e-2)), steps=20))
-    wanted = roots(compiled, Arithmetic())
-    assert roots(compiled, Arithmetic(permute=5)) == wanted
-    assert roots(compiled, Arithmetic(fp64_elements=64)) == wanted
+    captured = capture_task(replace(small(how, optimizer=AdamW(lr=1e-2)), steps=20))
+    wanted = roots(captured, Arithmetic())
+    assert roots(captured, Arithmetic(permute=5)) == wanted
+    assert roots(captured, Arithmetic(fp64_elements=64)) == wanted
 
 
 def test_a_log_names_no_sum_to_bfloat16() -> None:
@@ -252,11 +252,11 @@ def test_a_log_names_no_sum_to_bfloat16() -> None:
         ) -> None:
             settled.append(i)
 
-    compiled = compile_task(small("autocast"))
+    captured = capture_task(small("autocast"))
     logging = Logging(thresholds=dict.fromkeys(SumKind, WIDE), tolerances=dict.fromkeys(SumKind, TOLERANCE))
-    machine = Interpreter(compiled.program, Arithmetic(logging=logging))
-    state, data = machine.to_device(compiled.state), machine.place_data(compiled.data)
-    exact = nth(1, compiled)
+    machine = Interpreter(captured.program, Arithmetic(logging=logging))
+    state, data = machine.to_device(captured.state), machine.place_data(captured.data)
+    exact = nth(1, captured)
     assert machine.step(1, state, data, sums=Seen()).loss == exact.loss
     assert any(i.is_f32_sum for i in settled)
     assert not any(i.is_bf16_sum for i in settled)
@@ -271,7 +271,7 @@ def test_autocast_of_another_device_is_refused() -> None:
             return model(x).sum()
 
     with pytest.raises(ConfigurationError, match=r'torch.autocast\("cuda"\); a step is captured on the CPU'):
-        compile_task(task(nn.Linear(2, 2), loss, {"x": torch.ones(4, 2)}))
+        capture_task(task(nn.Linear(2, 2), loss, {"x": torch.ones(4, 2)}))
 
 
 @pytest.mark.parametrize("within", [False, True])
@@ -283,9 +283,9 @@ def test_autocast_of_another_device_may_be_switched_off_where_none_is_on(within:
     given = task(nn.Linear(2, 2), loss, {"x": torch.ones(4, 2)})
     if within:
         with pytest.raises(ConfigurationError, match="a step is captured on the CPU"):
-            compile_task(given)
+            capture_task(given)
     else:
-        assert not any(i.is_bf16_sum for i in compile_task(given).program.body)
+        assert not any(i.is_bf16_sum for i in capture_task(given).program.body)
 
 
 def test_half_is_refused() -> None:
@@ -294,6 +294,6 @@ def test_half_is_refused() -> None:
             return model(x).float().sum()
 
     with pytest.raises(ConfigurationError, match="of narrow floats only bfloat16 has a form"):
-        compile_task(task(nn.Linear(2, 2), loss, {"x": torch.ones(4, 2)}))
+        capture_task(task(nn.Linear(2, 2), loss, {"x": torch.ones(4, 2)}))
     with pytest.raises(ConfigurationError, match="weight to be one of"):
         task(nn.Linear(2, 2).half(), loss, {"x": torch.ones(4, 2)})

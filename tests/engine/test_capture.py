@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.engine.lowering_bench import make_task, run_engine, run_integers
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.task import SGD
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.protocol.errors import ConfigurationError
@@ -26,11 +26,11 @@ class Linear(nn.Module):
 
 
 def test_the_schedule_is_data_and_scales_the_rate() -> None:
-    compiled = compile_task(make_task(Linear(), {"x": torch.randn(5, 3)}, rate=0.1, schedule=(0.0, 0.5, 1.0)))
-    assert compiled.data["learning_rate"].tolist() == pytest.approx([0.0, 0.05, 0.1])
-    frozen, moved = run_integers(compiled), run_integers(compiled, 2)
-    assert all(torch.equal(frozen[n], t) for n, t in compiled.state.items() if n.startswith("model."))
-    assert not torch.equal(moved["model.layer.weight"], compiled.state["model.layer.weight"])
+    captured = capture_task(make_task(Linear(), {"x": torch.randn(5, 3)}, rate=0.1, schedule=(0.0, 0.5, 1.0)))
+    assert captured.data["learning_rate"].tolist() == pytest.approx([0.0, 0.05, 0.1])
+    frozen, moved = run_integers(captured), run_integers(captured, 2)
+    assert all(torch.equal(frozen[n], t) for n, t in captured.state.items() if n.startswith("model."))
+    assert not torch.equal(moved["model.layer.weight"], captured.state["model.layer.weight"])
 
 
 def test_frozen_weights_cost_no_gradient_and_have_no_moments() -> None:
@@ -40,10 +40,10 @@ def test_frozen_weights_cost_no_gradient_and_have_no_moments() -> None:
         task = make_task(
             model, {"x": torch.randn(5, 3)}, loss=lambda m, x: m(x).sin().mean(), optimizer=SGD(lr=0.1, momentum=0.9)
         )
-        compiled = compile_task(task)
-        body = compiled.program.body
+        captured = capture_task(task)
+        body = captured.program.body
         assert sorted(i.numel * i.terms for i in body if i.opcode == Opcode.REDUCE and len(i.operands) == 2) == products
-        moments = {name for name in compiled.state if name.startswith("optimizer.")}
+        moments = {name for name in captured.state if name.startswith("optimizer.")}
         trained = [name for name, p in model.named_parameters() if p.requires_grad]
         assert moments == {f"optimizer.momentum.{name}" for name in trained}
 
@@ -58,8 +58,8 @@ class Dropout(nn.Module):
 
 
 def test_dropout_masks_are_fresh_in_each_step_and_fixed_by_the_seed() -> None:
-    compiled = compile_task(make_task(Dropout(), {"x": torch.ones(2, 64)}))
-    first, again, both = (-run_integers(compiled, steps)["model.scale"] for steps in (1, 1, 2))
+    captured = capture_task(make_task(Dropout(), {"x": torch.ones(2, 64)}))
+    first, again, both = (-run_integers(captured, steps)["model.scale"] for steps in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, both - first)
     kept = (first * 0.75).round()  # 0, 1 or 2 of the two examples kept this element
@@ -74,7 +74,7 @@ def test_a_loss_that_is_not_a_scalar_is_refused() -> None:
             return x * self.scale
 
     with pytest.raises(ConfigurationError, match="expected a loss of rank 0"):
-        compile_task(make_task(Vector(), {"x": torch.ones(2, 64)}))
+        capture_task(make_task(Vector(), {"x": torch.ones(2, 64)}))
 
 
 def test_builder_emits_equal_instructions_once_and_drops_dead_ones() -> None:
@@ -88,12 +88,12 @@ def test_builder_emits_equal_instructions_once_and_drops_dead_ones() -> None:
 
 
 def test_every_loss_since_the_last_checkpoint_is_in_the_state() -> None:
-    compiled = compile_task(make_task(Linear(), {"x": torch.randn(5, 3)}, steps=5, checkpoint_interval=2))
-    losses = [run_engine(compiled, steps)["loss"].item() for steps in (4, 5)]
-    assert run_engine(compiled, 5)["telemetry.loss"].tolist() == losses[::-1]
+    captured = capture_task(make_task(Linear(), {"x": torch.randn(5, 3)}, steps=5, checkpoint_interval=2))
+    losses = [run_engine(captured, steps)["loss"].item() for steps in (4, 5)]
+    assert run_engine(captured, 5)["telemetry.loss"].tolist() == losses[::-1]
 
 
 def test_an_untested_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiebreak.engine.capture.tracing.TESTED_TORCH", ("1.0.0",))
     with pytest.warns(UserWarning, match=r"tested with torch 1\.0\.0"):
-        compile_task(make_task(Linear(), {"x": torch.randn(5, 3)}))
+        capture_task(make_task(Linear(), {"x": torch.randn(5, 3)}))

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.lowering_bench import make_task, run_engine
 from tiebreak.api.training.tasks import capture as checked
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.purity import examine
 from tiebreak.engine.capture.task import Batch, Rows, Task, Windows
 from tiebreak.protocol.errors import ConfigurationError
@@ -59,8 +59,8 @@ def task(model: nn.Module, loss: Callable[..., Tensor] | None = None) -> Task:
     return make_task(model, {"x": X}, rate=0.1, loss=loss or (lambda model, x: model(x).square().mean()))
 
 
-def captured(model: nn.Module, loss: Callable[..., Tensor] | None = None) -> Compiled:
-    return compile_task(task(model, loss))
+def captured(model: nn.Module, loss: Callable[..., Tensor] | None = None) -> Captured:
+    return capture_task(task(model, loss))
 
 
 def centred(self: Any, x: Tensor) -> Tensor:
@@ -468,7 +468,7 @@ def test_a_label_out_of_range_is_found_wherever_it_is(array: str, wrong: int) ->
         model, batch = nn.Linear(4, 4), Batch(size=2, examples=Rows(names=("x", "labels")))
         loss = lambda m, x, labels: (m(x) * F.one_hot(labels, 4)).mean()  # noqa: E731
     with pytest.raises(ConfigurationError, match=r"plain PyTorch already: .*(Class values must be|out of range)"):
-        compile_task(replace(task(model, loss=lambda m, x: m(x).mean()), loss=loss, data=data, batch=batch))
+        capture_task(replace(task(model, loss=lambda m, x: m(x).mean()), loss=loss, data=data, batch=batch))
 
 
 def cached(self: Any, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from tiebreak.engine.arithmetic.c import chains
 from tiebreak.engine.arithmetic.c.chains import TILES_PER_TURN
 from tiebreak.engine.arithmetic.c.threads import available, spread
 from tiebreak.engine.arithmetic.plan.chains import Member
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.qualify import qualify
@@ -222,7 +222,7 @@ def test_a_state_that_is_given_away_is_overwritten_in_place() -> None:
 
 @pytest.mark.parametrize("observe", [None, lambda _, tensor: tensor])
 def test_a_trace_shows_each_unit_and_changes_nothing(
-    observe: Callable[[int, torch.Tensor], torch.Tensor] | None, tiny: Compiled, capsys: pytest.CaptureFixture[str],
+    observe: Callable[[int, torch.Tensor], torch.Tensor] | None, tiny: Captured, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     right = Interpreter(tiny.program, Arithmetic()).step(1, dict(tiny.state), tiny.data, observe)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic.c.chains import CompiledChain
 from tiebreak.engine.arithmetic.c.sums import TabledSum
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.distributed import joining, partition
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.check import CheckedInterpreter, WrongWorkerError
@@ -71,7 +71,7 @@ def inject(fault: Fault, where: str, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(kind, name, faulty)
 
 
-def train(tiny: Compiled, workers: int, fault: Fault, patch: pytest.MonkeyPatch) -> list[object]:
+def train(tiny: Captured, workers: int, fault: Fault, patch: pytest.MonkeyPatch) -> list[object]:
     play, here = CheckedInterpreter._play, fault.here
 
     def playing(*given: Any, **more: Any) -> int:
@@ -99,7 +99,7 @@ def train(tiny: Compiled, workers: int, fault: Fault, patch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("workers", slow_except([2, 8], 2))
-def test_right_workers_are_never_called_wrong(tiny: Compiled, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_right_workers_are_never_called_wrong(tiny: Captured, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each adds up in another order, as on machines of several kinds."""
     expected, _ = train_alone(tiny, STEPS)
     assert train(tiny, workers, Fault(0, ()), monkeypatch)[0] == expected
@@ -121,7 +121,7 @@ SAID: list[tuple[int, int, list[int], str]] = [
     + [(where, *SAID[n]) for where in ("a part of a shared sum", "a sum of its own") for n in (0, 2)],
 )
 def test_a_wrong_worker_is_named(
-    tiny: Compiled, where: str, workers: int, wrong: int, times: list[int], said: str,
+    tiny: Captured, where: str, workers: int, wrong: int, times: list[int], said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     fault = Fault(wrong, tuple(times))
@@ -132,7 +132,7 @@ def test_a_wrong_worker_is_named(
     assert f"checkpoints after step {EVERY} may have wrong bits" in str(found[0])
 
 
-def test_one_worker_has_nobody_to_check_it(tiny: Compiled) -> None:
+def test_one_worker_has_nobody_to_check_it(tiny: Captured) -> None:
     def work(exchange: Exchange) -> None:
         with pytest.raises(ConfigurationError, match="expected several workers that check each other, got one"):
             CheckedInterpreter(tiny.program, SharedArithmetic(TapeRecorder(exchange)), EVERY)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from tiebreak.demo.tasks import digits
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.cost import cost_of, require_memory
 from tiebreak.protocol.errors import ConfigurationError
@@ -47,7 +47,7 @@ def alive_at(program: Program, index: int) -> int:
 
 
 def test_the_peak_is_the_most_that_is_alive(cases: Callable[[int], None]) -> None:
-    for program in (by_hand(), compile_task(digits.task(2)).program):
+    for program in (by_hand(), capture_task(digits.task(2)).program):
         peaks = [alive_at(program, index) for index in range(len(program.body))]
         assert cost_of(program).live_bytes == max(peaks)
         assert sum(cost_of(program).kinds.values()) == len(program.body)
@@ -55,7 +55,7 @@ def test_the_peak_is_the_most_that_is_alive(cases: Callable[[int], None]) -> Non
 
 
 def test_a_step_that_needs_more_memory_than_there_is_is_told_with_its_largest_value() -> None:
-    program = compile_task(digits.task(2)).program
+    program = capture_task(digits.task(2)).program
     require_memory(program)
     least = 2 * cost_of(program).state_bytes + cost_of(program).live_bytes
     with pytest.raises(ConfigurationError, match=r"fits into .* GiB .* instruction \d+, \w+ f32\[32, 12, .* at \w+"):

@@ -20,7 +20,7 @@ from tests.engine.processes import printed
 from tests.golden.bundle import INTERVAL, MODELS, STEPS, TINY, load
 from tests.golden.train import inputs, make_run, train
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.graphs import Reads
@@ -64,8 +64,8 @@ class TestOnTheGPU:
     @pytest.mark.parametrize("name", REAL)
     def test_models_of_real_sizes_end_in_the_same_state(self, name: str) -> None:
         """GPT-2 124M, ResNet-50 and a small Llama, 20 steps: the CPU takes minutes for them."""
-        compiled = compile_task(make_real_task(name, steps=REAL_STEPS))
-        states = (nth(REAL_STEPS, compiled, Arithmetic(device)).state for device in ("cpu", "cuda"))
+        captured = capture_task(make_real_task(name, steps=REAL_STEPS))
+        states = (nth(REAL_STEPS, captured, Arithmetic(device)).state for device in ("cpu", "cuda"))
         one, other = (state_tree(identities(state)).root.hex() for state in states)
         assert one == other
 

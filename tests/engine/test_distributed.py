@@ -18,7 +18,7 @@ from tests.parts import slow_except
 from tests.protocol.instructions import committed, mapped, reduced, source
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.arithmetic.plan.views import Dim
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import AdamW, Clip, Task
 from tiebreak.engine.distributed import exchange, joining, partition, sizes, wire
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
@@ -152,11 +152,11 @@ def test_sums(
         (added,) = (i for i in Partition(program, workers).local(0).body if isinstance(i, SharedSum))
         assert (added.split is not None, added.everywhere) == (result == "in shards", result == "rounded by all")
         seen: list[int] = []
-        given = Compiled(program, state, {})
+        given = Captured(program, state, {})
         expected, _ = train_alone(given, 1, check_finite=False)
         records, _ = train_together(given, workers, 1, permute=None if bf16 else 3, check_finite=False)
 
-        def count(exchange: Exchange, seen: list[int] = seen, given: Compiled = given) -> None:
+        def count(exchange: Exchange, seen: list[int] = seen, given: Captured = given) -> None:
             machine = SharedInterpreter(given.program, SharedArithmetic(exchange))
             machine.step(1, machine.to_device(given.state), {}, check_finite=False)
             seen.append(sum(c.undecided_twice for c in machine.arithmetic.stats.kinds.values()))
@@ -177,7 +177,7 @@ def test_what_a_message_cannot_say_is_in_the_bound(monkeypatch: pytest.MonkeyPat
     a[0] = 1 + 2.0**-23 * torch.arange(299)  # of one worker; its message has units of more than 2^-47
     a[2] = 2.0**-24  # of another one, as what follows
     a[3] = 2.0**-52 * (torch.arange(299) % 35 - 17)
-    given = Compiled(program, {"a": a, "b": torch.ones(4, 1)}, {})
+    given = Captured(program, {"a": a, "b": torch.ones(4, 1)}, {})
     expected, _ = train_alone(given, 1)
     assert train_together(given, 2, 1)[0] == expected
     monkeypatch.setattr(wire, "ROUNDINGS", 0)
@@ -196,25 +196,25 @@ def attention(steps: int = 25) -> Task:
 
 
 @cache
-def compiled_attention() -> Compiled:
-    return compile_task(attention())
+def captured_attention() -> Captured:
+    return capture_task(attention())
 
 
 @pytest.mark.parametrize("workers", slow_except([1, 3, 8], 3))
 def test_any_number_of_workers_makes_the_same_run(workers: int) -> None:
-    expected, _ = train_alone(compiled_attention(), 20)
-    records, _ = train_together(compiled_attention(), workers, 20, permute=workers)
+    expected, _ = train_alone(captured_attention(), 20)
+    records, _ = train_together(captured_attention(), workers, 20, permute=workers)
     assert records == expected
 
 
-def test_another_number_of_workers_goes_on(tiny: Compiled) -> None:
+def test_another_number_of_workers_goes_on(tiny: Captured) -> None:
     expected, _ = train_alone(tiny, 12)
     records, state = train_together(tiny, 3, 5)
     more, _ = train_together(tiny, 2, 7, begin=5, state=state, chains=False)
     assert records + more == expected
 
 
-def test_a_state_that_is_not_finite_stops_all_workers(tiny: Compiled) -> None:
+def test_a_state_that_is_not_finite_stops_all_workers(tiny: Captured) -> None:
     broken = {key: tensor.clone() for key, tensor in tiny.state.items()}
     broken["model.0.weight"][-1, -1] = float("inf")  # in the last worker's shard
     stopped = []
@@ -249,7 +249,7 @@ def test_a_plan_has_the_bytes_that_a_step_sends(held: int, workers: int, monkeyp
     monkeypatch.setattr(partition, "LEAST", held)
     monkeypatch.setattr(partition, "SMALL", 100)
     monkeypatch.setattr(partition, "TOLD", 1)
-    compiled, exact = compiled_attention(), [0] * workers
+    captured, exact = captured_attention(), [0] * workers
 
     def count(of: type, name: str) -> None:
         """Counts apart what a method sends, which depends on the data."""
@@ -268,8 +268,8 @@ def test_a_plan_has_the_bytes_that_a_step_sends(held: int, workers: int, monkeyp
 
     def work(seat: Seat) -> tuple[int, int]:
         counting = Counting(seat.table, seat.worker)
-        machine = SharedInterpreter(compiled.program, SharedArithmetic(counting))
-        state, data = machine.to_device(compiled.state), machine.place_data(compiled.data)
+        machine = SharedInterpreter(captured.program, SharedArithmetic(counting))
+        state, data = machine.to_device(captured.state), machine.place_data(captured.data)
         state = machine.step(1, state, data).state  # the first step also agrees on bounds
         counting.sent = exact[counting.worker] = 0
         state = machine.step(2, state, data).state
@@ -277,7 +277,7 @@ def test_a_plan_has_the_bytes_that_a_step_sends(held: int, workers: int, monkeyp
         machine.whole(state)
         return step, counting.sent
 
-    plan = Plan(Partition(compiled.program, workers))
+    plan = Plan(Partition(captured.program, workers))
     sent = together(workers, work)
     assert [step for step, _ in sent] == [sum(of) for of in zip(*plan.sent.values(), strict=True)]
     assert [whole for _, whole in sent] == plan.checkpoint
@@ -291,7 +291,7 @@ def test_a_plan_has_the_bytes_that_a_step_sends(held: int, workers: int, monkeyp
 @pytest.mark.parametrize("name", ["digits", "text"])
 def test_small_models_send_little_more_than_under_ddp(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "LEAST", sizes.LEAST)
-    program = compile_task(load_task(name)).program
+    program = capture_task(load_task(name)).program
     for workers in (2, 3, 4, 8):
         divided = Partition(program, workers)
         assert max(map(sum, zip(*Plan(divided).sent.values(), strict=True))) < 1.48 * divided.ddp, workers
@@ -303,9 +303,9 @@ def test_small_models_send_little_more_than_under_ddp(name: str, monkeypatch: py
 def test_exchanges_are_joined(ahead: int, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(joining, "AHEAD_BYTES", ahead)
     monkeypatch.setattr(joining, "JOINED", large)
-    compiled = compiled_attention()
+    captured = captured_attention()
     for workers in (2, 3):
-        program = Partition(compiled.program, workers).local(workers - 1)
+        program = Partition(captured.program, workers).local(workers - 1)
         planned, begun = joined(program)
         units = [unit.members for unit in planned]
         order = [n for unit in units for n in unit]
@@ -327,11 +327,11 @@ def test_exchanges_are_joined(ahead: int, large: int, monkeypatch: pytest.Monkey
         sent_early = [n for each in begun.values() for n in each]
         assert len(sent_early) == len(set(sent_early))
         assert set(begun) <= {unit[0] for unit in units}
-        rounds = len(Plan(Partition(compiled.program, workers)).rounds)
+        rounds = len(Plan(Partition(captured.program, workers)).rounds)
         alone = sum(isinstance(i, SharedSum) for i in program.body)
         assert (rounds < alone / 4) == (ahead == 1 << 26)
-    expected, _ = train_alone(compiled, 3)
-    records, _ = train_together(compiled, 3, 3, permute=1)
+    expected, _ = train_alone(captured, 3)
+    records, _ = train_together(captured, 3, 3, permute=1)
     assert records == expected
 
 
@@ -360,7 +360,7 @@ def test_joined_messages_bring_what_single_ones_do(joins: int, monkeypatch: pyte
     together(3, work)
 
 
-def test_values_cannot_be_observed(tiny: Compiled) -> None:
+def test_values_cannot_be_observed(tiny: Captured) -> None:
     def work(exchange: Exchange) -> None:
         machine = SharedInterpreter(tiny.program, SharedArithmetic(exchange))
         with pytest.raises(ConfigurationError, match="expected one worker where values are observed"):

@@ -17,8 +17,8 @@ from tests.engine.lowering_bench import make_task
 from tests.engine.test_capture_pure import Layer, centred, counting, with_buffers
 from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
+from tiebreak.engine.capture import captured as compiling
 from tiebreak.engine.capture import check
-from tiebreak.engine.capture import compile as compiling
 from tiebreak.engine.capture.task import (
     SGD,
     Adafactor,
@@ -98,10 +98,10 @@ def test_what_is_right_passes(name: str) -> None:
     torch.manual_seed(0)
     made = RIGHT[name]()
     before = [*made.model.parameters(), *made.model.buffers()]
-    compiled = checked(made)
-    assert compiled.checked
+    captured = checked(made)
+    assert captured.checked
     assert all(a is b for a, b in zip(before, [*made.model.parameters(), *made.model.buffers()], strict=True))
-    assert compiled.program.root == compiling.compile_task(made).program.root
+    assert captured.program.root == compiling.capture_task(made).program.root
 
 
 def undo_examining(patch: pytest.MonkeyPatch) -> None:

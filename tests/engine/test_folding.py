@@ -9,7 +9,7 @@ import torch.fx.traceback
 from torch import Tensor, nn
 
 from tests.engine.lowering_bench import loss_of, make_task, run_engine
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.hints import HINTS
 from tiebreak.engine.capture.tracing import trace
 from tiebreak.engine.lowering import RULES
@@ -32,17 +32,17 @@ class Scaled(nn.Module):
 X = torch.tensor([[0.0, -1.5, 2.25, 3.0], [5.0, 4.0, -7.0, 0.5], [1.0, 1.0, 2.0, -2.0]])
 
 
-def compiled_model(model: nn.Module, loss: Callable[..., Tensor] = loss_of) -> Compiled:
-    return compile_task(make_task(model, {"x": X}, batch=3, loss=loss))
+def compiled_model(model: nn.Module, loss: Callable[..., Tensor] = loss_of) -> Captured:
+    return capture_task(make_task(model, {"x": X}, batch=3, loss=loss))
 
 
-def compiled(function: Callable[[Tensor], Tensor]) -> Compiled:
+def captured(function: Callable[[Tensor], Tensor]) -> Captured:
     return compiled_model(Scaled(function))
 
 
-def agree(function: Callable[[Tensor], Tensor]) -> Compiled:
+def agree(function: Callable[[Tensor], Tensor]) -> Captured:
     """Loss and gradient are exactly eager torch's. The batch is all of the data: the order of rows must not matter."""
-    made = compiled(function)
+    made = captured(function)
     w = torch.ones(4, requires_grad=True)
     loss = function(X * w)
     loss.backward()
@@ -52,7 +52,7 @@ def agree(function: Callable[[Tensor], Tensor]) -> Compiled:
     return made
 
 
-def constants(made: Compiled) -> list[str]:
+def constants(made: Captured) -> list[str]:
     return [name for name in made.data if name.startswith("constant.")]
 
 
@@ -91,7 +91,7 @@ def test_constants_of_other_dtypes_are_taken_where_that_is_exact() -> None:
     agree(lambda x: (x * TABLE.to(torch.bfloat16).float() * torch.tensor(0.5, dtype=torch.float64)).sum())
     third = torch.tensor([1 / 3, 0.5, 0.5, 0.5], dtype=torch.float64)
     with pytest.raises(ConfigurationError, match="float64"):
-        compiled(lambda x: torch.where(x > third, x, 0.0).sum())
+        captured(lambda x: torch.where(x > third, x, 0.0).sum())
 
 
 def test_shapes_of_what_varies_are_constant() -> None:
@@ -100,7 +100,7 @@ def test_shapes_of_what_varies_are_constant() -> None:
 
 
 def test_a_draw_is_not_a_constant() -> None:
-    made = compiled(lambda x: (x * (torch.rand(4) + 0.0)).sum())
+    made = captured(lambda x: (x * (torch.rand(4) + 0.0)).sum())
     assert [i.opcode for i in made.program.body].count(Opcode.RANDOM) == 1
     assert constants(made) == []
 
@@ -152,7 +152,7 @@ def test_all_that_is_unsupported_is_listed_with_exact_paths_and_hints() -> None:
 
 def test_what_depends_on_data_is_told() -> None:
     with pytest.raises(ConfigurationError, match="one program must be right for every step"):
-        compiled(lambda x: x.sum() * x.nonzero().shape[0])
+        captured(lambda x: x.sum() * x.nonzero().shape[0])
 
 
 REFUSED = pytest.raises(ConfigurationError, match="needs the values of tensors")
@@ -182,7 +182,7 @@ def test_hints_are_for_operators_that_torch_has_and_that_have_no_rule(cases: Cal
 
 def test_a_step_that_trains_nothing_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="depends on a trainable parameter"):
-        compiled(lambda x: x.detach().sum())
+        captured(lambda x: x.detach().sum())
 
 
 def test_instructions_of_both_passes_know_their_module() -> None:

@@ -58,7 +58,7 @@ TARGETS = [("sm_90", "gfx942"), ("sm_80", "sm_100")]
 
 @pytest.mark.parametrize("targets", slow_except(TARGETS, nightly=TARGETS[1:]), ids=" ".join)
 def test_machine_code(targets: tuple[str, ...], tmp_path: Path, cases: Callable[[int], None]) -> None:
-    """Compiled ahead of time, kernels keep the rules of `benchmarks.kernels` and are those of docs/gpu.md."""
+    """Captured ahead of time, kernels keep the rules of `benchmarks.kernels` and are those of docs/gpu.md."""
     options = (word for target in targets for word in ("--target", target))
     python("-m", "benchmarks.kernels", *options, "--output", str(tmp_path))
     found, known = (
@@ -92,7 +92,7 @@ def test_predictions_count_what_is_launched(cases: Callable[[int], None]) -> Non
     """A captured program's sums are all counted, and the loop of products is as long as its matrix instructions."""
     program = (
         "from benchmarks.gpu_model import *; from tiebreak.engine.run.cost import cost_of; import json; "
-        "p = compile_task(make_real_task('gpt2-small', steps=1)).program; s, r, f = predict(p, count_others()); "
+        "p = capture_task(make_real_task('gpt2-small', steps=1)).program; s, r, f = predict(p, count_others()); "
         "assert captured('gpt2-small', 0) == p; "
         "least = sum(i.is_f32_sum for i in p.body if i.opcode == Opcode.REDUCE); "
         "chains = sum(schedule.is_elementwise(p.body[u.members[0]]) for u in schedule.plan(p)); "

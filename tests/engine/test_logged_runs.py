@@ -36,7 +36,7 @@ from .logged_cases import (
     STEPS,
     WIDE,
     Flipping,
-    compiled,
+    captured,
     log_of,
     logged_job,
     logging_of,
@@ -117,7 +117,7 @@ def test_a_run_that_logs_nothing_is_the_run_of_policy_exact(tmp_path: Path) -> N
         assert all(log_of(run, step).count == 0 for step in range(1, STEPS + 1))
         program = run.program
         exact = Interpreter(program, Arithmetic(precision=precision))
-        state, data = exact.to_device(compiled().state), exact.place_data(compiled().data)
+        state, data = exact.to_device(captured().state), exact.place_data(captured().data)
         for step in range(1, STEPS + 1):
             state = exact.step(step, state, data).state
         assert all(torch.equal(state[name], tensor) for name, tensor in run.state(STEPS).items())
@@ -132,8 +132,8 @@ def test_steps_are_the_integer_reference_bit_for_bit(
     monkeypatch.setattr(flipping, "precision", precision)
     run = new_run(tmp_path / "run", logged_job(precision))
     train(run, threshold)
-    raw_state = {name: tensor.numpy().tobytes() for name, tensor in compiled().state.items()}
-    raw_data = {name: tensor.numpy().tobytes() for name, tensor in compiled().data.items()}
+    raw_state = {name: tensor.numpy().tobytes() for name, tensor in captured().state.items()}
+    raw_data = {name: tensor.numpy().tobytes() for name, tensor in captured().data.items()}
     entries = 0
     for step in range(1, 2 * INTERVAL + 1):
         log = log_of(run, step)

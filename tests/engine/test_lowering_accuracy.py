@@ -13,7 +13,7 @@ from scripts.operators import ACCURACY, families, table
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task, stepped
 from tests.source_tree import ROOT
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.lowering import RULES, WHOLE
 
 mp = mpmath.mp.clone()
@@ -194,14 +194,14 @@ class Elementwise(nn.Module):
         return y.sum() + 0 * unused.sum()
 
 
-def values_of(compiled: Compiled) -> dict[str, Tensor]:
+def values_of(captured: Captured) -> dict[str, Tensor]:
     """The new state, which may hold what is not finite."""
-    return next(stepped(compiled, check_finite=False)).state
+    return next(stepped(captured, check_finite=False)).state
 
 
 def results(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
     task = make_task(Elementwise(FUNCTIONS[name][0], x), {"u": torch.zeros(1, 1)}, batch=1)
-    state = values_of(compile_task(task))
+    state = values_of(capture_task(task))
     return state["model.y"], -state["model.zero"]
 
 

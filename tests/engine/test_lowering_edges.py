@@ -11,7 +11,7 @@ from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task, run_engine, run_integers, same_bits
 from tests.engine.test_lowering_accuracy import Elementwise, values_of
 from tests.parts import slow_except
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.protocol.errors import ConfigurationError
 
 INFINITE, NOTHING = 777.0, 555.0
@@ -40,7 +40,7 @@ def _meant(x: Tensor) -> Tensor:
 def _differ(function: Callable[[Tensor], Tensor], x: Tensor) -> list[tuple[float, float, float]]:
     """x, the value found and eager PyTorch's in FP64, rounded to FP32, where they differ."""
     task = make_task(Elementwise(lambda v: function(_meant(v)).detach() + v * 0, x), {"u": torch.zeros(1, 1)}, batch=1)
-    found = values_of(compile_task(task))["model.y"]
+    found = values_of(capture_task(task))["model.y"]
     expected = function(_meant(x.double())).float()
     same = (
         (found == expected)
@@ -110,7 +110,7 @@ def test_between_the_poles(cases: CaseCounter) -> None:
 def test_what_has_no_form_is_refused(function: Callable[[Tensor], Tensor], message: str) -> None:
     task = make_task(Elementwise(function, torch.ones(2)), {"u": torch.zeros(1, 1)}, batch=1)
     with pytest.raises(ConfigurationError, match=message):
-        compile_task(task)
+        capture_task(task)
 
 
 DTYPES = [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8]
@@ -149,9 +149,9 @@ class Bits(nn.Module):
 @pytest.mark.parametrize("dtype", slow_except(DTYPES, torch.int64, torch.uint8), ids=str)
 def test_bits(dtype: torch.dtype, cases: CaseCounter) -> None:
     model = Bits(dtype)
-    compiled = compile_task(make_task(model, {"u": torch.ones(1, 1)}, batch=1))
-    found = run_engine(compiled)
+    captured = capture_task(make_task(model, {"u": torch.ones(1, 1)}, batch=1))
+    found = run_engine(captured)
     for number, expected in enumerate(model.results()):
         assert found[f"model.result_{number}"].equal(expected.long()), f"result {number} of {dtype}"
         cases(expected.numel())
-    assert same_bits(found, run_integers(compiled)) == []
+    assert same_bits(found, run_integers(captured)) == []

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import Bench, check_modules, executed, make_task, run_engine, run_integers, same_bits
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.lowering import Context
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.lowering.convolution import _spread_gradient, input_gradient
@@ -196,8 +196,8 @@ def test_resampling_and_borders(cases: CaseCounter) -> None:
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5)], ids=str)
 def test_dropout_in_the_engine_and_in_integers(layer: nn.Module) -> None:
-    compiled = compile_task(make_task(Bench({"dropout": layer}, (8, 2, 2)), {"x": torch.ones(2, 8, 2, 2)}))
-    assert not same_bits(run_engine(compiled, 2), run_integers(compiled, 2))
+    captured = capture_task(make_task(Bench({"dropout": layer}, (8, 2, 2)), {"x": torch.ones(2, 8, 2, 2)}))
+    assert not same_bits(run_engine(captured, 2), run_integers(captured, 2))
 
 
 def test_whole_channels_are_dropped() -> None:
@@ -209,7 +209,7 @@ def test_whole_channels_are_dropped() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return F.dropout2d(x + self.w, 0.25).sum()
 
-    state = run_engine(compile_task(make_task(Channels(), {"x": torch.ones(1, 64, 2, 2)}, batch=1)))
+    state = run_engine(capture_task(make_task(Channels(), {"x": torch.ones(1, 64, 2, 2)}, batch=1)))
     gradient = -state["model.w"].flatten(1)
     assert torch.equal(gradient, gradient[:, :1].expand(64, 4))
     kept = gradient[:, 0] != 0

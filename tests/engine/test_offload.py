@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.conftest import CaseCounter
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.data.disk import StorageError
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run import offload
@@ -24,7 +24,7 @@ from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType
 
-from .test_distributed import compiled_attention
+from .test_distributed import captured_attention
 from .tiny import TRAINER, make_tiny_task
 
 
@@ -43,18 +43,18 @@ def budget(room: int) -> Budget:
     return Budget(room, Path(tempfile.gettempdir()))
 
 
-def limited(compiled: Compiled, share: float = 0.0, permute: int | None = 1) -> Interpreter:
+def limited(captured: Captured, share: float = 0.0, permute: int | None = 1) -> Interpreter:
     """An interpreter with the room that the largest unit of the program takes, and some of the state's bytes."""
-    least = offload_of(Interpreter(compiled.program, Arithmetic(), budget=budget(1 << 40))).least
-    room = least + int(share * sum(t.nbytes for t in compiled.state.values()))
-    return Interpreter(compiled.program, Arithmetic(permute=permute), budget=budget(room))
+    least = offload_of(Interpreter(captured.program, Arithmetic(), budget=budget(1 << 40))).least
+    room = least + int(share * sum(t.nbytes for t in captured.state.values()))
+    return Interpreter(captured.program, Arithmetic(permute=permute), budget=budget(room))
 
 
 def states(
-    interpreter: Interpreter, compiled: Compiled, steps: int, donate: Callable[[int], bool] = lambda _: True
+    interpreter: Interpreter, captured: Captured, steps: int, donate: Callable[[int], bool] = lambda _: True
 ) -> list[dict[str, Tensor]]:
-    state = {name: tensor.clone() for name, tensor in interpreter.to_device(compiled.state).items()}
-    data, found = interpreter.place_data(compiled.data), []
+    state = {name: tensor.clone() for name, tensor in interpreter.to_device(captured.state).items()}
+    data, found = interpreter.place_data(captured.data), []
     for number in range(1, steps + 1):
         state = interpreter.step(number, state, data, donate=donate(number)).state
         found.append({name: tensor.clone() for name, tensor in state.items()})
@@ -69,22 +69,22 @@ def assert_equal(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor
 
 
 @cache
-def compiled_tiny() -> Compiled:
-    return compile_task(make_tiny_task(20))
+def captured_tiny() -> Captured:
+    return capture_task(make_tiny_task(20))
 
 
 @pytest.mark.parametrize(
     ("make", "share"),
     slow_except(
-        [(compiled_tiny, 0.0), (compiled_tiny, 10.0), (compiled_attention, 0.0), (compiled_attention, 0.5)],
-        (compiled_tiny, 0.0), (compiled_tiny, 10.0), several=True,
+        [(captured_tiny, 0.0), (captured_tiny, 10.0), (captured_attention, 0.0), (captured_attention, 0.5)],
+        (captured_tiny, 0.0), (captured_tiny, 10.0), several=True,
     ),
 )  # fmt: skip
-def test_twenty_steps_in_little_memory(make: Callable[[], Compiled], share: float, cases: CaseCounter) -> None:
-    compiled = make()
-    interpreter = limited(compiled, share)
-    expected = states(Interpreter(compiled.program, Arithmetic()), compiled, 20)
-    assert_equal(states(interpreter, compiled, 20, lambda step: step % 3 > 0), expected)
+def test_twenty_steps_in_little_memory(make: Callable[[], Captured], share: float, cases: CaseCounter) -> None:
+    captured = make()
+    interpreter = limited(captured, share)
+    expected = states(Interpreter(captured.program, Arithmetic()), captured, 20)
+    assert_equal(states(interpreter, captured, 20, lambda step: step % 3 > 0), expected)
     found = offload_of(interpreter)
     moved = found.bytes_written > 0 and found.bytes_read > 0
     assert moved or share == 10.0, "everything stayed in memory, so nothing was tested"
@@ -93,14 +93,14 @@ def test_twenty_steps_in_little_memory(make: Callable[[], Compiled], share: floa
 
 @pytest.mark.usefixtures("pure")
 def test_without_a_compiler(cases: CaseCounter) -> None:
-    compiled = compiled_tiny()
-    interpreter = limited(compiled)
+    captured = captured_tiny()
+    interpreter = limited(captured)
     assert interpreter.arithmetic.chains is None
-    assert_equal(states(interpreter, compiled, 5), states(Interpreter(compiled.program, Arithmetic()), compiled, 5))
+    assert_equal(states(interpreter, captured, 5), states(Interpreter(captured.program, Arithmetic()), captured, 5))
     cases(5)
 
 
-def test_a_run_and_its_audit(tiny: Compiled, new_run: Callable[[str], RunDirectory]) -> None:
+def test_a_run_and_its_audit(tiny: Captured, new_run: Callable[[str], RunDirectory]) -> None:
     """The trainer stops and goes on, commits in the background, and the auditor has little memory too."""
     plain, run = new_run("plain"), new_run("limited")
     root = Worker(plain, Interpreter(tiny.program, Arithmetic()), key=TRAINER).work()
@@ -113,7 +113,7 @@ def test_a_run_and_its_audit(tiny: Compiled, new_run: Callable[[str], RunDirecto
     assert offload_of(auditor).bytes_read > 0
 
 
-def test_a_state_is_not_kept_in_memory(tiny: Compiled) -> None:
+def test_a_state_is_not_kept_in_memory(tiny: Captured) -> None:
     interpreter = limited(tiny, share=10.0)
     state = {name: tensor.clone() for name, tensor in tiny.state.items()}
     data = interpreter.place_data(tiny.data)
@@ -126,18 +126,18 @@ def test_a_state_is_not_kept_in_memory(tiny: Compiled) -> None:
     assert_equal([whole], [before])
 
 
-def test_too_little_memory_for_one_instruction_is_refused(tiny: Compiled) -> None:
+def test_too_little_memory_for_one_instruction_is_refused(tiny: Captured) -> None:
     least = offload_of(limited(tiny, share=10.0)).least
     with pytest.raises(ConfigurationError, match="MiB more memory: an instruction of the step"):
         Interpreter(tiny.program, Arithmetic(), budget=budget(least - 1))
 
 
-def test_a_folder_that_takes_no_file(tiny: Compiled, tmp_path: Path) -> None:
+def test_a_folder_that_takes_no_file(tiny: Captured, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="missing"):
         Interpreter(tiny.program, Arithmetic(), budget=Budget(1 << 40, tmp_path / "missing"))
 
 
-def test_pieces_of_the_file_are_used_again(tiny: Compiled) -> None:
+def test_pieces_of_the_file_are_used_again(tiny: Captured) -> None:
     interpreter = limited(tiny)
     states(interpreter, tiny, 3)
     end = offload_of(interpreter)._file._end

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import loss_of, make_task, run_engine
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.step import UNCOVERED
 from tiebreak.engine.run.interpreter import NotFiniteError
 from tiebreak.protocol.errors import ConfigurationError
@@ -150,8 +150,8 @@ def try_sample(op: Any, sample: Any) -> tuple[str, str]:
         return refusal
     drawn = op.name in UNSET or any(_far(second[name], first[name], first[name]) for name in first)
     try:
-        compiled = compile_task(make_task(model, {"x": torch.zeros(1, 1)}, batch=1, loss=_loss))
-        found = run_engine(compiled)
+        captured = capture_task(make_task(model, {"x": torch.zeros(1, 1)}, batch=1, loss=_loss))
+        found = run_engine(captured)
     except ConfigurationError as error:
         ours = UNCOVERED in str(error) or "fails in plain PyTorch already" in str(error)  # it has just run there
         return "raw" if ours else "refused", str(error)

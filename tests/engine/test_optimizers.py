@@ -13,7 +13,7 @@ from tests.engine.lowering_bench import make_task, nth, squared_error, stepped
 from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.task import (
     SGD,
     Adafactor,
@@ -265,17 +265,17 @@ def test_twenty_four_steps_are_close_to_torch_in_fp64(name: str) -> None:
 
 
 def test_the_moving_average_is_the_emulation_and_changes_nothing_else() -> None:
-    compiled = compile_task(net_task(AdamW(lr=0.02), average=0.9))
-    held = {n: t.numpy() for n, t in compiled.state.items() if n.startswith("average.")}
+    captured = capture_task(net_task(AdamW(lr=0.02), average=0.9))
+    held = {n: t.numpy() for n, t in captured.state.items() if n.startswith("average.")}
     assert sorted(held) == [f"average.{n}" for n in sorted(["layer.weight", "layer.bias", "norm.weight", "norm.bias",
                                                             "stack", "gain", "idle"])]  # fmt: skip
-    for step, result in zip(range(1, STEPS + 1), stepped(compiled), strict=False):
+    for step, result in zip(range(1, STEPS + 1), stepped(captured), strict=False):
         state = result.state
         for name, average in held.items():
             p = state[f"model.{name.removeprefix('average.')}"].numpy()
             held[name] = average + (p - average) * np.float32(1 - 0.9)
             assert state[name].numpy().tobytes() == held[name].tobytes(), (step, name)
-    plain = nth(STEPS, compile_task(net_task(AdamW(lr=0.02)))).state
+    plain = nth(STEPS, capture_task(net_task(AdamW(lr=0.02)))).state
     assert all(torch.equal(t, state[name]) for name, t in plain.items())
 
 

@@ -21,7 +21,7 @@ from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture import check
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.lowering import RULES, Context
 from tiebreak.engine.lowering.builder import Builder
@@ -55,11 +55,11 @@ def task_of(model: nn.Module, steps: int = 3) -> Task:
 
 def seen(draw: Callable[[], Tensor], steps: int = 3) -> tuple[list[Tensor], int]:
     """What each step drew, and the stream that it was drawn from."""
-    compiled = compile_task(task_of(Drawing(draw), steps))
-    params = [i.params for i in compiled.program.body]
+    captured = capture_task(task_of(Drawing(draw), steps))
+    params = [i.params for i in captured.program.body]
     streams = [p.stream for p in params if isinstance(p, RandomParams)]
     streams += [p.stream for p in params if isinstance(p, ShuffleParams) and not streams and p.n != 4]
-    return [result.state["model.seen"].clone() for result in islice(stepped(compiled), steps)], streams[0]
+    return [result.state["model.seen"].clone() for result in islice(stepped(captured), steps)], streams[0]
 
 
 DRAWS: dict[str, Callable[[], Tensor]] = {
@@ -83,8 +83,8 @@ DRAWS: dict[str, Callable[[], Tensor]] = {
 
 @pytest.mark.parametrize("name", slow_except(DRAWS, *list(DRAWS)[::5]))
 def test_a_step_with_draws_is_eager_pytorchs_on_the_same_numbers(name: str) -> None:
-    compiled = checked(task_of(Drawing(DRAWS[name])))
-    assert same_bits(run_engine(compiled), run_integers(compiled)) == []
+    captured = checked(task_of(Drawing(DRAWS[name])))
+    assert same_bits(run_engine(captured), run_integers(captured)) == []
 
 
 def uniforms(step: int, stream: int, count: int) -> list[Fraction]:
@@ -165,8 +165,8 @@ def test_draws_that_nothing_reads_take_none_of_the_others() -> None:
         torch.randperm(4)
         return torch.randn(3)
 
-    compiled = checked(task_of(Drawing(draw)))
-    assert [value is None for value in compiled.draws] == [True, True, True, False]
+    captured = checked(task_of(Drawing(draw)))
+    assert [value is None for value in captured.draws] == [True, True, True, False]
 
 
 REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
@@ -183,7 +183,7 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
 def test_draws_without_a_form_are_refused(name: str) -> None:
     draw, message = REFUSED[name]
     with pytest.raises(ConfigurationError, match=message):
-        compile_task(task_of(Drawing(draw)))
+        capture_task(task_of(Drawing(draw)))
 
 
 def test_gradients_flow_through_what_is_made_of_draws() -> None:
@@ -202,7 +202,7 @@ def test_gradients_flow_through_what_is_made_of_draws() -> None:
 
     torch.manual_seed(0)
     task = replace(task_of(Variational()), data={"x": torch.randn(9, 6)}, loss=lambda net, x: net(x), accumulation=2)
-    compiled = checked(task)
-    assert len(compiled.draws) == 8
-    assert all(value is not None for value in compiled.draws)
+    captured = checked(task)
+    assert len(captured.draws) == 8
+    assert all(value is not None for value in captured.draws)
     assert check._FORMS.keys() >= {"randn_like", "randperm", "randint"}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c.buffers import SMALL, Buffers
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.schedule import MAX_MEMBERS, Unit, in_order, plan, replacements
@@ -147,7 +147,7 @@ def test_functions_are_joined_where_chains_have_them() -> None:
     assert len(plan(program)) == len(plan(program, MapFunction)) + 2
 
 
-def test_a_real_step_and_random_ones(tiny: Compiled, cases: Callable[[int], None]) -> None:
+def test_a_real_step_and_random_ones(tiny: Captured, cases: Callable[[int], None]) -> None:
     units = check_order(tiny.program)
     assert len(units) < len(tiny.program.body) * 0.75
     for seed in range(20):

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from tests.engine.processes import file_size
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.data.disk import StorageError, write_file
 from tiebreak.engine.data.tensors import check_spec, from_bytes, identity, tensor_bytes
 from tiebreak.engine.run.directory import RECORD_BYTES, RunDirectory
@@ -43,7 +43,7 @@ def test_create_refuses_a_directory_in_use(new_run: NewRun) -> None:
         new_run("run")
 
 
-def test_create_refuses_inputs_that_are_not_the_jobs(tiny: Compiled, agreement: SignedJob, tmp_path: Path) -> None:
+def test_create_refuses_inputs_that_are_not_the_jobs(tiny: Captured, agreement: SignedJob, tmp_path: Path) -> None:
     state = dict(tiny.state)
     name = next(iter(state))
     state[name] = state[name] + 1
@@ -91,7 +91,7 @@ def test_oversized_files_are_refused_before_they_are_read(new_run: NewRun) -> No
     RunDirectory.open(run.path).data()
 
 
-def test_a_checkpoint_with_other_shapes_or_dtypes_is_refused(new_run: NewRun, tiny: Compiled) -> None:
+def test_a_checkpoint_with_other_shapes_or_dtypes_is_refused(new_run: NewRun, tiny: Captured) -> None:
     run = new_run("run")
     name = next(iter(tiny.state))
     for change in (lambda t: t[:1].contiguous(), lambda t: t.double()):
@@ -136,7 +136,7 @@ def test_heads_are_checked_and_never_contradicted(new_run: NewRun) -> None:
         run.heads()
 
 
-def test_a_job_signed_by_the_wrong_key_is_refused(tiny: Compiled, agreement: SignedJob, tmp_path: Path) -> None:
+def test_a_job_signed_by_the_wrong_key_is_refused(tiny: Captured, agreement: SignedJob, tmp_path: Path) -> None:
     digest = agreement.job.digest(DOMAIN)
     for wrong in (
         replace(agreement, trainer_signature=AUDITOR.sign(digest)),
@@ -173,7 +173,7 @@ def test_a_disk_that_fills_up_mid_append_loses_no_record(new_run: NewRun) -> Non
     assert run.records() == [record(3), record(6)]
 
 
-def test_inputs_that_do_not_fit_are_refused_by_name(tiny: Compiled) -> None:
+def test_inputs_that_do_not_fit_are_refused_by_name(tiny: Captured) -> None:
     check_spec("state", tiny.state, tiny.program.state_spec())
     check_spec("data", tiny.data, tiny.program.data_spec())
     name = next(iter(tiny.state))

@@ -13,7 +13,7 @@ from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import squared_error
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.api.training.tasks import make_task
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.task import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop, Task
 from tiebreak.engine.optimizers.settings import settings_of
 from tiebreak.protocol.errors import ConfigurationError
@@ -133,9 +133,9 @@ def test_a_scheduled_task_of_torchs_objects_passes_the_check() -> None:
     model = Net()
     optimizer = O.NAdam([{"params": model.layer.parameters()}, {"params": model.odd.parameters(), "lr": 0.2}], lr=0.1)
     task = task_of(model, optimizer, S.LambdaLR(optimizer, lambda s: 1 / (s + 1)), steps=3)
-    compiled = checked(task)
-    assert compiled.checked
-    assert compiled.data["learning_rate"].tolist() == torch.tensor([0.1, 0.05, 0.1 / 3]).tolist()
+    captured = checked(task)
+    assert captured.checked
+    assert captured.data["learning_rate"].tolist() == torch.tensor([0.1, 0.05, 0.1 / 3]).tolist()
 
 
 class Own(O.SGD):
@@ -196,6 +196,6 @@ def test_gradient_scaling_is_refused_with_the_reason() -> None:
         scaled = replace(task, loss=lambda net, x, y, s=scaler: s.scale(squared_error(net, x, y)))
         if enabled:
             with pytest.raises(ConfigurationError, match=r"test_translate.py:\d+\) it scales the loss .*GradScaler"):
-                compile_task(scaled)
+                capture_task(scaled)
         else:
-            assert compile_task(scaled).program == compile_task(task).program
+            assert capture_task(scaled).program == capture_task(task).program

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tests.engine.lowering_bench import make_task, run_engine
 from tests.engine.test_lowering_accuracy import Elementwise
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.protocol.numbers import float32
 
 
@@ -32,7 +32,7 @@ def bits(tensor: Tensor) -> list[int]:
 
 def result_of(function: Callable[[Tensor], Tensor], x: Tensor) -> list[int]:
     task = make_task(Elementwise(lambda v: function(v).detach() + 0 * v, x), {"unused": torch.zeros(1, 1)}, 1)
-    return bits(run_engine(compile_task(task))["model.y"])
+    return bits(run_engine(capture_task(task))["model.y"])
 
 
 X = torch.tensor([5.0, 7.0, 11.0, 0.1, 1e-39, 16777215.0, 0.99999994, 3.3333333])

@@ -10,7 +10,7 @@ from typing import TypeVar
 from torch import Tensor
 
 from tests.engine.lowering_bench import stepped
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import Exchange
 from tiebreak.engine.distributed.train import SharedInterpreter
@@ -83,15 +83,15 @@ def at_once(works: Sequence[Callable[[], T]], after_error: Callable[[], None] = 
     return results  # type: ignore[return-value]
 
 
-def train_alone(compiled: Compiled, steps: int, *, check_finite: bool = True) -> tuple[list[Digest], State]:
+def train_alone(captured: Captured, steps: int, *, check_finite: bool = True) -> tuple[list[Digest], State]:
     """Step records and the last state, of one machine on its own."""
-    results = list(islice(stepped(compiled, check_finite=check_finite), steps))
+    results = list(islice(stepped(captured, check_finite=check_finite), steps))
     records = [make_record(step, result.state, result.loss_bits).digest for step, result in enumerate(results, 1)]
     return records, results[-1].state
 
 
 def train_together(
-    compiled: Compiled, workers: int, steps: int, *, permute: int | None = None, begin: int = 0,
+    captured: Captured, workers: int, steps: int, *, permute: int | None = None, begin: int = 0,
     state: State | None = None, chains: bool = True, check_finite: bool = True,
 ) -> tuple[list[Digest], State]:  # fmt: skip
     """Step records after `begin`, and the last state, as the first worker has them."""
@@ -100,8 +100,8 @@ def train_together(
         arithmetic = SharedArithmetic(exchange, permute=None if permute is None else permute + exchange.worker)
         if not chains:
             arithmetic.chains = None
-        machine = SharedInterpreter(compiled.program, arithmetic)
-        held, data = machine.to_device(compiled.state if state is None else state), machine.place_data(compiled.data)
+        machine = SharedInterpreter(captured.program, arithmetic)
+        held, data = machine.to_device(captured.state if state is None else state), machine.place_data(captured.data)
         records, whole = [], held
         for step in range(begin + 1, begin + steps + 1):
             result = machine.step(step, held, data, check_finite=check_finite)

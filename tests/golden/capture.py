@@ -6,17 +6,17 @@ import sys
 import torch
 
 from tests.golden.tasks import make_task
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.data.tensors import identities
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 
 
 def roots(name: str) -> dict[str, str]:
-    compiled = compile_task(make_task(name))
+    captured = capture_task(make_task(name))
     return {
-        "program_root": compiled.program.root.hex(),
-        "initial_state_root": state_tree(identities(compiled.state)).root.hex(),
-        "data_root": data_tree(identities(compiled.data)).root.hex(),
+        "program_root": captured.program.root.hex(),
+        "initial_state_root": state_tree(identities(captured.state)).root.hex(),
+        "data_root": data_tree(identities(captured.data)).root.hex(),
     }
 
 

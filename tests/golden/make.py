@@ -17,29 +17,29 @@ from tests.golden.bundle import FOLDER, INTERVAL, NAMES, STEPS, Expected, write_
 from tests.golden.tasks import make_task
 from tests.golden.train import Inputs, first_record, make_run, train
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.data.tensors import identities
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 
 
 def make(name: str) -> Expected:
-    compiled = compile_task(make_task(name))
-    made = Inputs(compiled.program, compiled.state, compiled.data)
+    captured = capture_task(make_task(name))
+    made = Inputs(captured.program, captured.state, captured.data)
     with tempfile.TemporaryDirectory() as scratch:
         run = make_run(Path(scratch) / name, made)
         root = train(run, Arithmetic())
         records = (first_record(made), *run.records())
     expected = Expected(
         torch=torch.__version__, transformers=transformers.__version__, steps=STEPS, checkpoint_interval=INTERVAL,
-        program_root=compiled.program.root.hex(), initial_state_root=state_tree(identities(compiled.state)).root.hex(),
-        data_root=data_tree(identities(compiled.data)).root.hex(), run_root=root,
+        program_root=captured.program.root.hex(), initial_state_root=state_tree(identities(captured.state)).root.hex(),
+        data_root=data_tree(identities(captured.data)).root.hex(), run_root=root,
         records=tuple((record.step, record.state_root.hex(), record.loss_bits) for record in records),
     )  # fmt: skip
     folder = FOLDER / name
     folder.mkdir(exist_ok=True)
-    write_program(folder, compiled.program)
-    save_file(compiled.state, folder / "state.safetensors")
-    save_file(compiled.data, folder / "data.safetensors")
+    write_program(folder, captured.program)
+    save_file(captured.state, folder / "state.safetensors")
+    save_file(captured.data, folder / "data.safetensors")
     write_expected(folder, expected)
     return expected
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
@@ -110,16 +110,16 @@ class Yard:
     def __init__(self, folder: Path) -> None:
         torch.set_num_threads(1)
         self.folder = folder
-        self.compiled: Compiled = compile_task(make_task())
+        self.captured: Captured = capture_task(make_task())
         self.market = disputes.DisputeMarket()
-        self.interpreter: Interpreter = make_interpreter(self.compiled.program)
+        self.interpreter: Interpreter = make_interpreter(self.captured.program)
         self.jobs: list[Digest] = []
         self._arenas: dict[int, disputes.Arena] = {}
         self._numbers = iter(range(1 << 30))
 
     @property
     def program(self) -> Program:
-        return self.compiled.program
+        return self.captured.program
 
     def fresh(self, name: str) -> Path:
         return self.folder / f"{next(self._numbers)}-{name}"
@@ -127,7 +127,7 @@ class Yard:
     def job(self, interval: int = INTERVAL, levels: int = 2) -> Job:
         """A job of its own over the computation. Its stake is odd, so that half of it is not half of it."""
         job = self.market.draft(
-            self.compiled,
+            self.captured,
             steps=STEPS,
             checkpoint_interval=interval,
             # Games are played one after the other against one head, and the proof of each waits for six hours.
@@ -140,7 +140,7 @@ class Yard:
     def arena(self, interval: int = INTERVAL) -> disputes.Arena:
         """The honest run, with signed heads, and a replay of it that takes the terms of all sums in another order."""
         if interval not in self._arenas:
-            agreement, c = self.market.sign(self.job(interval)), self.compiled
+            agreement, c = self.market.sign(self.job(interval)), self.captured
             self.open(agreement)
             run = RunDirectory.create(self.fresh("honest"), agreement, c.program, c.state, c.data)
             Worker(run, self.interpreter, key=self.market.parties.trainer).work()

@@ -187,7 +187,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_refused_before_any_work(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     change, words = BAD[name]
-    monkeypatch.setattr("tiebreak.api.training.tasks.compile_task", lambda *_: pytest.fail("captured"))
+    monkeypatch.setattr("tiebreak.api.training.tasks.capture_task", lambda *_: pytest.fail("captured"))
     for function in (tiebreak.reproducible, tiebreak.train):
         with pytest.raises(ConfigurationError, match=words):
             function(**regression(**change), directory=tmp_path / "run")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.engine.logged_cases import INTERVAL, STEPS, TOLERANCE, WIDE, compiled, log_of, logged_job
+from tests.engine.logged_cases import INTERVAL, STEPS, TOLERANCE, WIDE, captured, log_of, logged_job
 from tests.engine.tiny import TRAINER
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Commands, Once
@@ -34,7 +34,7 @@ POLICY_FILE = LoggedPolicy(
 
 def make_run(path: Path) -> RunDirectory:
     """A run in which nothing is computed yet."""
-    made = compiled()
+    made = captured()
     return RunDirectory.create(path, logged_job(), made.program, made.state, made.data, {POLICY: POLICY_FILE.encode()})
 
 

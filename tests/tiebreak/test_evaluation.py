@@ -16,13 +16,13 @@ from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.demo.plain_runs import PlainSettings, plain_run, plain_runs
 from tiebreak.demo.tasks import plain
 from tiebreak.demo.tasks.loader import load_task
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.protocol.errors import ConfigurationError, StateError
 
 
 def test_it_measures_the_given_state() -> None:
     task = load_task("digits")
-    initial = compile_task(task).state
+    initial = capture_task(task).state
     before = evaluate_state(task, initial)["test accuracy"]
     model, run = plain.train(task)
     trained = {"model." + n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}

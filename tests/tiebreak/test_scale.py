@@ -12,7 +12,7 @@ from tests.sim.yard import make_task
 from tests.tiebreak.parties import Commands, Parties
 from tiebreak.cli.offer import agree
 from tiebreak.cli.scale import human
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.incentives.figures import PRESETS
 from tiebreak.incentives.measured import measured
 from tiebreak.incentives.recommend import recommend
@@ -50,7 +50,7 @@ def test_a_job_over_a_limit_says_how_to_lift_it(command: Commands) -> None:
 
 @pytest.mark.slow
 def test_a_program_file_and_a_step_of_ones_own(tmp_path: Path, command: Commands) -> None:
-    program = compile_task(make_task()).program
+    program = capture_task(make_task()).program
     path, output = tmp_path / "program.tbp", tmp_path / "scale.json"
     path.write_bytes(program.encode())
     options = ["--program", str(path), "--steps", "8", "--checkpoint-interval", "3", "--step-seconds", "0.25"]

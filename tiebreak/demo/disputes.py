@@ -77,7 +77,7 @@ def _result(
     trained: Trained, title: str, tampered: str, fought: Fought, started: float, *, honest_trainer: bool
 ) -> DisputeResult:
     match = fought.match
-    ended = describe(match.final, trained.compiled.program, fought.truth)
+    ended = describe(match.final, trained.captured.program, fought.truth)
     return DisputeResult(
         title=title,
         tampered=tampered,

@@ -20,7 +20,7 @@ from tiebreak.api.training.tasks import capture
 from tiebreak.demo.report import short
 from tiebreak.demo.results import AuditResult, JobResult, RoundingCount, Setting
 from tiebreak.demo.tasks import plain
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.commit import Commit
@@ -43,7 +43,7 @@ class Trained:
     """An honestly trained job, with everything that later parts need."""
 
     task: Task
-    compiled: Compiled
+    captured: Captured
     agreement: SignedJob
     run: RunDirectory
     interpreter: Interpreter
@@ -64,23 +64,23 @@ class _Computed(NamedTuple):
 
 def agree(
     market: DisputeMarket, task: Task, folder: Path, console: Console, terms: Terms
-) -> tuple[Compiled, RunDirectory]:
+) -> tuple[Captured, RunDirectory]:
     """Captures the task, has client and trainer sign the job, and puts it on the board."""
     started = time.perf_counter()
-    compiled = capture(task)
-    captured = time.perf_counter() - started
-    job = market.draft(compiled, steps=task.steps, checkpoint_interval=task.checkpoint_interval, terms=terms)
+    captured = capture(task)
+    took = time.perf_counter() - started
+    job = market.draft(captured, steps=task.steps, checkpoint_interval=task.checkpoint_interval, terms=terms)
     agreement = market.sign(job)
-    run = RunDirectory.create(folder, agreement, compiled.program, compiled.state, compiled.data)
+    run = RunDirectory.create(folder, agreement, captured.program, captured.state, captured.data)
     gas = market.open(agreement)
     console.print(
-        f"{task.name}: {len(compiled.program.body)} instructions captured in {captured:.1f} s; signed by client and "
+        f"{task.name}: {len(captured.program.body)} instructions captured in {took:.1f} s; signed by client and "
         f"trainer, on the board for {gas:,} gas\n"
         f"  program {short(job.program_root.hex())}, state {short(job.initial_state_root.hex())}, "
         f"data {short(job.data_root.hex())}, job {short(job.id.hex())}",
         highlight=False,
     )
-    return compiled, run
+    return captured, run
 
 
 def _compute(
@@ -104,9 +104,9 @@ def _compute(
         return _Computed(root.hex(), tuple(losses), posted, time.perf_counter() - started)
 
 
-def train(market: DisputeMarket, task: Task, compiled: Compiled, run: RunDirectory, console: Console) -> Trained:
+def train(market: DisputeMarket, task: Task, captured: Captured, run: RunDirectory, console: Console) -> Trained:
     """Trains honestly, and measures the model before and after."""
-    interpreter = make_interpreter(compiled.program, Machine(threads=TRAINER_THREADS), run.job)
+    interpreter = make_interpreter(captured.program, Machine(threads=TRAINER_THREADS), run.job)
     done = _compute(market, run, interpreter, f"training {task.name}", console)
     before, after = (evaluate_state(task, run.state(step)) for step in (0, task.steps))
     metric = next(iter(after))
@@ -120,8 +120,8 @@ def train(market: DisputeMarket, task: Task, compiled: Compiled, run: RunDirecto
         name=task.name,
         summary=f"{type(task.model).__name__}, {type(task.optimizer).__name__}, batch {task.batch.size}",
         parameters=sum(p.numel() for p in task.model.parameters()),
-        bodies=len(compiled.program.body),
-        states=len(compiled.program.commits),
+        bodies=len(captured.program.body),
+        states=len(captured.program.commits),
         steps=task.steps,
         checkpoint_interval=task.checkpoint_interval,
         program_root=run.job.program_root.hex(),
@@ -147,7 +147,7 @@ def train(market: DisputeMarket, task: Task, compiled: Compiled, run: RunDirecto
             if counts.elements
         ),
     )
-    return Trained(task, compiled, run.agreement, run, interpreter, result)
+    return Trained(task, captured, run.agreement, run, interpreter, result)
 
 
 def audit(trained: Trained, folder: Path, console: Console) -> tuple[AuditResult, RunDirectory]:

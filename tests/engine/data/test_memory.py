@@ -14,7 +14,7 @@ import pytest
 
 from tests.engine.tiny import TRAINER
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Progress, Worker
@@ -80,7 +80,7 @@ def test_data_larger_than_memory_are_imported_committed_and_trained_on(tmp_path:
 
 
 def test_nothing_is_committed_over_data_that_change_in_the_meantime(
-    new_run: Callable[[str], RunDirectory], tiny: Compiled
+    new_run: Callable[[str], RunDirectory], tiny: Captured
 ) -> None:
     run = new_run("run")
 

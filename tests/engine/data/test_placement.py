@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from tests.engine.lowering_bench import make_task
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.compile import Compiled, compile_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Batch, Windows
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.interpreter import Interpreter
@@ -20,7 +20,7 @@ def where(data: dict[str, Tensor]) -> dict[str, str]:
     return {name: tensor.device.type for name, tensor in data.items()}
 
 
-def test_data_of_batches_are_tables(tiny: Compiled) -> None:
+def test_data_of_batches_are_tables(tiny: Captured) -> None:
     assert tables(tiny.program) >= {"x", "y"}
     assert "seed" not in tables(tiny.program)
 
@@ -28,7 +28,7 @@ def test_data_of_batches_are_tables(tiny: Compiled) -> None:
 def test_windows_are_tables() -> None:
     windows = Batch(size=2, examples=Windows(name="tokens", length=3, stride=2))
     task = make_task(nn.Linear(3, 1), {"tokens": torch.arange(20)}, windows, loss=lambda m, t: m(t.float()).mean())
-    made = compile_task(task)
+    made = capture_task(task)
     assert "tokens" in tables(made.program)
 
 
@@ -42,7 +42,7 @@ def test_windows_are_tables() -> None:
         (48 + 160 + 400, set()),
     ],
 )
-def test_the_smallest_tables_are_placed_first(tiny: Compiled, room: int | None, on_cpu: set[str]) -> None:
+def test_the_smallest_tables_are_placed_first(tiny: Captured, room: int | None, on_cpu: set[str]) -> None:
     sizes = {name: tensor.nbytes for name, tensor in tiny.data.items() if name in tables(tiny.program)}
     assert sizes == {"learning_rate": 48, "y": 160, "x": 400}
     found = where(place(tiny.program, tiny.data, ELSEWHERE, room))
@@ -50,14 +50,14 @@ def test_the_smallest_tables_are_placed_first(tiny: Compiled, room: int | None, 
     assert set(found) == set(tiny.data)
 
 
-def test_a_cpu_holds_everything(tiny: Compiled) -> None:
+def test_a_cpu_holds_everything(tiny: Captured) -> None:
     found = Interpreter(tiny.program, Arithmetic()).place_data(tiny.data)
     assert all(found[name] is tensor for name, tensor in tiny.data.items())
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_tables_on_the_cpu_change_no_bit_on_a_gpu(tiny: Compiled) -> None:
+def test_tables_on_the_cpu_change_no_bit_on_a_gpu(tiny: Captured) -> None:
     device = torch.device("cuda:0")
     interpreter = Interpreter(tiny.program, Arithmetic(device=device))
     roots = []

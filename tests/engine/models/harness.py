@@ -22,7 +22,7 @@ from tests.engine.lowering_bench import make_task, stepped
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c.threads import limited
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.data.tensors import identities, tensor_bytes
 from tiebreak.engine.run.commit import make_record
@@ -45,41 +45,41 @@ def task_of(model: nn.Module, loss: Callable[..., Tensor], data: Mapping[str, Te
 
 @dataclass(frozen=True)
 class Trained:
-    compiled: Compiled
+    captured: Captured
     losses: list[float]
     kinds: set[str]
     """Names of the kinds of instructions that were refereed."""
 
     @property
     def program(self) -> Program:
-        return self.compiled.program
+        return self.captured.program
 
 
 def check(task: Task, cases: Callable[..., None], steps: int = 3) -> Trained:
     """All of the module's plan; `cases` counts what was refereed."""
-    compiled = checked(task)
-    losses, records, state = train(compiled, Arithmetic(), steps)
-    assert records == audit(compiled, steps)
-    return Trained(compiled, losses, check_referee(compiled, state, steps + 1, cases))
+    captured = checked(task)
+    losses, records, state = train(captured, Arithmetic(), steps)
+    assert records == audit(captured, steps)
+    return Trained(captured, losses, check_referee(captured, state, steps + 1, cases))
 
 
 # (2) training and audit
 
 
-def train(compiled: Compiled, arithmetic: Arithmetic, steps: int) -> tuple[list[float], list[Digest], State]:
+def train(captured: Captured, arithmetic: Arithmetic, steps: int) -> tuple[list[float], list[Digest], State]:
     losses, records = [], []
-    for step, result in enumerate(islice(stepped(compiled, arithmetic), steps), 1):
+    for step, result in enumerate(islice(stepped(captured, arithmetic), steps), 1):
         losses.append(result.loss)
         records.append(make_record(step, result.state, result.loss_bits).digest)
     return losses, records, result.state
 
 
-def audit(compiled: Compiled, steps: int) -> list[Digest]:
+def audit(captured: Captured, steps: int) -> list[Digest]:
     """Step records of a replay: permuted sums, two threads, no compiled chains."""
     arithmetic = Arithmetic(permute=9)
     arithmetic.chains = None
     with limited(2):
-        return train(compiled, arithmetic, steps)[1]
+        return train(captured, arithmetic, steps)[1]
 
 
 # (3) the referee
@@ -113,9 +113,9 @@ class Traced:
         return referee.Openings(body_root=root, half_depth=depth, tensors=tensors, chunks=chunks)
 
 
-def trace(compiled: Compiled, state: State, step: int) -> Traced:
+def trace(captured: Captured, state: State, step: int) -> Traced:
     """Step `step` from the state before it, whole."""
-    program = compiled.program
+    program = captured.program
     values: dict[int, bytes] = {}
     machine = Interpreter(program, Arithmetic())
 
@@ -123,7 +123,7 @@ def trace(compiled: Compiled, state: State, step: int) -> Traced:
         values[leaf] = bytes(tensor_bytes(tensor))
         return tensor
 
-    result = machine.step(step, state, machine.to_device(compiled.data), observe)
+    result = machine.step(step, state, machine.to_device(captured.data), observe)
     ids = [identify(i.dtype, i.shape, values[number]) for number, i in enumerate(program.body)]
     commits = [state_leaf(name, digest) for name, digest in identities(result.state).items()]
     return Traced(program, step, values, ids, half_and_half(ids, commits, program.half_depth))
@@ -135,9 +135,9 @@ def kind(program: Program, i: Instruction) -> str:
     return f"{i.opcode.name} {function.get(i.opcode, i.function)} {types}->{i.dtype.name[0]}"
 
 
-def check_referee(compiled: Compiled, state: State, step: int, cases: Callable[..., None]) -> set[str]:
+def check_referee(captured: Captured, state: State, step: int, cases: Callable[..., None]) -> set[str]:
     """(3) One random element of one random instruction of each kind. Returns the kinds that were judged."""
-    traced = trace(compiled, state, step)
+    traced = trace(captured, state, step)
     rng = random.Random(traced.program.root)
     by_kind: defaultdict[str, list[int]] = defaultdict(list)
     for number, i in enumerate(traced.program.body):

@@ -116,5 +116,5 @@ def test_language_model(name: str, cases: Callable[..., None]) -> None:
     trained = check(make_task(case), cases)
     drawn = [i for i in trained.program.body if i.opcode == Opcode.RANDOM]
     assert drawn, "the model's own dropout is part of the program"
-    constants = [name for name in trained.compiled.data if name.startswith("constant.")]
+    constants = [name for name in trained.captured.data if name.startswith("constant.")]
     assert len(constants) == case.constants

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task, relative, run_engine, run_integers, run_torch, same_bits
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 
 CLASSES = 4
 WEIGHTS = torch.tensor([1.0, 2.0, 0.5, 1.5])
@@ -86,12 +86,12 @@ def test_losses(cases: CaseCounter) -> None:
     torch.manual_seed(1)
     data = {"x": torch.randn(3, CLASSES), "y": torch.tensor([3, 0, 1]), "t": torch.rand(3, CLASSES) * 0.9 + 0.05}
     task = make_task(Heads(len(LOSSES)), data, batch=3, loss=everything)
-    compiled = compile_task(task)
-    found, expected = run_engine(compiled), run_torch(task, compiled.program, 1.0)
+    captured = capture_task(task)
+    found, expected = run_engine(captured), run_torch(task, captured.program, 1.0)
     for place, name in enumerate(LOSSES):
         key = f"model.heads.{place}"
         assert relative(found[key], expected[key]) < 2e-6, name
-        assert not torch.equal(found[key], compiled.state[key]), f"{name} has no gradient"
+        assert not torch.equal(found[key], captured.state[key]), f"{name} has no gradient"
         cases()
     assert relative(found["loss"], expected["loss"]) < 2e-6
-    assert not same_bits(found, run_integers(compiled))
+    assert not same_bits(found, run_integers(captured))

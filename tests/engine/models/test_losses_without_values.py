@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task
 from tiebreak.api.training.tasks import capture as checked
-from tiebreak.engine.capture.compile import compile_task
+from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.losses import ctc_loss
 from tiebreak.engine.capture.task import Task
 from tiebreak.protocol.errors import ConfigurationError
@@ -79,4 +79,4 @@ def test_a_model_is_captured_and_trains_as_in_eager_pytorch() -> None:
 
 def test_the_operator_below_is_refused_with_advice() -> None:
     with pytest.raises(ConfigurationError, match=r"call it as torch\.nn\.functional\.ctc_loss"):
-        compile_task(recogniser(torch.ctc_loss))  # type: ignore[arg-type]
+        capture_task(recogniser(torch.ctc_loss))  # type: ignore[arg-type]

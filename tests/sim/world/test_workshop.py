@@ -37,8 +37,8 @@ def workshop(request: pytest.FixtureRequest) -> Workshop:
 def directory(workshop: Workshop, path: Path) -> RunDirectory:
     """An empty run directory of a job over the same computation."""
     agreement = sign_job(job_of(workshop), DOMAIN, client=CLIENT, trainer=TRAINER)
-    compiled = workshop.compiled
-    return RunDirectory.create(path, agreement, compiled.program, compiled.state, compiled.data)
+    captured = workshop.captured
+    return RunDirectory.create(path, agreement, captured.program, captured.state, captured.data)
 
 
 def following(own: RunDirectory, run: RunDirectory) -> Logs:
@@ -83,7 +83,7 @@ GOLDEN = {"exact": "7e1f59c0338dcc2a", "logged": "78c6516b0cce6b2d"}
 
 def test_the_bytes_are_those_that_every_machine_computes(workshop: Workshop) -> None:
     """A change here changes every simulated game, and what its line stands for."""
-    assert state_tree(identities(workshop.compiled.state)).root.hex()[:16] == "4d957dc93d328ade"
+    assert state_tree(identities(workshop.captured.state)).root.hex()[:16] == "4d957dc93d328ade"
     assert workshop.run().step_records[-1].digest.hex()[:16] == GOLDEN[workshop.name]
 
 

@@ -13,7 +13,7 @@ from benchmarks.figures import MEASURED, STEP, cases, collect
 from benchmarks.scale_workloads import TRANSFORMERS, gpt
 from benchmarks.workloads import INTERVAL, STEPS
 from tests.parts import slow_except
-from tiebreak.engine.capture.compile import MODEL, compile_task
+from tiebreak.engine.capture.captured import MODEL, capture_task
 from tiebreak.engine.run import directory
 from tiebreak.engine.run.retention import Keep
 from tiebreak.incentives import costs as estimates
@@ -47,14 +47,14 @@ def work(**changes: Any) -> estimates.Workload:
 
 @pytest.mark.parametrize("model", slow_except(SMALL, SMALL[0]), ids=lambda m: f"{m.layers}x{m.width}")
 def test_a_captured_transformer_has_the_counts_of_the_closed_form(model: estimates.Transformer) -> None:
-    compiled = compile_task(gpt(model))
+    captured = capture_task(gpt(model))
     ours, true = (
         estimates.transformer_counts(model, steps=STEPS, interval=INTERVAL),
-        estimates.counts_of(compiled.program),
+        estimates.counts_of(captured.program),
     )
     assert ours.live_bytes == pytest.approx(true.live_bytes, rel=0.05)
     assert replace(ours, live_bytes=0) == replace(true, live_bytes=0)
-    assert model.parameters == sum(t.numel() for name, t in compiled.state.items() if name.startswith(MODEL))
+    assert model.parameters == sum(t.numel() for name, t in captured.state.items() if name.startswith(MODEL))
 
 
 def test_the_models_that_were_measured_have_them_too() -> None:

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from tiebreak.api.certification.certificates import Found, SignedCertificate, check, read_certificate, read_weights
 from tiebreak.api.machine import environment
 from tiebreak.api.training.runs import names_of
-from tiebreak.engine.capture.compile import MODEL
+from tiebreak.engine.capture.captured import MODEL
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.directory import RunDirectory, check_root

@@ -19,7 +19,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from tiebreak.api.training.tasks import capture
-from tiebreak.engine.capture.compile import MODEL, Compiled
+from tiebreak.engine.capture.captured import MODEL, Captured
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder, read_file
@@ -72,16 +72,16 @@ class Bundle:
         check_spec("data", self.data, self.program.data_spec())
 
     @classmethod
-    def of(cls, compiled: Compiled, *, name: str, steps: int, checkpoint_interval: int) -> "Bundle":
+    def of(cls, captured: Captured, *, name: str, steps: int, checkpoint_interval: int) -> "Bundle":
         return cls(
             name=name,
             steps=steps,
             checkpoint_interval=checkpoint_interval,
-            program=compiled.program,
-            state=compiled.state,
-            data=compiled.data,
-            checked=compiled.checked,
-            origins=origins_of(compiled),
+            program=captured.program,
+            state=captured.state,
+            data=captured.data,
+            checked=captured.checked,
+            origins=origins_of(captured),
         )
 
     @property
@@ -121,9 +121,9 @@ class Bundle:
             made.write(MANIFEST, (json.dumps(self.manifest(), indent=2) + "\n").encode())
 
 
-def origins_of(compiled: Compiled) -> bytes:
+def origins_of(captured: Captured) -> bytes:
     """The contents of origins.json: where in the model each instruction comes from."""
-    return json.dumps([instruction.origin for instruction in compiled.program.body]).encode()
+    return json.dumps([instruction.origin for instruction in captured.program.body]).encode()
 
 
 def capture_bundle(task: Task, *, unchecked: bool = False) -> Bundle:

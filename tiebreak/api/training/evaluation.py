@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from tiebreak.engine.capture.compile import MODEL
+from tiebreak.engine.capture.captured import MODEL
 from tiebreak.engine.capture.purity import untouched
 from tiebreak.engine.capture.task import Task
 from tiebreak.protocol.errors import ConfigurationError

@@ -22,7 +22,7 @@ from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.tasks import as_state_dict, make_task, state_names
 from tiebreak.api.training.trainer import OnStep, Step, tell
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.distributed.exchange import Exchange
@@ -314,7 +314,7 @@ def draft(
 ) -> Job:  # fmt: skip
     """The job over a captured task. Its nonce commits to the client's secret if it has seats."""
     drafted = partial(
-        draft_job, Compiled(bundle.program, bundle.state, bundle.data), steps=bundle.steps,
+        draft_job, Captured(bundle.program, bundle.state, bundle.data), steps=bundle.steps,
         checkpoint_interval=bundle.checkpoint_interval, client=client.address, trainer=trainer, terms=terms,
     )  # fmt: skip
     if policy is None:

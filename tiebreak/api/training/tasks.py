@@ -14,8 +14,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import TensorDataset
 
 from tiebreak.api.data import hugging_face
+from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
 from tiebreak.engine.capture.check import checked
-from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
 from tiebreak.engine.capture.task import Batch, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, map_array, open_array
 from tiebreak.engine.run.loop import exact_step
@@ -149,13 +149,13 @@ def _factors(schedule: Schedule | None, steps: int) -> Any:
     return tuple(float(schedule(step)) for step in range(steps)) if callable(schedule) else tuple(schedule)
 
 
-def capture(task: Task, *, unchecked: bool = False) -> Compiled:
+def capture(task: Task, *, unchecked: bool = False) -> Captured:
     """Captures the task as a program, its initial state and its data, and checks the program against eager PyTorch.
 
     The check takes about as long as capture itself and a few steps; `unchecked` skips it. Raises `ConfigurationError`
     if the program is not the model, or if there is none; it then lists every operator that has no exact form.
     """
-    return compile_task(task) if unchecked else checked(task, exact_step)
+    return capture_task(task) if unchecked else checked(task, exact_step)
 
 
 def state_names(model: nn.Module) -> dict[str, str]:

@@ -15,7 +15,7 @@ from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.tasks import CHECKPOINTS, as_state_dict, capture, make_task, state_names
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder
@@ -92,7 +92,7 @@ class Trainer:
         self._task, self._callbacks = task, tuple(callbacks)
         self._every = save_every
         self._names = state_names(task.model)
-        self._compiled: Compiled = capture(task, unchecked=unchecked)
+        self._compiled: Captured = capture(task, unchecked=unchecked)
         self._roots = {
             "program_root": self.program_root,
             "initial_state_root": _state_root(self._compiled.state),

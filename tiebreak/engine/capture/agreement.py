@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.tensors import identities
 from tiebreak.protocol.commitments.eip712 import Address, Domain
@@ -16,7 +16,7 @@ __all__ = ["Terms", "draft_job", "sign_job"]
 
 
 def draft_job(
-    compiled: Compiled, *, steps: int, checkpoint_interval: int, client: Address, trainer: Address, terms: Terms,
+    captured: Captured, *, steps: int, checkpoint_interval: int, client: Address, trainer: Address, terms: Terms,
     policy: Policy = Policy.EXACT, precision: int = PRECISION_F32, tolerances: int = 0,
 ) -> Job:  # fmt: skip
     """The job over a captured task. Hashes the initial state and the data once.
@@ -24,7 +24,7 @@ def draft_job(
     tolerances: those of logged sums, packed by `tiebreak.protocol.program.rounding.pack_tolerances`; 0 under policy
     `exact`.
     """
-    program = compiled.program
+    program = captured.program
     return Job(
         client=client,
         trainer=trainer,
@@ -32,8 +32,8 @@ def draft_job(
         body_count=len(program.body),
         state_count=len(program.commits),
         data_count=len(program.data_slots),
-        initial_state_root=state_tree(identities(compiled.state)).root,
-        data_root=data_tree(data_identities(compiled.data, cache=FactsCache())).root,
+        initial_state_root=state_tree(identities(captured.state)).root,
+        data_root=data_tree(data_identities(captured.data, cache=FactsCache())).root,
         steps=steps,
         checkpoint_interval=checkpoint_interval,
         policy=int(policy),

@@ -28,7 +28,7 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tiebreak.engine.capture.compile import MODEL, Compiled, compile_in_place
+from tiebreak.engine.capture.captured import MODEL, Captured, capture_in_place
 from tiebreak.engine.capture.purity import LossModule, as_written, same_tensors, untouched
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
 from tiebreak.engine.capture.user_code import refusal
@@ -63,15 +63,15 @@ It gives each value of the body to the function, and returns the state after the
 """
 
 
-def checked(task: Task, run_step: RunStep) -> Compiled:
+def checked(task: Task, run_step: RunStep) -> Captured:
     """Captures a task and checks the program. Raises `ConfigurationError` if it is not the task's own step."""
     with untouched(task.model):
-        compiled = compile_in_place(task)
+        captured = capture_in_place(task)
         with disturbed():
-            _same_programs(compiled, compile_in_place(task))
+            _same_programs(captured, capture_in_place(task))
     with untouched(task.model), torch.enable_grad():
-        _same_steps(task, compiled, run_step)
-    return replace(compiled, checked=True)
+        _same_steps(task, captured, run_step)
+    return replace(captured, checked=True)
 
 
 @contextmanager
@@ -90,7 +90,7 @@ def disturbed() -> Iterator[None]:
             setattr(time, name, clock)
 
 
-def _same_programs(first: Compiled, second: Compiled) -> None:
+def _same_programs(first: Captured, second: Captured) -> None:
     for a, b in zip_longest(first.program.body, second.program.body):
         if a != b:
             place = (a or b).origin
@@ -128,11 +128,11 @@ class _Outcome:
         yield from ((f"the gradient of {name}", tensor) for name, tensor in self.gradients.items())
 
 
-def _same_steps(task: Task, compiled: Compiled, run_step: RunStep) -> None:
-    found = [_engine(task, compiled, 1, compiled.state, run_step)]
+def _same_steps(task: Task, captured: Captured, run_step: RunStep) -> None:
+    found = [_engine(task, captured, 1, captured.state, run_step)]
     if task.steps > 1 and all(bool(torch.isfinite(t).all()) for t in found[0].state.values()):  # others stop the run
-        found.append(_engine(task, compiled, 2, found[0].state, run_step))
-    runs = [_eager(task, compiled, found, dtype) for dtype in (torch.float64, torch.float32)]
+        found.append(_engine(task, captured, 2, found[0].state, run_step))
+    runs = [_eager(task, captured, found, dtype) for dtype in (torch.float64, torch.float32)]
     reference, *others = [run for run in runs if run]
     for step, ours in enumerate(found):
         near = others
@@ -140,7 +140,7 @@ def _same_steps(task: Task, compiled: Compiled, run_step: RunStep) -> None:
         if departing or not others:
             # A second look: how far do the model's own results move if its weights move by one rounding?
             dtype = reference[step].loss.dtype
-            moved = [_eager(task, compiled, found, dtype, seed) for seed in range(PERTURBED)]
+            moved = [_eager(task, captured, found, dtype, seed) for seed in range(PERTURBED)]
             near = [run for run in (*others, *moved) if run]
             departing = _departing(ours, reference[step], [run[step] for run in near])
         if departing:
@@ -153,12 +153,12 @@ def _same_steps(task: Task, compiled: Compiled, run_step: RunStep) -> None:
                 f", where {allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
                 f"{first}. Please report this with the model; `unchecked` skips the check"
             )
-    _same_updates(task, compiled, found)
+    _same_updates(task, captured, found)
 
 
-def _same_updates(task: Task, compiled: Compiled, found: Sequence[_Outcome]) -> None:
+def _same_updates(task: Task, captured: Captured, found: Sequence[_Outcome]) -> None:
     gradients = [outcome.gradients for outcome in found]
-    wide, narrow = (_updates(task, compiled.state, gradients, dtype) for dtype in (torch.float64, torch.float32))
+    wide, narrow = (_updates(task, captured.state, gradients, dtype) for dtype in (torch.float64, torch.float32))
     for step, (ours, wanted, noisy) in enumerate(zip(found, wide, narrow, strict=True), 1):
         for name, tensor in wanted.items():
             distance = _distance(ours.state[name], tensor)
@@ -240,20 +240,20 @@ def _distance(a: Tensor, b: Tensor) -> float:
 # The engine's side
 
 
-def _engine(task: Task, compiled: Compiled, step: int, state: Tensors, run_step: RunStep) -> _Outcome:
+def _engine(task: Task, captured: Captured, step: int, state: Tensors, run_step: RunStep) -> _Outcome:
     values = dict[int, Tensor]()
-    drawn = {value for value in compiled.draws if value is not None}
-    wanted = {ref.value for ref in compiled.gradients.values()} | drawn
+    drawn = {value for value in captured.draws if value is not None}
+    wanted = {ref.value for ref in captured.gradients.values()} | drawn
 
     def observe(leaf: int, tensor: Tensor) -> Tensor:
         if leaf in wanted:
             values[leaf] = tensor.clone() if leaf in drawn else tensor
         return tensor
 
-    after, loss = run_step(compiled.program, compiled.data, step, state, observe)
-    gradients = {name: _read(values[ref.value], ref) for name, ref in compiled.gradients.items()}
+    after, loss = run_step(captured.program, captured.data, step, state, observe)
+    gradients = {name: _read(values[ref.value], ref) for name, ref in captured.gradients.items()}
     buffers = {name: after[MODEL + name] for name, _ in task.model.named_buffers()}
-    numbers = [None if value is None else values[value] for value in compiled.draws]
+    numbers = [None if value is None else values[value] for value in captured.draws]
     return _Outcome(torch.tensor(loss), gradients, buffers, [], state, after, numbers)
 
 
@@ -264,9 +264,9 @@ def _read(value: Tensor, ref: Ref) -> Tensor:
     return value.flatten()[index]
 
 
-def _batches(task: Task, compiled: Compiled, step: int) -> list[tuple[Tensor, ...]]:
+def _batches(task: Task, captured: Captured, step: int) -> list[tuple[Tensor, ...]]:
     """The batches of a step (from 0), by section 7 of the specification in plain integers."""
-    stream = next(i.params.stream for i in compiled.program.body if isinstance(i.params, ShuffleParams))
+    stream = next(i.params.stream for i in captured.program.body if isinstance(i.params, ShuffleParams))
     n, size = task.examples, task.batch.size
     draws = range(step * size * task.accumulation, (step + 1) * size * task.accumulation)
     chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in draws]
@@ -366,7 +366,7 @@ def _outputs(model: nn.Module) -> Iterator[Outputs]:
 
 
 def _eager(
-    task: Task, compiled: Compiled, given: Sequence[_Outcome], dtype: torch.dtype, seed: int | None = None
+    task: Task, captured: Captured, given: Sequence[_Outcome], dtype: torch.dtype, seed: int | None = None
 ) -> list[_Outcome]:
     """Steps of plain PyTorch, each from the state that the engine's step was given; none if FP64 does not run.
 
@@ -377,7 +377,7 @@ def _eager(
     try:
         with untouched(task.model), sdpa_kernel(SDPBackend.MATH), as_written(task.model):
             for number, ours in enumerate(given):
-                found.append(_eager_step(task, _batches(task, compiled, number), ours, dtype, seed))
+                found.append(_eager_step(task, _batches(task, captured, number), ours, dtype, seed))
     except ConfigurationError:
         raise
     except Exception as error:
@@ -447,8 +447,8 @@ def _first_module(task: Task, reference: _Outcome, others: Sequence[_Outcome], r
         model.register_buffer(f"probe{number}", torch.zeros(tensor.shape))
     probed = replace(task, model=model, loss=loss, optimizer=SGD(lr=1.0), clip=None, average=None)
     try:
-        compiled = compile_in_place(probed)
-        ours = _engine(probed, compiled, 1, compiled.state, run_step)
+        captured = capture_in_place(probed)
+        ours = _engine(probed, captured, 1, captured.state, run_step)
     except ConfigurationError as error:
         return f"the module cannot be told ({error})"
     for number, (path, wanted) in enumerate(reference.outputs):

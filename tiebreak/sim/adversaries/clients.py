@@ -121,12 +121,12 @@ def _short_window(cast: Cast, rng: Random) -> int:
 @cache
 def diverging_workshop() -> Workshop:
     """The small computation with weights so large that the first step overflows. Every later state contains NaN."""
-    compiled = Workshop.open("exact").compiled
+    captured = Workshop.open("exact").captured
     huge = {
         name: torch.full_like(value, 3.0e38) if value.dtype == torch.float32 and value.dim() == 2 else value
-        for name, value in compiled.state.items()
+        for name, value in captured.state.items()
     }
-    return Workshop("exact", replace(compiled, state=huge))
+    return Workshop("exact", replace(captured, state=huge))
 
 
 def _diverging(cast: Cast, _rng: Random) -> None:

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
-from tiebreak.engine.capture.compile import Compiled
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
@@ -59,10 +59,10 @@ class DisputeMarket:
         self.chain = _embedded(self.parties) if chain is None else chain
         self.chain.deploy(self.parties.client)
 
-    def draft(self, compiled: Compiled, *, steps: int, checkpoint_interval: int, terms: Terms | None = None) -> Job:
+    def draft(self, captured: Captured, *, steps: int, checkpoint_interval: int, terms: Terms | None = None) -> Job:
         """A job between the market's client and trainer, on the usual terms unless others are given."""
         client, trainer = self.parties.client.address, self.parties.trainer.address
-        return draft_job(compiled, steps=steps, checkpoint_interval=checkpoint_interval, client=client, trainer=trainer,
+        return draft_job(captured, steps=steps, checkpoint_interval=checkpoint_interval, client=client, trainer=trainer,
                          terms=Terms() if terms is None else terms)  # fmt: skip
 
     def sign(self, job: Job) -> SignedJob:

@@ -19,7 +19,7 @@ from typing import Final
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.capture.agreement import Terms, draft_job
-from tiebreak.engine.capture.compile import MODEL, Compiled, compile_task
+from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.commitments.eip712 import Address
@@ -64,19 +64,19 @@ class PublishedLogs:
 class Workshop:
     """One small computation and its honest run. Use `Workshop.open`, which makes one of each name per process."""
 
-    def __init__(self, name: str, compiled: Compiled | None = None) -> None:
-        """`compiled` replaces the small task by another one. Raises `ConfigurationError` for an unknown name."""
+    def __init__(self, name: str, captured: Captured | None = None) -> None:
+        """`captured` replaces the small task by another one. Raises `ConfigurationError` for an unknown name."""
         if name not in NAMES:
             raise ConfigurationError(f"expected a workshop named {' or '.join(NAMES)}, got {name!r}")
         self.name = name
-        self.compiled: Compiled = compile_task(small_task()) if compiled is None else compiled
-        self.program: Program = self.compiled.program
+        self.captured: Captured = capture_task(small_task()) if captured is None else captured
+        self.program: Program = self.captured.program
         logged = name == "logged"
         self.interpreter = _interpreter(self.program, logged, THRESHOLD)
         """The trainer's interpreter."""
         self.auditor = _interpreter(self.program, logged, None)
         self._template = draft_job(
-            self.compiled,
+            self.captured,
             steps=STEPS,
             checkpoint_interval=INTERVAL,
             client=_NOBODY,
@@ -121,7 +121,7 @@ class Workshop:
         if stream == STREAM:
             raise ConfigurationError(f"expected a stream other than {STREAM}, which is the honest run's, got it")
         if stream not in self._others:
-            initial = self.compiled.state | {f"{MODEL}{n}": x for n, x in small_task(stream).initial_state().items()}
+            initial = self.captured.state | {f"{MODEL}{n}": x for n, x in small_task(stream).initial_state().items()}
             computer = replace(self._computer(self.interpreter), initial=initial)
             self._others[stream] = computer.run()
         return self._others[stream]
@@ -178,7 +178,7 @@ class Workshop:
 
     def _computer(self, interpreter: Interpreter) -> Computer:
         return Computer(
-            job=self._template, interpreter=interpreter, initial=self.compiled.state, data=self.compiled.data
+            job=self._template, interpreter=interpreter, initial=self.captured.state, data=self.captured.data
         )
 
     def _truth_of(self, records: Sequence[StepRecord], logs: Mapping[int, StepLog] | None) -> MemoryEvidence:

@@ -31,7 +31,7 @@ TELEMETRY = "telemetry.loss"
 
 
 @dataclass(frozen=True)
-class Compiled:
+class Captured:
     """A captured task. `state` is the initial state; `data` is everything else that the steps read.
 
     gradients: by parameter, how to read its gradient, before clipping, from the values of the program's body. draws: as
@@ -47,18 +47,18 @@ class Compiled:
     checked: bool = False
 
 
-def compile_task(task: Task) -> Compiled:
+def capture_task(task: Task) -> Captured:
     """Captures the task's step as a program. The task's model stays as it is, in the modes that the user gave it.
 
     Raises `ConfigurationError` if the step cannot be a program. This does not compare the program with PyTorch's own
     step; `tiebreak.engine.capture.check.checked` does.
     """
     with untouched(task.model):
-        return compile_in_place(task)
+        return capture_in_place(task)
 
 
-def compile_in_place(task: Task) -> Compiled:
-    """Does what `compile_task` does, but leaves behind what the user's code changes in the model."""
+def capture_in_place(task: Task) -> Captured:
+    """Does what `capture_task` does, but leaves behind what the user's code changes in the model."""
     b = Builder()
     initial = task.initial_state()
     bf16 = task.bf16()
@@ -106,7 +106,7 @@ def compile_in_place(task: Task) -> Compiled:
     data = {name: data[name].contiguous() for name in program.data_spec()}
     placed = {name: replace(g, value=b.numbers[g.value]) for name, g in raw.items() if g.value in b.numbers}
     draws = tuple(None if value is None else b.numbers.get(value) for value in b.draws)
-    return Compiled(program, state, data, placed, draws)
+    return Captured(program, state, data, placed, draws)
 
 
 def _telling(task: Task) -> Tensor:
