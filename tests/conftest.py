@@ -283,7 +283,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
-    """From here on collect garbage, but pass over modules and tests, which stay: that saves a tenth of the time."""
+    """Collects garbage from here on, but passes over modules and tests, which stay: that saves a tenth of the time."""
     gc.collect()
     gc.freeze()
     gc.enable()

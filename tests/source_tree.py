@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LAYERS = ("tiebreak.protocol", "tiebreak.engine", "tiebreak.sim", "tiebreak")
-"""In the order in which they may import: each only those before it, and itself. The last is the rest."""
+"""Layers in the order in which they may import: each only those before it, and itself. The last is the rest."""
 
 
 @cache

@@ -102,7 +102,7 @@ def test_without_block_overrides_what_waits_holds_nobody_back(
     ("pending", "number", "time"), [(None, 8, 101), (100, 7, 101), (100, 8, 100), (112, 8, 112), (99, 7, 101)]
 )
 def test_a_call_is_tried_at_the_time_of_the_next_block(pending: int | None, number: int, time: int) -> None:
-    """On the newest block alone. It gets more than the measured gas only where that runs out."""
+    """It is tried on the newest block alone, and gets more than the measured gas only where that runs out."""
     seen: list[Any] = []
 
     class Eth:
@@ -193,7 +193,7 @@ def test_time_does_not_run_backward(chain: EmbeddedChain) -> None:
 
 
 def test_a_rollup_says_what_it_takes_for_data(chain: EmbeddedChain, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a contract at a fixed address; in its place one that takes a wei a byte, and one that knows no such fee."""
+    """A contract at a fixed address says it; here one takes a wei a byte, and another knows no such fee."""
     assert chain._node.data_fee(9000) == 0
     # As above; the code loads its argument, stores it, and returns what is in memory.
     at = chain._create(STRANGER, BOARD, bytes.fromhex("60098060095f395ff36004355f52595ff300")).address

@@ -89,7 +89,7 @@ def test_a_proof_in_the_second_of_its_seal_is_too_early(chain: Chain) -> None:
 
 
 def test_a_decoy_in_the_mempool_holds_nobody_back(chain: Chain) -> None:
-    """Until the decoy is gone the pending state refuses the honest transaction; the newest block alone takes it."""
+    """The pending state refuses the honest transaction until the decoy is gone; the newest block alone takes it."""
     job = numbered(77)
     offer(chain, job)
     with mined_by_hand(chain):

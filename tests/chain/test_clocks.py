@@ -43,7 +43,7 @@ def at_the_last_second(duel: Duel, move: Move) -> None:
     ),
 )  # fmt: skip
 def test_every_clock_at_its_edge(chain: EmbeddedChain, phase: Phase, replay_time: int) -> None:
-    """After moves of 7 seconds each, half of which the allowances pay for."""
+    """Moves take 7 seconds each, half of which the allowances pay for."""
     duel, players = lying_duel(chain, EVERY, 3, SUM, levels=3, clock=400, replay_time=replay_time)
     last: Move | None = None
     while duel.state.phase is not phase:

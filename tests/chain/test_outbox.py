@@ -41,7 +41,7 @@ bids = st.builds(lambda most, tip: Bid(max(most, tip), min(most, tip)), prices, 
 
 @given(bids, markets, st.integers(1, 1 << 64), st.none() | st.integers(-3, 50))
 def test_a_raise_replaces_the_bid_and_keeps_to_the_cap(last: Bid, market: Market, cap: int, left: int | None) -> None:
-    """By the rule of go-ethereum: both prices at least 110%, in integers."""
+    """The rule is go-ethereum's: both prices rise to at least 110%, in integers."""
     raised = raised_bid(last, market, cap, left)
     if raised is None:
         assert 10 * cap < 11 * max(last.most, last.tip)
@@ -83,7 +83,7 @@ class FakeNode:
     deaf: bool = False
     """Whether it forgets every transaction at once, and says nothing."""
     lies: dict[str, Callable[[Any], Any]] = field(default_factory=dict)
-    """By method: what it says instead of the truth."""
+    """The answers that it gives instead of the truth, by method."""
     _blocks: Any = field(default_factory=count)
 
     def _say(self, method: str, truth: Any) -> Any:

@@ -43,7 +43,7 @@ def sign(duel: Duel, key: PrivateKey, state: GameState) -> bytes:
 
 
 def signer(state: GameState) -> PrivateKey:
-    """Of the side whose move led to the state: the one that is not to move."""
+    """The key of the side whose move led to the state: the one that is not to move."""
     return CHALLENGER if state.mover is Side.DEFENDER else TRAINER
 
 
@@ -82,7 +82,7 @@ def test_a_dispute_of_two_transactions(chain: EmbeddedChain, leaf: int) -> None:
 
 
 def test_a_dispute_that_is_conceded(chain: EmbeddedChain) -> None:
-    """By the defender, though it is the challenger's turn."""
+    """The defender concedes, though it is the challenger's turn."""
     duel, walk = talked(chain)
     assert duel.try_move(walk[0][1])
     receipt = chain.send(TRAINER, Call("concede", (duel.id,)))

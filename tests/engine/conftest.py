@@ -49,7 +49,7 @@ def pure(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=("pure", "compiled") if sums.build().library is not None else ("pure",))
 def kernel(request: pytest.FixtureRequest) -> str:
-    """With the kernels of this machine's compiler, where there is one, and without."""
+    """Runs a test with the kernels of this machine's compiler, where there is one, and without."""
     if request.param == "pure":
         request.getfixturevalue("pure")
     return str(request.param)

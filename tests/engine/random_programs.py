@@ -59,7 +59,7 @@ class Writer:
                 )
 
     def access(self, value: int, shape: tuple[int, ...]) -> Access | None:
-        """In place where it fits; else scalar, broadcast, or whatever strides stay inside."""
+        """Reads in place where it fits; else scalar, broadcast, or with any strides that stay inside."""
         size = self.body[value].numel
         if torch.Size(shape).numel() == size and self.random.random() < 0.8:
             return Access(value, 0, row_major(shape))

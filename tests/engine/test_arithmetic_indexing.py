@@ -256,7 +256,7 @@ def test_scatter_sums_against_the_pure_twin(
     instruction: Instruction, sources: int, indices: int, top: int, style: str, monkeypatch: pytest.MonkeyPatch,
     cases: Callable[[], None],
 ) -> None:  # fmt: skip
-    """At sizes that need several threads and tasks."""
+    """The sizes need several threads and tasks."""
     source = Maker(random.Random(sources)).tensor(DType.F32, sources, style)
     index = torch.randint(-1, top + 1, (indices,), generator=torch.Generator().manual_seed(1))
     assert plan_scatter(instruction).tables is not None

@@ -263,7 +263,7 @@ def test_exact_sums(seed: int) -> None:
 
 
 def test_exact_sums_of_many_terms(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In several pieces, with terms 2^500 apart."""
+    """They are added in several pieces, with terms 2^500 apart."""
     monkeypatch.setattr("tiebreak.engine.arithmetic.plain.exact.ROW_BUDGET", 64)
     make = Maker(random.Random(5))
     left, right = make.tensor(DType.F32, 1000, "wide"), make.tensor(DType.F32, 1000, "edge")

@@ -85,7 +85,7 @@ def test_wrapping_sums_over_random_views(seed: int) -> None:
 
 @pytest.mark.parametrize(("a", "b"), [(INF, 0), (0, INF), (NAN, 0), (INF, ONE)])
 def test_a_non_finite_factor_makes_nan(a: int, b: int) -> None:
-    """Also where a matrix product would skip the zero. The other rows are not touched."""
+    """A matrix product may not skip the zero either. The other rows are not touched."""
     left, right = [a, 0, 0, ONE, ONE, ONE], [b, ONE, 0, 0, 0, 0]
     found = check(Arithmetic(), matmul(2, 3, 2), [tensor_of(DType.F32, left), tensor_of(DType.F32, right)])
     assert NAN in found

@@ -132,7 +132,7 @@ COMPOSED: dict[str, Callable[..., Tensor]] = {
 
 @pytest.mark.parametrize("name", COMPOSED)
 def test_compositions_are_computed_in_f32_and_rounded_once(name: str) -> None:
-    """As PyTorch's kernels do: next to the FP64 value, rounded, and not further away where steps in between round."""
+    """PyTorch's kernels do so: next to the FP64 value, rounded, and not further away where steps in between round."""
     x = drawn(12, 40)
     found, wide = outputs(COMPOSED[name], x).double(), COMPOSED[name](x.double())
     gap = torch.exp2(torch.floor(torch.log2(wide.abs().clamp_min(2.0**-100))) - 7)
@@ -141,7 +141,7 @@ def test_compositions_are_computed_in_f32_and_rounded_once(name: str) -> None:
 
 
 SLACK = {"gelu": 2.0**-20, "silu": 2.0**-20, "mish": 2.0**-20, "layer_norm": 2.0**-8, "group_norm": 2.0**-8}
-"""Of the largest gradient: those of norms cancel, and what comes into them is rounded before."""
+"""A share of the largest gradient: those of norms cancel, and what comes into them is rounded before."""
 
 
 @pytest.mark.parametrize("name", SLACK)

@@ -171,7 +171,7 @@ def test_an_inaccurate_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_large_sums_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a sum with more elements than are looked at, those near a middle are, and stand for the others."""
+    """A sum may have more elements than are looked at: those near a middle are, and stand for the others."""
     i, operands = product(64, 200, 512), matrices(4, 64, 200, 512)
     whole = compared(i, operands)
     monkeypatch.setattr(divergence, "REPORTED", 1 << 11)

@@ -392,7 +392,7 @@ def test_what_eager_pytorch_does_to_parameters_behind_the_step_is_refused(name: 
 
 
 def test_tensors_side_by_side_in_one_memory_are_taken() -> None:
-    """As `from_pretrained` leaves them: slices of one file."""
+    """`from_pretrained` leaves such slices of one file."""
     model, held = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(40)
     for k, layer in enumerate(model):
         layer.weight = nn.Parameter(held[20 * k : 20 * k + 16].view(4, 4))
@@ -411,7 +411,7 @@ def masked_by_values(_: Any, x: Tensor) -> Tensor:
 
 
 def test_where_a_path_for_export_leaves_out_an_argument_that_for_eager_is_taken() -> None:
-    """As libraries do with masks. If that one cannot be captured, its own reason is given."""
+    """Libraries do so with masks. If the eager path cannot be captured, its own reason is given."""
     assert torch.isfinite(run_engine(checked(task(nn.Sequential(Layer(masked)))))["loss"])
     with pytest.raises(ConfigurationError, match="needs the values of tensors"):
         captured(nn.Sequential(Layer(masked_by_values)))

@@ -164,7 +164,7 @@ FAULTS_OF_CHUNKS = [
 def test_a_fault_between_chunks_is_caught(
     old: str, new: str, kernel: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """By terms that cancel over all exponents, of more than one chunk."""
+    """Terms of more than one chunk cancel over all exponents."""
     if kernel != "compiled" or not HAS_LIMBS:
         return  # other ways have no chunks
     left, right = cancelled(1, numbers(1, 4 * 300).view(4, 300), numbers(2, 300 * 9).view(300, 9))
@@ -225,7 +225,7 @@ def test_all_hostile_data_few_or_many(dense: int, monkeypatch: pytest.MonkeyPatc
 
 
 def test_most_patterns_are_hostile() -> None:
-    """At least three of four leave nearly every element of a product undecided."""
+    """Three of four, or more, leave nearly every element of a product undecided."""
     hostile = 0
     for pattern in worst.PATTERNS.values():
         case, arithmetic = worst.product(1, 64, 64, 64), Arithmetic()

@@ -105,7 +105,7 @@ def test_logs_that_change_while_they_are_read_cannot_be_checked(flipped: RunDire
 
 
 class Hostile(Flipping):
-    """Also says of the first elements of every value that they went up, and leaves the last entry of each out."""
+    """Claims that the first elements of every value went up, and leaves out the last entry of each."""
 
     def settle(self, value, instruction, operands, result, near) -> None:  # type: ignore[no-untyped-def]
         super().settle(value, instruction, operands, result, near)

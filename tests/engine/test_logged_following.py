@@ -151,7 +151,7 @@ EDGES = [0, 1, 2, 0x7FFFFF, 0x800000, 0x800001, 0x3F800000, 0x3FFFFFFF, 0x7F7FFF
 @pytest.mark.parametrize("precision", [32, 26, 16])
 @pytest.mark.parametrize("sign", [0, SIGN])
 def test_the_neighbour_on_the_other_side_is_that_of_the_specification(precision: int, sign: int) -> None:
-    """At zero, among subnormals, at powers of two, and between the greatest number and infinity."""
+    """It holds at zero, among subnormals, at powers of two, and between the greatest number and infinity."""
     step = 1 << (32 - precision)
     lower = sorted({bits & -step for bits in EDGES})
     for bits in lower:

@@ -91,7 +91,7 @@ def test_an_auditor_who_does_not_follow_forks(flipped: RunDirectory, tmp_path: P
 
 @pytest.mark.slow
 def test_auditors_with_other_thresholds_reach_the_same_root(flipped: RunDirectory, tmp_path: Path) -> None:
-    """With proven bounds no element is open, so exact sums say whether an entry is near; with wider ones, more are."""
+    """Proven bounds leave no element open, so exact sums say whether an entry is near; wider ones leave more open."""
     for name, threshold in (("proven", None), ("narrow", 2.0**20), ("wide", 2.0**26)):
         done = replay(flipped, tmp_path / name, threshold, permute=3)
         assert compare(done.run, flipped.heads()[-1]).agrees, name
@@ -110,7 +110,7 @@ def test_pure_kernels_follow_as_compiled_ones_do(flipped: RunDirectory, tmp_path
 
 @pytest.mark.slow
 def test_a_run_that_logs_nothing_is_the_run_of_policy_exact(tmp_path: Path) -> None:
-    """With proven bounds no FP64 sum of the tiny task is open: the states are those of policy `exact`."""
+    """Proven bounds leave no FP64 sum of the tiny task open: the states are those of policy `exact`."""
     for precision in (32, 16):
         run = new_run(tmp_path / f"logged{precision}", logged_job(precision))
         train(run, threshold=None)

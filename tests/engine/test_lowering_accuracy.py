@@ -166,7 +166,7 @@ REACH = {
     **dict.fromkeys(("var", "norm", "layer_norm", "asinh", "acosh"), 2.0**62),
     **dict.fromkeys(WITHIN_ONE, 1 - 2.0**-24),
 }
-"""As far as a function keeps its accuracy; beyond, parts of it overflow, here as in eager FP32."""
+"""The limit up to which a function keeps its accuracy; beyond, parts overflow, here as in eager FP32."""
 
 
 UNITS: dict[str, Callable[[float], float]] = {
@@ -206,7 +206,7 @@ def results(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def error(found: float, exact: mpmath.mpf, unit: float) -> float:
-    """In ulp of the greatest of the exact value, `unit` and 2^-126; infinity stands for 2^128."""
+    """The error in ulp of the greatest of the exact value, `unit` and 2^-126; infinity stands for 2^128."""
     if math.isnan(found):
         return math.inf
     value, exact = (mp.sign(v) * min(abs(v), mp.mpf(2) ** 128) for v in (mp.mpf(found), exact))

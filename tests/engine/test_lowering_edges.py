@@ -29,7 +29,7 @@ ONE = {
 TWO = {"pow": torch.pow, "atan2": torch.atan2, "fmax": torch.fmax, "floor": torch.floor_divide}
 QUOTIENTS = {"remainder": torch.remainder, "fmod": torch.fmod}
 TOLERANCE = 5e-5
-"""At -1/2, digamma is the small difference of large numbers."""
+"""Larger bounds where a value is the small difference of large ones: digamma at -1/2."""
 
 
 def _meant(x: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def test_of_two_numbers(name: str, cases: CaseCounter) -> None:
 
 @pytest.mark.parametrize("name", QUOTIENTS)
 def test_remainders(name: str, cases: CaseCounter) -> None:
-    """Also of multiples and their neighbours, whose rounded quotients are whole. Those of large quotients are NaN."""
+    """Multiples and their neighbours have rounded quotients that are whole. Remainders of large quotients are NaN."""
     g = torch.Generator().manual_seed(2)
     x, y = (part.flatten() for part in torch.meshgrid(torch.tensor(ALL), torch.tensor(ALL), indexing="ij"))
     steps = torch.randn(500, generator=g) * torch.ldexp(torch.ones(500), torch.randint(-60, 60, (500,), generator=g))

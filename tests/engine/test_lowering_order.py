@@ -72,7 +72,7 @@ def test_sort_is_stable_and_nan_the_greatest(case: tuple[Tensor, int], descendin
 @settings(max_examples=40)
 @given(tied(), st.booleans(), st.data())
 def test_topk_is_the_beginning_of_a_stable_sort(case: tuple[Tensor, int], largest: bool, data: st.DataObject) -> None:
-    """By rounds, of which each finds one, and by ranks."""
+    """It is found in rounds, one element each, and by ranks."""
     x, d = case
     k = data.draw(st.integers(1, x.shape[d]))
     whole = x.sort(dim=d, descending=largest, stable=True).indices

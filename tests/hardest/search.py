@@ -57,7 +57,7 @@ _PIECE: Final = 1 << 26
 _SURE: Final = 44
 """The filter drops nothing nearer than 2^-44: what is reported does not depend on the machine's library."""
 _LIBRARY_ERROR: Final = 4
-"""In units of the last of 53 bits; 240 times as much would do no harm (see search.c)."""
+"""The error in units of the last of 53 bits; 240 times as much would do no harm (see search.c)."""
 
 
 class Near(NamedTuple):
@@ -67,7 +67,7 @@ class Near(NamedTuple):
     """-log2 of the distance, relative to the value."""
     x: int
     precision: int
-    """At which of 24 to 32 bits the boundary is a tie; 0 if at none, being a number of all these formats."""
+    """The precision, 24 to 32 bits, at which the boundary is a tie; 0 if it is a number of all these formats."""
 
 
 def estimate(function: MapFunction, x: int, bits: int = _BITS) -> transcendental.Estimate:

@@ -30,7 +30,7 @@ def tensors(count: int) -> dict[str, Digest]:
 def certificate(
     *, steps: int = 10, interval: int = 4, count: int = 5, shards: int = 1, domain: Domain = DOMAIN, **more: Any
 ) -> Certificate:  # fmt: skip
-    """For `count` tensors of a state that also has two moments for each, and a counter."""
+    """A certificate for `count` tensors of a state that also has two moments for each, and a counter."""
     ids = {PREFIX + name: digest for name, digest in tensors(count).items()}
     ids |= {f"{moment}.{name}": root(moment + name) for moment in ("first", "second") for name in tensors(count)}
     ids["step"] = root("step")

@@ -26,7 +26,7 @@ TOLERANCES = pack_tolerances({SumKind.PLAIN: 2, SumKind.PRODUCTS: 2, SumKind.SCA
 """Within a quarter of the gap: about half of all inexact sums are near a middle."""
 PRECISION = 16
 STEP = 1 << (32 - PRECISION)
-"""Between neighbouring patterns of that precision."""
+"""The distance of neighbouring patterns of that precision."""
 SUMS = {leaf: kind for leaf, i in enumerate(program().body) if (kind := sum_kind(i)) is not None}
 """The logged sums of the program, by number."""
 
@@ -50,7 +50,7 @@ def random_log(random: Random, share: float) -> StepLog:
 
 @cache
 def random_logs(seed: int, share: float = 0.4) -> Logs:
-    """Of all steps of a run but one, whose log is empty."""
+    """Logs of all steps of a run but one, whose log is empty."""
     random = Random(seed)
     return Logs({step: random_log(random, share) for step in range(1, STEPS + 1) if step != 2})
 

@@ -49,7 +49,7 @@ STEPS, INTERVAL, CLOCK, REPLAY = 5, 2, 100, 7
 GAME = Digest(b"\x0a" * 32)
 """The id of games that are played without messages."""
 SECRET = b"\x5e" * 32
-"""From which a challenger's salts follow."""
+"""The secret from which a challenger's salts follow."""
 
 Tamper = Callable[[int, int, bytes], bytes]
 """(step, leaf of the value tree, honest data) -> data."""
@@ -118,7 +118,7 @@ class Computed:
 
 
 Known = dict[tuple[str, int, int, int], Computed]
-"""By setting, precision, tolerances and step."""
+"""What was computed, by setting, precision, tolerances and step."""
 
 _HONEST: Known = {}
 

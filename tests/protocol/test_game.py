@@ -105,7 +105,7 @@ def other_elements(state: GameState) -> list[GameState]:
 
 
 def test_15_an_answer_to_another_choice_is_right_or_illegal(cases: Callable[[], None]) -> None:
-    """As where a reorganisation puts another choice before an answer that everybody has seen."""
+    """A reorganisation may put another choice before an answer that everybody has seen."""
     found = {phase: list(answers) for phase, answers in answers_of_an_honest_defender().items()}
     defender = Defender(HONEST)
     elements = {state.element: state for at, _ in found[Phase.OPEN_TERMS] for state in other_elements(at)}
@@ -378,7 +378,7 @@ def test_7_the_bound_holds_for_the_longest_walk() -> None:
 
 
 def test_7_a_run_of_a_million_steps_takes_thirty_moves_at_most() -> None:
-    """With the challenge: 1000 checkpoints of 1000 steps, 2^13 values, tensors of 256 MiB, sums of 1024 terms."""
+    """The challenge included: 1000 checkpoints of 1000 steps, 2^13 values, tensors of 256 MiB, sums of 1024 terms."""
     depths = {"run": 10, "steps": 10, "values": 14, "chunks": 19, "terms": 8}
     assert 1 + game.walk_moves(5, **depths) == 30
     assert [1 + game.walk_moves(r, **depths) for r in (1, 2, 3, 4)] == [126, 66, 50, 38]
@@ -425,7 +425,7 @@ def test_5_time_does_not_run_backward() -> None:
 
 @pytest.mark.parametrize("name", WALKS)
 def test_12_who_replays_has_an_allowance(name: str) -> None:
-    """As the specification lists them: three openings, and the first selection in the trees that they open."""
+    """The specification lists three openings, and the first selection in the trees that they open."""
     told = {
         (Phase.OPEN_STEPS, Level.RUN), (Phase.SELECT, Level.STEPS), (Phase.OPEN_VALUES, Level.STEPS),
         (Phase.SELECT, Level.VALUES), (Phase.OPEN_TERMS, Level.CHUNKS), (Phase.SELECT, Level.TERMS),

@@ -139,7 +139,7 @@ def _by_eth_keys(digest: bytes, signature: bytes) -> bytes | None:
 
 @pytest.mark.parametrize(("secret", "digest"), [(1, bytes(32)), (2, b"\xff" * 32), (ORDER - 1, b"\x01" * 32)])
 def test_recovery_is_that_of_eth_keys(secret: int, digest: bytes) -> None:
-    """Also of signatures that nobody made: the other v, s = r (where s R / r = R), an r that is not the nonce's."""
+    """Signatures that nobody made agree too: the other v, s = r (where s R / r = R), an r that is not the nonce's."""
     good = PrivateKey.from_int(secret).sign(digest)
     r = good[:32] if good[0] < 0x7F else b"\x01" * 32
     crafted = [
@@ -176,7 +176,7 @@ _SCALARS = st.one_of(st.sampled_from(_EDGES), st.integers(0, 2**256 - 1))
 @settings(max_examples=100)
 @given(_SCALARS, _SCALARS, _SCALARS, st.integers(26, 29), st.booleans())
 def test_both_ways_take_and_refuse_the_same(z: int, r: int, s: int, v: int, is_signed: bool) -> None:
-    """Of what anybody may send: any numbers, and real signatures with s, or the digest, from elsewhere."""
+    """Anybody may send any numbers, and real signatures with s, or the digest, from elsewhere."""
     digest, rest = z.to_bytes(32, "big"), s.to_bytes(32, "big") + bytes([v])
     made = KEY.sign(digest)
     signature = (made[:32] if is_signed else r.to_bytes(32, "big")) + rest

@@ -45,7 +45,7 @@ def program() -> Program:
 
 
 Directions = Mapping[int, Mapping[int, Direction]]
-"""By value, by element."""
+"""Directions by element, by value."""
 
 
 def log_of(directions: Directions) -> StepLog:

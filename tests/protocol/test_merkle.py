@@ -15,7 +15,7 @@ leaf_lists = st.lists(digests, min_size=1, max_size=40)
 
 
 def naive_root(leaves: list[bytes]) -> bytes:
-    """By halves, over a power of two leaves."""
+    """The root by halves, over a power of two leaves."""
     if len(leaves) == 1:
         return leaves[0]
     half = len(leaves) // 2

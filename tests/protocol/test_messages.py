@@ -143,7 +143,7 @@ def test_moves_check_their_fields() -> None:
 
 
 def test_under_policy_exact_the_logs_fields_are_zero_and_empty() -> None:
-    """By default, so that who knows nothing of logs says nothing of them; all fields travel all the same."""
+    """They are so by default, so that code without logs says nothing of them; all fields travel all the same."""
     steps = moves.OpenSteps(nodes=(), siblings=())
     assert steps.pack() == ((), (), bytes(32), 0, bytes(32))
     assert VALUES.pack() == (bytes(32), 0, bytes(32), (), (), bytes(32), ())

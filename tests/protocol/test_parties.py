@@ -201,7 +201,7 @@ def test_nobody_signs_two_things_in_one_place(happenings: list[tuple[str, int]])
 def test_a_timeout_is_claimed_after_the_deadline(
     kind: type[PartyMachine], key: Any, grace: int, after: int, claims: bool
 ) -> None:
-    """By the opponent; by the client, when it had time enough."""
+    """The opponent claims it, or the client, when it had time enough."""
     board = board_with()
     played = with_game(board)
     due = played.state.deadline + grace
@@ -475,7 +475,7 @@ def leaves(run: Any, count: int) -> tuple[Digest, ...]:
 
 
 def test_records_that_change_are_reported_without_a_replay() -> None:
-    """Also after a restart, from the journal; and not before the records of both heads were seen."""
+    """They are after a restart too, from the journal; and not before the records of both heads were seen."""
     truth, false = TRUTH.head(2), FALSE.head(3)
     place = next(i for i, (x, y) in enumerate(zip(leaves(TRUTH, 2), leaves(FALSE, 3), strict=False)) if x != y)
     auditor, journal = KnowingAuditor(**known(board_with(), CHALLENGER)), list[e.AppendRecord]()
@@ -513,7 +513,7 @@ def test_terms_are_judged_before_a_key_signs_them() -> None:
 
 
 def test_terms_that_lock_money_are_refused() -> None:
-    """At the edge, and one second or one wei beyond it."""
+    """The edge is taken, and one second or one wei beyond it is not."""
     assert objections_to_training(JOB, program(), PACE) == objections_to_auditing(JOB, program(), PACE) == ()
     run = JOB.checkpoints * (JOB.checkpoint_interval * PACE.step_seconds + PACE.sending(1))
     clock = (PATIENCE - 6 * JOB.replay_time) // 3

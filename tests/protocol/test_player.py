@@ -80,7 +80,7 @@ def test_a_wrong_challenger_concedes_in_a_message() -> None:
 
 @pytest.mark.parametrize("name", ["terms", "element", "state source", "data source", "commit"])
 def test_a_challenger_takes_up_its_game_after_a_crash(name: str) -> None:
-    """From its secret and the moves so far: the same moves, the same seals, and what opens them."""
+    """Its secret and the moves so far give the same moves, the same seals, and what opens them."""
     made, resumed = WALKS[name], 0
     for number, (state, move, _) in enumerate(made):
         if state.mover is Side.CHALLENGER:

@@ -62,7 +62,7 @@ OTHER = make_job(nonce=8)
 
 
 def test_the_hubs_word_on_all_posts_is_the_hash_of_an_array() -> None:
-    """By EIP-712's own words; and it is the hub's alone."""
+    """EIP-712 says so; and only the hub can sign it."""
     found = json.loads(VECTORS.read_text())
     kind = keccak(b"Received(bytes32 content,uint64 place,uint64 at)")
     structs = [

@@ -103,7 +103,7 @@ class Seals(Challenger):
 
 @pytest.mark.parametrize("leaf", [0, ARGMAX, 24, COMMIT])
 def test_11_a_true_proof_of_what_was_not_sealed_is_illegal(leaf: int) -> None:
-    """In particular nothing can be proved where zero was sealed, and a wrong challenger cannot prove the truth."""
+    """Nothing can be proved where zero was sealed, and a wrong challenger cannot prove the truth."""
     liar = Liar(JOB, 4, leaf, 0, bend_from=1)
     made: list[tuple[GameState, Move, GameState]] = []
     duel(liar, Defender(liar), Challenger(HONEST, SECRET), on_move=lambda *x: made.append(x))

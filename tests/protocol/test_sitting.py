@@ -193,7 +193,7 @@ def test_a_trainer_that_does_not_open_its_head_is_abandoned_and_the_seats_are_pa
 
 @pytest.mark.parametrize("name", ["client", "trainer", "auditor"])
 def test_a_party_that_dies_says_the_same_again(name: str, cases: Any) -> None:
-    """After any of its events: the same seals, byte for byte, and every wei where it belongs."""
+    """It may die after any of its events: the seals are the same, byte for byte, and every wei is where it belongs."""
     whole = SeatedTown(FALSE).play(3000)
     for event in range(1, whole.seen[name].events, whole.seen[name].events // 4):
         town = SeatedTown(FALSE, fate=Fate(dies=(name, event))).play(3000)
@@ -255,7 +255,7 @@ def test_pools_on_their_way_count_and_one_is_joined_once() -> None:
 
 
 def test_a_pool_says_from_how_many_slots_on_a_lie_pays(cases: Callable[[], None]) -> None:
-    """In fractions, for each number of slots; holes do not count."""
+    """The rule in fractions gives the same for each number of slots; holes do not count."""
     for seats, slots in ((1, 1), (1, 12), (2, 12), (16, 12), (1, 0)):
         job = PublicJob(job=replace(SEATED, seats=seats, reward=200), last_progress=0)
         board = auditor_of(job).board

@@ -57,7 +57,7 @@ def test_a_proof_leaves_no_state_to_sign(name: str) -> None:
 
 
 def test_a_defenders_receipt_is_what_a_sealed_state_lacks() -> None:
-    """Before a proof, both the seal and the next move are the challenger's: only a receipt has the defender's name."""
+    """Both the seal and the next move before a proof are the challenger's: only a receipt has the defender's name."""
     for name, phase in (("terms", Phase.SELECT), ("element", Phase.SELECT_ELEMENT), ("commit", Phase.SELECT)):
         log = talked(-1, name)
         assert (log.state.phase, WALKS[name][-2][1].KIND) == (Phase.PROVE, phase)

@@ -39,7 +39,7 @@ def sent(town: Town) -> list[tx.Transaction]:
 
 
 def check_statements(town: Town) -> None:
-    """In each place one statement, however often it was sent; of each sequence number one signed state."""
+    """Each place has one statement, however often it was sent, and each sequence number one signed state."""
     for seen in town.seen.values():
         assert all(len(said) == 1 for place, said in seen.statements.items() if place[0] != "call")
 

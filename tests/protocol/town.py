@@ -48,7 +48,7 @@ MOVES: dict[tuple[int, bytes, int, bytes], Move] = {}
 
 @cache
 def root(run: Run, count: int) -> Digest:
-    """Of a run's first checkpoints."""
+    """The root of a run's first checkpoints."""
     return run.run_tree(count).root
 
 
@@ -92,7 +92,7 @@ class Fate:
     copies: Callable[[], int] = lambda: 1
     """How often a message or a notice of a block arrives: 0 if it is lost."""
     delay: Callable[[], int] = lambda: 0
-    """By how many seconds it is late."""
+    """The seconds by which it is late."""
 
 
 @dataclass

@@ -35,7 +35,7 @@ DECODERS: dict[type, Callable[[Any], Any]] = {
     Snapshot: Snapshot.decode,
     Program: Program.decode,
 }
-"""With the check of the signature where there is one."""
+"""Decoders, with the check of the signature where there is one."""
 SAMPLES: dict[type, st.SearchStrategy[bytes]] = {
     SignedJob: st.just(AGREEMENT.encode()),
     SignedHead: st.integers(1, JOB.checkpoints).map(lambda count: HONEST.head(count).encode()),

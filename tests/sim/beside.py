@@ -50,7 +50,7 @@ class Compared(WorldBoard):
     """The simulator's board, with a shadow that must never differ."""
 
     program: Program
-    """Of the game that is played."""
+    """The program of the game that is played."""
 
     def __init__(self, domain: Domain, talk_of: Any) -> None:
         super().__init__(domain, talk_of)

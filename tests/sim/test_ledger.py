@@ -20,7 +20,7 @@ FAST = (
     "state entered over moves on the chain", "swapped logs", "garbage entered", "reorganised blocks",
     "seats bought, all but one",
 )  # fmt: skip
-"""Between them: convictions, reports, states that enter, forks, proofs that enter, receipts, blocks, seats."""
+"""Games that cover convictions, reports, states that enter, forks, proofs that enter, receipts, blocks, seats."""
 STAKE, REWARD, GAME = TERMS.trainer_stake, TERMS.reward, TERMS.challenger_stake
 CONVICTED = {"trainer": -STAKE, "client": 0, "auditor": HALF}
 COPIED = {**CONVICTED, "auditor": HALF - RELIEF}
@@ -32,7 +32,7 @@ FALSE = [name for name, kind in CATALOGUE.items() if isinstance(kind, Deviating)
 PLAYED = (
     "one bit of a loss", "stale checkpoint", "bent partial sum", "log entry far from a tie", "drift by log entries",
 )  # fmt: skip
-"""Of the false runs, of which games differ in their lies alone: heads, commits, partial sums, logs."""
+"""False runs whose games differ in their lies alone: heads, commits, partial sums, logs."""
 GAINS: dict[str, dict[str, int]] = {
     **dict.fromkeys(FALSE, CONVICTED),
     **dict.fromkeys(["equivocation", "records rewritten", "lazy auditor", "silent auditor"], CONVICTED),
@@ -51,7 +51,7 @@ GAINS: dict[str, dict[str, int]] = {
     "trainer that copies another": {"trainer": REWARD, "second trainer": REWARD, "client": -2 * REWARD},
     "a challenge made dear for others": {"auditor": HALF},
 }
-"""In wei, gas apart. Of the others the promises say what honest parties may lose."""
+"""Gains in wei, gas apart. The promises say what honest parties may lose by the others."""
 
 
 @pytest.mark.parametrize("name", slow_except(CATALOGUE, *FAST, nightly=set(FALSE) - set(PLAYED)))

@@ -66,7 +66,7 @@ def test_a_run_that_leaves_the_program_loses(
 def test_what_was_told_and_kept_may_be_missing(
     parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute
 ) -> None:
-    """Without losses the state says more, and without the state nothing does: then the walk ends in the archive."""
+    """The state says more without losses, and nothing does without the state: then the walk ends in the archive."""
     cheating = parties.cheating(tmp_path / "cheating", 5)
     (cheating / "metrics.jsonl").write_text('{"step": 5, "loss": NaN}\n{"step": 5.5, "loss": 1.0}\n{"step": 4}\n')
     assert re.search(r"differs first in step 6, instruction \d+ \(.+ of .+\), element", dispute(cheating, honest))

@@ -58,7 +58,7 @@ def trained(once: Once, tmp_path: Path, train: list[str]) -> RunDirectory:
 
 @pytest.mark.slow
 def test_another_machine_follows_the_logs(trained: RunDirectory, tmp_path: Path, command: Commands) -> None:
-    """On more threads by the trainer's thresholds; by the proven ones on torch's default instructions, uncompiled."""
+    """More threads go by the trainer's thresholds; torch's default instructions, without C, by the proven ones."""
     entries = [log_of(trained, step).count for step in range(1, STEPS + 1)]
     assert sum(entries) > STEPS
     audit = ["audit", trained.path, "--output", tmp_path / "own", "--threads", 2, "--permute", 6]
@@ -130,7 +130,7 @@ def test_a_lie_in_a_logged_run_is_fraud_and_loses_its_dispute(
 def test_an_auditor_does_not_believe_the_trainers_thresholds(
     trained: RunDirectory, tmp_path: Path, command: Commands
 ) -> None:
-    """With ones that are too small it would round wrong, and accuse."""
+    """It would round wrong, and accuse, with ones that are too small."""
     assert policy_of(trained) == POLICY_FILE
     (trained.path / POLICY).write_text("{}")
     command("audit", trained.path, "--output", tmp_path / "replay")

@@ -290,7 +290,7 @@ def test_parts_of_their_trainer_that_would_not_be_called_are_refused(tmp_path: P
 
 
 class FakeTokenizer:
-    """As much of a tokenizer as their collator for causal models asks of rows of one length."""
+    """The part of a tokenizer that their collator for causal models uses on rows of one length."""
 
     pad_token_id = None
     padding_side = "right"

@@ -123,7 +123,7 @@ def _post(signed: posts.SignedPost, place: int) -> dict[str, Any]:
 
 
 def _blob(size: int) -> dict[str, Any]:
-    """Of bytes that count up, modulo 251."""
+    """A blob of bytes that count up, modulo 251."""
     data = (bytes(range(251)) * (size // 251 + 1))[:size]
     pieces = [piece_digest(data[at : at + PIECE_BYTES]) for at in range(0, max(size, 1), PIECE_BYTES)]
     return {"size": size, "pieces": [hex_of(piece) for piece in pieces], "root": hex_of(blob_root(size, pieces))}

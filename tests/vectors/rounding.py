@@ -116,7 +116,7 @@ def _entries(s: Stream, numel: int, count: int) -> Entries:
 
 
 def _logs(program: Program) -> Iterator[StepLog]:
-    """Of the steps of one segment: nothing, the first and last elements, some, all of one value."""
+    """Logs of the steps of one segment: nothing, the first and last elements, some, all of one value."""
     s = Stream("logs")
     ends = Entries(np.array([0, _LARGE - 1], dtype=np.int64), np.array([True, False]))
     yield StepLog()

@@ -24,7 +24,7 @@ _OFFSETS: Final = {
     "fresh": (3, 2, 255),
     "element": (18, 1),
 }
-"""Of the fields that are checked: a byte's place, and values that it has in no game."""
+"""A byte's place in each field that is checked, and values that it has in no game."""
 
 
 def logged_walk() -> Walk:

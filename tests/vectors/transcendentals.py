@@ -22,7 +22,7 @@ from tiebreak.protocol.program.isa import MapFunction
 from tiebreak.protocol.program.reference import TRANSCENDENTAL_FUNCTIONS
 
 CASES: Final = 6144
-"""Of each function."""
+"""The number of cases of each function."""
 RUN: Final = 16
 _LEAST, _FORMATS = MIN_PRECISION, MAX_PRECISION + 1 - MIN_PRECISION
 EXPONENTS: Final[dict[MapFunction, tuple[int, int]]] = {
@@ -36,7 +36,7 @@ EXPONENTS: Final[dict[MapFunction, tuple[int, int]]] = {
 """low and span: biased exponents."""
 
 _PI: Final = 0x3243F6A8885A308D3
-"""In 2^-64, rounded down."""
+"""Pi in units of 2^-64, rounded down."""
 
 
 def anchors(function: MapFunction) -> tuple[int, ...]:
@@ -66,7 +66,7 @@ def argument(function: MapFunction, case: int, near: tuple[int, ...]) -> tuple[i
 
 
 def run_digest(function: MapFunction, first: int, near: tuple[int, ...]) -> bytes:
-    """Of the results of `RUN` cases."""
+    """The digest of the results of `RUN` cases."""
     results = (
         TRANSCENDENTAL_FUNCTIONS[function](*argument(function, case, near)) for case in range(first, first + RUN)
     )

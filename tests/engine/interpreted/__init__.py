@@ -33,7 +33,7 @@ from triton.runtime import interpreter
 from tiebreak.engine.run import qualify
 
 Mutants = dict[str, tuple[tuple[tuple[str, str], ...], Callable[[], object]]]
-"""By name: texts and what replaces them, and the check that fails with the changed kernels."""
+"""Texts and what replaces them, and the check that fails with the changed kernels, by name."""
 
 
 class NoReads(TorchDispatchMode):

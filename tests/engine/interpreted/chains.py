@@ -54,9 +54,9 @@ USUAL = {
     EXP: (-104, 89), LOG: (2**-126, LARGE), TANH: (2**-24, 10), ERF: (2**-126, 4), SIN: (2**-24, LARGE),
     COS: (0, LARGE),
 }  # fmt: skip
-"""Between which numbers pairs are what they are proven to be."""
+"""The range of numbers for which the proof about pairs holds."""
 TIES = [0x3F808000, 0x3F818000, 0x00008000, 0x80018000, 0x3F807FFF, 0x3F808001, 0x7F7F8000, 0xFF800000]
-"""Between numbers of bfloat16, or nearly."""
+"""Numbers half-way between two of bfloat16, or nearly."""
 
 
 def of_all(arithmetic: Arithmetic, function: MapFunction, bits: Sequence[int]) -> int:
@@ -256,7 +256,7 @@ MUTANTS: Mutants = {
 
 
 def every() -> dict[str, list[int]]:
-    """By function: how many arguments' values are near a boundary, and how many results of these FP64 leaves open.
+    """Counts, by function, the arguments whose values are near a boundary, and the results that FP64 leaves open.
 
     `search.c` finds arguments with values within 2^-43 of a boundary of any precision; the test of FP64 reaches 2^-46.
     """

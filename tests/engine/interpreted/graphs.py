@@ -310,7 +310,7 @@ class Late:
 def records_of(
     made: Inputs, machine: Interpreter, until: int, committer: ModuleType = commit
 ) -> list[tuple[int, str, int]]:
-    """Of a training whose checkpoints are committed as late as possible: step, state root and loss of each."""
+    """Step, state root and loss of each checkpoint of a training that commits as late as possible."""
     late = Late()
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -96,7 +96,7 @@ def pairs() -> int:
 
 
 def moves() -> int:
-    """Of all that it hashes, the host reads 32 bytes for each tensor, once."""
+    """The host reads 32 bytes for each tensor that is hashed, once."""
     read = []
     real = Tensor.cpu
     with mock.patch.object(Tensor, "cpu", lambda x: read.append(x.nbytes) or real(x)):

@@ -45,7 +45,7 @@ def scatters(examples: int) -> int:
 
 
 def settles(examples: int) -> int:
-    """With errors that decide nothing, fixed point alone gives every finite result."""
+    """Fixed point alone gives every finite result where errors decide nothing."""
     with mock.patch.object(scatter, "coefficient", return_value=2.0**20):
         made = [one_scatter(seed, 16 + seed % 17, STYLES[seed % len(STYLES)]) for seed in range(examples)]
     settled = sum(a.stats.of("scatter_sum").undecided_twice for a in made)
@@ -63,7 +63,7 @@ def leaves_nothing_open() -> int:
 
 
 def keeps_to_its_room() -> int:
-    """Of five open sums, a list of two gets two, which are right, and the others are NaN."""
+    """A list of two gets two of five open sums, which are right; the others are NaN."""
     i = scatter_of((5,), (90,), Access(0, 0, (0, 1)), Access(1, 0, (0, 1)), (1,))
     operands = [torch.arange(90) % 7 - 3.0 + 2.0**-20, torch.arange(90) % 5]
     right = Arithmetic(precision=16).execute(i, operands, 0)

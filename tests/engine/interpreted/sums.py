@@ -148,7 +148,7 @@ def few(r: random.Random) -> tuple[Instruction, list[int]]:
 
 
 def settles(examples: int, *forms: Callable[[random.Random], tuple[Instruction, list[int]]]) -> int:
-    """With errors that decide nothing, fixed point alone gives every result that is not NaN or a sum of zeros."""
+    """Fixed point alone gives every result that is not NaN or a sum of zeros, where errors decide nothing."""
     ran = 0
     with mock.patch.object(launching, "coefficient", return_value=2.0**20), mock.patch.object(PlainSums, "run"):
         for seed in range(examples):

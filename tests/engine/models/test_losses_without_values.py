@@ -19,7 +19,7 @@ TIMES, CLASSES, LABELS, EXAMPLES = 6, 4, 3, 8
 @pytest.mark.parametrize("form", ["padded", "padded, lists", "joined", "joined, lists"])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_values_and_gradients_are_those_of_torch(form: str, reduction: str, cases: CaseCounter) -> None:
-    """Also where no alignment exists, where there are no labels, and of numbers that are no logarithms of a softmax."""
+    """They agree where no alignment exists, without labels, and for numbers that are no logarithms of a softmax."""
     random = torch.Generator().manual_seed(len(form) + len(reduction))
 
     def draw(low: int, high: int, shape: tuple[int, ...] = ()) -> Tensor:

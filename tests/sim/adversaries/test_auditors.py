@@ -101,7 +101,7 @@ def test_a_state_that_is_not_what_was_committed_cannot_be_started_from(workshop:
 
 @pytest.mark.slow
 def test_an_auditor_that_samples_alone_finds_what_it_draws() -> None:
-    """In each whole game: convicted if the false segment is among those drawn, and settled if it is not."""
+    """Each whole game convicts if the false segment is among those drawn, and settles if it is not."""
     ends = Counter[tuple[bool, str]]()
     for seed in range(6):
         auditors: list[SamplingAuditor] = []

@@ -50,7 +50,7 @@ LASTING = builder(
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1], ids=["auditor", "trainer"])
 def test_above_the_clock_what_was_assumed_is_broken_and_the_censored_side_loses(seed: int) -> None:
-    """Not a promise: it says what the assumption is worth."""
+    """This is no promise: it says what the assumption is worth."""
     rng = Random(seed)
     cast = Cast(workshop=Workshop.open("exact"))
     LASTING.join(cast, rng)
@@ -74,7 +74,7 @@ class Measured(Censor):
     """Begins with one transaction, and notes how long that may wait."""
 
     bears: int
-    """Until its deadline."""
+    """Bears down on it until its deadline."""
     later: int
     """Moves that its sender makes after it without an allowance: each takes the one second of a block."""
 
@@ -173,7 +173,7 @@ def test_what_a_party_bears_is_less_than_its_clock_and_its_window() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2, 3])
 def test_a_hub_that_is_silent_for_ever_costs_nobody_a_game(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the first block of a game on, whoever waits for an answer goes to the chain in time."""
+    """Whoever waits for an answer goes to the chain in time, from the first block of a game on."""
     monkeypatch.setattr(hub.StallingHub, "late", lambda self, *_: None if self.began is not None else 0)
     result = played("hub that stalls", seed, talk_time=600)
     assert result.duels

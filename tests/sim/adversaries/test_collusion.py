@@ -19,7 +19,7 @@ from tiebreak.sim.world.world import World
 
 
 def on_the_pending_state(world: World, sender: Agent, call: Call, *, untried: bool = False) -> simpy.Event:
-    """As transactions were once tried: behind all that wait."""
+    """Tries transactions as was once done: behind all that wait."""
     pending = world.new_pending(sender, call, untried=untried)
     try:
         world._execute(world._draft_of_next(), pending, in_block=untried)
@@ -34,7 +34,7 @@ def on_the_pending_state(world: World, sender: Agent, call: Call, *, untried: bo
 
 @pytest.mark.slow
 def test_what_waits_in_the_mempool_holds_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without looking past what waits, no challenge is ever sent, and no timeout claimed."""
+    """A party that did not look past what waits would send no challenge and claim no timeout."""
     result = played("decoy in the mempool", 4)
     (duel,) = result.duels
     assert (duel.verdict, duel.reason) == ("challenger", "recomputed")

@@ -87,7 +87,7 @@ def test_a_sum_that_is_not_finite_is_a_nan_or_infinite(hardware: numbers.Hardwar
 
 
 def test_every_sum_of_a_step_is_made_again_from_what_the_step_read(workshop: Workshop) -> None:
-    """With sums that change nothing, the run is the honest one: all operands are found, in the right order."""
+    """Sums that change nothing give the honest run: all operands are found, in the right order."""
     sums = [n for n, i in enumerate(workshop.program.body) if numbers.is_f32_sum(i)]
     assert len(sums) > 10
     precise = numbers.Hardware(factor=lambda x: x, single=False, last=np.rint)

@@ -49,7 +49,7 @@ def test_what_breaks_a_promise_is_kept_as_lines(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_other_games_is_refused(tmp_path: Path) -> None:
-    """For instance of a catalogue that had other adversaries."""
+    """An example is a catalogue that had other adversaries."""
     series().run(tmp_path, processes=1, resume=False)
     more = replace(PLAYERS, singles=("dying", "poison", "slow"))
     changed = replace(series(), repertoire=more)

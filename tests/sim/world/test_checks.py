@@ -171,7 +171,7 @@ def test_5_a_record_that_is_not_the_python_referees(slashed: Finished, change: d
 
 @pytest.mark.parametrize("change", [{"node": bytes(32)}, {"step": 9}, {"instruction": 1}, {"element": 77}])
 def test_5_a_place_that_is_not_the_python_referees(slashed: Finished, change: dict[str, Any]) -> None:
-    """In the middle of a game, where the place still counts."""
+    """It is found in the middle of a game, where the place still counts."""
     items = [item for block in slashed.world.blocks for item in block.transactions]
     item = next(item for item in items if item.record is not None and item.pending.call.kind == "openTerms")
     found, record = next(found for found in slashed.games if found.id == item.pending.call.game_id), item.record
@@ -222,7 +222,7 @@ def test_8_a_place_of_a_journal_that_is_written_twice(settled: Finished, monkeyp
 
 
 def test_8_two_heads_of_an_honest_trainer(settled: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a dishonest one an accomplice may have signed the second."""
+    """An accomplice may have signed the second one of a dishonest trainer."""
     mail, trainer = settled.world.mail, settled.agents["trainer"]
     known = mail.heads[0]
     other = SignedHead.sign(replace(known.head.head, run_root=Digest(bytes(32))), settled.world.domain, trainer.key)

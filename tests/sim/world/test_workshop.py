@@ -78,7 +78,7 @@ def test_its_bytes_do_not_depend_on_the_order_of_additions(workshop: Workshop, t
 
 
 GOLDEN = {"exact": "7e1f59c0338dcc2a", "logged": "78c6516b0cce6b2d"}
-"""Of the last record: what every machine, thread count and instruction set has computed so far."""
+"""The last record, as every machine, thread count and instruction set has computed it so far."""
 
 
 def test_the_bytes_are_those_that_every_machine_computes(workshop: Workshop) -> None:
@@ -127,7 +127,7 @@ def test_a_tampered_run_is_the_one_that_a_worker_trains(
 
 
 def fingerprint(workshop: Workshop) -> str:
-    """Of all that games share."""
+    """Hashes all that games share."""
     run, evidence, digest = workshop.run(), workshop.evidence(), sha256()
     for step in range(run.job.steps + 1):
         digest.update(state_tree(identities(dict(run.state(step)))).root)

@@ -56,7 +56,7 @@ class Yard:
         return self.world.submit(self.agents[name], call, untried=untried)
 
     def run(self, seconds: int) -> None:
-        """Until so many seconds after the start."""
+        """Runs until some seconds after the start."""
         while self.world.env.peek() <= seconds:
             self.world.env.step()
 

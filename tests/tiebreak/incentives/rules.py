@@ -132,7 +132,7 @@ class Ledger:
         self._slash(self.games[0] if self.job.oldest_paid and self.games else reporter)
 
     concession = equivocation
-    """To whom the trainer concedes a head by signature, it pays as much."""
+    """The trainer pays as much to the one to whom it concedes a head by signature."""
 
     def reclaim(self, challenger: str) -> None:
         """A challenger takes its stake back from a game that was cut short by the end of the job."""

@@ -50,7 +50,7 @@ def single_auditor(s: JobEconomics, strategy: TrainerStrategy) -> tuple[Fraction
 
 
 def indifferent(s: JobEconomics, found: model.Equilibrium) -> tuple[Fraction, Fraction]:
-    """By the rules, story by story: what cheating pays above honesty, and auditing above laziness."""
+    """What cheating pays above honesty, and auditing above laziness, by the rules, story by story."""
     at = replace(s, audit_probability=found.audit_probability, tampered=found.tampered)
     cheating = expected_trainer(at, found.cheat) - expected_trainer(at, TrainerStrategy.HONEST)
     diligent, lazy = (
@@ -186,7 +186,7 @@ POOLED = replace(SEATED, auditors=1, fee=120_050, bought=Fraction(3, 4))
 
 
 def test_the_share_of_the_pool_is_that_where_nobody_gains_by_a_slot_more_or_less() -> None:
-    """By the rules: strangers join while a slot pays, and a trainer's own seats earn their fee without a replay."""
+    """Strangers join while a slot pays, and a trainer's own seats earn their fee without a replay."""
     cost = Fraction(30_000, 40)
     assert (POOLED.own_share, POOLED.stranger_gain) == (Fraction(3, 4), 30_000)
     assert stranger_earns(POOLED, 10, 30) == cost

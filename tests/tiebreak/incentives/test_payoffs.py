@@ -61,7 +61,7 @@ def test_an_auditor_is_paid_what_the_closed_form_says(
 def test_no_wei_is_made_or_lost_and_nothing_stays_in_the_board(
     s: JobEconomics, strategy: TrainerStrategy, own: AuditorStrategy | None, decoy: bool
 ) -> None:
-    """In any story; their probabilities add up to one."""
+    """This holds in any story; their probabilities add up to one."""
     players, total = Players(trainer=strategy, own=own), Fraction(0)
     for chance, story in stories(s, players, decoy=decoy):
         ledger, total = play(s, players, story), total + chance

@@ -66,7 +66,7 @@ def letter(place: int, wire: bytes) -> Letter:
 
 
 def test_nothing_is_kept_of_what_strangers_post(there: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By a trainer that names its clients: jobs of others are not its own even if they name it."""
+    """A trainer names its clients: jobs of others are not its own even if they name it."""
     made, _ = there
     monkeypatch.setattr(driver, "MAX_LISTINGS", 3)
     facts: dict[str, bytes] = {}

@@ -166,7 +166,7 @@ def public(job: Any, status: JobStatus = JobStatus.ACTIVE, heads: int = 0) -> Pu
 
 
 def test_terms_count_the_longest_step_and_the_games_of_all_jobs_taken() -> None:
-    """At the edge: one more job beside it, and either this one or one that was taken before has too little time."""
+    """One more job at the edge, and either this one or one that was taken before has too little time."""
     step, segment = PACE.step_seconds, JOB.checkpoint_interval * PACE.step_seconds
     bare = replace(JOB, replay_time=0)
     least = PACE.sending(turns(bare, program()))

@@ -39,7 +39,7 @@ def as_the_chain_has_it(village: Village) -> None:
 
 
 def ends_in_conviction(village: Village, *reasons: Reason) -> None:
-    """As everybody sees it, and the chain."""
+    """Everybody sees the conviction, and so does the chain."""
     as_the_chain_has_it(village)
     for villager in village.villagers.values():
         game = game_of(villager)

@@ -17,7 +17,7 @@ DOCUMENT = json.loads(description())
 SCHEMA = schemathesis.openapi.from_dict(
     {**DOCUMENT, "paths": {k: v for k, v in DOCUMENT["paths"].items() if k != "/stream"}}
 )
-"""Without the stream, which never ends."""
+"""The description without the stream, which never ends."""
 
 
 @pytest.fixture(scope="module")

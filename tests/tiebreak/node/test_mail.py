@@ -46,7 +46,7 @@ from tiebreak.protocol.parties.posts import Received, ReceivedPost, SignedPost
 from tiebreak.protocol.tags import Digest
 
 Script = Callable[[bytes], Iterable[bytes | float]]
-"""From the head of a request to what is sent, with pauses in seconds; the connection is closed at the end."""
+"""Maps the head of a request to what is sent, with pauses in seconds; the connection is closed at the end."""
 
 
 @pytest.fixture(autouse=True)
@@ -297,7 +297,7 @@ TOKENS = (b"-5", b"\r\n", b"9" * 20, b"chunked", b"100 Continue", b"\0", b"\xff"
 
 
 def mutated(data: bytes, rng: Random) -> bytes:
-    """With some bytes replaced, inserted, doubled or left out; most often in its head."""
+    """Replaces, inserts, doubles or leaves out some bytes, most often in the head."""
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(min(len(data), rng.choice((30, 120, 1 << 16))))
         token = rng.choice((rng.randbytes(1), rng.choice(TOKENS), data[at : at + 40] * 2, b""))

@@ -42,7 +42,7 @@ def test_an_existing_file_is_not_overwritten_and_a_folder_without_settings_is_re
 
 
 def test_who_stakes_runs_only_for_named_clients_and_stakes(tmp_path: Path) -> None:
-    """Before anything starts; that it serves anybody has to be said, too."""
+    """They are named before anything starts; whoever serves anybody has to say so, too."""
     open_to_all, client = {"clients": (settings.ANY,), "most_stake": settings.ANY}, f"0x{'ab' * 20}"
     stakes = ({**open_to_all, "most_stake": stake} for stake in ("", "0"))
     for number, given in enumerate(({}, open_to_all | {"clients": ()}, *stakes)):
@@ -93,7 +93,7 @@ def test_what_is_no_setting_is_refused(tmp_path: Path, line: str, message: str) 
     ],
 )
 def test_a_cheat_plays_only_where_nobody_has_a_stake(tmp_path: Path, chain: str, secret: int, *, is_own: bool) -> None:
-    """On another chain, and with a key that is not public, the demonstration of `tiebreak up` refuses to start."""
+    """The demonstration of `tiebreak up` refuses another chain, and a key that is not public."""
     found = settings.write("trainer", tmp_path, chain=chain)
     with nullcontext() if is_own else pytest.raises(ConfigurationError, match="nobody cheats for a stake"):
         cheating.check(found, PrivateKey.from_int(secret))

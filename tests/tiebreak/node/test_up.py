@@ -146,7 +146,7 @@ def windows(path: Path) -> Iterator[bytes]:
 
 
 def the_hub_is_blind(folder: Path) -> None:
-    """Of what its parties hold, a hub has nothing in the clear but what a dispute has opened."""
+    """A hub has nothing of its parties in the clear but what a dispute has opened."""
     (job,) = (folder / "trainer" / "jobs").iterdir()
     states = sorted((job / "checkpoints").iterdir())
     plain = {name: set(windows(path)) for path in (job / PROGRAM, job / DATA, job / RECORDS, *states)
@@ -205,7 +205,7 @@ def with_mark(mark: str) -> list[str]:
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
 def test_no_process_outlives_it(tmp_path: Path) -> None:
-    """Also when `up` is killed, and its processes have workers and a node of their own."""
+    """None does when `up` is killed either; its processes have workers and a node of their own."""
     mark = f"UP_TEST={secrets.token_hex(16)}"
     command = [sys.executable, "-m", "tiebreak", "up", str(TASK), "--port", "0", "--output", str(tmp_path / "town")]
     environment = os.environ | dict([mark.split("=")])

@@ -191,7 +191,7 @@ def test_no_environment_variable_changes_what_a_party_computes(
 def test_a_replay_for_a_game_that_is_over_ends_after_a_step(
     agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the process of a crew, by way of its pipe; the next game has its move then."""
+    """The process of a crew hears of it by its pipe; the next game has its move then."""
     own = bench(folder)
     job = agreed.job
     trained = answer(own, Compute(work=e.Train(job_id=job.id, count=COUNT), job=job)).root
@@ -227,7 +227,7 @@ def test_a_replay_for_a_game_that_is_over_ends_after_a_step(
 def test_training_and_replays_stand_still_while_a_move_is_sought(
     agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the step under way, until the process that seeks one is done, or dead."""
+    """They stand still after the step under way, until the process that seeks a move is done, or dead."""
     own, lock, computed = bench(folder), fcntl.flock, list[str]()
     held: list[BinaryIO] = []
 

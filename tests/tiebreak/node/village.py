@@ -58,7 +58,7 @@ class Villager(PostingDriver):
         self.events: list[e.Event] = []
         """All that the machine was told."""
         self.clock = 0
-        """By how much its machine's clock is off, in seconds."""
+        """The seconds by which its machine's clock is off."""
         self.heard = 0
         """The number of posts that it has read."""
         self.is_started, self.kept = False, Kept()
@@ -159,7 +159,7 @@ class Village:
         raise AssertionError("expected an end, got none")
 
     def live(self) -> None:
-        """To the end, and until everybody has seen it."""
+        """Lives to the end, and until everybody has seen it."""
         for _ in self.rounds():
             pass
         self.finish()

@@ -236,7 +236,7 @@ def touring(tour: Tour) -> Iterator[Tour]:
 
 
 def test_a_whole_run_goes_by(chromium: Browser, tmp_path: Path) -> None:
-    """From an empty page to the verdict and the money, without one reload; at the end the same without scripts."""
+    """It goes from an empty page to verdict and money without one reload; the end is the same without scripts."""
     with touring(Tour(tmp_path / "town")) as tour, reader(chromium, tour.page) as page:
         page.goto(tour.page, wait_until="load")
         assert "No run was offered yet" in page.inner_text("main")
