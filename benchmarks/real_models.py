@@ -14,7 +14,6 @@ from transformers import (
     ResNetForImageClassification,
 )
 
-from benchmarks.workloads import classify
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
 
 REAL: Final = ("gpt2-124m", "resnet-50", "llama-60m")
@@ -28,6 +27,11 @@ def next_token(model: nn.Module, window_BT: Tensor) -> Tensor:
     mask = torch.ones(T, T, dtype=torch.bool, device=input_BT.device).tril()[None, None]
     logits = model(input_ids=input_BT, attention_mask=mask, use_cache=False).logits
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), window_BT[:, 1:].reshape(-1))
+
+
+def classify(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """Cross entropy of an image classifier of `transformers`."""
+    return F.cross_entropy(model(pixel_values=images).logits, labels)
 
 
 def _gpt2(**sizes: int) -> nn.Module:

@@ -168,7 +168,7 @@ def hard_at(precision: int, function: MapFunction) -> int:
 @triton.jit
 def measure(x, y, h, low, FUNCTION: tl.constexpr, BLOCK: tl.constexpr):
     """FP64 and the pairs themselves."""
-    at, module = tl.arange(0, BLOCK), chains._kernels()
+    at, module = tl.arange(0, BLOCK), chains.kernels("chains")
     of_x = module.in_pairs(tl.load(x + at), FUNCTION)
     tl.store(y + at, module.in_fp64(tl.load(x + at), FUNCTION))
     tl.store(h + at, of_x[0])
