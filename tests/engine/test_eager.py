@@ -153,7 +153,7 @@ UNDONE: dict[str, tuple[Callable[..., None], Callable[[], Task], str]] = {
     "assigned": (undo_assigning, lambda: task(with_buffers(centred, centre=torch.ones(4))), "buffer centre"),
     "random": (undo_examining, lambda: task(Layer(lambda _, x: x * random.random())), "first difference is at mul"),
     "counter": (undo_examining, lambda: task(nn.Sequential(Layer(counting, calls=0))), r"is at 0:mul.*\.py:\d+"),
-    "loader": (undo_examining, lambda: task(nn.Linear(4, 4), loaded(True)), "captured again"),
+    "loader": (undo_examining, lambda: task(nn.Linear(4, 4), loaded(True)), "two captures"),
     "second step": (undo_examining, lambda: task(Layer(counting_eagerly, calls=0)), "in step 2, .* step 1 agrees"),
     "mode": (undo_modes, lambda: task(batch_norm()), "the first module whose output departs is 1"),
     "names": (undo_binding, lambda: task(nn.Linear(4, 4), lambda model, y, x: F.mse_loss(model(x), y)), "step 1, the"),

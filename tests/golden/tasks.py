@@ -17,8 +17,7 @@ from transformers import (
     ResNetForImageClassification,
 )
 
-from benchmarks.real_models import next_token
-from benchmarks.workloads import classify
+from benchmarks.real_models import classify, next_token
 from tests.golden.bundle import INTERVAL, STEPS
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Clip, Examples, Rows, Task, Windows, warmup_linear
 from tiebreak.protocol.numbers.philox import random_bits
