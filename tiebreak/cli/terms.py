@@ -53,7 +53,7 @@ class AddressType(_Hex):
 
 
 class DigestType(_Hex):
-    """The id of a job or a game."""
+    """A click type for the id of a job or a game: 64 hex digits."""
 
     name, what, digits = "id", "an id", 64
 

@@ -37,7 +37,7 @@ def builds() -> dict[str, Build]:
 
 
 def is_host(device: torch.device) -> bool:
-    """Whether a device is the CPU."""
+    """Whether tensors on this device lie in the host's memory."""
     return device.type == "cpu"
 
 

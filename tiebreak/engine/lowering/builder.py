@@ -324,7 +324,7 @@ class Builder:
         return self.map(MapFunction.NEG, x)
 
     def signed(self, size: Ref, x: Ref) -> Ref:
-        """`size`, negative where x is."""
+        """-size where x < 0, size elsewhere (also where x is -0 or NaN)."""
         return self.where(self.lt(x, self.const(0.0)), self.neg(size), size)
 
     def clamp(self, x: Ref, low: Scalar, high: Scalar) -> Ref:

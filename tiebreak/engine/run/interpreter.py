@@ -116,7 +116,7 @@ class Interpreter:
         sources = [(n, i) for n, i in enumerate(program.body) if i.opcode == Opcode.SOURCE]
         self.constants = {n: arithmetic.execute(i, (), 0) for n, i in sources if _is_constant(i)}
         self.read = tuple((n, i) for n, i in sources if n not in self.constants)
-        """The other sources."""
+        """The sources that are not constants, read anew in each step."""
         self._entries = program.sources(SourceKind.STATE)
         self.work = tuple(
             (unit, self.chains.get(position))
@@ -322,7 +322,7 @@ class Planned:
         return [self.values[operand.value] for operand in self.body[number].operands]
 
     def value(self, number: int) -> Tensor:
-        """Computes one instruction."""
+        """The value of instruction `number`, from operands that are already computed."""
         instruction = self.body[number]
         if instruction.opcode == Opcode.SOURCE:
             return self._read(instruction)

@@ -234,7 +234,7 @@ class PublicGame:
 
     @property
     def first_state(self) -> GameState:
-        """The state in which it began."""
+        """The game's state before any move, at the instant at which it was started."""
         return rules.start(self.job.job, self.head.head, self.id, self.started)
 
     @property

@@ -107,7 +107,7 @@ class PartyDriver(ABC):
         """Publish the data that belongs to a run."""
 
     def raise_alarm(self, alarm: e.Alarm) -> None:  # noqa: B027
-        """Tell the owner."""
+        """Tell the owner of the party that it saw something wrong."""
 
     def wake_at(self, at: int) -> None:  # noqa: B027
         """See to it that `look` is called at this instant, or soon after."""

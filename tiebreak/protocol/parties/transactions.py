@@ -101,11 +101,11 @@ def subject_of(record: Record) -> tuple[Digest | None, Digest | None]:
 
 
 class Transaction(Record):
-    """Base class of transactions."""
+    """A transaction of a party, whose fields give its ABI call, its gas limit and its words in a log."""
 
     __slots__ = ()
     FUNCTION: ClassVar[str]
-    """The contracts' function."""
+    """The name of the Solidity function that it calls."""
     GAS: ClassVar[int]
     """The most gas that a transaction was measured to use, at least (`tiebreak.protocol.chain.gas`)."""
     WORDS: ClassVar[str]
@@ -144,7 +144,7 @@ class CreateJob(Transaction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CancelJob(Transaction):
-    """Cancel an offer."""
+    """Withdraw a job that its trainer has not accepted; the client is credited the reward and the seats' fees."""
 
     FUNCTION = "cancelJob"
     GAS = 46_000
@@ -164,7 +164,7 @@ class AcceptJob(Transaction):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostHead(Transaction):
-    """Post a head on the board."""
+    """Put a signed head, which commits to the steps so far, on the board."""
 
     FUNCTION = "postHead"
     GAS = 70_763

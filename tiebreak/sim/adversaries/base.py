@@ -329,7 +329,7 @@ def with_a_cheat(cast: Cast, rng: Random) -> None:
 
 
 def trainer_of(world: World) -> TrainerAgent:
-    """The trainer of the cast."""
+    """The agent that trains in this world; every cast has exactly one."""
     trainer = world.parties[TRAINER]
     assert isinstance(trainer, TrainerAgent), "the cast has one"
     return trainer

@@ -22,7 +22,7 @@ from tiebreak.protocol.program.isa import Access, Instruction, MapFunction, Opco
 
 
 class GpuBackend(TorchBackend):
-    """Triton kernels."""
+    """Computes with Triton kernels what has one, and with torch the rest."""
 
     name = "Triton"
     chains: LaunchedChains

@@ -16,7 +16,7 @@ from tiebreak.engine.native import interprets
 
 @cache
 def kernels(name: str) -> ModuleType:
-    """A module of kernels."""
+    """Imports `gpu/kernels/<name>.py`, and with it Triton, when a kernel is first needed."""
     return import_module(f"{__package__}.kernels.{name}")
 
 

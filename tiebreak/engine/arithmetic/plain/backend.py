@@ -43,7 +43,7 @@ class Finalizer:
 
 
 class TorchBackend:
-    """Torch alone."""
+    """Computes with torch's operators only; other back-ends extend it and replace what they do faster."""
 
     name = "torch"
     """The name by which people know it."""
@@ -103,7 +103,7 @@ class TorchBackend:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """Surrounds a step."""
+        """A context in which one step is executed, for back-ends that keep memory between steps."""
         yield
 
     def begin_step(self) -> None:

@@ -24,9 +24,9 @@ class _Reader:
     first: Tensor
     """i64 (keys,): the first source of each key."""
     count: Tensor
-    """i64 (keys,)."""
+    """i64 (keys,): how many sources each key has."""
     terms: int
-    """The largest count."""
+    """The length to which the lists of terms are padded: the largest count."""
 
     def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
         width = self.rows.shape[1]

@@ -83,7 +83,7 @@ def _peak(pieces: Iterable[Tensor]) -> Tensor:
 
 
 def _above(peak: Tensor) -> Tensor:
-    """E with peak < 2^E, i64."""
+    """The least exponent E, i64, with peak < 2^E, for peaks in FP64."""
     return (peak.clamp_min(2.0**_MIN_PRODUCT_EXPONENT).view(torch.int64) >> 52) - 1022
 
 
@@ -136,7 +136,7 @@ def on_grid(reader: TermReader, elements: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Settler:
-    """Settles undecided elements."""
+    """Computes again, with more precision, the elements whose rounding FP64 leaves open."""
 
     rounded: Round
     counts: Counts

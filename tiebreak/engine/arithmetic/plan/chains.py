@@ -208,7 +208,7 @@ class PreparedChain(Protocol):
 
     @property
     def code(self) -> ChainCode:
-        """Its code."""
+        """The operations that it executes, as they were generated."""
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:
         """Executes the chain on the values that it reads; returns the results that are used outside.

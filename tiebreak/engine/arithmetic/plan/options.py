@@ -29,7 +29,7 @@ class Pieces:
     added: int
     """The terms that are added exactly."""
     blocks: int
-    """The blocks of random words."""
+    """The most Philox blocks, of four u32 words each, drawn at once."""
     on_host: bool
     """Whether the host computes, so that numpy can, and memory that is used again saves page faults."""
     looks: bool

@@ -38,7 +38,7 @@ class ScatterPlan:
     source: View
     """Dims (keyed, reduction, row)."""
     index: View
-    """Dims (keyed, reduction)."""
+    """Dims (keyed, reduction): the key under which each source row is added."""
     keyed: tuple[int, ...]
     summed: tuple[int, ...]
     row: tuple[int, ...]
