@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 STOP_SECONDS: Final = 5
+NICENESS: Final = 10
+"""The niceness of processes that train, replay and try, so that a step under way takes few cores from a move."""
 WORKBENCH: Final = "tiebreak.node.workbench"
 """Imported by name, since it brings torch."""
 _FORKS: Final = multiprocessing.get_context("forkserver")
@@ -42,15 +44,17 @@ class _Waiting:
     task: Task
     done: Callable[[Answer], None]
     number: int
+    turn: int = 0
+    """The number of the same client's programs that wait or are under way, if this is one to try."""
     at: float = 0.0
     """Monotonic time of the earliest next try, in seconds; 0 before the first."""
     tries: int = 0
     is_dropped: bool = False
 
     @property
-    def order(self) -> tuple[int, int]:
-        """The sort key, lowest first: a task that fails again and again keeps no other from its turn."""
-        return self.tries, self.number
+    def order(self) -> tuple[int, int, int]:
+        """The sort key, lowest first: neither what fails for ever nor a client's many programs keep others back."""
+        return self.tries, self.turn, self.number
 
 
 class Crew:
@@ -76,7 +80,11 @@ class Crew:
     def tasks(self) -> int:
         """The number of tasks that wait or are under way."""
         with self._changed:
-            return len(self._tasks) + (self._now is not None)
+            return len(self._owed())
+
+    def _owed(self) -> list[_Waiting]:
+        """The tasks that wait, and the one under way. The caller holds `_changed`."""
+        return self._tasks + ([] if self._now is None else [self._now])
 
     def listen(self, on_steps: Callable[[Steps], None], on_trouble: Callable[[str, int], None]) -> None:
         """Have these called on progress, and when a task fails, with the reason and how often it was tried."""
@@ -85,7 +93,9 @@ class Crew:
     def ask(self, task: Task, done: Callable[[Answer], None]) -> None:
         """Do a task, sooner or later, and call `done` with its answer."""
         with self._changed:
-            self._tasks.append(_Waiting(task, done, next(self._numbers)))
+            of_client = [one for one in self._owed() if one.task.job.client == task.job.client]
+            turn = len(of_client) if isinstance(task, Try) else 0
+            self._tasks.append(_Waiting(task, done, next(self._numbers), turn))
             self._changed.notify_all()
 
     def drop(self, is_over: Callable[[e.Work], bool]) -> list[e.Work]:
@@ -95,7 +105,7 @@ class Crew:
         """
         with self._changed:
             gone: list[e.Work] = []
-            for waiting in (*self._tasks, *([self._now] if self._now is not None else [])):
+            for waiting in self._owed():
                 work = waiting.task.work if isinstance(waiting.task, Compute) else None
                 if work is None or waiting.is_dropped or not is_over(work):
                     continue
@@ -223,8 +233,9 @@ class Crews:
     def __init__(self, bench: Bench, unseal: Unseal | None = None) -> None:
         """unseal: as for `Crew`; several threads may call it at once."""
         self.bench, self._alone, self._unseal = bench, replace(bench, processes=1), unseal
-        self._mail, self._trying = Crew(self._alone, unseal), Crew(bench, unseal)
-        self._crews = [Crew(bench, unseal) for _ in range(bench.processes)]
+        patient = replace(bench, niceness=NICENESS)
+        self._mail, self._trying = Crew(self._alone, unseal), Crew(patient, unseal)
+        self._crews = [Crew(patient, unseal) for _ in range(bench.processes)]
         self._of: dict[Digest, Crew] = {}
         """The crew that computes each job, by the job's id: it keeps what was expensive to make."""
         self._movers: dict[Digest, Crew] = {}

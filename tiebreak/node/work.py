@@ -35,6 +35,8 @@ class Bench:
     machine: Machine = Machine()
     """The settings of each process. Without threads it has an equal share of the cores, or torch's own choice if it
     works alone."""
+    niceness: int = 0
+    """The increment of the niceness of the process; one that finds moves has 0, and gets most of the cores."""
     trial_seconds: int = 600
     """The time after which a process that tries a program is ended, and the program counts as too slow."""
     secret: bytes = b""

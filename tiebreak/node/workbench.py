@@ -77,6 +77,7 @@ MOVING: Final = "moving.lock"
 def serve(pipe: "Connection", bench: Bench, make: "Callable[..., Workbench] | None" = None) -> None:
     """Answers tasks until the pipe ends, and then ends the process, whatever is under way."""
     os.umask(0o077)
+    os.nice(bench.niceness)
     said: SimpleQueue[Any] = SimpleQueue()
 
     def listen() -> None:

@@ -15,7 +15,7 @@ from tests.protocol.runs import CHALLENGER, DOMAIN, TRAINER, program
 from tests.protocol.town import JOB, PACE, START
 from tests.tiebreak.node.test_mail import answer, liar
 from tiebreak.node import mail, workbench
-from tiebreak.node.crews import Crew, Crews
+from tiebreak.node.crews import NICENESS, Crew, Crews
 from tiebreak.node.driver import Driver
 from tiebreak.node.journal import Journal
 from tiebreak.node.mail import Mail, MailAway, MailRefused
@@ -78,6 +78,7 @@ def test_a_move_waits_for_no_other_work(tmp_path: Path, monkeypatch: pytest.Monk
     crews.ask(gather(1), nothing)
     assert there.recv() == gather(1)
     mover = crews._movers[JOBS[0].id]
+    assert [crew._bench.niceness for crew in crews._all] == [0, *[NICENESS] * 4, 0, 0]
     crews.move_only({JOBS[1].id, JOBS[2].id})
     assert ended == [mover]
     assert crews._movers.keys() == {JOBS[1].id}
@@ -99,6 +100,19 @@ def test_what_fails_again_and_again_keeps_nothing_from_its_turn(tmp_path: Path, 
     for task in (tasks[1], tasks[2], tasks[0]):
         there.send(Failed(reason="the hub is away"))
         assert there.recv() == task
+    crew.stop()
+
+
+def test_many_programs_of_one_client_keep_no_other_from_its_trial(tmp_path: Path, monkeypatch: Any) -> None:
+    began, ends = SimpleQueue[Task](), SimpleQueue[Answer]()
+    monkeypatch.setattr(Crew, "_try", lambda _, waiting: (began.put(waiting.task), ends.get())[1])
+    other = replace(JOB, client=CHALLENGER.address)
+    crew, tasks = Crew(bench(tmp_path)), [Try(job=job) for job in (*JOBS, other)]
+    for task in tasks:
+        crew.ask(task, lambda _: None)
+    for number in (0, 3, 1, 2):
+        assert began.get(timeout=20) == tasks[number]
+        ends.put(Answer())
     crew.stop()
 
 

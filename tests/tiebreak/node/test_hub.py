@@ -341,6 +341,25 @@ def test_a_flood_of_posts_of_games_leaves_others_a_turn() -> None:
     assert line.earliest(1000) == 0, "what was taken last is not done"
 
 
+def test_those_who_fill_the_line_keep_nobody_out(tmp_path: Path) -> None:
+    """Where no more posts may wait, one from another address displaces the greediest one's newest, games' last."""
+    move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
+
+    async def greedy() -> list[tuple[str, str]]:
+        hub = app_module.Hub(settings(tmp_path, waiting_posts=4))
+        sent = [(move, "greedy"), (OFFER, "greedy"), (move, "greedy"), (move, "other"), *[(move, "player")] * 2]
+        tasks = {asyncio.create_task(hub.post(wire, who), name=f"{n} {who}"): who for n, (wire, who) in enumerate(sent)}
+        done, waiting = await asyncio.wait(tasks, timeout=0.2)
+        ended = [(task.get_name(), task.result().error) for task in done]
+        for task in waiting:
+            task.cancel()
+        hub.close()
+        return ended
+
+    full = "expected at most 4 posts at once, got more"
+    assert sorted(asyncio.run(greedy())) == [("1 greedy", full), ("5 player", full)]
+
+
 def test_a_post_counts_from_its_arrival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the clerk is busy meanwhile, and whoever asks how things stand."""
     with running(settings(tmp_path)) as hub:

@@ -25,7 +25,7 @@ from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.train import Worker
 from tiebreak.node import settings as party_settings
 from tiebreak.node import workbench
-from tiebreak.node.crews import Crew, Crews
+from tiebreak.node.crews import NICENESS, Crew, Crews
 from tiebreak.node.tampered import TamperedWorkbench
 from tiebreak.node.up import CHEATS
 from tiebreak.node.work import Answer, Bench, Compute, Drop, Failed, Steps, Task, Try
@@ -299,7 +299,9 @@ def test_crews_work_for_several_jobs_at_once(agreed: RunDirectory, folder: Path)
         for task in tasks:
             crews.ask(task, lambda answer, task=task: found.put((task, answer)))  # type: ignore[misc]
         done = [found.get(timeout=120) for _ in tasks]
-        assert len({crew._process.pid for crew in crews._crews if crew._process is not None}) == 2
+        processes = {crew._process.pid for crew in crews._crews if crew._process is not None}
+        assert len(processes) == 2
+        assert {os.getpriority(os.PRIO_PROCESS, process) for process in processes} == {min(19, os.nice(0) + NICENESS)}
         assert crews._of.keys() == {job.id for job in jobs}
         assert crews._of[jobs[0].id] is not crews._of[jobs[1].id]
         assert [crew.tasks for crew in crews._crews] == [0, 0]

@@ -153,14 +153,18 @@ class Hub:
     async def post(self, wire: bytes, address: str) -> PostResult:
         """Give a post to the clerk, and wait for its answer."""
         at, limits = time.time(), self.limits
-        if self.waiting >= limits.waiting_posts:
-            return PostResult(status=429, error=f"expected at most {limits.waiting_posts} posts at once, got more")
         if excess := self.budgets.excess(address, limits.keys_per_address, 1, len(wire), 0):
             return PostResult(status=429, error=excess)
         try:
             arrival = Arrival(wire=wire, signed=SignedPost.decode(wire), at=at, address=address)
         except VerificationError as error:
             return PostResult(status=400, error=str(error))
+        if self.waiting >= limits.waiting_posts:
+            refused = PostResult(status=429, error=f"expected at most {limits.waiting_posts} posts at once, got more")
+            if (displaced := self._line.displace(address)) is None:
+                return refused
+            if not displaced.answer.done():
+                displaced.answer.set_result(refused)
         waiting = WaitingRequest(arrival, asyncio.get_running_loop().create_future())
         self.waiting += 1
         try:

@@ -61,7 +61,7 @@ class HubLimits:
     uploads_per_address: int = 16
     """Uploads at once; each holds two blocks of 4 MiB: one is checked and written while the next one arrives."""
     waiting_posts: int = 2000
-    """Posts that the hub has read but not answered yet."""
+    """Posts that the hub has read but not answered yet. One more takes the place of one from the address with most."""
     waiting_per_address: int = 256
     """Posts of one address that the hub has read but not answered yet."""
 

@@ -1,11 +1,12 @@
 """The order in which posts that wait at a hub get to its clerk: games' first, and by turns from each address.
 
 So a sender of a thousand posts delays those of others by one of them, and a list of files never delays a move by more
-than two batches. In every `OTHERS`th batch the other posts come first, since anybody may call a post one of a game.
-Each batch is in the order in which its posts arrived.
+than two batches. Where no more may wait, a post takes the place of one from the address with most. In every `OTHERS`th
+batch the other posts come first, since anybody may call a post one of a game. Each batch is in the order in which its
+posts arrived.
 """
 
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from typing import Final, Generic, Protocol, TypeVar
 
@@ -57,6 +58,23 @@ class Turns(Generic[W]):
         arrival = self._arrival(waiting)
         turns = self._of_games if arrival.is_of_game else self._others
         turns.setdefault(arrival.address, deque()).append(waiting)
+
+    def displace(self, address: str) -> W | None:
+        """Remove the newest post of the address with most, so that one from another address has its place.
+
+        Returns None, and removes none, if the address would then have as many.
+        """
+        waiting = Counter({address: 0})
+        for turns in (both := (self._others, self._of_games)):
+            waiting.update({sender: len(queue) for sender, queue in turns.items()})
+        (greedy, most), *_ = waiting.most_common(1)
+        if most < waiting[address] + 2:
+            return None
+        turns = both[greedy not in self._others]
+        removed = turns[greedy].pop()
+        if not turns[greedy]:
+            del turns[greedy]
+        return removed
 
     def batch(self) -> list[W]:
         """Take the next posts. The batch before counts as done."""
