@@ -206,6 +206,13 @@ def test_a_replay_that_contradicts_the_head_is_a_reason(desk: Desk, parties: Par
     assert "expected a replay of job" in desk.send("challenge", "stranger", "--replay", other, code=1)
     sent = desk.send("challenge", "stranger", "--replay", tmp_path / "replay")["sent"]
     assert sent == "a challenge of head 3"
+    prover = f"0x{load_key(parties.path('stranger.pem')).address.hex()}"
+    for given in (["--how", "concede"], ["--to", prover]):
+        assert "expected --to ADDRESS with --how concede" in desk.send("settle", "trainer", *given, code=1)
+    concede = ["--how", "concede", "--to", prover]
+    assert "the trainer, to concede" in desk.send("settle", "stranger", *concede, code=1)
+    assert desk.send("settle", "trainer", *concede)["sent"] == f"the concession of head 3 to {prover}"
+    assert desk.tell("status", desk.run, "--rpc", "here")["chain"]["status"] == "slashed"
 
 
 def test_an_offer_that_nobody_accepts_is_cancelled(desk: Desk) -> None:

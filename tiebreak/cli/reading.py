@@ -201,11 +201,15 @@ def challenge(
 
 
 @on_chain
-@click.option("--how", type=click.Choice(["settle", "cancel", "abandon", "part"]), default="settle", show_default=True,
-              help="settle: the final head stood; cancel: nobody accepted the offer; abandon: the trainer fell silent; "
-              "part: a receipt for logs did not come (policy logged).")  # fmt: skip
+@click.option("--how", type=click.Choice(["settle", "cancel", "abandon", "part", "concede"]), default="settle",
+              show_default=True, help="settle: the final head stood; cancel: nobody accepted the offer; abandon: the "
+              "trainer fell silent; part: a receipt for logs did not come (policy logged); concede: the trainer says "
+              "that its last head is false.")  # fmt: skip
+@click.option(
+    "--to", type=AddressType(), help="With concede: the account that showed it, which gets half of the stake."
+)
 @json_option
-def settle(run: Path, key: Path, rpc: str, how: str, as_json: bool) -> None:
+def settle(run: Path, key: Path, rpc: str, how: str, to: Address | None, as_json: bool) -> None:
     """End the job of RUN on the chain.
 
     Once the final head has stood through its window and no game is open, anybody may settle: the trainer is credited
@@ -213,8 +217,14 @@ def settle(run: Path, key: Path, rpc: str, how: str, as_json: bool) -> None:
     early, or not yours to do, the contract's reason is printed and nothing is sent. Credited money is fetched with
     `tiebreak withdraw`.
     """
-    opened = api.runs.open_directory(run)
-    _told(api.onchain.end(api.onchain.board_of(rpc, opened), opened, load_key(key), how), as_json)
+    if (to is None) is (how == "concede"):
+        raise ConfigurationError("expected --to ADDRESS with --how concede, and only there")
+    opened, owner = api.runs.open_directory(run), load_key(key)
+    board = api.onchain.board_of(rpc, opened)
+    if to is not None:
+        _told(api.onchain.concede(board, opened, owner, to), as_json)
+    else:
+        _told(api.onchain.end(board, opened, owner, how), as_json)
 
 
 @click.command()

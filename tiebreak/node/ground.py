@@ -141,6 +141,10 @@ class ChainGround:
             return 0
         return self._tip.timestamp + int(self._steady() - self._tip_seen)
 
+    def data_fee(self, size: int) -> int:
+        """What the chain would take now for the data of a transaction, as `Node.data_fee`."""
+        return int(self._node.data_fee(size))
+
     def balance(self, account: Address) -> int:
         """An account's wei at the newest block followed. Raises `NodeError` if the node does not answer."""
         at = b"" if self._tip is None else self._tip.hash
@@ -447,6 +451,9 @@ class HubGround:
         self._waiting: dict[bytes, e.Place] = {}
         """Bodies of transactions that were posted and have no place yet."""
         self._told: list[e.Event] = []
+
+    def data_fee(self, size: int) -> int:  # noqa: ARG002  # a hub takes none
+        return 0
 
     def balance(self, account: Address) -> int:  # noqa: ARG002  # on paper, everybody can pay
         return 1 << 128

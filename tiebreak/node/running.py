@@ -26,6 +26,7 @@ from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import SALT_BYTES
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.posts import Body
 from tiebreak.protocol.parties.terms import Means, Pace
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     Serve = Callable[[Connection, Bench], None] | None
+DATA_SPIKE: Final = 10
+"""The factor by which a rollup's fee for data may rise while a game lasts, without the floor falling short of it."""
 SECRET: Final = "secret of seals"  # noqa: S105  # the name of one
 
 
@@ -83,9 +86,10 @@ def open_party(
         journal.require("chain", str(ground.domain.chain_id))
         hub_key = settings.address("hub_key") if settings.hub_key else None
         mail = Mail(settings.hub, ground.domain, hub=hub_key, stop=stop, patience=SECONDS)
+        floor = floor_of(settings, ground.data_fee(MAX_MESSAGE_BYTES))
         more: dict[str, Any] = {
             "board": ground.board, "domain": ground.domain, "pace": pace, "key": key, "journal": journal.records(),
-            "shelf": shelf, "means": means_of(settings, balance),
+            "shelf": shelf, "means": means_of(settings, floor, balance),
         }  # fmt: skip
         machine: PartyMachine
         match settings.role:
@@ -112,7 +116,7 @@ def open_party(
             shelf=shelf,
             crews=crews,
             notes=notes,
-            floor=floor_of(settings),
+            floor=floor,
             stop=stop,
         )
         mail.note = driver.note_hub
@@ -138,15 +142,15 @@ def _ground(
     return HubGround(OFF_CHAIN, None if key is None else key.address, post, pace=pace)
 
 
-def floor_of(settings: Settings) -> int:
-    """The wei without which an account is too poor to play games."""
-    return DEAREST * settings.spike_gwei * 10**9
+def floor_of(settings: Settings, data_fee: int) -> int:
+    """The wei without which an account is too poor to play games. data_fee: what a message's data cost now, in wei."""
+    return DEAREST * settings.spike_gwei * 10**9 + DATA_SPIKE * data_fee
 
 
-def means_of(settings: Settings, balance: Callable[[], int]) -> Means:
+def means_of(settings: Settings, floor: int, balance: Callable[[], int]) -> Means:
     """The amounts that a party may put up, from its settings."""
     limits = {name: settings.limit(name) for name in ("most_bond", "most_stake", "most_exposed")}
-    return Means(floor=floor_of(settings), balance=balance, **limits)
+    return Means(floor=floor, balance=balance, **limits)
 
 
 def require_limits(settings: Settings) -> None:

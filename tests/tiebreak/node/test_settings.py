@@ -54,11 +54,11 @@ def test_who_stakes_runs_only_for_named_clients_and_stakes(tmp_path: Path) -> No
         unlimited = settings.write("auditor", tmp_path / f"auditor{number}", most_stake=stake)
         with pytest.raises(ConfigurationError, match="expected most_stake, got none; write what this auditor may"):
             open_party(unlimited, PrivateKey.from_int(7), Event())
-    limited = means_of(settings.write("auditor", tmp_path / "limited", most_stake="0.5", most_bond="2"), lambda: 0)
+    limited = means_of(settings.write("auditor", tmp_path / "limited", most_stake="0.5", most_bond="2"), 7, lambda: 0)
     assert (limited.most_stake, limited.most_bond, limited.most_exposed) == (10**18 // 2, 2 * 10**18, 0)
     named = settings.write("trainer", tmp_path / "named", clients=(client,), most_stake="0.5")
     assert policy(named) == AcceptancePolicy(clients=(Address(b"\xab" * 20),))
-    assert means_of(named, lambda: 0).most_stake == 10**18 // 2
+    assert means_of(named, 7, lambda: 0).most_stake == 10**18 // 2
 
 
 @pytest.mark.parametrize(
@@ -146,4 +146,4 @@ def test_the_floor_pays_for_the_dearest_transaction_at_the_price_that_the_owner_
     found = settings.write("auditor", tmp_path, spike_gwei=35)
     dearest = gas_limit(Call("", raw=bytes([1]) * MAX_MESSAGE_BYTES)) + (EXECUTED["prove"] - UNMEASURED) * 3 // 2
     assert max(EXECUTED.values()) == EXECUTED["prove"]
-    assert floor_of(found) == dearest * 35 * 10**9
+    assert floor_of(found, 7) == dearest * 35 * 10**9 + 70, "and its data on a rollup at ten times today's fee"

@@ -19,7 +19,7 @@ from tiebreak.protocol.chain import Call, Chain, Event, GameRecord, JobRecord, J
 from tiebreak.protocol.chain.deployments import require_chain
 from tiebreak.protocol.commitments.certificate import Certificate, Logged, Seat
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.commitments.job import Concession, Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import ConfigurationError, StateError, VerificationError
@@ -123,6 +123,15 @@ def end(chain: Chain, run: RunDirectory, key: PrivateKey, how: str) -> SentTrans
     """Ends a job in one of the `ENDINGS`. Raises `Reverted` with the contract's reason if it is too early."""
     call = Call.of(ENDINGS[how](job_id=run.job.id))
     return SentTransaction(what=f"{how} of job {run.job.id.hex()}", receipt=chain.send(key, call))
+
+
+def concede(chain: Chain, run: RunDirectory, key: PrivateKey, prover: Address) -> SentTransaction:
+    """Ends a job by its trainer's word that its last head is false: half of the stake goes to the prover."""
+    _require_owner(key, run.job.trainer, "trainer, to concede a head")
+    head = signed_head(run, None).head
+    signed = Concession.sign(head, prover, run.agreement.domain, key)
+    receipt = chain.send(key, Call.of(tx.ReportConcession(concession=signed)))
+    return SentTransaction(what=f"the concession of head {head.count} to 0x{prover.hex()}", receipt=receipt)
 
 
 def withdraw(chain: Chain, key: PrivateKey, to: Address | None = None) -> SentTransaction:
