@@ -72,7 +72,7 @@ def plan(program: Program, chained: Chained = CHAINED) -> tuple[Unit, ...]:
 
 
 class _Planner:
-    """The working state of one `plan`; its lists are indexed by body index."""
+    """The working state of one `plan`; its lists have an item for each instruction, by index."""
 
     def __init__(self, program: Program, chained: Chained) -> None:
         self.body = program.body

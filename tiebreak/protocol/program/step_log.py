@@ -59,7 +59,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
-    """Entries by body value in ascending order; values without entries are left out."""
+    """Entries by the index of their instruction, in ascending order; instructions without entries are left out."""
 
     entries: Mapping[int, Entries] = field(default_factory=dict)
 
