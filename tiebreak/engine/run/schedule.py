@@ -104,11 +104,8 @@ class _Planner:
             if index in number:
                 self.gap[index] = number[index]
             elif self.elementwise[index]:
-                self.gap[index] = (
-                    first[index]
-                    if index in eager
-                    else min((self.gap[u] for u in self.users[index]), default=len(number))
-                )
+                last = min((self.gap[u] for u in self.users[index]), default=len(number))
+                self.gap[index] = first[index] if index in eager else last
                 self.level[index] = max((self._level_under(index, u) for u in self.users[index]), default=0)
 
     def _level_under(self, index: int, user: int) -> int:
@@ -152,11 +149,8 @@ class _Planner:
         members = [n for n, found in enumerate(self.elementwise) if found]
         for index in members:
             for user in self.users[index]:
-                same = self.elementwise[user] and (self.gap[index], self.level[index]) == (
-                    self.gap[user],
-                    self.level[user],
-                )
-                if same and self._joined(index, user):
+                same = self.gap[index] == self.gap[user] and self.level[index] == self.level[user]
+                if self.elementwise[user] and same and self._joined(index, user):
                     parent[root(index)] = root(user)
         chains: dict[int, list[int]] = {}
         for index in members:
