@@ -73,7 +73,7 @@ def _llama() -> nn.Module:
 
 
 def _with_lora(config: LlamaConfig, rank: int) -> nn.Module:
-    """A Llama in bfloat16 of which only LoRA of the queries and values is trained, as PEFT has it by default."""
+    """A Llama in bfloat16; only LoRA of its queries and values is trained, which is the default of PEFT."""
     model = LlamaForCausalLM(config).bfloat16().requires_grad_(requires_grad=False)
     for layer in model.model.layers:
         for name in ("q_proj", "v_proj"):

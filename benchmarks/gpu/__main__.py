@@ -39,7 +39,7 @@ TRIAL_LIMIT: Final = 600
 CACHE: Final = "cache"
 """The folder of compiled kernels, next to those of the cards."""
 STATES: Final = ("not tried", "interrupted", "failed", "of other sources", "done")
-"""In the order in which slices are run."""
+"""The states of a slice; those that are not done are run in this order."""
 
 
 def sources() -> str:
@@ -69,7 +69,7 @@ def held(folder: Path, name: str) -> dict[str, Any]:
 
 
 def state_of(folder: Path, name: str, digest: str) -> str:
-    """What became of a slice in the folder of a card; one of `STATES`."""
+    """The state of a slice by its file in the folder of a card."""
     document = held(folder, name)
     if not document:
         return "not tried"
@@ -86,24 +86,22 @@ class Measurement:
     def __init__(self, device: str, folder: Path, cache: Path) -> None:
         self.device = device
         self.card = torch.cuda.get_device_name(0) if device == "cuda" else "trial on a CPU"
-        self.folder = folder / re.sub(r"\W+", "-", self.card)
+        self.folder, self.cache = folder.resolve() / re.sub(r"\W+", "-", self.card), cache.resolve()
         self.told = {"card": self.card, "sources": sources(), "commit": commit()}
-        self._environment = os.environ | caches(cache.resolve())
-        self._environment.pop("TRITON_INTERPRET", None)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.cache.mkdir(parents=True, exist_ok=True)
 
     def state(self, name: str) -> str:
         return state_of(self.folder, name, self.told["sources"])
 
     def run(self, name: str) -> str:
         """Runs a slice; returns its state, and why, if it failed."""
-        self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / f"{name}.json").unlink(missing_ok=True)
-        limit, trial, environment = LIMIT, self.device == "cpu", dict(self._environment)
-        if trial:
-            limit, interpreted = TRIAL_LIMIT, slices_on(self.device)[name].interpreted
-            environment |= {"TRITON_INTERPRET": "1"} if interpreted else {}
-        log, ended = self.folder / f".{name}.log", ""
+        interpreted = self.device == "cpu" and slices_on(self.device)[name].interpreted
+        environment = os.environ | caches(self.cache) | {"TRITON_INTERPRET": str(int(interpreted))}
+        limit = LIMIT if self.device == "cuda" else TRIAL_LIMIT
         command = "-m", "benchmarks.gpu.slices", name, self.device, str(self.folder), json.dumps(self.told)
+        log, ended = self.cache / f"{name}.log", ""
         with log.open("wb") as file:
             process = subprocess.Popen(
                 [sys.executable, *command], cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=file,
@@ -117,7 +115,6 @@ class Measurement:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         printed = log.read_text("utf-8", errors="replace").strip()
-        log.unlink()
         document = held(self.folder, name)
         rows = [Row(**row) for row in document.get("rows", [])]
         show(name, rows, predicted=document.get("predicted"))
@@ -156,13 +153,8 @@ def in_order(states: dict[str, str]) -> list[str]:
 @click.argument("slices", nargs=-1, type=click.Choice([each.name for each in SLICES]))
 @click.option("--device", type=click.Choice(("cuda", "cpu")), default="cuda", show_default=True,
               help="cpu: try out, on tiny models.")  # fmt: skip
-@click.option(
-    "--minutes",
-    type=click.FloatRange(min=0),
-    default=15,
-    show_default=True,
-    help="Start no slice that may take longer.",
-)
+@click.option("--minutes", type=click.FloatRange(min=0), default=15, show_default=True,
+              help="Start no slice that may take longer.")  # fmt: skip
 @click.option("--list", "listing", is_flag=True, help="Run nothing; say what is done, what is next, how long it took.")
 @placed
 def main(slices: tuple[str, ...], device: str, minutes: float, listing: bool, folder: Path) -> None:

@@ -58,7 +58,7 @@ SLICES: Final = (
     _steps("text"),
     Slice("start", "device:start", predicted={
         "doctor: cold": 20, "doctor: warm": 12, "gpt2-1024 to step 1: cold": 75, "gpt2-1024 to step 1: warm": 35,
-    }),
+    }, interpreted=False),
     _roots("resnet-50"),
     _roots("gpt2-64"),
     _roots("digits"),
@@ -66,8 +66,9 @@ SLICES: Final = (
     Slice("logged", "logged:measure", interpreted=False),
     _steps("bf16", exact_by_graphs=300, bf16_autocast=72),
     _steps("llama"),
-    Slice("hostile", "device:hostile"),
+    Slice("hostile", "device:hostile", interpreted=False),
     Slice("arithmetics", "device:arithmetics", interpreted=False),
+    Slice("emulation", "products:emulation"),
 )  # fmt: skip
 """Predictions of exact steps, of 26 November 2026, are those of a product at 60 to 78 % of the FP64 matrix peak, from
 its machine code; those of eager steps are what an H100 took then. Where nothing was reckoned there is none."""

@@ -156,7 +156,7 @@ def timed(context: Context, who: str, make: Callable[[], Callable[[], None]]) ->
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             step = make()
-            seconds = interleaved({"": step}, context.repeats, WARMUP)[""]
+            seconds = interleaved({"": step}, context.repeats, 1 if context.trial else WARMUP)[""]
     except torch.OutOfMemoryError as error:
         context.told[who] = f"did not run: {str(error).strip().partition(chr(10))[0]}"
         return None
