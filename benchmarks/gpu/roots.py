@@ -26,7 +26,8 @@ from benchmarks.gpu.workloads import FULL, TINY, Context, Workload
 from benchmarks.table import Row
 from tiebreak.api.machine.environment import cpu_name
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.captured import MODEL, capture_task
+from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
+from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.native import pure_path
@@ -117,10 +118,8 @@ class Job:
         return cls(Program.decode(program), tensors, held["rules"], records, held["cpu"])
 
 
-def capture_job(workload: Workload) -> Job:
-    """A job of the workload, with weights of GPT-2's initial size and data that are drawn anew."""
-    task = workload.task(STEPS)
-    captured = capture_task(task)
+def job_of(task: Task, captured: Captured) -> Job:
+    """A job of what was captured, with weights of GPT-2's initial size and data that are drawn anew."""
     drawn = {name: x for name, x in captured.data.items() if name in task.data}
     tables = {name: x for name, x in captured.data.items() if name not in drawn}
     bf16 = {MODEL + name for name in task.bf16()}
@@ -128,10 +127,18 @@ def capture_job(workload: Workload) -> Job:
     return Job(captured.program, tables, rules | {name: rule_of(x, 1.0) for name, x in drawn.items()}, {})
 
 
-def job_of(workload: Workload) -> Job:
-    """The committed job of a workload; without one, a job that is captured here and whose records nobody knows."""
+def committed(workload: Workload) -> Job | None:
+    """The job of a workload, if there is a file of it."""
     path = JOBS / workload.name
-    return Job.decode(path.read_bytes()) if path.is_file() else capture_job(workload)
+    return Job.decode(path.read_bytes()) if path.is_file() else None
+
+
+def found_or_captured(workload: Workload) -> Job:
+    """The committed job of a workload; without one, a job that is captured here and whose records nobody knows."""
+    if (job := committed(workload)) is not None:
+        return job
+    task = workload.task(STEPS)
+    return job_of(task, capture_task(task))
 
 
 def records_of(job: Job, arithmetic: Arithmetic, last: int, *, graphs: bool = False) -> Iterator[tuple[int, str]]:
@@ -146,14 +153,14 @@ def records_of(job: Job, arithmetic: Arithmetic, last: int, *, graphs: bool = Fa
             yield done.number, make_record(done.number, done.result.state, done.result.loss_bits).digest.hex()
 
 
-def compare(context: Context, name: str, last: int = STEPS) -> Iterator[Row]:
+def compare(context: Context, name: str, last: int = STEPS, job: Job | None = None) -> Iterator[Row]:
     """Compares a device's steps with the CPU's, or with each other where the CPU's are not known.
 
     By graphs and in random order; of 25 steps also without graphs and by torch alone. A trial takes one step. Raises
     `StateError` that names each way that differs and the first step that does.
     """
     thorough, last = last == STEPS, 1 if context.trial else last
-    job, device = job_of(context.workloads[name]), context.device
+    job, device = job or found_or_captured(context.workloads[name]), context.device
     right = {step: record for step, record in job.records.items() if step <= last}
     yield Row(metric="steps known of a CPU", case=name, value=max(right, default=0), unit="steps")
     ways: dict[str, tuple[int | None, bool, AbstractContextManager[None]]] = {
@@ -185,7 +192,7 @@ def compare(context: Context, name: str, last: int = STEPS) -> Iterator[Row]:
 def main(workloads: tuple[str, ...], last: int | None) -> None:
     named = {each.name: each for each in (*TINY.values(), *FULL.values())}
     for name in workloads or COMPUTED:
-        job = job_of(named[name])
+        job = found_or_captured(named[name])
         wanted = last or COMPUTED.get(name, STEPS)
         if max(job.records, default=0) >= wanted:
             continue
