@@ -22,7 +22,7 @@ import zstandard
 from safetensors.torch import load, save
 from torch import Tensor
 
-from benchmarks.gpu.workloads import FULL, TINY, Context, Workload
+from benchmarks.gpu.workloads import FULL, TINY, Context, Workload, release
 from benchmarks.table import Row
 from tiebreak.api.machine.environment import cpu_name
 from tiebreak.engine.arithmetic import Arithmetic
@@ -180,8 +180,7 @@ def compare(context: Context, name: str, last: int = STEPS, job: Job | None = No
         equal = max((step for step in got if step < min(differing, default=last + 1)), default=0)
         yield Row(metric="steps with equal bits", case=f"{name}, {way}", value=equal, unit="steps", target=f"= {last}")
         wrong += [f"{way} from step {step} on" for step in differing[:1]]
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        release()
     if wrong:
         raise StateError(f"{name}: expected the bits of {job.cpu or 'the first way'}, got others {', '.join(wrong)}")
 

@@ -48,8 +48,18 @@ def _roots(name: str) -> Slice:
     return Slice(f"roots-{name}", "roots:compare", name)
 
 
+PRODUCTS: Final = {
+    f"GPT-2, {case}: {who}": gigaflops
+    for case in (
+        "NN: 1 x 8192 x 768 x 3072", "NT: 1 x 8192 x 3072 x 768", "TN: 1 x 768 x 8192 x 3072",
+        "TN: 1 x 3072 x 8192 x 768", "NT: 1 x 8192 x 768 x 50257", "NN: 1 x 512 x 768 x 3072",
+    )
+    for who, gigaflops in (("exact", 45_000), ("exact, by tables", 7_000), ("cuBLAS FP64", 57_000))
+}  # fmt: skip
+"""Predictions of the products in GFLOP/s."""
+
 SLICES: Final = (
-    Slice("products", "products:measure"),
+    Slice("products", "products:measure", predicted=PRODUCTS),
     _steps("gpt2-1024", exact_by_graphs=310, eager_FP32=204, eager_FP64=303, bf16_autocast=72),
     _steps("resnet-50-224", exact_by_graphs=79, eager_FP32=25.4, eager_FP64=59.1, bf16_autocast=21.9),
     _steps("gpt2-64", exact_by_graphs=31, eager_FP32=29.3, eager_FP64=42.8, bf16_autocast=32.8),

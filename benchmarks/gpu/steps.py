@@ -13,7 +13,7 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.roots import STEPS, committed, compare, job_of
-from benchmarks.gpu.workloads import Context
+from benchmarks.gpu.workloads import Context, release
 from benchmarks.steps import ExactStep
 from benchmarks.table import Row, interleaved, rows_of
 from tiebreak.demo.tasks.plain import make_optimizer
@@ -153,7 +153,7 @@ def timed(context: Context, who: str, make: Callable[[], Callable[[], None]]) ->
     """
     device = context.device
     if device.type == "cuda":
-        torch.cuda.empty_cache()
+        release()
         torch.cuda.reset_peak_memory_stats(device)
     try:
         with warnings.catch_warnings(record=True) as said:

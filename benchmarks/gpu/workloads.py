@@ -1,5 +1,6 @@
 """The workloads of `benchmarks.gpu` at full size, and tiny ones of the same names for a trial on a CPU."""
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -55,6 +56,12 @@ class Context:
 def caches(folder: Path) -> dict[str, str]:
     """The environment in which everything that is compiled is kept in this folder."""
     return {name: str(folder / name.lower()) for name in ("TRITON_CACHE_DIR", "TIEBREAK_CACHE")}
+
+
+def release() -> None:
+    """Gives the device's memory back that nothing holds any more, such as that of a graph of before."""
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _make(name: str, steps: int, sizes: Mapping[str, int]) -> Task:
