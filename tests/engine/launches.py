@@ -31,6 +31,8 @@ FORMS = [
     (sum_over((64, 64), (32,), Access(0, 0, (32, 0, 1)), Access(1, 0, (0, 1, 64))), (2048, 2048)),
     (sum_over((4, 4), (LONG,), Access(0, 0, (LONG, 0, 1)), Access(1, 0, (0, 1, 4))), (4 * LONG, 4 * LONG)),  # in parts
     (sum_over((8, 8), (1,), Access(0, 0, (1, 0, 0)), Access(1, 0, (0, 1, 0))), (8, 8)),  # without an error
+    (sum_over((64, 32), (32,), Access(0, 0, (64, 0, 2)), Access(1, 0, (0, 1, 32))), (4096, 1024)),  # by tables
+    (sum_over((128, 64), (48,), Access(0, 3, (51, 0, 1)), Access(1, 0, (0, 1, 64))), (6531, 3072)),  # not in fours
     (sum_over((100,), (30,), Access(0, 0, (30, 1))), (3000,)),
     (extreme_of(ReduceFunction.MAX, (100,), (30,), (30, 1)), (3000,)),
     (extreme_of(ReduceFunction.ARGMAX, (100,), (30,), (30, 1)), (3000,)),
@@ -80,7 +82,7 @@ def main() -> None:
         backend.identities({"a": torch.ones(1), "b": torch.ones(1000)})
         assert [one.metadata.enable_fp_fusion for one in made] == [False] * len(made)
         assert {one.metadata.name for one in made} == {
-            "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest",
+            "product", "norms", "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest",
             "add_terms", "decide_sums", "add_open", "round_listed", "permute", "hash_chunks", "hash_nodes",
         }  # fmt: skip
         others = list(made)
