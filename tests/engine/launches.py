@@ -4,6 +4,7 @@
 of a driver that does not exist.
 """
 
+import re
 import sys
 from contextlib import ExitStack
 from typing import Any
@@ -41,6 +42,14 @@ FORMS = [
 ]
 
 
+def copied(made: list[Any], first: int) -> set[str]:
+    """The bytes that the copies of a product take at once whose operands begin at this element of their memory."""
+    i, sizes = FORMS[0]
+    Arithmetic().execute(i, [torch.ones(size + first)[first:] for size in sizes], 0)
+    code = [one for one in made if one.metadata.name == "product"][-1].asm["ptx"]
+    return set(re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (0x\w+)", code))
+
+
 def run_chains(seed: int) -> None:
     for chain in Interpreter(Writer(seed).program(60), Arithmetic(precision=32 - seed)).chains.values():
         assert isinstance(chain, chains.LaunchedChain)
@@ -76,6 +85,7 @@ def main() -> None:
             stack.enter_context(mock.patch.object(module, "target", return_value=("cuda", 90)))
         for number, (i, sizes) in enumerate(FORMS):  # `benchmarks.kernels` compiles each kernel for both precisions
             Arithmetic(precision=(16, 32)[number % 2]).execute(i, [torch.ones(size) for size in sizes], 0)
+        assert [copied(made, first) for first in (0, 1, 4)] == [{"0x10"}, {"0x4"}, {"0x10"}]
         for case in (*qualify._scatters(), *qualify._draws()):
             operands = [from_bytes(pack(t, x), t, (len(x),)) for t, x in case.operands]
             Arithmetic(precision=16).execute(case.instruction, operands, 0)

@@ -47,7 +47,7 @@ def small(flush: int = 32, programs: int = 4) -> Iterator[None]:
 @contextmanager
 def tabled() -> Iterator[None]:
     """All products by `contract`, from tables."""
-    with mock.patch.object(launching._Affine, "of", return_value=None):
+    with mock.patch.object(launching.Affine, "of", return_value=None):
         yield
 
 
@@ -172,7 +172,7 @@ def takes_progressions() -> int:
         sum_over((3, 4, 2), (5,), Access(0, 0, (5, 0, 15, 1)), Access(1, 0, (0, 5, 20, 1))),  # columns lie apart
         sum_over((2, 2, 4), (5,), Access(0, 0, (7, 20, 0, 1)), Access(1, 0, (0, 0, 5, 1))),  # rows are none
     ):
-        assert launching._Affine.of(tables_of(i), torch.device("cpu")) is None, i
+        assert launching.Affine.of(tables_of(i), torch.device("cpu")) is None, i
     options = Arithmetic(permute=1).options
     i = affine(random.Random(3))[0]
     shuffled = launching.LaunchedSum(i, tables_of(i), options)._prepare(torch.device("cpu"), options.shuffled)

@@ -112,7 +112,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class _Affine:
+class Affine:
     """What `product` takes in place of tables of m, n and k."""
 
     sides: tuple[Side, Side]
@@ -123,7 +123,7 @@ class _Affine:
     cuts: int
 
     @classmethod
-    def of(cls, tables: ReduceTables, device: torch.device) -> "_Affine | None":
+    def of(cls, tables: ReduceTables, device: torch.device) -> "Affine | None":
         """None where a sum needs `contract` or `add_up`."""
         if not tables.out:
             return None
@@ -161,7 +161,7 @@ class _Call:
     """The most terms of a part; the last one may have fewer."""
     roundings: int
     """The number of roundings on a term's path, additions of parts included."""
-    affine: _Affine | None = None
+    affine: Affine | None = None
 
     def places(self, numbers: Tensor) -> Tensor:
         """The places of elements in the result, by their row-major numbers over (batch, m, n)."""
@@ -319,7 +319,7 @@ class LaunchedSum:
         if shuffled is not None:
             terms, run_k = shuffle(terms, run_k, shuffled)
         held: list[Integers]
-        kernel, affine = kernels("sums").add_up, None if shuffled is not None else _Affine.of(tables, device)
+        kernel, affine = kernels("sums").add_up, None if shuffled is not None else Affine.of(tables, device)
         if tables.out:
             batches, m, n = len(first.batch), len(first.own), len(last.own)
             options = tile(*target(device)) if affine is None else affine_tile(*target(device), m)

@@ -3,11 +3,18 @@
 An element is sum over k of a[a_batch + a_m + a_k] * b[b_batch + b_n + b_k], the offsets being tables, as in c/sums.c.
 Each program computes one tile over one part of the terms: FP32 is loaded, widened in registers, and multiplied in FP64.
 
+`contract` reads the tables, so its compiler knows no two places that lie side by side. `product` serves tables of m, n
+and k that are 0, step, 2 step ..., where terms or rows have the step 1: it copies 16 bytes at a time, two steps ahead.
+
 **The bound** (`tiebreak.engine.arithmetic.plan.ziv` has the proof). A product of two f32 is exact in FP64. After FLUSH
 terms the accumulator joins the total by a plain addition and starts again at zero, so a term passes through at most
 FLUSH roundings, one for each flush, and one for each part: `gpu/sums.py` computes e's coefficient from this count. How
 a matrix unit orders the terms of a flush does not matter, as long as each step is a correctly rounded FMA or addition.
 Squares of f32 are exact too; the sums of squares need no flush, because the proof allows them 2K + 8 roundings.
+
+This holds for `product` too: terms pass through the same additions as in `contract`, with zeros for those that are not
+there. Its squares are added by `norms`, in lanes, lanes in pairs, and cuts of the terms one by one: fewer than K + 8
+additions each, in an order that the proof leaves open.
 
 **Twice.** Where one element in `MANY` is undecided, a matrix product is computed again in doubled precision. Let 2^E
 be above all factors of a row, and q = 2^(E - 22). Each is cut into x1, the nearest multiple of q, at most 2^E, and x2,
@@ -293,7 +300,7 @@ def add_up(
         finish(c, bound * coefficient, o, o, inside, out, found, room, listed, sums, errors, PRECISION)
 
 
-@triton.jit(do_not_specialize=["room"])
+@triton.jit(do_not_specialize=["room", "cuts"])
 def add_parts(
     left, sizes, out_batch, out_m, out_n,
     out, found, room, listed, sums, errors,
