@@ -301,12 +301,13 @@ def faults(machine: MachineCode) -> list[str]:
 def delays(machine: MachineCode) -> list[str]:
     """What keeps the matrix unit waiting in the main loop of a product.
 
-    1. Registers that are spilled. 2. Copies of less than 16 bytes. 3. Fewer than two steps whose copies are under way
-    while one is computed. 4. Lanes that ask one bank of shared memory for more than two words at once.
+    1. Registers that are spilled there. 2. Copies of less than 16 bytes. 3. Fewer than two steps whose copies are under
+    way while one is computed. 4. Lanes that ask one bank of shared memory for more than two words at once.
     """
-    found = [f"{machine.spilled} bytes spilled"] if machine.spilled else []
     loop = _main_loop(machine.code)
     names = [re.sub(r"^@!?U?P\w+\s+", "", line).split()[0] for line in loop]
+    spills = sum(name.startswith(("LDL", "STL")) for name in names)
+    found = [f"{spills} accesses to spilled registers"] if spills else []
     copies = [name for name in names if name.startswith("LDGSTS")]
     found += [f"a copy by {name}" for name in sorted(set(copies)) if not name.endswith(".128")]
     waits = [int(one[1], 16) for one in (re.search(r"DEPBAR\.LE SB0, (0x\w+)", line) for line in loop) if one]

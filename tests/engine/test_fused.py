@@ -100,7 +100,8 @@ def test_delays_of_main_loops_are_seen() -> None:
     )
     few, others, worse, tables = json.loads(python("-c", program))
     assert few == others == []
-    assert worse == ["824 bytes spilled", "a copy by", "copies of 0"]
+    assert "accesses to" in worse[0]
+    assert worse[1:] == ["a copy by", "copies of 0"]
     loads = ["16 words of", "4 words of", "16 words of", "4 words of"]
     assert tables == ["a copy by", "a copy by", "copies of 0", "16 words of", "16 words of", *loads]
 

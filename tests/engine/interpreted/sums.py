@@ -652,7 +652,7 @@ def within(check: Callable[[], Any]) -> Callable[[], Any]:
 
 
 FAST = {
-    "matmul": lambda: property_of(matmul, 1), "affine": lambda: property_of(affine, 2), "promises": promises,
+    "matmul": lambda: property_of(matmul, 1), "affine": lambda: property_of(affine, 1), "promises": promises,
     "tables": by_tables(lambda: property_of(matmul, 1)), "plain": lambda: property_of(plain, 2),
     "extremes": lambda: extremes(3), "long rows": decides_long_rows,
 }  # fmt: skip

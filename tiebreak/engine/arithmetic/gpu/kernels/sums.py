@@ -245,7 +245,7 @@ def product(
         sizes += batch * (m + n)
         e = (tl.sqrt(squares_of(sizes, i, i < m, cuts, batches * (m + n))) * coefficient)[:, None]
         e = e * tl.sqrt(squares_of(sizes + m, j, j < n, cuts, batches * (m + n)))[None, :]
-        place = tl.load(out_batch + batch) + i.to(tl.int64)[:, None] * out_step + j[None, :]
+        place = tl.load(out_batch + batch) + i[:, None] * out_step + j[None, :]
         number = (batch * m + i[:, None]) * n + j[None, :]
         finish(total, e, place, number, inside, out, found, room, listed, sums, errors, PRECISION)
 
