@@ -299,7 +299,7 @@ def faults(machine: MachineCode) -> list[str]:
 
 
 def delays(machine: MachineCode) -> list[str]:
-    """What keeps the matrix unit waiting in the main loop of a product.
+    """Names what keeps the matrix unit waiting in the main loop of a product.
 
     1. Registers that are spilled there. 2. Copies of less than 16 bytes. 3. Fewer than two steps whose copies are under
     way while one is computed. 4. Lanes that ask one bank of shared memory for more than two words at once.
@@ -333,7 +333,7 @@ def _main_loop(code: str) -> list[str]:
 
 
 def conflicts(layouts: str) -> list[tuple[str, int]]:
-    """For each copy of a tile of f32 to shared memory, and each load from there: what it is, and its bank conflicts.
+    """Names each copy of a tile of f32 to shared memory, and each load from there, and counts its bank conflicts.
 
     These are the most words of one of 32 banks that lanes ask for at once: all 32 by words, 8 by 16 bytes. Lanes and
     words are those of the layouts in Triton's code; a load by words (LDS) or of 8 rows of 16 bytes (LDSM) asks for the

@@ -102,7 +102,7 @@ class Side:
 
     @classmethod
     def of(cls, operand: Operand) -> "Side | None":
-        """How `product` reads an operand; None if its tables are no progressions, or neither has the step 1."""
+        """The form in which `product` reads an operand; None if a table is no progression, or none has the step 1."""
         own, k = progression(operand.own), progression(operand.k)
         along = k == 1 or len(operand.k) == 1
         if own is None or k is None or not (along or own == 1 or len(operand.own) == 1):
@@ -113,11 +113,11 @@ class Side:
 
 @dataclass(frozen=True)
 class Affine:
-    """What `product` takes in place of tables of m, n and k."""
+    """The arguments of `product` that take the place of tables of m, n and k."""
 
     sides: tuple[Side, Side]
     out_step: int
-    """From a row of the result to the next; columns lie side by side."""
+    """The distance of two rows of the result, whose columns lie side by side."""
     cut: int
     """The most terms whose squares a program of `norms` adds."""
     cuts: int
