@@ -180,7 +180,7 @@ def takes_progressions() -> int:
     return 46
 
 
-def promises(side: Any = launching.Side) -> int:
+def promises(side: Any = launching.AffineOperand) -> int:
     """What `product` tells the compiler, compared with the addresses in the tables.
 
     Where a promise is given, four neighbours, counted from a multiple of 4, lie at a multiple of 16 bytes from the
@@ -240,7 +240,7 @@ def partial_sums(examples: int) -> int:
     return ran
 
 
-def promised(seed: int, side: Any = launching.Side) -> int:
+def promised(seed: int, side: Any = launching.AffineOperand) -> int:
     """The operands of a case of `affine` for which a promise is given."""
     return sum(side.of(operand).unit == 4 for operand in tables_of(affine(random.Random(seed))[0]).operands)
 
@@ -262,7 +262,7 @@ def counts_in_fours() -> int:
     for sizes, a, b in (((5, 5, 8), (8, 0, 1), (0, 8, 1)), ((8, 8, 5), (1, 0, 8), (0, 1, 8))):
         m, n, k = sizes
         i = sum_over((m, n), (k,), Access(0, 0, a), Access(1, 0, b))
-        assert [launching.Side.of(operand).unit for operand in tables_of(i).operands] == [4, 4]
+        assert [launching.AffineOperand.of(operand).unit for operand in tables_of(i).operands] == [4, 4]
         arithmetic = Arithmetic()
         ran += len(check(arithmetic, i, [torch.arange(40.0) + 1, torch.arange(40.0) + 1]))
         assert arithmetic.stats.of("reduce.sum.products").undecided == 0  # as a row that is left out would be
@@ -631,11 +631,11 @@ def broken() -> dict[str, str]:
     found = {}
     for name, given in PROMISES.items():
         with TemporaryDirectory() as folder:
-            side = changed(launching, Path(folder), ((PROMISED, given),)).Side
+            side = changed(launching, Path(folder), ((PROMISED, given),)).AffineOperand
         try:
             promises(side)
         except AssertionError:
-            with mock.patch.object(launching, "Side", side):
+            with mock.patch.object(launching, "AffineOperand", side):
                 try:
                     affine_products([seed for seed in range(300) if promised(seed, side) > promised(seed)][:10])
                 except AssertionError as error:

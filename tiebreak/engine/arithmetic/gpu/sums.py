@@ -87,7 +87,7 @@ def settling(terms: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Side:
+class AffineOperand:
     """An operand of `product`: whether the terms (`along`) or the rows lie side by side, and the step of the others.
 
     `unit` is 4 where the step, every batch's place and the number of those that lie side by side are multiples of 4.
@@ -101,7 +101,7 @@ class Side:
     unit: int
 
     @classmethod
-    def of(cls, operand: Operand) -> "Side | None":
+    def of(cls, operand: Operand) -> "AffineOperand | None":
         """The form in which `product` reads an operand; None if a table is no progression, or none has the step 1."""
         own, k = progression(operand.own), progression(operand.k)
         along = k == 1 or len(operand.k) == 1
@@ -115,7 +115,7 @@ class Side:
 class Affine:
     """The arguments of `product` that take the place of tables of m, n and k."""
 
-    sides: tuple[Side, Side]
+    sides: tuple[AffineOperand, AffineOperand]
     out_step: int
     """The distance of two rows of the result, whose columns lie side by side."""
     cut: int
@@ -128,7 +128,7 @@ class Affine:
         if not tables.out:
             return None
         first, last = tables.operands
-        a, b = Side.of(first), Side.of(last)
+        a, b = AffineOperand.of(first), AffineOperand.of(last)
         rows, columns = map(progression, tables.out[1:])
         if a is None or b is None or rows is None or not (columns == 1 or len(last.own) == 1):
             return None
