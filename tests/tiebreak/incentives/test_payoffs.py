@@ -47,8 +47,10 @@ def test_a_trainer_is_paid_what_the_closed_form_says(s: JobEconomics, strategy: 
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
-@given(settings_of_jobs(), st.sampled_from(AuditorStrategy), st.sampled_from(TrainerStrategy), shares)
+@pytest.mark.parametrize("own", AuditorStrategy)
+@pytest.mark.parametrize("strategy", TrainerStrategy)
+@settings(max_examples=8)
+@given(s=settings_of_jobs(), lies=shares)
 def test_an_auditor_is_paid_what_the_closed_form_says(
     s: JobEconomics, own: AuditorStrategy, strategy: TrainerStrategy, lies: Fraction
 ) -> None:
