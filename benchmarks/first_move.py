@@ -59,7 +59,7 @@ def slow_task() -> Task:
 
 
 class Full(BaseHTTPRequestHandler):
-    """A hub whose disk is full."""
+    """Answers every request with status 507, as a hub does whose disk is full."""
 
     def do_PUT(self) -> None:
         self.send_error(507)

@@ -1,5 +1,6 @@
 """Policy `logged` between the CPU and a device: calibration, and runs of each audited by the other."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,9 +21,9 @@ CLIENT, TRAINER = PrivateKey.from_int(11), PrivateKey.from_int(12)
 DOMAIN = Domain(chain_id=1337, contract=Address(bytes(19) + b"\x01"))
 
 
-def measure(context: Context) -> list[Row]:
+def measure(context: Context) -> Iterator[Row]:
     """Raises `StateError` if an audit of an honest run does not agree."""
-    device, rows = str(context.device), list[Row]()
+    device = str(context.device)
     wanted = {name: context.workloads[name] for name in ("digits", "text") if name in context.workloads}
     bundles = {name: capture_bundle(workload.task(6 if context.trial else STEPS)) for name, workload in wanted.items()}
     subjects = [subject_of(name, bundle) for name, bundle in bundles.items()]
@@ -31,7 +32,7 @@ def measure(context: Context) -> list[Row]:
     assert policy.measurements is not None
     for kind, seen in policy.measurements.sums.items():
         values = {"divergence": seen.divergence, "logged": seen.logged, "threshold": policy.thresholds[kind] or 0.0}
-        rows += rows_of(f"calibrated, {kind.name.lower()}", "", values)
+        yield from rows_of(f"calibrated, {kind.name.lower()}", "", values)
     for name, bundle in bundles.items():
         for trainer, auditor in dict.fromkeys(((device, "cpu"), ("cpu", device))):
             case = f"{name}, trained on {trainer}, audited on {auditor}"
@@ -49,5 +50,4 @@ def measure(context: Context) -> list[Row]:
                 "entries needed": found.log.needed,
                 "steps that agree": found.steps,
             }
-            rows += rows_of(case, "", counts)
-    return rows
+            yield from rows_of(case, "", counts)

@@ -6,7 +6,7 @@ Products of matrices are computed by `product`, and once more by `contract`, fro
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from math import ceil, prod
 from typing import Final
@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.steps import finish, without_tf32
-from benchmarks.gpu.workloads import Context
-from benchmarks.real_models import make_real_task
+from benchmarks.gpu.workloads import Context, make
 from benchmarks.table import Row, interleaved, rows_of
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.gpu import sums
@@ -81,23 +80,23 @@ def seconds_of(runs: dict[str, Callable[[], object]], context: Context) -> dict[
     return {who: seconds / counts[who] for who, seconds in found.items()}
 
 
-def measure(context: Context) -> list[Row]:
+def measure(context: Context) -> Iterator[Row]:
     """GFLOP/s of each product and its share of the roofline, ours and the vendor's on matrices of the same sizes."""
     device, size = context.device, 64 if context.trial else SQUARE
     x = torch.randn(size, size, device=device, dtype=torch.float64)
     other = torch.empty_like(x)
     seconds = seconds_of({"mm": lambda: torch.mm(x, x, out=other), "copy": lambda: other.copy_(x)}, context)
     peak, bandwidth = 2.0 * size**3 / seconds["mm"], 2.0 * x.nbytes / seconds["copy"]
-    rows = rows_of("roofline", "GFLOP/s", {"cuBLAS FP64, square": peak / 1e9})
-    rows += rows_of("roofline", "GB/s", {"a copy": bandwidth / 1e9})
-    rows.append(Row(metric=DISTANCE, case="as it is", value=distance(context), unit="of the bound", target="<= 1"))
-    task = make_real_task("resnet-small", 1) if context.trial else context.workloads["resnet-50-224"].task(1)
+    yield from rows_of("roofline", "GFLOP/s", {"cuBLAS FP64, square": peak / 1e9})
+    yield from rows_of("roofline", "GB/s", {"a copy": bandwidth / 1e9})
+    yield Row(metric=DISTANCE, case="as it is", value=distance(context), unit="of the bound", target="<= 1")
     for layout, *sizes in (("TN", 32, 48, 32),) if context.trial else PRODUCTS:
-        rows += one(product(layout, *sizes), f"GPT-2, {layout}", context, peak, bandwidth)
+        yield from one(product(layout, *sizes), f"GPT-2, {layout}", context, peak, bandwidth)
+    # Last, because it needs `transformers`, which may not be installed.
+    task = make("resnet-small", 1, {}) if context.trial else context.workloads["resnet-50-224"].task(1)
     convolutions = largest(capture_task(task).program, 2 if context.trial else CONVOLUTIONS)
     for number, i in enumerate(convolutions, 1):
-        rows += one(i, f"ResNet-50, {number}", context, peak, bandwidth)
-    return rows
+        yield from one(i, f"ResNet-50, {number}", context, peak, bandwidth)
 
 
 def one(i: Instruction, name: str, context: Context, peak: float, bandwidth: float) -> list[Row]:

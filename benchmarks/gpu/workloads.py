@@ -64,14 +64,14 @@ def release() -> None:
     torch.cuda.empty_cache()
 
 
-def _make(name: str, steps: int, sizes: Mapping[str, int]) -> Task:
+def make(name: str, steps: int, sizes: Mapping[str, int]) -> Task:
     """A real task. Imports `transformers` only here, so that slices without it run where it is not installed."""
     task: Task = import_module("benchmarks.real_models").make_real_task(name, steps, **sizes)
     return task
 
 
 def _real(name: str, model: str, eager: tuple[str, ...] = EAGER, **sizes: int) -> Workload:
-    return Workload(name, partial(_make, model, sizes=sizes), eager)
+    return Workload(name, partial(make, model, sizes=sizes), eager)
 
 
 FULL: Final = {
