@@ -11,12 +11,14 @@
 An arithmetic that logs near ties is also checked for what it reports: each reported value must lie within the error
 that it claims, and each result that is not reported must be exact.
 
-Instructions that may be part of an elementwise chain are run by the compiled chain kernel as well, if there is one.
+Instructions that may be part of an elementwise chain are run by the compiled chain kernel as well, if there is one: all
+functions of the same operands as one chain, and each transcendental as one of its own.
 
 The oracle is `tiebreak.protocol.program.reference`, which computes in integers. The first mismatch raises a
 `ConfigurationError` that names the operation, the operand bits and both results: such a device would fork the run.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -133,6 +135,7 @@ def qualify(arithmetic: Arithmetic) -> QualificationReport:
     large = () if is_host(arithmetic.device) else _vectors(precision, large=True)
     for case, right in (*_vectors(precision), *large):
         operations[case.name] = operations.get(case.name, 0) + _compare(arithmetic, case, right)
+    _compare_chains(arithmetic, _vectors(precision))
     operations["hashing"] = _compare_ids(arithmetic)
     return QualificationReport(
         device=str(arithmetic.device),
@@ -149,15 +152,31 @@ def check_emulation(device: torch.device) -> None:
 
 
 def _compare(arithmetic: Arithmetic, case: _Case, right: Sequence[int]) -> int:
-    tensors = [from_bytes(pack(t, x), t, (len(x),)).to(arithmetic.device) for t, x in case.operands]
-    i = case.instruction
+    tensors, i = _operands(arithmetic, case), case.instruction
     _compare_result(arithmetic, case, right, arithmetic.execute(i, tensors, 0))
     if arithmetic.options.logging is not None and sum_kind(i) is not None:
         _compare_logged(arithmetic, replace(case, name=f"{case.name} (logged)"), right, tensors)
-    if arithmetic.chains is not None and is_elementwise(i, arithmetic.chains.functions):
-        chained = replace(case, name=f"{case.name} (compiled)")
-        _compare_result(arithmetic, chained, right, arithmetic.chains.alone(i, tensors))
     return len(right)
+
+
+def _operands(arithmetic: Arithmetic, case: _Case) -> list[Tensor]:
+    return [from_bytes(pack(t, x), t, (len(x),)).to(arithmetic.device) for t, x in case.operands]
+
+
+def _compare_chains(arithmetic: Arithmetic, vectors: Sequence[tuple[_Case, Sequence[int]]]) -> None:
+    """Runs elementwise cases once more, as chains."""
+    chains, together = arithmetic.chains, defaultdict[object, list[tuple[_Case, Sequence[int]]]](list)
+    if chains is None:
+        return
+    for case, right in vectors:
+        i = case.instruction
+        if is_elementwise(i, chains.functions):
+            alone = i.function if i.opcode == Opcode.MAP and i.function in TRANSCENDENTALS else None
+            together[i.opcode, i.shape, i.operands, case.operands, alone].append((case, right))
+    for members in together.values():
+        instructions, operands = [case.instruction for case, _ in members], _operands(arithmetic, members[0][0])
+        for (case, right), result in zip(members, chains.run_once(instructions, operands), strict=True):
+            _compare_result(arithmetic, replace(case, name=f"{case.name} (compiled)"), right, result)
 
 
 def _compare_ids(arithmetic: Arithmetic) -> int:
