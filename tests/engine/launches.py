@@ -1,22 +1,23 @@
 """Compiles the Triton kernels as launches on an H100 would, with every form of arguments, where there is none.
 
-`python -m tests.engine.launches` prints how many launches there were. In a process of its own, because it tells Triton
+`python -m tests.engine.launches` prints how many kernels there were. In a process of its own, because it tells Triton
 of a driver that does not exist.
 """
 
 import sys
+import tempfile
 from contextlib import ExitStack
-from typing import Any
 from unittest import mock
 
 import torch
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from tests.engine.arithmetic_cases import extreme_of, sum_over
 from tests.engine.random_programs import Writer
 from tiebreak.engine.arithmetic import Arithmetic, backend
-from tiebreak.engine.arithmetic.gpu import chains, hashing, random, scatter, sums
+from tiebreak.engine.arithmetic.gpu import chains, launching, scatter, sums
 from tiebreak.engine.data.tensors import from_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.run import qualify
@@ -47,6 +48,8 @@ def run_chains(seed: int) -> None:
 
 
 class Driver:
+    launcher_cls = staticmethod(lambda _source, metadata: metadata)
+
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
 
@@ -57,39 +60,44 @@ class Driver:
         return 0
 
 
+def work() -> None:
+    for number, (i, sizes) in enumerate(FORMS):  # `benchmarks.kernels` compiles each kernel for both precisions
+        Arithmetic(precision=(16, 32)[number % 2]).execute(i, [torch.ones(size) for size in sizes], 0)
+    for case in (*qualify._scatters(), *qualify._draws()):
+        operands = [from_bytes(pack(t, x), t, (len(x),)) for t, x in case.operands]
+        Arithmetic(precision=16).execute(case.instruction, operands, 0)
+    backend.identities({"a": torch.ones(1), "b": torch.ones(1000)})
+    for seed in range(2):
+        with mock.patch.object(chains, "target", return_value=("cuda", 90 + 10 * seed)):
+            run_chains(seed)
+
+
 def main() -> None:
-    made = []
-
-    def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
-        made.append(kernel.warmup(*arguments, grid=(programs,), **options))
-
+    """Everything compiles, in other processes, and is found in the cache afterwards."""
+    cached = []
     driver.set_active(Driver())
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(backend, "launches", return_value=True))
-        for module in (chains, hashing, random, scatter, sums):
-            stack.enter_context(mock.patch.object(module, "launch", compiled))
         for module in (scatter, sums):
             stack.enter_context(mock.patch.object(module, "programs", return_value=4))
         for module in (chains, sums):
             stack.enter_context(mock.patch.object(module, "target", return_value=("cuda", 90)))
-        for number, (i, sizes) in enumerate(FORMS):  # `benchmarks.kernels` compiles each kernel for both precisions
-            Arithmetic(precision=(16, 32)[number % 2]).execute(i, [torch.ones(size) for size in sizes], 0)
-        for case in (*qualify._scatters(), *qualify._draws()):
-            operands = [from_bytes(pack(t, x), t, (len(x),)) for t, x in case.operands]
-            Arithmetic(precision=16).execute(case.instruction, operands, 0)
-        backend.identities({"a": torch.ones(1), "b": torch.ones(1000)})
-        assert [one.metadata.enable_fp_fusion for one in made] == [False] * len(made)
-        assert {one.metadata.name for one in made} == {
-            "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest",
-            "add_terms", "decide_sums", "add_open", "round_listed", "permute", "hash_chunks", "hash_nodes",
-        }  # fmt: skip
-        others = list(made)
-        for seed in range(2):
-            with mock.patch.object(chains, "target", return_value=("cuda", 90 + 10 * seed)):
-                run_chains(seed)
-    assert [one.metadata.name for one in made[len(others) :]] == ["run"] * (len(made) - len(others))
-    assert {one.metadata.enable_fp_fusion for one in made} == {False}
-    sys.stdout.write(f"{len(made)}\n")
+        knobs.cache.dir = stack.enter_context(tempfile.TemporaryDirectory())
+        arithmetic = Arithmetic()
+        qualified = launching.find(lambda: qualify._rehearse(arithmetic, [(case, ()) for case in qualify._cases()]))
+        assert len(qualified) < 64  # every kernel costs the user time before the first step
+        found = launching.find(work)
+        arithmetic.backend.compile_ahead(work)
+        knobs.compilation.listener = lambda *, metadata, cache_hit, **_: cached.append((metadata, cache_hit))
+        for job in found.values():
+            job()
+    assert [hit for _, hit in cached] == [True] * len(found)
+    assert {metadata["enable_fp_fusion"] for metadata, _ in cached} == {False}
+    assert {metadata["name"] for metadata, _ in cached} == {
+        "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest", "run",
+        "add_terms", "decide_sums", "add_open", "round_listed", "permute", "hash_chunks", "hash_nodes",
+    }  # fmt: skip
+    sys.stdout.write(f"{len(found)}\n")
 
 
 if __name__ == "__main__":

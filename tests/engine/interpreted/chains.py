@@ -81,9 +81,10 @@ def vectors(precision: int) -> list[tuple[Any, tuple[int, ...]]]:
 
 def conforms(*names: str, precision: int = 32) -> int:
     arithmetic, ran = Arithmetic(precision=precision), 0
-    for case, right in vectors(precision):
-        if case.name.startswith(names or ("",)):
-            ran += qualify._compare(arithmetic, case, right)
+    chosen = [(case, right) for case, right in vectors(precision) if case.name.startswith(names or ("",))]
+    for case, right, result in qualify._chained(arithmetic, chosen):
+        qualify._compare_result(arithmetic, case, right, result)
+        ran += len(right)
     return ran
 
 

@@ -128,6 +128,8 @@ class Interpreter:
         """Keeps values within a budget of memory."""
         self._traces = traces()
         self.graphs = Graphs(arithmetic) if graphs and not self._traces else None
+        self._compiles = True
+        """Whether kernels are still to be compiled before the next step that is launched without the host."""
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """The tensors on this interpreter's device, contiguous."""
@@ -175,6 +177,9 @@ class Interpreter:
                 new, finite = one_by_one.run(), one_by_one.finite
                 bits = loss_bits(one_by_one.values[len(body) - 1])
             else:
+                if self._compiles and sums is None:
+                    self._compiles = False
+                    backend.compile_ahead(lambda: self._launch(state, data, self._steps_before(number), donated=False))
                 if self.graphs is not None and donate and sums is None:
                     new = self.graphs.step(self._launch, number, state, data)
                 else:

@@ -63,6 +63,7 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.reference import element, needed_elements, pack, to_raw, unpack
 from tiebreak.protocol.program.rounding import Rounding, sum_kind
+from tiebreak.protocol.tags import Digest
 
 _EDGES: Final[dict[DType, tuple[int, ...]]] = {
     DType.F32: (
@@ -133,9 +134,12 @@ def qualify(arithmetic: Arithmetic) -> QualificationReport:
     operations: dict[str, int] = {}
     precision = arithmetic.options.precision
     large = () if is_host(arithmetic.device) else _vectors(precision, large=True)
-    for case, right in (*_vectors(precision), *large):
+    vectors = (*_vectors(precision), *large)
+    arithmetic.backend.compile_ahead(lambda: _rehearse(arithmetic, vectors))
+    for case, right in vectors:
         operations[case.name] = operations.get(case.name, 0) + _compare(arithmetic, case, right)
-    _compare_chains(arithmetic, _vectors(precision))
+    for chained, wanted, result in _chained(arithmetic, vectors):
+        _compare_result(arithmetic, chained, wanted, result)
     operations["hashing"] = _compare_ids(arithmetic)
     return QualificationReport(
         device=str(arithmetic.device),
@@ -163,8 +167,19 @@ def _operands(arithmetic: Arithmetic, case: _Case) -> list[Tensor]:
     return [from_bytes(pack(t, x), t, (len(x),)).to(arithmetic.device) for t, x in case.operands]
 
 
-def _compare_chains(arithmetic: Arithmetic, vectors: Sequence[tuple[_Case, Sequence[int]]]) -> None:
-    """Runs elementwise cases once more, as chains."""
+def _rehearse(arithmetic: Arithmetic, vectors: Sequence[tuple[_Case, Sequence[int]]]) -> None:
+    """Does what qualification does on the device, and compares nothing."""
+    for case, _ in vectors:
+        arithmetic.execute(case.instruction, _operands(arithmetic, case), 0)
+    for _ in _chained(arithmetic, vectors):
+        pass
+    _ids(arithmetic)
+
+
+def _chained(
+    arithmetic: Arithmetic, vectors: Sequence[tuple[_Case, Sequence[int]]]
+) -> Iterator[tuple[_Case, Sequence[int], Tensor]]:
+    """The elementwise cases once more, as chains: case, right answers, and the device's result."""
     chains, together = arithmetic.chains, defaultdict[object, list[tuple[_Case, Sequence[int]]]](list)
     if chains is None:
         return
@@ -176,12 +191,17 @@ def _compare_chains(arithmetic: Arithmetic, vectors: Sequence[tuple[_Case, Seque
     for members in together.values():
         instructions, operands = [case.instruction for case, _ in members], _operands(arithmetic, members[0][0])
         for (case, right), result in zip(members, chains.run_once(instructions, operands), strict=True):
-            _compare_result(arithmetic, replace(case, name=f"{case.name} (compiled)"), right, result)
+            yield replace(case, name=f"{case.name} (compiled)"), right, result
+
+
+def _ids(arithmetic: Arithmetic) -> dict[str, Digest]:
+    """The ids of tensors that are hashed on the device, all at once as those of a state."""
+    return identities({str(n): x.to(arithmetic.device) for n, x in enumerate(_tensors())})
 
 
 def _compare_ids(arithmetic: Arithmetic) -> int:
-    """Tensors hashed on the device, all at once as those of a state, against hashlib."""
-    found = identities({str(n): x.to(arithmetic.device) for n, x in enumerate(_tensors())})
+    """Compares ids with hashlib's."""
+    found = _ids(arithmetic)
     for n, x in enumerate(_tensors()):
         data = one_nan(memory_of(x)) if x.dtype == torch.float32 else memory_of(x)
         right = identify(PROTOCOL_DTYPES[x.dtype], tuple(x.shape), data)
