@@ -127,5 +127,5 @@ def follow(run: RunDirectory, interpreter: SharedInterpreter, until: int | None,
     )  # fmt: skip
     del state
     for number, result, _ in computed:
-        if number == job.last_step(job.checkpoint_of(number)):
+        if job.ends_segment(number):
             interpreter.whole(result.state)
