@@ -6,6 +6,7 @@ of a driver that does not exist.
 
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from unittest import mock
 
@@ -72,6 +73,20 @@ def work() -> None:
             run_chains(seed)
 
 
+class Asked:
+    """A kernel that asks Triton's hook, here and in another thread, whether to leave out its compilation."""
+
+    __name__ = cache_key = "asked"
+
+    def __init__(self) -> None:
+        self.answers: list[bool] = []
+
+    def warmup(self, *_: object, **__: object) -> None:
+        hook = knobs.runtime.jit_cache_hook
+        with ThreadPoolExecutor(1) as other:
+            self.answers = [hook(key=""), other.submit(hook, key="").result()]
+
+
 def main() -> None:
     """Everything compiles, in other processes, and is found in the cache afterwards."""
     cached = []
@@ -86,6 +101,14 @@ def main() -> None:
         arithmetic = Arithmetic()
         qualified = launching.find(lambda: qualify._rehearse(arithmetic, [(case, ()) for case in qualify._cases()]))
         assert len(qualified) < 64  # every kernel costs the user time before the first step
+        kernel = Asked()
+
+        def without_memory() -> None:
+            launching.launch(kernel, 1, torch.ones(1))
+            raise torch.OutOfMemoryError
+
+        assert len(launching.find(without_memory)) == 1
+        assert kernel.answers == [True, False]
         found = launching.find(work)
         arithmetic.backend.compile_ahead(work)
         knobs.compilation.listener = lambda *, metadata, cache_hit, **_: cached.append((metadata, cache_hit))

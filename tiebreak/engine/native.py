@@ -102,16 +102,16 @@ def compile_in_parallel(jobs: Sequence[Callable[[], object]], cache_folder: Path
     count = min(cores, len(jobs))
     told = Timer(PATIENCE_S, sys.stderr.write, [f"compiling {len(jobs)} GPU kernels once\n"])
     cache_folder.mkdir(parents=True, exist_ok=True)
-    with (cache_folder / ".tiebreak").open("a") as lock, warnings.catch_warnings():
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of forks beside threads
-        forks = [_fork(jobs[first::count]) for first in range(count)]
-        told.start()
-        try:
-            for fork in forks:
-                os.waitpid(fork, 0)
-        finally:
-            told.cancel()
+    told.start()
+    try:
+        with (cache_folder / ".tiebreak").open("a") as lock, warnings.catch_warnings():
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of forks beside threads
+            for fork in [_fork(jobs[first::count]) for first in range(count)]:
+                with suppress(ChildProcessError):  # the user's own code may have waited for it
+                    os.waitpid(fork, 0)
+    finally:
+        told.cancel()
 
 
 def _fork(jobs: Sequence[Callable[[], object]]) -> int:

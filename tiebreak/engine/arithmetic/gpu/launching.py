@@ -4,6 +4,7 @@ They run on CUDA devices where Triton is installed (the extra `gpu`), and on CPU
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
@@ -40,11 +41,15 @@ def launch(kernel: Any, programs: int, first: Tensor, *others: Any, **options: A
 
 
 def find(work: Callable[[], object]) -> Found:
-    """What `work` would have compiled. Nothing is launched, so memory that kernels write to is undefined for it."""
+    """What `work` would have compiled, as far as there is memory for it.
+
+    Nothing is launched, so memory that kernels write to is undefined for it.
+    """
     found: Found = {}
     token = _FOUND.set(found)
     try:
-        work()
+        with suppress(torch.OutOfMemoryError):
+            work()
     finally:
         _FOUND.reset(token)
     return found
@@ -101,6 +106,8 @@ def _find(found: Found, kernel: Any, arguments: tuple[Any, ...], options: dict[s
         launcher(made.src, made.metadata)  # the C function that launches it
 
     def keep(*, key: str, **_: Any) -> bool:
+        if _FOUND.get() is not found:
+            return False  # Triton's hook is the process's, and this is another thread, whose kernel must be launched
         job = partial(compiled, driver.active.get_current_target(), driver.active.launcher_cls)
         # The hash of the source is made here, since Triton's depends on which kernels a process has hashed before.
         found.setdefault((kernel.__name__, kernel.cache_key + key), job)
