@@ -96,7 +96,8 @@ def compile_in_parallel(jobs: Sequence[Callable[[], object]], cache_folder: Path
     """Compiles into a cache, in forks of this process, as many as it has cores. A job that fails leaves nothing there.
 
     Only one process at a time does so: what another one has compiled meanwhile is found in the cache. Forks run Python
-    and compilers alone. They have no device, collect no garbage, since that may lie on one, and end after `TIMEOUT_S`.
+    and compilers alone. They use no device, collect no garbage, since that may lie on one, and end if a job takes
+    `TIMEOUT_S`.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(cores, len(jobs))
@@ -120,9 +121,9 @@ def _fork(jobs: Sequence[Callable[[], object]]) -> int:
         return fork
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(TIMEOUT_S)
         gc.disable()
         for job in jobs:
+            signal.alarm(TIMEOUT_S)
             with suppress(Exception):
                 job()
     finally:
