@@ -19,9 +19,9 @@ from torch import Tensor
 from tiebreak.engine.native import compile_in_parallel, interprets
 
 Found = dict[tuple[str, str], Callable[[], Any]]
-"""What compiles a kernel, by the kernel's name and what Triton specialises it for."""
+"""Jobs that compile a kernel, by its name and by its source and what Triton specialises it for."""
 _FOUND: Final[ContextVar[Found | None]] = ContextVar("found", default=None)
-"""Where launches leave what they need compiled, in place of launching anything."""
+"""The jobs to which launches add what they need compiled, in place of launching anything."""
 
 
 @cache
@@ -41,7 +41,7 @@ def launch(kernel: Any, programs: int, first: Tensor, *others: Any, **options: A
 
 
 def find(work: Callable[[], object]) -> Found:
-    """What `work` would have compiled, as far as there is memory for it.
+    """Jobs for all that `work` would have compiled, as far as there is memory for it.
 
     Nothing is launched, so memory that kernels write to is undefined for it.
     """
@@ -81,7 +81,7 @@ def _form(argument: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Compiler:
-    """In place of a driver of Triton: the target of a device, without the device."""
+    """A driver of Triton that knows the target of a device, and needs no device."""
 
     target: Any
 
