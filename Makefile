@@ -68,7 +68,7 @@ newest: ## The core on the newest Python there is, without torch
 hardest: setup ## Search all 2^32 arguments of each transcendental for the hardest to round (minutes; needs a C compiler)
 	$(BIN)/python -m tests.hardest.search tests/vectors/hardest.json --check --threads $(WORKERS)
 
-gpu: setup ## Measure a GPU, bits first, in 25 minutes; killed, it goes on (OPTIONS="--device cpu": a trial in minutes without one)
+gpu: setup ## Measure a GPU in slices of 4 minutes; killed, it goes on (OPTIONS=--list: what is done; "--device cpu": a trial without one)
 	$(BIN)/python -m benchmarks.gpu $(OPTIONS)
 
 contracts: setup ## Solidity: format, build, test, compare with Python, gas and artifacts (needs Node)

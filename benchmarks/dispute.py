@@ -50,8 +50,8 @@ def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as name:
         place = arena(Path(name))
         program, job = place.run.program, place.run.job
-        leaf = next(n for n in long_sums(program, 64) if program.body[n].numel > 64)
-        cheat = low_precision_sum(step=job.steps - 3, leaf=leaf, element=17)
+        index = next(n for n in long_sums(program, 64) if program.body[n].numel > 64)
+        cheat = low_precision_sum(step=job.steps - 3, index=index, element=17)
         for levels in range(1, 6):
             Console().print(f"playing r = {levels}")
             fought = fight(place, cheat, replace(another(job), descent_levels=levels), f"r{levels}")

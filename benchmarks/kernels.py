@@ -45,7 +45,21 @@ TARGETS: Final = {
 """A100, H100 and H200, B200, MI300."""
 MATRIX: Final = {"sm_80": "mma.sync.aligned.m8n8k4.row.col.f64", "sm_90": "mma.sync.aligned.m16n8k16.row.col.f64"}
 """The FP64 matrix instruction that a target must use, the widest that it has."""
-KERNELS: Final = ("contract", "contract_twice", "add_up", "add_parts", "settle", "round_listed", "find_greatest")
+PRODUCTS: Final = {
+    f"product {'NT'[not a]}{'TN'[not b]}": {"A_ALONG": a, "B_ALONG": b} for a in (True, False) for b in (True, False)
+}
+"""`product` by the layouts of its operands, as in BLAS: N is row-major, T transposed."""
+KERNELS: Final = (
+    *PRODUCTS,
+    "norms",
+    "contract",
+    "contract_twice",
+    "add_up",
+    "add_parts",
+    "settle",
+    "round_listed",
+    "find_greatest",
+)
 _SCATTERED: Final = "*fp32" + 9 * " *i64" + 4 * " i32"
 OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
     "hash_chunks": (hash_kernels.hash_chunks, hashing.OPTIONS, "*i32 *i32 *i64 *i64 *i64 *i64 i32 i32"),
@@ -80,7 +94,10 @@ KINDS: Final = {
     "sizes": "*fp64",
     "coefficient": "fp32",
 }
-NUMBERS: Final = ("room", "m", "n", "k", "batches", "step", "run_batch", "run_k", "parts", "elements")
+NUMBERS: Final = (
+    "room", "m", "n", "k", "batches", "step", "run_batch", "run_k", "parts", "elements",
+    "cut", "cuts", "a_step", "b_step", "out_step",
+)  # fmt: skip
 BINARIES: Final = Path(triton.__file__).parent / "backends/nvidia/bin"
 
 
@@ -97,6 +114,8 @@ class MachineCode:
     registers: int
     spilled: int
     """Bytes of registers that each thread keeps on its stack."""
+    layouts: str
+    """Triton's own intermediate code for GPUs, which says where in shared memory and in which lane each number is."""
 
     def count(self, pattern: str, *, code: bool = False) -> int:
         """The instructions that begin with a pattern."""
@@ -111,7 +130,7 @@ def _operations(text: str) -> Counter[str]:
 
 
 def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineCode:
-    """Compiles one of `KERNELS`, `OTHERS` or `CHAINS` for a target; options: changes of the compiler's."""
+    """Compiles one of `KERNELS`, `OTHERS` or `CHAINS` for a target; options: changed constants and compiler options."""
     if kernel in CHAINS:
         return _machine(name, _assemble_chain(TARGETS[name], _chain(kernel), precision, options), 0)
     if kernel in OTHERS:
@@ -120,22 +139,9 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
         constants = {key: value for key, value in constants.items() if key in function.arg_names}
         signature = dict(zip(function.arg_names, [*kinds.split(), *len(constants) * ["constexpr"]], strict=True))
         return _compiled(name, function, signature, constants, {k: v for k, v in known.items() if k.islower()}, 0)
-    target, function = TARGETS[name], getattr(kernels, kernel)
-    ones: dict[str, int] = {}
-    known: dict[str, Any] = {"BLOCK_M": 8, "BLOCK_K": 128, "PAIRS": True, "A_STEP": 0, "B_STEP": 0, **sums.OPTIONS}
-    if kernel == "contract":
-        known = sums.tile(target.backend, target.arch if target.backend == "cuda" else 0)
-    if kernel == "contract_twice":
-        whole = sums.tile(target.backend, target.arch if target.backend == "cuda" else 0)
-        known = {"MANY": sums.MANY, **sums.twice(whole)}
-    if kernel == "add_parts":
-        known = {"MATRIX": True, **sums.PARTS}
-    if kernel == "round_listed":
-        known = {"MANY": sums.MANY, "MATRIX": True, "FIRST": 0, "SLICES": 12, **sums.PARTS}
-    if kernel == "settle":
-        known = {"MANY": sums.MANY, "MATRIX": True, "PAIRS": True, "A_STEP": 0, "B_STEP": 0, "FIRST": 0, "SLICES": 12}
-        known |= sums.settling(1 << 12)
-        ones = {"run_batch": 1, "run_k": 1}  # as Triton takes them in a launch
+    function, known = getattr(kernels, kernel.split(maxsplit=1)[0]), _known(TARGETS[name], kernel) | options
+    # As Triton takes them in a launch.
+    ones = {"run_batch": 1, "run_k": 1} if kernel == "settle" else {}
     constants = {
         "PRECISION": precision,
         "LEAVE": False,
@@ -143,18 +149,37 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
         "PLACE": False,
         **dict.fromkeys(("sums", "errors", "packed", *(("digits",) if kernel == "settle" else ())), None),
     }
-    if kernel != "add_parts":
+    if function not in (kernels.add_parts, kernels.norms, kernels.product):
         constants["sizes"] = None
     constants |= {key: value for key, value in known.items() if key.isupper()} | ones
     constants = {key: value for key, value in constants.items() if key in function.arg_names}
-    given = {key: value for key, value in known.items() if key.islower()} | options
+    given = {key: value for key, value in known.items() if key.islower()}
     signature = {n: "constexpr" if n in constants else "i32" if n in NUMBERS else KINDS.get(n, "*i64")
                  for n in function.arg_names}  # fmt: skip
     products = 0
-    if kernel.startswith("contract"):
-        products = {"contract": 1, "contract_twice": 3}[kernel]
-        products *= known["BLOCK_M"] * known["BLOCK_N"] * known["BLOCK_K"] // (given["num_warps"] * target.warp_size)
+    if "BLOCK_N" in known:
+        volume, lanes = known["BLOCK_M"] * known["BLOCK_N"] * known["BLOCK_K"], TARGETS[name].warp_size
+        products = (3 if kernel == "contract_twice" else 1) * volume // (given["num_warps"] * lanes)
     return _compiled(name, function, signature, constants, given, products)
+
+
+def _known(target: GPUTarget, kernel: str) -> dict[str, Any]:
+    """The blocks and other constants of one of `KERNELS`, and the compiler's options."""
+    arch = target.arch if target.backend == "cuda" else 0
+    tile, settled = sums.tile(target.backend, arch), {"MANY": sums.MANY, "MATRIX": True, "FIRST": 0, "SLICES": 12}
+    sides = {"A_UNIT": 4, "B_UNIT": 4, **PRODUCTS.get(kernel, PRODUCTS["product NN"])}
+    steps = {"A_STEP": 0, "B_STEP": 0}
+    if kernel in PRODUCTS:
+        return {**sums.affine_tile(target.backend, arch, 1024), **sides}
+    known: dict[str, dict[str, Any]] = {
+        "norms": {**sums.NORMS, **sides},
+        "contract": tile,
+        "contract_twice": {"MANY": sums.MANY, **sums.twice(tile)},
+        "add_parts": {"MATRIX": True, **sums.PARTS},
+        "round_listed": {**settled, **sums.PARTS},
+        "settle": {"PAIRS": True, **steps, **settled, **sums.settling(1 << 12)},
+    }
+    return known.get(kernel, {"BLOCK_M": 8, "BLOCK_K": 128, "PAIRS": True, **steps, **sums.OPTIONS})
 
 
 def _compiled(
@@ -216,14 +241,14 @@ def _machine(name: str, made: Any, products: int) -> MachineCode:
     if TARGETS[name].backend == "hip":
         text = made.asm["amdgcn"]
         registers, spilled = (_found(pattern, text) for pattern in (r"\.vgpr_count:\s+(\d+)", r"ScratchSize: (\d+)"))
-        return MachineCode(name, text, text, products, registers, spilled)
+        return MachineCode(name, text, text, products, registers, spilled, made.asm["ttgir"])
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(made.asm["cubin"])
         code = _told("nvdisasm", "-c", str(binary))
         usage = _told("cuobjdump", "-res-usage", str(binary))
     registers, spilled = _found(r"REG:(\d+)", usage), _found(r"STACK:(\d+)", usage)
-    return MachineCode(name, made.asm["ptx"], code, products, registers, spilled)
+    return MachineCode(name, made.asm["ptx"], code, products, registers, spilled, made.asm["ttgir"])
 
 
 def _told(tool: str, *arguments: str) -> str:
@@ -270,6 +295,97 @@ def faults(machine: MachineCode) -> list[str]:
     return found
 
 
+# ---- main loops ----
+
+
+def delays(machine: MachineCode) -> list[str]:
+    """Names what keeps the matrix unit waiting in the main loop of a product.
+
+    1. Registers that are spilled there. 2. Copies of less than 16 bytes. 3. Fewer than two steps whose copies are under
+    way while one is computed. 4. Lanes that ask one bank of shared memory for more than two words at once.
+    """
+    loop = _main_loop(machine.code)
+    names = [re.sub(r"^@!?U?P\w+\s+", "", line).split()[0] for line in loop]
+    spills = sum(name.startswith(("LDL", "STL")) for name in names)
+    found = [f"{spills} accesses to spilled registers"] if spills else []
+    copies = [name for name in names if name.startswith("LDGSTS")]
+    found += [f"a copy by {name}" for name in sorted(set(copies)) if not name.endswith(".128")]
+    waits = [int(one[1], 16) for one in (re.search(r"DEPBAR\.LE SB0, (0x\w+)", line) for line in loop) if one]
+    ahead = min(waits, default=0) // max(1, names.count("LDGDEPBAR"))
+    found += [] if copies and ahead >= 2 else [f"copies of {ahead} steps under way"]
+    forms = conflicts(machine.layouts)
+    found += [] if len(forms) >= 4 else [f"expected layouts of two copies and two loads or more, got {forms}"]
+    return found + [f"{ways} words of one bank: {what}" for what, ways in forms if ways > 2]
+
+
+def _main_loop(code: str) -> list[str]:
+    """The instructions of the shortest loop in SASS that has matrix instructions."""
+    lines: list[str] = []
+    labels, loops = {}, []
+    for line in code.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(lines)
+        elif instruction := re.match(r"\s+/\*[0-9a-f]+\*/\s+(.*)", line):
+            lines.append(instruction[1])
+            if (jump := re.search(r"BRA.*`\((\.L_x_\d+)\)", instruction[1])) and jump[1] in labels:
+                loops.append(lines[labels[jump[1]] :])
+    return min((loop for loop in loops if any("DMMA" in line for line in loop)), key=len, default=[])
+
+
+def conflicts(layouts: str) -> list[tuple[str, int]]:
+    """Names each copy of a tile of f32 to shared memory, and each load from there, and counts its bank conflicts.
+
+    These are the most words of one of 32 banks that lanes ask for at once: all 32 by words, 8 by 16 bytes. Lanes and
+    words are those of the layouts in Triton's code; a load by words (LDS) or of 8 rows of 16 bytes (LDSM) asks for the
+    same.
+    """
+    known = dict(re.findall(r"^(#\w+) = (#.*)$", layouts, re.MULTILINE))
+    copy = r"(ttg\.async_copy_global_to_local) .* : tensor<(\d+)x(\d+)x!tt\.ptr<f32>, (#\w+)> -> <[^,]*, (#\w+),"
+    load = r"(ttg\.local_load) .* : !ttg\.memdesc<(\d+)x(\d+)xf32, (#\w+),.* -> tensor<[^,]*, (#.*?)> loc"
+    forms = {(op, int(m), int(n), lanes, shared) for op, m, n, lanes, shared in re.findall(copy, layouts)}
+    forms |= {(op, int(m), int(n), lanes, shared) for op, m, n, shared, lanes in re.findall(load, layouts)}
+    return [
+        (f"{op}, {m} x {n}, {known.get(lanes, lanes)}", _ways(m, n, known.get(lanes, lanes), known[shared], op))
+        for op, m, n, lanes, shared in sorted(forms)
+    ]
+
+
+def _ways(m: int, n: int, lanes: str, shared: str, op: str) -> int:
+    def numbers(name: str, text: str) -> list[int]:
+        found = re.search(rf"{name} = \[?([\d, ]+)", text)
+        assert found is not None, (name, text)
+        return [int(number) for number in found[1].strip(", ").split(", ")]
+
+    if "dot_op" in lanes:  # the fragments of FP64 matrix instructions: 8 rows of 4 terms, or 4 terms of 8 columns
+        each, (own, other) = [1, 1], ((8, 4) if "opIdx = 0" in lanes else (4, 8))
+        at = [(lane // 4, lane % 4) if "opIdx = 0" in lanes else (lane % 4, lane // 4) for lane in range(32)]
+    else:
+        each, counts, order = (numbers(name, lanes) for name in ("sizePerThread", "threadsPerWarp", "order"))
+        fast = order[0]
+        at = [(lane // counts[fast], lane % counts[fast]) for lane in range(32)]
+        at = [place if fast else place[::-1] for place in at]
+        own, other = counts[0] * each[0], counts[1] * each[1]
+    words = max(each) if "copy" in op else 1
+    (vec,), (per,), (most,), order = (numbers(name, shared) for name in ("vec", "perPhase", "maxPhase", "order"))
+    width = (m, n)[order[0]]
+
+    def word(place: tuple[int, int]) -> int:
+        column, row = place[order[0]], place[order[1]]
+        return row * width + (column // vec ^ row // per % most) * vec + column % vec
+
+    worst = 0
+    for top in range(0, m, own):
+        for left in range(0, n, other):
+            for first in range(0, 32, 32 // words):
+                asked: dict[int, set[int]] = {}
+                for row, column in at[first : first + 32 // words]:
+                    begin = word(((top + row * each[0]) % m, (left + column * each[1]) % n))
+                    for one in range(begin, begin + words):
+                        asked.setdefault(one % 32, set()).add(one)
+                worst = max(worst, *map(len, asked.values()))
+    return worst
+
+
 @click.command(help=__doc__)
 @click.option("--target", "targets", multiple=True, type=click.Choice(list(TARGETS)), help="Repeat it. [default: all]")
 @placed
@@ -277,10 +393,15 @@ def main(folder: Path, targets: tuple[str, ...]) -> None:
     rows, wrong = [], []
     for name in targets or TARGETS:
         for kernel in (*KERNELS, *OTHERS, *CHAINS):
-            function = OTHERS[kernel][0] if kernel in OTHERS else getattr(kernels, kernel, None)  # a chain has none
+            if kernel in PRODUCTS and kernel != "product NN" and name not in MATRIX:
+                continue  # layouts differ in copies and in loads of the matrix unit's operands
+            own = kernel.split(maxsplit=1)[0]
+            function = OTHERS[kernel][0] if kernel in OTHERS else getattr(kernels, own, None)  # a chain has none
             rounds = "PRECISION" in function.arg_names if function else kernel not in ("AdamW", "dropout")
-            for precision in (32, 16) if rounds else (32,):
+            for precision in (32, 16) if rounds and kernel not in (*PRODUCTS,)[1:] else (32,):
                 machine = assemble(name, kernel, precision)
+                waits = delays(machine) if kernel in PRODUCTS and name in MATRIX else []
+                wrong += [f"{name}, {kernel}, {precision} bits: {delay}" for delay in waits]
                 wrong += [f"{name}, {kernel}, {precision} bits: {fault}" for fault in faults(machine)]
                 if precision < 32:
                     continue

@@ -241,7 +241,7 @@ def cheats(program: Program) -> dict[str, Cheat]:
     exp = max(exps, key=lambda n: program.body[n].numel)
     last = {n: program.body[n].numel * 2 // 3 for n in (largest, longest, exp)}
     weight = next(name for name in program.state_spec() if name.endswith("wte.weight") and name.startswith("model."))
-    sums = {f"sum of {program.body[n].terms} products": low_precision_sum(step=STEP, leaf=n, element=last[n])
+    sums = {f"sum of {program.body[n].terms} products": low_precision_sum(step=STEP, index=n, element=last[n])
             for n in (largest, longest)}  # fmt: skip
     return {
         **sums,

@@ -1,4 +1,4 @@
-"""The models of real sizes that are trained on a GPU: GPT-2 124M, ResNet-50, a Llama of 60M. Dropout as they come."""
+"""The models of real sizes trained on a GPU: GPT-2 124M, ResNet-50, Llamas of 60M and 1B. Dropout as they come."""
 
 from typing import Final
 
@@ -17,7 +17,8 @@ from transformers import (
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
 
 REAL: Final = ("gpt2-124m", "resnet-50", "llama-60m")
-SMALL: Final = ("gpt2-small", "resnet-small")
+BF16: Final = ("gpt2-124m-bf16", "llama-1b-lora")
+SMALL: Final = ("gpt2-small", "gpt2-small-bf16", "resnet-small", "llama-small-lora")
 """Small models, to try on a CPU what is meant for a GPU: they take seconds, and nobody uses them otherwise."""
 
 
@@ -27,6 +28,30 @@ def next_token(model: nn.Module, window_BT: Tensor) -> Tensor:
     mask = torch.ones(T, T, dtype=torch.bool, device=input_BT.device).tril()[None, None]
     logits = model(input_ids=input_BT, attention_mask=mask, use_cache=False).logits
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), window_BT[:, 1:].reshape(-1))
+
+
+def next_token_bf16(model: nn.Module, window_BT: Tensor) -> Tensor:
+    """The same, with the model under bfloat16 autocast."""
+    with torch.autocast(window_BT.device.type, torch.bfloat16):
+        return next_token(model, window_BT)
+
+
+class LoRA(nn.Module):
+    """A linear layer that stays as it is, plus a trained product of two thin matrices, zero at first.
+
+    E. Hu et al., LoRA: low-rank adaptation of large language models (2021), with alpha = 2 * rank.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Linear(base.in_features, rank, bias=False, dtype=base.weight.dtype)
+        self.up = nn.Linear(rank, base.out_features, bias=False, dtype=base.weight.dtype)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x_BTC: Tensor) -> Tensor:
+        out: Tensor = self.base(x_BTC) + 2 * self.up(self.down(x_BTC))
+        return out
 
 
 def classify(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
@@ -47,12 +72,31 @@ def _llama() -> nn.Module:
     )  # fmt: skip
 
 
-def _text(name: str, model: nn.Module, vocabulary: int, batch: int, length: int, steps: int) -> Task:
+def _with_lora(config: LlamaConfig, rank: int) -> nn.Module:
+    """A Llama in bfloat16; only LoRA of its queries and values is trained, which is the default of PEFT."""
+    model = LlamaForCausalLM(config).bfloat16().requires_grad_(requires_grad=False)
+    for layer in model.model.layers:
+        for name in ("q_proj", "v_proj"):
+            setattr(layer.self_attn, name, LoRA(getattr(layer.self_attn, name), rank))
+    return model
+
+
+def _llama_1b(length: int) -> LlamaConfig:
+    """The sizes of Llama 3.2 1B: 1.24 billion parameters."""
+    return LlamaConfig(
+        vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
+        num_key_value_heads=8, max_position_embeddings=length, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+
+
+def _text(
+    name: str, model: nn.Module, vocabulary: int, batch: int, length: int, steps: int, *, mixed: bool = False
+) -> Task:
     tokens = torch.randint(0, vocabulary, (steps * batch * length + 1,))
     return Task(
         name=name,
         model=model,
-        loss=next_token,
+        loss=next_token_bf16 if mixed else next_token,
         optimizer=AdamW(lr=3e-4, weight_decay=0.01),
         data={"text": tokens},
         batch=Batch(size=batch, examples=Windows(name="text", length=length + 1, stride=length)),
@@ -78,24 +122,33 @@ def _images(name: str, model: nn.Module, batch: int, size: int, steps: int) -> T
 def make_real_task(name: str, steps: int, *, size: int = 1, length: int = 64, pixels: int = 32) -> Task:
     """A task with weights and data that torch draws here and now: within a process, one state.
 
-    size: a factor of the batch. length: tokens of an example of GPT-2. pixels: the width of ResNet-50's images.
+    size: a factor of the batch. length: tokens of an example of GPT-2 and of the Llama of 1B, whose batch is one.
+    pixels: the width of ResNet-50's images.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         match name:
-            case "gpt2-124m":
-                return _text(name, _gpt2(), 50257, 8 * size, length, steps)
+            case "gpt2-124m" | "gpt2-124m-bf16":
+                return _text(name, _gpt2(), 50257, 8 * size, length, steps, mixed=name.endswith("bf16"))
+            case "llama-1b-lora":
+                return _text(name, _with_lora(_llama_1b(length), 16), 128256, size, length, steps)
             case "llama-60m":
                 return _text(name, _llama(), 32000, 8 * size, 64, steps)
             case "resnet-50":
                 model = ResNetForImageClassification(ResNetConfig(num_labels=10))
                 return _images(name, model, 16 * size, pixels, steps)
-            case "gpt2-small":
+            case "gpt2-small" | "gpt2-small-bf16":
                 model = _gpt2(vocab_size=97, n_positions=16, n_embd=16, n_layer=1, n_head=2)
-                return _text(name, model, 97, 2, 8, steps)
+                return _text(name, model, 97, 2, 8, steps, mixed=name.endswith("bf16"))
+            case "llama-small-lora":
+                llama = LlamaConfig(
+                    vocab_size=97, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                    num_key_value_heads=1, max_position_embeddings=16, bos_token_id=0, eos_token_id=0,
+                )  # fmt: skip
+                return _text(name, _with_lora(llama, 2), 97, 1, 8, steps)
             case "resnet-small":
                 config = ResNetConfig(
                     embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", num_labels=10
                 )
                 return _images(name, ResNetForImageClassification(config), 2, 16, steps)
-    raise ValueError(f"expected one of {(*REAL, *SMALL)}, got {name!r}")
+    raise ValueError(f"expected one of {(*REAL, *BF16, *SMALL)}, got {name!r}")

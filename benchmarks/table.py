@@ -77,12 +77,15 @@ def publish(
     click.echo(f"{len(rows)} rows written to {folder / name}.json, {len(kept)} older ones kept", err=True)
 
 
-def show(name: str, rows: list[Row], note: str = "") -> None:
+def show(name: str, rows: list[Row], note: str = "", *, predicted: Mapping[str, float] | None = None) -> None:
+    """Prints the rows. predicted: values by "CASE: METRIC", in a column of their own if there are any."""
     table = Table(title=f"{name}: {note}" if note else name, title_justify="left", header_style="dim")
-    for column in ("metric", "case", "value", "unit", "target"):
-        table.add_column(column, justify="right" if column == "value" else "left")
+    for column in ("metric", "case", "value", *(["predicted"] if predicted else []), "unit", "target"):
+        table.add_column(column, justify="right" if column in ("value", "predicted") else "left")
     for row in rows:
-        table.add_row(row.metric, row.case, f"{row.value:,.6g}", row.unit, row.target)
+        expected = (predicted or {}).get(f"{row.case}: {row.metric}")
+        beside = ["" if expected is None else f"{expected:,.6g}"] if predicted else []
+        table.add_row(row.metric, row.case, f"{row.value:,.6g}", *beside, row.unit, row.target)
     Console(width=130).print(table)
 
 
@@ -91,9 +94,11 @@ def read(path: Path) -> list[Row]:
     return [Row(**row) for row in json.loads(path.read_text("utf-8"))["rows"]] if path.is_file() else []
 
 
-def write(name: str, rows: list[Row], note: str, *, environment: Mapping[str, str], folder: Path) -> None:
-    """Writes NAME.json into the folder, atomically."""
-    document = {"name": name, "note": note, "environment": environment, "rows": [asdict(row) for row in rows]}
+def write(
+    name: str, rows: list[Row], note: str, *, environment: Mapping[str, str], folder: Path, **more: object
+) -> None:
+    """Writes NAME.json into the folder, atomically. more: further fields of the document."""
+    document = {"name": name, "note": note, "environment": environment, **more, "rows": [asdict(row) for row in rows]}
     folder.mkdir(parents=True, exist_ok=True)
     write_file(folder / f"{name}.json", f"{json.dumps(document, indent=1)}\n".encode())
 

@@ -1,16 +1,26 @@
 """What is measured is published where the user says, and the tables in docs/ are what was measured."""
 
+import json
 import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from benchmarks import board, table
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.roots import COMPUTED, JOBS, STEPS, Job, made, records_of
+from benchmarks.gpu.slices import SLICES
+from benchmarks.gpu.workloads import FULL
 from benchmarks.pages import BLOCK, DOCS, PAGES, filled
-from benchmarks.table import RESULTS, Row, publish, read
+from benchmarks.table import RESULTS, Row, publish, read, show, write
 from scripts import lines
 from tests.parts import slow_except
+from tests.waiting import until
+from tiebreak.engine.arithmetic import Arithmetic
 
 
 def row(case: str, value: float, metric: str = "a step") -> Row:
@@ -71,3 +81,81 @@ def test_more_lines_than_the_budget_fail(
     out = capsys.readouterr().out
     assert said in out
     assert "tiebreak/sim/             7 lines\n" in out
+
+
+def test_slices_of_a_gpu_go_on_with_what_was_never_tried(tmp_path: Path) -> None:
+    """Then come those that failed, then those measured from other sources. An interrupted slice counts as not tried."""
+    files: dict[str, tuple[str, dict[str, object]]] = {
+        "done": ("now", {"finished": True}),
+        "older": ("before", {"finished": True}),
+        "broken": ("now", {"finished": False, "problem": "exit code 1"}),
+        "killed": ("now", {"finished": False}),
+    }
+    for name, (digest, more) in files.items():
+        write(name, [], "", environment={"sources": digest}, folder=tmp_path, **more)
+    states = {name: gpu.state_of(tmp_path, name, "now") for name in (*files, "new")}
+    assert list(states.values()) == ["done", "of other sources", "failed", "interrupted", "not tried"]
+    assert gpu.in_order(states) == ["killed", "new", "broken", "older"]
+    assert set(states.values()) == set(gpu.STATES)
+
+
+def test_what_was_predicted_of_a_gpu_stands_beside_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    show("gpt2", [row("gpt2", 3.25), row("gpt2", 7.5, "peak")], predicted={"gpt2: a step": 2.75})
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    assert [each for each in cells if each] == [
+        ["a step", "gpt2", "3.25", "2.75", "s", ""], ["peak", "gpt2", "7.5", "", "s", ""],
+    ]  # fmt: skip
+
+
+def test_slices_of_a_gpu_name_functions_and_workloads_that_exist() -> None:
+    assert len({each.name for each in SLICES}) == len(SLICES) > 10
+    for each in SLICES:
+        module, _, function = each.function.partition(":")
+        assert callable(getattr(import_module(f"benchmarks.gpu.{module}"), function))
+        assert each.workload in {"", *FULL}
+
+
+def test_numbers_of_jobs_are_the_same_everywhere() -> None:
+    """Philox's raw integers, by NumPy; the values were computed once and are pinned."""
+    uniform = made({"uniform": 0.5, "bits": 24}, torch.float32, (3,), 7)
+    whole = made({"below": 10}, torch.int64, (2, 2), 7)
+    assert uniform.tolist() == [0.3720734119415283, -0.2046346664428711, -0.07990235090255737]
+    assert whole.tolist() == [[2, 5], [0, 2]]
+    short = made({"uniform": 2.0**-5, "bits": 8}, torch.float32, (1000,), 1)
+    assert torch.equal(short, short.bfloat16().float())
+    assert made({"filled": 1.0}, torch.float32, (), 0) == 1
+
+
+@pytest.mark.parametrize("name", slow_except(sorted(path.name for path in JOBS.iterdir()), "gpt2-small"))
+def test_the_cpu_computes_the_committed_records(name: str) -> None:
+    """Of the first step, or of three; the others take a CPU minutes."""
+    job = Job.decode((JOBS / name).read_bytes())
+    assert max(job.records) == COMPUTED.get(name, STEPS)
+    last = 3 if name == "gpt2-small" else 1
+    assert dict(records_of(job, Arithmetic(), last)) == {
+        step: job.records[step] for step in job.records if step <= last
+    }
+
+
+@pytest.mark.slow
+def test_a_measurement_that_is_killed_goes_on(tmp_path: Path) -> None:
+    """Its slice ends with it and keeps its rows; another slice is not touched by that."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--output", str(tmp_path)]
+    folder = tmp_path / "gpu" / "trial-on-a-CPU"
+    process = subprocess.Popen([*command, "gpt2-1024"], stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: bool(gpu.held(folder, "gpt2-1024").get("rows")), 300)
+    finally:
+        process.kill()
+        process.wait()
+    until(lambda: not any(str(folder) in path.read_text() for path in Path("/proc").glob("[0-9]*/cmdline")))
+    assert gpu.state_of(folder, "gpt2-1024", gpu.sources()) == "interrupted"
+    document = gpu.held(folder, "gpt2-1024")
+    assert document["predicted"]["gpt2-1024: exact by graphs: a step"] > 0
+    assert document["rows"][0]["metric"] == "steps known of a CPU"
+    done = subprocess.run([*command, "hostile"], capture_output=True, text=True, check=True)
+    assert "hostile: done: 2 rows in " in done.stdout
+    listed = CliRunner().invoke(gpu.main, ["--list", "--output", str(tmp_path)])
+    assert listed.exit_code == 0, listed.output
+    assert "next: products, gpt2-1024, resnet-50-224\n" in listed.output
+    assert json.loads((folder / "hostile.json").read_text())["finished"]

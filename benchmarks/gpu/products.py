@@ -1,4 +1,7 @@
-"""Sums of products against vendor BLAS and the roofline of this device; and FP64 that the vendor emulates."""
+"""Sums of products against vendor BLAS and the roofline of this device; and FP64 that the vendor emulates.
+
+Products of matrices are computed by `product`, and once more by `contract`, from tables: bits first, then times.
+"""
 
 import os
 import time
@@ -7,6 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from math import ceil, prod
 from typing import Final
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -16,29 +20,35 @@ from benchmarks.gpu.workloads import Context
 from benchmarks.real_models import make_real_task
 from benchmarks.table import Row, interleaved, rows_of
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.gpu import sums
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.arithmetic.plan.ziv import UNIT
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.native import EMULATION
 from tiebreak.engine.run.qualify import check_emulation
-from tiebreak.engine.run.worst import product
 from tiebreak.protocol.errors import ConfigurationError, StateError
-from tiebreak.protocol.program.isa import Instruction, Opcode
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode
 from tiebreak.protocol.program.program import Program
 
-LAYERS: Final = ((768, 2304), (768, 3072), (768, 50257))
-GPT2: Final = (
-    (96, 1024, 64, 1024),
-    (96, 1024, 1024, 64),
-    *(sizes for k, n in LAYERS for sizes in ((1, 8192, k, n), (1, 8192, n, k), (1, k, 8192, n))),
-)
-"""Batches, m, k and n of GPT-2 124M on 8 x 1024 tokens: attention; layers, and gradients by input and by weight."""
+PRODUCTS: Final = (
+    ("NN", 8192, 768, 3072), ("NT", 8192, 3072, 768), ("TN", 768, 8192, 3072), ("TN", 3072, 8192, 768),
+    ("NT", 8192, 768, 50257), ("NN", 512, 768, 3072),
+)  # fmt: skip
+"""Layouts (N row-major, T transposed), m, k and n of GPT-2 124M on 8 x 1024 tokens, and one on 8 x 64."""
 CONVOLUTIONS: Final = 10
 """The number of ResNet-50's sums of products that are measured."""
 SQUARE: Final = 8192
 """Rows and columns of the FP64 product, and of the copy, that show the roofline."""
 SHORTEST: Final = 5e-3
 """Seconds that a measurement takes at least."""
+
+
+def product(layout: str, m: int, k: int, n: int) -> Instruction:
+    """A product of matrices (m, k) x (k, n)."""
+    a, b = (k, 0, 1) if layout[0] == "N" else (1, 0, m), (0, 1, n) if layout[1] == "N" else (0, k, 1)
+    return Instruction(
+        opcode=Opcode.REDUCE, dtype=DType.F32, shape=(m, n), reduction=(k,), operands=(Access(0, 0, a), Access(1, 0, b))
+    )
 
 
 def largest(program: Program, count: int) -> list[Instruction]:
@@ -82,11 +92,11 @@ def measure(context: Context) -> list[Row]:
     rows += rows_of("roofline", "GB/s", {"a copy": bandwidth / 1e9})
     rows.append(Row(metric=DISTANCE, case="as it is", value=distance(context), unit="of the bound", target="<= 1"))
     task = make_real_task("resnet-small", 1) if context.trial else context.workloads["resnet-50-224"].task(1)
-    made = [product(*sizes).instruction for sizes in (((2, 8, 16, 8),) if context.trial else GPT2)]
+    for layout, *sizes in (("TN", 32, 48, 32),) if context.trial else PRODUCTS:
+        rows += one(product(layout, *sizes), f"GPT-2, {layout}", context, peak, bandwidth)
     convolutions = largest(capture_task(task).program, 2 if context.trial else CONVOLUTIONS)
-    for model, instructions in (("GPT-2", made), ("ResNet-50", convolutions)):
-        for number, i in enumerate(instructions, 1):
-            rows += one(i, f"{model}, {number}", context, peak, bandwidth)
+    for number, i in enumerate(convolutions, 1):
+        rows += one(i, f"ResNet-50, {number}", context, peak, bandwidth)
     return rows
 
 
@@ -98,7 +108,11 @@ def one(i: Instruction, name: str, context: Context, peak: float, bandwidth: flo
     first, last, k = tables.operands[0], tables.operands[-1], tables.terms
     batch, m, n = len(first.batch), len(first.own), len(last.own)
     read = {o.index: o.reach[1] + 1 for o in tables.operands}
-    operands, arithmetic = [torch.randn(read[at], device=device) for at in range(2)], Arithmetic(device)
+    operands = [torch.randn(read[at], device=device) for at in range(2)]
+    arithmetic, by_tables = Arithmetic(device), Arithmetic(device)
+    with mock.patch.object(sums.Affine, "of", return_value=None):  # a plan is kept
+        right = by_tables.execute(i, operands, 0)
+    differ = int((arithmetic.execute(i, operands, 0) != right).sum())
     a, b = torch.randn(batch, m, k, device=device), torch.randn(batch, k, n, device=device)
     a64, b64 = a.double(), b.double()
 
@@ -107,12 +121,18 @@ def one(i: Instruction, name: str, context: Context, peak: float, bandwidth: flo
             return a @ b
 
     seconds = seconds_of(
-        {"exact": lambda: arithmetic.execute(i, operands, 0), "cuBLAS FP64": lambda: a64 @ b64, "cuBLAS FP32": vendor},
+        {
+            "exact": lambda: arithmetic.execute(i, operands, 0),
+            "exact, by tables": lambda: by_tables.execute(i, operands, 0),
+            "cuBLAS FP64": lambda: a64 @ b64,
+            "cuBLAS FP32": vendor,
+        },
         context,
     )
     flops, moved = 2.0 * batch * m * n * k, 4.0 * (sum(read.values()) + i.numel)
     case, counts = f"{name}: {batch} x {m} x {k} x {n}", arithmetic.stats.of("reduce.sum.products")
     rows = rows_of(case, "GFLOP/s", {who: flops / each / 1e9 for who, each in seconds.items()})
+    rows += rows_of(case, "elements", {"bits that differ from those by tables": differ})
     return rows + rows_of(case, "", {
         "share of the roofline": max(flops / peak, moved / bandwidth) / seconds["exact"],
         "share of undecided elements": counts.undecided / max(1, counts.elements),

@@ -1,4 +1,4 @@
-"""Whole steps compared with eager PyTorch, and a breakdown of the exact step's time."""
+"""Whole steps compared with eager PyTorch, their bits, and a breakdown of the exact step's time."""
 
 import copy
 import warnings
@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from itertools import cycle
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from benchmarks.gpu.workloads import Context
+from benchmarks.gpu.roots import STEPS, committed, compare, job_of
+from benchmarks.gpu.workloads import Context, release
 from benchmarks.steps import ExactStep
 from benchmarks.table import Row, interleaved, rows_of
 from tiebreak.demo.tasks.plain import make_optimizer
@@ -20,22 +21,36 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.commit import make_record
-from tiebreak.engine.run.graphs import Reads
 from tiebreak.engine.run.interpreter import Interpreter
 
-T = TypeVar("T")
 KERNELS: Final = 15
 """The number of kernels in the breakdown; the rest make one row."""
-SETTLING: Final = "settle"
-"""The kernel that settles undecided elements."""
 BATCHES: Final = 4
 """Eager steps take turns at this many batches, which are on the device before."""
+BITS: Final = 3
+"""The steps whose bits are compared before the times are taken."""
+WARMUP: Final = 4
+"""Calls before a measurement: the first compiles, and the third is captured as a graph."""
 EXACT: Final = "exact"
 GRAPHS: Final = "exact by graphs"
-"""A candidate where nothing prevents it; the reason is told where something does."""
-TARGETS: Final = {"eager FP32": "<= 1.5", "bf16 autocast": "<= 4.5"}
-"""The targets of the ratio to each, on a GPU, for workloads with `AT_FULL_SIZE`."""
-AT_FULL_SIZE: Final = ("gpt2-1024", "resnet-50-224")
+PLAIN: Final[dict[str, tuple[torch.dtype | None, bool]]] = {
+    "eager FP32": (torch.float32, False),
+    "eager FP64": (torch.float64, False),
+    "bf16 autocast": (torch.float32, True),
+    "as written": (None, False),
+}
+"""The dtype of the model (None: its own) and whether its forward pass is under bfloat16 autocast."""
+TARGETS: Final = {
+    ("gpt2-1024", "eager FP32"): "<= 1.5",
+    ("gpt2-1024", "bf16 autocast"): "<= 4.5",
+    ("resnet-50-224", "eager FP32"): "<= 1.5",
+    ("resnet-50-224", "bf16 autocast"): "<= 4.5",
+    ("gpt2-64", "eager FP32"): "<= 1.2",
+    ("resnet-50", "eager FP32"): "<= 1.2",
+}
+"""Targets of the ratio of the exact step by graphs to another step, by workload."""
+MEMORY: Final = "<= 1.3"
+"""The target of the peak memory of `gpt2-1024`, as a multiple of eager FP32's."""
 
 
 @contextmanager
@@ -56,16 +71,11 @@ def finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def eager(
-    task: Task, device: torch.device, dtype: torch.dtype, *, mixed: bool = False, compiled: bool = False
-) -> Callable[[], None]:
+def eager(task: Task, device: torch.device, dtype: torch.dtype | None, *, mixed: bool = False) -> Callable[[], None]:
     """One step in plain PyTorch: forward (under bf16 autocast if `mixed`), backward, optimizer."""
-    module = copy.deepcopy(task.model).to(device, dtype).train()
-    optimizer = make_optimizer(task, module)
-    model: Any = module
-    if compiled:  # without a GPU, only the capture that precedes code generation is tried out
-        model = torch.compile(module, backend="inductor" if device.type == "cuda" else "eager")
-    data = {n: x.to(dtype) if x.is_floating_point() else x for n, x in task.data.items()}
+    model: Any = copy.deepcopy(task.model).to(device, dtype).train()
+    optimizer = make_optimizer(task, model)
+    data = {n: x.to(dtype) if x.is_floating_point() and dtype is not None else x for n, x in task.data.items()}
     size, examples = task.batch.size, task.batch.examples
     taken = [examples.take(data, torch.randint(0, task.examples, (size,))) for _ in range(BATCHES)]
     batches = cycle([[x.to(device) for x in batch] for batch in taken])
@@ -86,111 +96,93 @@ def eager(
 class Exact(ExactStep):
     """The captured step on a device, as training runs it, up to the end of the device's work."""
 
-    def __init__(self, compiled: Captured, device: torch.device, steps: int, *, graphs: bool = False) -> None:
-        super().__init__(compiled, steps, machine=Interpreter(compiled.program, Arithmetic(device), graphs=graphs))
+    def __init__(self, captured: Captured, device: torch.device, steps: int, *, graphs: bool = False) -> None:
+        super().__init__(captured, steps, machine=Interpreter(captured.program, Arithmetic(device), graphs=graphs))
 
     def __call__(self) -> None:
         self.advance()
         finish(self.arithmetic.device)
 
 
-def measure(context: Context, name: str) -> list[Row]:
-    """Times, ratios, memory and shares of one workload."""
-    device, repeats, f32 = context.device, context.repeats, torch.float32
-    task, candidates = context.workloads[name].task(2 * repeats), dict[str, Callable[[], object]]()
-    for base, how in {
-        "eager FP32": partial(eager, task, device, f32),
-        "eager FP64": partial(eager, task, device, torch.float64),
-        "bf16 autocast": partial(eager, task, device, f32, mixed=True),
-        "compiled bf16": partial(eager, task, device, f32, mixed=True, compiled=True),
-    }.items():
-        if (step := attempt(context, base, partial(warmed, how))) is not None:
-            candidates[base] = step
-    compiled = capture_task(task)
-    exact = candidates[EXACT] = Exact(compiled, device, task.steps)
+def measure(context: Context, name: str) -> Iterator[Row]:
+    """Bits of a few steps, then times, ratios and memory of one workload, and the shares of its kernels.
+
+    One candidate after the other, each alone in the device's memory. A wrong bit raises `StateError` before any time is
+    taken.
+    """
+    device, workload = context.device, context.workloads[name]
+    if (job := committed(workload)) is not None:
+        yield from compare(context, name, BITS, job)
+    task = workload.task(STEPS)
+    captured = capture_task(task)
+    if job is None:
+        yield from compare(context, name, BITS, job_of(task, captured))
+    candidates: dict[str, Callable[[], Callable[[], None]]] = {
+        EXACT: partial(Exact, captured, device, task.steps),
+        **({GRAPHS: partial(Exact, captured, device, task.steps, graphs=True)} if device.type == "cuda" else {}),
+    }
+    for base in workload.eager:
+        dtype, mixed = PLAIN[base]
+        candidates[base] = partial(eager, task, device, dtype, mixed=mixed)
+    seconds, memory = dict[str, float](), dict[str, float]()
+    for who in (GRAPHS, *workload.eager, EXACT):
+        if who in candidates and (found := timed(context, who, candidates[who])) is not None:
+            seconds[who], memory[who] = found
+            yield Row(metric=f"{who}: a step", case=name, value=1e3 * seconds[who], unit="ms")
+            if device.type == "cuda":
+                yield Row(metric=f"{who}: peak memory", case=name, value=memory[who], unit="GiB")
+    best = GRAPHS if GRAPHS in seconds else EXACT
+    for base in (base for base in workload.eager if base in seconds and best in seconds):
+        target = TARGETS.get((name, base), "")
+        ratio = seconds[best] / seconds[base]
+        yield Row(metric=f"{best} / {base}", case=name, value=ratio, unit="x", target=target)
+        if device.type == "cuda":
+            target, ratio = MEMORY if (name, base) == ("gpt2-1024", "eager FP32") else "", memory[best] / memory[base]
+            yield Row(metric=f"{best} / {base}: peak memory", case=name, value=ratio, unit="x", target=target)
+    exact = Exact(captured, device, task.steps)
+    exact()
+    hashing = interleaved({"": lambda: make_record(1, exact.state, 0)}, min(3, context.repeats))[""]
+    yield Row(metric="hashing of the state", case=name, value=1e3 * hashing, unit="ms")
+    yield from shares(exact, device, name)
+
+
+def timed(context: Context, who: str, make: Callable[[], Callable[[], None]]) -> tuple[float, float] | None:
+    """Median seconds of a step and its peak GiB; None, with the reason among the remarks, if it cannot run.
+
+    Nor is there a time of graphs where the engine gave them up.
+    """
+    device = context.device
     if device.type == "cuda":
+        release()
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            graphs = partial(Exact, compiled, device, task.steps, graphs=True)
-            step = attempt(context, GRAPHS, partial(warmed, graphs, times=3))
-        if step is not None and not said:
-            candidates[GRAPHS] = step
-        context.told.update({f"{GRAPHS}: said": str(one.message) for one in said})
-    seconds = interleaved(candidates, repeats, min(3, repeats))
-    rows = rows_of(name, "ms", {f"{who}: a step": 1e3 * each for who, each in seconds.items()})
-    for base in [who for who in candidates if who != EXACT]:
-        target = TARGETS.get(base, "") if name in AT_FULL_SIZE else ""
-        ratio = seconds[EXACT] / seconds[base]
-        rows.append(Row(metric=f"exact / {base}", case=name, value=ratio, unit="x", target=target))
-    if device.type == "cuda":
-        rows += rows_of(name, "GiB", {f"{who}: peak memory": peak(run, device) for who, run in candidates.items()})
-    hashing = interleaved({"": lambda: make_record(1, exact.state, 0)}, min(3, repeats))[""]
-    rows += rows_of(name, "x", {"hashing of the state / a step": hashing / seconds[EXACT]})
-    rows += attempt(context, "shares", lambda: shares(exact, device, name, seconds[EXACT])) or []
-    return rows + (attempt(context, "reads by the host", lambda: waits(exact, device, name)) or [])
-
-
-def attempt(context: Context, what: str, run: Callable[[], T]) -> T | None:
-    """Runs what may lack memory, a compiler or the right to profile; tells the reason if it fails, and returns None."""
-    try:
-        return run()
-    except Exception as error:  # of torch, of its compiler, of a compiler's subprocess
-        context.told[what] = f"did not run: {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            step = make()
+            seconds = interleaved({"": step}, context.repeats, 1 if context.trial else WARMUP)[""]
+    except torch.OutOfMemoryError as error:
+        context.told[who] = f"did not run: {str(error).strip().partition(chr(10))[0]}"
         return None
+    context.told.update({f"{who}: said": str(one.message) for one in said})
+    if who == GRAPHS and any("CUDA graphs" in str(one.message) for one in said):
+        return None
+    return seconds, torch.cuda.max_memory_allocated(device) / (1 << 30) if device.type == "cuda" else 0.0
 
 
-def warmed(make: Callable[[], Callable[[], None]], times: int = 1) -> Callable[[], None]:
-    """The function from `make`, called already, so that compiling, planning and capture are not measured."""
-    step = make()
-    for _ in range(times):
-        step()
-    return step
-
-
-def peak(step: Callable[[], object], device: torch.device) -> float:
-    """Peak GiB allocated on the device during a step, including what all candidates hold."""
-    torch.cuda.reset_peak_memory_stats(device)
-    step()
-    return torch.cuda.max_memory_allocated(device) / (1 << 30)
-
-
-def shares(step: Callable[[], None], device: torch.device, name: str, seconds: float) -> list[Row]:
-    """The shares of the device's work in a step that takes `seconds`, by kernel; on a CPU, by torch operator."""
+def shares(step: Callable[[], None], device: torch.device, name: str) -> Iterator[Row]:
+    """The device's milliseconds in a step by kernel; on a CPU, by torch operator."""
     on_gpu = device.type == "cuda"
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-    with profile(activities=activities) as seen:
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as seen:
         step()
+    kind = DeviceType.CUDA if on_gpu else DeviceType.CPU  # operators have their kernels' time, too
     spent = [
         (event.self_device_time_total if on_gpu else event.self_cpu_time_total, event.key, event.count)
         for event in seen.key_averages()
-        if event.device_type
-        == (DeviceType.CUDA if on_gpu else DeviceType.CPU)  # operators have their kernels' time too
+        if event.device_type == kind
     ]
     spent = sorted((row for row in spent if row[0] > 0), reverse=True)
-    total = sum(row[0] for row in spent)
-    settling = sum(time for time, key, _ in spent if key == SETTLING)
     rest = spent[KERNELS:]
     shown = [*spent[:KERNELS], (sum(row[0] for row in rest), "all others", sum(row[2] for row in rest))]
-    rows = rows_of(name, "", {
-        "share in which the device works": total / 1e6 / seconds,
-        "share of resolving": settling / total,
-        "launches": sum(row[2] for row in spent),
-    })  # fmt: skip
-    for time, key, count in shown:
-        rows += rows_of(f"{name}: {key[:80]}", "", {f"share of a step, {count} calls": time / total})
-    return rows
-
-
-def waits(step: Callable[[], None], device: torch.device, name: str) -> list[Row]:
-    """The reads that keep a step from being replayed as a CUDA graph: each time that the host waits for the device."""
-    with Reads() as reads:
-        step()
-    found = {f"reads by the host: {place}": count for place, count in sorted(reads.seen.items())}
-    if device.type == "cuda":
-        torch.cuda.set_sync_debug_mode("warn")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            step()
-        torch.cuda.set_sync_debug_mode("default")
-        found["reads by the host, as CUDA counts them"] = sum("synchroniz" in str(each.message) for each in caught)
-    return rows_of(name, "a step", found)
+    yield from rows_of(name, "a step", {"launches": sum(row[2] for row in spent)})
+    for micros, key, count in shown:
+        yield from rows_of(f"{name}: {key[:80]}", "ms", {f"of a step, {count} calls": micros / 1e3})

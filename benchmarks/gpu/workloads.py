@@ -1,44 +1,42 @@
 """The workloads of `benchmarks.gpu` at full size, and tiny ones of the same names for a trial on a CPU."""
 
+import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 import torch
 
-from benchmarks.real_models import make_real_task
-from benchmarks.table import Row
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.task import Task
+
+EAGER: Final = ("eager FP32", "eager FP64", "bf16 autocast")
+"""The steps in plain PyTorch with which a workload of FP32 is compared; `benchmarks.gpu.steps` has all of them."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A task and the number of steps that are compared with the CPU's."""
+    """A task of any number of steps, and the steps in plain PyTorch that it is compared with."""
 
+    name: str
+    """Names the file of the CPU's roots, too."""
     make: Callable[..., Task]
-    steps: int
+    eager: tuple[str, ...] = EAGER
 
-    @property
-    def interval(self) -> int:
-        """The number of steps between checkpoints that are hashed."""
-        return min(5, self.steps)
-
-    def task(self, steps: int | None = None) -> Task:
-        return self.make(steps=self.steps if steps is None else steps)
+    def task(self, steps: int) -> Task:
+        return self.make(steps=steps)
 
 
 @dataclass(frozen=True)
 class Context:
-    """The device of a part, the folder of all parts' files, and remarks in addition to its rows."""
+    """The device of a slice, and remarks in addition to its rows."""
 
     device: torch.device
-    folder: Path
-    """Holds the files of the parts before, such as the CPU's records."""
     told: dict[str, str] = field(default_factory=dict)
-    """Remarks of a part in addition to its rows; they stand in the environment of its file."""
+    """Remarks in addition to the rows; they stand in the environment of the slice's file."""
 
     @property
     def trial(self) -> bool:
@@ -55,23 +53,44 @@ class Context:
         return 1 if self.trial else 15
 
 
-Function = Callable[[Context], list[Row]]
+def caches(folder: Path) -> dict[str, str]:
+    """The environment in which everything that is compiled is kept in this folder."""
+    return {name: str(folder / name.lower()) for name in ("TRITON_CACHE_DIR", "TIEBREAK_CACHE")}
 
 
-def _real(name: str, steps: int, **sizes: int) -> Workload:
-    return Workload(partial(make_real_task, name, **sizes), steps)
+def release() -> None:
+    """Gives the device's memory back that nothing holds any more, such as that of a graph of before."""
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _make(name: str, steps: int, sizes: Mapping[str, int]) -> Task:
+    """A real task. Imports `transformers` only here, so that slices without it run where it is not installed."""
+    task: Task = import_module("benchmarks.real_models").make_real_task(name, steps, **sizes)
+    return task
+
+
+def _real(name: str, model: str, eager: tuple[str, ...] = EAGER, **sizes: int) -> Workload:
+    return Workload(name, partial(_make, model, sizes=sizes), eager)
 
 
 FULL: Final = {
-    "digits": Workload(partial(load_task, "digits"), 25),
-    "text": Workload(partial(load_task, "text"), 25),
-    "resnet-50": _real("resnet-50", 25),
-    "gpt2-64": _real("gpt2-124m", 25),
-    "resnet-50-224": _real("resnet-50", 2, pixels=224),
-    "gpt2-1024": _real("gpt2-124m", 2, length=1024),
+    each.name: each
+    for each in (
+        Workload("digits", partial(load_task, "digits")),
+        Workload("text", partial(load_task, "text")),
+        _real("resnet-50", "resnet-50"),
+        _real("gpt2-64", "gpt2-124m"),
+        _real("resnet-50-224", "resnet-50", pixels=224),
+        _real("gpt2-1024", "gpt2-124m", length=1024),
+        _real("bf16", "gpt2-124m-bf16", ("bf16 autocast",), length=1024),
+        _real("llama", "llama-1b-lora", ("as written",), size=1, length=2048),
+    )
 }
 TINY: Final = {
-    "digits": Workload(partial(load_task, "digits"), 6),
-    "gpt2-1024": _real("gpt2-small", 1),
+    "digits": FULL["digits"],
+    "gpt2-1024": _real("gpt2-small", "gpt2-small"),
+    "bf16": _real("gpt2-small-bf16", "gpt2-small-bf16", ("bf16 autocast",)),
+    "llama": _real("llama-small-lora", "llama-small-lora", ("as written",)),
 }
 """The workloads of a trial, which leaves some out."""

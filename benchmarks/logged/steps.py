@@ -69,15 +69,15 @@ class Tally:
         self._follower, self._counts, self._entries = follower, counts, log_entries
 
     def settle(
-        self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
+        self, index: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
         """Settles the result as the follower does, and counts."""
         report, kind = self._follower.report, sum_kind(instruction)
         assert kind is not None  # no other kind of instruction is settled
         needed, missing, elsewhere = report.needed, report.missing, report.elsewhere
-        self._follower.settle(value, instruction, operands, result, near)
+        self._follower.settle(index, instruction, operands, result, near)
         found = self._counts[kind]
-        found.entries += self._entries.get(value, 0)
+        found.entries += self._entries.get(index, 0)
         found.needed += report.needed - needed
         found.missing += report.missing - missing
         found.elsewhere += report.elsewhere - elsewhere
@@ -120,7 +120,7 @@ class Auditor(ExactStep):
         if LogTree(self.program, log).root != self._trainer.root:
             raise StateError(f"step {step}: expected a log with the root {self._trainer.root.hex()}, got another")
         follower = Follower(self.program, log, self._job, self.arithmetic, step)
-        counted = {value: len(entries) for value, entries in log.entries.items()}
+        counted = {index: len(entries) for index, entries in log.entries.items()}
         self.handling.append(time.perf_counter() - started)
         self.advance(Tally(follower, self.counts, counted))
 

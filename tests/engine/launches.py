@@ -4,10 +4,12 @@
 of a driver that does not exist.
 """
 
+import re
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from typing import Any
 from unittest import mock
 
 import torch
@@ -33,12 +35,27 @@ FORMS = [
     (sum_over((64, 64), (32,), Access(0, 0, (32, 0, 1)), Access(1, 0, (0, 1, 64))), (2048, 2048)),
     (sum_over((4, 4), (LONG,), Access(0, 0, (LONG, 0, 1)), Access(1, 0, (0, 1, 4))), (4 * LONG, 4 * LONG)),  # in parts
     (sum_over((8, 8), (1,), Access(0, 0, (1, 0, 0)), Access(1, 0, (0, 1, 0))), (8, 8)),  # without an error
+    (sum_over((64, 32), (32,), Access(0, 0, (64, 0, 2)), Access(1, 0, (0, 1, 32))), (4096, 1024)),  # by tables
+    (sum_over((128, 64), (48,), Access(0, 3, (51, 0, 1)), Access(1, 0, (0, 1, 64))), (6531, 3072)),  # not in fours
     (sum_over((100,), (30,), Access(0, 0, (30, 1))), (3000,)),
     (extreme_of(ReduceFunction.MAX, (100,), (30,), (30, 1)), (3000,)),
     (extreme_of(ReduceFunction.ARGMAX, (100,), (30,), (30, 1)), (3000,)),
     (extreme_of(ReduceFunction.MAX, (100,), (LONG,), (LONG, 1)), (100 * LONG,)),  # in parts
     (sum_over((), (8 * LONG,), Access(0, 0, (1,)), Access(1, 0, (1,))), (8 * LONG, 8 * LONG)),
 ]
+
+
+def copied(first: int) -> set[str]:
+    """The bytes that the copies of a product take at once whose operands begin at this element of their memory."""
+    (i, sizes), made = FORMS[0], []
+
+    def compiled(kernel: Any, _: int, *arguments: Any, **options: Any) -> None:
+        made.append(kernel.warmup(*arguments, grid=(1,), **options))
+
+    with mock.patch.object(sums, "launch", compiled):
+        Arithmetic().execute(i, [torch.ones(size + first)[first:] for size in sizes], 0)
+    code = next(one for one in made if one.metadata.name == "product").asm["ptx"]
+    return set(re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (0x\w+)", code))
 
 
 def run_chains(seed: int) -> None:
@@ -101,6 +118,7 @@ def main() -> None:
         arithmetic = Arithmetic()
         qualified = launching.find(lambda: qualify._rehearse(arithmetic, [(case, ()) for case in qualify._cases()]))
         assert len(qualified) < 64  # every kernel costs the user time before the first step
+        assert [copied(first) for first in (0, 1, 4)] == [{"0x10"}, {"0x4"}, {"0x10"}]
         kernel = Asked()
 
         def without_memory() -> None:
@@ -117,7 +135,7 @@ def main() -> None:
     assert [hit for _, hit in cached] == [True] * len(found)
     assert {metadata["enable_fp_fusion"] for metadata, _ in cached} == {False}
     assert {metadata["name"] for metadata, _ in cached} == {
-        "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest", "run",
+        "product", "norms", "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest", "run",
         "add_terms", "decide_sums", "add_open", "round_listed", "permute", "hash_chunks", "hash_nodes",
     }  # fmt: skip
     sys.stdout.write(f"{len(found)}\n")

@@ -78,13 +78,13 @@ class Flipping(Recorder):
     precision = 32
 
     def settle(
-        self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
+        self, index: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
         if len(near):
             own = bits_of(result, near.elements)
             other = toward(own, near.values, ~went_up(own, near.values), self.precision)
             put_bits(result, near.elements, other)
-        super().settle(value, instruction, operands, result, near)
+        super().settle(index, instruction, operands, result, near)
 
 
 def train(

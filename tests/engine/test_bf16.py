@@ -248,7 +248,7 @@ def test_a_log_names_no_sum_to_bfloat16() -> None:
 
     class Seen:
         def settle(
-            self, value: int, i: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
+            self, index: int, i: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
         ) -> None:
             settled.append(i)
 

@@ -153,13 +153,13 @@ def test_operands_that_do_not_fit_are_refused() -> None:
     arithmetic = Arithmetic()
     kinds = {"operand_dtypes": (DType.F32,), "exported": True, "committed": False}
     i = map_of(MapFunction.NEG, DType.F32, (4,), Access(0, 0, (1,)))
-    chain = arithmetic.chains.make((Member(number=1, instruction=i, operand_numels=(4,), **kinds),))
+    chain = arithmetic.chains.make((Member(index=1, instruction=i, operand_numels=(4,), **kinds),))
     assert chain.run({0: torch.ones(4)})[1].tolist() == [-1.0] * 4
     for wrong in (torch.ones(3), torch.ones(4, dtype=torch.int64), torch.ones(8)[::2], torch.ones(4, device="meta")):
         with pytest.raises(ValueError, match="value 0: expected 4 contiguous elements"):
             chain.run({0: wrong})
     pair = tuple(
-        Member(number=n, instruction=each, operand_numels=(5,), **kinds)
+        Member(index=n, instruction=each, operand_numels=(5,), **kinds)
         for n, each in ((1, i), (2, replace(i, shape=(5,))))
     )
     with pytest.raises(ValueError, match=r"expected members of 4 elements, got \[4, 5\]"):

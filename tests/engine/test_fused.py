@@ -32,7 +32,7 @@ def test_each_kernel_agrees_with_integers_in_the_interpreter(names: list[str], c
         cases(sum(ran.values()))
 
 
-MUTANTS = {"sums": 40, "chains": 33, "hashing": 13, "indices": 16, "graphs": 16}
+MUTANTS = {"sums": 64, "chains": 33, "hashing": 13, "indices": 16, "graphs": 16}
 
 
 MORE = [*((name, "more") for name in MUTANTS), ("sums", "long"), ("graphs", "golden")]
@@ -85,6 +85,25 @@ def test_contraction_is_seen() -> None:
         "faults(assemble('sm_100', 'AdamW', 32, APART=False))[0])"
     )
     assert python("-c", program) == "[4, 4, 4, 5, 5, 6, 5, 5, 5, 3, 6] FFMA2"
+
+
+@pytest.mark.slow
+def test_delays_of_main_loops_are_seen() -> None:
+    """Each rule refuses something; tiles for results of few rows keep all rules."""
+    program = (
+        "import json; from benchmarks.kernels import assemble, delays; "
+        "found = lambda target, kernel, **options: [' '.join(delay.split()[:3]) "
+        "for delay in delays(assemble(target, kernel, 32, **options))]; "
+        "wide = {'BLOCK_M': 64, 'BLOCK_N': 128}; "
+        "print(json.dumps([found('sm_80', 'product TN', **wide), found('sm_90', 'product NN', **wide), "
+        "found('sm_90', 'product NT', A_UNIT=1, num_stages=2, num_warps=4), found('sm_90', 'contract')]))"
+    )
+    few, others, worse, tables = json.loads(python("-c", program))
+    assert few == others == []
+    assert "accesses to" in worse[0]
+    assert worse[1:] == ["a copy by", "copies of 0"]
+    loads = ["16 words of", "4 words of", "16 words of", "4 words of"]
+    assert tables == ["a copy by", "a copy by", "copies of 0", "16 words of", "16 words of", *loads]
 
 
 def test_nobody_else_imports_triton() -> None:

@@ -107,15 +107,15 @@ def test_logs_that_change_while_they_are_read_cannot_be_checked(flipped: RunDire
 class Hostile(Flipping):
     """Claims that the first elements of every value went up, and leaves out the last entry of each."""
 
-    def settle(self, value, instruction, operands, result, near) -> None:  # type: ignore[no-untyped-def]
-        super().settle(value, instruction, operands, result, near)
-        honest = self._entries.get(value)
+    def settle(self, index, instruction, operands, result, near) -> None:  # type: ignore[no-untyped-def]
+        super().settle(index, instruction, operands, result, near)
+        honest = self._entries.get(index)
         count = min(3, instruction.numel)
         said = dict.fromkeys(range(count), True)
         if honest is not None:
             said |= dict(zip(honest.elements[:-1].tolist(), honest.up[:-1].tolist(), strict=True))
         elements = sorted(said)
-        self._entries[value] = Entries(np.array(elements, np.int64), np.array([said[k] for k in elements]))
+        self._entries[index] = Entries(np.array(elements, np.int64), np.array([said[k] for k in elements]))
 
 
 def test_findings_name_the_entry_and_convict_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,12 +148,12 @@ def test_a_run_whose_log_has_entries_elsewhere_is_right_if_it_computed_so(
     run = new_run(tmp_path / "run", logged_job())
 
     class Chatty(Flipping):
-        def settle(self, value, instruction, operands, result, near) -> None:  # type: ignore[no-untyped-def]
-            super().settle(value, instruction, operands, result, near)
+        def settle(self, index, instruction, operands, result, near) -> None:  # type: ignore[no-untyped-def]
+            super().settle(index, instruction, operands, result, near)
             (total,) = exact_sums(instruction, operands, [0])
             rounding = element_rounding(instruction, precision=32, tolerances=run.job.tolerances)
-            if value not in self._entries and total is not None and not neighbours(*total, rounding)[1]:
-                self._entries[value] = Entries(np.zeros(1, np.int64), np.ones(1, np.bool_))
+            if index not in self._entries and total is not None and not neighbours(*total, rounding)[1]:
+                self._entries[index] = Entries(np.zeros(1, np.int64), np.ones(1, np.bool_))
 
     monkeypatch.setattr(journal, "Recorder", Chatty)
     train(run)

@@ -22,7 +22,7 @@ def test_places_are_the_elements_of_logged_sums_in_program_order(case: tuple[Pro
     places = encoding.ElementOrder.of(program)
     naive = row(program)
     assert places.total == len(naive)
-    assert [(value, e) for value in places.values.tolist() for e in range(program.body[value].numel)] == naive
+    assert [(value, e) for value in places.indices.tolist() for e in range(program.body[value].numel)] == naive
     by_place = {naive.index(where): direction for where, direction in codes_of(log).items()}
     place = np.array(sorted(by_place), dtype=np.int64)
     up = np.array([by_place[k] == Direction.UP for k in sorted(by_place)], dtype=np.bool_)
@@ -55,7 +55,7 @@ def test_known_bytes() -> None:
 def test_gaps_of_every_width() -> None:
     """Places up to 5 * 2^30: one to five planes."""
     program = program_of((1 << 30,) * 5)
-    values = encoding.ElementOrder.of(program).values.tolist()
+    values = encoding.ElementOrder.of(program).indices.tolist()
     for width in range(1, 6):
         k, element = divmod(min(256**width, 5 << 30) - 1, 1 << 30)
         log = StepLog({values[k]: entries([(element, True)])})
@@ -70,7 +70,7 @@ def test_memory_of_a_long_log_goes_with_its_entries() -> None:
     program = program_of((1 << 20,) * sums)
     one = random_log(program_of((1 << 20,)), each)
     (found,) = one.entries.values()
-    log = StepLog(dict.fromkeys(encoding.ElementOrder.of(program).values.tolist(), found))
+    log = StepLog(dict.fromkeys(encoding.ElementOrder.of(program).indices.tolist(), found))
     entries_bytes, encoded = 9 * each, list[bytes]()
     peak = peak_of(lambda: encoded.append(encoding.encode_sparse(log, program, 1)))
     assert peak < 2.2 * len(encoded[0]) + 3 * sums * entries_bytes + 64 * encoding.BLOCK

@@ -195,7 +195,7 @@ def test_a_fault_is_named(what: str) -> None:
     given_entries, rule, value, element = FAULTS[what]
     with pytest.raises(LogError, match=rule) as caught:
         StepLog(given_entries).check(program(), 12)
-    assert (caught.value.step, caught.value.value, caught.value.element) == (12, value, element)
+    assert (caught.value.step, caught.value.index, caught.value.element) == (12, value, element)
     assert "rounding log of step 12" in str(caught.value)
     assert f"instruction {value}" in str(caught.value)
     assert element is None or f"element {element}" in str(caught.value)

@@ -102,7 +102,7 @@ def test_an_element_beyond_the_last(gaps: list[int], element: int) -> None:
     data = one_block(raw[:, 0].tobytes(), raw[:, 1].tobytes(), count=len(gaps), directions=bytes((len(gaps) + 7) // 8))
     with pytest.raises(LogError) as error:
         decode_sparse(data, PROGRAM, 1)
-    assert (error.value.step, error.value.value, error.value.element) == (1, row(PROGRAM)[-1][0], element)
+    assert (error.value.step, error.value.index, error.value.element) == (1, row(PROGRAM)[-1][0], element)
     assert "out of range: expected an element below 513" in str(error.value)
 
 
@@ -284,7 +284,7 @@ def test_an_entry_that_cannot_be_names_file_step_instruction_and_element(tmp_pat
     data = header(1) + b"\2" + part(b"\xff") + part(b"\xff") + part(b"\0")
     with pytest.raises(LogError) as error:
         hostile(path, frame(1, data)).read(1)
-    assert (error.value.step, error.value.value, error.value.element) == (1, row(PROGRAM)[-1][0], 65535 - 203)
+    assert (error.value.step, error.value.index, error.value.element) == (1, row(PROGRAM)[-1][0], 65535 - 203)
     assert str(path) in str(error.value)
 
 

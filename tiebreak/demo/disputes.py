@@ -41,7 +41,7 @@ def digits_cheats(arena: Arena) -> list[tuple[str, Cheat]]:
         ),
         (
             f"one sum of products of step {steps - 3}: TF32 instead of exact",
-            low_precision_sum(step=steps - 3, leaf=matrix, element=17),
+            low_precision_sum(step=steps - 3, index=matrix, element=17),
         ),
     ]
 

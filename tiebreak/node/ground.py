@@ -142,7 +142,7 @@ class ChainGround:
         return self._tip.timestamp + int(self._steady() - self._tip_seen)
 
     def data_fee(self, size: int) -> int:
-        """What the chain would take now for the data of a transaction, as `Node.data_fee`."""
+        """The fee of the chain for the data of a transaction, in wei, as by `Node.data_fee`."""
         return int(self._node.data_fee(size))
 
     def balance(self, account: Address) -> int:

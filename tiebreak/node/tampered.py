@@ -53,11 +53,11 @@ def cheat(name: str, program: Program, job: Job) -> tampering.Cheat:
             labels = [entry for entry in program.data_spec() if "label" in entry]
             if not labels:
                 raise ConfigurationError(f"expected data named label for this cheat, got {sorted(program.data_spec())}")
-            leaf = tampering.gathers_of(program, labels[0])[0]
+            index = tampering.gathers_of(program, labels[0])[0]
             return tampering.Cheat(
                 name="changed label",
                 step=step,
-                leaf=leaf,
+                leaf=index,
                 element=0,
                 change=lambda old: torch.where(old > 0, old - 1, 1),
             )
@@ -67,8 +67,8 @@ def cheat(name: str, program: Program, job: Job) -> tampering.Cheat:
             entry = next(name for name, (dtype, _) in program.state_spec().items() if dtype is DType.F32)
             return tampering.flipped_weight_bit(program, state=entry, step=step, element=0)
         case "tf32":
-            leaf = next(n for n in tampering.long_sums(program, 16) if program.body[n].numel > 16)
-            return tampering.Cheat(name="sum in TF32", step=step, leaf=leaf, element=7, change=_truncated)
+            index = next(n for n in tampering.long_sums(program, 16) if program.body[n].numel > 16)
+            return tampering.Cheat(name="sum in TF32", step=step, leaf=index, element=7, change=_truncated)
     raise ConfigurationError(f"expected a cheat of {', '.join(CHEATS)}, got {name!r}")
 
 

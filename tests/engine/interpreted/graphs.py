@@ -465,7 +465,7 @@ MUTANTS: GraphMutants = {
         steps_of,
     ),
     "data are finalized in place": (
-        interpreter, "{value} if own else self.given", "{value}", lambda m: is_left_alone(m.Interpreter),
+        interpreter, "{index} if own else self.given", "{index}", lambda m: is_left_alone(m.Interpreter),
     ),
     "sums are not finalized": (
         interpreter, "if i.dtype != DType.F32 or", "if i.dtype != DType.BOOL or", lambda m: fails_alike(m.Interpreter),

@@ -84,7 +84,7 @@ def test_code_3_is_no_excuse_to_who_knows_the_words() -> None:
 
 @given(st.integers(-(2**60), 2**60), st.integers(-190, 60), st.integers(16, 32), st.integers(2, 10))
 def test_an_exact_sum_knows_its_neighbours(n: int, e: int, precision: int, tolerance: int) -> None:
-    exact = ExactSum(leaf=0, element=0, n=n, e=e, rounding=Rounding(precision=precision, tolerance=tolerance))
+    exact = ExactSum(index=0, element=0, n=n, e=e, rounding=Rounding(precision=precision, tolerance=tolerance))
     x = n * Fraction(2) ** e
     rounded = nearest(x, precision)
     if rounded & 0x7FFFFFFF == 0x7F800000:

@@ -184,16 +184,16 @@ def loss_alone(program: Program) -> Program:
     Results are defined by their instructions, so computing fewer of them changes no bit of those that are left.
     """
     needed = {len(program.body) - 1}
-    for number in range(len(program.body) - 1, -1, -1):
-        if number in needed:
-            needed |= {operand.value for operand in program.body[number].operands}
-    at = {number: place for place, number in enumerate(sorted(needed))}
+    for index in range(len(program.body) - 1, -1, -1):
+        if index in needed:
+            needed |= {operand.value for operand in program.body[index].operands}
+    at = {index: place for place, index in enumerate(sorted(needed))}
 
     def moved(instruction: Instruction) -> Instruction:
         operands = tuple(replace(operand, value=at[operand.value]) for operand in instruction.operands)
         return replace(instruction, operands=operands)
 
-    return Program(body=tuple(moved(program.body[number]) for number in sorted(needed)), commits=())
+    return Program(body=tuple(moved(program.body[index]) for index in sorted(needed)), commits=())
 
 
 def losses_in(state: State, steps: int) -> list[int]:

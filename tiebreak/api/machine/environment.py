@@ -6,7 +6,7 @@ import platform
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -44,10 +44,18 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def own_version() -> str:
+    """The version of this package, which a plain copy of its sources does not know."""
+    try:
+        return version("tiebreak")
+    except PackageNotFoundError:
+        return "not installed"
+
+
 def describe() -> tuple[tuple[str, str], ...]:
     """Name and value of each relevant property, in a fixed order."""
     return (
-        ("tiebreak", version("tiebreak")),
+        ("tiebreak", own_version()),
         ("python", platform.python_version()),
         ("torch", torch.__version__),
         ("numpy", version("numpy")),

@@ -35,7 +35,7 @@ class Captured:
     """A captured task. `state` is the initial state; `data` is everything else that the steps read.
 
     gradients: by parameter, how to read its gradient, before clipping, from the values of the program's body. draws: as
-    in `Builder`, by number in the body; None also for what is not in it. checked: whether the program was compared with
+    in `Builder`, by index in the body; None also for what is not in it. checked: whether the program was compared with
     eager PyTorch.
     """
 
@@ -104,8 +104,8 @@ def capture_in_place(task: Task) -> Captured:
     state[TELEMETRY] = torch.zeros(task.checkpoint_interval)
     data |= step.constants
     data = {name: data[name].contiguous() for name in program.data_spec()}
-    placed = {name: replace(g, value=b.numbers[g.value]) for name, g in raw.items() if g.value in b.numbers}
-    draws = tuple(None if value is None else b.numbers.get(value) for value in b.draws)
+    placed = {name: replace(g, value=b.indices[g.value]) for name, g in raw.items() if g.value in b.indices}
+    draws = tuple(None if value is None else b.indices.get(value) for value in b.draws)
     return Captured(program, state, data, placed, draws)
 
 

@@ -90,8 +90,8 @@ class Partition:
         """Whether a value depends on a step's examples, and has not been summed over them."""
         self._whole: set[int] = set()
         """The values that some instruction reads whole though they are held in shards."""
-        for number, instruction in enumerate(program.body):
-            self._choose(number, instruction)
+        for index, instruction in enumerate(program.body):
+            self._choose(index, instruction)
         self._make_whole()
         self._share_what_is_read_in_shards()
         self._everywhere = self._most_told()
@@ -124,15 +124,15 @@ class Partition:
 
     # ---- choosing ----
 
-    def _choose(self, number: int, i: Instruction) -> None:
+    def _choose(self, index: int, i: Instruction) -> None:
         self.batched.append(any(self.batched[a.value] for a in i.operands))
         if i.opcode == Opcode.SOURCE:
             if i.function == SourceKind.DATA and not self._tables:
-                self._begin_batch(number)
+                self._begin_batch(index)
             self._set(Way(), self.state_layout(i.shape) if i.function == SourceKind.STATE else None)
             return
-        if number in self._tables:
-            self._begin_batch(number)
+        if index in self._tables:
+            self._begin_batch(index)
         held = [o for o, a in enumerate(i.operands) if self.layouts[a.value] is not None]
         dims, rank, boxes = _space(i)
         for o in held:
@@ -141,10 +141,10 @@ class Partition:
         shared = self._vote(i, readable)
         summed = shared is not None and shared >= rank
         if summed:
-            self.batched[number] = False
+            self.batched[index] = False
         if shared is None or (summed and not self._worth_adding(i, held)):
             self._whole |= {i.operands[o].value for o in held}
-            self._begin(i, leading(i.shape, self.workers) if summed else self._first(number, i))
+            self._begin(i, leading(i.shape, self.workers) if summed else self._first(index, i))
             return
         in_place = tuple(readable.get(o) == shared for o in range(len(i.operands)))
         self._whole |= {i.operands[o].value for o in held if not in_place[o]}
@@ -165,11 +165,11 @@ class Partition:
                 votes[at] = (batched + count, others) if self.batched[value] else (batched, others + count)
         return max(votes, key=lambda at: votes[at], default=None)
 
-    def _begin_batch(self, number: int) -> None:
+    def _begin_batch(self, index: int) -> None:
         """Takes note of a value that comes from data, and whose elements are not the same for every worker."""
-        self.batched[number] = True
+        self.batched[index] = True
         if self._batch is None:
-            shape = self.program.body[number].shape
+            shape = self.program.body[index].shape
             self._batch = next((size for size in shape if size >= self.workers), None)
 
     def _set(self, way: Way, layout: Split | None) -> None:
@@ -217,9 +217,9 @@ class Partition:
                 return
         self._set(Way(), None)
 
-    def _first(self, number: int, i: Instruction) -> Split | None:
+    def _first(self, index: int, i: Instruction) -> Split | None:
         """The shards in which to make a result whose operands are whole; None if it is the same in every step."""
-        if not self.batched[number]:
+        if not self.batched[index]:
             return None
         if self._batch is not None and i.shape and i.shape[0] % self._batch == 0:
             return Split(1, self._batch, i.numel // self._batch)
@@ -249,29 +249,29 @@ class Partition:
         in_place = Counter(a.value for n in range(len(self.program.body)) for a in self._read_in_shards(n))
         costs: list[int] = []
         """The bytes that it takes to make a value whole."""
-        for number, i in enumerate(self.program.body):
-            whole = self.layouts[number] is None or number in self._whole
-            costs.append(0 if whole else self._bytes([number]))
-            if i.opcode == Opcode.MAP and not self.batched[number]:
+        for index, i in enumerate(self.program.body):
+            whole = self.layouts[index] is None or index in self._whole
+            costs.append(0 if whole else self._bytes([index]))
+            if i.opcode == Opcode.MAP and not self.batched[index]:
                 costs[-1] = min(costs[-1], sum(costs[value] for value in {a.value for a in i.operands}))
-        for number, i in reversed([*enumerate(self.program.body)]):
-            way, batched = self.ways[number], self.batched[number]
-            if number not in self._whole or way.shared is None:
+        for index, i in reversed([*enumerate(self.program.body)]):
+            way, batched = self.ways[index], self.batched[index]
+            if index not in self._whole or way.shared is None:
                 continue
             if not (i.is_f32_sum and way.shared >= way.rank):
                 made_of = {a.value for a in i.operands if self.layouts[a.value] is not None} - self._whole
-                less = self._bytes([number]) + (not batched) > sum(costs[value] for value in made_of)
-                if i.opcode != Opcode.MAP or not less or (batched and in_place[number]):
+                less = self._bytes([index]) + (not batched) > sum(costs[value] for value in made_of)
+                if i.opcode != Opcode.MAP or not less or (batched and in_place[index]):
                     continue
-                in_place.subtract(a.value for a in self._read_in_shards(number))
+                in_place.subtract(a.value for a in self._read_in_shards(index))
                 self._whole |= made_of
-                self.ways[number] = Way()
-            self.layouts[number] = None
-            for reader in self._readers[number]:
-                self._read(number, reader, in_place=False)
+                self.ways[index] = Way()
+            self.layouts[index] = None
+            for reader in self._readers[index]:
+                self._read(index, reader, in_place=False)
 
-    def _read_in_shards(self, number: int) -> list[Access]:
-        reads = zip(self.program.body[number].operands, self.ways[number].in_place, strict=False)
+    def _read_in_shards(self, index: int) -> list[Access]:
+        reads = zip(self.program.body[index].operands, self.ways[index].in_place, strict=False)
         return [access for access, in_place in reads if in_place]
 
     def _bytes(self, values: Iterable[int]) -> int:
@@ -281,13 +281,13 @@ class Partition:
         """Shares out values that are made whole from whole operands, but that all readers read in the same shards."""
         kept = {commit.operands[0].value for commit in self.program.commits} | {len(self.program.body) - 1}
         plain = (Opcode.MAP, Opcode.IOTA, Opcode.RANDOM, Opcode.GATHER)
-        for number in range(len(self.program.body) - 1, -1, -1):
-            i = self.program.body[number]
-            if self.layouts[number] is not None or i.opcode not in plain or number in kept or i.numel < self.workers:
+        for index in range(len(self.program.body) - 1, -1, -1):
+            i = self.program.body[index]
+            if self.layouts[index] is not None or i.opcode not in plain or index in kept or i.numel < self.workers:
                 continue
             if any(self.layouts[a.value] is not None for a in i.operands):
                 continue
-            found = {self._read_as(number, reader) for reader in self._readers[number]}
+            found = {self._read_as(index, reader) for reader in self._readers[index]}
             split = found.pop() if len(found) == 1 else None
             if split is None or (i.opcode == Opcode.RANDOM and split.outer > 1):
                 continue
@@ -295,10 +295,10 @@ class Partition:
             shared = along(dims, _RESULT, 0, split)
             if shared is None:
                 continue
-            self.layouts[number] = split
-            self.ways[number] = Way(tuple(dims), rank, shared, tuple(False for _ in i.operands))
-            for reader in self._readers[number]:
-                self._read(number, reader, in_place=True)
+            self.layouts[index] = split
+            self.ways[index] = Way(tuple(dims), rank, shared, tuple(False for _ in i.operands))
+            for reader in self._readers[index]:
+                self._read(index, reader, in_place=True)
 
     def _read_as(self, value: int, reader: int) -> Split | None:
         """The shards in which a reader could read a value that it reads whole."""
@@ -331,10 +331,10 @@ def _as_read(program: Program) -> Program:
     So the gradient of a weight that is used transposed is held in the same shards as the weight.
     """
     body, kept = [*program.body], {commit.operands[0].value for commit in program.commits} | {len(program.body) - 1}
-    for number, readers in enumerate(_readers(program)):
-        i = body[number]
-        reads = [(reader, a) for reader in readers for a in body[reader].operands if a.value == number]
-        if not (i.is_f32_sum and i.opcode == Opcode.REDUCE) or number in kept or not reads:
+    for index, readers in enumerate(_readers(program)):
+        i = body[index]
+        reads = [(reader, a) for reader in readers for a in body[reader].operands if a.value == index]
+        if not (i.is_f32_sum and i.opcode == Opcode.REDUCE) or index in kept or not reads:
             continue
         dims, strides = [*zip(i.shape, contiguous(i.shape), strict=True)], reads[0][1].strides
         read = [*zip(body[readers[0]].shape, strides, strict=False)]
@@ -345,10 +345,10 @@ def _as_read(program: Program) -> Program:
         order = [dims.index(dim) for dim in read]
         shape, end = tuple(i.shape[at] for at in order), len(dims)
         operands = [replace(a, strides=(*(a.strides[at] for at in order), *a.strides[end:])) for a in i.operands]
-        body[number] = replace(i, shape=shape, operands=tuple(operands))
+        body[index] = replace(i, shape=shape, operands=tuple(operands))
         for reader in readers:
             own = contiguous(body[reader].shape)
-            new = (replace(a, strides=own) if a.value == number else a for a in body[reader].operands)
+            new = (replace(a, strides=own) if a.value == index else a for a in body[reader].operands)
             body[reader] = replace(body[reader], operands=tuple(new))
     return replace(program, body=tuple(body))
 
@@ -356,20 +356,20 @@ def _as_read(program: Program) -> Program:
 def _readers(program: Program) -> list[list[int]]:
     """The instructions that read each value."""
     found: list[list[int]] = [[] for _ in program.body]
-    for number, i in enumerate(program.body):
+    for index, i in enumerate(program.body):
         for value in {a.value for a in i.operands}:
-            found[value].append(number)
+            found[value].append(index)
     return found
 
 
 def _gathers_from_data(program: Program) -> set[int]:
     """The instructions that gather from the job's data, or from what is computed from it alone."""
     data, found = set(), set()
-    for number, i in enumerate(program.body):
+    for index, i in enumerate(program.body):
         if i.opcode == Opcode.GATHER and i.operands[0].value in data:
-            found.add(number)
+            found.add(index)
         elif i.function == SourceKind.DATA if i.opcode == Opcode.SOURCE else any(a.value in data for a in i.operands):
-            data.add(number)
+            data.add(index)
     return found
 
 
@@ -417,8 +417,8 @@ class _Local:
 
     def program(self) -> Program:
         given = self.partition.program
-        for number, i in enumerate(given.body):
-            self.held.append(self._write(number, i))
+        for index, i in enumerate(given.body):
+            self.held.append(self._write(index, i))
         commits = [self._commit(i) for i in given.commits]
         loss = self._whole(len(given.body) - 1)
         if loss != len(self.body) - 1:
@@ -446,8 +446,8 @@ class _Local:
             self.gathered[value] = self._put(_gather(i, held, i.shape, split))
         return self.gathered[value]
 
-    def _write(self, number: int, i: Instruction) -> int:
-        way, split = self.partition.ways[number], self.partition.layouts[number]
+    def _write(self, index: int, i: Instruction) -> int:
+        way, split = self.partition.ways[index], self.partition.layouts[index]
         if way.shared is None:
             if i.opcode == Opcode.SOURCE:
                 return self._put(i if split is None else replace(i, shape=self._shape(split)))

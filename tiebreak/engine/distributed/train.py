@@ -38,8 +38,8 @@ class Together(Planned):
         else:
             super().execute(unit, chain)
 
-    def _asked(self, numbers: Sequence[int]) -> tuple[list[Instruction], list[Operands]]:
-        return [self.body[n] for n in numbers], [self.operands(n) for n in numbers]
+    def _asked(self, indices: Sequence[int]) -> tuple[list[Instruction], list[Operands]]:
+        return [self.body[n] for n in indices], [self.operands(n) for n in indices]
 
 
 class SharedInterpreter(Interpreter):

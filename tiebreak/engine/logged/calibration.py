@@ -110,7 +110,7 @@ class Calibration:
         self.steps += steps
 
     def settle(
-        self, _value: int, instruction: Instruction, operands: Sequence[Tensor], _result: Tensor, _near: NearTies
+        self, _index: int, instruction: Instruction, operands: Sequence[Tensor], _result: Tensor, _near: NearTies
     ) -> None:
         """Called by the interpreter with each logged sum; leaves its result as it is."""
         self._comparison.compare(instruction, operands)

@@ -43,37 +43,37 @@ _Block = tuple[Integers, Mask]
 class ElementOrder:
     """The elements of all logged sums of a program in one sequence, in program order: the order of entries in files.
 
-    The k-th logged sum is value `values[k]`; its elements have places `starts[k]` to `starts[k + 1] - 1`.
+    The k-th logged sum is instruction `indices[k]`; its elements have places `starts[k]` to `starts[k + 1] - 1`.
     """
 
-    values: Integers
+    indices: Integers
     starts: Integers
 
     @classmethod
     def of(cls, program: Program) -> "ElementOrder":
         """The order of a program. The limits on programs keep the number of elements below 2^60."""
-        logged = [(value, body.numel) for value, body in enumerate(program.body) if sum_kind(body) is not None]
+        logged = [(index, body.numel) for index, body in enumerate(program.body) if sum_kind(body) is not None]
         starts = np.zeros(len(logged) + 1, dtype=np.int64)
         np.cumsum([numel for _, numel in logged], out=starts[1:])
-        return cls(np.array([value for value, _ in logged], dtype=np.int64), starts)
+        return cls(np.array([index for index, _ in logged], dtype=np.int64), starts)
 
     @property
     def total(self) -> int:
         """The number of elements in all."""
         return int(self.starts[-1])
 
-    def start(self, value: int) -> int:
+    def start(self, index: int) -> int:
         """The place of a logged sum's first element."""
-        return int(self.starts[np.searchsorted(self.values, value)])
+        return int(self.starts[np.searchsorted(self.indices, index)])
 
     def split(self, place: Integers, up: Mask) -> Iterator[tuple[int, Entries]]:
-        """Splits entries by place, ascending, into entries by value."""
+        """Splits entries by place, ascending, into entries by instruction."""
         sums = np.searchsorted(self.starts, place, side="right") - 1
         first = np.flatnonzero(np.diff(sums, prepend=-1))
         for a, b in zip(first.tolist(), [*first[1:].tolist(), len(place)], strict=False):
             k = int(sums[a])
             # The directions are copied because a view would keep the whole array alive.
-            yield int(self.values[k]), Entries(place[a:b] - self.starts[k], up[a:b].copy())
+            yield int(self.indices[k]), Entries(place[a:b] - self.starts[k], up[a:b].copy())
 
 
 def joined(pieces: Sequence[Entries]) -> Entries:
@@ -93,7 +93,7 @@ def encode_sparse(log: StepLog, program: Program, step: int) -> bytes:
     compressor = zstandard.ZstdCompressor(compression_params=settings)
     parts = [unsigned(FORMAT, 1) + unsigned(step, 8) + unsigned(log.count, 8)]
     if log.entries:
-        place = np.concatenate([found.elements + order.start(value) for value, found in log.entries.items()])
+        place = np.concatenate([found.elements + order.start(index) for index, found in log.entries.items()])
         up = np.concatenate([found.up for found in log.entries.values()])
         before = -1
         for first in range(0, len(place), BLOCK):
@@ -239,9 +239,9 @@ def _out_of_range(gaps: _Gaps, before: int, order: ElementOrder, step: int) -> L
         place += gap + 1
         if place >= order.total:
             break
-    value, start = int(order.values[-1]), int(order.starts[-2])
+    index, start = int(order.indices[-1]), int(order.starts[-2])
     rule = f"out of range: expected an element below {order.total - start}"
-    return LogError(rule, step=step, value=value, element=place - start)
+    return LogError(rule, step=step, index=index, element=place - start)
 
 
 def _width(greatest: int) -> int:

@@ -169,7 +169,7 @@ class LogFile:
                 return read_sparse(file, length, self._program, step)
             except LogError as error:
                 rule = f"{error.rule} ({self.path})"
-                raise LogError(rule, step=error.step, value=error.value, element=error.element) from error
+                raise LogError(rule, step=error.step, index=error.index, element=error.element) from error
             except EncodingError as error:
                 raise EncodingError(f"{self.path}: {error}") from error
 

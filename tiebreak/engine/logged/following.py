@@ -64,15 +64,15 @@ class Follower:
         self.report = LogReport(steps=1, entries=log.count)
 
     def settle(
-        self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
+        self, index: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
         """Changes the result to what SPEC section 5.1 prescribes for this log."""
-        entries = self.log.entries.get(value, _NO_ENTRIES)
+        entries = self.log.entries.get(index, _NO_ENTRIES)
         if not len(entries) and not len(near):
             return
         _, at_near, at_entry = np.intersect1d(near.elements, entries.elements, assume_unique=True, return_indices=True)
         self._take(result, near.elements[at_near], near.values[at_near], entries.up[at_entry])
-        exact = _Exact(instruction, operands, result, value)
+        exact = _Exact(instruction, operands, result, index)
         expected = self._expected_entries(sum_kind(instruction), result, near)
         expected[at_near] = False
         at_edge = ~expected
@@ -117,7 +117,7 @@ class Follower:
 
     def _ignore(self, exact: "_Exact", elements: Integers, detail: str) -> None:
         for element in elements[:MAX_FINDINGS].tolist():
-            self._found(FindingKind.ELSEWHERE, exact.value, element, detail)
+            self._found(FindingKind.ELSEWHERE, exact.index, element, detail)
         self.report.elsewhere += len(elements[MAX_FINDINGS:])
 
     def _take(self, result: Tensor, elements: Integers, values: Doubles, up: Mask) -> None:  # (1)
@@ -153,10 +153,10 @@ class Follower:
             own = "is this machine's own" if bits == before else f"this machine's own is {before:#010x}"
             detail = f"expected an entry, for this machine cannot tell; to nearest it is {bits:#010x}, {own}"
             if not exact.at_edge:
-                self._found(FindingKind.MISSING, exact.value, element, detail)
+                self._found(FindingKind.MISSING, exact.index, element, detail)
         elif total is None or not neighbours(*total, rounding)[1]:
             detail = f"{_expected(rounding)}, got {'no finite sum' if total is None else _distance(*total, rounding)}"
-            self._found(FindingKind.ELSEWHERE, exact.value, element, detail)
+            self._found(FindingKind.ELSEWHERE, exact.index, element, detail)
         else:
             self.report.needed += bits != before
         return bits
@@ -165,8 +165,8 @@ class Follower:
         precision, tolerances = self._job.precision, self._job.tolerances
         return element_rounding(exact.instruction, precision=precision, tolerances=tolerances, direction=direction)
 
-    def _found(self, kind: FindingKind, value: int, element: int, detail: str) -> None:
-        self.report.found(LogFinding(kind=kind, step=self._step, value=value, element=element, detail=detail))
+    def _found(self, kind: FindingKind, index: int, element: int, detail: str) -> None:
+        self.report.found(LogFinding(kind=kind, step=self._step, value=index, element=element, detail=detail))
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class _Exact:
     instruction: Instruction
     operands: Sequence[Tensor]
     result: Tensor
-    value: int
+    index: int
     at_edge: bool = False
     """Whether a missing entry for these elements is not worth reporting."""
 

@@ -23,12 +23,12 @@ class Recorder:
         self._entries: dict[int, Entries] = {}
 
     def settle(
-        self, value: int, _instruction: Instruction, _operands: Sequence[Tensor], result: Tensor, near: NearTies
+        self, index: int, _instruction: Instruction, _operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
         """Records the directions in which the elements near a middle were rounded."""
         if len(near):
             went = went_up(bits_of(result, near.elements), near.values)
-            self._entries[value] = Entries(near.elements, went)
+            self._entries[index] = Entries(near.elements, went)
 
     @property
     def log(self) -> StepLog:

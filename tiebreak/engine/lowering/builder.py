@@ -157,8 +157,8 @@ class Builder:
         self._streams = 0
         self.draws: list[int | None] = []
         """The value from which each draw of the traced step is made, in order; None for one that nothing reads."""
-        self.numbers: dict[int, int] = {}
-        """The number in the finished program of each value that is still in it."""
+        self.indices: dict[int, int] = {}
+        """The index in the finished program of each value that is still in it."""
         self._data: dict[str, Ref] = {}
         self._state: dict[str, Ref] = {}
 
@@ -561,7 +561,7 @@ class Builder:
         """
         whole = {name: self.copy(state[name]) for name in sorted(state)}
         live = self._live([ref.value for ref in whole.values()] + [loss.value])
-        renumber = self.numbers = {old: new for new, old in enumerate(live)}
+        renumber = self.indices = {old: new for new, old in enumerate(live)}
         slots = {
             SourceKind.STATE: {name: slot for slot, name in enumerate(whole)},
             SourceKind.DATA: {

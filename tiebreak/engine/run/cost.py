@@ -84,23 +84,23 @@ def require_memory(program: Program, available: int | None = None) -> None:
     """
     if available is None:
         available = memory_here()
-    live, at = _peak(program)
+    live, index = _peak(program)
     scratch = max(
         (8 * sum(program.body[a.value].numel for a in i.operands) for i in program.body if i.is_reduction), default=0
     )
     state = sum(_bytes(dtype, shape) for dtype, shape in program.state_spec().values())
     if (needed := 2 * state + live + scratch) > available:
-        i = program.body[at]
+        i = program.body[index]
         raise ConfigurationError(
             f"expected a step that fits into the {available / 2**30:.3g} GiB of memory here, got one that needs about "
-            f"{needed / 2**30:.3g} GiB; the largest value is that of instruction {at}, {i.opcode.name.lower()} "
+            f"{needed / 2**30:.3g} GiB; the largest value is that of instruction {index}, {i.opcode.name.lower()} "
             f"{i.dtype.name.lower()}{list(i.shape)} at {i.origin}. Take smaller batches (`accumulation` adds up their "
             "gradients), a smaller model, or a smaller window"
         )
 
 
 def _peak(program: Program) -> tuple[int, int]:
-    """The most bytes of live values after any instruction, and the number of the largest value among them.
+    """The most bytes of live values after any instruction, and the index of the largest value among them.
 
     Reading state or data makes no copy, so they do not count.
     """

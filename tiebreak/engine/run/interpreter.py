@@ -41,7 +41,7 @@ class Sums(Protocol):
     """Settles logged sums (SPEC section 5.1): a trainer records how they were rounded, an auditor follows a log."""
 
     def settle(
-        self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
+        self, index: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
         """Called with each logged sum of a step before anything reads it; may write into the result.
 
@@ -187,8 +187,8 @@ class Interpreter:
                     new = self._launch(state, data, self._steps_before(number), sums, donated=donate)
                 finite, bits = backend.look(self._ran)
             if check_finite:
-                for name, value in zip(new, self.committed, strict=True):
-                    if not finite.get(value, True):
+                for name, index in zip(new, self.committed, strict=True):
+                    if not finite.get(index, True):
                         raise NotFiniteError(number, name)
             if self.offload is not None and observe is None:
                 self.offload.end(new)
@@ -242,15 +242,15 @@ class Interpreter:
             if schedule.is_elementwise(body[unit.members[0]], self._chained):
                 members = tuple(
                     Member(
-                        number=n,
-                        instruction=body[n],
-                        operand_dtypes=self.program.operand_dtypes(body[n]),
-                        operand_numels=tuple(body[operand.value].numel for operand in body[n].operands),
-                        exported=n in unit.outputs,
-                        committed=n in committed,
-                        replaces=replaces.get(n),
+                        index=index,
+                        instruction=body[index],
+                        operand_dtypes=self.program.operand_dtypes(body[index]),
+                        operand_numels=tuple(body[operand.value].numel for operand in body[index].operands),
+                        exported=index in unit.outputs,
+                        committed=index in committed,
+                        replaces=replaces.get(index),
                     )
-                    for n in unit.members
+                    for index in unit.members
                 )
                 made[position] = self.arithmetic.chains.make(members)
         return made
@@ -258,11 +258,11 @@ class Interpreter:
     def _make_finalizers(self) -> dict[int, Finalizer | PreparedChain]:
         made = dict[int, Finalizer | PreparedChain]()
         from_chains = {n for chain in self.chains.values() for n in chain.code.finalized}
-        for value in self.committed:
-            i = self.program.body[value]
-            if i.dtype != DType.F32 or value in from_chains or value in made:
+        for index in self.committed:
+            i = self.program.body[index]
+            if i.dtype != DType.F32 or index in from_chains or index in made:
                 continue
-            made[value] = self.arithmetic.backend.finalize(value, i)
+            made[index] = self.arithmetic.backend.finalize(index, i)
         return made
 
     def _make_offload(self, budget: Budget) -> Offload:
@@ -310,8 +310,8 @@ class Planned:
     def execute(self, unit: Unit, chain: PreparedChain | None) -> None:
         """Executes a unit, in one pass if it is a chain."""
         if chain is None:
-            for n, dying in zip(unit.members, unit.dying, strict=True):
-                self.values[n] = self.value(n)
+            for index, dying in zip(unit.members, unit.dying, strict=True):
+                self.values[index] = self.value(index)
                 for dead in dying:
                     del self.values[dead]
         else:
@@ -324,44 +324,44 @@ class Planned:
             for dead in dying:
                 self.values.pop(dead, None)  # intermediate results of a chain were never made
 
-    def operands(self, number: int) -> list[Tensor]:
-        return [self.values[operand.value] for operand in self.body[number].operands]
+    def operands(self, index: int) -> list[Tensor]:
+        return [self.values[operand.value] for operand in self.body[index].operands]
 
-    def value(self, number: int) -> Tensor:
-        """The value of instruction `number`, from operands that are already computed."""
-        instruction = self.body[number]
+    def value(self, index: int) -> Tensor:
+        """The value of instruction `index`, from operands that are already computed."""
+        instruction = self.body[index]
         if instruction.opcode == Opcode.SOURCE:
             return self._read(instruction)
-        operands, arithmetic = self.operands(number), self.machine.arithmetic
+        operands, arithmetic = self.operands(index), self.machine.arithmetic
         if self.sums is None or sum_kind(instruction) is None:
             return arithmetic.execute(instruction, operands, 0)
         result, near = arithmetic.execute_logged(instruction, operands, 0)
-        self.sums.settle(number, instruction, operands, result, near)
+        self.sums.settle(index, instruction, operands, result, near)
         return result
 
     def new_state(self) -> State:
         """The state that the step has made, finalized."""
         program, committed = self.machine.program, self.machine.committed
         return {
-            slot_name(commit): self.commit(value, program.leaf_of_commit(slot))
-            for slot, (commit, value) in enumerate(zip(program.commits, committed, strict=True))
+            slot_name(commit): self.commit(index, program.leaf_of_commit(slot))
+            for slot, (commit, index) in enumerate(zip(program.commits, committed, strict=True))
         }
 
-    def commit(self, value: int, leaf: int) -> Tensor:  # noqa: ARG002
+    def commit(self, index: int, leaf: int) -> Tensor:  # noqa: ARG002
         """The tensor that committing a body value puts into the state."""
-        tensor = self.finalized(value)
-        if _is_constant(self.body[value]):  # the state is its owner's to write to, and the constant is not
+        tensor = self.finalized(index)
+        if _is_constant(self.body[index]):  # the state is its owner's to write to, and the constant is not
             tensor = tensor.clone()
         return tensor
 
-    def finalized(self, value: int) -> Tensor:
+    def finalized(self, index: int) -> Tensor:
         """The value as it is committed; a source only where it may be overwritten."""
-        finalize = self.machine.finalizers.get(value)
-        if finalize is not None and value not in self._finalized:
-            own = self.body[value].opcode != Opcode.SOURCE
-            self.values |= finalize.run(self.values, {value} if own else self.given)
-            self._finalized.add(value)
-        return self.values[value]
+        finalize = self.machine.finalizers.get(index)
+        if finalize is not None and index not in self._finalized:
+            own = self.body[index].opcode != Opcode.SOURCE
+            self.values |= finalize.run(self.values, {index} if own else self.given)
+            self._finalized.add(index)
+        return self.values[index]
 
     def _read(self, source: Instruction) -> Tensor:
         """The value of a source; it belongs to the state, the data or the program, and is not to be written to."""
@@ -386,12 +386,12 @@ class Offloaded(Planned):
             self.execute(self.machine.planned[position], self.machine.chains.get(position))
         return self.new_state()
 
-    def finalized(self, value: int) -> Tensor:
-        waiting = self.offload.committed(value)
+    def finalized(self, index: int) -> Tensor:
+        waiting = self.offload.committed(index)
         if waiting is None:
-            return super().finalized(value)
-        if value in self.machine.finalizers and value not in self._finalized:  # an entry that never left the file
-            self.machine.finalizers[value].run({value: waiting})
+            return super().finalized(index)
+        if index in self.machine.finalizers and index not in self._finalized:  # an entry that never left the file
+            self.machine.finalizers[index].run({index: waiting})
         return waiting
 
 
@@ -408,18 +408,18 @@ class OneByOne(Planned):
             self.execute(unit, None)
         return self.new_state()
 
-    def value(self, number: int) -> Tensor:
-        return self.observe(number, super().value(number))
+    def value(self, index: int) -> Tensor:
+        return self.observe(index, super().value(index))
 
-    def commit(self, value: int, leaf: int) -> Tensor:
-        tensor = self.observe(leaf, super().commit(value, leaf))
+    def commit(self, index: int, leaf: int) -> Tensor:
+        tensor = self.observe(leaf, super().commit(index, leaf))
         if tensor.dtype == torch.float32:
             is_finite = self.machine.arithmetic.backend.is_finite(tensor)
-            self.finite[value] = is_finite and self.finite.get(value, True)
+            self.finite[index] = is_finite and self.finite.get(index, True)
         return tensor
 
-    def finalized(self, value: int) -> Tensor:
-        return canonical(self.values[value])
+    def finalized(self, index: int) -> Tensor:
+        return canonical(self.values[index])
 
 
 def _is_constant(instruction: Instruction) -> bool:

@@ -265,14 +265,14 @@ class Offload:
         self._on_file: dict[int, _Extent] = {}
         self._writing: dict[int, tuple[Future[None], _Extent]] = {}
         self._reading: dict[int, tuple[Future[None], Tensor]] = {}
-        for name, n in self.sources.items():
+        for name, index in self.sources.items():
             known, tensor = self._carried.get(name), state[name]
             if known is not None and known.tensor is tensor:
-                self._on_file[n] = known.extent
+                self._on_file[index] = known.extent
                 if known.mapped:
                     continue
-            values[n] = tensor
-            self._add(n)
+            values[index] = tensor
+            self._add(index)
         self._carried.clear()
         if donated:
             state.clear()
@@ -294,8 +294,8 @@ class Offload:
         missing = [v for v in place.reads if v not in self._values and v not in self._reading]
         size = place.makes + sum(self._bytes[v] for v in missing)
         if self._held + size > self.room:
-            for n in self._farthest(place.reads):
-                self._evict(n)
+            for index in self._farthest(place.reads):
+                self._evict(index)
                 if self._held + size <= self.room:
                     break
         for v in missing:
@@ -307,29 +307,29 @@ class Offload:
     def _after(self, position: int) -> None:
         """Takes note of a unit's results and of the values that died, and begins to write and to read ahead."""
         self._now, unit = position, self._units[position]
-        for n in unit.outputs:
-            if n in self._values:
-                self._add(n)
+        for index in unit.outputs:
+            if index in self._values:
+                self._add(index)
         for dying in unit.dying:
-            for n in dying:
-                self._drop(n)
-                self._on_file.pop(n, None)
-                self._writing.pop(n, None)
-        for n in self._places[position].reads:
-            if n in self._due:
-                self._drop(n)
-                self._add(n)
+            for index in dying:
+                self._drop(index)
+                self._on_file.pop(index, None)
+                self._writing.pop(index, None)
+        for index in self._places[position].reads:
+            if index in self._due:
+                self._drop(index)
+                self._add(index)
         self._write_ahead()
         self._read_ahead()
 
-    def committed(self, value: int) -> Tensor | None:
+    def committed(self, index: int) -> Tensor | None:
         """The tensor, mapped from the file, of a committed value that is no longer in memory; None for others."""
-        if value in self._reading:
-            self._end_read(value)
-        if value in self._values:
+        if index in self._reading:
+            self._end_read(index)
+        if index in self._values:
             return None
-        i = self._body[value]
-        return self._file.mapped(self._on_file[value], i.shape, TORCH_DTYPES[i.dtype])
+        i = self._body[index]
+        return self._file.mapped(self._on_file[index], i.shape, TORCH_DTYPES[i.dtype])
 
     def end(self, state: State) -> None:
         """Ends a step. state: the new one."""
@@ -340,61 +340,61 @@ class Offload:
 
     # ---- memory ----
 
-    def _add(self, n: int) -> None:
+    def _add(self, index: int) -> None:
         """Counts a value that is in memory, or on its way there."""
-        if self._large[n] and n not in self._due:
-            self._due[n] = self._next(n)
-            insort(self._order, (self._due[n], n))
-            self._held += self._bytes[n]
+        if self._large[index] and index not in self._due:
+            self._due[index] = self._next(index)
+            insort(self._order, (self._due[index], index))
+            self._held += self._bytes[index]
 
-    def _drop(self, n: int) -> None:
-        if n in self._due:
-            del self._order[bisect_left(self._order, (self._due.pop(n), n))]
-            self._held -= self._bytes[n]
+    def _drop(self, index: int) -> None:
+        if index in self._due:
+            del self._order[bisect_left(self._order, (self._due.pop(index), index))]
+            self._held -= self._bytes[index]
 
-    def _next(self, n: int) -> int:
+    def _next(self, index: int) -> int:
         """The position at which a value is read next; past the end, if in the next step."""
-        uses = self._uses.get(n, [])
+        uses = self._uses.get(index, [])
         at = bisect_right(uses, self._now)
-        return uses[at] if at < len(uses) else self._again.get(n, 2 * len(self._units))
+        return uses[at] if at < len(uses) else self._again.get(index, 2 * len(self._units))
 
     def _farthest(self, needed: Collection[int] = ()) -> list[int]:
         """The values in memory, those first that are read last."""
         return [n for _, n in reversed(self._order) if n not in needed]
 
-    def _evict(self, n: int) -> None:
-        if n in self._reading:
-            self._end_read(n)
-        if n not in self._on_file:
-            if n not in self._writing:
-                self._begin_write(n)
-            self._written(n)
-        del self._values[n]
-        self._drop(n)
+    def _evict(self, index: int) -> None:
+        if index in self._reading:
+            self._end_read(index)
+        if index not in self._on_file:
+            if index not in self._writing:
+                self._begin_write(index)
+            self._written(index)
+        del self._values[index]
+        self._drop(index)
 
-    def _begin_write(self, n: int) -> None:
-        if n in self._committed:
-            self._values[n] = self._finalize(n)
-        extent = self._file.take(self._bytes[n])
-        self._writing[n] = self._writer.submit(self._file.write, extent, self._values[n]), extent
-        self.bytes_written += self._bytes[n]
+    def _begin_write(self, index: int) -> None:
+        if index in self._committed:
+            self._values[index] = self._finalize(index)
+        extent = self._file.take(self._bytes[index])
+        self._writing[index] = self._writer.submit(self._file.write, extent, self._values[index]), extent
+        self.bytes_written += self._bytes[index]
 
-    def _written(self, n: int) -> None:
+    def _written(self, index: int) -> None:
         """Waits until a value that is being written is in the file."""
-        if n in self._writing:
-            future, extent = self._writing.pop(n)
+        if index in self._writing:
+            future, extent = self._writing.pop(index)
             future.result()
-            self._on_file[n] = extent
+            self._on_file[index] = extent
 
-    def _begin_read(self, n: int) -> None:
-        i = self._body[n]
+    def _begin_read(self, index: int) -> None:
+        i = self._body[index]
         tensor = self._empty(i.shape, TORCH_DTYPES[i.dtype])
-        self._reading[n] = self._reader.submit(self._file.read, self._on_file[n], tensor), tensor
-        self.bytes_read += self._bytes[n]
-        self._add(n)
+        self._reading[index] = self._reader.submit(self._file.read, self._on_file[index], tensor), tensor
+        self.bytes_read += self._bytes[index]
+        self._add(index)
 
-    def _end_read(self, n: int) -> None:
-        future, self._values[n] = self._reading.pop(n)
+    def _end_read(self, index: int) -> None:
+        future, self._values[index] = self._reading.pop(index)
         future.result()
 
     # ---- ahead ----
@@ -402,33 +402,33 @@ class Offload:
     def _write_ahead(self) -> None:
         """Begins to write what leaves next, so that nobody has to wait for it."""
         wanted = self._held - int(self.room * (1 - AHEAD))
-        for _, n in reversed(self._order):
+        for _, index in reversed(self._order):
             if wanted <= 0:
                 return
-            if n not in self._on_file and n not in self._writing:
-                self._begin_write(n)
-            wanted -= self._bytes[n]
+            if index not in self._on_file and index not in self._writing:
+                self._begin_write(index)
+            wanted -= self._bytes[index]
 
     def _read_ahead(self) -> None:
         """Begins to read what is needed next, as long as there is room, or what can leave is needed later."""
         ahead = int(self.room * AHEAD) - sum(self._bytes[n] for n in self._reading)
         self._read_to = max(self._read_to, bisect_right(self._events, (self._now, len(self._body))))
         most = 0
-        for when, n in itertools.islice(self._events, self._read_to, self._read_to + WINDOW):
+        for when, index in itertools.islice(self._events, self._read_to, self._read_to + WINDOW):
             most = max(most, self._places[when].makes)
-            if n in self._on_file and n not in self._due:
-                ahead -= self._bytes[n]
-                if ahead < 0 or not self._clear(self._bytes[n] + most, when):
+            if index in self._on_file and index not in self._due:
+                ahead -= self._bytes[index]
+                if ahead < 0 or not self._clear(self._bytes[index] + most, when):
                     return
-                self._begin_read(n)
+                self._begin_read(index)
 
     def _clear(self, size: int, when: int) -> bool:
         """Makes room at once, by dropping what is in the file and needed after `when`. Returns whether there is."""
-        for due, n in reversed(self._order):
+        for due, index in reversed(self._order):
             if self._held + size <= self.room or due <= when:
                 break
-            if n in self._writing and self._writing[n][0].done():
-                self._written(n)
-            if n in self._on_file and n not in self._reading:
-                self._evict(n)
+            if index in self._writing and self._writing[index][0].done():
+                self._written(index)
+            if index in self._on_file and index not in self._reading:
+                self._evict(index)
         return self._held + size <= self.room

@@ -72,7 +72,7 @@ def plan(program: Program, chained: Chained = CHAINED) -> tuple[Unit, ...]:
 
 
 class _Planner:
-    """The working state of one `plan`; its lists are indexed by body index."""
+    """The working state of one `plan`; its lists have an item for each instruction, by index."""
 
     def __init__(self, program: Program, chained: Chained) -> None:
         self.body = program.body
@@ -100,60 +100,61 @@ class _Planner:
         """Rules 1 and 2: the gap and the level of every elementwise instruction."""
         first, eager = self._earliest()
         number = {n: b for b, n in enumerate(self.barriers)}
-        for n in range(len(self.body) - 1, -1, -1):
-            if n in number:
-                self.gap[n] = number[n]
-            elif self.elementwise[n]:
-                self.gap[n] = first[n] if n in eager else min((self.gap[u] for u in self.users[n]), default=len(number))
-                self.level[n] = max((self._level_under(n, u) for u in self.users[n]), default=0)
+        for index in range(len(self.body) - 1, -1, -1):
+            if index in number:
+                self.gap[index] = number[index]
+            elif self.elementwise[index]:
+                last = min((self.gap[u] for u in self.users[index]), default=len(number))
+                self.gap[index] = first[index] if index in eager else last
+                self.level[index] = max((self._level_under(index, u) for u in self.users[index]), default=0)
 
-    def _level_under(self, n: int, user: int) -> int:
-        if not self.elementwise[user] or self.gap[user] != self.gap[n]:
+    def _level_under(self, index: int, user: int) -> int:
+        if not self.elementwise[user] or self.gap[user] != self.gap[index]:
             return 0
-        return self.level[user] + (0 if self._joined(n, user) else 1)
+        return self.level[user] + (0 if self._joined(index, user) else 1)
 
-    def _joined(self, n: int, user: int) -> bool:
-        """Whether `user` reads n only element by element."""
-        reads = [a for a in self.body[user].operands if a.value == n]
-        return all(reads_in_place(a, self.body[user], self.body[n]) for a in reads)
+    def _joined(self, index: int, user: int) -> bool:
+        """Whether `user` reads the result of `index` only element by element."""
+        reads = [a for a in self.body[user].operands if a.value == index]
+        return all(reads_in_place(a, self.body[user], self.body[index]) for a in reads)
 
     def _earliest(self) -> tuple[list[int], set[int]]:
         """The first gap that has an instruction's operands, and the instructions that are placed there (rule 2)."""
         first, freed, eager = [0] * len(self.body), [0] * len(self.body), set()
         barriers = 0
-        for n, instruction in enumerate(self.body):
+        for index, instruction in enumerate(self.body):
             operands = {operand.value for operand in instruction.operands}
-            if not self.elementwise[n]:
-                barriers += not self.source[n]
-                first[n] = 0 if self.source[n] else barriers
+            if not self.elementwise[index]:
+                barriers += not self.source[index]
+                first[index] = 0 if self.source[index] else barriers
                 continue
-            first[n] = max((first[p] for p in operands), default=0)
+            first[index] = max((first[p] for p in operands), default=0)
             for p in operands:
-                if self.users[p] == [n] and p not in self.committed:
-                    lazy = self.elementwise[p] and p not in eager and self._joined(p, n)
-                    freed[n] += freed[p] if lazy else self.bytes[p]
-            if freed[n] >= self.bytes[n] + EAGER_BYTES:
-                eager.add(n)
+                if self.users[p] == [index] and p not in self.committed:
+                    lazy = self.elementwise[p] and p not in eager and self._joined(p, index)
+                    freed[index] += freed[p] if lazy else self.bytes[p]
+            if freed[index] >= self.bytes[index] + EAGER_BYTES:
+                eager.add(index)
         return first, eager
 
     def _between_barriers(self) -> list[tuple[int, ...]]:
         """Rule 3: the chains of each gap, higher levels first, followed by the gap's barrier."""
         parent = list(range(len(self.body)))
 
-        def root(n: int) -> int:
-            while parent[n] != n:
-                parent[n] = n = parent[parent[n]]
-            return n
+        def root(index: int) -> int:
+            while parent[index] != index:
+                parent[index] = index = parent[parent[index]]
+            return index
 
         members = [n for n, found in enumerate(self.elementwise) if found]
-        for n in members:
-            for user in self.users[n]:
-                same = self.elementwise[user] and (self.gap[n], self.level[n]) == (self.gap[user], self.level[user])
-                if same and self._joined(n, user):
-                    parent[root(n)] = root(user)
+        for index in members:
+            for user in self.users[index]:
+                same = self.gap[index] == self.gap[user] and self.level[index] == self.level[user]
+                if self.elementwise[user] and same and self._joined(index, user):
+                    parent[root(index)] = root(user)
         chains: dict[int, list[int]] = {}
-        for n in members:
-            chains.setdefault(root(n), []).append(n)
+        for index in members:
+            chains.setdefault(root(index), []).append(index)
         placed: list[tuple[tuple[int, int, int], tuple[int, ...]]] = []
         for chain in chains.values():
             # SAFETY: a chain is cut in program order, so no piece ever waits for a later one.
@@ -182,8 +183,8 @@ class _Planner:
                 readers = {user for value in old for user in self.users[value]} - inside
                 after = operands | readers if readers <= placed else operands
                 place = max((key[n][0] for n in after), default=-1)
-            for n in unit:
-                key[n] = (place, position)
+            for index in unit:
+                key[index] = (place, position)
             placed |= inside
             order.append(((place, position), unit))
         return [unit for _, unit in sorted(order)]
@@ -236,16 +237,16 @@ def with_lifetimes(program: Program, units: Sequence[tuple[int, ...]]) -> tuple[
     unit_of = {n: k for k, unit in enumerate(units) for n in unit}
     last, exported = {}, set(kept)
     for unit in units:
-        for n in unit:
-            last[n] = n
-            for operand in program.body[n].operands:
-                last[operand.value] = n
-                if unit_of[operand.value] != unit_of[n]:
+        for index in unit:
+            last[index] = index
+            for operand in program.body[index].operands:
+                last[operand.value] = index
+                if unit_of[operand.value] != unit_of[index]:
                     exported.add(operand.value)
     dying: dict[int, list[int]] = {}
-    for value, n in last.items():
+    for value, index in last.items():
         if value not in kept:
-            dying.setdefault(n, []).append(value)
+            dying.setdefault(index, []).append(value)
     return tuple(
         Unit(unit, tuple(n for n in unit if n in exported), tuple(tuple(dying.get(n, ())) for n in unit))
         for unit in units

@@ -1,6 +1,6 @@
 """Shows what the engine executes, unit by unit, for whoever looks for the place where two runs part.
 
-With TIEBREAK_TRACE=1 each unit is a line on stderr: the step, its instructions by number and by name, the shape of the
+With TIEBREAK_TRACE=1 each unit is a line on stderr: the step, its instructions by index and by name, the shape of the
 last result, the back-end, the time until it returned (a GPU may still be at work), and the place in the model. Nothing
 else changes.
 """
@@ -33,9 +33,9 @@ def describe(unit: Unit, program: Program, arithmetic: Arithmetic) -> str:
     members = [program.body[n] for n in unit.members]
     last, backend = members[-1], arithmetic.backend
     by = "given" if last.opcode == Opcode.SOURCE else "torch" if id(last) in backend.left else backend.name
-    numbers = str(unit.members[0]) if len(members) == 1 else f"{unit.members[0]} to {unit.members[-1]}"
+    indices = str(unit.members[0]) if len(members) == 1 else f"{unit.members[0]} to {unit.members[-1]}"
     size = " x ".join(map(str, last.shape)) or "scalar"
-    return f"{numbers}: {' '.join(map(_name, members))}, {last.dtype.name} {size}, {by}, {last.origin or '-'}"
+    return f"{indices}: {' '.join(map(_name, members))}, {last.dtype.name} {size}, {by}, {last.origin or '-'}"
 
 
 def _name(i: Instruction) -> str:

@@ -124,12 +124,12 @@ class _Naming:
         params = self._program.commits[entry].params
         return words.clipped(params.name) if isinstance(params, Slot) else ""
 
-    def value(self, number: int) -> str:
-        if self._program is not None and number < len(self._program.body):
-            params = self._program.body[number].params
+    def value(self, index: int) -> str:
+        if self._program is not None and index < len(self._program.body):
+            params = self._program.body[index].params
             if isinstance(params, Slot):
                 return words.clipped(params.name)
-        return self.origin(number)[0] or f"value {number}"
+        return self.origin(index)[0] or f"value {index}"
 
 
 def _stages(states: Sequence[GameState], final: GameState, naming: _Naming) -> list[Stage]:

@@ -7,14 +7,14 @@ from tiebreak.protocol.numbers.float32 import round_f32
 
 Block = tuple[int, int, int, int]
 
-_M0: Final = 0xD2511F53
-_M1: Final = 0xCD9E8D57
-_W0: Final = 0x9E3779B9
-_W1: Final = 0xBB67AE85
-_MASK: Final = 0xFFFFFFFF
-_ROUNDS: Final = 10
-_SHUFFLE_ROUNDS: Final = 8
-_SHUFFLE_MARK: Final = 1 << 31
+M0: Final = 0xD2511F53
+M1: Final = 0xCD9E8D57
+W0: Final = 0x9E3779B9
+W1: Final = 0xBB67AE85
+MASK: Final = 0xFFFFFFFF
+ROUNDS: Final = 10
+SHUFFLE_ROUNDS: Final = 8
+SHUFFLE_MARK: Final = 1 << 31
 """Second counter word of shuffle blocks. `random` cannot reach it, since 2^40 elements / 4 / 2^32 < 2^31."""
 
 
@@ -23,23 +23,23 @@ def philox4x32(counter: Block, key: tuple[int, int]) -> Block:
     """The block of four 32-bit words at a counter, with the constants and rounds of Random123."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(_ROUNDS):
-        high0, low0 = divmod(_M0 * c0, 1 << 32)
-        high1, low1 = divmod(_M1 * c2, 1 << 32)
+    for _ in range(ROUNDS):
+        high0, low0 = divmod(M0 * c0, 1 << 32)
+        high1, low1 = divmod(M1 * c2, 1 << 32)
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
-        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+        k0, k1 = (k0 + W0) & MASK, (k1 + W1) & MASK
     return c0, c1, c2, c3
 
 
 def key_of(seed: int) -> tuple[int, int]:
     """The key for an i64 seed."""
-    return seed & _MASK, seed >> 32 & _MASK
+    return seed & MASK, seed >> 32 & MASK
 
 
 def random_bits(seed: int, step: int, stream: int, index: int) -> int:
     """f32 bits of element `index` of a `random` instruction: a multiple of 2^-24 in [0, 1)."""
     block = index // 4
-    words = philox4x32((block & _MASK, block >> 32 & _MASK, step & _MASK, stream), key_of(seed))
+    words = philox4x32((block & MASK, block >> 32 & MASK, step & MASK, stream), key_of(seed))
     return round_f32(words[index % 4] >> 8, -24)
 
 
@@ -62,8 +62,8 @@ def shuffle(index: int, seed: int, epoch: int, n: int, stream: int) -> int:
     x = index
     while True:
         left, right = x >> width, x & mask
-        for q in range(_SHUFFLE_ROUNDS):
-            word = philox4x32((right, _SHUFFLE_MARK + q, epoch & _MASK, stream), key)[0]
+        for q in range(SHUFFLE_ROUNDS):
+            word = philox4x32((right, SHUFFLE_MARK + q, epoch & MASK, stream), key)[0]
             left, right = right, left ^ word & mask
         x = left << width | right
         if x < n:

@@ -67,7 +67,7 @@ class Survey:
     def __init__(self, count: int, body: int) -> None:
         self.body = body
         self.doubtful: list[int] = []
-        """The numbers of instructions that may break a rule of their own, ascending."""
+        """The indices of instructions that may break a rule of their own, ascending."""
         self.dtype: Integers = np.zeros(count, dtype=np.int64)
         self.numel: Floats = np.ones(count)
         self.terms: Floats = np.ones(count)
@@ -75,7 +75,7 @@ class Survey:
         self.repeated_stream: int | None = None
         """The first instruction that draws from a random stream which an earlier one uses."""
         self.slotted: Integers = np.zeros(0, dtype=np.int64)
-        """The numbers of instructions with a slot and a name that are not doubtful, ordered as `slots` and `names`."""
+        """The indices of instructions with a slot and a name that are not doubtful, ordered as `slots` and `names`."""
         self.slots: Integers = np.zeros(0, dtype=np.int64)
         self.names: list[bytes] = []
         self.misses_slots = False
@@ -104,7 +104,7 @@ class Columns:
         self.doubt[fine] |= said != size[fine]
 
     def fine(self, those: Flags) -> Integers:
-        """The numbers of those that are not in doubt yet."""
+        """The indices of those that are not in doubt yet."""
         return np.flatnonzero(those & ~self.doubt)
 
     def of(self, *opcodes: Opcode) -> Integers:
@@ -113,15 +113,15 @@ class Columns:
     def read(self, places: Integers, width: int) -> Integers:
         return integers(self._data, places, width)
 
-    def names(self, numbers: Integers) -> list[bytes]:
+    def names(self, indices: Integers) -> list[bytes]:
         """The names of these, which follow their slots."""
-        places, sizes = self.params[numbers] + 6, self.size[numbers] - 6
+        places, sizes = self.params[indices] + 6, self.size[indices] - 6
         ends = (places + sizes).tolist()
         return [self._data[start:end] for start, end in zip(places.tolist(), ends, strict=True)]
 
-    def check(self, numbers: Integers, holds: Flags) -> None:
-        """Whichever of these numbers do not hold are in doubt."""
-        self.doubt[numbers[~holds]] = True
+    def check(self, indices: Integers, holds: Flags) -> None:
+        """Whichever of these do not hold are in doubt."""
+        self.doubt[indices[~holds]] = True
 
 
 def integers(data: bytes, places: Integers, width: int) -> Integers:
@@ -148,14 +148,14 @@ def survey(data: bytes, starts: Integers, lengths: Integers, body: int) -> Surve
         at = c.params[drawn] + np.where(c.opcode[drawn] == Opcode.RANDOM, 0, 8)
         streams.append(np.stack([first + drawn, c.read(at, 4)]))
     found.slotted, found.slots = np.concatenate(slots, axis=1)
-    numbers, drawn_from = np.concatenate(streams, axis=1)
-    again = np.delete(numbers, np.unique(drawn_from, return_index=True)[1])
+    indices, drawn_from = np.concatenate(streams, axis=1)
+    again = np.delete(indices, np.unique(drawn_from, return_index=True)[1])
     found.repeated_stream = int(again[0]) if len(again) else None
     return found
 
 
 def _check(c: Columns, found: Survey) -> None:
-    block, numbers = slice(c.first, c.first + c.count), c.first + np.arange(c.count)
+    block, indices = slice(c.first, c.first + c.count), c.first + np.arange(c.count)
     _sizes_of_params(c)
     dims = _dims(c)
     numel, reduced = np.prod(dims[:, :_RANK], axis=1), np.prod(dims[:, _RANK:], axis=1)
@@ -163,9 +163,9 @@ def _check(c: Columns, found: Survey) -> None:
     found.dtype[block] = np.minimum(c.dtype, max(DType))
     c.doubt |= (numel > isa.MAX_NUMEL) | (reduced > isa.MAX_TERMS)
     c.doubt |= (c.reduction > 0) & ~np.isin(c.opcode, (Opcode.REDUCE, Opcode.SCATTER_SUM))
-    c.doubt |= (c.opcode == Opcode.COMMIT) != (numbers >= found.body)
+    c.doubt |= (c.opcode == Opcode.COMMIT) != (indices >= found.body)
     box = _params(c, dims)
-    _operands(c, dims, box, np.minimum(numbers, found.body), found)
+    _operands(c, dims, box, np.minimum(indices, found.body), found)
 
 
 def alike(data: bytes, some: Integers, others: Integers) -> Flags:
@@ -192,7 +192,7 @@ def whole(data: bytes, starts: Integers) -> tuple[Flags, Integers]:
 
 
 def first_over(each: Floats, limit: int) -> int | None:
-    """The first number at which a running sum exceeds a limit below 2^53. Numbers above that need not be exact."""
+    """The first index at which a running sum exceeds a limit below 2^53. Numbers above that need not be exact."""
     if not len(each) or np.cumsum(each)[-1] <= limit * (1 - 1e-9):  # far more than the sum can be off
         return None
     return next((k for k, total in enumerate(accumulate(map(int, each.tolist()))) if total > limit), None)
@@ -269,10 +269,10 @@ def _params(c: Columns, dims: Floats) -> Floats:
     return box
 
 
-def _constants(c: Columns, numbers: Integers, places: Integers) -> None:
-    bits, dtype = c.read(places, 8), c.dtype[numbers]
+def _constants(c: Columns, indices: Integers, places: Integers) -> None:
+    bits, dtype = c.read(places, 8), c.dtype[indices]
     nan = (dtype == DType.F32) & (bits & 0x7F800000 == 0x7F800000) & (bits & 0x7FFFFF != 0) & (bits != NAN_BITS)
-    c.check(numbers, ((dtype == DType.I64) | ((bits >= 0) & (bits >> np.minimum(_BITS[dtype], 63) == 0))) & ~nan)
+    c.check(indices, ((dtype == DType.I64) | ((bits >= 0) & (bits >> np.minimum(_BITS[dtype], 63) == 0))) & ~nan)
 
 
 def _scatters(c: Columns, dims: Floats) -> None:
@@ -282,71 +282,71 @@ def _scatters(c: Columns, dims: Floats) -> None:
     holds = np.ones(len(scatters), dtype=np.bool_)
     for d in reversed(range(_RANK)):
         rows = np.flatnonzero(c.rank[scatters] > d)
-        numbers = scatters[rows]
-        stride = c.read(c.params[numbers] + 8 * d, 8)
+        indices = scatters[rows]
+        stride = c.read(c.params[indices] + 8 * d, 8)
         matched = stride != 0
         holds[rows] &= ~matched | (stride == step[rows])
         for k in range(isa.MAX_OPERANDS):
-            inside = c.operands[numbers] > k
-            own = np.zeros(len(numbers), dtype=np.int64)
-            own[inside] = c.read(_operand(c, numbers[inside], k) + 12 + 8 * d, 8)
+            inside = c.operands[indices] > k
+            own = np.zeros(len(indices), dtype=np.int64)
+            own[inside] = c.read(_operand(c, indices[inside], k) + 12 + 8 * d, 8)
             holds[rows] &= ~matched | (own == 0)
         matched_any[rows] |= matched
-        step[rows] = np.where(matched, step[rows] * dims[numbers, d], step[rows])
+        step[rows] = np.where(matched, step[rows] * dims[indices, d], step[rows])
     c.check(scatters, holds & matched_any)
 
 
-def _operand(c: Columns, numbers: Integers, k: int) -> Integers:
+def _operand(c: Columns, indices: Integers, k: int) -> Integers:
     """The byte at which operand k of each of these instructions starts."""
-    space = c.space[numbers]
-    return cast("Integers", c.starts[numbers] + _HEADER + 8 * space + k * (12 + 8 * space))
+    space = c.space[indices]
+    return cast("Integers", c.starts[indices] + _HEADER + 8 * space + k * (12 + 8 * space))
 
 
 def _operands(c: Columns, dims: Floats, box: Floats, limit: Integers, found: Survey) -> None:
     """Operands name earlier values, have types that fit, and are read inside their tensors."""
     types = np.full((c.count, isa.MAX_OPERANDS), _ABSENT)
     for k in range(isa.MAX_OPERANDS):
-        numbers = c.fine(c.operands > k)
-        places = _operand(c, numbers, k)
+        indices = c.fine(c.operands > k)
+        places = _operand(c, indices, k)
         value, offset = c.read(places, 4), c.read(places + 4, 8)
-        c.check(numbers, (value < limit[numbers]) & (np.abs(offset.astype(np.float64)) < _REACH))
+        c.check(indices, (value < limit[indices]) & (np.abs(offset.astype(np.float64)) < _REACH))
         earlier = np.minimum(value, found.body - 1)
-        types[numbers, k] = found.dtype[earlier]
-        low, high, moves = _extents(c, numbers, places, offset, box if k == 0 else dims)
+        types[indices, k] = found.dtype[earlier]
+        low, high, moves = _extents(c, indices, places, offset, box if k == 0 else dims)
         if k == 0:
-            gathers = np.flatnonzero(c.opcode[numbers] == Opcode.GATHER)
-            at = c.params[numbers[gathers]]
-            _reach(c, numbers, low, high, gathers, c.read(at, 8), c.read(at + 8, 8).astype(np.float64))
-        c.check(numbers, (low >= 0) & (high < found.numel[earlier]))
-        alone = (c.opcode[numbers] == Opcode.RANDOM) & (k <= 1) | (c.opcode[numbers] == Opcode.SHUFFLE) & (k == 1)
-        c.check(numbers, ~(alone & moves))
-    numbers = c.fine(np.ones(c.count, dtype=np.bool_))
-    first, second, third = types[numbers].T
-    c.check(numbers, _ACCEPTED[c.opcode[numbers], c.function[numbers], first, second, third, c.dtype[numbers]])
+            gathers = np.flatnonzero(c.opcode[indices] == Opcode.GATHER)
+            at = c.params[indices[gathers]]
+            _reach(c, indices, low, high, gathers, c.read(at, 8), c.read(at + 8, 8).astype(np.float64))
+        c.check(indices, (low >= 0) & (high < found.numel[earlier]))
+        alone = (c.opcode[indices] == Opcode.RANDOM) & (k <= 1) | (c.opcode[indices] == Opcode.SHUFFLE) & (k == 1)
+        c.check(indices, ~(alone & moves))
+    indices = c.fine(np.ones(c.count, dtype=np.bool_))
+    first, second, third = types[indices].T
+    c.check(indices, _ACCEPTED[c.opcode[indices], c.function[indices], first, second, third, c.dtype[indices]])
 
 
 def _extents(
-    c: Columns, numbers: Integers, places: Integers, offset: Integers, dims: Floats
+    c: Columns, indices: Integers, places: Integers, offset: Integers, dims: Floats
 ) -> tuple[Integers, Integers, Flags]:
     """The least and the greatest element that an operand reads, and whether it has a stride."""
-    low, high, moves = offset.copy(), offset.copy(), np.zeros(len(numbers), dtype=np.bool_)
+    low, high, moves = offset.copy(), offset.copy(), np.zeros(len(indices), dtype=np.bool_)
     for d in range(2 * _RANK):
-        rows = np.flatnonzero(c.space[numbers] > d)
+        rows = np.flatnonzero(c.space[indices] > d)
         if not len(rows):
             break
         stride = c.read(places[rows] + 12 + 8 * d, 8)
         moves[rows] |= stride != 0
-        column = np.where(d < c.rank[numbers[rows]], d, _RANK + d - c.rank[numbers[rows]])
-        _reach(c, numbers, low, high, rows, stride, dims[numbers[rows], column])
+        column = np.where(d < c.rank[indices[rows]], d, _RANK + d - c.rank[indices[rows]])
+        _reach(c, indices, low, high, rows, stride, dims[indices[rows], column])
     return low, high, moves
 
 
 def _reach(
-    c: Columns, numbers: Integers, low: Integers, high: Integers, rows: Integers, stride: Integers, dim: Floats
+    c: Columns, indices: Integers, low: Integers, high: Integers, rows: Integers, stride: Integers, dim: Floats
 ) -> None:
     """Add stride * (dim - 1) to the lower or the upper end in these rows."""
     far = np.abs(stride.astype(np.float64)) * (dim - 1) >= _REACH
-    c.check(numbers[rows], ~far)
+    c.check(indices[rows], ~far)
     step = np.where(far, 0, stride) * (dim - 1).astype(np.int64)
     low[rows] += np.minimum(step, 0)
     high[rows] += np.maximum(step, 0)

@@ -187,17 +187,17 @@ class Encoded(Sequence[Instruction]):
         return len(self.starts)
 
     @overload
-    def __getitem__(self, at: int) -> Instruction: ...
+    def __getitem__(self, index: int) -> Instruction: ...
 
     @overload
-    def __getitem__(self, at: slice) -> tuple[Instruction, ...]: ...
+    def __getitem__(self, index: slice) -> tuple[Instruction, ...]: ...
 
-    def __getitem__(self, at: int | slice) -> Instruction | tuple[Instruction, ...]:
-        if isinstance(at, slice):
-            return tuple(self[k] for k in range(*at.indices(len(self))))
-        found = self._made[at]
+    def __getitem__(self, index: int | slice) -> Instruction | tuple[Instruction, ...]:
+        if isinstance(index, slice):
+            return tuple(self[k] for k in range(*index.indices(len(self))))
+        found = self._made[index]
         if found is None:
-            found = self._made[at] = decode_instruction(self.encoded(at))
+            found = self._made[index] = decode_instruction(self.encoded(index))
             self.decoded += 1
         return found
 
@@ -212,13 +212,13 @@ class Encoded(Sequence[Instruction]):
     def _all(self) -> tuple[bytes, ...]:
         return tuple(self.encoded(k) for k in range(len(self)))
 
-    def encoded(self, at: int) -> bytes:
+    def encoded(self, index: int) -> bytes:
         """The encoding of one instruction."""
-        start = int(self.starts[at])
-        return self.data[start : start + int(self._lengths[at])]
+        start = int(self.starts[index])
+        return self.data[start : start + int(self._lengths[index])]
 
-    def numbers(self, opcode: int, function: int) -> list[int]:
-        """The numbers of the instructions with this opcode and function."""
+    def indices(self, opcode: int, function: int) -> list[int]:
+        """The indices of the instructions with this opcode and function."""
         view = np.frombuffer(self.data, dtype=np.uint8)
         return np.flatnonzero((view[self.starts] == opcode) & (view[self.starts + 1] == function)).tolist()
 
@@ -281,13 +281,13 @@ class Program:
     @cached_property
     def data_slots(self) -> tuple[Instruction, ...]:
         """The `source` data instructions, in slot order."""
-        found = [self.body[number] for number in self.sources(SourceKind.DATA)]
+        found = [self.body[index] for index in self.sources(SourceKind.DATA)]
         return tuple(sorted(found, key=lambda i: i.params.slot if isinstance(i.params, Slot) else -1))
 
     def sources(self, kind: SourceKind) -> list[int]:
-        """The numbers of the `source` instructions of a kind."""
+        """The indices of the `source` instructions of a kind."""
         if isinstance(self.body, Encoded):
-            return self.body.numbers(Opcode.SOURCE, kind)
+            return self.body.indices(Opcode.SOURCE, kind)
         return [n for n, i in enumerate(self.body) if i.opcode == Opcode.SOURCE and i.function == kind]
 
     def state_spec(self) -> dict[str, tuple[DType, tuple[int, ...]]]:
@@ -328,11 +328,11 @@ class Program:
 def _records(reader: Reader, count: int) -> tuple[Integers, Integers]:
     """The starts and lengths of the instructions of a program file. Raises `EncodingError` unless they fill it."""
     starts, lengths = array("q"), array("q")
-    for number in range(count):
+    for index in range(count):
         length = reader.unsigned(4)
         if not _MIN_BYTES <= length <= isa.MAX_INSTRUCTION_BYTES:
             limit = f"{_MIN_BYTES} to {isa.MAX_INSTRUCTION_BYTES}"
-            raise EncodingError(f"instruction {number}: expected {limit} bytes, got {length}")
+            raise EncodingError(f"instruction {index}: expected {limit} bytes, got {length}")
         starts.append(reader.skip(length))
         lengths.append(length)
     reader.finish()
@@ -391,8 +391,8 @@ class _Validator:
 
     def run(self) -> None:
         self._counts()
-        for number, instruction in enumerate((*self._program.body, *self._program.commits)):
-            self._own(number, instruction)
+        for index, instruction in enumerate((*self._program.body, *self._program.commits)):
+            self._own(index, instruction)
             self._stream(instruction)
             self._size(instruction)
         self._at = None
@@ -409,14 +409,14 @@ class _Validator:
             (first_over(found.numel, limits.total_elements), f"limit of {limits.total_elements} elements"),
             (first_over(found.terms, limits.total_terms), f"limit of {limits.total_terms} terms in all"),
         ]
-        end, rule = min(((number, rule) for number, rule in ends if number is not None), default=(len(found.numel), ""))
-        for number in found.doubtful:
-            if number <= end:
+        end, rule = min(((index, rule) for index, rule in ends if index is not None), default=(len(found.numel), ""))
+        for index in found.doubtful:
+            if index <= end:
                 try:
-                    one = self._program.body[number] if number < body else self._program.commits[number - body]
+                    one = self._program.body[index] if index < body else self._program.commits[index - body]
                 except EncodingError as error:
-                    raise EncodingError(f"instruction {number}: {error}") from error
-                self._own(number, one)
+                    raise EncodingError(f"instruction {index}: {error}") from error
+                self._own(index, one)
                 found.misses_slots |= isinstance(one.params, Slot)
         self._at = end
         self._require(not rule, rule)
@@ -426,8 +426,8 @@ class _Validator:
         else:
             self._slots_over(found)
 
-    def _own(self, number: int, instruction: Instruction) -> None:
-        self._at = number
+    def _own(self, index: int, instruction: Instruction) -> None:
+        self._at = index
         self._form(instruction)
         self._operands(instruction)
         self._types(instruction)
@@ -548,8 +548,8 @@ class _Validator:
         self._name_order("commits are", [_slot(commit).name.encode() for commit in program.commits])
         for kind in (SourceKind.STATE, SourceKind.DATA):
             seen: set[int] = set()
-            for number in program.sources(kind):
-                self._source(number, seen)
+            for index in program.sources(kind):
+                self._source(index, seen)
         data = [_slot(i) for i in program.data_slots]
         self._require([s.slot for s in data] == list(range(len(data))), _DATA_RULE)
         self._name_order("data is", [s.name.encode() for s in data])
@@ -580,12 +580,12 @@ class _Validator:
         self._require(np.array_equal(slots[order], np.arange(len(slots))), _DATA_RULE)
         self._name_order("data is", [names[k] for k in of_data[order].tolist()])
 
-    def _first_source(self, numbers: Integers, slots: Integers, holds: Flags) -> None:
+    def _first_source(self, indices: Integers, slots: Integers, holds: Flags) -> None:
         """Judge the first of these sources that does not hold, or whose slot one before it has."""
         is_new = np.zeros(len(slots), dtype=np.bool_)
         is_new[np.unique(slots, return_index=True)[1]] = True
         for k in np.flatnonzero(~(holds & is_new))[:1].tolist():
-            self._source(int(numbers[k]), set(slots[:k].tolist()))
+            self._source(int(indices[k]), set(slots[:k].tolist()))
 
     def _commit(self, slot: int) -> None:
         commit = self._program.commits[slot]
@@ -597,10 +597,10 @@ class _Validator:
         self._require(is_whole and source.shape == commit.shape, "a commit takes a value whole")
         self._at = None
 
-    def _source(self, number: int, seen: set[int]) -> None:
+    def _source(self, index: int, seen: set[int]) -> None:
         """A source of state or data; `seen` has the slots of those of its kind before it."""
-        i, commits = self._program.body[number], self._program.commits
-        self._at, slot = number, _slot(i)
+        i, commits = self._program.body[index], self._program.commits
+        self._at, slot = index, _slot(i)
         self._require(slot.slot not in seen, f"slot {slot.slot} is sourced once")
         seen.add(slot.slot)
         if i.function == SourceKind.STATE:

@@ -23,13 +23,13 @@ class LogError(VerificationError):
     """A malformed rounding log. Names the step, instruction and element as far as they are known."""
 
     def __init__(
-        self, rule: str, *, step: int | None = None, value: int | None = None, element: int | None = None
+        self, rule: str, *, step: int | None = None, index: int | None = None, element: int | None = None
     ) -> None:
         self.rule = rule
         self.step = step
-        self.value = value
+        self.index = index
         self.element = element
-        parts = (("step", step), ("instruction", value), ("element", element))
+        parts = (("step", step), ("instruction", index), ("element", element))
         where = ", ".join(f"{name} {number}" for name, number in parts if number is not None)
         super().__init__(f"rounding log{' of ' if where else ''}{where}: {rule}")
 
@@ -59,7 +59,7 @@ class Entries:
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
-    """Entries by body value in ascending order; values without entries are left out."""
+    """Entries by the index of their instruction, in ascending order; instructions without entries are left out."""
 
     entries: Mapping[int, Entries] = field(default_factory=dict)
 
@@ -71,26 +71,26 @@ class StepLog:
     def check(self, program: Program, step: int) -> None:
         """Raise `LogError` unless every entry names a logged sum's element of the program, in order and only once."""
         before = -1
-        for value, entries in self.entries.items():
-            if value <= before:
-                rule = "instruction twice" if value == before else f"expected instructions after {before} in order"
-                raise LogError(rule, step=step, value=value)
-            before = value
-            if value >= len(program.body) or sum_kind(program.body[value]) is None:
-                raise LogError("expected a sum of f32, which alone is logged", step=step, value=value)
-            _check_entries(entries, program.body[value].numel, step, value)
+        for index, entries in self.entries.items():
+            if index <= before:
+                rule = "instruction twice" if index == before else f"expected instructions after {before} in order"
+                raise LogError(rule, step=step, index=index)
+            before = index
+            if index >= len(program.body) or sum_kind(program.body[index]) is None:
+                raise LogError("expected a sum of f32, which alone is logged", step=step, index=index)
+            _check_entries(entries, program.body[index].numel, step, index)
 
 
-def _check_entries(entries: Entries, numel: int, step: int, value: int) -> None:
+def _check_entries(entries: Entries, numel: int, step: int, index: int) -> None:
     if not len(entries) or entries.elements.shape != entries.up.shape:
         raise LogError(
-            f"expected as many directions as elements, at least one, got {len(entries)}", step=step, value=value
+            f"expected as many directions as elements, at least one, got {len(entries)}", step=step, index=index
         )
     wrong = np.flatnonzero(np.diff(entries.elements) <= 0)
     if wrong.size:
         first, second = (int(entries.elements[wrong[0] + k]) for k in (0, 1))
         rule = "element twice" if first == second else f"unsorted: comes after element {first}"
-        raise LogError(rule, step=step, value=value, element=second)
+        raise LogError(rule, step=step, index=index, element=second)
     for element in (int(entries.elements[0]), int(entries.elements[-1])):
         if not 0 <= element < numel:
-            raise LogError(f"out of range: expected an element below {numel}", step=step, value=value, element=element)
+            raise LogError(f"out of range: expected an element below {numel}", step=step, index=index, element=element)

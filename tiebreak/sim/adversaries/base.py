@@ -219,10 +219,10 @@ def false_sum(*, in_last_segment: bool = False, stepwise: bool = False) -> Devia
         program = workshop.program
         first = job.first_step(job.checkpoints - 1) if in_last_segment else 1
         long = [job.last_step(k) for k in range(job.checkpoints) if job.segment_steps(k) > 1]
-        leaf = rng.choice(long_sums(program, TERMS_PER_LEAF + 1))
+        index = rng.choice(long_sums(program, TERMS_PER_LEAF + 1))
         step = rng.randint(first, max(long) if stepwise else job.steps)
-        element = rng.randrange(program.body[leaf].numel)
-        return tampered(workshop, job, Cheat(step=step, leaf=leaf, element=element, change=_twice))
+        element = rng.randrange(program.body[index].numel)
+        return tampered(workshop, job, Cheat(step=step, leaf=index, element=element, change=_twice))
 
     return tried(attempt)
 

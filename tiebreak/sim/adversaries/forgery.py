@@ -26,7 +26,7 @@ from tiebreak.sim.world.workshop import Workshop
 Bend = Callable[[int], int]
 """Maps the number of accumulators of a sum to the first one to bend."""
 Raw = Mapping[tuple[int, int], Callable[[bytes], bytes]]
-"""Maps (step, body value) to a change of its bytes wherever they are committed or shown."""
+"""Maps (step, index of an instruction) to a change of its result's bytes wherever they are committed or shown."""
 Words = Mapping[int, Mapping[tuple[int, int], bytes]]
 """Words of log trees: maps step to (value, chunk) to the word."""
 
@@ -142,11 +142,11 @@ class ForgedMemory(ForgedEvidence, MemoryEvidence):
         return self._bend(count)
 
     def _shown(self, step: int, data: dict[int, bytes], ids: dict[int, Digest]) -> Values:
-        for (number, leaf), change in self._raw.items():
+        for (number, index), change in self._raw.items():
             if number == step:
-                data[leaf] = change(data[leaf])
-                instruction = self.program.body[leaf]
-                ids[leaf] = identify(instruction.dtype, instruction.shape, data[leaf])
+                data[index] = change(data[index])
+                instruction = self.program.body[index]
+                ids[index] = identify(instruction.dtype, instruction.shape, data[index])
         return super()._shown(step, data, ids)
 
 

@@ -51,7 +51,7 @@ SAMPLE: Final = 64
 class ExactSum:
     """One element of one logged sum: the exact value n * 2^e, before rounding."""
 
-    leaf: int
+    index: int
     element: int
     n: int
     e: int
@@ -132,7 +132,7 @@ class LogCheat:
 
         def put(leaf: int, tensor: Tensor) -> Tensor:
             for nudge in nudged:
-                if nudge.exact.leaf == leaf:
+                if nudge.exact.index == leaf:
                     tensor = tensor.clone()
                     _put(tensor, nudge)
             return tensor
@@ -149,7 +149,7 @@ def _put(tensor: Tensor, nudge: Nudge) -> None:
 class Course:
     """The elements of one sum that a trainer steers, and the steps in which it does."""
 
-    leaf: int
+    index: int
     elements: Sequence[int]
     steps: Sequence[int]
 
@@ -168,12 +168,12 @@ class _Steering:
     nudges: list[Nudge] = field(default_factory=list)
 
     def settle(
-        self, value: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
+        self, index: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
         """Records the log as `tiebreak.engine.logged.recording.Recorder` does, and writes the cheat's numbers."""
-        self.recorder.settle(value, instruction, operands, result, near)
-        for element in self.course.elements if value == self.course.leaf else ():
-            exact = exact_sum(self.job, self.arithmetic, value, instruction, operands, element)
+        self.recorder.settle(index, instruction, operands, result, near)
+        for element in self.course.elements if index == self.course.index else ():
+            exact = exact_sum(self.job, self.arithmetic, index, instruction, operands, element)
             way = Direction.NONE if exact is None or not exact.between else self.choose(exact)
             if exact is not None and way != Direction.NONE:
                 self.nudges.append(Nudge(step=self.step, exact=exact, way=way, logged=self.entry))
@@ -184,12 +184,12 @@ class _Steering:
         """The honest log with the cheat's entries, or with no entries for the cheat's elements."""
         log = self.recorder.log
         for nudge in self.nudges:
-            log = with_entry(log, nudge.exact.leaf, nudge.exact.element, nudge.way if nudge.logged else Direction.NONE)
+            log = with_entry(log, nudge.exact.index, nudge.exact.element, nudge.way if nudge.logged else Direction.NONE)
         return log
 
 
 def exact_sum(
-    job: Job, arithmetic: Arithmetic, value: int, instruction: Instruction, operands: Sequence[Tensor], element: int
+    job: Job, arithmetic: Arithmetic, index: int, instruction: Instruction, operands: Sequence[Tensor], element: int
 ) -> ExactSum | None:
     """The exact sum of one element; None if it is not finite."""
     kind = sum_kind(instruction)
@@ -198,20 +198,20 @@ def exact_sum(
     if total is None:
         return None
     rounding = Rounding(precision=job.precision, tolerance=tolerance_of(job.tolerances, kind))
-    return ExactSum(leaf=value, element=element, n=total[0], e=total[1], rounding=rounding)
+    return ExactSum(index=index, element=element, n=total[0], e=total[1], rounding=rounding)
 
 
-def with_entry(log: StepLog, value: int, element: int, way: Direction) -> StepLog:
+def with_entry(log: StepLog, index: int, element: int, way: Direction) -> StepLog:
     """The log with its entry for an element replaced; NONE removes the entry."""
-    old = log.entries.get(value, Entries(np.empty(0, np.int64), np.empty(0, np.bool_)))
+    old = log.entries.get(index, Entries(np.empty(0, np.int64), np.empty(0, np.bool_)))
     pairs = dict(zip(old.elements.tolist(), old.up.tolist(), strict=True))
     pairs.pop(element, None)
     if way != Direction.NONE:
         pairs[element] = way == Direction.UP
     elements = sorted(pairs)
     new = Entries(np.array(elements, dtype=np.int64), np.array([pairs[k] for k in elements], dtype=np.bool_))
-    entries = {number: found for number, found in log.entries.items() if number != value}
-    return StepLog(dict(sorted((entries | ({value: new} if len(new) else {})).items())))
+    entries = {other: found for other, found in log.entries.items() if other != index}
+    return StepLog(dict(sorted((entries | ({index: new} if len(new) else {})).items())))
 
 
 def steer(run: Source, interpreter: Interpreter, course: Course, *, choose: Choice, entry: bool) -> LogCheat:
@@ -244,20 +244,20 @@ def steer(run: Source, interpreter: Interpreter, course: Course, *, choose: Choi
 
 
 def _sums(program: Program) -> list[int]:
-    """The numbers of the logged sums."""
+    """The indices of the logged sums."""
     return [n for n, i in enumerate(program.body) if sum_kind(i) is not None]
 
 
-def _course(program: Program, leaf: int, steps: range, rng: Random, count: int = SAMPLE) -> Course:
+def _course(program: Program, index: int, steps: range, rng: Random, count: int = SAMPLE) -> Course:
     """A random sample of the elements of a sum."""
-    numel = program.body[leaf].numel
-    return Course(leaf=leaf, elements=sorted(rng.sample(range(numel), min(numel, count))), steps=steps)
+    numel = program.body[index].numel
+    return Course(index=index, elements=sorted(rng.sample(range(numel), min(numel, count))), steps=steps)
 
 
 def _once(workshop: Workshop, step: int, rng: Random, choose: Choice, *, entry: bool) -> LogCheat:
     """Rounds elements of a random sum in one step."""
-    leaf = rng.choice(_sums(workshop.program))
-    course = _course(workshop.program, leaf, range(step, step + 1), rng)
+    index = rng.choice(_sums(workshop.program))
+    course = _course(workshop.program, index, range(step, step + 1), rng)
     return steer(workshop.run(), workshop.interpreter, course, choose=choose, entry=entry)
 
 
@@ -302,9 +302,9 @@ def rounded(*choices: Choice, entry: bool, count: int, always: bool = False) -> 
 
     def attempt(workshop: Workshop, job: Job, rng: Random) -> Work:
         while True:
-            leaf, step = rng.choice(_sums(workshop.program)), step_of(job, rng)
+            index, step = rng.choice(_sums(workshop.program)), step_of(job, rng)
             steps = onward(job, step) if always else range(step, step + 1)
-            course = _course(workshop.program, leaf, steps, rng, count)
+            course = _course(workshop.program, index, steps, rng, count)
             choose = rng.choice(choices) if len(choices) > 1 else choices[0]
             cheat = steer(workshop.run(), workshop.interpreter, course, choose=choose, entry=entry)
             if cheat.nudges:  # else none of these elements can be rounded in two ways
@@ -322,7 +322,7 @@ def entry_of_another_step(workshop: Workshop, job: Job, rng: Random) -> Work:
     (nudge,) = cheat.nudges
     logs = dict(cheat.logs)
     filed = logs.get(other, workshop.run().step_log(other))
-    logs[other] = with_entry(filed, nudge.exact.leaf, nudge.exact.element, nudge.way)
+    logs[other] = with_entry(filed, nudge.exact.index, nudge.exact.element, nudge.way)
     return _with_logs(workshop, job, cheat, logs)
 
 
@@ -360,12 +360,12 @@ def padding_words(workshop: Workshop, job: Job, rng: Random) -> Work:
     itself harms nobody.
     """
     program, step = workshop.program, step_of(job, rng)
-    leaf = rng.choice([n for n in _sums(program) if program.body[n].numel % WORD_ELEMENTS])
-    last, inside = divmod(program.body[leaf].numel, WORD_ELEMENTS)
-    word = LogTree(program, workshop.run().step_log(step)).word(leaf, last)
+    index = rng.choice([n for n in _sums(program) if program.body[n].numel % WORD_ELEMENTS])
+    last, inside = divmod(program.body[index].numel, WORD_ELEMENTS)
+    word = LogTree(program, workshop.run().step_log(step)).word(index, last)
     code = rng.choice((Direction.DOWN, Direction.UP, 3))
     forged = _with_code(word, rng.randrange(inside, WORD_ELEMENTS), code)
-    return deviating(workshop, job, _honest, first_step=job.steps + 1, words={step: {(leaf, last): forged}})
+    return deviating(workshop, job, _honest, first_step=job.steps + 1, words={step: {(index, last): forged}})
 
 
 def _honest(_step: int) -> None:
@@ -387,9 +387,9 @@ def code_three(workshop: Workshop, job: Job, rng: Random) -> Work:
     cheat = _once(workshop, step, rng, _first_only(if_near(wrong_way)), entry=False)
     if not cheat.nudges:
         return workshop.honest(job)
-    leaf, (chunk, place) = cheat.nudges[0].exact.leaf, divmod(cheat.nudges[0].exact.element, WORD_ELEMENTS)
-    forged = _with_code(LogTree(workshop.program, cheat.logs[step]).word(leaf, chunk), place, 3)
-    logs, words = _all_logs(workshop, job, cheat.logs), {step: {(leaf, chunk): forged}}
+    index, (chunk, place) = cheat.nudges[0].exact.index, divmod(cheat.nudges[0].exact.element, WORD_ELEMENTS)
+    forged = _with_code(LogTree(workshop.program, cheat.logs[step]).word(index, chunk), place, 3)
+    logs, words = _all_logs(workshop, job, cheat.logs), {step: {(index, chunk): forged}}
     return deviating(workshop, job, cheat.tamper, first_step=step, logs=logs, words=words)
 
 

@@ -199,24 +199,24 @@ def not_a_number(workshop: Workshop, job: Job, rng: Random) -> Work:
     program, step = workshop.program, step_of(job, rng)
     committed = {commit.operands[0].value for commit in program.commits}
     maps = [n for n, i in enumerate(program.body) if i.opcode == Opcode.MAP and i.dtype == DType.F32 and i.shape]
-    leaf = rng.choice([n for n in maps if n not in committed])
-    element = rng.randrange(program.body[leaf].numel)
+    index = rng.choice([n for n in maps if n not in committed])
+    element = rng.randrange(program.body[index].numel)
     bits = NAN_BITS | rng.randrange(1, 1 << 22) | rng.getrandbits(1) << 31
 
     def payload(data: bytes) -> bytes:
         return data[: 4 * element] + bits.to_bytes(4, "little") + data[4 * element + 4 :]
 
-    cheat = Cheat(step=step, leaf=leaf, element=element, change=lambda x: torch.full_like(x, float("nan")))
-    return tampered(workshop, job, cheat, raw={(step, leaf): payload})
+    cheat = Cheat(step=step, leaf=index, element=element, change=lambda x: torch.full_like(x, float("nan")))
+    return tampered(workshop, job, cheat, raw={(step, index): payload})
 
 
 def bent_partial_sum(workshop: Workshop, job: Job, rng: Random) -> Work:
     """A fraction bit of a long sum is flipped, and one of its partial sums is bent to fit it."""
     program, step = workshop.program, step_of(job, rng)
-    leaf = rng.choice(long_sums(program, TERMS_PER_LEAF + 1))
+    index = rng.choice(long_sums(program, TERMS_PER_LEAF + 1))
     bit, share = rng.randrange(MAX_PRECISION - job.precision, FRACTION_BITS), rng.random()
-    element = rng.randrange(program.body[leaf].numel)
-    cheat = Cheat(step=step, leaf=leaf, element=element, change=lambda total: flip_bit(total, bit))
+    element = rng.randrange(program.body[index].numel)
+    cheat = Cheat(step=step, leaf=index, element=element, change=lambda total: flip_bit(total, bit))
     return tampered(workshop, job, cheat, bend=lambda count: int(share * count))
 
 

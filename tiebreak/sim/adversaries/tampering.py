@@ -26,7 +26,7 @@ Change = Callable[[Tensor], Tensor]
 Tamper = Callable[[int], Observer | None]
 """Maps a step to the observer with which a cheat replaces honest values (None: nothing is replaced)."""
 Redone = Mapping[int, Mapping[int, Tensor]]
-"""Maps an instruction to replacements of its operands, by the number of the value that it reads."""
+"""Maps an instruction to replacements of its operands, by the value that it reads."""
 
 
 class Tampered(Interpreter):
@@ -66,7 +66,7 @@ def together(*observers: Observer) -> Observer:
 
 def redoing(program: Program, arithmetic: Arithmetic, step: int, redone: Redone) -> Observer:
     """Executes some instructions with other operands, such as another seed, learning rate or step."""
-    wanted = {operand.value for number in redone for operand in program.body[number].operands}
+    wanted = {operand.value for index in redone for operand in program.body[index].operands}
     held: dict[int, Tensor] = {}
 
     def observe(leaf: int, tensor: Tensor) -> Tensor:
@@ -99,8 +99,8 @@ def committing(program: Program, choose: Callable[[str, Tensor, Tensor], Tensor]
 def state_sources(program: Program) -> dict[int, str]:
     """The instructions that read the state, with the entries that they read."""
     return {
-        number: i.params.name
-        for number, i in enumerate(program.body)
+        index: i.params.name
+        for index, i in enumerate(program.body)
         if i.opcode == Opcode.SOURCE and i.function == SourceKind.STATE and isinstance(i.params, Slot)
     }
 
@@ -169,15 +169,15 @@ class Cheat:
 
 
 def _source_of(program: Program, name: str) -> int:
-    for number, i in enumerate(program.body):
+    for index, i in enumerate(program.body):
         data = i.opcode == Opcode.SOURCE and i.function == SourceKind.DATA
         if data and isinstance(i.params, Slot) and i.params.name == name:
-            return number
+            return index
     raise ConfigurationError(f"expected data named {name!r}, got {sorted(program.data_spec())}")
 
 
 def gathers_of(program: Program, name: str) -> list[int]:
-    """The numbers of the instructions that gather from a data entry."""
+    """The indices of the instructions that gather from a data entry."""
     source = _source_of(program, name)
     return [n for n, i in enumerate(program.body) if i.opcode == Opcode.GATHER and i.operands[0].value == source]
 
@@ -225,7 +225,7 @@ def flipped_weight_bit(program: Program, *, state: str, step: int, element: int,
 
 
 def long_sums(program: Program, terms: int) -> list[int]:
-    """The numbers of the float32 reductions with at least `terms` terms an element."""
+    """The indices of the float32 reductions with at least `terms` terms an element."""
     return [
         n
         for n, i in enumerate(program.body)
@@ -242,9 +242,9 @@ def as_tf32(value: Tensor) -> Tensor:
     return (value.reshape(1).view(torch.int32) & TF32_MASK).view(torch.float32).reshape(())
 
 
-def low_precision_sum(*, step: int, leaf: int, element: int) -> Cheat:
+def low_precision_sum(*, step: int, index: int, element: int) -> Cheat:
     """One sum of products is truncated to TF32, as on a GPU that was allowed to use it."""
-    return Cheat(name="sum in TF32", step=step, leaf=leaf, element=element, change=as_tf32)
+    return Cheat(name="sum in TF32", step=step, leaf=index, element=element, change=as_tf32)
 
 
 # ---------------------------------------------------------------- bytes and openings

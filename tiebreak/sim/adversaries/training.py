@@ -48,7 +48,7 @@ RATE: Final = "learning_rate"
 
 
 def _drawn_or_stored(program: Program, name: str, rng: Random) -> int:
-    """A leaf where data can be replaced: the drawn batch, or the array that it is drawn from."""
+    """The instruction where data can be replaced: the drawn batch, or the array that it is drawn from."""
     return rng.choice((only(program, Opcode.GATHER, name), source(program, SourceKind.DATA, name)))
 
 
@@ -65,28 +65,28 @@ def _edited(edit: Callable[[Tensor], None]) -> Change:
 
 def poisoned_label(workshop: Workshop, job: Job, rng: Random) -> Work:
     """One example gets another label, in a batch or in the data themselves, once or from a step on."""
-    leaf, first = _drawn_or_stored(workshop.program, LABELS, rng), step_of(job, rng)
-    place = rng.randrange(workshop.program.body[leaf].numel)
+    index, first = _drawn_or_stored(workshop.program, LABELS, rng), step_of(job, rng)
+    place = rng.randrange(workshop.program.body[index].numel)
     turn = rng.randrange(1, CLASSES)
 
     def poison(label_B: Tensor) -> None:
         label_B[place] = (label_B[place] + turn) % CLASSES
 
-    return altered(workshop, job, once_or_onward(job, first, rng), lambda _: putting({leaf: _edited(poison)}))
+    return altered(workshop, job, once_or_onward(job, first, rng), lambda _: putting({index: _edited(poison)}))
 
 
 def poisoned_image(workshop: Workshop, job: Job, rng: Random) -> Work:
     """A few pixels of one image are disturbed by as little as half a grey level, from a step on."""
-    leaf, first = _drawn_or_stored(workshop.program, IMAGES, rng), step_of(job, rng)
+    index, first = _drawn_or_stored(workshop.program, IMAGES, rng), step_of(job, rng)
     pixels = SIDE * SIDE
-    example = rng.randrange(workshop.program.body[leaf].numel // pixels)
+    example = rng.randrange(workshop.program.body[index].numel // pixels)
     touched = [example * pixels + p for p in rng.sample(range(pixels), rng.randint(1, 6))]
     size = rng.choice((2.0**-9, 2.0**-3, 1.0))
 
     def poison(x_BHW: Tensor) -> None:
         x_BHW.view(-1)[touched] += size
 
-    return altered(workshop, job, onward(job, first), lambda _: putting({leaf: _edited(poison)}))
+    return altered(workshop, job, onward(job, first), lambda _: putting({index: _edited(poison)}))
 
 
 def backdoor(workshop: Workshop, job: Job, rng: Random) -> Work:
@@ -136,7 +136,7 @@ def repeated_batch(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def constants(program: Program, value: float) -> list[int]:
-    """The numbers of the program's float32 constants that have this value."""
+    """The indices of the program's float32 constants that have this value."""
     bits = int(torch.tensor(f32(value)).view(torch.int32).item()) & 0xFFFFFFFF
     return [
         n
@@ -168,10 +168,10 @@ def _reading(workshop: Workshop, readers: dict[int, int], value: float) -> Calla
 def changed_learning_rate(workshop: Workshop, job: Job, rng: Random) -> Work:
     """The learning rate differs in the table or where it is read, once or from a step on."""
     first = step_of(job, rng)
-    leaf = _drawn_or_stored(workshop.program, RATE, rng)
+    index = _drawn_or_stored(workshop.program, RATE, rng)
     factor = rng.choice((0.0, 0.5, 1.0 + 2.0**-20, 1.5, 10.0))
     steps = once_or_onward(job, first, rng)
-    return altered(workshop, job, steps, lambda _: putting({leaf: lambda rate: rate * factor}))
+    return altered(workshop, job, steps, lambda _: putting({index: lambda rate: rate * factor}))
 
 
 def wrong_schedule_step(workshop: Workshop, job: Job, rng: Random) -> Work:
@@ -192,7 +192,7 @@ def changed_weight_decay(workshop: Workshop, job: Job, rng: Random) -> Work:
     program, first = workshop.program, step_of(job, rng)
     held, value = constants(program, WEIGHT_DECAY), rng.choice((0.0, 0.01, 0.1))
     if rng.random() < 0.5:
-        changes = {leaf: lambda decay: torch.full_like(decay, value) for leaf in held}
+        changes = {index: lambda decay: torch.full_like(decay, value) for index in held}
         return altered(workshop, job, onward(job, first), lambda _: putting(changes))
     return altered(workshop, job, onward(job, first), _reading(workshop, _readers(program, held), value))
 
@@ -216,15 +216,15 @@ def changed_dropout_rate(workshop: Workshop, job: Job, rng: Random) -> Work:
 def changed_initialisation(workshop: Workshop, job: Job, rng: Random) -> Work:
     """The first step starts from a parameter that is scaled, flipped, or different in one number."""
     program = workshop.program
-    parameters = {leaf: name for leaf, name in state_sources(program).items() if name.startswith(MODEL)}
-    leaf = rng.choice([n for n in parameters if program.body[n].dtype.name == "F32" and program.body[n].shape])
-    place, value = rng.randrange(program.body[leaf].numel), rng.randrange(1, 256) / 256
+    parameters = {index: name for index, name in state_sources(program).items() if name.startswith(MODEL)}
+    index = rng.choice([n for n in parameters if program.body[n].dtype.name == "F32" and program.body[n].shape])
+    place, value = rng.randrange(program.body[index].numel), rng.randrange(1, 256) / 256
 
     def replace_one(parameter: Tensor) -> None:
         parameter.view(-1)[place] = value
 
     change = rng.choice((lambda x: x * 1.5, lambda x: x.flip(0).contiguous(), _edited(replace_one)))
-    return altered(workshop, job, (1,), lambda _: putting({leaf: change}))
+    return altered(workshop, job, (1,), lambda _: putting({index: change}))
 
 
 def changed_beta(workshop: Workshop, job: Job, rng: Random) -> Work:
@@ -238,7 +238,7 @@ def changed_beta(workshop: Workshop, job: Job, rng: Random) -> Work:
 def forgotten_moments(workshop: Workshop, job: Job, rng: Random) -> Work:
     """The optimizer starts again with empty moments in one step, as after a restart from weights alone."""
     step, prefix = step_of(job, rng, 2), f"{OPTIMIZER}exp_avg"
-    moments = [leaf for leaf, name in state_sources(workshop.program).items() if name.startswith(prefix)]
+    moments = [index for index, name in state_sources(workshop.program).items() if name.startswith(prefix)]
     return altered(workshop, job, (step,), lambda _: putting(dict.fromkeys(moments, torch.zeros_like)))
 
 
@@ -327,7 +327,7 @@ def anothers_run(workshop: Workshop, job: Job, rng: Random) -> Work:
     program = workshop.program
     if rng.random() < 0.5:
         theirs = workshop.another(_stranger(rng)).initial
-        read, steps = {leaf: theirs[name] for leaf, name in state_sources(program).items()}, range(1, 2)
+        read, steps = {index: theirs[name] for index, name in state_sources(program).items()}, range(1, 2)
     else:
         read = {source(program, SourceKind.DATA, "seed"): torch.tensor(rng.getrandbits(62))}
         steps = onward(job, 1)

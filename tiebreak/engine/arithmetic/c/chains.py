@@ -144,8 +144,8 @@ class CompiledChain:
             counts.elements += self.code.numel
             counts.undecided += sum(own[at] for own in counters)
             counts.double_rounded += sum(own[at + 1] for own in counters)
-        for number, at in self._finalized:
-            self._chains.finite[number] = not any(own[at] for own in counters)
+        for index, at in self._finalized:
+            self._chains.finite[index] = not any(own[at] for own in counters)
         return made
 
     def _execute(self, pointers: "ctypes.Array[ctypes.c_void_p]") -> "list[ctypes.Array[ctypes.c_int64]]":
@@ -191,7 +191,7 @@ class _Encoder:
         self.finalized: dict[int, int] = {}
         self.resolved: list[tuple[MapFunction, int]] = []
         self._numel, self._precision = code.numel, precision
-        self._pointers = {v: k for k, v in enumerate((*code.inputs, *(s.member.number for s in code.stores)))}
+        self._pointers = {v: k for k, v in enumerate((*code.inputs, *(s.member.index for s in code.stores)))}
         self._made: list[int] = []
         """The register of chains.c for each of the code's."""
         early = {store.register: store for store in code.stores if store.member.replaces is None}
@@ -261,7 +261,7 @@ class _Encoder:
 
     def _stored(self, store: Exported) -> int:
         """A register in the memory of a result."""
-        return self._register(self._pointers[store.member.number], 0, store.member.instruction.dtype.size)
+        return self._register(self._pointers[store.member.index], 0, store.member.instruction.dtype.size)
 
     def _count(self, number: int) -> int:
         """Adds counters and returns their place."""
@@ -273,8 +273,8 @@ class _Encoder:
 
     def _finalize(self, store: Exported, result: int) -> None:
         if store.notes_finite:
-            self.finalized[store.member.number] = self._count(1)
-            self._emit("FINALIZE", result, (), (self.finalized[store.member.number],))
+            self.finalized[store.member.index] = self._count(1)
+            self._emit("FINALIZE", result, (), (self.finalized[store.member.index],))
 
     def _load(self, operand: Load) -> int:
         """The register of an operand, which is copied into the tile if its elements are not contiguous."""

@@ -55,13 +55,13 @@ class GpuBackend(TorchBackend):
     def begin_step(self) -> None:
         self.chains.begin()
 
-    def finalize(self, value: int, i: Instruction) -> LaunchedChain:
+    def finalize(self, index: int, i: Instruction) -> LaunchedChain:
         """A copy, in place where that is allowed: the kernel makes NaN canonical and notes what is not finite."""
-        operand = Access(value, 0, row_major(i.shape))
+        operand = Access(index, 0, row_major(i.shape))
         copy = Instruction(
             opcode=Opcode.MAP, function=MapFunction.COPY, dtype=i.dtype, shape=i.shape, operands=(operand,)
         )
-        return self.chains.make((Member(value, copy, (i.dtype,), (i.numel,), True, True, value),))
+        return self.chains.make((Member(index, copy, (i.dtype,), (i.numel,), True, True, index),))
 
     def end_step(self, loss: Tensor) -> None:
         self.chains.note(loss)

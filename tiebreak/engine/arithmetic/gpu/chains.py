@@ -94,7 +94,7 @@ class LaunchedChains:
         self.notes[:1].copy_(loss.reshape(1).view(torch.int32))
 
     def look(self, ran: Iterable["LaunchedChain"]) -> tuple[dict[int, bool], int]:
-        """Whether each finalized result is finite in all its elements, by value number, and the loss's bits as an i32.
+        """Whether each finalized result is finite in all its elements, by index, and the loss's bits as an i32.
 
         ran: the chains that ran since `begin`. Waits for the device. Raises `ConfigurationError` if a device could not
         settle a transcendental function.
@@ -117,7 +117,7 @@ class LaunchedChain:
         chains = self._chains
         self.code.operands(values, chains.device.type)
         made = self.code.results(values, given, chains.empty)
-        read = (values[number].view(-1)[offset:] for number, offset in self.kernel.reads)
+        read = (values[index].view(-1)[offset:] for index, offset in self.kernel.reads)
         launch(
             kernels("chains").run, ceil(self.code.numel / BLOCK), chains.notes[self._first :], (*made.values(), *read),
             self._numbers, self.code.numel, **self._options,
@@ -125,7 +125,7 @@ class LaunchedChain:
         return made
 
     def read(self, noted: Sequence[int]) -> dict[int, bool]:
-        """Whether finalized results are finite, by value number; counts what FP64 left open."""
+        """Whether finalized results are finite, by index; counts what FP64 left open."""
         first = self._first
         for function, at in self.kernel.resolved:
             undecided, double_rounded, still = noted[first + at : first + at + 3]
@@ -138,7 +138,7 @@ class LaunchedChain:
             counts.elements += self.code.numel
             counts.undecided += undecided
             counts.double_rounded += double_rounded
-        return {number: not noted[first + at] for number, at in self.kernel.finalized.items()}
+        return {index: not noted[first + at] for index, at in self.kernel.finalized.items()}
 
 
 class KernelCode:
@@ -152,21 +152,21 @@ class KernelCode:
         self.reads: list[tuple[int, int]] = []
         """Value and offset of each pointer after those of the outputs."""
         self.finalized: dict[int, int] = {}
-        """The place, by value number, where it is noted that a result is not finite."""
+        """The place, by index, where it is noted that a result is not finite."""
         self.resolved: list[tuple[MapFunction, int]] = []
         """The chain's transcendental functions, each with the place of its notes on what FP64 left open."""
         self.notes = 0
         self.operations = [self._operation(operation) for operation in code.operations]
         for store in code.stores:
             if store.notes_finite:
-                self.finalized[store.member.number] = self._note(1)
-        self.stores = [ChainStore(s.register, self.finalized.get(s.member.number, -1)) for s in code.stores]
+                self.finalized[store.member.index] = self._note(1)
+        self.stores = [ChainStore(s.register, self.finalized.get(s.member.index, -1)) for s in code.stores]
 
     @property
     def dtypes(self) -> tuple[DType, ...]:
         """The dtypes that the kernel's pointers point to, in order: results first."""
         made = (PROTOCOL_DTYPES[store.dtype] for store in self.code.stores)
-        return *made, *(self.code.inputs[number][0] for number, _ in self.reads)
+        return *made, *(self.code.inputs[index][0] for index, _ in self.reads)
 
     def constants(self, precision: int, backend: str, arch: int) -> dict[str, Any]:
         """The constants of the kernel's compilation for a target of Triton, such as ("cuda", 90)."""

@@ -21,7 +21,7 @@ from tiebreak.engine.arithmetic.plain.exact import ElementReader
 from tiebreak.engine.arithmetic.plain.settling import Settler
 from tiebreak.engine.arithmetic.plan.options import Operands, Options
 from tiebreak.engine.arithmetic.plan.stats import Counts
-from tiebreak.engine.arithmetic.plan.sums import Partial, ReduceTables, shuffle
+from tiebreak.engine.arithmetic.plan.sums import Operand, Partial, ReduceTables, progression, shuffle
 from tiebreak.engine.arithmetic.plan.views import Integers, check_reach
 from tiebreak.engine.arithmetic.plan.ziv import DENSE, Collector, coefficient
 from tiebreak.protocol.program.isa import Instruction
@@ -40,6 +40,8 @@ MANY: Final = 32
 """A product is computed again in doubled precision if one element in this many is undecided."""
 LONG: Final = 1 << 14
 """A listed sum of more terms than this may be divided among programs. One of this length takes as long as a launch."""
+NORMS: Final[dict[str, Any]] = {"BLOCK_M": 32, "BLOCK_K": 64, "enable_fp_fusion": False, "num_warps": 4}
+"""The blocks of `norms` and the compiler's options: 32 rows that lie side by side are a line of memory."""
 PARTS: Final[dict[str, Any]] = {"BLOCK": 128, "enable_fp_fusion": False, "num_warps": 4}
 """The block of `add_parts` and `round_listed`, and the compiler's options."""
 
@@ -54,6 +56,17 @@ def tile(backend: str, arch: int) -> dict[str, Any]:
     if backend == "hip":
         return {**blocks, "matrix_instr_nonkdim": 4}
     return {**blocks, "BLOCK_M": 32} if arch >= 100 else blocks
+
+
+def affine_tile(backend: str, arch: int, m: int) -> dict[str, Any]:
+    """The blocks of `product` and the compiler's options for a target, and for results of m rows.
+
+    Where there are FP64 matrix instructions, a warp computes 32 x 32 elements, and copies run two steps ahead.
+    """
+    options = {**tile(backend, arch), "GROUP": 8}
+    if backend == "cuda" and arch < 100:
+        options |= {"BLOCK_M": 128, "num_stages": 4} if m > 64 else {"BLOCK_N": 128, "num_stages": 4}
+    return options
 
 
 def twice(options: dict[str, Any]) -> dict[str, Any]:
@@ -74,6 +87,66 @@ def settling(terms: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
+class AffineOperand:
+    """An operand of `product`: whether the terms (`along`) or the rows lie side by side, and the step of the others.
+
+    `unit` is 4 where the step, every batch's place and the number of those that lie side by side are multiples of 4.
+    Then four neighbours, counted from a multiple of 4, are 16 bytes at a multiple of 16 bytes from the operand's
+    first, all inside or all outside, so they are copied at once. If unit is 4, kernels compute with the multiples of 4
+    that are not above these numbers: a promise that does not hold gives wrong sums, in the interpreter too.
+    """
+
+    along: bool
+    step: int
+    unit: int
+
+    @classmethod
+    def of(cls, operand: Operand) -> "AffineOperand | None":
+        """The form in which `product` reads an operand; None if a table is no progression, or none has the step 1."""
+        own, k = progression(operand.own), progression(operand.k)
+        along = k == 1 or len(operand.k) == 1
+        if own is None or k is None or not (along or own == 1 or len(operand.own) == 1):
+            return None
+        step, count = (own, len(operand.k)) if along else (k, len(operand.own))
+        return cls(along, step, 1 if step % 4 or count % 4 or (operand.batch % 4).any() else 4)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """The arguments of `product` that take the place of tables of m, n and k."""
+
+    sides: tuple[AffineOperand, AffineOperand]
+    out_step: int
+    """The distance of two rows of the result, whose columns lie side by side."""
+    cut: int
+    """The most terms whose squares a program of `norms` adds."""
+    cuts: int
+
+    @classmethod
+    def of(cls, tables: ReduceTables, device: torch.device) -> "Affine | None":
+        """None where a sum needs `contract` or `add_up`."""
+        if not tables.out:
+            return None
+        first, last = tables.operands
+        a, b = AffineOperand.of(first), AffineOperand.of(last)
+        rows, columns = map(progression, tables.out[1:])
+        if a is None or b is None or rows is None or not (columns == 1 or len(last.own) == 1):
+            return None
+        tiles = len(first.batch) * sum(ceil(len(o.own) / NORMS["BLOCK_M"]) for o in tables.operands)
+        return cls((a, b), rows, *_cut(tables.terms, tiles, device))
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        a, b = self.sides
+        return a.step, b.step
+
+    @property
+    def options(self) -> dict[str, Any]:
+        a, b = self.sides
+        return {"A_ALONG": a.along, "B_ALONG": b.along, "A_UNIT": a.unit, "B_UNIT": b.unit}
+
+
+@dataclass(frozen=True)
 class _Call:
     """One launch: `numbers` are the kernel's arguments between `sizes` and `step`."""
 
@@ -88,6 +161,7 @@ class _Call:
     """The most terms of a part; the last one may have fewer."""
     roundings: int
     """The number of roundings on a term's path, additions of parts included."""
+    affine: Affine | None = None
 
     def places(self, numbers: Tensor) -> Tensor:
         """The places of elements in the result, by their row-major numbers over (batch, m, n)."""
@@ -110,17 +184,35 @@ class _Call:
 
     def launch(self, read: Sequence[Tensor], memory: Sequence[Any], factor: float, **options: Any) -> None:
         """Launches the kernel. memory: out, found, room, listed, sums, errors and sizes, as in `kernels/sums.py`."""
+        tables, numbers, sides = self.tables, (*self.numbers, self.step), {}
+        if (affine := self.affine) is not None:
+            *others, sizes = memory
+            batches, m, n = self.shape
+            if sizes is None:
+                sizes = torch.empty((affine.cuts, batches, m + n), dtype=torch.float64, device=read[0].device)
+            memory, tables, sides = (*others, sizes), [tables[0], tables[3], tables[6]], affine.options
+            tiles = batches * sum(ceil(rows / NORMS["BLOCK_M"]) for rows in (m, n))
+            launch(
+                kernels("sums").norms, tiles * affine.cuts, read[0], read[-1], *tables[:2], sizes, *self.numbers,
+                affine.cut, *affine.steps, **sides, **NORMS,
+            )  # fmt: skip
+            numbers = (*self.numbers, affine.cuts, self.step, *affine.steps, affine.out_step)
         launch(
-            self.kernel, self.tiles * self.parts, read[0], read[-1], *self.tables, *memory, *self.numbers, self.step,
-            factor, FLUSH=FLUSH, **self.options, **options,
+            self.kernel, self.tiles * self.parts, read[0], read[-1], *tables, *memory, *numbers, factor, FLUSH=FLUSH,
+            **sides, **self.options, **options,
         )  # fmt: skip
 
+    @property
+    def cuts(self) -> int:
+        """The number of pieces of the terms whose sizes are left."""
+        return self.parts if self.affine is None else self.affine.cuts
+
     def leave(self, read: Sequence[Tensor]) -> list[Tensor]:
-        """FP64 sums (parts, batches, m n) and what bounds are made of (parts, batches, m + n), of each part."""
+        """FP64 sums (parts, batches, m n) and what bounds are made of (cuts, batches, m + n), of each part and cut."""
         batches, m, n = self.shape
-        widths = (m * n, m + n) if self.matrix else (1, 1)
+        forms = ((self.parts, m * n), (self.cuts, m + n)) if self.matrix else ((self.parts, 1), (self.cuts, 1))
         sums, sizes = (
-            torch.empty((self.parts, batches, width), dtype=torch.float64, device=read[0].device) for width in widths
+            torch.empty((count, batches, width), dtype=torch.float64, device=read[0].device) for count, width in forms
         )
         self.launch(read, (None, None, 0, None, sums, None, sizes), 0.0, PRECISION=32, LEAVE=True)
         return [sums, sizes]
@@ -129,6 +221,7 @@ class _Call:
 def _cut(terms: int, tiles: int, device: torch.device) -> tuple[int, int]:
     """The most terms of a part, and the number of parts that gives the device work."""
     step = ceil(terms / max(1, min(ceil(programs(device) / tiles), terms // FEWEST)))
+    step = ceil(step / 16) * 16  # so that parts of operands that lie side by side begin at multiples of 16 bytes
     return step, ceil(terms / step)
 
 
@@ -173,7 +266,7 @@ class LaunchedSum:
             launch(
                 kernels("sums").contract_twice, programs(device), read[0], read[-1], *call.tables, out, found, listed,
                 counters, *call.numbers, numel, again, PRECISION=precision, MANY=many, FLUSH=FLUSH,
-                **twice(call.options),
+                **twice(tile(*target(device))),
             )  # fmt: skip
         self._settle(call, read, out, found, listed, counters, many)
         return out
@@ -226,8 +319,11 @@ class LaunchedSum:
         if shuffled is not None:
             terms, run_k = shuffle(terms, run_k, shuffled)
         held: list[Integers]
+        kernel, affine = kernels("sums").add_up, None if shuffled is not None else Affine.of(tables, device)
         if tables.out:
-            options, batches, m, n = tile(*target(device)), len(first.batch), len(first.own), len(last.own)
+            batches, m, n = len(first.batch), len(first.own), len(last.own)
+            options = tile(*target(device)) if affine is None else affine_tile(*target(device), m)
+            kernel = kernels("sums").contract if affine is None else kernels("sums").product
             held = [first.batch, first.own, terms[0], last.batch, last.own, terms[-1], *tables.out]
             tiles, numbers = batches * ceil(m / options["BLOCK_M"]) * ceil(n / options["BLOCK_N"]), (m, n, k, batches)
             lane = 1
@@ -238,18 +334,17 @@ class LaunchedSum:
             tiles, numbers = ceil(batches / options["BLOCK_M"]), (tables.run_batch, run_k, k, batches)
             lane = options["BLOCK_K"]
         step, parts = _cut(k, tiles, device)
-        # In `contract` a term stays in its lane; `add_up` adds the lanes in the end.
+        # In a product a term stays in its lane; `add_up` adds the lanes in the end.
         roundings = min(k, FLUSH + ceil(step / (FLUSH * lane)) + lane + parts)
         on_device = [torch.from_numpy(t).to(device) for t in held]
-        kernel = kernels("sums").contract if tables.out else kernels("sums").add_up
-        return _Call(kernel, on_device, numbers, options, tiles, parts, step, roundings)
+        return _Call(kernel, on_device, numbers, options, tiles, parts, step, roundings, affine)
 
     def _join(self, call: _Call, left: Sequence[Tensor], memory: Sequence[Any], factor: float) -> None:
         """Adds the parts, tests and rounds; memory: out, found, room, listed, sums and errors."""
         numel, (batches, m, n) = prod(call.shape), call.shape
         launch(
             kernels("sums").add_parts, ceil(numel / PARTS["BLOCK"]), *left, *call.tables[-3:], *memory, m, n,
-            batches, call.parts, factor, MATRIX=call.matrix, PRECISION=self._rounded.precision, **PARTS,
+            batches, call.parts, call.cuts, factor, MATRIX=call.matrix, PRECISION=self._rounded.precision, **PARTS,
         )  # fmt: skip
 
     def _settle_or_report(

@@ -32,14 +32,14 @@ Table = Mapping[Opcode, Callable[[Instruction, Sequence[torch.dtype]], Prepared 
 class Finalizer:
     """Makes one f32 value committable: every NaN becomes the canonical one, and it is noted whether all is finite."""
 
-    def __init__(self, backend: "TorchBackend", value: int) -> None:
-        self._backend, self._value = backend, value
+    def __init__(self, backend: "TorchBackend", index: int) -> None:
+        self._backend, self._index = backend, index
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:  # noqa: ARG002
-        """The finalized value by its number. Only the memory of values in `given` may be overwritten."""
-        n = self._value
-        self._backend.finite[n] = self._backend.is_finite(values[n])
-        return {n: values[n] if self._backend.finite[n] else canonical(values[n])}
+        """The finalized value by its index. Only the memory of values in `given` may be overwritten."""
+        index = self._index
+        self._backend.finite[index] = self._backend.is_finite(values[index])
+        return {index: values[index] if self._backend.finite[index] else canonical(values[index])}
 
 
 class TorchBackend:
@@ -113,16 +113,16 @@ class TorchBackend:
         """Forgets what the step before it left to `look`."""
         self.finite.clear()
 
-    def finalize(self, value: int, i: Instruction) -> "Finalizer | PreparedChain":  # noqa: ARG002
+    def finalize(self, index: int, i: Instruction) -> "Finalizer | PreparedChain":  # noqa: ARG002
         """Prepares to finalize an f32 value that comes from no chain."""
-        return Finalizer(self, value)
+        return Finalizer(self, index)
 
     def end_step(self, loss: Tensor) -> None:
         """Takes the loss, an f32 of rank 0, after all else."""
         self._loss = loss
 
     def look(self, ran: Iterable[object]) -> tuple[dict[int, bool], int]:  # noqa: ARG002
-        """Whether each finalized value is finite, by number, and the loss's bits as an i32.
+        """Whether each finalized value is finite, by index, and the loss's bits as an i32.
 
         ran: all chains and finalizers that ran in the step.
         """

@@ -11,17 +11,9 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.plan.chains import first_of
 from tiebreak.engine.arithmetic.plan.options import Pieces
 from tiebreak.engine.arithmetic.plan.views import View
-from tiebreak.protocol.numbers.philox import half_width
+from tiebreak.protocol.numbers.philox import M0, M1, MASK, ROUNDS, SHUFFLE_MARK, SHUFFLE_ROUNDS, W0, W1, half_width
 from tiebreak.protocol.program.isa import Instruction, RandomParams, ShuffleParams
 
-_M0: Final = 0xD2511F53
-_M1: Final = 0xCD9E8D57
-_W0: Final = 0x9E3779B9
-_W1: Final = 0xBB67AE85
-_MASK: Final = 0xFFFFFFFF
-_ROUNDS: Final = 10
-_SHUFFLE_ROUNDS: Final = 8
-_SHUFFLE_MARK: Final = 1 << 31
 TABLE: Final = 1 << 14
 """Permutations of up to this length are computed whole."""
 TABLES: Final = 4
@@ -36,12 +28,12 @@ def philox(counter: Words, key: tuple[Tensor, Tensor], *, on_host: bool) -> Word
         return _philox_on_host(counter, (int(key[0].item()), int(key[1].item())))
     c0, c1, c2, c3 = counter
     k0, k1 = key
-    for _ in range(_ROUNDS):
+    for _ in range(ROUNDS):
         # An i64 product wraps to the right 64 bits. The shift is arithmetic, so the high word is masked.
-        p0, p1 = c0 * _M0, c2 * _M1
-        c0, c1 = (p1 >> 32).bitwise_and_(_MASK) ^ c1 ^ k0, p1.bitwise_and_(_MASK)
-        c2, c3 = (p0 >> 32).bitwise_and_(_MASK) ^ c3 ^ k1, p0.bitwise_and_(_MASK)
-        k0, k1 = (k0 + _W0) & _MASK, (k1 + _W1) & _MASK
+        p0, p1 = c0 * M0, c2 * M1
+        c0, c1 = (p1 >> 32).bitwise_and_(MASK) ^ c1 ^ k0, p1.bitwise_and_(MASK)
+        c2, c3 = (p0 >> 32).bitwise_and_(MASK) ^ c3 ^ k1, p0.bitwise_and_(MASK)
+        k0, k1 = (k0 + W0) & MASK, (k1 + W1) & MASK
     return c0, c1, c2, c3
 
 
@@ -51,9 +43,9 @@ def _philox_on_host(counter: Words, key: tuple[int, int]) -> Words:
     even, odd, spare = (np.empty((2, *shape), dtype=np.uint64) for _ in range(3))
     even[0], odd[0], even[1], odd[1] = (word.numpy() for word in counter)
     column = (2, *(1 for _ in shape))
-    factors, keys = np.array((_M0, _M1), dtype=np.uint64).reshape(column), np.array(key, dtype=np.uint64)
-    steps, mask, half = np.array((_W0, _W1), dtype=np.uint64), np.uint64(_MASK), np.uint64(32)
-    for _ in range(_ROUNDS):
+    factors, keys = np.array((M0, M1), dtype=np.uint64).reshape(column), np.array(key, dtype=np.uint64)
+    steps, mask, half = np.array((W0, W1), dtype=np.uint64), np.uint64(MASK), np.uint64(32)
+    for _ in range(ROUNDS):
         np.multiply(even, factors, out=spare)
         np.right_shift(spare, half, out=even)
         odd ^= keys.reshape(column)
@@ -67,7 +59,7 @@ def _philox_on_host(counter: Words, key: tuple[int, int]) -> Words:
 
 def key_of(seed: Tensor) -> tuple[Tensor, Tensor]:
     """Key words of an i64 seed."""
-    return seed & _MASK, (seed >> 32) & _MASK
+    return seed & MASK, (seed >> 32) & MASK
 
 
 def scalar(base: Tensor, offset: int) -> Tensor:
@@ -80,13 +72,13 @@ def random(instruction: Instruction, operands: Sequence[Tensor], pieces: Pieces)
     seed, step = (scalar(base, a.offset) for base, a in zip(operands, instruction.operands, strict=True))
     before, skip = divmod(first_of(instruction.params), 4)
     blocks = -(-(skip + instruction.numel) // 4)
-    key, third = key_of(seed), step & _MASK
+    key, third = key_of(seed), step & MASK
     fourth = torch.full_like(third, instruction.params.stream)
     words = torch.empty((blocks, 4), dtype=torch.float32, device=seed.device)
     for begin in range(0, blocks, pieces.blocks):
         end = min(begin + pieces.blocks, blocks)
         position = torch.arange(before + begin, before + end, dtype=torch.int64, device=seed.device)
-        drawn = philox((position & _MASK, position >> 32, third, fourth), key, on_host=pieces.on_host)
+        drawn = philox((position & MASK, position >> 32, third, fourth), key, on_host=pieces.on_host)
         for column, word in enumerate(drawn):
             words[begin:end, column] = (word >> 8).to(torch.float32)
     # 24-bit integers times a power of two: exact.
@@ -130,7 +122,7 @@ class Shuffles:
         if key not in self._tables:
             # The network permutes a domain of up to 4 n: one pass over that, and cycles are walked by looking up.
             every = torch.arange(1 << 2 * half_width(params.n), dtype=torch.int64, device=seed.device)
-            image = self._network(every, torch.full_like(every, epoch & _MASK), key_of(seed), params)
+            image = self._network(every, torch.full_like(every, epoch & MASK), key_of(seed), params)
             drawn = image[: params.n]
             while bool((outside := drawn >= params.n).any()):
                 drawn = torch.where(outside, image[drawn], drawn)
@@ -141,7 +133,7 @@ class Shuffles:
 
     def _permute(self, x: Tensor, epoch: Tensor, seed: Tensor, params: ShuffleParams) -> Tensor:
         """The permutation of x, 0 <= x < n, 1-d."""
-        key, third = key_of(seed), epoch & _MASK
+        key, third = key_of(seed), epoch & MASK
         x = self._network(x, third, key, params)
         while bool((outside := x >= params.n).any()):  # cycle walking
             at = outside.nonzero().view(-1)
@@ -153,8 +145,8 @@ class Shuffles:
         mask = (1 << width) - 1
         left, right = x >> width, x & mask
         stream = torch.full_like(epoch, params.stream)
-        for q in range(_SHUFFLE_ROUNDS):
-            counter = right, torch.full_like(right, _SHUFFLE_MARK + q), epoch, stream
+        for q in range(SHUFFLE_ROUNDS):
+            counter = right, torch.full_like(right, SHUFFLE_MARK + q), epoch, stream
             word = philox(counter, key, on_host=self._on_host)[0]
             left, right = right, left ^ (word & mask)
         return (left << width) | right

@@ -39,7 +39,7 @@ def first_of(params: RandomParams) -> int:
 class Member:
     """An instruction of a chain, and what becomes of its result."""
 
-    number: int
+    index: int
     instruction: Instruction
     operand_dtypes: tuple[DType, ...]
     operand_numels: tuple[int, ...]
@@ -130,34 +130,34 @@ class ChainCode:
         self._registers: dict[int, int] = {}
         self._loaded: dict[Load, int] = {}
         for m in members:
-            self._registers[m.number] = self._emit(self._operation(m))
+            self._registers[m.index] = self._emit(self._operation(m))
         stored = sorted((m for m in members if m.exported), key=lambda m: m.replaces is not None)
-        self.stores = [Exported(self._registers[m.number], m) for m in stored]
+        self.stores = [Exported(self._registers[m.index], m) for m in stored]
         """The results that are stored. Those that may take an operand's place come last, when all of it was read."""
 
     @property
     def finalized(self) -> frozenset[int]:
         """The values that are checked: kernels note whether they are finite."""
-        return frozenset(store.member.number for store in self.stores if store.notes_finite)
+        return frozenset(store.member.index for store in self.stores if store.notes_finite)
 
     @cached_property
     def _read(self) -> tuple[tuple[int, torch.dtype, int], ...]:
-        return tuple((number, TORCH_DTYPES[dtype], numel) for number, (dtype, numel) in self.inputs.items())
+        return tuple((index, TORCH_DTYPES[dtype], numel) for index, (dtype, numel) in self.inputs.items())
 
     @cached_property
     def _made(self) -> tuple[tuple[int, tuple[int, ...], torch.dtype, int | None], ...]:
         found = ((store.dtype, store.member) for store in self.stores)
-        return tuple((m.number, m.instruction.shape, dtype, m.replaces) for dtype, m in found)
+        return tuple((m.index, m.instruction.shape, dtype, m.replaces) for dtype, m in found)
 
     def operands(self, values: Mapping[int, Tensor], device: str) -> list[Tensor]:
         """The values read from outside, on a kind of device."""
         read = []
-        for number, dtype, numel in self._read:
-            x = values[number]
+        for index, dtype, numel in self._read:
+            x = values[index]
             # SAFETY: kernels read a value's elements from the tensor's first on, and nothing else of it.
             if x.dtype != dtype or x.numel() != numel or not x.is_contiguous() or x.device.type != device:
                 raise ValueError(
-                    f"value {number}: expected {numel} contiguous elements of {dtype} on {device}, got {x.dtype} "
+                    f"value {index}: expected {numel} contiguous elements of {dtype} on {device}, got {x.dtype} "
                     f"{tuple(x.shape)} on {x.device}"
                 )
             read.append(x)
@@ -171,8 +171,8 @@ class ChainCode:
     ) -> dict[int, Tensor]:
         """Memory for what is stored: of the values in `given` that are replaced, and new."""
         return {
-            number: values[old].view(shape) if old is not None and old in given else empty(shape, dtype)
-            for number, shape, dtype, old in self._made
+            index: values[old].view(shape) if old is not None and old in given else empty(shape, dtype)
+            for index, shape, dtype, old in self._made
         }
 
     def _operation(self, m: Member) -> Iota | Draw | Apply:

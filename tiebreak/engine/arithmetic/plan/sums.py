@@ -140,6 +140,12 @@ def _run(dims: Sequence[Dim]) -> int:
     return dims[-1].size if dims and all(stride == 1 for stride in dims[-1].strides) else 1
 
 
+def progression(table: Integers) -> int | None:
+    """The step of a table 0, step, 2 step ...; 0 if it has one place, None if it is no such table."""
+    step = int(table[1]) if len(table) > 1 else 0
+    return step if np.array_equal(table, step * np.arange(len(table))) else None
+
+
 def shuffle(terms: Sequence[Integers], run: int, shuffled: torch.Generator) -> tuple[list[Integers], int]:
     """The terms in random order: single ones if they are few, else in pieces that are one run in memory."""
     total = len(terms[0]) * run

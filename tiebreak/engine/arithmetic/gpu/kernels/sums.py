@@ -3,11 +3,18 @@
 An element is sum over k of a[a_batch + a_m + a_k] * b[b_batch + b_n + b_k], the offsets being tables, as in c/sums.c.
 Each program computes one tile over one part of the terms: FP32 is loaded, widened in registers, and multiplied in FP64.
 
+`contract` reads the tables, so its compiler knows no two places that lie side by side. `product` serves tables of m, n
+and k that are 0, step, 2 step ..., where terms or rows have the step 1: it copies 16 bytes at a time, two steps ahead.
+
 **The bound** (`tiebreak.engine.arithmetic.plan.ziv` has the proof). A product of two f32 is exact in FP64. After FLUSH
 terms the accumulator joins the total by a plain addition and starts again at zero, so a term passes through at most
 FLUSH roundings, one for each flush, and one for each part: `gpu/sums.py` computes e's coefficient from this count. How
 a matrix unit orders the terms of a flush does not matter, as long as each step is a correctly rounded FMA or addition.
 Squares of f32 are exact too; the sums of squares need no flush, because the proof allows them 2K + 8 roundings.
+
+This holds for `product` too: terms pass through the same additions as in `contract`, with zeros for those that are not
+there. Its squares are added by `norms`, in lanes, lanes in pairs, and cuts of the terms one by one: fewer than K + 8
+additions each, in an order that the proof leaves open.
 
 **Twice.** Where one element in `MANY` is undecided, a matrix product is computed again in doubled precision. Let 2^E
 be above all factors of a row, and q = 2^(E - 22). Each is cut into x1, the nearest multiple of q, at most 2^E, and x2,
@@ -64,12 +71,12 @@ def finish(c, e, place, number, inside, out, found, room, listed, sums, errors, 
     tl.store(out + place, tl.where(high == 0, 0.0, high), mask=inside)
     undecided = inside & ~(high <= low)  # so is NaN, of which no comparison is true
     if tl.sum(tl.ravel(undecided.to(tl.int32)), 0) > 0:
+        if sums is None:
+            tl.store(out + place, round_to(c, PRECISION) + 0.0, mask=undecided)
         at = tl.atomic_add(found + tl.zeros_like(place), 1, mask=undecided)
         kept = undecided & (at < room)
         tl.store(listed + at, number, mask=kept)
-        if sums is None:
-            tl.store(out + place, round_to(c, PRECISION) + 0.0, mask=undecided)
-        else:
+        if sums is not None:
             tl.store(sums + at, c, mask=kept)
             tl.store(errors + at, e, mask=kept)
 
@@ -129,6 +136,120 @@ def contract(
         finish(total, e, place, number, inside, out, found, room, listed, sums, errors, PRECISION)
 
 
+@triton.jit
+def whole(x, UNIT: tl.constexpr):
+    """x, of which the host says that it is a multiple of UNIT, in a form that shows the compiler that it is one."""
+    return x // UNIT * UNIT
+
+
+@triton.jit
+def at_steps(x, i, t, step, ALONG: tl.constexpr):
+    """The addresses of terms t of rows i, whose terms (ALONG) or rows lie side by side; `step` is the other's."""
+    if ALONG:
+        return x + i[:, None] * step + t[None, :]
+    return x + i[:, None] + t[None, :] * step
+
+
+@triton.jit
+def squared(x, to, i, rows, begin, end, step, ALONG: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Stores the sums of squares of terms begin ... end - 1 of rows i."""
+    step, in_m, t = whole(step.to(tl.int64), UNIT), i < (rows if ALONG else whole(rows, UNIT)), tl.arange(0, BLOCK_K)
+    end = whole(end, UNIT) if ALONG else end
+    total = tl.zeros((i.shape[0], BLOCK_K), tl.float64)
+    source = at_steps(x, i, begin + t, step, ALONG)
+    for at in range(begin, end, BLOCK_K):
+        v = tl.load(source, mask=in_m[:, None] & (at + t < end)[None, :], other=0.0).to(tl.float64)
+        total += v * v
+        source += BLOCK_K if ALONG else BLOCK_K * step
+    tl.store(to + i, tl.sum(total, 1), mask=i < rows)
+
+
+@triton.jit(do_not_specialize=["m", "n", "k", "batches", "cut", "a_step", "b_step"])
+def norms(
+    a, b, a_batch, b_batch, sizes, m, n, k, batches, cut, a_step, b_step,
+    A_ALONG: tl.constexpr, B_ALONG: tl.constexpr, A_UNIT: tl.constexpr, B_UNIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Squared norms of the rows and columns of a `product`, to `sizes` (cut, batch, m + n).
+
+    A program takes BLOCK_M rows or columns of one batch, and at most `cut` of their terms.
+    """
+    rows, tiles = tl.cdiv(m, BLOCK_M), tl.cdiv(m, BLOCK_M) + tl.cdiv(n, BLOCK_M)
+    tile, which = tl.program_id(0) % tiles, tl.program_id(0) // tiles
+    batch, begin = which % batches, which // batches * whole(cut, 16)
+    end, to = tl.minimum(begin + cut, k), sizes + which.to(tl.int64) * (m + n)
+    if tile < rows:
+        x, i = a + whole(tl.load(a_batch + batch), A_UNIT), tile * BLOCK_M + tl.arange(0, BLOCK_M)
+        squared(x, to, i, m, begin, end, a_step, A_ALONG, A_UNIT, BLOCK_K)
+    else:
+        x, i = b + whole(tl.load(b_batch + batch), B_UNIT), (tile - rows) * BLOCK_M + tl.arange(0, BLOCK_M)
+        squared(x, to + m, i, n, begin, end, b_step, B_ALONG, B_UNIT, BLOCK_K)
+
+
+@triton.jit
+def squares_of(sizes, i, inside, cuts, width):
+    """The sums of the squares that `norms` left of all cuts."""
+    total = tl.zeros_like(i).to(tl.float64)
+    for _ in range(cuts):
+        total += tl.load(sizes + i, mask=inside, other=0.0)
+        sizes += width
+    return total
+
+
+@triton.jit(do_not_specialize=["room", "m", "n", "k", "batches", "cuts", "step", "a_step", "b_step", "out_step"])
+def product(
+    a, b, a_batch, b_batch, out_batch,
+    out, found, room, listed, sums, errors, sizes,
+    m, n, k, batches, cuts, step, a_step, b_step, out_step, coefficient,
+    A_ALONG: tl.constexpr, B_ALONG: tl.constexpr, A_UNIT: tl.constexpr, B_UNIT: tl.constexpr,
+    PRECISION: tl.constexpr, LEAVE: tl.constexpr, FLUSH: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """As `contract`, where rows, columns and terms have steps in place of tables, and `norms` has left their squares.
+
+    Columns of the result lie side by side. Programs take GROUP tiles of a column after each other, which share lines.
+    """
+    rows, columns = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
+    tile, which = tl.program_id(0) % (rows * columns), tl.program_id(0) // (rows * columns)
+    batch, begin = which % batches, which // batches * whole(step, 16)
+    first = tile // (GROUP * columns) * GROUP
+    height = tl.minimum(rows - first, GROUP)
+    tile = tile % (GROUP * columns)
+    top, left_most = (first + tile % height) * BLOCK_M, tile // height * BLOCK_N
+    i, j = top + tl.arange(0, BLOCK_M), left_most + tl.arange(0, BLOCK_N)
+    end, t = tl.minimum(begin + step, k), tl.arange(0, BLOCK_K)
+    a_end, b_end = whole(end, A_UNIT) if A_ALONG else end, whole(end, B_UNIT) if B_ALONG else end
+    in_m, in_n = i < (m if A_ALONG else whole(m, A_UNIT)), j < (n if B_ALONG else whole(n, B_UNIT))
+    a_step, b_step = whole(a_step.to(tl.int64), A_UNIT), whole(b_step.to(tl.int64), B_UNIT)
+    left = at_steps(a + whole(tl.load(a_batch + batch), A_UNIT), i, begin + t, a_step, A_ALONG)
+    right = tl.trans(at_steps(b + whole(tl.load(b_batch + batch), B_UNIT), j, begin + t, b_step, B_ALONG))
+
+    total, c = tl.zeros((BLOCK_M, BLOCK_N), tl.float64), tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+    for at in range(begin, end, BLOCK_K):
+        x = tl.load(left, mask=in_m[:, None] & (at + t < a_end)[None, :], other=0.0).to(tl.float64)
+        y = tl.load(right, mask=(at + t < b_end)[:, None] & in_n[None, :], other=0.0).to(tl.float64)
+        c = tl.dot(x, y, c, out_dtype=tl.float64)
+        left += BLOCK_K if A_ALONG else BLOCK_K * a_step
+        right += BLOCK_K if B_ALONG else BLOCK_K * b_step
+        if (at + BLOCK_K - begin) % FLUSH == 0:
+            total += c
+            c = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
+    total += c
+
+    # Computed again in 64 bits, so that nothing of this lives in registers through the loop.
+    i, j = top.to(tl.int64) + tl.arange(0, BLOCK_M), left_most.to(tl.int64) + tl.arange(0, BLOCK_N)
+    inside, which, batch = (i < m)[:, None] & (j < n)[None, :], which.to(tl.int64), batch.to(tl.int64)
+    if LEAVE:
+        tl.store(sums + (which * m + i[:, None]) * n + j[None, :], total, mask=inside)
+    else:
+        sizes += batch * (m + n)
+        e = (tl.sqrt(squares_of(sizes, i, i < m, cuts, batches * (m + n))) * coefficient)[:, None]
+        e = e * tl.sqrt(squares_of(sizes + m, j, j < n, cuts, batches * (m + n)))[None, :]
+        place = tl.load(out_batch + batch) + i[:, None] * out_step + j[None, :]
+        number = (batch * m + i[:, None]) * n + j[None, :]
+        finish(total, e, place, number, inside, out, found, room, listed, sums, errors, PRECISION)
+
+
 @triton.jit(do_not_specialize=["room", "k", "batches", "step"], do_not_specialize_on_alignment=["run_batch", "run_k"])
 def add_up(
     a, b, a_batch, a_k, b_batch, b_k,
@@ -179,12 +300,17 @@ def add_up(
         finish(c, bound * coefficient, o, o, inside, out, found, room, listed, sums, errors, PRECISION)
 
 
-@triton.jit(do_not_specialize=["room", "m", "n", "batches", "parts"])
+@triton.jit(do_not_specialize=["room", "m", "n", "batches", "parts", "cuts"])
 def add_parts(
-    left, sizes, out_batch, out_m, out_n, out, found, room, listed, sums, errors, m, n, batches, parts, coefficient,
+    left, sizes, out_batch, out_m, out_n,
+    out, found, room, listed, sums, errors,
+    m, n, batches, parts, cuts, coefficient,
     MATRIX: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Adds, tests and rounds what programs of `contract` (MATRIX) or `add_up` left of the parts of some elements."""
+    """Adds, tests and rounds what other kernels left of the parts of some elements: of products, if MATRIX.
+
+    Sizes are of `cuts` pieces of the terms, which need not be the parts.
+    """
     o, elements = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), batches * m * n
     inside = o < elements
     c, size = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
@@ -195,12 +321,13 @@ def add_parts(
         place += tl.load(out_n + j, mask=inside, other=0)
     for part in range(parts):
         c += tl.load(left + part * elements + o, mask=inside, other=0.0)
+    for cut in range(cuts):
         if MATRIX:
-            norms = sizes + (part * batches + batch) * (m + n)
-            size += tl.load(norms + i, mask=inside, other=0.0)
-            other += tl.load(norms + m + j, mask=inside, other=0.0)
+            squares = sizes + (cut * batches + batch) * (m + n)
+            size += tl.load(squares + i, mask=inside, other=0.0)
+            other += tl.load(squares + m + j, mask=inside, other=0.0)
         else:
-            size += tl.load(sizes + part * elements + o, mask=inside, other=0.0)
+            size += tl.load(sizes + cut * elements + o, mask=inside, other=0.0)
     e = tl.sqrt(size) * coefficient * tl.sqrt(other) if MATRIX else size * coefficient
     finish(c, e, place, o, inside, out, found, room, listed, sums, errors, PRECISION)
 
