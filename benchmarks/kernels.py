@@ -31,7 +31,7 @@ from tiebreak.engine.arithmetic.gpu.kernels import hashing as hash_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import random as draw_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import scatter as scatter_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import sums as kernels
-from tiebreak.engine.arithmetic.plan.chains import ChainCode, Member, sole_member
+from tiebreak.engine.arithmetic.plan.chains import ChainCode, Member, members_of
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode
@@ -214,7 +214,7 @@ def _codes() -> list[chains.KernelCode]:
         Instruction(opcode=Opcode.MAP, function=f, dtype=DType.F32, shape=(4096,), operands=(Access(0, 0, (1,)),))
         for f in (MapFunction.ERF, MapFunction.SIN)
     )
-    return [*codes.made, *(chains.KernelCode(ChainCode([sole_member(i, [x])])) for i in others)]
+    return [*codes.made, *(chains.KernelCode(ChainCode(members_of([i], [x]))) for i in others)]
 
 
 def _chain(name: str) -> chains.KernelCode:

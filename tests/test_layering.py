@@ -27,7 +27,7 @@ FOLDERS = {
 ADAPTERS = {
     "tiebreak.protocol.chain": "speaks to Ethereum nodes",
     "tiebreak.engine.distributed.nearby": "connects the workers of one machine by sockets",
-    "tiebreak.engine.native": "runs the C compiler, and asks the environment for it and for the cache folder",
+    "tiebreak.engine.native": "runs compilers and forks, and asks the environment for them and for the cache folder",
     "tiebreak.sim.games.runner": "plays games in several processes",
 }
 """What below the API may start a process, open a socket or read the environment, by prefix."""

@@ -1,23 +1,26 @@
 """Compiles the Triton kernels as launches on an H100 would, with every form of arguments, where there is none.
 
-`python -m tests.engine.launches` prints how many launches there were. In a process of its own, because it tells Triton
+`python -m tests.engine.launches` prints how many kernels there were. In a process of its own, because it tells Triton
 of a driver that does not exist.
 """
 
 import re
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 from unittest import mock
 
 import torch
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from tests.engine.arithmetic_cases import extreme_of, sum_over
 from tests.engine.random_programs import Writer
 from tiebreak.engine.arithmetic import Arithmetic, backend
-from tiebreak.engine.arithmetic.gpu import chains, hashing, random, scatter, sums
+from tiebreak.engine.arithmetic.gpu import chains, launching, scatter, sums
 from tiebreak.engine.data.tensors import from_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.run import qualify
@@ -42,11 +45,16 @@ FORMS = [
 ]
 
 
-def copied(made: list[Any], first: int) -> set[str]:
+def copied(first: int) -> set[str]:
     """The bytes that the copies of a product take at once whose operands begin at this element of their memory."""
-    i, sizes = FORMS[0]
-    Arithmetic().execute(i, [torch.ones(size + first)[first:] for size in sizes], 0)
-    code = [one for one in made if one.metadata.name == "product"][-1].asm["ptx"]
+    (i, sizes), made = FORMS[0], []
+
+    def compiled(kernel: Any, _: int, *arguments: Any, **options: Any) -> None:
+        made.append(kernel.warmup(*arguments, grid=(1,), **options))
+
+    with mock.patch.object(sums, "launch", compiled):
+        Arithmetic().execute(i, [torch.ones(size + first)[first:] for size in sizes], 0)
+    code = next(one for one in made if one.metadata.name == "product").asm["ptx"]
     return set(re.findall(r"cp\.async\.c[ag]\.shared\.global \[[^]]*\], \[[^]]*\], (0x\w+)", code))
 
 
@@ -58,6 +66,8 @@ def run_chains(seed: int) -> None:
 
 
 class Driver:
+    launcher_cls = staticmethod(lambda _source, metadata: metadata)
+
     def get_current_target(self) -> GPUTarget:
         return GPUTarget("cuda", 90, 32)
 
@@ -68,40 +78,67 @@ class Driver:
         return 0
 
 
+def work() -> None:
+    for number, (i, sizes) in enumerate(FORMS):  # `benchmarks.kernels` compiles each kernel for both precisions
+        Arithmetic(precision=(16, 32)[number % 2]).execute(i, [torch.ones(size) for size in sizes], 0)
+    for case in (*qualify._scatters(), *qualify._draws()):
+        operands = [from_bytes(pack(t, x), t, (len(x),)) for t, x in case.operands]
+        Arithmetic(precision=16).execute(case.instruction, operands, 0)
+    backend.identities({"a": torch.ones(1), "b": torch.ones(1000)})
+    for seed in range(2):
+        with mock.patch.object(chains, "target", return_value=("cuda", 90 + 10 * seed)):
+            run_chains(seed)
+
+
+class Asked:
+    """A kernel that asks Triton's hook, here and in another thread, whether to leave out its compilation."""
+
+    __name__ = cache_key = "asked"
+
+    def __init__(self) -> None:
+        self.answers: list[bool] = []
+
+    def warmup(self, *_: object, **__: object) -> None:
+        hook = knobs.runtime.jit_cache_hook
+        with ThreadPoolExecutor(1) as other:
+            self.answers = [hook(key=""), other.submit(hook, key="").result()]
+
+
 def main() -> None:
-    made = []
-
-    def compiled(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
-        made.append(kernel.warmup(*arguments, grid=(programs,), **options))
-
+    """Everything compiles, in other processes, and is found in the cache afterwards."""
+    cached = []
     driver.set_active(Driver())
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(backend, "launches", return_value=True))
-        for module in (chains, hashing, random, scatter, sums):
-            stack.enter_context(mock.patch.object(module, "launch", compiled))
         for module in (scatter, sums):
             stack.enter_context(mock.patch.object(module, "programs", return_value=4))
         for module in (chains, sums):
             stack.enter_context(mock.patch.object(module, "target", return_value=("cuda", 90)))
-        for number, (i, sizes) in enumerate(FORMS):  # `benchmarks.kernels` compiles each kernel for both precisions
-            Arithmetic(precision=(16, 32)[number % 2]).execute(i, [torch.ones(size) for size in sizes], 0)
-        assert [copied(made, first) for first in (0, 1, 4)] == [{"0x10"}, {"0x4"}, {"0x10"}]
-        for case in (*qualify._scatters(), *qualify._draws()):
-            operands = [from_bytes(pack(t, x), t, (len(x),)) for t, x in case.operands]
-            Arithmetic(precision=16).execute(case.instruction, operands, 0)
-        backend.identities({"a": torch.ones(1), "b": torch.ones(1000)})
-        assert [one.metadata.enable_fp_fusion for one in made] == [False] * len(made)
-        assert {one.metadata.name for one in made} == {
-            "product", "norms", "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest",
-            "add_terms", "decide_sums", "add_open", "round_listed", "permute", "hash_chunks", "hash_nodes",
-        }  # fmt: skip
-        others = list(made)
-        for seed in range(2):
-            with mock.patch.object(chains, "target", return_value=("cuda", 90 + 10 * seed)):
-                run_chains(seed)
-    assert [one.metadata.name for one in made[len(others) :]] == ["run"] * (len(made) - len(others))
-    assert {one.metadata.enable_fp_fusion for one in made} == {False}
-    sys.stdout.write(f"{len(made)}\n")
+        knobs.cache.dir = stack.enter_context(tempfile.TemporaryDirectory())
+        arithmetic = Arithmetic()
+        qualified = launching.find(lambda: qualify._rehearse(arithmetic, [(case, ()) for case in qualify._cases()]))
+        assert len(qualified) < 64  # every kernel costs the user time before the first step
+        assert [copied(first) for first in (0, 1, 4)] == [{"0x10"}, {"0x4"}, {"0x10"}]
+        kernel = Asked()
+
+        def without_memory() -> None:
+            launching.launch(kernel, 1, torch.ones(1))
+            raise torch.OutOfMemoryError
+
+        assert len(launching.find(without_memory)) == 1
+        assert kernel.answers == [True, False]
+        found = launching.find(work)
+        arithmetic.backend.compile_ahead(work)
+        knobs.compilation.listener = lambda *, metadata, cache_hit, **_: cached.append((metadata, cache_hit))
+        for job in found.values():
+            job()
+    assert [hit for _, hit in cached] == [True] * len(found)
+    assert {metadata["enable_fp_fusion"] for metadata, _ in cached} == {False}
+    assert {metadata["name"] for metadata, _ in cached} == {
+        "product", "norms", "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest", "run",
+        "add_terms", "decide_sums", "add_open", "round_listed", "permute", "hash_chunks", "hash_nodes",
+    }  # fmt: skip
+    sys.stdout.write(f"{len(found)}\n")
 
 
 if __name__ == "__main__":

@@ -167,9 +167,9 @@ def steps(of: Task) -> tuple[check._Outcome, check._Outcome, check._Outcome]:
     """The first step by the engine, by eager PyTorch as written, and by eager PyTorch in FP64."""
     captured = capture_task(of)
     with untouched(of.model), torch.enable_grad():
-        ours = check._engine(of, captured, 1, captured.state, exact_step)
-        narrow = check._eager(of, captured, [ours], torch.float32)
-        wide = check._eager(of, captured, [ours], torch.float64)
+        ours = check._engine(of, captured, 1, captured.state, exact_step, check.CPU)
+        narrow = check._eager(of, captured, [ours], torch.float32, check.CPU)
+        wide = check._eager(of, captured, [ours], torch.float64, check.CPU)
     return ours, narrow[0], wide[0]
 
 

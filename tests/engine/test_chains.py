@@ -119,7 +119,7 @@ def test_what_fp64_cannot_decide_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
     i = map_of(MapFunction.EXP, DType.F32, (len(values),), Access(0, 0, (1,)))
     arithmetic = Arithmetic()
     check(arithmetic, i, [tensor_of(DType.F32, values)])
-    found = elements_of(arithmetic.chains.alone(i, [tensor_of(DType.F32, values)]))
+    found = elements_of(arithmetic.chains.run_once([i], [tensor_of(DType.F32, values)])[0])
     assert arithmetic.stats.of("map.exp").undecided == 2 * 600  # by each path
     asked: list[int] = []
 
@@ -128,7 +128,7 @@ def test_what_fp64_cannot_decide_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
         return bits
 
     monkeypatch.setattr(arithmetic.backend.transcendentals, "exact_bits", guess)
-    guessed = elements_of(arithmetic.chains.alone(i, [tensor_of(DType.F32, values)]))
+    guessed = elements_of(arithmetic.chains.run_once([i], [tensor_of(DType.F32, values)])[0])
     assert guessed[:2] == near
     assert guessed[2:6] == found[2:6]
     assert sorted(set(asked)) == sorted(near)

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 from torch.utils.data import DataLoader, TensorDataset
 
+from tests.engine import elsewhere
 from tests.engine.lowering_bench import make_task
 from tests.engine.test_capture_pure import Layer, centred, counting, with_buffers
 from tests.parts import slow_except
@@ -37,6 +39,7 @@ from tiebreak.engine.capture.task import (
     Windows,
 )
 from tiebreak.engine.lowering import RULES
+from tiebreak.engine.run.loop import exact_step
 from tiebreak.protocol.errors import ConfigurationError
 
 DATA = {"x": torch.sin(torch.arange(32.0)).reshape(8, 4), "y": torch.cos(torch.arange(32.0) * 3).reshape(8, 4)}
@@ -102,6 +105,24 @@ def test_what_is_right_passes(name: str) -> None:
     assert captured.checked
     assert all(a is b for a, b in zip(before, [*made.model.parameters(), *made.model.buffers()], strict=True))
     assert captured.program.root == compiling.capture_task(made).program.root
+
+
+def test_another_device_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for one: the steps, both precisions and torch's optimizer run there, and nothing is mixed."""
+    monkeypatch.setattr(elsewhere, "DEVICE", torch.device("meta"))  # on which autograd needs no hardware
+    monkeypatch.setattr(elsewhere, "_DIVISIONS", ())  # eager PyTorch may
+    made = task(two_names(), optimizer=AdamW(lr=0.1))
+    with elsewhere._Literals(), elsewhere.Mode(worse=True) as mode, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert check.checked(made, exact_step, elsewhere.DEVICE).checked
+    names = ("addmm", "native_batch_norm_backward", "addcdiv_", "linalg_vector_norm")
+    assert all(mode.calls[f"aten::{name}"] for name in names), mode.calls
+
+
+def test_what_another_device_cannot_check_is_checked_here() -> None:
+    """For one: `meta` has no results."""
+    with pytest.warns(UserWarning, match=r"checked on the CPU, because the check failed on meta: \S"):
+        assert check.checked(task(network()), exact_step, torch.device("meta")).checked
 
 
 def undo_examining(patch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,10 @@
 """The loader of compiled kernels: what it refuses, and that nothing stands in the way where there is no compiler."""
 
+import fcntl
+import time
+from functools import partial
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -116,3 +120,25 @@ def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, own_cache: Path, t
     assert native.cache_directory() == tmp_path / "tiebreak"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert native.cache_directory() == Path.home() / ".cache" / "tiebreak"
+
+
+def test_kernels_are_compiled_by_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What fails spoils nothing else. A user who waits is told why, once."""
+    monkeypatch.setattr(native, "PATIENCE_S", 0)
+    jobs = [(tmp_path / str(number)).touch for number in range(5)]
+    native.compile_in_parallel([partial(int, "x"), *jobs, partial(time.sleep, 0.3)], tmp_path / "cache")
+    assert all((tmp_path / str(number)).exists() for number in range(5))
+    assert capsys.readouterr().err == "compiling 7 GPU kernels once\n"
+
+
+def test_one_process_at_a_time_compiles(tmp_path: Path) -> None:
+    with (tmp_path / ".tiebreak").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        other = Thread(target=native.compile_in_parallel, args=([(tmp_path / "compiled").touch], tmp_path))
+        other.start()
+        other.join(0.2)
+        assert not (tmp_path / "compiled").exists()
+    other.join()
+    assert (tmp_path / "compiled").exists()

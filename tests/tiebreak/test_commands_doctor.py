@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Commands, Parties
+from tiebreak.api.machine import qualification
 from tiebreak.api.machine.environment import kernels
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.bundle import load_bundle
@@ -65,6 +66,20 @@ def test_as_json_and_without_kernels(monkeypatch: pytest.MonkeyPatch, command: C
     ]
 
 
+def test_torch_alone_on_cuda_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(qualification, "usable_device", torch.device)
+    monkeypatch.setattr(qualification, "examine", lambda *path: path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    cpu, cuda = ("cpu", "pure"), ("cuda:0", "compiled")
+    for launching, pure, paths in (
+        (True, False, [cpu, cuda]),
+        (True, True, [cpu, cuda, ("cuda:0", "pure")]),
+        (False, False, [cpu, ("cuda:0", "pure")]),
+    ):
+        monkeypatch.setattr(qualification, "launches", lambda _, launching=launching: launching)
+        assert list(qualification.verdicts(None, (), pure=pure)) == paths
+
+
 def wrong_root(monkeypatch: pytest.MonkeyPatch) -> None:
     """A square root one ulp off, in torch's path alone."""
     right = maps._FUNCTIONS[MapFunction.SQRT]
@@ -109,7 +124,7 @@ def test_options_that_make_no_sense(command: Commands, option: list[str], said: 
 def test_the_factor_of_the_worst_data(monkeypatch: pytest.MonkeyPatch, command: Commands) -> None:
     monkeypatch.setattr(worst, "QUICK", (worst.product(1, 64, 64, 64), worst.plain(64, 64)))
     monkeypatch.setattr(worst, "PATTERNS", {"exact ties": worst.PATTERNS["exact ties"]})
-    monkeypatch.setattr("tiebreak.api.machine.qualification.verdicts", lambda *_: iter(()))
+    monkeypatch.setattr("tiebreak.api.machine.qualification.verdicts", lambda *_, **__: iter(()))
     rows = rows_of(command("doctor", "--threads", 1, "--worst"))
     for path in ("compiled", "without compiler"):
         found = re.match(r"([\d.]+) times as long as ordinary data \(.*: exact ties\)", rows[f"worst, {path}"])

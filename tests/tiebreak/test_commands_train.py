@@ -60,8 +60,7 @@ def test_a_run_in_pieces_ends_where_a_run_in_one_does(train: Training, parties: 
     for until_step, count in (("1", 0), ("4", 1), ("4", 1), ("6", 2)):
         assert root_of(train("--until", until_step, "--permute", until_step)) != root
         assert len(train.run.heads()) == count
-    with pytest.warns(UserWarning, match="not replayed as CUDA graphs: the kernels for GPUs do not run on cpu"):
-        assert root_of(train("--graphs")) == root
+    assert root_of(train("--no-graphs")) == root
     second = train.run
     assert first.records() == second.records()
     assert [record.step for record in first.records()] == [INTERVAL, 2 * INTERVAL, STEPS]

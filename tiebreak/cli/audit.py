@@ -55,7 +55,7 @@ class AuditFailure(VerificationError):
               "[default address: RAY_ADDRESS, or else one started here]")  # fmt: skip
 @click.option("--ledger", type=NEW_FILE, default=Path("audit.sqlite"), show_default=True,
               help="With --jobs or --ray: the file that keeps progress; repeat the command to go on.")  # fmt: skip
-@machine_options("threads", "permute", "device", "memory", "policy")
+@machine_options("threads", "permute", "device", "graphs", "memory", "policy")
 def audit(
     run: Path, output: Path, segment: int | None, from_step: int | None, to_step: int | None, sample: int | None,
     seed: str | None, as_json: bool, jobs: int | None, ray: str | None, ledger: Path, machine: Machine,
@@ -249,7 +249,7 @@ class _Share(click.ParamType[float]):
 @click.option("--share", type=_Share(), default="10%", show_default=True, help="Share of the steps that can be drawn.")
 @click.option("--seed", help="Seed of the sample. Keep it secret until the head is signed.  [default: a new one]")
 @click.option("--epochs", is_flag=True, help="Also look at each segment as Kang et al. (2023) do at epochs.")
-@machine_options("threads", "permute", "device")
+@machine_options("threads", "permute", "device", "graphs")
 @json_option
 def validate(run: Path, share: float, seed: str | None, epochs: bool, machine: Machine, as_json: bool) -> int:
     """Recompute the committed losses of drawn steps of RUN by the forward part alone, bit for bit.

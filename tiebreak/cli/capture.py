@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 @click.argument("task", metavar="TASK")
 @output_option("captured", "New or empty folder for the captured job.")
 @click.option("--steps", type=click.IntRange(1), help="Number of steps, instead of the task's own.")
+@click.option("--device", default="cpu", show_default=True, help="Torch device for the check, if its memory suffices.")
 @click.option("--unchecked", is_flag=True, help="Do not compare the program with eager PyTorch; the job says so.")
-def capture(task: str, output: Path, steps: int | None, unchecked: bool) -> None:
+def capture(task: str, output: Path, steps: int | None, device: str, unchecked: bool) -> None:
     """Capture TASK as a program that any party can run without its code.
 
     TASK is digits, text, or a Python file of your own that defines task() and returns a `tiebreak.Task`. The file is
@@ -38,16 +39,16 @@ def capture(task: str, output: Path, steps: int | None, unchecked: bool) -> None
         raise ConfigurationError(f"expected a new or empty folder, got {output}; choose another or empty it")
     loaded = demo.loader.load_task(task, steps=steps)
     started = time.perf_counter()
-    bundle = captured(loaded, unchecked=unchecked)
+    bundle = captured(loaded, unchecked=unchecked, device=device)
     seconds = time.perf_counter() - started
     bundle.save(output)
     show(bundle, output, {"capture": f"{seconds:.1f} s"})
 
 
-def captured(task: "Task", *, unchecked: bool = False) -> "Bundle":
+def captured(task: "Task", *, unchecked: bool = False, device: str = "cpu") -> "Bundle":
     """Captures the task; shows a spinner with the time on a terminal, and one line elsewhere."""
     with _waiting(Console(stderr=True), f"capturing {task.name}"):
-        return api.bundle.capture_bundle(task, unchecked=unchecked)
+        return api.bundle.capture_bundle(task, unchecked=unchecked, device=device)
 
 
 def _waiting(console: Console, title: str) -> AbstractContextManager[Any]:

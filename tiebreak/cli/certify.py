@@ -214,7 +214,7 @@ def prove_ownership(run: Path, proof: Path, challenge: Path | None, key: Path | 
 @click.option("--hub", type=AddressType(), help="With --posts: the address of the hub's key.")
 @rpc_option(required=False)
 @number("--from-block", 0, None, 0, "With --rpc: the first block in which a head may have been posted.")
-@machine_options("threads", "permute", "device")
+@machine_options("threads", "permute", "device", "graphs")
 @json_option
 def check_ownership(
     proof: Path, challenge: Path, top: int, uniform: int, model: Path | None, certificate: Path | None,

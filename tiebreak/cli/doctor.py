@@ -14,14 +14,15 @@ from tiebreak.protocol.errors import ConfigurationError
 @machine_options("threads")
 @click.option("--device", help="Qualify this torch device alone [default: the CPU and every CUDA device].")
 @click.option("--worst", is_flag=True, help="Measure how much longer hostile data take here than ordinary data.")
+@click.option("--pure", is_flag=True, help="Qualify torch alone on CUDA devices too, where kernels compute otherwise.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of lines.")
-def doctor(machine: Machine, device: str | None, worst: bool, as_json: bool) -> None:
+def doctor(machine: Machine, device: str | None, worst: bool, pure: bool, as_json: bool) -> None:
     """Run the conformance vectors on this machine and show its environment.
 
     Every scalar operation on edge cases and every reduction on adversarial cancellation, against integers: with the
-    compiled kernels and without, and on each device. Training and auditing do the same before they start, and refuse to
-    on a mismatch. --worst adds how much longer data made to defeat the fast ways take: a job's clocks and windows must
-    allow for it.
+    compiled kernels and without, and on each device; there without them only if asked. Training and auditing do the
+    same before they start, and refuse to on a mismatch. --worst adds how much longer data made to defeat the fast ways
+    take: a job's clocks and windows must allow for it.
     """
     api.running.use_threads(machine.threads)
     kernels = api.environment.kernels()
@@ -30,7 +31,7 @@ def doctor(machine: Machine, device: str | None, worst: bool, as_json: bool) -> 
             click.echo(f"{name:<24}{value}")
     factors = api.qualification.worst_factors(kernels) if worst else {}
     found = []
-    for verdict in api.qualification.verdicts(device, kernels):
+    for verdict in api.qualification.verdicts(device, kernels, pure=pure):
         found.append(verdict)
         if not as_json:
             result = f"exact: {verdict.cases} cases in {verdict.seconds:.1f} s" if verdict.exact else "WRONG, see below"

@@ -60,8 +60,9 @@ _MACHINE: Final[dict[str, dict[str, Any]]] = {
     },
     "device": {"default": "cpu", "show_default": True, "help": "Torch device. It is qualified first."},
     "graphs": {
-        "is_flag": True,
-        "help": "Replay steps as CUDA graphs where nothing prevents it. The result does not depend on it.",
+        "default": True,
+        "help": "On CUDA devices, replay steps as CUDA graphs where nothing prevents it. The result does not depend on "
+        "it.  [default: graphs]",
     },
     "memory": {
         "type": _Bytes(),
@@ -82,6 +83,11 @@ _MACHINE: Final[dict[str, dict[str, Any]]] = {
 """The options for fields of `Machine`."""
 
 
+def _flags(name: str) -> str:
+    flag = f"--{name.replace('_', '-')}"
+    return f"{flag}/--no-{flag[2:]}" if _MACHINE[name].get("default") is True else flag
+
+
 def machine_options(*names: str) -> AnyDecorator:
     """Options for these fields of `Machine`. The command gets all of them as one argument, `machine`."""
 
@@ -90,7 +96,7 @@ def machine_options(*names: str) -> AnyDecorator:
         def called(**given: Any) -> Any:
             return function(machine=Machine(**{name: given.pop(name) for name in names}), **given)
 
-        return options(*(click.option(f"--{name.replace('_', '-')}", **_MACHINE[name]) for name in names))(called)
+        return options(*(click.option(_flags(name), **_MACHINE[name]) for name in names))(called)
 
     return decorate
 

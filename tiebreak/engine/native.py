@@ -5,24 +5,32 @@ pure twin that computes the same bytes, and that runs if there is no C compiler 
 is downloaded; only sources in this package are compiled. The cache is `$TIEBREAK_CACHE`, else
 `$XDG_CACHE_HOME/tiebreak`, else `~/.cache/tiebreak`.
 
-Kernels are called through `ctypes`, which releases the interpreter's lock, so Python threads run them in parallel. They
+They are called through `ctypes`, which releases the interpreter's lock, so Python threads run them in parallel. They
 are compiled without contracting multiplications and additions, and without any "fast math".
+
+Triton's kernels are compiled in several processes at once (`compile_in_parallel`).
 """
 
 import ctypes
+import fcntl
+import gc
 import hashlib
 import os
 import platform
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from threading import Timer
 from typing import Any, Final
 
 FLAGS: Final = (
@@ -33,6 +41,8 @@ wrap, as exact.h keeps their lowest bits; in ISO C that is undefined, and a comp
 TUNE: Final = ("-march=native", "-mcpu=native", "")
 """Options that are tried in this order: that of x86 compilers, that of others, and none."""
 TIMEOUT_S: Final = 300
+PATIENCE_S: Final = 3
+"""The time after which a user who waits for a compiler is told so."""
 SWITCH: Final = "TIEBREAK_NATIVE"
 """The environment variable that switches compiled kernels off when it is 0."""
 
@@ -80,6 +90,44 @@ def pure_path() -> Iterator[None]:
             del os.environ[SWITCH]
         else:
             os.environ[SWITCH] = before
+
+
+def compile_in_parallel(jobs: Sequence[Callable[[], object]], cache_folder: Path) -> None:
+    """Compiles into a cache, in forks of this process, as many as it has cores. A job that fails leaves nothing there.
+
+    Only one process at a time does so: what another one has compiled meanwhile is found in the cache. Forks run Python
+    and compilers alone. They use no device, collect no garbage, since that may lie on one, and end if a job takes
+    `TIMEOUT_S`.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(cores, len(jobs))
+    told = Timer(PATIENCE_S, sys.stderr.write, [f"compiling {len(jobs)} GPU kernels once\n"])
+    cache_folder.mkdir(parents=True, exist_ok=True)
+    told.start()
+    try:
+        with (cache_folder / ".tiebreak").open("a") as lock, warnings.catch_warnings():
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of forks beside threads
+            for fork in [_fork(jobs[first::count]) for first in range(count)]:
+                with suppress(ChildProcessError):  # the user's own code may have waited for it
+                    os.waitpid(fork, 0)
+    finally:
+        told.cancel()
+
+
+def _fork(jobs: Sequence[Callable[[], object]]) -> int:
+    """Does jobs in a fork of this process, whose id it returns."""
+    if fork := os.fork():
+        return fork
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        gc.disable()
+        for job in jobs:
+            signal.alarm(TIMEOUT_S)
+            with suppress(Exception):
+                job()
+    finally:
+        os._exit(0)
 
 
 def load(beside: str | Path, **functions: tuple[Any, ...]) -> Build:

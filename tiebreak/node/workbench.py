@@ -333,7 +333,7 @@ class Workbench:
             sampler(progress)
             losses.append(progress.loss_bits)
             seconds = time.monotonic() - started
-            is_end = progress.step == job.last_step(job.checkpoint_of(progress.step))
+            is_end = job.ends_segment(progress.step)
             if seconds >= TELL_SECONDS or is_end:
                 first = progress.step - len(losses) + 1
                 share = (time.process_time() - worked) / max(seconds, 1e-6) / usable_cores()

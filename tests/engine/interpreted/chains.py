@@ -81,9 +81,10 @@ def vectors(precision: int) -> list[tuple[Any, tuple[int, ...]]]:
 
 def conforms(*names: str, precision: int = 32) -> int:
     arithmetic, ran = Arithmetic(precision=precision), 0
-    for case, right in vectors(precision):
-        if case.name.startswith(names or ("",)):
-            ran += qualify._compare(arithmetic, case, right)
+    chosen = [(case, right) for case, right in vectors(precision) if case.name.startswith(names or ("",))]
+    for case, right, result in qualify._chained(arithmetic, chosen):
+        qualify._compare_result(arithmetic, case, right, result)
+        ran += len(right)
     return ran
 
 
@@ -120,7 +121,7 @@ def draws() -> int:
         params = RandomFrom(stream=9, first=first)
         i = Instruction(opcode=Opcode.RANDOM, dtype=DType.F32, shape=(150,), operands=accesses, params=params)
         with mock.patch.object(chains, "BLOCK", 64):
-            assert torch.equal(arithmetic.chains.alone(i, keys), arithmetic.execute(i, keys, 0))
+            assert torch.equal(arithmetic.chains.run_once([i], keys)[0], arithmetic.execute(i, keys, 0))
         ran += i.numel
     return ran
 
@@ -208,7 +209,7 @@ def decided() -> int:
     arithmetic = Arithmetic()
     x = torch.linspace(-20, 20, 4096)
     for function in HARD:
-        arithmetic.chains.alone(map_of(function, DType.F32, (4096,), Access(0, 0, (1,))), [x])
+        arithmetic.chains.run_once([map_of(function, DType.F32, (4096,), Access(0, 0, (1,)))], [x])
         assert arithmetic.stats.of(f"map.{function.name.lower()}").undecided <= 4
     return len(HARD) * 4096
 
@@ -270,7 +271,7 @@ def every() -> dict[str, list[int]]:
                 arithmetic = Arithmetic(precision=precision)
                 i = map_of(function, DType.F32, (len(near),), Access(0, 0, (1,)))
                 x = tensor_of(DType.F32, near)
-                result = arithmetic.chains.alone(i, [x])
+                result = arithmetic.chains.run_once([i], [x])[0]
                 assert elements_of(result) == [TRANSCENDENTAL_FUNCTIONS[function](bits, precision) for bits in near]
                 open_ += arithmetic.stats.of(f"map.{function.name.lower()}").undecided
             found[function.name.lower()] = [len(near), open_]

@@ -7,6 +7,7 @@ in all memory that the graph has of its own. The host may read nothing while it 
 With the argument `every`, golden runs go to their ends, in some minutes.
 """
 
+import re
 import sys
 import tempfile
 import warnings
@@ -227,7 +228,7 @@ def machine_of(made: Inputs, kind: type[Interpreter] = Interpreter, **options: A
     """Whose steps are graphs; a reason against them is an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        return kind(made.program, Arithmetic(**options), graphs=True)
+        return kind(made.program, Arithmetic(**options), graphs=True, compares=lambda number: number % 4 == 0)
 
 
 def copy_of(state: State) -> State:
@@ -261,6 +262,31 @@ def agrees(made: Inputs, count: int, kind: type[Interpreter] = Interpreter, modu
             state = right.state
     assert captured.replays == count - 2 - (count >= 9)
     return captured.replays
+
+
+def compares(module: ModuleType = graphs) -> int:
+    """A graph that does something else is found by a step that is compared, and named."""
+    made, replay = everything(), Recorder.replay
+
+    def spoiled(name: str) -> str:
+        def wrong(recorder: Recorder) -> None:
+            replay(recorder)
+            tensors = machine.graphs._graph._state | {"the loss": machine.arithmetic.backend.notes[:1]}
+            tensors[name].add_(1)
+
+        with captures(changed_graphs=module), mock.patch.object(Recorder, "replay", wrong):
+            machine, state = machine_of(made), copy_of(made.state)
+            try:
+                for number in range(1, 5):
+                    state = machine.step(number, state, made.data, donate=True).state
+            except StateError as error:
+                return str(error)
+        return ""
+
+    for name in ("kept", "the loss"):
+        said = spoiled(name)
+        assert re.match(rf"step 4: .* got another {name}\.", said), said
+    return 2
 
 
 def is_left_alone(kind: type[Interpreter] = Interpreter) -> int:
@@ -429,6 +455,8 @@ MUTANTS: GraphMutants = {
     "a new state that stays elsewhere": (graphs, "lambda: self._take(body(", "lambda: dict(body(", steps_by),
     "data that moved": (graphs, "all(data[n] is tensor", "all(data[n] is not None", steps_by),
     "notes that moved": (graphs, "arithmetic.backend.notes is self._notes", "True", steps_by),
+    "a loss that is not compared": (graphs, '+ [("the loss", notes[:1], loss)]', "", compares),
+    "states that are not compared": (graphs, "for name, tensor in right.items()]", "for name, tensor in ()]", compares),
     "states that are not donated": (interpreter, "is not None and donate and sums", "is not None and sums", steps_of),
     "the host makes the number": (
         interpreter,
@@ -462,7 +490,7 @@ SUITE = Suite(
     slow={
         "not finite": fails_alike, "reads": reads_once,
         "steps": lambda: agrees(everything(), STEPS), "commits": commits_late, "left alone": is_left_alone,
-        "without": falls_back,
+        "without": falls_back, "compared": compares,
     },
     mutants=MUTANTS,
     killed=killed,

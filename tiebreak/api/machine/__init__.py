@@ -26,8 +26,8 @@ class Machine:
     """The seed of a random order in which every reduction takes its terms; None: their own order."""
     memory: int | None = None
     """Bytes that the process may take; values beyond that wait in a file in TMPDIR or /var/tmp. None: no limit."""
-    graphs: bool = False
-    """Whether steps are replayed as CUDA graphs. What prevents that is said in a warning."""
+    graphs: bool = True
+    """Whether steps are replayed as CUDA graphs on CUDA devices. What prevents that is said in a warning."""
     policy: "LoggedPolicy | str | Path | None" = None
     """The thresholds of policy `logged`, which say how far this machine's own sums may be from the exact ones, or the
     file that holds them; None: those in the folder that is trained into, or else the proven bounds."""

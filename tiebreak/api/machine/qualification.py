@@ -34,16 +34,18 @@ class PathVerdict:
         return not self.problem
 
 
-def verdicts(device: str | None, kernels: tuple[KernelStatus, ...]) -> Iterator[PathVerdict]:
+def verdicts(device: str | None, kernels: tuple[KernelStatus, ...], *, pure: bool = False) -> Iterator[PathVerdict]:
     """Qualifies one device or all of them, with compiled kernels and without.
 
-    Raises `ConfigurationError` if the device does not exist.
+    pure: also runs torch alone on CUDA devices where kernels compute. Raises `ConfigurationError` if the device does
+    not exist.
     """
     compiled = any(kernel.compiled for kernel in kernels if kernel.name != "hasher")
     for name in [device] if device is not None else ["cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]:
-        if compiled if name == "cpu" else launches(usable_device(name)):
+        if accelerated := compiled if name == "cpu" else launches(usable_device(name)):
             yield examine(name, "compiled")
-        yield examine(name, "pure")
+        if pure or name == "cpu" or not accelerated:
+            yield examine(name, "pure")
 
 
 def examine(device: str, path: str) -> PathVerdict:

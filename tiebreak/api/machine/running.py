@@ -9,6 +9,7 @@ import torch
 
 from tiebreak.api.machine import Machine
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.backend import is_host
 from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.check import CheckedInterpreter
@@ -54,6 +55,7 @@ def make_interpreter(program: Program, machine: Machine = Machine(), job: Job | 
     """
     use_threads(machine.threads)
     device, permute, exchange = usable_device(machine.device), machine.permute, machine.exchange
+    graphs = machine.graphs and not is_host(device)
     precision, logging = PRECISION_F32 if job is None else job.precision, make_logging(job, as_policy(machine.policy))
     # Qualify with a separate object, so that the statistics of `arithmetic` count the run alone.
     qualify(Arithmetic(device=device, permute=permute, precision=precision))
@@ -63,14 +65,16 @@ def make_interpreter(program: Program, machine: Machine = Machine(), job: Job | 
         folder = Path(os.environ.get("TMPDIR", "/var/tmp"))  # noqa: S108 (/tmp is often memory)
         budget = None if machine.memory is None else Budget.within(machine.memory, folder)
         arithmetic = Arithmetic(device=device, permute=permute, precision=precision, logging=logging)
-        return Interpreter(program, arithmetic, budget=budget, graphs=machine.graphs)
+        if job is None:
+            return Interpreter(program, arithmetic, budget=budget, graphs=graphs)
+        return Interpreter(program, arithmetic, budget=budget, graphs=graphs, compares=job.ends_segment)
     if machine.memory is not None:
         raise ConfigurationError(
             "expected one worker where memory is limited, got several; more of them need less each"
         )
     if logging is not None:
         raise ConfigurationError("expected a job of policy exact for several workers, got one of policy logged")
-    if machine.graphs:
+    if graphs:
         warnings.warn("steps are not replayed as CUDA graphs: workers exchange sums in each", stacklevel=2)
     if machine.check_every is None:
         return SharedInterpreter(program, SharedArithmetic(exchange, device, permute, precision=precision))

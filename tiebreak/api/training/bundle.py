@@ -126,9 +126,9 @@ def origins_of(captured: Captured) -> bytes:
     return json.dumps([instruction.origin for instruction in captured.program.body]).encode()
 
 
-def capture_bundle(task: Task, *, unchecked: bool = False) -> Bundle:
+def capture_bundle(task: Task, *, unchecked: bool = False, device: str = "cpu") -> Bundle:
     """Captures a task as `tiebreak.api.training.tasks.capture` does."""
-    made = capture(task, unchecked=unchecked)
+    made = capture(task, unchecked=unchecked, device=device)
     return Bundle.of(made, name=task.name, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
 
 

@@ -282,7 +282,7 @@ def agree(
     there = (folder / "job.bin").exists()
     if not there and folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder}: expected a new or empty directory, or a run, got other files")
-    bundle = capture_bundle(task, unchecked=unchecked)
+    bundle = capture_bundle(task, unchecked=unchecked, device=machine.device)
     client, trainer, terms, policy = client or new_key(), trainer or new_key(), terms or Terms(), as_policy(policy)
     if there:
         opened = RunDirectory.open(folder)

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import TensorDataset
 
 from tiebreak.api.data import hugging_face
+from tiebreak.api.machine.running import usable_device
 from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
 from tiebreak.engine.capture.check import checked
 from tiebreak.engine.capture.task import Batch, Optimizer, Rows, Task
@@ -149,13 +150,14 @@ def _factors(schedule: Schedule | None, steps: int) -> Any:
     return tuple(float(schedule(step)) for step in range(steps)) if callable(schedule) else tuple(schedule)
 
 
-def capture(task: Task, *, unchecked: bool = False) -> Captured:
+def capture(task: Task, *, unchecked: bool = False, device: str = "cpu") -> Captured:
     """Captures the task as a program, its initial state and its data, and checks the program against eager PyTorch.
 
-    The check takes about as long as capture itself and a few steps; `unchecked` skips it. Raises `ConfigurationError`
+    The check takes about as long as capture itself and a few steps, which a CUDA device may compute; `unchecked` skips
+    it. Raises `ConfigurationError`
     if the program is not the model, or if there is none; it then lists every operator that has no exact form.
     """
-    return capture_task(task) if unchecked else checked(task, exact_step)
+    return capture_task(task) if unchecked else checked(task, exact_step, usable_device(device))
 
 
 def state_names(model: nn.Module) -> dict[str, str]:

@@ -92,7 +92,7 @@ class Trainer:
         self._task, self._callbacks = task, tuple(callbacks)
         self._every = save_every
         self._names = state_names(task.model)
-        self._compiled: Captured = capture(task, unchecked=unchecked)
+        self._compiled: Captured = capture(task, unchecked=unchecked, device=machine.device)
         self._roots = {
             "program_root": self.program_root,
             "initial_state_root": _state_root(self._compiled.state),

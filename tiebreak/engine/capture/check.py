@@ -8,12 +8,16 @@
 (c) torch's own optimizer, in FP64 and FP32, takes the engine's gradients of steps 1 and 2; parameters must agree.
 
 What departs is named with the first module whose output departs, or with the first instruction.
+
+All of (b) and (c) runs on one device, since noise and reference are compared with each other. What fails on another
+device than the CPU, for want of memory or because the model's code makes tensors on the CPU, is checked on the CPU.
 """
 
 import random
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
@@ -56,22 +60,54 @@ SHIFT: Final = 86_413
 Outputs = list[tuple[str, Tensor]]
 """The output of each call of a module, with the module's path."""
 Tensors = Mapping[str, Tensor]
-RunStep = Callable[[Program, Tensors, int, Tensors, Callable[[int, Tensor], Tensor]], tuple[Tensors, float]]
-"""Computes a step exactly, from the program, its data, the step's number (from 1) and the state before it.
+RunStep = Callable[
+    [Program, Tensors, int, Tensors, Callable[[int, Tensor], Tensor], torch.device], tuple[Tensors, float]
+]
+"""Computes a step exactly, from the program, its data, the step's number (from 1) and the state before it, on a device.
 
 It gives each value of the body to the function, and returns the state after the step and its loss, finite or not.
 """
+CPU: Final = torch.device("cpu")
 
 
-def checked(task: Task, run_step: RunStep) -> Captured:
-    """Captures a task and checks the program. Raises `ConfigurationError` if it is not the task's own step."""
+def checked(task: Task, run_step: RunStep, device: torch.device = CPU) -> Captured:
+    """Captures a task and checks the program, on a device if that succeeds there, else on the CPU.
+
+    Raises `ConfigurationError` if the program is not the task's own step.
+    """
     with untouched(task.model):
         captured = capture_in_place(task)
         with disturbed():
             _same_programs(captured, capture_in_place(task))
-    with untouched(task.model), torch.enable_grad():
-        _same_steps(task, captured, run_step)
+    for place in dict.fromkeys((device, CPU)):
+        try:
+            with untouched(task.model), torch.enable_grad(), _computing_on(place):
+                _same_steps(task, captured, run_step, place)
+            break
+        except Exception as error:
+            if place == CPU:
+                raise
+            reason = str(error).partition("\n")[0]
+        warnings.warn(f"the capture is checked on the CPU, because the check failed on {place}: {reason}", stacklevel=2)
     return replace(captured, checked=True)
+
+
+@contextmanager
+def _computing_on(device: torch.device) -> Iterator[None]:
+    """Lets eager PyTorch draw and compute on a device as on the CPU: FP32 without TF32, which would pass for noise."""
+    if device == CPU:
+        yield
+        return
+    backends: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
+    allowed = [backend.allow_tf32 for backend in backends]
+    try:
+        for backend in backends:
+            backend.allow_tf32 = False
+        with torch.random.fork_rng([device], device_type=device.type) if device.type == "cuda" else nullcontext():
+            yield
+    finally:
+        for backend, value in zip(backends, allowed, strict=True):
+            backend.allow_tf32 = value
 
 
 @contextmanager
@@ -128,11 +164,11 @@ class _Outcome:
         yield from ((f"the gradient of {name}", tensor) for name, tensor in self.gradients.items())
 
 
-def _same_steps(task: Task, captured: Captured, run_step: RunStep) -> None:
-    found = [_engine(task, captured, 1, captured.state, run_step)]
+def _same_steps(task: Task, captured: Captured, run_step: RunStep, device: torch.device) -> None:
+    found = [_engine(task, captured, 1, captured.state, run_step, device)]
     if task.steps > 1 and all(bool(torch.isfinite(t).all()) for t in found[0].state.values()):  # others stop the run
-        found.append(_engine(task, captured, 2, found[0].state, run_step))
-    runs = [_eager(task, captured, found, dtype) for dtype in (torch.float64, torch.float32)]
+        found.append(_engine(task, captured, 2, found[0].state, run_step, device))
+    runs = [_eager(task, captured, found, dtype, device) for dtype in (torch.float64, torch.float32)]
     reference, *others = [run for run in runs if run]
     for step, ours in enumerate(found):
         near = others
@@ -140,25 +176,26 @@ def _same_steps(task: Task, captured: Captured, run_step: RunStep) -> None:
         if departing or not others:
             # A second look: how far do the model's own results move if its weights move by one rounding?
             dtype = reference[step].loss.dtype
-            moved = [_eager(task, captured, found, dtype, seed) for seed in range(PERTURBED)]
+            moved = [_eager(task, captured, found, dtype, device, seed) for seed in range(PERTURBED)]
             near = [run for run in (*others, *moved) if run]
             departing = _departing(ours, reference[step], [run[step] for run in near])
         if departing:
             name, distance, allowed = departing[0]
             first = "step 1 agrees, so it reads state"
             if step == 0:
-                first = _first_module(task, reference[0], [run[0] for run in near], run_step)
+                first = _first_module(task, reference[0], [run[0] for run in near], run_step, device)
             raise ConfigurationError(
                 f"the program is not the model: in step {step + 1}, {name} is {distance:.3g} from that of eager PyTorch"
                 f", where {allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
                 f"{first}. Please report this with the model; `unchecked` skips the check"
             )
-    _same_updates(task, captured, found)
+    _same_updates(task, captured, found, device)
 
 
-def _same_updates(task: Task, captured: Captured, found: Sequence[_Outcome]) -> None:
+def _same_updates(task: Task, captured: Captured, found: Sequence[_Outcome], device: torch.device) -> None:
     gradients = [outcome.gradients for outcome in found]
-    wide, narrow = (_updates(task, captured.state, gradients, dtype) for dtype in (torch.float64, torch.float32))
+    state = {name: tensor.to(device) for name, tensor in captured.state.items()}
+    wide, narrow = (_updates(task, state, gradients, dtype) for dtype in (torch.float64, torch.float32))
     for step, (ours, wanted, noisy) in enumerate(zip(found, wide, narrow, strict=True), 1):
         for name, tensor in wanted.items():
             distance = _distance(ours.state[name], tensor)
@@ -230,7 +267,7 @@ def _size(tensor: Tensor) -> float:
 
 def _distance(a: Tensor, b: Tensor) -> float:
     """The norm of the difference; infinite if not the same elements are finite, or integers differ."""
-    a, b = a.double(), b.double()
+    a, b = a.to(b.device).double(), b.double()
     if a.shape != b.shape or not torch.equal(torch.isfinite(a), torch.isfinite(b)):
         return float("inf")
     apart: Tensor = (a - b)[torch.isfinite(b)].norm()
@@ -240,7 +277,9 @@ def _distance(a: Tensor, b: Tensor) -> float:
 # The engine's side
 
 
-def _engine(task: Task, captured: Captured, step: int, state: Tensors, run_step: RunStep) -> _Outcome:
+def _engine(
+    task: Task, captured: Captured, step: int, state: Tensors, run_step: RunStep, device: torch.device
+) -> _Outcome:
     values = dict[int, Tensor]()
     drawn = {value for value in captured.draws if value is not None}
     wanted = {ref.value for ref in captured.gradients.values()} | drawn
@@ -250,7 +289,7 @@ def _engine(task: Task, captured: Captured, step: int, state: Tensors, run_step:
             values[leaf] = tensor.clone() if leaf in drawn else tensor
         return tensor
 
-    after, loss = run_step(captured.program, captured.data, step, state, observe)
+    after, loss = run_step(captured.program, captured.data, step, state, observe, device)
     gradients = {name: _read(values[ref.value], ref) for name, ref in captured.gradients.items()}
     buffers = {name: after[MODEL + name] for name, _ in task.model.named_buffers()}
     numbers = [None if value is None else values[value] for value in captured.draws]
@@ -258,9 +297,9 @@ def _engine(task: Task, captured: Captured, step: int, state: Tensors, run_step:
 
 
 def _read(value: Tensor, ref: Ref) -> Tensor:
-    index = torch.tensor(ref.offset)
+    index = torch.tensor(ref.offset, device=value.device)
     for size, stride in zip(ref.shape, ref.strides, strict=True):
-        index = index[..., None] + torch.arange(size) * stride
+        index = index[..., None] + torch.arange(size, device=value.device) * stride
     return value.flatten()[index]
 
 
@@ -306,13 +345,14 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
             given = {a.name: a.default_value for a in func._schema.arguments} | (kwargs or {})
             given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
             wide = number.is_floating_point() and result.dtype == torch.float64
-            result.copy_(form(number.to(result.dtype) if wide else number, given))
+            number = number.to(result.device, result.dtype if wide else number.dtype)
+            result.copy_(form(number, given))
         return result
 
 
 def _below(u: Tensor, given: Mapping[str, Any]) -> Tensor:
     p = given.get("p", given["self"])
-    return u < (p if isinstance(p, Tensor) else torch.tensor(p, dtype=torch.float32))
+    return u < (p if isinstance(p, Tensor) else torch.full((), p, dtype=torch.float32, device=u.device))
 
 
 def _integers(drawn: Tensor, given: Mapping[str, Any]) -> Tensor:
@@ -366,22 +406,27 @@ def _outputs(model: nn.Module) -> Iterator[Outputs]:
 
 
 def _eager(
-    task: Task, captured: Captured, given: Sequence[_Outcome], dtype: torch.dtype, seed: int | None = None
+    task: Task,
+    captured: Captured,
+    given: Sequence[_Outcome],
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int | None = None,
 ) -> list[_Outcome]:
-    """Steps of plain PyTorch, each from the state that the engine's step was given; none if FP64 does not run.
+    """Steps of plain PyTorch, each from the state that the engine's step was given.
 
-    seed: moves every weight by one rounding.
+    The list is empty if FP64 does not run on the CPU. seed: moves every weight by one rounding.
     """
     default, found = torch.get_default_dtype(), []
     torch.set_default_dtype(dtype)
     try:
         with untouched(task.model), sdpa_kernel(SDPBackend.MATH), as_written(task.model):
             for number, ours in enumerate(given):
-                found.append(_eager_step(task, _batches(task, captured, number), ours, dtype, seed))
+                found.append(_eager_step(task, _batches(task, captured, number), ours, dtype, device, seed))
     except ConfigurationError:
         raise
     except Exception as error:
-        if dtype == torch.float64:
+        if dtype == torch.float64 and device == CPU:
             return []
         raise refusal(error, task.model, "the step fails in plain PyTorch already", "mend it first") from error
     finally:
@@ -390,20 +435,28 @@ def _eager(
 
 
 def _eager_step(
-    task: Task, batches: Sequence[Sequence[Tensor]], ours: _Outcome, dtype: torch.dtype, seed: int | None
+    task: Task,
+    batches: Sequence[Sequence[Tensor]],
+    ours: _Outcome,
+    dtype: torch.dtype,
+    device: torch.device,
+    seed: int | None,
 ) -> _Outcome:
     parameters, losses = dict(task.model.named_parameters()), []
     kept = _dtypes(task, dtype)
     own = {
-        MODEL + n: _moved(ours.before[MODEL + n], kept.get(n, dtype), seed)
+        MODEL + n: _moved(ours.before[MODEL + n].to(device), kept.get(n, dtype), seed)
         for n in (*parameters, *dict(task.model.named_buffers()))
     }
     for name, parameter in parameters.items():
         own[MODEL + name].requires_grad_(parameter.requires_grad)
     step = LossModule(task.model, partial(_by_name, task))
-    with same_tensors(task.model), _Drawn(ours.drawn) as draws, _outputs(task.model) as outputs:
+    default = nullcontext() if device == CPU else device
+    with default, same_tensors(task.model), _Drawn(ours.drawn) as draws, _outputs(task.model) as outputs:
         for batch in batches:
-            cast = tuple(t.to(dtype) if t.is_floating_point() else t.clone() for t in batch)
+            cast = tuple(
+                t.to(device, dtype if t.is_floating_point() else t.dtype, copy=not t.is_floating_point()) for t in batch
+            )
             outputs.clear()
             losses.append(functional_call(step, own, cast) / len(batches))
             losses[-1].backward()
@@ -425,13 +478,15 @@ def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
     if seed is None:
         return tensor.to(dtype, copy=True)
     signs = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    return tensor.to(dtype) * (1 + signs * max(2.0**-23, torch.finfo(dtype).eps)).to(dtype)
+    return tensor.to(dtype) * (1 + signs.to(tensor.device) * max(2.0**-23, torch.finfo(dtype).eps)).to(dtype)
 
 
 # The first module that departs
 
 
-def _first_module(task: Task, reference: _Outcome, others: Sequence[_Outcome], run_step: RunStep) -> str:
+def _first_module(
+    task: Task, reference: _Outcome, others: Sequence[_Outcome], run_step: RunStep, device: torch.device
+) -> str:
     """Captures the task again with every module's output as state, and says which is the first that departs."""
 
     def loss(probed: Any, *batch: Tensor) -> Tensor:
@@ -448,7 +503,7 @@ def _first_module(task: Task, reference: _Outcome, others: Sequence[_Outcome], r
     probed = replace(task, model=model, loss=loss, optimizer=SGD(lr=1.0), clip=None, average=None)
     try:
         captured = capture_in_place(probed)
-        ours = _engine(probed, captured, 1, captured.state, run_step)
+        ours = _engine(probed, captured, 1, captured.state, run_step, device)
     except ConfigurationError as error:
         return f"the module cannot be told ({error})"
     for number, (path, wanted) in enumerate(reference.outputs):

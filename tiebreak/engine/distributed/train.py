@@ -55,6 +55,7 @@ class SharedInterpreter(Interpreter):
         planned, self.begun = joined(self.partition.local(exchange.workers - 1))
         super().__init__(self.partition.local(exchange.worker), arithmetic, planned)
         self._weights = self._gathered_weights()
+        self._compiles = False  # a rehearsal would exchange sums
 
     def _gathered_weights(self) -> list[tuple[AllGather, str]]:
         """The weights that a step gathers from the state before it, in order."""
@@ -126,5 +127,5 @@ def follow(run: RunDirectory, interpreter: SharedInterpreter, until: int | None,
     )  # fmt: skip
     del state
     for number, result, _ in computed:
-        if number == job.last_step(job.checkpoint_of(number)):
+        if job.ends_segment(number):
             interpreter.whole(result.state)

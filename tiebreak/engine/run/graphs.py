@@ -4,6 +4,9 @@ A graph repeats launches with the same numbers and addresses. So the state lies 
 step writes the next one, the number of the step is on the device, and what a step reads neither moves nor is freed.
 What needs the host in every step keeps a program from being replayed. The first step makes plans and compiles kernels,
 which the host has to send; the second is watched by `Reads`; the third is captured, if nothing was seen.
+
+A graph that reads memory which was freed computes garbage and says nothing. So some steps, in training the last one
+before each checkpoint, are also computed without the graph, and compared.
 """
 
 import traceback
@@ -19,8 +22,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.protocol.errors import StateError
 
 ENGINE: Final = f"{Path(__file__).resolve().parents[2]}/"
+INTERVAL: Final = 1000
+"""One step in this many is also computed without the graph where there are no checkpoints."""
 Body = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], dict[str, Tensor]]
 """Computes a step without the host: state (which may be overwritten), data, and steps before it -> the new state."""
 
@@ -92,25 +98,36 @@ class Graph:
 class Graphs:
     """Replays the steps of one interpreter, if nothing prevents it; otherwise says so once, and does without."""
 
-    def __init__(self, arithmetic: Arithmetic) -> None:
-        self._arithmetic = arithmetic
+    def __init__(self, arithmetic: Arithmetic, compares: Callable[[int], bool]) -> None:
+        """compares: whether a step, by its number, is also computed without the graph."""
+        self._arithmetic, self._compares = arithmetic, compares
         self._graph: Graph | None = None
         self._steps = 0
         self.reason = ""
         """The reason why steps are not replayed, in words; empty if they are."""
         if arithmetic.backend.notes is None:
-            self._refuse(f"the kernels for GPUs do not run on {arithmetic.device}")
+            self.reason = f"the kernels for GPUs do not run on {arithmetic.device}"
         elif arithmetic.options.permuted:
-            self._refuse("each step takes the terms of sums in another order")
+            self.reason = "each step takes the terms of sums in another order"
         elif arithmetic.options.logging is not None:
-            self._refuse("the host logs near ties")
+            self.reason = "the host logs near ties"
 
     def step(self, body: Body, number: int, state: dict[str, Tensor], data: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The state after a step, on a state that may be overwritten; a later call may overwrite the result."""
+        """The state after a step, on a state that may be overwritten; a later call may overwrite the result.
+
+        Raises `StateError` if a step that is compared has other results without the graph.
+        """
         self._steps += 1
-        if self._steps > 2 and not self.reason and (graph := self._captured(body, state, data)) is not None:
-            return graph.step(number, state)
+        if self._steps == 1 and self.reason:
+            self._refuse(self.reason)
         before = torch.full((), number - 1, dtype=torch.int64, device=self._arithmetic.device)
+        if self._steps > 2 and not self.reason and (graph := self._captured(body, state, data)) is not None:
+            if not self._compares(number):
+                return graph.step(number, state)
+            kept = {name: tensor.clone() for name, tensor in state.items()}
+            new = graph.step(number, state)
+            self._compare(number, new, lambda: body(kept, data, before))
+            return new
         with Reads() if self._steps == 2 and not self.reason else nullcontext() as reads:
             new = body(state, data, before)
         if reads is not None and reads.seen:
@@ -125,6 +142,25 @@ class Graphs:
             except RuntimeError as error:  # what the driver refuses to capture, or has no memory for
                 self._refuse(str(error).partition("\n")[0])
         return self._graph
+
+    def _compare(self, number: int, new: Mapping[str, Tensor], compute: Callable[[], Mapping[str, Tensor]]) -> None:
+        """Compares a replayed step, bit for bit, with what `compute` makes of the same state without the graph."""
+        notes = self._arithmetic.backend.notes
+        assert notes is not None
+        loss = notes[:1].clone()
+        try:
+            right = compute()
+        except torch.OutOfMemoryError:
+            self._graph = None
+            self._refuse("there is no memory to compute a step without the graph, too, and compare")
+            return
+        pairs = [(name, tensor, new[name]) for name, tensor in right.items()] + [("the loss", notes[:1], loss)]
+        for name, wanted, got in pairs:
+            if not torch.equal(*(x.reshape(-1).view(torch.uint8) for x in (wanted, got))):
+                raise StateError(
+                    f"step {number}: expected its CUDA graph to compute what the same kernels compute without it, got "
+                    f"another {name}. Go on from the last checkpoint without graphs (--no-graphs), and report this"
+                )
 
     def _refuse(self, reason: str) -> None:
         self.reason = reason

@@ -18,7 +18,7 @@ from tiebreak.engine.data.formats import Empty, fresh
 from tiebreak.engine.data.tensors import canonical
 from tiebreak.engine.native import traces
 from tiebreak.engine.run import schedule
-from tiebreak.engine.run.graphs import Graphs
+from tiebreak.engine.run.graphs import INTERVAL, Graphs
 from tiebreak.engine.run.offload import Budget, Offload
 from tiebreak.engine.run.placement import place
 from tiebreak.engine.run.schedule import Unit, slot_name
@@ -93,6 +93,7 @@ class Interpreter:
     def __init__(
         self, program: Program, arithmetic: Arithmetic, planned: tuple[Unit, ...] | None = None, *,
         budget: Budget | None = None, graphs: bool = False,
+        compares: Callable[[int], bool] = lambda number: number % INTERVAL == 0,
     ) -> None:  # fmt: skip
         """planned: the order of execution, if it is to be that of a program that differs only in sizes.
 
@@ -100,7 +101,7 @@ class Interpreter:
         `ConfigurationError` if it is too little for one instruction.
 
         graphs: whether donated states go through a CUDA graph (`tiebreak.engine.run.graphs`). The state of a result is
-        overwritten by the next step then.
+        overwritten by the next step then. compares: which steps, by number, are also computed without the graph.
         """
         self.program = program
         self.arithmetic = arithmetic
@@ -127,7 +128,9 @@ class Interpreter:
         self.offload = None if budget is None else self._make_offload(budget)
         """Keeps values within a budget of memory."""
         self._traces = traces()
-        self.graphs = Graphs(arithmetic) if graphs and not self._traces else None
+        self.graphs = Graphs(arithmetic, compares) if graphs and not self._traces else None
+        self._compiles = True
+        """Whether kernels are still to be compiled before the next step that is launched without the host."""
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """The tensors on this interpreter's device, contiguous."""
@@ -175,6 +178,9 @@ class Interpreter:
                 new, finite = one_by_one.run(), one_by_one.finite
                 bits = loss_bits(one_by_one.values[len(body) - 1])
             else:
+                if self._compiles and sums is None:
+                    self._compiles = False
+                    backend.compile_ahead(lambda: self._launch(state, data, self._steps_before(number), donated=False))
                 if self.graphs is not None and donate and sums is None:
                     new = self.graphs.step(self._launch, number, state, data)
                 else:

@@ -7,9 +7,11 @@ else's steps follow what was recorded. The caller supplies the object that does 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.backend import free_memory
 from tiebreak.engine.run.cost import require_memory
 from tiebreak.engine.run.interpreter import Interpreter, Observer, State, StepResult, Sums
 from tiebreak.protocol.program.program import Program
@@ -50,14 +52,19 @@ def exact(_step: int, _arithmetic: Arithmetic) -> Sums | None:
 
 
 def exact_step(
-    program: Program, data: Mapping[str, Tensor], number: int, state: Mapping[str, Tensor], observe: Observer
+    program: Program,
+    data: Mapping[str, Tensor],
+    number: int,
+    state: Mapping[str, Tensor],
+    observe: Observer,
+    device: torch.device,
 ) -> tuple[State, float]:
-    """The state after one step on the CPU, and its loss, both even if not finite.
+    """The state after one step on a device, and its loss, both even if not finite.
 
-    Raises `ConfigurationError` if the memory here is too little.
+    Raises `ConfigurationError` if the device's memory is too little.
     """
-    require_memory(program)
-    interpreter = Interpreter(program, Arithmetic())
+    require_memory(program, free_memory(device))
+    interpreter = Interpreter(program, Arithmetic(device))
     held, placed = interpreter.to_device(state), interpreter.place_data(data)
     result = interpreter.step(number, held, placed, observe, check_finite=False)
     return result.state, result.loss

@@ -11,12 +11,14 @@
 An arithmetic that logs near ties is also checked for what it reports: each reported value must lie within the error
 that it claims, and each result that is not reported must be exact.
 
-Instructions that may be part of an elementwise chain are run by the compiled chain kernel as well, if there is one.
+Instructions that may be part of an elementwise chain are run by the compiled chain kernel as well, if there is one: all
+functions of the same operands as one chain, and each transcendental as one of its own.
 
 The oracle is `tiebreak.protocol.program.reference`, which computes in integers. The first mismatch raises a
 `ConfigurationError` that names the operation, the operand bits and both results: such a device would fork the run.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -61,6 +63,7 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.reference import element, needed_elements, pack, to_raw, unpack
 from tiebreak.protocol.program.rounding import Rounding, sum_kind
+from tiebreak.protocol.tags import Digest
 
 _EDGES: Final[dict[DType, tuple[int, ...]]] = {
     DType.F32: (
@@ -131,8 +134,12 @@ def qualify(arithmetic: Arithmetic) -> QualificationReport:
     operations: dict[str, int] = {}
     precision = arithmetic.options.precision
     large = () if is_host(arithmetic.device) else _vectors(precision, large=True)
-    for case, right in (*_vectors(precision), *large):
+    vectors = (*_vectors(precision), *large)
+    arithmetic.backend.compile_ahead(lambda: _rehearse(arithmetic, vectors))
+    for case, right in vectors:
         operations[case.name] = operations.get(case.name, 0) + _compare(arithmetic, case, right)
+    for chained, wanted, result in _chained(arithmetic, vectors):
+        _compare_result(arithmetic, chained, wanted, result)
     operations["hashing"] = _compare_ids(arithmetic)
     return QualificationReport(
         device=str(arithmetic.device),
@@ -149,20 +156,52 @@ def check_emulation(device: torch.device) -> None:
 
 
 def _compare(arithmetic: Arithmetic, case: _Case, right: Sequence[int]) -> int:
-    tensors = [from_bytes(pack(t, x), t, (len(x),)).to(arithmetic.device) for t, x in case.operands]
-    i = case.instruction
+    tensors, i = _operands(arithmetic, case), case.instruction
     _compare_result(arithmetic, case, right, arithmetic.execute(i, tensors, 0))
     if arithmetic.options.logging is not None and sum_kind(i) is not None:
         _compare_logged(arithmetic, replace(case, name=f"{case.name} (logged)"), right, tensors)
-    if arithmetic.chains is not None and is_elementwise(i, arithmetic.chains.functions):
-        chained = replace(case, name=f"{case.name} (compiled)")
-        _compare_result(arithmetic, chained, right, arithmetic.chains.alone(i, tensors))
     return len(right)
 
 
+def _operands(arithmetic: Arithmetic, case: _Case) -> list[Tensor]:
+    return [from_bytes(pack(t, x), t, (len(x),)).to(arithmetic.device) for t, x in case.operands]
+
+
+def _rehearse(arithmetic: Arithmetic, vectors: Sequence[tuple[_Case, Sequence[int]]]) -> None:
+    """Does what qualification does on the device, and compares nothing."""
+    for case, _ in vectors:
+        arithmetic.execute(case.instruction, _operands(arithmetic, case), 0)
+    for _ in _chained(arithmetic, vectors):
+        pass
+    _ids(arithmetic)
+
+
+def _chained(
+    arithmetic: Arithmetic, vectors: Sequence[tuple[_Case, Sequence[int]]]
+) -> Iterator[tuple[_Case, Sequence[int], Tensor]]:
+    """The elementwise cases once more, as chains: case, right answers, and the device's result."""
+    chains, together = arithmetic.chains, defaultdict[object, list[tuple[_Case, Sequence[int]]]](list)
+    if chains is None:
+        return
+    for case, right in vectors:
+        i = case.instruction
+        if is_elementwise(i, chains.functions):
+            alone = i.function if i.opcode == Opcode.MAP and i.function in TRANSCENDENTALS else None
+            together[i.opcode, i.shape, i.operands, case.operands, alone].append((case, right))
+    for members in together.values():
+        instructions, operands = [case.instruction for case, _ in members], _operands(arithmetic, members[0][0])
+        for (case, right), result in zip(members, chains.run_once(instructions, operands), strict=True):
+            yield replace(case, name=f"{case.name} (compiled)"), right, result
+
+
+def _ids(arithmetic: Arithmetic) -> dict[str, Digest]:
+    """The ids of tensors that are hashed on the device, all at once as those of a state."""
+    return identities({str(n): x.to(arithmetic.device) for n, x in enumerate(_tensors())})
+
+
 def _compare_ids(arithmetic: Arithmetic) -> int:
-    """Tensors hashed on the device, all at once as those of a state, against hashlib."""
-    found = identities({str(n): x.to(arithmetic.device) for n, x in enumerate(_tensors())})
+    """Compares ids with hashlib's."""
+    found = _ids(arithmetic)
     for n, x in enumerate(_tensors()):
         data = one_nan(memory_of(x)) if x.dtype == torch.float32 else memory_of(x)
         right = identify(PROTOCOL_DTYPES[x.dtype], tuple(x.shape), data)

@@ -188,6 +188,10 @@ class Job(Record):
         """Number of the step whose record is the checkpoint."""
         return min((checkpoint + 1) * self.checkpoint_interval, self.steps)
 
+    def ends_segment(self, step: int) -> bool:
+        """Whether the state after a step is a checkpoint."""
+        return step == self.last_step(self.checkpoint_of(step))
+
     def segment_steps(self, checkpoint: int) -> int:
         """Number of steps in a checkpoint's segment: the leaves of its steps tree."""
         return self.last_step(checkpoint) - self.first_step(checkpoint) + 1

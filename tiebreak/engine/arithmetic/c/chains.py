@@ -27,7 +27,7 @@ from tiebreak.engine.arithmetic.plan.chains import (
     Iota,
     Load,
     Member,
-    sole_member,
+    members_of,
 )
 from tiebreak.engine.arithmetic.plan.stats import Stats
 from tiebreak.engine.arithmetic.plan.views import Dim
@@ -117,8 +117,9 @@ class CompiledChains:
     def make(self, members: Sequence[Member]) -> "CompiledChain":
         return CompiledChain(self, members)
 
-    def alone(self, instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
-        return self.make((sole_member(instruction, operands),)).run(dict(enumerate(operands)))[len(operands)]
+    def run_once(self, instructions: Sequence[Instruction], operands: Sequence[Tensor]) -> list[Tensor]:
+        made = self.make(members_of(instructions, operands)).run(dict(enumerate(operands)))
+        return [made[number] for number in range(len(operands), len(operands) + len(instructions))]
 
 
 class CompiledChain:

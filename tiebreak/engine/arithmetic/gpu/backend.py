@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.gpu.chains import LaunchedChain, LaunchedChains
+from tiebreak.engine.arithmetic.gpu.launching import compile_ahead
 from tiebreak.engine.arithmetic.gpu.random import shuffle
 from tiebreak.engine.arithmetic.gpu.scatter import LaunchedScatter
 from tiebreak.engine.arithmetic.gpu.sums import MOST, LaunchedSum
@@ -47,6 +48,9 @@ class GpuBackend(TorchBackend):
     @property
     def notes(self) -> Tensor:
         return self.chains.notes
+
+    def compile_ahead(self, work: Callable[[], object]) -> None:
+        compile_ahead(work)
 
     def begin_step(self) -> None:
         self.chains.begin()

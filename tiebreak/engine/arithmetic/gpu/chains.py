@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, target
-from tiebreak.engine.arithmetic.plan.chains import Apply, ChainCode, Draw, Iota, Load, Member, sole_member
+from tiebreak.engine.arithmetic.plan.chains import Apply, ChainCode, Draw, Iota, Load, Member, members_of
 from tiebreak.engine.arithmetic.plan.stats import Stats
 from tiebreak.engine.arithmetic.plan.views import Dim
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
@@ -75,12 +75,12 @@ class LaunchedChains:
             self.notes = torch.cat([self.notes, torch.zeros_like(self.notes)])
         return LaunchedChain(self, code, first)
 
-    def alone(self, instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
-        chain = self.make((sole_member(instruction, operands),))
+    def run_once(self, instructions: Sequence[Instruction], operands: Sequence[Tensor]) -> list[Tensor]:
+        chain = self.make(members_of(instructions, operands))
         self.begin()
         made = chain.run(dict(enumerate(operands)))
         self.look((chain,))
-        return made[len(operands)]
+        return [made[number] for number in range(len(operands), len(operands) + len(instructions))]
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)

@@ -96,6 +96,9 @@ class TorchBackend:
         sums, plan = self._sums_of(i), plan_sum(i, NO_LIMIT)
         return PartialSum(plan.norms, lambda operands: sums.partial(plan, operands))
 
+    def compile_ahead(self, work: Callable[[], object]) -> None:
+        """Compiles the kernels that `work` will launch. It is called once for that, and must bear undefined results."""
+
     @property
     def notes(self) -> Tensor | None:
         """The memory, on the device, of what `look` reads; None if the host waits for each result."""

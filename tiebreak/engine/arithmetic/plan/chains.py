@@ -227,12 +227,21 @@ class Chains(Protocol):
     def make(self, members: Sequence[Member]) -> PreparedChain:
         """Prepares a chain of members as in `ChainCode`."""
 
-    def alone(self, instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
-        """Runs one instruction as a chain of its own, for qualification and tests."""
+    def run_once(self, instructions: Sequence[Instruction], operands: Sequence[Tensor]) -> list[Tensor]:
+        """Runs instructions that read the same operands as one chain, for qualification and tests."""
 
 
-def sole_member(instruction: Instruction, operands: Sequence[Tensor]) -> Member:
-    """One instruction as a chain of its own, whose value comes after those of the operands."""
-    read = [operands[access.value] for access in instruction.operands]
-    dtypes, numels = tuple(PROTOCOL_DTYPES[x.dtype] for x in read), tuple(x.numel() for x in read)
-    return Member(len(operands), instruction, dtypes, numels, exported=True, committed=True)
+def members_of(instructions: Sequence[Instruction], operands: Sequence[Tensor]) -> tuple[Member, ...]:
+    """A chain of instructions that read the same operands, after which their values are numbered."""
+    dtypes, numels = [PROTOCOL_DTYPES[x.dtype] for x in operands], [x.numel() for x in operands]
+    return tuple(
+        Member(
+            number,
+            i,
+            tuple(dtypes[access.value] for access in i.operands),
+            tuple(numels[access.value] for access in i.operands),
+            exported=True,
+            committed=True,
+        )
+        for number, i in enumerate(instructions, len(operands))
+    )

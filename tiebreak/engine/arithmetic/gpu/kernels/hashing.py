@@ -24,10 +24,10 @@ def begin(zero):
 
 @triton.jit
 def compress(state, w, constants):
-    """The state after one block, of 16 words (FIPS 180-4, 6.2.2), in four times 16 rounds."""
+    """The state after one block, of 16 words (FIPS 180-4, 6.2.2), in 16 passes of 4 rounds."""
     a, b, c, d, e, f, g, h = state
-    for first in range(0, 64, 16):
-        for t in tl.static_range(16):
+    for first in range(0, 64, 4):
+        for t in tl.static_range(4):
             x = h + (g ^ (e & (f ^ g))) + tl.load(constants + (first + t)).to(tl.uint32, bitcast=True) + w[0]
             x += (e >> 6 | e << 26) ^ (e >> 11 | e << 21) ^ (e >> 25 | e << 7)
             y = (a >> 2 | a << 30) ^ (a >> 13 | a << 19) ^ (a >> 22 | a << 10)

@@ -81,7 +81,7 @@ def finish(c, e, place, number, inside, out, found, room, listed, sums, errors, 
             tl.store(errors + at, e, mask=kept)
 
 
-@triton.jit(do_not_specialize=["room", "step"])
+@triton.jit(do_not_specialize=["room", "m", "n", "k", "batches", "step"])
 def contract(
     a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
     out, found, room, listed, sums, errors, sizes,
@@ -250,7 +250,7 @@ def product(
         finish(total, e, place, number, inside, out, found, room, listed, sums, errors, PRECISION)
 
 
-@triton.jit(do_not_specialize=["room", "step"])
+@triton.jit(do_not_specialize=["room", "k", "batches", "step"], do_not_specialize_on_alignment=["run_batch", "run_k"])
 def add_up(
     a, b, a_batch, a_k, b_batch, b_k,
     out, found, room, listed, sums, errors, sizes,
@@ -300,7 +300,7 @@ def add_up(
         finish(c, bound * coefficient, o, o, inside, out, found, room, listed, sums, errors, PRECISION)
 
 
-@triton.jit(do_not_specialize=["room", "cuts"])
+@triton.jit(do_not_specialize=["room", "m", "n", "batches", "parts", "cuts"])
 def add_parts(
     left, sizes, out_batch, out_m, out_n,
     out, found, room, listed, sums, errors,
@@ -373,7 +373,7 @@ def cutting(peak):
     return (((1023 + 52 - 22 + exponent) << 52) + (1 << 51)).to(tl.float64, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["elements"])
+@triton.jit(do_not_specialize=["m", "n", "k", "batches", "elements"])
 def contract_twice(
     a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
     out, found, listed, counters,
@@ -592,7 +592,9 @@ def add_exactly(
     return digits, tl.min(finite, 1) > 0
 
 
-@triton.jit(do_not_specialize=["elements", "room"])
+@triton.jit(
+    do_not_specialize=["m", "n", "k", "elements", "room"], do_not_specialize_on_alignment=["run_batch", "run_k"]
+)
 def settle(
     a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
     out, found, listed, counters, digits,
@@ -651,7 +653,7 @@ def settle(
             tl.atomic_add(counters + 3, tl.sum(differ, 0))
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["k", "batches", "step"], do_not_specialize_on_alignment=["run_batch", "run_k"])
 def find_greatest(
     a, a_batch, a_k, out, packed, run_batch, run_k, k, batches, step,
     A_STEP: tl.constexpr, PLACE: tl.constexpr, LEAVE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
