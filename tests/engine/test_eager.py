@@ -223,6 +223,7 @@ def test_the_update_is_compared_with_torchs_optimizer(name: str, monkeypatch: py
     torch.manual_seed(0)
     declared, used, step = OPTIMIZERS[name]
     made = task(nn.Linear(4, 4), optimizer=declared, schedule=(1.0, 0.7, 0.3))
+    monkeypatch.setattr(check, "BLOCK", 5)  # a weight has 16 elements
     checked(made)
     real = compiling.update
     monkeypatch.setattr(compiling, "update", lambda b, _, *rest: real(b, used, *rest))
@@ -244,6 +245,7 @@ def test_a_parameter_that_an_update_nearly_cancels_is_no_other_update(seed: int)
 def test_clipping_and_averages_are_compared(undone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     made = task(nn.Linear(4, 4), clip=Clip(norm=0.01, value=0.05), average=0.9)
+    monkeypatch.setattr(check, "BLOCK", 5)
     checked(made)
     if undone == "clipped":
         monkeypatch.setattr(compiling, "clipped", lambda _b, _clip, gradients: gradients)

@@ -64,7 +64,7 @@ class LossModule(nn.Module):
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Puts back what running the model may change: its attributes, gradients and modes, and global random streams."""
-    held = [_keeper(module.__dict__) for module in model.modules()]
+    put_back = attributes(model)
     parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
     python, numpy = random.getstate(), np.random.get_state()
     try:
@@ -73,8 +73,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        for put_back in held:
-            put_back()
+        put_back()
         for parameter, gradient, wanted in parameters:
             parameter.requires_grad_(wanted).grad = gradient
 
@@ -118,6 +117,17 @@ def as_written(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         checkpoint._checkpoint_without_reentrant_generator = before
+
+
+def attributes(model: nn.Module) -> Callable[[], None]:
+    """A function that puts back what the attributes of the model's modules hold now."""
+    held = [_keeper(module.__dict__) for module in model.modules()]
+
+    def put_back() -> None:
+        for each in held:
+            each()
+
+    return put_back
 
 
 def _keeper(value: Any, depth: int = 4) -> Callable[[], None]:
@@ -271,7 +281,8 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
 
 def _alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     return len(first) == len(second) and all(
-        a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-6, equal_nan=True)
+        a.shape == b.shape
+        and (torch.equal(a, b) or torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-6, equal_nan=True))
         for a, b in zip(first, second, strict=True)
     )
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +37,8 @@ class Update:
 
     def moment(self, builder: Builder, name: str, shape: tuple[int, ...]) -> Ref:
         """A state entry that is zero before the first step."""
-        return self.entry(builder, name, torch.zeros(shape))
+        # NumPy leaves zeros to the system, so they take no memory before they are written; torch would write them.
+        return self.entry(builder, name, torch.from_numpy(np.zeros(shape, np.float32)))
 
 
 def sum_of_squares(b: Builder, x: Ref) -> Ref:
