@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
 from itertools import zip_longest
-from math import hypot, sqrt
+from math import hypot, isfinite, sqrt
 from typing import Any, Final
 
 import numpy as np
@@ -269,10 +269,10 @@ def _size(tensor: Tensor) -> float:
     total, count = 0.0, 0
     for (block,) in _blocks(tensor):
         finite = block
-        if not bool(torch.isfinite(square := torch.dot(block, block))):
+        if not isfinite(square := torch.dot(block, block).item()):
             finite = block[torch.isfinite(block)]
-            square = torch.dot(finite, finite)
-        total, count = total + square.item(), count + finite.numel()
+            square = torch.dot(finite, finite).item()
+        total, count = total + square, count + finite.numel()
     return sqrt(total / count) if count else 0.0
 
 
@@ -283,12 +283,12 @@ def _distance(a: Tensor, b: Tensor) -> float:
     total = 0.0
     for x, y in _blocks(a, b):
         apart = x - y
-        if not bool(torch.isfinite(square := torch.dot(apart, apart))):
+        if not isfinite(square := torch.dot(apart, apart).item()):
             finite = torch.isfinite(y)
             if not torch.equal(torch.isfinite(x), finite):
                 return float("inf")
-            square = torch.dot(apart[finite], apart[finite])
-        total += square.item()
+            square = torch.dot(apart[finite], apart[finite]).item()
+        total += square
     return sqrt(total)
 
 
@@ -305,15 +305,16 @@ def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 def _wrong_update(task: Task, state: Tensors, found: Sequence[_Outcome], device: torch.device) -> str | None:
     """Describes the first parameter that torch's optimizer, given the engine's gradients, moves elsewhere."""
     far: dict[tuple[int, str], tuple[float, ...]] = {}
-    limits = {
-        dtype: [_norm(task, ours.gradients, dtype, device) for ours in found]
-        for dtype in (torch.float64, torch.float32)
-    }
+    rates, runs = task.learning_rates()[: len(found)].double().tolist(), []
+    for dtype in (torch.float64, torch.float32):
+        dtypes = {name: dtype for name, _ in task.model.named_parameters()} | _dtypes(task, dtype)
+        norms = [_norm(task, ours.gradients, dtypes, device) for ours in found]
+        runs.append(partial(_updates, task, dtypes, list(zip(rates, norms, strict=True))))
     for names, part in _parts(task, found):
         entries = [prefix + name for prefix in (MODEL, AVERAGE) for name in names]
         given = [_of_part(ours.gradients, names, part) for ours in found]
         initial = {name: tensor.to(device) for name, tensor in _of_part(state, entries, part).items()}
-        wide, narrow = (_updates(task, initial, given, norms, dtype) for dtype, norms in limits.items())
+        wide, narrow = (run(initial, given) for run in runs)
         for step, ours in enumerate(found):
             before, now = (_of_part(tensors, entries, part) for tensors in (ours.before, ours.state))
             for name, wanted in wide[step].items():
@@ -323,7 +324,7 @@ def _wrong_update(task: Task, state: Tensors, found: Sequence[_Outcome], device:
     for (step, name), (distance, noise, size, least) in sorted(far.items(), key=lambda item: item[0][0]):
         # What nearly cancels keeps the error of the numbers that it is made of.
         allowed = _allowed(1, size, noise) + _allowed(1, least, 0.0)
-        if bool(torch.isfinite(found[step].state[name]).all()) and not distance <= allowed:  # others stop the run
+        if not distance <= allowed and bool(torch.isfinite(found[step].state[name]).all()):  # others stop the run
             return (
                 f"the optimizer's update is not torch's: after step {step + 1}, {name} is {distance:.3g} from what "
                 f"torch.optim.{type(task.optimizer).__name__} makes of the same gradients, where {allowed:.3g} is "
@@ -351,33 +352,35 @@ def _of_part(tensors: Tensors, names: Sequence[str], part: slice | None) -> dict
     return held if part is None else {name: tensor.reshape(-1)[part] for name, tensor in held.items()}
 
 
-def _norm(task: Task, gradients: Tensors, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+def _norm(task: Task, gradients: Tensors, dtypes: Mapping[str, torch.dtype], device: torch.device) -> Tensor | None:
     """The norm of all gradients, if they are clipped by it."""
     if (clip := task.clip) is None or clip.norm is None:
         return None
-    kept, norms = _dtypes(task, dtype), []
+    norms = []
     for name, gradient in gradients.items():
-        own = gradient.to(device, kept.get(name, dtype))
+        own = gradient.to(device, dtypes[name])
         norms.append(torch.linalg.vector_norm(own if clip.value is None else own.clamp(-clip.value, clip.value)))
     total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
     return total
 
 
 def _updates(
-    task: Task, state: Tensors, gradients: Sequence[Tensors], norms: Sequence[Tensor | None], dtype: torch.dtype
+    task: Task,
+    dtypes: Mapping[str, torch.dtype],
+    steps: Sequence[tuple[float, Tensor | None]],
+    state: Tensors,
+    gradients: Sequence[Tensors],
 ) -> list[dict[str, Tensor]]:
-    """The parameters, and their moving averages, after each step of torch's optimizer over the given gradients."""
-    kept = _dtypes(task, dtype)
-    own = {
-        n: nn.Parameter(state[MODEL + n].to(kept.get(n, dtype), copy=True))
-        for n, _ in task.model.named_parameters() if MODEL + n in state
-    }  # fmt: skip
+    """The parameters, and their moving averages, after each step of torch's optimizer over the given gradients.
+
+    steps: the learning rate of each step, and the norm of all gradients, if they are clipped by it.
+    """
+    own = {n: nn.Parameter(state[MODEL + n].to(dtypes[n], copy=True)) for n in dtypes if MODEL + n in state}
     moving = {n: own[n].detach().clone() for n in own if AVERAGE + n in state}
     settings = {name: settings_of(task.optimizer, name) for name in own}
     optimizer = torchs(task.optimizer, [{"params": [p], "weight_decay": settings[n][1]} for n, p in own.items()])
     after = []
-    rates = task.learning_rates()[: len(gradients)].double().tolist()
-    for rate, given, norm in zip(rates, gradients, norms, strict=True):
+    for (rate, norm), given in zip(steps, gradients, strict=True):
         for group, (factor, _) in zip(optimizer.param_groups, settings.values(), strict=True):
             group["lr"] = rate * factor
         for name, gradient in given.items():
