@@ -2,6 +2,8 @@
 
 import itertools
 import random
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +20,8 @@ from tests.engine import elsewhere
 from tests.engine.lowering_bench import make_task
 from tests.engine.test_capture_pure import Layer, centred, counting, with_buffers
 from tests.parts import slow_except
+from tests.source_tree import ROOT
+from tiebreak.api.training import tasks
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture import captured as compiling
 from tiebreak.engine.capture import check
@@ -274,3 +278,50 @@ def test_a_model_that_cannot_run_in_double_precision_is_compared_in_single(monke
     undo_examining(monkeypatch)
     with pytest.raises(ConfigurationError, match="two captures"):
         checked(task(Layer(lambda _, x: x.float() @ weight * next(CYCLE)), lambda model, x, y: (model(x) - y).sum()))
+
+
+def unable(*_: Any) -> Any:
+    raise AssertionError("expected nothing to be computed")
+
+
+def test_too_little_memory_is_told_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = task(nn.Linear(4, 4), optimizer=AdamW(lr=0.1))
+    held = 2 * 20 * 4  # the weights, and the first state
+    least = held + 20 * 4 + 20 * 4 + 20 * 16  # what is new after a step, its gradients, and eager PyTorch in FP64
+    monkeypatch.setattr(tasks, "memory_here", lambda: least - 1)
+    monkeypatch.setattr(tasks, "exact_step", unable)
+    with pytest.raises(ConfigurationError, match=r"fit into the .* they take about"):
+        checked(made)
+    monkeypatch.setattr(tasks, "memory_here", lambda: least)
+    with pytest.raises(ConfigurationError, match=r"fit into the .* they take about"):  # with the moments
+        checked(made)
+
+
+MEASURED = """
+import resource, torch
+import torch.nn.functional as F
+from torch import nn
+from tests.engine.test_eager import checked, task
+from tiebreak.engine.capture.task import AdamW
+
+def made(width):
+    parts = [part for _ in range(6) for part in (nn.Linear(width, width), nn.Tanh())]
+    data = {"x": torch.randn(4, width), "y": torch.arange(4) % 3}
+    loss = lambda model, x, y: F.cross_entropy(model(x), y)
+    return task(nn.Sequential(*parts, nn.Linear(width, 3)), loss, data=data, batch=2, optimizer=AdamW(lr=1e-3))
+
+checked(made(8))
+large = made(2048)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+checked(large)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+print((peak - before) * 1024 / sum(p.numel() for p in large.model.parameters()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="counts kilobytes, which other systems do not")
+def test_the_check_takes_few_bytes_for_each_parameter() -> None:
+    """25 million of them; what else a process holds, and its heap keeps, is counted, too."""
+    done = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert float(done.stdout) < 60
