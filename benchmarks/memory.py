@@ -70,7 +70,7 @@ def peak_of(who: str, source: str) -> int:
 
 
 def capture_of(name: str) -> dict[str, float]:
-    """What capture and its check take in this process, by the unit of `CAPTURE`."""
+    """Measures capture and its check in this process; the figures are named by the units of `CAPTURE`."""
     task = WORKLOADS[name]() if name in WORKLOADS else make_real_task(name, 2, length=16)
     before, seconds = _status("VmRSS"), time.process_time()
     Path("/proc/self/clear_refs").write_text("5")

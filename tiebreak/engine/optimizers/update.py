@@ -13,7 +13,7 @@ from tiebreak.engine.optimizers.settings import f32
 from tiebreak.protocol.program.isa import DType
 
 MAPPED: Final = 1 << 16
-"""From this many elements on, zeros are left to the system, which gives them memory when they are first written."""
+"""Zeros of at least this many elements are left to the system, which gives them memory when they are first written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
