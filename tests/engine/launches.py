@@ -117,7 +117,7 @@ def main() -> None:
         knobs.cache.dir = stack.enter_context(tempfile.TemporaryDirectory())
         arithmetic = Arithmetic()
         qualified = launching.find(lambda: qualify._rehearse(arithmetic, [(case, ()) for case in qualify._cases()]))
-        assert len(qualified) < 64  # every kernel costs the user time before the first step
+        assert len(qualified) < 72  # every kernel costs the user time before the first step
         assert [copied(first) for first in (0, 1, 4)] == [{"0x10"}, {"0x4"}, {"0x10"}]
         kernel = Asked()
 
@@ -135,7 +135,7 @@ def main() -> None:
     assert [hit for _, hit in cached] == [True] * len(found)
     assert {metadata["enable_fp_fusion"] for metadata, _ in cached} == {False}
     assert {metadata["name"] for metadata, _ in cached} == {
-        "product", "norms", "contract", "contract_twice", "add_up", "add_parts", "settle", "find_greatest", "run",
+        "product", "norms", "contract_twice", "add_up", "add_parts", "settle", "find_greatest", "run",
         "add_terms", "decide_sums", "add_open", "round_listed", "permute", "hash_chunks", "hash_nodes",
     }  # fmt: skip
     sys.stdout.write(f"{len(found)}\n")
