@@ -208,6 +208,7 @@ class Codes:
     """Keeps the code of chains, in place of what runs them."""
 
     functions = chains.LaunchedChains.functions
+    repeats = chains.LaunchedChains.repeats
 
     def __init__(self) -> None:
         self.made: list[chains.KernelCode] = []
