@@ -28,12 +28,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebreak.engine.capture.captured import MODEL, Captured, capture_in_place
-from tiebreak.engine.capture.purity import LossModule, as_written, same_tensors, untouched
+from tiebreak.engine.capture.draws import Draws, is_draw
+from tiebreak.engine.capture.purity import LossModule, exchanged, same_tensors, untouched
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
 from tiebreak.engine.capture.user_code import refusal
 from tiebreak.engine.lowering.builder import Ref
@@ -316,12 +315,16 @@ def _batches(task: Task, captured: Captured, step: int) -> list[tuple[Tensor, ..
 # Eager PyTorch's side
 
 
-class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Puts the engine's random numbers, in the order of the step, where eager PyTorch would draw its own."""
+class _Drawn(Draws):
+    """Puts the engine's random numbers, in the order of the step, where eager PyTorch would draw its own.
+
+    What eager PyTorch draws again, as in the second run of a checkpointed part, gets the same numbers again.
+    """
 
     def __init__(self, numbers: Sequence[Tensor | None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__(traced=False)
         self._numbers = list(numbers)
+        self._given: list[Tensor | None] = []
 
     def _next(self, shape: torch.Size) -> Tensor | None:
         found = self._numbers[0] if self._numbers else None
@@ -339,9 +342,13 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        form = _FORMS.get(func._schema.name.removeprefix("aten::").rstrip("_"))
-        if form is not None and (number := self._next(result.shape)) is not None:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if not is_draw(func):
+            return result
+        form, first = _FORMS.get(func._schema.name.removeprefix("aten::").rstrip("_")), self.earlier[-1]
+        again = None if first is None else self._given[first]
+        self._given.append(again if first is not None or form is None else self._next(result.shape))
+        if form is not None and (number := self._given[-1]) is not None:
             given = {a.name: a.default_value for a in func._schema.arguments} | (kwargs or {})
             given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
             wide = number.is_floating_point() and result.dtype == torch.float64
@@ -420,7 +427,7 @@ def _eager(
     default, found = torch.get_default_dtype(), []
     torch.set_default_dtype(dtype)
     try:
-        with untouched(task.model), sdpa_kernel(SDPBackend.MATH), as_written(task.model):
+        with untouched(task.model), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
             for number, ours in enumerate(given):
                 found.append(_eager_step(task, _batches(task, captured, number), ours, dtype, device, seed))
     except ConfigurationError:
@@ -450,7 +457,7 @@ def _eager_step(
     }
     for name, parameter in parameters.items():
         own[MODEL + name].requires_grad_(parameter.requires_grad)
-    step = LossModule(task.model, partial(_by_name, task))
+    step, seen = LossModule(task.model, partial(_by_name, task)), Outputs()
     default = nullcontext() if device == CPU else device
     with default, same_tensors(task.model), _Drawn(ours.drawn) as draws, _outputs(task.model) as outputs:
         for batch in batches:
@@ -458,13 +465,15 @@ def _eager_step(
                 t.to(device, dtype if t.is_floating_point() else t.dtype, copy=not t.is_floating_point()) for t in batch
             )
             outputs.clear()
-            losses.append(functional_call(step, own, cast) / len(batches))
-            losses[-1].backward()
+            with exchanged(step, own):
+                losses.append(step(*cast) / len(batches))
+                seen[:] = outputs
+                losses[-1].backward()  # a checkpointed part runs again, and calls its modules
             own |= {MODEL + name: t.detach() for name, t in step.assigned.items()}
     draws.check_all_drawn()
     gradients = {n: g for n, p in parameters.items() if p.requires_grad and (g := own[MODEL + n].grad) is not None}
     buffers = {name: own[MODEL + name] for name, _ in task.model.named_buffers()}
-    return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers, outputs)
+    return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers, seen)
 
 
 def _dtypes(task: Task, dtype: torch.dtype) -> dict[str, torch.dtype]:

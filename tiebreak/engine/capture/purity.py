@@ -21,10 +21,10 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tiebreak.engine.capture.draws import random_state
 from tiebreak.engine.capture.reach import Reach, attribute, same
 from tiebreak.engine.capture.user_code import described, first_line, is_users, module_of, refusal, user_line
 from tiebreak.protocol.errors import ConfigurationError
@@ -33,6 +33,8 @@ _CLOCKS: Final = frozenset(f for n, f in vars(time).items() if n.endswith(("time
 _FILES: Final = frozenset({"open", "read", "pread", "stat", "fstat", "listdir", "scandir"})
 _RANDOM: Final = "draw with torch.rand, torch.bernoulli or dropout, which follow the job's seed, or give it as data"
 _STATE: Final = "a tensor in a buffer (`register_buffer`) is state; a schedule and data can change from step to step"
+_SEED: Final = 0x7EB_4EAC
+"""The seed of both runs; no user's own, whose state would pass for that of a step's start."""
 _LOADER: Final = "give the data to the task itself (`data=`, `batch=`), and take each batch as arguments of the loss"
 
 
@@ -93,16 +95,27 @@ def same_tensors(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def as_written(model: nn.Module) -> Iterator[None]:
-    """Lets torch.utils.checkpoint save what it would compute again, and torch.compile compile nothing.
+def exchanged(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
+    """Gives a module other tensors by name, as `functional_call` does, but for a backward pass too.
 
-    A trace would draw other random numbers then, and after `functional_call` other tensors would be read.
+    A hand-written checkpoint runs modules there. The dict gets the buffers that the block assigns.
+    """
+    with torch.nn.utils.stateless._reparametrize_module(module, tensors, tie_weights=True):
+        yield
+
+
+@contextmanager
+def as_written(model: nn.Module) -> Iterator[None]:
+    """Lets torch.utils.checkpoint save what it would compute again, so that a program computes it once.
+
+    Refuses a part whose second run would not be like the first. The check against eager PyTorch does without this.
     """
     checkpoint = torch.utils.checkpoint
-    before = checkpoint._checkpoint_without_reentrant_generator
+    before = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
 
-    def once(*_: Any, **__: Any) -> Iterator[None]:
+    def once(_: Any, preserve: bool, *__: Any, **___: Any) -> Iterator[None]:
         buffers = {name: (id(tensor), tensor._version) for name, tensor in model.named_buffers()}
+        drawn = random_state()
         yield
         changed = [n for n, tensor in model.named_buffers() if (id(tensor), tensor._version) != buffers.get(n)]
         if changed:
@@ -111,13 +124,27 @@ def as_written(model: nn.Module) -> Iterator[None]:
                 f"at {user_line(sys._getframe(1))}, which eager PyTorch makes twice in each step; leave batch norm and "
                 "the like outside of it"
             )
+        if not preserve and random_state() != drawn:
+            raise ConfigurationError(
+                "expected torch.utils.checkpoint with preserve_rng_state=True around what draws random numbers, got "
+                f"preserve_rng_state=False at {user_line(sys._getframe(1))}: PyTorch draws other numbers in backward, "
+                "so the gradient is that of another loss; leave the argument out"
+            )
 
-    checkpoint._checkpoint_without_reentrant_generator = once
+    class Saved:
+        """Stands in for `CheckpointFunction` (use_reentrant=True), which has no gradient unless an argument has."""
+
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            follows = any(isinstance(value, Tensor) and value.requires_grad for value in args)
+            with torch.set_grad_enabled(follows and torch.is_grad_enabled()), contextmanager(once)(function, preserve):
+                return function(*args)
+
+    checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction = once, Saved
     try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
+        yield
     finally:
-        checkpoint._checkpoint_without_reentrant_generator = before
+        checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction = before
 
 
 def _keeper(value: Any, depth: int = 4) -> Callable[[], None]:
@@ -156,8 +183,14 @@ class _Rehearsal:
         tensors = list(self.copies.values())
         replaced = dict(zip(self._state, tensors, strict=False))
         try:
-            with same_tensors(self.step.model), as_written(self.step.model), self.watch:
-                self.loss = functional_call(self.step, replaced, tuple(tensors[len(self._state) :]))
+            with (
+                torch.compiler.set_stance("force_eager"),
+                same_tensors(self.step.model),
+                as_written(self.step.model),
+                self.watch,
+                exchanged(self.step, replaced),
+            ):
+                self.loss = self.step(*tensors[len(self._state) :])
                 if isinstance(self.loss, Tensor) and self.loss.requires_grad and self.loss.shape == ():
                     self.loss.backward()  # type: ignore[no-untyped-call]
         except ConfigurationError:
@@ -229,9 +262,9 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     """
     rehearse = _Rehearsal(model, loss, batch)
     rehearse.watch = watch = _Watch(rehearse)
-    torch.manual_seed(0)
+    torch.manual_seed(_SEED)
     rehearse()
-    rehearse.watch, first, drawn = nullcontext(), rehearse.results(), torch.get_rng_state()
+    rehearse.watch, first, drawn = nullcontext(), rehearse.results(), random_state()
     if "written" in watch.found:
         raise ConfigurationError(
             "expected a step that changes buffers only, got one that writes to {} in place at {}; compute a new tensor "
@@ -241,7 +274,7 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     _refuse_other_memory(model, rehearse)
     _refuse_shared_memory(model, rehearse.written())
     reach = Reach(model, loss)
-    torch.manual_seed(0)
+    torch.manual_seed(_SEED)
     with _outside_reads(model) as outside:
         rehearse()
     second = rehearse.results()
@@ -260,7 +293,7 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
             .format(*watch.found["read"])
         )  # fmt: skip
     _refuse_strangers(rehearse.loss, reach)
-    if torch.equal(drawn, torch.get_rng_state()) and not _alike(first, second):
+    if drawn == random_state() and not _alike(first, second):
         raise ConfigurationError(
             "the step cannot be captured: in plain PyTorch its first run has other results than its second one, on the "
             "same tensors. A program does the same in every step; call the model once on a batch before (and load "
