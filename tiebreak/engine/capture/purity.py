@@ -98,9 +98,14 @@ def same_tensors(model: nn.Module) -> Iterator[None]:
 def exchanged(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
     """Gives a module other tensors by name, as `functional_call` does, but for a backward pass too.
 
-    A hand-written checkpoint runs modules there. The dict gets the buffers that the block assigns.
+    A hand-written checkpoint runs modules there. The dict gets the buffers that the block assigns. The tensors get the
+    attributes of those that they stand for, and pass for parameters where these are.
     """
-    with torch.nn.utils.stateless._reparametrize_module(module, tensors, tie_weights=True):
+    for name, own in (*module.named_parameters(), *module.named_buffers()):
+        vars(tensors[name]).update(vars(own))
+        if isinstance(own, nn.Parameter):
+            tensors[name]._is_param = True  # type: ignore[attr-defined]
+    with same_tensors(module), torch.nn.utils.stateless._reparametrize_module(module, tensors, tie_weights=True):
         yield
 
 
@@ -185,18 +190,25 @@ class _Rehearsal:
         try:
             with (
                 torch.compiler.set_stance("force_eager"),
-                same_tensors(self.step.model),
                 as_written(self.step.model),
                 self.watch,
                 exchanged(self.step, replaced),
             ):
                 self.loss = self.step(*tensors[len(self._state) :])
+                buffers = (n for n in self._state if not isinstance(self.given[n], nn.Parameter))
+                self.fixed |= {_storage(self.copies[n]): f"{n} in its backward pass" for n in buffers}
                 if isinstance(self.loss, Tensor) and self.loss.requires_grad and self.loss.shape == ():
                     self.loss.backward()  # type: ignore[no-untyped-call]
         except ConfigurationError:
             raise
         except Exception as error:  # whatever the user's code raises
             raise refusal(error, self.step.model, "the step fails in plain PyTorch already", "mend it first") from error
+        now = {name: self.step.assigned.get(name.removeprefix("model."), self.copies[name]) for name in self._state}
+        if late := [name.removeprefix("model.") for name in self._state if replaced[name] is not now[name]]:
+            raise ConfigurationError(
+                "expected a step that assigns buffers in forward, got one that also assigns some in its backward pass, "
+                f"{late}; leave that out of hooks"
+            )
 
     def written(self) -> set[str]:
         """The names of the trained parameters, and of the buffers that the step writes to."""
@@ -267,11 +279,13 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     rehearse.watch, first, drawn = nullcontext(), rehearse.results(), random_state()
     if "written" in watch.found:
         raise ConfigurationError(
-            "expected a step that changes buffers only, got one that writes to {} in place at {}; compute a new tensor "
-            "instead (`w = self.weight.clamp(0, 1)`, `x = x * 2`) and use that, and leave out max_norm"
+            "expected a step that changes buffers only, and those in forward, got one that writes to {} in place at {}; "
+            "compute a new tensor instead (`w = self.weight.clamp(0, 1)`, `x = x * 2`) and use that, leave out max_norm, "
+            "and write to no buffer in hooks of a backward pass"
             .format(*watch.found["written"])
         )  # fmt: skip
     _refuse_other_memory(model, rehearse)
+    _refuse_marks(model, rehearse)
     _refuse_shared_memory(model, rehearse.written())
     reach = Reach(model, loss)
     torch.manual_seed(_SEED)
@@ -292,7 +306,7 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
             "a list, a closure, or as `.data`) at {}; take it from the model in forward, or from the loss's argument"
             .format(*watch.found["read"])
         )  # fmt: skip
-    _refuse_strangers(rehearse.loss, reach)
+    _refuse_strangers(rehearse, reach)
     if drawn == random_state() and not _alike(first, second):
         raise ConfigurationError(
             "the step cannot be captured: in plain PyTorch its first run has other results than its second one, on the "
@@ -309,15 +323,16 @@ def _alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     )
 
 
-def _refuse_strangers(loss: Any, reach: Reach) -> None:
+def _refuse_strangers(rehearse: _Rehearsal, reach: Reach) -> None:
     """Refuses a step whose gradient also goes to tensors that are not the model's: no optimizer would change them."""
-    waiting, seen = [getattr(loss, "grad_fn", None)], set[Any]()
+    waiting, seen = [getattr(rehearse.loss, "grad_fn", None)], set[Any]()
+    own = set(map(id, rehearse.copies.values()))
     while waiting:
         if (node := waiting.pop()) not in seen:
             seen.add(node)
             waiting += [before for before, _ in getattr(node, "next_functions", ())]
             leaf = getattr(node, "variable", None)
-            if leaf is not None and (isinstance(leaf, nn.Parameter) or leaf in reach):
+            if leaf is not None and id(leaf) not in own and (isinstance(leaf, nn.Parameter) or leaf in reach):
                 raise ConfigurationError(
                     "expected a loss that trains parameters of the model only, got one that also has a gradient for a "
                     f"tensor of shape {tuple(leaf.shape)} that is not the model's; make it a parameter of the model (a "
@@ -341,6 +356,24 @@ def _refuse_other_memory(model: nn.Module, rehearse: _Rehearsal) -> None:
                 f"memory (`.data =` or `set_`) at {first_line(rehearse, moved, model)}; compute a new tensor from a "
                 "parameter, and assign a buffer (`self.c = ...`) or write to it (`self.c.copy_(...)`)"
             )
+
+
+def _refuse_marks(model: nn.Module, rehearse: _Rehearsal) -> None:
+    """Refuses hooks and attributes that the step leaves on its parameters and buffers, as the next step has them too."""
+    for name, given in rehearse.given.items():
+        marked = lambda n=name, given=given: _marks(rehearse.copies[n], given)  # noqa: E731
+        if found := marked():
+            place = first_line(rehearse, lambda marked=marked: bool(marked()), model)  # type: ignore[misc]
+            advice = "set a hook on what a layer gives, and keep what changes in a buffer"
+            raise ConfigurationError(_words(place, f"sets {found} of {name.removeprefix('model.')}", advice))
+
+
+def _marks(tensor: Tensor, given: Tensor) -> str:
+    """A hook or attribute that a tensor has, and the one that it stands for has not; empty if there is none."""
+    if tensor.is_leaf and (tensor._backward_hooks or tensor._post_accumulate_grad_hooks):  # type: ignore[attr-defined]
+        return "a hook on the gradient"
+    changed = (key for key, value in vars(tensor).items() if vars(given).get(key, tensor) is not value)
+    return next((f"attribute {key}" for key in changed if key != "_is_param"), "")
 
 
 def _refuse_shared_memory(model: nn.Module, changed: Set[str]) -> None:

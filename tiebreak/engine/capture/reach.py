@@ -56,6 +56,9 @@ class Reach:
             where, held = f"module {path}" if path else "the model", vars(module)
             for key in held.keys() - _INTERNAL:
                 self._variable(f"a hook of {where}" if key in _HOOKS else attribute(key, path), held, key)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            for key in vars(tensor):
+                self._variable(f"attribute {key} of {name}", vars(tensor), key)
         for kind in {kind: None for module in own.values() for kind in type(module).__mro__}:
             if not kind.__module__.startswith(("torch.", "builtins")):
                 self._class(kind)
