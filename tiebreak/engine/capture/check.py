@@ -466,7 +466,7 @@ def _eager(
     except Exception as error:
         if dtype == torch.float64 and device == CPU:
             return []
-        raise refusal(error, task.model, "the step fails in plain PyTorch already", "mend it first") from error
+        raise refusal(error, task.model, "step 1 or 2 fails in plain PyTorch", "mend it first") from error
     finally:
         torch.set_default_dtype(default)
     return found

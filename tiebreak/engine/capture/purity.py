@@ -202,7 +202,12 @@ class _Rehearsal:
         except ConfigurationError:
             raise
         except Exception as error:  # whatever the user's code raises
-            raise refusal(error, self.step.model, "the step fails in plain PyTorch already", "mend it first") from error
+            words = ["the step fails in plain PyTorch already", "mend it first"]
+            if isinstance(self.watch, _Watch):
+                self.watch = nullcontext()
+                self()  # raises that, unless it is the watch that some kernels cannot bear
+                words = ["the step cannot be captured"]
+            raise refusal(error, self.step.model, *words) from error
         now = {name: self.step.assigned.get(name.removeprefix("model."), self.copies[name]) for name in self._state}
         if late := [name.removeprefix("model.") for name in self._state if replaced[name] is not now[name]]:
             raise ConfigurationError(
@@ -279,9 +284,9 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     rehearse.watch, first, drawn = nullcontext(), rehearse.results(), random_state()
     if "written" in watch.found:
         raise ConfigurationError(
-            "expected a step that changes buffers only, and those in forward, got one that writes to {} in place at {}; "
-            "compute a new tensor instead (`w = self.weight.clamp(0, 1)`, `x = x * 2`) and use that, leave out max_norm, "
-            "and write to no buffer in hooks of a backward pass"
+            "expected a step that changes buffers only, and in forward, got one that writes to {} in place at {}; "
+            "compute a new tensor instead (`w = self.weight.clamp(0, 1)`, `x = x * 2`) and use that, leave out "
+            "max_norm, and write to no buffer in a hook of the backward pass"
             .format(*watch.found["written"])
         )  # fmt: skip
     _refuse_other_memory(model, rehearse)
@@ -359,7 +364,7 @@ def _refuse_other_memory(model: nn.Module, rehearse: _Rehearsal) -> None:
 
 
 def _refuse_marks(model: nn.Module, rehearse: _Rehearsal) -> None:
-    """Refuses hooks and attributes that the step leaves on its parameters and buffers, as the next step has them too."""
+    """Refuses hooks and attributes that the step leaves on its parameters and buffers: the next step has them too."""
     for name, given in rehearse.given.items():
         marked = lambda n=name, given=given: _marks(rehearse.copies[n], given)  # noqa: E731
         if found := marked():

@@ -135,6 +135,7 @@ class _Lowering:
         self.problems: list[tuple[str, str, str]] = []
         """Operator, place and reason of each node that cannot be lowered, in the order of the graph."""
         self.constants = _Constants(builder)
+        self._fault: Exception | None = None
         self._drawn: dict[fx.Node, tuple[int | None, int]] = {}
         """The stream of each first draw (None: nothing reads it), and its place in `Builder.draws`."""
 
@@ -154,7 +155,7 @@ class _Lowering:
             listing = "\n  ".join(_once(self.problems))
             raise ConfigurationError(
                 f"the model cannot be captured; these operators have no exact form here:\n  {listing}"
-            )
+            ) from self._fault
         return self.values
 
     def _call(self, node: fx.Node) -> None:
@@ -205,7 +206,8 @@ class _Lowering:
         except NotImplementedError as error:
             self._fail(node, str(error))
         except Exception as error:  # a rule met what it does not expect; the user's model is at fault or we are
-            self._fail(node, f"{UNCOVERED} ({type(error).__name__}: {error})")
+            self._fault = error
+            self._fail(node, f"{UNCOVERED}; {operator_hint(_name(node))}")
 
     def _as_held(self, node: fx.Node, value: Any) -> Any:
         """The value as torch holds it.
@@ -217,7 +219,7 @@ class _Lowering:
             kept = _STATISTICS if _name(node).partition(".")[0] in _NORMS else ()
             return type(value)(
                 self.builder.bf16(each)
-                if number not in kept and isinstance(each, Ref) and t.dtype == torch.bfloat16
+                if number not in kept and isinstance(each, Ref) and getattr(t, "dtype", None) == torch.bfloat16
                 else each
                 for number, (each, t) in enumerate(zip(value, node.meta["val"], strict=True))
             )
