@@ -344,7 +344,7 @@ def _batches(task: Task, captured: Captured, step: int) -> list[tuple[Tensor, ..
 # Eager PyTorch's side
 
 
-class _Drawn(Draws):
+class _Drawn(Draws):  # type: ignore[no-untyped-call]
     """Puts the engine's random numbers, in the order of the step, where eager PyTorch would draw its own.
 
     What eager PyTorch draws again, as in the second run of a checkpointed part, gets the same numbers again.

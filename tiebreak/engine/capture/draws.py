@@ -82,7 +82,8 @@ def is_draw(func: Any) -> bool:
 
 def random_state() -> bytes:
     """The state of torch's random numbers, on all devices."""
-    states = [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [])]
+    cuda: Any = torch.cuda
+    states = [torch.get_rng_state(), *(cuda.get_rng_state_all() if cuda.is_initialized() else [])]
     with _disable_current_modes():
         return b"".join(state.numpy().tobytes() for state in states)
 

@@ -8,6 +8,7 @@ step would read, is such state.
 
 import datetime
 import gc
+import os
 import random
 import sys
 import time
@@ -25,16 +26,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tiebreak.engine.capture.draws import random_state
-from tiebreak.engine.capture.reach import Reach, attribute, same
+from tiebreak.engine.capture.reach import Reach, attribute, put_back, same, settings
 from tiebreak.engine.capture.user_code import described, first_line, is_users, module_of, refusal, user_line
 from tiebreak.protocol.errors import ConfigurationError
 
-_CLOCKS: Final = frozenset(f for n, f in vars(time).items() if n.endswith(("time", "_ns", "monotonic", "_counter")))
+_TIMES: Final = (f for n, f in vars(time).items() if n.endswith(("time", "_ns", "monotonic", "_counter")))
+_CLOCKS: Final = frozenset({*_TIMES, os.times})
 _FILES: Final = frozenset({"open", "read", "pread", "stat", "fstat", "listdir", "scandir"})
 _RANDOM: Final = "draw with torch.rand, torch.bernoulli or dropout, which follow the job's seed, or give it as data"
 _STATE: Final = "a tensor in a buffer (`register_buffer`) is state; a schedule and data can change from step to step"
 _SEED: Final = 0x7EB_4EAC
 """The seed of both runs; no user's own, whose state would pass for that of a step's start."""
+_SETTING: Final = "set it before the training, or in a `with` block, whose end puts it back"
 _LOADER: Final = "give the data to the task itself (`data=`, `batch=`), and take each batch as arguments of the loss"
 
 
@@ -65,18 +68,19 @@ class LossModule(nn.Module):
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Puts back what running the model may change: its attributes, gradients and modes, and global random streams."""
+    """Puts back what running the model may change: its attributes, gradients and modes, and the process's settings."""
     held = [_keeper(module.__dict__) for module in model.modules()]
     parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
-    python, numpy = random.getstate(), np.random.get_state()
+    python, numpy, process = random.getstate(), np.random.get_state(), settings()
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
+        put_back(process)
         random.setstate(python)
         np.random.set_state(numpy)
-        for put_back in held:
-            put_back()
+        for restore in held:
+            restore()
         for parameter, gradient, wanted in parameters:
             parameter.requires_grad_(wanted).grad = gradient
 
@@ -104,7 +108,7 @@ def exchanged(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
     for name, own in (*module.named_parameters(), *module.named_buffers()):
         vars(tensors[name]).update(vars(own))
         if isinstance(own, nn.Parameter):
-            tensors[name]._is_param = True  # type: ignore[attr-defined]
+            tensors[name]._is_param = True
     with same_tensors(module), torch.nn.utils.stateless._reparametrize_module(module, tensors, tie_weights=True):
         yield
 
@@ -115,7 +119,7 @@ def as_written(model: nn.Module) -> Iterator[None]:
 
     Refuses a part whose second run would not be like the first. The check against eager PyTorch does without this.
     """
-    checkpoint = torch.utils.checkpoint
+    checkpoint: Any = torch.utils.checkpoint
     before = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
 
     def once(_: Any, preserve: bool, *__: Any, **___: Any) -> Iterator[None]:
@@ -280,7 +284,12 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     rehearse = _Rehearsal(model, loss, batch)
     rehearse.watch = watch = _Watch(rehearse)
     torch.manual_seed(_SEED)
+    process = settings()
     rehearse()
+    if settings() != process:
+        put_back(process)
+        place = first_line(rehearse, lambda: settings() != process, model)
+        raise ConfigurationError(_words(place, "changes a setting of torch for the next step", _SETTING))
     rehearse.watch, first, drawn = nullcontext(), rehearse.results(), random_state()
     if "written" in watch.found:
         raise ConfigurationError(
@@ -365,19 +374,19 @@ def _refuse_other_memory(model: nn.Module, rehearse: _Rehearsal) -> None:
 
 def _refuse_marks(model: nn.Module, rehearse: _Rehearsal) -> None:
     """Refuses hooks and attributes that the step leaves on its parameters and buffers: the next step has them too."""
-    for name, given in rehearse.given.items():
-        marked = lambda n=name, given=given: _marks(rehearse.copies[n], given)  # noqa: E731
-        if found := marked():
-            place = first_line(rehearse, lambda marked=marked: bool(marked()), model)  # type: ignore[misc]
+    for name in rehearse.given:
+        if mark := _mark(rehearse, name):
+            place = first_line(rehearse, lambda name=name: bool(_mark(rehearse, name)), model)  # type: ignore[misc]
             advice = "set a hook on what a layer gives, and keep what changes in a buffer"
-            raise ConfigurationError(_words(place, f"sets {found} of {name.removeprefix('model.')}", advice))
+            raise ConfigurationError(_words(place, f"sets {mark} of {name.removeprefix('model.')}", advice))
 
 
-def _marks(tensor: Tensor, given: Tensor) -> str:
-    """A hook or attribute that a tensor has, and the one that it stands for has not; empty if there is none."""
-    if tensor.is_leaf and (tensor._backward_hooks or tensor._post_accumulate_grad_hooks):  # type: ignore[attr-defined]
+def _mark(rehearse: _Rehearsal, name: str) -> str:
+    """A hook or attribute that the step has put on a tensor; empty if there is none."""
+    tensor, before = rehearse.copies[name], vars(rehearse.given[name])
+    if tensor.is_leaf and (tensor._backward_hooks or tensor._post_accumulate_grad_hooks):
         return "a hook on the gradient"
-    changed = (key for key, value in vars(tensor).items() if vars(given).get(key, tensor) is not value)
+    changed = (key for key, value in vars(tensor).items() if before.get(key, tensor) is not value)
     return next((f"attribute {key}" for key in changed if key != "_is_param"), "")
 
 
@@ -412,6 +421,16 @@ def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
         return (
             f"seeds torch's random numbers (`{name}`)",
             "leave that out, or the layer that does it: each step draws by the job's seed",
+        )
+    if name == "_push_saved_tensors_default_hooks":
+        saving = isinstance(frame.f_locals.get("self"), torch.autograd.graph.save_on_cpu)
+        return (
+            None
+            if saving
+            else (
+                "changes what autograd saves (`saved_tensors_hooks`)",
+                "keep it out of the step, and compute in forward what the backward pass is to read",
+            )
         )
     if "site-packages" in frame.f_code.co_filename or frame.f_globals.get("__name__") == "logging":
         return None  # libraries read clocks for their logs, and in callbacks of the garbage collector
