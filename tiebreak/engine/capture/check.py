@@ -50,7 +50,7 @@ RELATIVE: Final = 2.0**-18
 """The distance that is allowed in addition, as a share of the result's norm: 32 units of FP32's rounding."""
 LARGEST: Final = 2.0**-20
 """The same, as a share of the largest gradient of the model, since some gradients are zero but for rounding."""
-SUSPECT: Final = 2.0**-10
+SUSPECT: Final = 2.0**-14
 """What differs by this share in FP64 and FP32 is compared with both."""
 COARSE: Final = 2.0**12
 """What the distances that are allowed in addition are multiplied by then if the program rounds to bfloat16."""

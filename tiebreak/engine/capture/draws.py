@@ -5,7 +5,8 @@ hand-written checkpoint), so a program must, too. A trace draws nothing, so ther
 """
 
 import sys
-from typing import Any
+from functools import cache
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -15,6 +16,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tiebreak.engine.capture.user_code import user_line
 from tiebreak.protocol.errors import ConfigurationError
+
+_UNTAGGED: Final = ("aten::random", "aten::binomial", "aten::_sample_dirichlet")
+"""Draws that torch forgot to tag."""
 
 
 class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -72,11 +76,12 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+@cache
 def is_draw(func: Any) -> bool:
     """Whether an operator draws random numbers itself, and not by others that it is made of."""
     if not isinstance(func, OpOverload):
         return False
-    tagged = torch.Tag.nondeterministic_seeded in func.tags or func._schema.name.rstrip("_") == "aten::random"
+    tagged = torch.Tag.nondeterministic_seeded in func.tags or func._schema.name.rstrip("_") in _UNTAGGED
     return tagged and not func._can_decompose()
 
 

@@ -420,7 +420,8 @@ def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
     if isinstance(owner, torch.Generator) and name in ("manual_seed", "seed"):
         return (
             f"seeds torch's random numbers (`{name}`)",
-            "leave that out, or the layer that does it: each step draws by the job's seed",
+            "leave that out, or the layer that does it: each step draws by the job's seed; keep numbers that are to "
+            "stay the same in a buffer",
         )
     if name == "_push_saved_tensors_default_hooks":
         saving = isinstance(frame.f_locals.get("self"), torch.autograd.graph.save_on_cpu)
