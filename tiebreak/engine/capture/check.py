@@ -28,12 +28,11 @@ from typing import Any, Final
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebreak.engine.capture.captured import MODEL, Captured, capture_in_place
-from tiebreak.engine.capture.purity import LossModule, as_written, attributes, same_tensors, untouched
+from tiebreak.engine.capture.draws import Draws, is_draw
+from tiebreak.engine.capture.purity import LossModule, exchanged, remembered, untouched
 from tiebreak.engine.capture.task import (
     SGD,
     Adagrad,
@@ -55,7 +54,7 @@ from tiebreak.engine.optimizers.settings import settings_of
 from tiebreak.engine.optimizers.translate import torchs
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
-from tiebreak.protocol.program.isa import ShuffleParams
+from tiebreak.protocol.program.isa import MapFunction, Opcode, ShuffleParams
 from tiebreak.protocol.program.program import Program
 
 NOISE: Final = 16.0
@@ -64,6 +63,12 @@ RELATIVE: Final = 2.0**-18
 """The distance that is allowed in addition, as a share of the result's norm: 32 units of FP32's rounding."""
 LARGEST: Final = 2.0**-20
 """The same, as a share of the largest gradient of the model, since some gradients are zero but for rounding."""
+SUSPECT: Final = 2.0**-14
+"""What differs by this share in FP64 and FP32 is compared with both."""
+COARSE: Final = 2.0**12
+"""What the distances that are allowed in addition are multiplied by then if the program rounds to bfloat16."""
+MOST: Final = 8
+"""The most runs in FP32, from weights moved by one rounding, that are compared with it."""
 PERTURBED: Final = 3
 """The number of further runs, from weights moved by one rounding, that tell noise from a difference."""
 CLOCKS: Final = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
@@ -209,23 +214,29 @@ def _same_results(
 ) -> None:
     """Compares a step of the engine with eager PyTorch, of whose runs one is held and the others are freed in turn."""
     eager, before = partial(_eager, task, captured, ours, device=device), python.copy()
-    dtype, reference, noise = torch.float64, eager(torch.float64, python=python), dict[str, float]()
-    narrow = eager(torch.float32, python=python)
-    if reference is None:
-        dtype, reference = torch.float32, narrow
-    else:
-        _add_noise(noise, narrow, reference)
-    assert reference is not None  # an FP32 run that fails raises
-    del narrow
+    wide, narrow = eager(torch.float64, python=python), eager(torch.float32, python=python)
+    assert narrow is not None  # a run in FP32 raises what fails
+    dtype, reference = (torch.float32, narrow) if wide is None else (torch.float64, wide)
+    noise = _with_noise({}, None if wide is None else narrow, reference)
+    differ = _differ(noise, reference)
     departing = _departing(ours, reference, noise)
-    if departing or dtype == torch.float32:
+    if departing or wide is None:
         # A second look: how far do the model's own results move if its weights move by one rounding?
         for seed in range(PERTURBED):
-            _add_noise(noise, eager(dtype, python=before.copy(), seed=seed), reference)
+            noise = _with_noise(noise, eager(dtype, python=before.copy(), seed=seed), reference)
         departing = _departing(ours, reference, noise)
+    if not departing and differ:
+        # A model may do another thing in FP64, which would pass for noise: it must agree with FP32 as well.
+        dtype, reference, wide, noise = torch.float32, narrow, None, {}
+        least = COARSE if _is_coarse(captured.program) else 1.0
+        departing = _departing(ours, narrow, noise, least)
+        for seed in range(MOST):
+            if departing:
+                noise = _with_noise(noise, eager(dtype, python=before.copy(), seed=seed), narrow)
+                departing = _departing(ours, narrow, noise, least)
     if departing:
         name, distance, allowed = departing[0]
-        del reference
+        del wide, narrow, reference
         first = "step 1 agrees, so it reads state"
         if ours.step == 1:
             first = _first_module(task, captured, ours, dtype, run_step, device)
@@ -236,23 +247,40 @@ def _same_results(
         )
 
 
-def _add_noise(noise: dict[str, float], other: _Outcome | None, reference: _Outcome) -> None:
-    """Raises each result's noise to the distance between two runs of eager PyTorch."""
-    results = {} if other is None else other.results()
+def _with_noise(noise: Mapping[str, float], other: _Outcome | None, reference: _Outcome) -> dict[str, float]:
+    """The noise of each result, which is at least the distance between two runs of eager PyTorch."""
+    results, found = {} if other is None else other.results(), dict(noise)
     for name, wanted in reference.results().items():
         if name in results:
-            noise[name] = max(noise.get(name, 0.0), _distance(results[name], wanted))
+            found[name] = max(found.get(name, 0.0), _distance(results[name], wanted))
+    return found
 
 
-def _departing(ours: _Outcome, reference: _Outcome, noise: Mapping[str, float]) -> list[tuple[str, float, float]]:
+def _differ(noise: Mapping[str, float], wide: _Outcome) -> bool:
+    """Whether results in FP32 are further from those in FP64 than small models' rounding is."""
+    sizes, results = _sizes(wide), wide.results()
+    return any(distance > SUSPECT * sqrt(results[name].numel()) * max(sizes[name]) for name, distance in noise.items())
+
+
+def _sizes(outcome: _Outcome) -> dict[str, tuple[float, float]]:
+    """The size of each result, and that of the largest gradient if it is a gradient, else 0."""
+    sizes = {name: _size(tensor) for name, tensor in outcome.results().items()}
+    largest = max((size for name, size in sizes.items() if name.startswith("the gradient")), default=0.0)
+    return {name: (size, largest if name.startswith("the gradient") else 0.0) for name, size in sizes.items()}
+
+
+def _is_coarse(program: Program) -> bool:
+    return any(i.is_bf16_sum or (i.opcode, i.function) == (Opcode.MAP, MapFunction.BF16) for i in program.body)
+
+
+def _departing(
+    ours: _Outcome, reference: _Outcome, noise: Mapping[str, float], least: float = 1.0
+) -> list[tuple[str, float, float]]:
     """Name, distance and allowance of each result that is too far from the reference."""
-    mine, results = ours.results(), reference.results()
-    sizes = {name: _size(wanted) for name, wanted in results.items()}
-    scale = max((size for name, size in sizes.items() if name.startswith("the gradient")), default=0.0)
+    mine, results, sizes = ours.results(), reference.results(), _sizes(reference)
     found = []
     for name, wanted in results.items():
-        largest = scale if name.startswith("the gradient") else 0.0
-        allowed = _allowed(wanted.numel(), sizes[name], noise.get(name, 0.0), largest)
+        allowed = _allowed(wanted.numel(), *sizes[name], noise=noise.get(name, 0.0), least=least)
         distance = _distance(mine[name], wanted) if name in mine else float("inf")
         if not distance <= allowed:
             found.append((name, distance, allowed))
@@ -260,8 +288,8 @@ def _departing(ours: _Outcome, reference: _Outcome, noise: Mapping[str, float]) 
     return found + [(name, distance, 0.0) for name, distance in extra if distance > 0]
 
 
-def _allowed(count: int, size: float, noise: float, largest: float = 0.0) -> float:
-    return NOISE * noise + sqrt(count) * (RELATIVE * size + LARGEST * largest) + 1e-30
+def _allowed(count: int, size: float, largest: float = 0.0, *, noise: float = 0.0, least: float = 1.0) -> float:
+    return NOISE * noise + least * sqrt(count) * (RELATIVE * size + LARGEST * largest) + 1e-30
 
 
 def _size(tensor: Tensor) -> float:
@@ -323,7 +351,7 @@ def _wrong_update(task: Task, state: Tensors, found: Sequence[_Outcome], device:
                 far[step, name] = tuple(map(hypot, measured, far.get((step, name), (0.0,) * 4)))
     for (step, name), (distance, noise, size, least) in sorted(far.items(), key=lambda item: item[0][0]):
         # What nearly cancels keeps the error of the numbers that it is made of.
-        allowed = _allowed(1, size, noise) + _allowed(1, least, 0.0)
+        allowed = _allowed(1, size, noise=noise) + _allowed(1, least)
         if not distance <= allowed and bool(torch.isfinite(found[step].state[name]).all()):  # others stop the run
             return (
                 f"the optimizer's update is not torch's: after step {step + 1}, {name} is {distance:.3g} from what "
@@ -441,12 +469,16 @@ def _batches(task: Task, captured: Captured, step: int) -> list[tuple[Tensor, ..
 # Eager PyTorch's side
 
 
-class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Puts the engine's random numbers, in the order of the step, where eager PyTorch would draw its own."""
+class _Drawn(Draws):  # type: ignore[no-untyped-call]
+    """Puts the engine's random numbers, in the order of the step, where eager PyTorch would draw its own.
+
+    What eager PyTorch draws again, as in the second run of a checkpointed part, gets the same numbers again.
+    """
 
     def __init__(self, numbers: Sequence[Tensor | None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__(traced=False)
         self._numbers = list(numbers)
+        self._given: list[Tensor | None] = []
 
     def _next(self, shape: torch.Size) -> Tensor | None:
         found = self._numbers[0] if self._numbers else None
@@ -464,9 +496,13 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        form = _FORMS.get(func._schema.name.removeprefix("aten::").rstrip("_"))
-        if form is not None and (number := self._next(result.shape)) is not None:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if not is_draw(func):
+            return result
+        form, first = _FORMS.get(func._schema.name.removeprefix("aten::").rstrip("_")), self.earlier[-1]
+        again = None if first is None else self._given[first]
+        self._given.append(again if first is not None or form is None else self._next(result.shape))
+        if form is not None and (number := self._given[-1]) is not None:
             given = {a.name: a.default_value for a in func._schema.arguments} | (kwargs or {})
             given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
             wide = number.is_floating_point() and result.dtype == torch.float64
@@ -549,16 +585,18 @@ def _eager(
     default, held = torch.get_default_dtype(), {} if python is None else python
     torch.set_default_dtype(dtype)
     try:
-        with untouched(task.model), sdpa_kernel(SDPBackend.MATH), as_written(task.model):
+        whole = device != CPU or _is_coarse(captured.program)  # fused, it would round elsewhere, or draw unseen
+        attention = sdpa_kernel(SDPBackend.MATH) if whole else nullcontext()
+        with untouched(task.model), attention, torch.compiler.set_stance("force_eager"):
             held.get(dtype, lambda: None)()
             found = _eager_step(task, _batches(task, captured, ours.step - 1), ours, dtype, device, seed, outputs)
-            held[dtype] = attributes(task.model)
+            held[dtype] = remembered(task.model)
     except ConfigurationError:
         raise
     except Exception as error:
         if dtype == torch.float64 and device == CPU:
             return None
-        raise refusal(error, task.model, "the step fails in plain PyTorch already", "mend it first") from error
+        raise refusal(error, task.model, "step 1 or 2 fails in plain PyTorch", "mend it first") from error
     finally:
         torch.set_default_dtype(default)
     return found
@@ -580,18 +618,21 @@ def _eager_step(
         for n in (*parameters, *dict(task.model.named_buffers()))
     }
     for name, parameter in parameters.items():
-        own[MODEL + name].requires_grad_(parameter.requires_grad)
+        own[MODEL + name] = nn.Parameter(own[MODEL + name], parameter.requires_grad)
     step = LossModule(task.model, partial(_by_name, task))
     default = nullcontext() if device == CPU else device
     watching: Any = nullcontext([]) if outputs is None else _outputs(task.model, outputs)
-    with default, same_tensors(task.model), _Drawn(ours.drawn) as draws, watching as collected:
+    with default, _Drawn(ours.drawn) as draws, watching as collected:
         for batch in batches:
             cast = tuple(
                 t.to(device, dtype if t.is_floating_point() else t.dtype, copy=not t.is_floating_point()) for t in batch
             )
             collected.clear()
-            losses.append(functional_call(step, own, cast) / len(batches))
-            losses[-1].backward()
+            with exchanged(step, own):
+                losses.append(step(*cast) / len(batches))
+                count = len(collected)
+                losses[-1].backward()
+                del collected[count:]  # a checkpointed part has called its modules again
             own |= {MODEL + name: t.detach() for name, t in step.assigned.items()}
     draws.check_all_drawn()
     gradients = {n: g for n, p in parameters.items() if p.requires_grad and (g := own[MODEL + n].grad) is not None}
@@ -643,7 +684,7 @@ def _first_module(
     except ConfigurationError as error:
         return f"the module cannot be told ({error})"
     for number, (path, tensor) in enumerate(wanted):
-        allowed = _allowed(tensor.numel(), _size(tensor), noise[number])
+        allowed = _allowed(tensor.numel(), _size(tensor), noise=noise.get(number, 0.0))
         if not _distance(buffers[f"probe{number}"], tensor) <= allowed:
             return f"the first module whose output departs is {path or 'the model itself'}"
     return "every module's output agrees, so it is in the loss, in a buffer or in the backward pass"
