@@ -326,6 +326,27 @@ def test_a_model_that_cannot_run_in_double_precision_is_compared_in_single(monke
         checked(task(Layer(lambda _, x: x.float() @ weight * next(CYCLE)), lambda model, x, y: (model(x) - y).sum()))
 
 
+class Padded(nn.Module):
+    """A frozen encoder, in whose results PyTorch's fast path, which no hook may watch, puts zeros for padding."""
+
+    def __init__(self, *, nested: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested).eval().requires_grad_(False)
+        self.head = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        padding = torch.arange(3)[None] > (x[:, :1] > 0)
+        return self.head(self.encoder(x[:, None] * torch.ones(3, 1), src_key_padding_mask=padding).mean(1))
+
+
+def test_what_pytorch_does_only_without_hooks_is_found() -> None:
+    torch.manual_seed(0)
+    checked(task(Padded(nested=False)))
+    with pytest.raises(ConfigurationError, match=r"in step 1, the loss is .* no module .* enable_nested_tensor=False"):
+        checked(task(Padded(nested=True)))
+
+
 def unable(*_: Any) -> Any:
     raise AssertionError("expected nothing to be computed")
 

@@ -669,10 +669,17 @@ def _first_module(
             setattr(probed, f"probe{number}", tensor.float())
         return value
 
-    wanted, noise = _outputs_of(task, captured, ours, dtype, device), dict[int, float]()
-    for kind, seed in ((torch.float32, None), *((dtype, seed) for seed in range(PERTURBED))):
-        for number, (_, tensor) in enumerate(_outputs_of(task, captured, ours, kind, device, seed)):
-            noise[number] = max(noise.get(number, 0.0), _distance(tensor, wanted[number][1]))
+    noise: dict[int, float] = {}
+    try:
+        wanted = _outputs_of(task, captured, ours, dtype, device)
+        for kind, seed in ((torch.float32, None), *((dtype, seed) for seed in range(PERTURBED))):
+            for number, (_, tensor) in enumerate(_outputs_of(task, captured, ours, kind, device, seed)[: len(wanted)]):
+                noise[number] = max(noise.get(number, 0.0), _distance(tensor, wanted[number][1]))
+    except ConfigurationError:
+        return (
+            "no module can be named, since the model does not run while its modules are observed (a frozen "
+            "nn.TransformerEncoder then needs enable_nested_tensor=False)"
+        )
     model = nn.Module()
     model.inner = task.model
     for number, (_, tensor) in enumerate(wanted):
