@@ -7,8 +7,8 @@ The figure is the peak resident size while making the model and taking three ste
 exact parties load a captured bundle, as trainers and auditors do. This works on Linux only: a process inherits the peak
 of its parent, so the benchmark resets it through /proc/self/clear_refs.
 
-With --capture, it measures capture and its check instead, from the moment when the model is made. The Llama of a
-billion parameters is that of `benchmarks.real_models`, on 16 tokens.
+With --capture, it measures capture and its check instead, from the moment when the model is made. WORKLOADS are then
+those of `benchmarks.real_models`, on sequences of 16 tokens.
 """
 
 import json
@@ -71,7 +71,7 @@ def peak_of(who: str, source: str) -> int:
 
 def capture_of(name: str) -> dict[str, float]:
     """Measures capture and its check in this process; the figures are named by the units of `CAPTURE`."""
-    task = WORKLOADS[name]() if name in WORKLOADS else make_real_task(name, 2, length=16)
+    task = make_real_task(name, 2, length=16)
     before, seconds = _status("VmRSS"), time.process_time()
     Path("/proc/self/clear_refs").write_text("5")
     capture(task)
@@ -113,12 +113,12 @@ def _in_a_process(who: str, source: str) -> Any:
 @click.option("--capture", "captures", is_flag=True, help="Measure capture and its check.")
 @click.option("--party", hidden=True, help="Measure one party in this process; WORKLOADS is then its source.")
 def main(workloads: tuple[str, ...], party: str | None, folder: Path, *, captures: bool) -> None:
-    """Measure WORKLOADS (default: GPT-2 and ResNet-50)."""
+    """Measure WORKLOADS (default: GPT-2 and ResNet-50; of capture, GPT-2 and a Llama of a billion parameters)."""
     torch.set_num_threads(THREADS)
     if party is not None:
         click.echo(json.dumps((capture_of if party == "capture" else partial(peak_of, party))(workloads[0])))
         return
-    names = workloads or (("gpt2", "llama-1b-lora") if captures else ("gpt2", "resnet50-32", "resnet50-224"))
+    names = workloads or (("gpt2-124m", "llama-1b-lora") if captures else ("gpt2", "resnet50-32", "resnet50-224"))
     rows = [row for name in names for row in (measure_capture if captures else measure)(name)]
     publish("memory", rows, f"peak of {_STEPS} steps, {THREADS} threads", folder=folder)
 

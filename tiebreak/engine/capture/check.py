@@ -9,6 +9,9 @@
 
 What departs is named with the first module whose output departs, or with the first instruction.
 
+Memory bounds the size of a model, so little is held at a time: one step's results in each precision, a few elements of
+torch's optimizer, and outputs of modules only once something departs.
+
 All of (b) and (c) runs on one device, since noise and reference are compared with each other. What fails on another
 device than the CPU, for want of memory or because the model's code makes tensors on the CPU, is checked on the CPU.
 """
