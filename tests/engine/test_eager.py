@@ -354,7 +354,8 @@ def unable(*_: Any) -> Any:
 def test_too_little_memory_is_told_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     made = task(nn.Linear(4, 4), optimizer=AdamW(lr=0.1))
     held = 2 * 20 * 4  # the weights, and the first state
-    least = held + 20 * 4 + 20 * 4 + 20 * 16  # what is new after a step, its gradients, and eager PyTorch in FP64
+    wide = 20 * 16 + 3 * 16 * 8  # weights and gradients of eager PyTorch, with parts of the largest
+    least = tasks.PROCESS + held + 20 * 4 + 20 * 4 + wide  # what is new after a step, and its gradients
     monkeypatch.setattr(tasks, "memory_here", lambda: least - 1)
     monkeypatch.setattr(tasks, "exact_step", unable)
     with pytest.raises(ConfigurationError, match=r"fit into the .* they take about"):

@@ -32,6 +32,8 @@ _NAMES: Final = "name model loss optimizer data batch steps seed schedule checkp
 _OWN: Final = frozenset(_NAMES.split())
 TARGETS: Final = frozenset(["y", "target", "targets", "label", "labels"])
 """The usual names of targets."""
+PROCESS: Final = 1 << 29
+"""Bytes that a process takes before it holds a model: torch, its tracer and the engine."""
 CHECKPOINTS: Final = 10
 """The number of checkpoints in a run that does not choose its own interval."""
 
@@ -176,17 +178,20 @@ def capture(task: Task, *, unchecked: bool = False, device: str = "cpu") -> Capt
 def _require_memory(task: Task, step: Cost | None = None) -> None:
     """Raises `ConfigurationError` if capture and its check take more memory than there is here.
 
-    They hold the model and its first state, twice what a step makes anew, and gradients of two steps. Then come the
-    values of a step, or the weights and gradients of eager PyTorch in FP64 with the same values. Before the program
-    tells the values and the optimizer's state, neither is counted.
+    They hold the model and its first state, twice what a step makes anew, and gradients of two steps; and then the
+    values of a step, or, in FP64, the weights, gradients and values of eager PyTorch and the parts of its largest
+    gradient. Before the program tells the values and the optimizer's state, neither is counted.
     """
     tensors = [*task.model.parameters(), *task.model.buffers()]
-    first = sum(4 * tensor.numel() for tensor in tensors)
-    gradients = sum(4 * tensor.numel() for tensor in tensors if tensor.requires_grad)
-    new = gradients if step is None else gradients + max(0, step.state_bytes - first)
-    live = new if step is None else max(new, step.live_bytes)
-    wide = 2 * (first + gradients + live - new)
-    needed = sum(tensor.nbytes for tensor in tensors) + first + new + gradients + max(gradients + live, wide)
+    trained = [4 * tensor.numel() for tensor in tensors if tensor.requires_grad]
+    first, gradients = sum(4 * tensor.numel() for tensor in tensors), sum(trained)
+    new = live = gradients if step is None else gradients + max(0, step.state_bytes - first)
+    values = 0
+    if step is not None:
+        live, values = max(new, step.live_bytes), max(0, step.passing_bytes - gradients)
+    wide = 2 * (first + gradients + values + 3 * max(trained))
+    held = PROCESS + sum(tensor.nbytes for tensor in tensors) + first + new + gradients
+    needed = held + max(gradients + live, wide)
     if needed > (available := memory_here()):
         raise ConfigurationError(
             f"expected a model whose capture and check fit into the {available / 2**30:.3g} GiB of memory here, got "
