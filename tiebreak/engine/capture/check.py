@@ -305,7 +305,8 @@ def _read(value: Tensor, ref: Ref) -> Tensor:
 
 def _batches(task: Task, captured: Captured, step: int) -> list[tuple[Tensor, ...]]:
     """The batches of a step (from 0), by section 7 of the specification in plain integers."""
-    stream = next(i.params.stream for i in captured.program.body if isinstance(i.params, ShuffleParams))
+    shuffles = (i.params.stream for i in captured.program.body if isinstance(i.params, ShuffleParams))
+    stream = next(shuffles, 0)  # without a shuffle, no batch is read
     n, size = task.examples, task.batch.size
     draws = range(step * size * task.accumulation, (step + 1) * size * task.accumulation)
     chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in draws]
@@ -323,7 +324,7 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._numbers = list(numbers)
 
-    def _next(self, shape: torch.Size) -> Tensor | None:
+    def _next(self, shape: Sequence[int]) -> Tensor | None:
         found = self._numbers[0] if self._numbers else None
         if found is not None and found.shape != shape:
             return None  # nothing reads it, and the trace left it out
@@ -339,11 +340,13 @@ class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        form = _FORMS.get(func._schema.name.removeprefix("aten::").rstrip("_"))
-        if form is not None and (number := self._next(result.shape)) is not None:
-            given = {a.name: a.default_value for a in func._schema.arguments} | (kwargs or {})
-            given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
+        result, name = func(*args, **(kwargs or {})), func._schema.name.removeprefix("aten::").rstrip("_")
+        if (form := _FORMS.get(name)) is None:
+            return result
+        given = {a.name: a.default_value for a in func._schema.arguments} | (kwargs or {})
+        given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
+        shape = _SHAPES[name](result.shape, given) if name in _SHAPES else result.shape
+        if (number := self._next(shape)) is not None:
             wide = number.is_floating_point() and result.dtype == torch.float64
             number = number.to(result.device, result.dtype if wide else number.dtype)
             result.copy_(form(number, given))
@@ -361,11 +364,42 @@ def _integers(drawn: Tensor, given: Mapping[str, Any]) -> Tensor:
     return found
 
 
+def _raced(waits: Tensor, given: Mapping[str, Any]) -> Tensor:
+    """The index that each draw of `multinomial` gives, from exponential numbers."""
+    weights: Tensor = given["self"]
+    if given["replacement"]:
+        return (weights.unsqueeze(-2) / waits).argmax(-1)
+    return (weights / waits).topk(given["num_samples"]).indices
+
+
+def _gamma(numbers: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+    d = a + 2 / 3
+    return d * (1 + numbers[0] / (3 * d.sqrt())) ** 3, numbers[1] / a
+
+
+def _standard_gamma(numbers: Tensor, given: Mapping[str, Any]) -> Tensor:
+    cubed, less = _gamma(numbers, given["self"])
+    return (cubed * torch.exp(-less)).clamp(min=2.0**-126)
+
+
+def _dirichlet(numbers: Tensor, given: Mapping[str, Any]) -> Tensor:
+    cubed, less = _gamma(numbers, given["self"])
+    return torch.softmax(cubed.log() - less, -1).clamp(2.0**-126, 1 - 2.0**-24)
+
+
+_SHAPES: Final[dict[str, Callable[[torch.Size, Mapping[str, Any]], Sequence[int]]]] = {
+    "multinomial": lambda shape, given: (*(shape if given["replacement"] else shape[:-1]), given["self"].shape[-1]),
+    **dict.fromkeys(("_standard_gamma", "_sample_dirichlet"), lambda shape, _: (2, *shape)),
+}
+"""The shape of the engine's numbers for a draw, by operator, where it is not that of the result."""
 _FORMS: Final[dict[str, Callable[[Tensor, Mapping[str, Any]], Tensor]]] = {
     "bernoulli": _below,
     "uniform": lambda u, given: given["from"] + (given["to"] - given["from"]) * u,
     "normal": lambda z, given: given["mean"] + given["std"] * z,
     "exponential": lambda e, given: e / given["lambd"],
+    "multinomial": _raced,
+    "_standard_gamma": _standard_gamma,
+    "_sample_dirichlet": _dirichlet,
     **dict.fromkeys(("randint", "randint_like", "random"), _integers),
     **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "randperm"), lambda drawn, _: drawn),
 }

@@ -124,6 +124,11 @@ _ADVICE: Final = (
     (("SyntaxError",), "draw integers by `torch.randint(low, high, shape)` instead of `random_(low, high)`"),
     (("mirrored meta", "does not require grad"), "return the loss; its gradients are a part of the program"),
     (("placeholders=",), "torch cannot trace a write to a tensor without elements; leave that tensor out"),
+    (
+        ("entirely functional",),
+        "it writes in place to what was made of a tensor that is not the model's; make that a buffer "
+        "(`register_buffer`), or compute a new tensor",
+    ),
     (("FunctionalTensor",), "a subclass of Tensor cannot be followed; use plain tensors"),
     (
         ("fake",),
