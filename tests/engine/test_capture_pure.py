@@ -27,6 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.lowering_bench import make_task, run_engine
+from tests.engine.optimizer_cases import against_torch
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.purity import examine
@@ -316,7 +317,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "layerdrop": (lambda: Layer(skipping, layerdrop=0.1), r"needs the values.*set layerdrop .* to 0.*torch\.rand"),
     "assertion": (lambda: Layer(asserting), "needs the values.*start Python with -O"),
     "labels": (lambda: Layer(lambda _, x, labels=X: x[labels[:2] > 0]), "needs the values.*give the model no labels"),
-    "momentum": (lambda: nn.BatchNorm1d(4, momentum=None), "needs the values.*give batch norm a momentum"),
+    "least": (lambda: with_buffers(lambda s, x: x * min(float(s.n), 3), n=torch.tensor(2)), "needs the.*torch.clamp"),
+    "branch": (lambda: with_buffers(lambda s, x: x if s.n.item() else -x, n=torch.tensor(2)), "needs the values"),
     "toggled": (lambda: Layer(toggling), "freeze parameters before capture"),
     "checks": (lambda: Layer(lambda _, x: Normal(x, 1.0, validate_args=True).log_prob(x)), "validate_args"),
     "reentrant": (lambda: Layer(lambda _, x: checkpoint(torch.tanh, x, use_reentrant=True)), "use_reentrant=False"),
@@ -333,8 +335,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "layers": (lambda: nn.Sequential(*(Layer(lambda _, x: x.erfinv()) for _ in range(3))), "2 more places"),
 }  # fmt: skip
 LINELESS = {
-    "scripted", "reentrant", "grown", "late", "first", "trained elsewhere", "backward hook", "momentum", "expanded",
-    "three views",
+    "scripted", "reentrant", "grown", "late", "first", "trained elsewhere", "backward hook", "expanded", "three views",
 }  # fmt: skip
 """Cases that have no line of the user's: the fault is not in a line of forward, or lies in the backward pass."""
 
@@ -398,6 +399,24 @@ def test_tensors_side_by_side_in_one_memory_are_taken() -> None:
         layer.weight = nn.Parameter(held[20 * k : 20 * k + 16].view(4, 4))
         layer.bias = nn.Parameter(held[20 * k + 16 : 20 * k + 20])
     assert torch.isfinite(run_engine(captured(model))["loss"])
+
+
+def counted(self: Any, x: Tensor) -> Tensor:
+    assert isinstance(float("inf"), float)
+    self.steps += 1
+    return self.norm(x) * 0.9 ** float(self.steps) / (self.steps.item() // 2 + 1)
+
+
+def test_numbers_of_a_counter_stay_tensors() -> None:
+    """For one, the counter of a batch norm without momentum, which averages over all batches so far."""
+    model = with_buffers(counted, steps=torch.tensor(0))
+    model.norm = nn.BatchNorm1d(4, momentum=None)
+    checked(task(model))
+    ours, theirs = against_torch(replace(task(model), steps=20))
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name].to(tensor.dtype), tensor, rtol=2e-5, atol=2e-5)
+    assert ours["steps"].item() == ours["norm.num_batches_tracked"].item() == 20
+    assert "float" not in globals()
 
 
 def masked(_: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:

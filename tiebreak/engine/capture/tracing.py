@@ -6,13 +6,13 @@ internals. It is tested with torch 2.13.0; the program made from the graph no lo
 The graph is traced on fake tensors, so nothing is computed and no parameter is copied. Meanwhile torch reports the same
 as inside `torch.export` (`torch.compiler.is_compiling()` and `is_exporting()` are true), which makes libraries take
 paths that do not depend on data. If such a path fails because the library left out an argument there, the path for
-eager PyTorch is traced instead.
+eager PyTorch is traced instead. If a step needs a number, it is traced again with counters that stay tensors.
 """
 
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Final
@@ -22,11 +22,12 @@ import torch.fx.traceback
 from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from tiebreak.engine.capture import losses
+from tiebreak.engine.capture import losses, substitutes
 from tiebreak.engine.capture.hints import operator_hint
 from tiebreak.engine.capture.purity import LossModule, as_written
 from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
@@ -40,6 +41,7 @@ _SCALER: Final = torch.amp.grad_scaler.__file__
 _MAKE: Final[Any] = torch.autocast.__init__
 _ENTER: Final[Any] = torch.autocast.__enter__
 _OWN: Final = {
+    torch.nn.functional.batch_norm: substitutes.batch_norm,
     torch.nn.functional.ctc_loss: losses.ctc_loss,
     torch.nn.functional.gaussian_nll_loss: losses.gaussian_nll_loss,
 }
@@ -112,7 +114,14 @@ def _written(name: str, buffer: Tensor, value: Tensor) -> None:
 
 
 class _Lines(TorchFunctionMode):
-    """Notes the user's line of each call of torch, and refuses what only eager PyTorch knows."""
+    """Notes the user's line of each call of torch, and refuses what only eager PyTorch knows.
+
+    counters: leaves a tensor of one integer as it is where `item()` asks for the number.
+    """
+
+    def __init__(self, *, counters: bool) -> None:
+        super().__init__()
+        self._counters = counters
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         line = user_line(sys._getframe(1))
@@ -131,6 +140,8 @@ class _Lines(TorchFunctionMode):
             raise ConfigurationError(
                 f"the model cannot be captured: at {described(_noted().get(_PATH), line)} it {deed}"
             )
+        if func is Tensor.item and self._counters and substitutes.is_counter(args[0]):
+            return args[0].reshape(())
         return _OWN.get(func, func)(*args, **(kwargs or {}))
 
 
@@ -228,9 +239,15 @@ def trace(
     try:
         return _traced(model, loss, batch, assigned, export=True)
     except ConfigurationError as error:
-        if not isinstance(error.__cause__, (AttributeError, TypeError)):
-            raise
-    return _traced(model, loss, batch, assigned, export=False)
+        first, cause = error, error.__cause__
+    if isinstance(cause, (AttributeError, TypeError)):
+        return _traced(model, loss, batch, assigned, export=False)
+    if not isinstance(cause, DataDependentOutputException):
+        raise first
+    try:
+        return _traced(model, loss, batch, assigned, export=True, counters=True)
+    except ConfigurationError:
+        raise first from cause
 
 
 def _traced(
@@ -240,6 +257,7 @@ def _traced(
     assigned: Collection[str],
     *,
     export: bool,
+    counters: bool = False,
 ) -> JointGraph:
     parameters = dict(model.named_parameters())  # tied parameters appear once: they have one gradient
     buffers = dict(model.named_buffers())
@@ -251,7 +269,7 @@ def _traced(
 
     def step(*flat: Tensor) -> tuple[Tensor]:
         tensors = dict(zip(names, flat[: len(names)], strict=True))
-        with _Lines():
+        with _Lines(counters=counters):
             return (functional_call(wrapped, tensors, flat[len(names) :]),)
 
     # Tensors that the model or the loss closes over (masks, class weights) are constants; they need this mode.
@@ -263,6 +281,7 @@ def _traced(
         as_written(model),
         _refusals(model),
         _paths(model),
+        substitutes.counters_as_tensors(model, loss) if counters else nullcontext(),
         tracing(context),
         torch._inductor.config.patch(fallback_random=True),  # else the trace loses draws that nothing reads
     ):
