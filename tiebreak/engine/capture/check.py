@@ -503,12 +503,12 @@ def _eager_step(
 
 def _dtypes(task: Task, dtype: torch.dtype) -> dict[str, torch.dtype]:
     """The dtypes of the tensors that do not take `dtype`: FP32 runs leave bfloat16 as it is."""
-    return {} if dtype == torch.float64 else dict.fromkeys(task.bf16(), torch.bfloat16)
+    return {name: own for name, own in task.narrow().items() if dtype != torch.float64 or not own.is_floating_point}
 
 
 def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
     if not tensor.is_floating_point():
-        return tensor.clone()
+        return tensor.to(dtype, copy=True) if not dtype.is_floating_point else tensor.clone()
     if seed is None:
         return tensor.to(dtype, copy=True)
     signs = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1

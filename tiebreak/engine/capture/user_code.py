@@ -111,6 +111,7 @@ _IN_CODE: Final = (
         "it skips layers at random: set layerdrop (encoder_layerdrop, decoder_layerdrop) to 0 in its settings, or "
         "let the program draw and compute both ways, `x = torch.where(torch.rand(()) < layerdrop, x, layer(x))`",
     ),
+    ("observer_enabled", 'it asks its switches: use fused observers, as get_default_qat_qconfig("x86") does'),
     ("float(", "a counter's number may be added, multiplied and the like, so use torch.clamp for min and max"),
     ("assert", "an assertion asks for them: leave it out, or start Python with -O"),
     ("expert", "it sends each token to an expert: use dense layers"),
