@@ -309,7 +309,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "expanded": (expanded, "got 0.shift, whose elements share memory; clone it"),
     "three views": (three_views, "got 0.whole and 0.last in the same memory"),
     "mutating": (lambda: with_buffers(bumped, held=torch.zeros(4)), "no lowering rule.*write to their arguments"),
-    "packed": (lambda: Layer(lambda _, x: pack_padded_sequence(x, torch.ones(4)).data), "give padded"),
+    "packed": (lambda: Layer(lambda _, x: pack_padded_sequence(x, torch.ones(4)).data), "and a mask to every"),
     "other memory": (lambda: with_buffers(other_memory, centre=torch.ones(4)), "given other memory"),
     "kept": (listed, r"reads 0\.linear\.weight by another way"),
     "first": (lambda: Layer(ready, ready=False), "first run has other results"),

@@ -122,6 +122,7 @@ class _Lines(TorchFunctionMode):
     def __init__(self, *, counters: bool) -> None:
         super().__init__()
         self._counters = counters
+        self._packed = substitutes.PackedSequences()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         line = user_line(sys._getframe(1))
@@ -136,12 +137,17 @@ class _Lines(TorchFunctionMode):
                 "scales the loss for small numbers of narrow dtypes (GradScaler), which FP32 does not need, and steps "
                 "that it would skip no program can; leave it out"
             )
+        is_packed = self._packed.concern(func, args)
+        if is_packed and not deed:
+            deed = self._packed.deed(func, args, sys._getframe(1).f_code.co_filename)
         if deed:
             raise ConfigurationError(
                 f"the model cannot be captured: at {described(_noted().get(_PATH), line)} it {deed}"
             )
         if func is Tensor.item and self._counters and substitutes.is_counter(args[0]):
             return args[0].reshape(())
+        if is_packed:
+            return self._packed.call(func, args, kwargs or {})
         return _OWN.get(func, func)(*args, **(kwargs or {}))
 
 

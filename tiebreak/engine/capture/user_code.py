@@ -104,7 +104,6 @@ _VALUES: Final = (
     "one program must be right for every step; use `where` and masks instead, and log by `callbacks`"
 )
 _IN_CODE: Final = (
-    ("_pack_padded", "give padded sequences and a mask instead of packed ones"),
     ("_ctc_loss", HINTS["_ctc_loss"]),
     (
         "layerdrop",
