@@ -265,6 +265,14 @@ def toggling(self: Any, x: Tensor) -> Tensor:
     return x + y
 
 
+COUNTED = [
+    ("branch", lambda s, x: x if s.n.item() else -x),
+    ("set", lambda s, x: -x if s.n.item() in {30, 60} else x),
+    ("dict", lambda s, x: x * {30: 0.5}.get(float(s.n), 1.0)),
+    ("text", lambda s, x: x * getattr(s, f"rate{s.n.item()}", 1.0)),
+    ("power", lambda s, x: x / 2 ** s.n.item()),
+]
+"""Uses of a counter's number for which no tensor can stand."""
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "random": (lambda: Layer(lambda _, x: x * random.random()), "random numbers of Python.*torch.rand"),
     "own random": (lambda: Layer(lambda s, x: x * s.r.random(), r=random.Random(1)), "random numbers of Python"),
@@ -318,7 +326,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "assertion": (lambda: Layer(asserting), "needs the values.*start Python with -O"),
     "labels": (lambda: Layer(lambda _, x, labels=X: x[labels[:2] > 0]), "needs the values.*give the model no labels"),
     "least": (lambda: with_buffers(lambda s, x: x * min(float(s.n), 3), n=torch.tensor(2)), "needs the.*torch.clamp"),
-    "branch": (lambda: with_buffers(lambda s, x: x if s.n.item() else -x, n=torch.tensor(2)), "needs the values"),
+    **{name: (lambda use=use: with_buffers(use, n=torch.tensor([2])), "needs the values") for name, use in COUNTED},
     "toggled": (lambda: Layer(toggling), "freeze parameters before capture"),
     "checks": (lambda: Layer(lambda _, x: Normal(x, 1.0, validate_args=True).log_prob(x)), "validate_args"),
     "reentrant": (lambda: Layer(lambda _, x: checkpoint(torch.tanh, x, use_reentrant=True)), "use_reentrant=False"),

@@ -95,6 +95,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "sizes": (lambda: Using(lambda packed, _: packed.batch_sizes.float()), "reads inside of a packed sequence"),
     "a shape": (lambda: Using(lambda packed, layer: layer(packed)[1] / len(packed.data)), "reads inside of a packed"),
     "a part": (lambda: Using(dropped), "and a mask to everything else"),
+    "no layer": (lambda: Using(lambda packed, layer: layer(packed.data)[1]), "reads inside of a packed sequence"),
+    "a cell": (
+        lambda: Using(lambda packed, _: nn.LSTMCell(4, 3).requires_grad_(False)(packed.data)[1]),
+        "reads inside of a packed",
+    ),
     "the longest": (lambda: Using(lambda p, layer: pad_packed_sequence(layer(p)[0])[0]), "total_length=x.shape.1"),
     "dropout": (lambda: Using(lambda p, layer: layer(p)[1], num_layers=2, dropout=0.1), "set dropout to 0, or stack"),
 }

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from tiebreak.engine.capture.user_code import is_users
+
 
 class _NumberType(type):
     def __call__(cls, value: Any = 0.0) -> Any:
@@ -30,6 +32,20 @@ def is_counter(value: object) -> bool:
     return not value.is_floating_point() and value.dtype != torch.bool
 
 
+def needs_number(func: Any, args: Any) -> bool:
+    """Whether a call needs the number in a counter's tensor: for a text, or for a power, which may be very long."""
+    is_power = getattr(func, "__name__", "") in ("pow", "__pow__", "__rpow__")
+    of_integers = is_power and all(is_counter(a) or isinstance(a, int) for a in args)
+    return of_integers or func in (Tensor.__format__, Tensor.__repr__)
+
+
+def _hashed(tensor: Tensor) -> int:
+    """The identity of a tensor, but not for the user's sets and dicts, in which eager PyTorch looks up a number."""
+    if is_users(sys._getframe(1).f_code.co_filename) and not isinstance(tensor, nn.Parameter):
+        raise TypeError("a counter's number is looked up")
+    return id(tensor)
+
+
 @contextmanager
 def counters_as_tensors(model: nn.Module, loss: Callable[..., Tensor]) -> Iterator[None]:
     """Gives `float` another meaning in the files of the model's classes and of the loss: it may give a tensor."""
@@ -39,23 +55,19 @@ def counters_as_tensors(model: nn.Module, loss: Callable[..., Tensor]) -> Iterat
     scopes = [scope for scope in {id(scope): scope for scope in scopes}.values() if "float" not in scope]
     for scope in scopes:
         scope["float"] = _Float
+    before, Tensor.__hash__ = Tensor.__hash__, _hashed  # type: ignore[method-assign]
     try:
         yield
     finally:
+        Tensor.__hash__ = before  # type: ignore[method-assign]
         for scope in scopes:
             del scope["float"]
 
 
 def batch_norm(
-    input: Tensor,  # noqa: A002 (torch's name)
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    training: bool = False,
-    momentum: float | Tensor = 0.1,
-    eps: float = 1e-5,
-) -> Tensor:
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,  # noqa: A002
+    bias: Tensor | None = None, training: bool = False, momentum: float | Tensor = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
     """`torch.nn.functional.batch_norm`, whose momentum may be a tensor: 1 / (the number of batches so far)."""
     if not isinstance(momentum, Tensor):
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
@@ -65,6 +77,10 @@ def batch_norm(
             if held is not None:
                 held.copy_(momentum * now + (1 - momentum) * held)
     return F.batch_norm(input, None, None, weight, bias, training, 0.0, eps)
+
+
+Cell = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
+"""A step of a recurrent layer: from W x + b, V h + c and the state, each (B, hidden), to the new state."""
 
 
 def _lstm(given: Tensor, hidden: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -79,13 +95,15 @@ def _gru(given: Tensor, hidden: Tensor, state: Sequence[Tensor]) -> tuple[Tensor
     return (new + (keep + own_keep).sigmoid() * (state[0] - new),)
 
 
-_CELLS: Final[dict[str, Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]]] = {
+_CELLS: Final[dict[str, Cell]] = {
     "lstm": _lstm,
     "gru": _gru,
     "rnn_tanh": lambda given, hidden, _: ((given + hidden).tanh(),),
     "rnn_relu": lambda given, hidden, _: ((given + hidden).relu(),),
 }
-"""A step of recurrent layers: from W x + b, V h + c and the state (B, hidden) to the new state, by torch's name."""
+"""The layers' steps, by torch's names."""
+_MAY_READ: Final = (*_CELLS, "_pad_packed_sequence", "__get__", "__getitem__", "size", "dim", "to")
+"""The calls in torch's recurrent layers that may read packed sequences."""
 
 
 class PackedSequences:
@@ -106,17 +124,21 @@ class PackedSequences:
 
     def deed(self, func: Any, args: Any, file: str) -> str:
         """What such a call, from a file, does that a program cannot, with advice; empty if nothing."""
-        if file not in (nn.modules.rnn.__file__, nn.utils.rnn.__file__):
+        name = func.__name__
+        if name == "_pack_padded_sequence":
+            return ""
+        unpacked = name in _CELLS and id(args[1]) not in self._lengths
+        if file not in (nn.modules.rnn.__file__, nn.utils.rnn.__file__) or name not in _MAY_READ or unpacked:
             return (
                 "reads inside of a packed sequence, which only recurrent layers and pad_packed_sequence may do; give "
                 "padded tensors and a mask to everything else"
             )
-        if func.__name__ == "_pad_packed_sequence" and args[4] == 0:
+        if name == "_pad_packed_sequence" and args[4] == 0:
             return (
                 "pads to the longest sequence of each batch, which data decide; give pad_packed_sequence the length "
                 "of the padded tensor, as `total_length=x.shape[1]` with batch_first"
             )
-        if func.__name__ in _CELLS and args[5] > 1 and args[6] and args[7]:
+        if name in _CELLS and args[5] > 1 and args[6] and args[7]:
             return "drops out between layers of packed sequences; set dropout to 0, or stack layers on padded ones"
         return ""
 
@@ -154,17 +176,9 @@ def _padded(data: Tensor, lengths: Tensor, batch_first: bool, value: float, time
 
 
 def _recurrent(
-    cell: Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]],
-    data: Tensor,
-    lengths: Tensor,
-    start: Tensor | Sequence[Tensor],
-    weights: Sequence[Tensor],
-    biases: bool,
-    layers: int,
-    _dropout: float,
-    _training: bool,
-    both_ways: bool,
-) -> tuple[Tensor, ...]:
+    cell: Cell, data: Tensor, lengths: Tensor, start: Tensor | Sequence[Tensor], weights: Sequence[Tensor],
+    biases: bool, layers: int, _dropout: float, _training: bool, both_ways: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Recurrent layers over padded sequences; the state stays as it is outside of each."""
     x = data.reshape(-1, lengths.shape[0], data.shape[1])
     inside, ways = _inside(x.shape[0], lengths)[..., None], 1 + both_ways

@@ -140,12 +140,14 @@ class _Lines(TorchFunctionMode):
         is_packed = self._packed.concern(func, args)
         if is_packed and not deed:
             deed = self._packed.deed(func, args, sys._getframe(1).f_code.co_filename)
+        if self._counters and substitutes.needs_number(func, args):
+            deed = "needs the number of a counter, in a text or a power"
         if deed:
             raise ConfigurationError(
                 f"the model cannot be captured: at {described(_noted().get(_PATH), line)} it {deed}"
             )
         if func is Tensor.item and self._counters and substitutes.is_counter(args[0]):
-            return args[0].reshape(())
+            return args[0].reshape(()).long()
         if is_packed:
             return self._packed.call(func, args, kwargs or {})
         return _OWN.get(func, func)(*args, **(kwargs or {}))
