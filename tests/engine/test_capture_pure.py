@@ -417,6 +417,7 @@ def counted(self: Any, x: Tensor) -> Tensor:
 
 def test_numbers_of_a_counter_stay_tensors() -> None:
     """For one, the counter of a batch norm without momentum, which averages over all batches so far."""
+    torch.manual_seed(0)
     model = with_buffers(counted, steps=torch.tensor(0))
     model.norm = nn.BatchNorm1d(4, momentum=None)
     checked(task(model))

@@ -23,7 +23,7 @@ HINTS: Final[dict[str, str]] = {
     **dict.fromkeys(("_standard_gamma_grad", "_dirichlet_grad"), _DRAWN),
     **dict.fromkeys(("linalg_inv_ex", "linalg_cholesky_ex", "linalg_qr", "_linalg_svd", "_linalg_eigh", "linalg_lu",
                      "linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "triangular_solve",
-                     "linalg_solve_triangular", "linalg_matrix_exp", "_linalg_check_errors", "linalg_eig"), _MATRIX),
+                     "linalg_solve_triangular", "linalg_matrix_exp", "linalg_eig"), _MATRIX),
     **dict.fromkeys(("complex", "view_as_complex", "view_as_real", "polar", "real", "imag", "_conj", "angle",
                      "_fft_r2c", "_fft_c2r", "_fft_c2c"), _COMPLEX),
     "_local_scalar_dense": "a number read from a tensor cannot decide what is computed; keep it a tensor",

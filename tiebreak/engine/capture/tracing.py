@@ -21,6 +21,7 @@ import torch
 import torch.fx.traceback
 from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
+from torch._library.simple_registry import singleton
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.func import functional_call
@@ -188,6 +189,7 @@ def _reporting(export: bool) -> Iterator[None]:
         (torch.compiler, "_is_exporting_flag"): export,
         (torch, "_check_tensor_all_with"): lambda *_: None,
         (torch.distributions.Distribution, "_validate_args"): False,
+        (singleton.find("aten::_linalg_check_errors").effect, "_effect"): None,  # dropped, so constants are folded
         (torch.autocast, "__init__"): _make_autocast,
         (torch.autocast, "__enter__"): _enter_autocast,
     }

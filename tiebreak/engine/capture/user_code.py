@@ -113,7 +113,7 @@ _IN_CODE: Final = (
     ("observer_enabled", 'it asks its switches: use fused observers, as get_default_qat_qconfig("x86") does'),
     ("float(", "a counter's number may be added, multiplied and the like, so use torch.clamp for min and max"),
     ("assert", "an assertion asks for them: leave it out, or start Python with -O"),
-    ("expert", "it sends each token to an expert: use dense layers"),
+    ("expert", 'it loops over experts: set experts_implementation="grouped_mm" in its settings, or use dense layers'),
     ("label", "give the model no labels, and compute the loss from its result in the loss function"),
 )
 """Texts that an error, or the code near the line that needs values, may hold, and the advice for each."""
