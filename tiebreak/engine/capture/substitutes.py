@@ -123,7 +123,7 @@ class PackedSequences:
         return bool(self._data) and any(id(a) in self._data or id(a) in self._lengths for a in tree_leaves(args))
 
     def deed(self, func: Any, args: Any, file: str) -> str:
-        """What such a call, from a file, does that a program cannot, with advice; empty if nothing."""
+        """Names what such a call, from a file, does that a program cannot, with advice; empty if nothing."""
         name = func.__name__
         if name == "_pack_padded_sequence":
             return ""

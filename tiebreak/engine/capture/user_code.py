@@ -111,6 +111,7 @@ _IN_CODE: Final = (
         "let the program draw and compute both ways, `x = torch.where(torch.rand(()) < layerdrop, x, layer(x))`",
     ),
     ("observer_enabled", 'it asks its switches: use fused observers, as get_default_qat_qconfig("x86") does'),
+    ("tolist", "give the tensor itself, for one to pack_padded_sequence as its lengths"),
     ("float(", "a counter's number may be added, multiplied and the like, so use torch.clamp for min and max"),
     ("assert", "an assertion asks for them: leave it out, or start Python with -O"),
     ("expert", 'it loops over experts: set experts_implementation="grouped_mm" in its settings, or use dense layers'),
