@@ -265,6 +265,14 @@ def toggling(self: Any, x: Tensor) -> Tensor:
     return x + y
 
 
+def catching(self: Any, x: Tensor) -> Tensor:
+    self.late += 1
+    try:
+        return -x if self.late > 3 else x
+    except Exception:
+        return x
+
+
 COUNTED = [
     ("branch", lambda s, x: x if s.n.item() else -x),
     ("set", lambda s, x: -x if s.n.item() in {30, 60} else x),
@@ -327,6 +335,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "labels": (lambda: Layer(lambda _, x, labels=X: x[labels[:2] > 0]), "needs the values.*give the model no labels"),
     "least": (lambda: with_buffers(lambda s, x: x * min(float(s.n), 3), n=torch.tensor(2)), "needs the.*torch.clamp"),
     **{name: (lambda use=use: with_buffers(use, n=torch.tensor([2])), "needs the values") for name, use in COUNTED},
+    "caught": (lambda: with_buffers(catching, late=torch.tensor(0.0)), "values of tensors, and catches the error"),
     "toggled": (lambda: Layer(toggling), "freeze parameters before capture"),
     "checks": (lambda: Layer(lambda _, x: Normal(x, 1.0, validate_args=True).log_prob(x)), "validate_args"),
     "reentrant": (lambda: Layer(lambda _, x: checkpoint(torch.tanh, x, use_reentrant=True)), "use_reentrant=False"),

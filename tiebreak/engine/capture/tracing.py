@@ -23,7 +23,7 @@ from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
 from torch._library.simple_registry import singleton
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
@@ -124,6 +124,8 @@ class _Lines(TorchFunctionMode):
         super().__init__()
         self._counters = counters
         self._packed = substitutes.PackedSequences()
+        self._asked = ""
+        """The place where the step first asked for the values of a tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         line = user_line(sys._getframe(1))
@@ -151,7 +153,19 @@ class _Lines(TorchFunctionMode):
             return args[0].reshape(()).long()
         if is_packed:
             return self._packed.call(func, args, kwargs or {})
-        return _OWN.get(func, func)(*args, **(kwargs or {}))
+        try:
+            return _OWN.get(func, func)(*args, **(kwargs or {}))
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            self._asked = self._asked or described(_noted().get(_PATH), line)
+            raise
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        super().__exit__(kind, value, traceback)  # type: ignore[no-untyped-call]
+        if self._asked and kind is None:
+            raise ConfigurationError(
+                f"the model cannot be captured: at {self._asked} it needs the values of tensors, and catches the error "
+                "that a trace raises there, so it would always take that way; leave out the `try`"
+            )
 
 
 def _noted() -> dict[str, str]:
