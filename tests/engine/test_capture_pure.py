@@ -278,6 +278,7 @@ COUNTED = [
     ("set", lambda s, x: -x if s.n.item() in {30, 60} else x),
     ("dict", lambda s, x: x * {30: 0.5}.get(float(s.n), 1.0)),
     ("text", lambda s, x: x * getattr(s, f"rate{s.n.item()}", 1.0)),
+    ("another text", lambda s, x: x * {"30": 0.5}.get(str(s.n.item()), 1.0)),
     ("power", lambda s, x: x / 2 ** s.n.item()),
 ]
 """Uses of a counter's number for which no tensor can stand."""
