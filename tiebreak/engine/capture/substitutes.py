@@ -39,15 +39,11 @@ def needs_number(func: Any, args: Any) -> bool:
     return of_integers or func in (Tensor.__format__, Tensor.__repr__)
 
 
-def _for_torch(method: Callable[[Tensor], Any]) -> Callable[[Tensor], Any]:
-    """The method, but not for the user's sets, dicts and texts, for which eager PyTorch has a number."""
-
-    def called(tensor: Tensor) -> Any:
-        if is_users(sys._getframe(1).f_code.co_filename) and not isinstance(tensor, nn.Parameter):
-            raise TypeError("a counter's number is looked up or written")
-        return method(tensor)
-
-    return called
+def _hashed(tensor: Tensor) -> int:
+    """The identity of a tensor, but not for the user's sets and dicts, in which eager PyTorch looks up a number."""
+    if is_users(sys._getframe(1).f_code.co_filename) and not isinstance(tensor, nn.Parameter):
+        raise TypeError("a counter's number is looked up")
+    return id(tensor)
 
 
 @contextmanager
@@ -59,12 +55,11 @@ def counters_as_tensors(model: nn.Module, loss: Callable[..., Tensor]) -> Iterat
     scopes = [scope for scope in {id(scope): scope for scope in scopes}.values() if "float" not in scope]
     for scope in scopes:
         scope["float"] = _Float
-    before = Tensor.__hash__, Tensor.__str__
-    Tensor.__hash__, Tensor.__str__ = _for_torch(id), _for_torch(repr)  # type: ignore[method-assign, assignment]
+    before, Tensor.__hash__ = Tensor.__hash__, _hashed  # type: ignore[method-assign]
     try:
         yield
     finally:
-        Tensor.__hash__, Tensor.__str__ = before  # type: ignore[method-assign]
+        Tensor.__hash__ = before  # type: ignore[method-assign]
         for scope in scopes:
             del scope["float"]
 
