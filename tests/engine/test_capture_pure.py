@@ -155,6 +155,12 @@ def ready(self: Any, x: Tensor) -> Tensor:
     return x
 
 
+def drawn_once(self: Any, x: Tensor) -> Tensor:
+    if self.noise is None:
+        self.noise = torch.rand(4)
+    return x + self.noise
+
+
 def kept(self: Any, x: Tensor) -> Tensor:
     return x @ self.weights[0].detach()
 
@@ -376,6 +382,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "other memory": (lambda: with_buffers(other_memory, centre=torch.ones(4)), "given other memory"),
     "kept": (listed, r"reads 0\.linear\.weight by another way"),
     "first": (lambda: Layer(ready, ready=False), "first run has other results"),
+    "first draw": (lambda: Layer(drawn_once, noise=None), "first run has other results or draws"),
     "trained elsewhere": (lambda: stepping(lambda: None), "trains parameters of the model only"),
     "layerdrop": (lambda: Layer(skipping, layerdrop=0.1), r"needs the values.*set layerdrop .* to 0.*torch\.rand"),
     "assertion": (lambda: Layer(asserting), "needs the values.*start Python with -O"),
@@ -410,7 +417,7 @@ INTERNAL = re.compile(r"\(\w*(Error|Exception)\b")
 """An error of ours in brackets, which tells a user nothing."""
 LINELESS = {
     "scripted", "by backward", "node", "grown", "late", "first", "trained elsewhere", "backward hook", "momentum",
-    "expanded", "three views",
+    "first draw", "expanded", "three views",
 }  # fmt: skip
 """Cases that have no line of the user's: the fault is not in a line of forward, or lies in the backward pass."""
 

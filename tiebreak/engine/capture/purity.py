@@ -321,11 +321,11 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
             .format(*watch.found["read"])
         )  # fmt: skip
     _refuse_strangers(rehearse, reach)
-    if drawn == random_state() and not _alike(first, second):
+    if drawn != random_state() or not _alike(first, second):
         raise ConfigurationError(
-            "the step cannot be captured: in plain PyTorch its first run has other results than its second one, on the "
-            "same tensors. A program does the same in every step; call the model once on a batch before (and load "
-            "its initial weights again), or make what is done once a part of __init__"
+            "the step cannot be captured: in plain PyTorch its first run has other results or draws than its second "
+            "one, on the same tensors. A program does the same in every step; call the model once on a batch before "
+            "(and load its initial weights again), or make what is done once a part of __init__"
         )
     return frozenset(rehearse.step.assigned)
 
