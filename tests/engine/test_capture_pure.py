@@ -400,6 +400,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "left on": (lambda: Layer(left_on), "changes a setting of torch for the next step.*`with` block"),
     "joined": (lambda: Layer(joined), "needs the values.*give ctc_loss its targets padded"),
     "modes": (lambda: Layer(alone), "^the step cannot be captured: .*no modes"),
+    "kernels": (lambda: stepping(torch.backends.cuda.flash_sdp_enabled), "asks which kernels attention may use"),
     "times": (lambda: stepping(os.times), "reads the time .`times`"),
     "scripted": (lambda: torch.jit.script(nn.Linear(4, 4)), "module 0 is scripted"),
     "fails": (lambda: Layer(lambda _, x: x @ torch.ones(5)), r"plain PyTorch already: module 0 .*RuntimeError"),

@@ -456,9 +456,7 @@ def _eager(
     default, found = torch.get_default_dtype(), []
     torch.set_default_dtype(dtype)
     try:
-        whole = device != CPU or _is_coarse(captured.program)  # fused, it would round elsewhere, or draw unseen
-        attention = sdpa_kernel(SDPBackend.MATH) if whole else nullcontext()
-        with untouched(task.model), attention, torch.compiler.set_stance("force_eager"):
+        with untouched(task.model), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
             for number, ours in enumerate(given):
                 found.append(_eager_step(task, _batches(task, captured, number), ours, dtype, device, seed))
     except ConfigurationError:

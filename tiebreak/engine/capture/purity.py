@@ -423,6 +423,8 @@ def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
             "leave that out, or the layer that does it: each step draws by the job's seed; keep numbers that are to "
             "stay the same in a buffer",
         )
+    if name.endswith("_sdp_enabled") and is_users(frame.f_back.f_code.co_filename if frame.f_back else ""):
+        return f"asks which kernels attention may use (`{name}`)", "leave that out: a program has one form of it"
     if name == "_push_saved_tensors_default_hooks":
         saving = isinstance(frame.f_locals.get("self"), torch.autograd.graph.save_on_cpu)
         return (
