@@ -156,6 +156,12 @@ def ready(self: Any, x: Tensor) -> Tensor:
     return x
 
 
+def drawn_once(self: Any, x: Tensor) -> Tensor:
+    if self.noise is None:
+        self.noise = torch.rand(4)
+    return x + self.noise
+
+
 def kept(self: Any, x: Tensor) -> Tensor:
     return x @ self.weights[0].detach()
 
@@ -394,6 +400,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "other memory": (lambda: with_buffers(other_memory, centre=torch.ones(4)), "given other memory"),
     "kept": (listed, r"reads 0\.linear\.weight by another way"),
     "first": (lambda: Layer(ready, ready=False), "first run has other results"),
+    "first draw": (lambda: Layer(drawn_once, noise=None), "first run has other results or draws"),
     "trained elsewhere": (lambda: stepping(lambda: None), "trains parameters of the model only"),
     "layerdrop": (lambda: Layer(skipping, layerdrop=0.1), r"needs the values.*set layerdrop .* to 0.*torch\.rand"),
     "assertion": (lambda: Layer(asserting), "needs the values.*start Python with -O"),
@@ -413,6 +420,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "left on": (lambda: Layer(left_on), "changes a setting of torch for the next step.*`with` block"),
     "joined": (lambda: Layer(joined), "needs the values.*give ctc_loss its targets padded"),
     "modes": (lambda: Layer(alone), "^the step cannot be captured: .*no modes"),
+    "kernels": (lambda: stepping(torch.backends.cuda.flash_sdp_enabled), "asks which kernels attention may use"),
     "times": (lambda: stepping(os.times), "reads the time .`times`"),
     "scripted": (lambda: torch.jit.script(nn.Linear(4, 4)), "module 0 is scripted"),
     "fails": (lambda: Layer(lambda _, x: x @ torch.ones(5)), r"plain PyTorch already: module 0 .*RuntimeError"),
@@ -429,8 +437,8 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 INTERNAL = re.compile(r"\(\w*(Error|Exception)\b")
 """An error of ours in brackets, which tells a user nothing."""
 LINELESS = {
-    "scripted", "by backward", "node", "grown", "late", "first", "trained elsewhere", "backward hook", "expanded",
-    "three views",
+    "scripted", "by backward", "node", "grown", "late", "first", "first draw", "trained elsewhere", "backward hook",
+    "expanded", "three views",
 }  # fmt: skip
 """Cases that have no line of the user's: the fault is not in a line of forward, or lies in the backward pass."""
 

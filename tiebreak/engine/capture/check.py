@@ -51,9 +51,9 @@ RELATIVE: Final = 2.0**-18
 LARGEST: Final = 2.0**-20
 """The same, as a share of the largest gradient of the model, since some gradients are zero but for rounding."""
 SUSPECT: Final = 2.0**-14
-"""What differs by this share in FP64 and FP32 is compared with both."""
+"""Results that differ by this share in FP64 and FP32 are compared with both."""
 COARSE: Final = 2.0**12
-"""What the distances that are allowed in addition are multiplied by then if the program rounds to bfloat16."""
+"""The factor of both allowances for a comparison with FP32 if the program rounds to bfloat16."""
 MOST: Final = 8
 """The most runs in FP32, from weights moved by one rounding, that are compared with it."""
 PERTURBED: Final = 3
@@ -205,7 +205,7 @@ def _same_steps(task: Task, captured: Captured, run_step: RunStep, device: torch
 
 
 def _differ(wide: _Outcome, narrow: _Outcome) -> bool:
-    """Whether results in FP32 are further from those in FP64 than small models' rounding is."""
+    """Whether results in FP32 are further from those in FP64 than FP32's rounding alone brings them in most models."""
     largest = max((_size(g) for g in wide.gradients.values()), default=0.0)
     other = dict(narrow.results())
     return any(
@@ -490,9 +490,7 @@ def _eager(
     default, found = torch.get_default_dtype(), []
     torch.set_default_dtype(dtype)
     try:
-        whole = device != CPU or _is_coarse(captured.program)  # fused, it would round elsewhere, or draw unseen
-        attention = sdpa_kernel(SDPBackend.MATH) if whole else nullcontext()
-        with untouched(task.model), attention, torch.compiler.set_stance("force_eager"):
+        with untouched(task.model), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
             for number, ours in enumerate(given):
                 found.append(_eager_step(task, _batches(task, captured, number), ours, dtype, device, seed))
     except ConfigurationError:

@@ -68,7 +68,7 @@ class JointGraph:
     mutated: dict[str, fx.Node]
     """The new value of each mutated buffer."""
     repeated: dict[fx.Node, fx.Node]
-    """For a draw of numbers that are drawn again, the first draw of them."""
+    """The first draw of the same numbers, by each draw that repeats it."""
 
     def origin(self, node: fx.Node) -> str:
         """`module.path:node (file.py:12)`: the module and the user's line that make the node, or its forward."""
