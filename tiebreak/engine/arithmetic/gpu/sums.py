@@ -85,7 +85,7 @@ def settling(backend: str, terms: int) -> dict[str, Any]:
 
     128 registers let four programs run on a multiprocessor of NVIDIA's, which wait for memory most of the time.
     """
-    block = 512 if terms > 128 else 64 if terms > 16 else 16
+    block = 512 if terms > 128 else 64
     options = {"BLOCK_M": 512 // block, "BLOCK_K": block, "enable_fp_fusion": False, "num_warps": 4}
     return {**options, "maxnreg": 128} if backend == "cuda" else options
 
