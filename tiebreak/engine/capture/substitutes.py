@@ -162,14 +162,9 @@ class PackedSequences:
         return found
 
 
-def _inside(times: int, lengths: Tensor) -> Tensor:
-    """Whether a time is within each sequence; (times, B)."""
-    return torch.arange(times)[:, None] < lengths
-
-
 def _padded(data: Tensor, lengths: Tensor, batch_first: bool, value: float, times: int) -> tuple[Tensor, Tensor]:
     padded = data.reshape(-1, lengths.shape[0], *data.shape[1:])
-    outside = ~_inside(padded.shape[0], lengths)
+    outside = torch.arange(padded.shape[0])[:, None] >= lengths
     padded = padded.masked_fill(outside[(..., *(None for _ in padded.shape[2:]))], value)
     padded = F.pad(padded, (*(0, 0) * (padded.dim() - 1), 0, times - padded.shape[0]), value=value)
     return padded.transpose(0, 1) if batch_first else padded, lengths.clone()
@@ -181,7 +176,7 @@ def _recurrent(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Recurrent layers over padded sequences; the state stays as it is outside of each."""
     x = data.reshape(-1, lengths.shape[0], data.shape[1])
-    inside, ways = _inside(x.shape[0], lengths)[..., None], 1 + both_ways
+    inside, ways = (torch.arange(x.shape[0])[:, None] < lengths)[..., None], 1 + both_ways
     each, ends = len(weights) // (layers * ways), []
     for layer in range(layers):
         outputs = []
