@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, Final
 
 import torch
@@ -13,16 +14,35 @@ from torch.utils._pytree import tree_leaves
 from tiebreak.engine.capture.user_code import is_users
 
 
-class _NumberType(type):
-    def __call__(cls, value: Any = 0.0) -> Any:
-        return value.reshape(()).to(torch.get_default_dtype()) if is_counter(value) else float(value)
+class _Number(type):
+    """The type of what stands for `float` and `int` (`of`): of a tensor with one integer, it gives a tensor."""
+
+    of: type
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        if args and is_counter(args[0]):
+            return args[0].reshape(()).to(torch.int64 if cls.of is int else torch.get_default_dtype())
+        return cls.of(*args, **options)
 
     def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, float)
+        return isinstance(value, cls.of)
 
 
-class _Float(metaclass=_NumberType):
-    """Stands for `float`: of a tensor with one integer, it gives a tensor."""
+def _extreme(numbers: Callable[..., Any], tensors: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
+    def called(*values: Any, **options: Any) -> Any:
+        if len(values) > 1 and any(isinstance(value, Tensor) for value in values):
+            return reduce(tensors, map(torch.as_tensor, values))
+        return numbers(*values, **options)
+
+    return called
+
+
+_BUILTINS: Final[dict[str, Any]] = {
+    "float": _Number("float", (), {"of": float}),
+    "int": _Number("int", (), {"of": int}),
+    "min": _extreme(min, torch.minimum),
+    "max": _extreme(max, torch.maximum),
+}
 
 
 def is_counter(value: object) -> bool:
@@ -48,20 +68,21 @@ def _hashed(tensor: Tensor) -> int:
 
 @contextmanager
 def counters_as_tensors(model: nn.Module, loss: Callable[..., Tensor]) -> Iterator[None]:
-    """Gives `float` another meaning in the files of the model's classes and of the loss: it may give a tensor."""
+    """Gives `float`, `int`, `min` and `max` a form for tensors in the files of the model's classes and of the loss."""
     kinds = {kind for module in model.modules() for kind in type(module).__mro__ if issubclass(kind, nn.Module)}
     scopes = [vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules]
     scopes += [getattr(getattr(loss, "loss", loss), "__globals__", {})]  # a task's loss is wrapped
-    scopes = [scope for scope in {id(scope): scope for scope in scopes}.values() if "float" not in scope]
-    for scope in scopes:
-        scope["float"] = _Float
-    before, Tensor.__hash__ = Tensor.__hash__, _hashed  # type: ignore[method-assign]
+    before, changed = Tensor.__hash__, [(scope, scope.keys() & _BUILTINS.keys()) for scope in scopes]
     try:
+        for scope, own in changed:
+            scope.update({name: value for name, value in _BUILTINS.items() if name not in own})
+        Tensor.__hash__ = _hashed  # type: ignore[method-assign]
         yield
     finally:
         Tensor.__hash__ = before  # type: ignore[method-assign]
-        for scope in scopes:
-            del scope["float"]
+        for scope, own in changed:
+            for name in _BUILTINS.keys() - own:
+                scope.pop(name, None)
 
 
 def batch_norm(
