@@ -280,6 +280,9 @@ COUNTED = [
     ("dict", lambda s, x: x * {30: 0.5}.get(float(s.n), 1.0)),
     ("text", lambda s, x: x * getattr(s, f"rate{s.n.item()}", 1.0)),
     ("another text", lambda s, x: x * {"30": 0.5}.get(str(s.n.item()), 1.0)),
+    ("sum of bools", lambda s, x: x * ((s.n.item() > 1) + (s.n.item() > 30))),
+    ("complement", lambda s, x: x * ~(s.n.item() > 30)),
+    ("cut", lambda s, x: x * (float(s.n) * 0.29 // 1)),
     ("power", lambda s, x: x / 2 ** s.n.item()),
 ]
 """Uses of a counter's number for which no tensor can stand."""

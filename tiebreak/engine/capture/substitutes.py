@@ -45,18 +45,31 @@ _BUILTINS: Final[dict[str, Any]] = {
 }
 
 
+def _kind(value: object) -> type | None:
+    """The type of a number, or of that in a tensor with one; None for other tensors."""
+    if not isinstance(value, Tensor):
+        return type(value)
+    if value.numel() != 1:
+        return None
+    return bool if value.dtype == torch.bool else float if value.is_floating_point() else int
+
+
 def is_counter(value: object) -> bool:
     """Whether a value is a tensor of one integer. Bools follow other rules as numbers, and floats are mostly logged."""
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        return False
-    return not value.is_floating_point() and value.dtype != torch.bool
+    return isinstance(value, Tensor) and _kind(value) is int
 
 
 def needs_number(func: Any, args: Any) -> bool:
-    """Whether a call needs the number in a counter's tensor: for a text, or for a power, which may be very long."""
-    is_power = getattr(func, "__name__", "") in ("pow", "__pow__", "__rpow__")
-    of_integers = is_power and all(is_counter(a) or isinstance(a, int) for a in args)
-    return of_integers or func in (Tensor.__format__, Tensor.__repr__)
+    """Whether a call needs the number in a counter's tensor: in a text, or where numbers follow rules of their own.
+
+    They have powers of any length, bools that add up, and quotients of FP64, which are cut at other places.
+    """
+    name, kinds = getattr(func, "__name__", ""), {_kind(value) for value in args}
+    return func in (Tensor.__format__, Tensor.__repr__) or (
+        (name in ("pow", "__rpow__") and kinds == {int})
+        or (name in ("add", "__invert__") and kinds == {bool})
+        or (name in ("__floordiv__", "__rfloordiv__", "remainder", "__rmod__") and float in kinds <= {int, float})
+    )
 
 
 def _hashed(tensor: Tensor) -> int:
