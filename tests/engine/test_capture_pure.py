@@ -3,6 +3,7 @@
 import gc
 import itertools
 import logging
+import math
 import os
 import random
 import re
@@ -349,6 +350,9 @@ COUNTED = [
     ("dict", lambda s, x: x * {30: 0.5}.get(float(s.n), 1.0)),
     ("text", lambda s, x: x * getattr(s, f"rate{s.n.item()}", 1.0)),
     ("another text", lambda s, x: x * {"30": 0.5}.get(str(s.n.item()), 1.0)),
+    ("sum of bools", lambda s, x: x * ((s.n.item() > 1) + (s.n.item() > 30))),
+    ("complement", lambda s, x: x * ~(s.n.item() > 30)),
+    ("cut", lambda s, x: x * (float(s.n) * 0.29 // 1)),
     ("power", lambda s, x: x / 2 ** s.n.item()),
 ]
 """Uses of a counter's number for which no tensor can stand."""
@@ -405,7 +409,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "layerdrop": (lambda: Layer(skipping, layerdrop=0.1), r"needs the values.*set layerdrop .* to 0.*torch\.rand"),
     "assertion": (lambda: Layer(asserting), "needs the values.*start Python with -O"),
     "labels": (lambda: Layer(lambda _, x, labels=X: x[labels[:2] > 0]), "needs the values.*give the model no labels"),
-    "least": (lambda: with_buffers(lambda s, x: x * min(float(s.n), 3), n=torch.tensor(2)), "needs the.*torch.clamp"),
+    "root": (lambda: with_buffers(lambda s, x: x * math.sqrt(float(s.n)), n=torch.tensor(2)), "needs the.*torch.sqrt"),
     **{name: (lambda use=use: with_buffers(use, n=torch.tensor([2])), "needs the values") for name, use in COUNTED},
     "caught": (lambda: with_buffers(catching, late=torch.tensor(0.0)), "values of tensors, and catches the error"),
     "toggled": (lambda: Layer(toggling), "freeze parameters before capture"),
@@ -507,8 +511,10 @@ def test_tensors_side_by_side_in_one_memory_are_taken() -> None:
 
 def counted(self: Any, x: Tensor) -> Tensor:
     assert isinstance(float("inf"), float)
+    assert isinstance(int("11", base=2), int)
     self.steps += 1
-    return self.norm(x) * 0.9 ** float(self.steps) / (self.steps.item() // 2 + 1)
+    warm = min(1.0, float(self.steps) / 8) + max(int(self.steps) // 5, 1, self.steps.item() - 9)
+    return self.norm(x) * warm * 0.9 ** float(self.steps) / (self.steps.item() // 2 + 1)
 
 
 def test_numbers_of_a_counter_stay_tensors() -> None:
@@ -521,7 +527,7 @@ def test_numbers_of_a_counter_stay_tensors() -> None:
     for name, tensor in theirs.items():
         torch.testing.assert_close(ours[name].to(tensor.dtype), tensor, rtol=2e-5, atol=2e-5)
     assert ours["steps"].item() == ours["norm.num_batches_tracked"].item() == 20
-    assert "float" not in globals()
+    assert not {"float", "int", "min", "max"} & globals().keys()
 
 
 def masked(_: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:

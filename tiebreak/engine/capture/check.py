@@ -408,19 +408,14 @@ def _raced(waits: Tensor, given: Mapping[str, Any]) -> Tensor:
     return (weights / waits).topk(given["num_samples"]).indices
 
 
-def _gamma(numbers: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+def _gamma(numbers: Tensor, given: Mapping[str, Any], *, is_share: bool) -> Tensor:
+    """Gamma numbers, or the shares that are Dirichlet numbers, from a normal and an exponential one for each."""
+    a: Tensor = given["self"]
     d = a + 2 / 3
-    return d * (1 + numbers[0] / (3 * d.sqrt())) ** 3, numbers[1] / a
-
-
-def _standard_gamma(numbers: Tensor, given: Mapping[str, Any]) -> Tensor:
-    cubed, less = _gamma(numbers, given["self"])
+    cubed, less = d * (1 + numbers[0] / (3 * d.sqrt())) ** 3, numbers[1] / a
+    if is_share:
+        return torch.softmax(cubed.log() - less, -1).clamp(2.0**-126, 1 - 2.0**-24)
     return (cubed * torch.exp(-less)).clamp(min=2.0**-126)
-
-
-def _dirichlet(numbers: Tensor, given: Mapping[str, Any]) -> Tensor:
-    cubed, less = _gamma(numbers, given["self"])
-    return torch.softmax(cubed.log() - less, -1).clamp(2.0**-126, 1 - 2.0**-24)
 
 
 _SHAPES: Final[dict[str, Callable[[torch.Size, Mapping[str, Any]], Sequence[int]]]] = {
@@ -434,8 +429,8 @@ _FORMS: Final[dict[str, Callable[[Tensor, Mapping[str, Any]], Tensor]]] = {
     "normal": lambda z, given: given["mean"] + given["std"] * z,
     "exponential": lambda e, given: e / given["lambd"],
     "multinomial": _raced,
-    "_standard_gamma": _standard_gamma,
-    "_sample_dirichlet": _dirichlet,
+    "_standard_gamma": partial(_gamma, is_share=False),
+    "_sample_dirichlet": partial(_gamma, is_share=True),
     **dict.fromkeys(("randint", "randint_like", "random"), _integers),
     **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "randperm"), lambda drawn, _: drawn),
 }

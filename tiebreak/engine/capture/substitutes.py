@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any, Final
 
 import torch
@@ -13,30 +14,62 @@ from torch.utils._pytree import tree_leaves
 from tiebreak.engine.capture.user_code import is_users
 
 
-class _NumberType(type):
-    def __call__(cls, value: Any = 0.0) -> Any:
-        return value.reshape(()).to(torch.get_default_dtype()) if is_counter(value) else float(value)
+class _Number(type):
+    """The type of what stands for `float` and `int` (`of`): of a tensor with one integer, it gives a tensor."""
+
+    of: type
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        if args and is_counter(args[0]):
+            return args[0].reshape(()).to(torch.int64 if cls.of is int else torch.get_default_dtype())
+        return cls.of(*args, **options)
 
     def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, float)
+        return isinstance(value, cls.of)
 
 
-class _Float(metaclass=_NumberType):
-    """Stands for `float`: of a tensor with one integer, it gives a tensor."""
+def _extreme(numbers: Callable[..., Any], tensors: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
+    def called(*values: Any, **options: Any) -> Any:
+        if len(values) > 1 and any(isinstance(value, Tensor) for value in values):
+            return reduce(tensors, map(torch.as_tensor, values))
+        return numbers(*values, **options)
+
+    return called
+
+
+_BUILTINS: Final[dict[str, Any]] = {
+    "float": _Number("float", (), {"of": float}),
+    "int": _Number("int", (), {"of": int}),
+    "min": _extreme(min, torch.minimum),
+    "max": _extreme(max, torch.maximum),
+}
+
+
+def _kind(value: object) -> type | None:
+    """The type of a number, or of that in a tensor with one; None for other tensors."""
+    if not isinstance(value, Tensor):
+        return type(value)
+    if value.numel() != 1:
+        return None
+    return bool if value.dtype == torch.bool else float if value.is_floating_point() else int
 
 
 def is_counter(value: object) -> bool:
     """Whether a value is a tensor of one integer. Bools follow other rules as numbers, and floats are mostly logged."""
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        return False
-    return not value.is_floating_point() and value.dtype != torch.bool
+    return isinstance(value, Tensor) and _kind(value) is int
 
 
 def needs_number(func: Any, args: Any) -> bool:
-    """Whether a call needs the number in a counter's tensor: for a text, or for a power, which may be very long."""
-    is_power = getattr(func, "__name__", "") in ("pow", "__pow__", "__rpow__")
-    of_integers = is_power and all(is_counter(a) or isinstance(a, int) for a in args)
-    return of_integers or func in (Tensor.__format__, Tensor.__repr__)
+    """Whether a call needs the number in a counter's tensor: in a text, or where numbers follow rules of their own.
+
+    They have powers of any length, bools that add up, and quotients of FP64, which are cut at other places.
+    """
+    name, kinds = getattr(func, "__name__", ""), {_kind(value) for value in args}
+    return func in (Tensor.__format__, Tensor.__repr__) or (
+        (name in ("pow", "__rpow__") and kinds == {int})
+        or (name in ("add", "__invert__") and kinds == {bool})
+        or (name in ("__floordiv__", "__rfloordiv__", "remainder", "__rmod__") and float in kinds <= {int, float})
+    )
 
 
 def _hashed(tensor: Tensor) -> int:
@@ -48,20 +81,21 @@ def _hashed(tensor: Tensor) -> int:
 
 @contextmanager
 def counters_as_tensors(model: nn.Module, loss: Callable[..., Tensor]) -> Iterator[None]:
-    """Gives `float` another meaning in the files of the model's classes and of the loss: it may give a tensor."""
+    """Gives `float`, `int`, `min` and `max` a form for tensors in the files of the model's classes and of the loss."""
     kinds = {kind for module in model.modules() for kind in type(module).__mro__ if issubclass(kind, nn.Module)}
     scopes = [vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules]
     scopes += [getattr(getattr(loss, "loss", loss), "__globals__", {})]  # a task's loss is wrapped
-    scopes = [scope for scope in {id(scope): scope for scope in scopes}.values() if "float" not in scope]
-    for scope in scopes:
-        scope["float"] = _Float
-    before, Tensor.__hash__ = Tensor.__hash__, _hashed  # type: ignore[method-assign]
+    before, changed = Tensor.__hash__, [(scope, scope.keys() & _BUILTINS.keys()) for scope in scopes]
     try:
+        for scope, own in changed:
+            scope.update({name: value for name, value in _BUILTINS.items() if name not in own})
+        Tensor.__hash__ = _hashed  # type: ignore[method-assign]
         yield
     finally:
         Tensor.__hash__ = before  # type: ignore[method-assign]
-        for scope in scopes:
-            del scope["float"]
+        for scope, own in changed:
+            for name in _BUILTINS.keys() - own:
+                scope.pop(name, None)
 
 
 def batch_norm(
@@ -162,14 +196,9 @@ class PackedSequences:
         return found
 
 
-def _inside(times: int, lengths: Tensor) -> Tensor:
-    """Whether a time is within each sequence; (times, B)."""
-    return torch.arange(times)[:, None] < lengths
-
-
 def _padded(data: Tensor, lengths: Tensor, batch_first: bool, value: float, times: int) -> tuple[Tensor, Tensor]:
     padded = data.reshape(-1, lengths.shape[0], *data.shape[1:])
-    outside = ~_inside(padded.shape[0], lengths)
+    outside = torch.arange(padded.shape[0])[:, None] >= lengths
     padded = padded.masked_fill(outside[(..., *(None for _ in padded.shape[2:]))], value)
     padded = F.pad(padded, (*(0, 0) * (padded.dim() - 1), 0, times - padded.shape[0]), value=value)
     return padded.transpose(0, 1) if batch_first else padded, lengths.clone()
@@ -181,7 +210,7 @@ def _recurrent(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Recurrent layers over padded sequences; the state stays as it is outside of each."""
     x = data.reshape(-1, lengths.shape[0], data.shape[1])
-    inside, ways = _inside(x.shape[0], lengths)[..., None], 1 + both_ways
+    inside, ways = (torch.arange(x.shape[0])[:, None] < lengths)[..., None], 1 + both_ways
     each, ends = len(weights) // (layers * ways), []
     for layer in range(layers):
         outputs = []

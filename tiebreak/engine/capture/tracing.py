@@ -146,7 +146,7 @@ class _Lines(TorchFunctionMode):
         if is_packed and not deed:
             deed = self._packed.deed(func, args, sys._getframe(1).f_code.co_filename)
         if self._counters and substitutes.needs_number(func, args):
-            deed = "needs the number of a counter, in a text or a power"
+            deed = "needs the number of a counter, which a tensor cannot stand for"
         if deed:
             raise ConfigurationError(
                 f"the model cannot be captured: at {described(_noted().get(_PATH), line)} it {deed}"

@@ -116,7 +116,7 @@ _IN_CODE: Final = (
     ),
     ("observer_enabled", 'it asks its switches: use fused observers, as get_default_qat_qconfig("x86") does'),
     ("tolist", "give the tensor itself, for one to pack_padded_sequence as its lengths"),
-    ("float(", "a counter's number may be added, multiplied and the like, so use torch.clamp for min and max"),
+    ("math.", "take torch's function (`torch.sqrt`) of the tensor instead of the number's (`math.sqrt`)"),
     ("assert", "an assertion asks for them: leave it out, or start Python with -O"),
     ("expert", 'it loops over experts: set experts_implementation="grouped_mm" in its settings, or use dense layers'),
     ("label", "give the model no labels, and compute the loss from its result in the loss function"),
