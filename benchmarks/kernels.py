@@ -190,7 +190,7 @@ def _known(target: GPUTarget, kernel: str) -> dict[str, Any]:
         "contract_twice": {"MANY": sums.MANY, **sums.twice(tile)},
         "add_parts": {"MATRIX": True, **sums.PARTS},
         "round_listed": {**settled, **sums.PARTS},
-        "settle": {"PAIRS": True, **steps, **settled, **sums.settling(1 << 12)},
+        "settle": {"PAIRS": True, **steps, **settled, **sums.settling(target.backend, 1 << 12)},
     }
     return known.get(kernel, {"BLOCK_M": 8, "BLOCK_K": 128, "PAIRS": True, **steps, **sums.OPTIONS})
 

@@ -67,9 +67,9 @@ RELATIVE: Final = 2.0**-18
 LARGEST: Final = 2.0**-20
 """The same, as a share of the largest gradient of the model, since some gradients are zero but for rounding."""
 SUSPECT: Final = 2.0**-14
-"""What differs by this share in FP64 and FP32 is compared with both."""
+"""Results that differ by this share in FP64 and FP32 are compared with both."""
 COARSE: Final = 2.0**12
-"""What the distances that are allowed in addition are multiplied by then if the program rounds to bfloat16."""
+"""The factor of both allowances for a comparison with FP32 if the program rounds to bfloat16."""
 MOST: Final = 8
 """The most runs in FP32, from weights moved by one rounding, that are compared with it."""
 PERTURBED: Final = 3
@@ -260,7 +260,7 @@ def _with_noise(noise: Mapping[str, float], other: _Outcome | None, reference: _
 
 
 def _differ(noise: Mapping[str, float], wide: _Outcome) -> bool:
-    """Whether results in FP32 are further from those in FP64 than small models' rounding is."""
+    """Whether results in FP32 are further from those in FP64 than FP32's rounding alone brings them in most models."""
     sizes, results = _sizes(wide), wide.results()
     return any(distance > SUSPECT * sqrt(results[name].numel()) * max(sizes[name]) for name, distance in noise.items())
 
@@ -461,7 +461,8 @@ def _read(value: Tensor, ref: Ref) -> Tensor:
 
 def _batches(task: Task, captured: Captured, step: int) -> list[tuple[Tensor, ...]]:
     """The batches of a step (from 0), by section 7 of the specification in plain integers."""
-    stream = next(i.params.stream for i in captured.program.body if isinstance(i.params, ShuffleParams))
+    shuffles = (i.params.stream for i in captured.program.body if isinstance(i.params, ShuffleParams))
+    stream = next(shuffles, 0)  # without a shuffle, no batch is read
     n, size = task.examples, task.batch.size
     draws = range(step * size * task.accumulation, (step + 1) * size * task.accumulation)
     chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in draws]
@@ -483,7 +484,7 @@ class _Drawn(Draws):  # type: ignore[no-untyped-call]
         self._numbers = list(numbers)
         self._given: list[Tensor | None] = []
 
-    def _next(self, shape: torch.Size) -> Tensor | None:
+    def _next(self, shape: Sequence[int]) -> Tensor | None:
         found = self._numbers[0] if self._numbers else None
         if found is not None and found.shape != shape:
             return None  # nothing reads it, and the trace left it out
@@ -502,12 +503,14 @@ class _Drawn(Draws):  # type: ignore[no-untyped-call]
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if not is_draw(func):
             return result
-        form, first = _FORMS.get(func._schema.name.removeprefix("aten::").rstrip("_")), self.earlier[-1]
-        again = None if first is None else self._given[first]
-        self._given.append(again if first is not None or form is None else self._next(result.shape))
-        if form is not None and (number := self._given[-1]) is not None:
-            given = {a.name: a.default_value for a in func._schema.arguments} | (kwargs or {})
-            given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
+        given = {a.name: a.default_value for a in func._schema.arguments} | (kwargs or {})
+        given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
+        name, first = func._schema.name.removeprefix("aten::").rstrip("_"), self.earlier[-1]
+        form, number = _FORMS.get(name), None if first is None else self._given[first]
+        if form is not None and first is None:
+            number = self._next(_SHAPES[name](result.shape, given) if name in _SHAPES else result.shape)
+        self._given.append(number)
+        if form is not None and number is not None:
             wide = number.is_floating_point() and result.dtype == torch.float64
             number = number.to(result.device, result.dtype if wide else number.dtype)
             result.copy_(form(number, given))
@@ -525,11 +528,37 @@ def _integers(drawn: Tensor, given: Mapping[str, Any]) -> Tensor:
     return found
 
 
+def _raced(waits: Tensor, given: Mapping[str, Any]) -> Tensor:
+    """The index that each draw of `multinomial` gives, from exponential numbers."""
+    weights: Tensor = given["self"]
+    if given["replacement"]:
+        return (weights.unsqueeze(-2) / waits).argmax(-1)
+    return (weights / waits).topk(given["num_samples"]).indices
+
+
+def _gamma(numbers: Tensor, given: Mapping[str, Any], *, is_share: bool) -> Tensor:
+    """Gamma numbers, or the shares that are Dirichlet numbers, from a normal and an exponential one for each."""
+    a: Tensor = given["self"]
+    d = a + 2 / 3
+    cubed, less = d * (1 + numbers[0] / (3 * d.sqrt())) ** 3, numbers[1] / a
+    if is_share:
+        return torch.softmax(cubed.log() - less, -1).clamp(2.0**-126, 1 - 2.0**-24)
+    return (cubed * torch.exp(-less)).clamp(min=2.0**-126)
+
+
+_SHAPES: Final[dict[str, Callable[[torch.Size, Mapping[str, Any]], Sequence[int]]]] = {
+    "multinomial": lambda shape, given: (*(shape if given["replacement"] else shape[:-1]), given["self"].shape[-1]),
+    **dict.fromkeys(("_standard_gamma", "_sample_dirichlet"), lambda shape, _: (2, *shape)),
+}
+"""The shape of the engine's numbers for a draw, by operator, where it is not that of the result."""
 _FORMS: Final[dict[str, Callable[[Tensor, Mapping[str, Any]], Tensor]]] = {
     "bernoulli": _below,
     "uniform": lambda u, given: given["from"] + (given["to"] - given["from"]) * u,
     "normal": lambda z, given: given["mean"] + given["std"] * z,
     "exponential": lambda e, given: e / given["lambd"],
+    "multinomial": _raced,
+    "_standard_gamma": partial(_gamma, is_share=False),
+    "_sample_dirichlet": partial(_gamma, is_share=True),
     **dict.fromkeys(("randint", "randint_like", "random"), _integers),
     **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "randperm"), lambda drawn, _: drawn),
 }
@@ -588,9 +617,7 @@ def _eager(
     default, held = torch.get_default_dtype(), {} if python is None else python
     torch.set_default_dtype(dtype)
     try:
-        whole = device != CPU or _is_coarse(captured.program)  # fused, it would round elsewhere, or draw unseen
-        attention = sdpa_kernel(SDPBackend.MATH) if whole else nullcontext()
-        with untouched(task.model), attention, torch.compiler.set_stance("force_eager"):
+        with untouched(task.model), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
             held.get(dtype, lambda: None)()
             found = _eager_step(task, _batches(task, captured, ours.step - 1), ours, dtype, device, seed, outputs)
             held[dtype] = remembered(task.model)
@@ -645,12 +672,12 @@ def _eager_step(
 
 def _dtypes(task: Task, dtype: torch.dtype) -> dict[str, torch.dtype]:
     """The dtypes of the tensors that do not take `dtype`: FP32 runs leave bfloat16 as it is."""
-    return {} if dtype == torch.float64 else dict.fromkeys(task.bf16(), torch.bfloat16)
+    return {name: own for name, own in task.narrow().items() if dtype != torch.float64 or not own.is_floating_point}
 
 
 def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
     if not tensor.is_floating_point():
-        return tensor.clone()
+        return tensor.to(dtype, copy=True) if not dtype.is_floating_point else tensor.clone()
     if seed is None:
         return tensor.to(dtype, copy=True)
     signs = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1

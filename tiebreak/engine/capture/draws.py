@@ -37,7 +37,7 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def restart(self) -> None:
         """Begins a step in the present state."""
         self.earlier: list[int | None] = []
-        """For each draw, the number of the draw that it repeats; None for a new one."""
+        """The number of the draw that each draw repeats; None for a new one."""
         self._first: dict[bytes, int | None] = {random_state(): None}
         self._calls: list[Any] = []
 

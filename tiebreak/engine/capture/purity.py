@@ -331,11 +331,11 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
             .format(*watch.found["read"])
         )  # fmt: skip
     _refuse_strangers(rehearse, reach)
-    if drawn == random_state() and not _alike(first, second):
+    if drawn != random_state() or not _alike(first, second):
         raise ConfigurationError(
-            "the step cannot be captured: in plain PyTorch its first run has other results than its second one, on the "
-            "same tensors. A program does the same in every step; call the model once on a batch before (and load "
-            "its initial weights again), or make what is done once a part of __init__"
+            "the step cannot be captured: in plain PyTorch its first run has other results or draws than its second "
+            "one, on the same tensors. A program does the same in every step; call the model once on a batch before "
+            "(and load its initial weights again), or make what is done once a part of __init__"
         )
     return frozenset(rehearse.step.assigned)
 
@@ -434,6 +434,8 @@ def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
             "leave that out, or the layer that does it: each step draws by the job's seed; keep numbers that are to "
             "stay the same in a buffer",
         )
+    if name.endswith("_sdp_enabled") and is_users(frame.f_back.f_code.co_filename if frame.f_back else ""):
+        return f"asks which kernels attention may use (`{name}`)", "leave that out: a program has one form of it"
     if name == "_push_saved_tensors_default_hooks":
         saving = isinstance(frame.f_locals.get("self"), torch.autograd.graph.save_on_cpu)
         return (

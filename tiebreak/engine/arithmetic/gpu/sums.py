@@ -81,10 +81,14 @@ def lanes(tables: ReduceTables) -> dict[str, Any]:
     return {"BLOCK_M": 128 if across else 8, "BLOCK_K": 8 if across else 128, **OPTIONS}
 
 
-def settling(terms: int) -> dict[str, Any]:
-    """The blocks of `settle` and the compiler's options: few elements at a time where there are many terms of each."""
-    block = 256 if terms > 1 << 12 else 16 if terms > 64 else 8
-    return {"BLOCK_M": 256 // block, "BLOCK_K": block, "enable_fp_fusion": False, "num_warps": 4}
+def settling(backend: str, terms: int) -> dict[str, Any]:
+    """The blocks of `settle` and the compiler's options for a target: one element at a time if it has many terms.
+
+    128 registers let four programs run on a multiprocessor of NVIDIA's, which wait for memory most of the time.
+    """
+    block = 512 if terms > 128 else 64
+    options = {"BLOCK_M": 512 // block, "BLOCK_K": block, "enable_fp_fusion": False, "num_warps": 4}
+    return {**options, "maxnreg": 128} if backend == "cuda" else options
 
 
 @dataclass(frozen=True)
@@ -400,10 +404,11 @@ class LaunchedSum:
         room, digits = programs(device) if tables.terms > LONG else 0, None
         if room:
             digits = torch.zeros((2 * options["SLICES"] + 1, room), dtype=torch.int64, device=device)
+        blocks = settling(target(device)[0], tables.terms)
+        factor = _up(coefficient(ceil(tables.terms / blocks["BLOCK_K"]) + 2 * blocks["BLOCK_K"]))
         launch(
             kernels("sums").settle, programs(device), read[0], read[-1], *all_tables, out, found, listed, counters,
-            digits, m, n, *runs, tables.terms, out.numel(), room, PAIRS=pairs, **steps, **options,
-            **settling(tables.terms),
+            digits, m, n, *runs, tables.terms, out.numel(), room, factor, PAIRS=pairs, **steps, **options, **blocks,
         )  # fmt: skip
         if digits is not None:
             launch(
