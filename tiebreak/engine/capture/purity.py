@@ -69,20 +69,30 @@ class LossModule(nn.Module):
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Puts back what running the model may change: its attributes, gradients and modes, and the process's settings."""
-    held = [_keeper(module.__dict__) for module in model.modules()]
+    restore = remembered(model)
     parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
-    python, numpy, process = random.getstate(), np.random.get_state(), settings()
     try:
-        with torch.random.fork_rng(devices=[]):
-            yield
+        yield
     finally:
+        restore()
+        for parameter, gradient, wanted in parameters:
+            parameter.requires_grad_(wanted).grad = gradient
+
+
+def remembered(model: nn.Module) -> Callable[[], None]:
+    """A function that puts back the model's attributes, the random streams and the process's settings of now."""
+    held = [_keeper(module.__dict__) for module in model.modules()]
+    python, numpy, drawn, process = random.getstate(), np.random.get_state(), torch.get_rng_state(), settings()
+
+    def restore() -> None:
         put_back(process)
         random.setstate(python)
         np.random.set_state(numpy)
-        for restore in held:
-            restore()
-        for parameter, gradient, wanted in parameters:
-            parameter.requires_grad_(wanted).grad = gradient
+        torch.set_rng_state(drawn)
+        for each in held:
+            each()
+
+    return restore
 
 
 @contextmanager
@@ -332,7 +342,8 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
 
 def _alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     return len(first) == len(second) and all(
-        a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-6, equal_nan=True)
+        a.shape == b.shape
+        and (torch.equal(a, b) or torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-6, equal_nan=True))
         for a, b in zip(first, second, strict=True)
     )
 
