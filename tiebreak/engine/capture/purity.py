@@ -37,7 +37,6 @@ _RANDOM: Final = "draw with torch.rand, torch.bernoulli or dropout, which follow
 _STATE: Final = "a tensor in a buffer (`register_buffer`) is state; a schedule and data can change from step to step"
 _SEED: Final = 0x7EB_4EAC
 """The seed of both runs; no user's own, whose state would pass for that of a step's start."""
-_SETTING: Final = "set it before the training, or in a `with` block, whose end puts it back"
 _LOADER: Final = "give the data to the task itself (`data=`, `batch=`), and take each batch as arguments of the loss"
 
 
@@ -286,10 +285,7 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     torch.manual_seed(_SEED)
     process = settings()
     rehearse()
-    if settings() != process:
-        put_back(process)
-        place = first_line(rehearse, lambda: settings() != process, model)
-        raise ConfigurationError(_words(place, "changes a setting of torch for the next step", _SETTING))
+    _refuse_settings(model, rehearse, process)
     rehearse.watch, first, drawn = nullcontext(), rehearse.results(), random_state()
     if "written" in watch.found:
         raise ConfigurationError(
@@ -372,6 +368,14 @@ def _refuse_other_memory(model: nn.Module, rehearse: _Rehearsal) -> None:
             )
 
 
+def _refuse_settings(model: nn.Module, rehearse: _Rehearsal, before: tuple[Any, ...]) -> None:
+    if settings() != before:
+        put_back(before)
+        place = first_line(rehearse, lambda: settings() != before, model)
+        advice = "set it before the training, or in a `with` block, whose end puts it back"
+        raise ConfigurationError(_words(place, "changes a setting of torch for the next step", advice))
+
+
 def _refuse_marks(model: nn.Module, rehearse: _Rehearsal) -> None:
     """Refuses hooks and attributes that the step leaves on its parameters and buffers: the next step has them too."""
     for name in rehearse.given:
@@ -425,15 +429,11 @@ def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
         )
     if name.endswith("_sdp_enabled") and is_users(frame.f_back.f_code.co_filename if frame.f_back else ""):
         return f"asks which kernels attention may use (`{name}`)", "leave that out: a program has one form of it"
-    if name == "_push_saved_tensors_default_hooks":
-        saving = isinstance(frame.f_locals.get("self"), torch.autograd.graph.save_on_cpu)
+    saving = isinstance(frame.f_locals.get("self"), torch.autograd.graph.save_on_cpu)
+    if name == "_push_saved_tensors_default_hooks" and not saving:
         return (
-            None
-            if saving
-            else (
-                "changes what autograd saves (`saved_tensors_hooks`)",
-                "keep it out of the step, and compute in forward what the backward pass is to read",
-            )
+            "changes what autograd saves (`saved_tensors_hooks`)",
+            "keep it out of the step, and compute in forward what the backward pass is to read",
         )
     if "site-packages" in frame.f_code.co_filename or frame.f_globals.get("__name__") == "logging":
         return None  # libraries read clocks for their logs, and in callbacks of the garbage collector
