@@ -416,25 +416,38 @@ def _extent(tensor: Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
-def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
-    """The forbidden deed of a call of a function in C, and advice; None if a step may make that call."""
-    owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
-    if isinstance(owner, random.Random) or name in ("urandom", "getrandom"):
-        return f"reads random numbers of Python (`{name}`)", _RANDOM
+def _deed_of_torch(owner: Any, name: str, frame: FrameType) -> tuple[str, str] | None:
+    """The same for functions of torch. owner: the object whose method is called."""
     if isinstance(owner, torch.Generator) and name in ("manual_seed", "seed"):
         return (
             f"seeds torch's random numbers (`{name}`)",
             "leave that out, or the layer that does it: each step draws by the job's seed; keep numbers that are to "
             "stay the same in a buffer",
         )
+    within = name == "run_backward" and torch._C._current_graph_task_id() != -1
+    if within and frame.f_locals.get("kwargs", {}).get("accumulate_grad", False):
+        return (
+            "calls `backward` in a backward pass, which adds to gradients behind the step",
+            "call torch.autograd.grad there, or use torch.utils.checkpoint for a part that is computed again",
+        )
     if name.endswith("_sdp_enabled") and is_users(frame.f_back.f_code.co_filename if frame.f_back else ""):
         return f"asks which kernels attention may use (`{name}`)", "leave that out: a program has one form of it"
-    saving = isinstance(frame.f_locals.get("self"), torch.autograd.graph.save_on_cpu)
-    if name == "_push_saved_tensors_default_hooks" and not saving:
+    saves = name == "_push_saved_tensors_default_hooks"
+    if saves and not isinstance(frame.f_locals.get("self"), torch.autograd.graph.save_on_cpu):
         return (
             "changes what autograd saves (`saved_tensors_hooks`)",
             "keep it out of the step, and compute in forward what the backward pass is to read",
         )
+    return None
+
+
+def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
+    """The forbidden deed of a call of a function in C, and advice; None if a step may make that call."""
+    owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
+    if isinstance(owner, random.Random) or name in ("urandom", "getrandom"):
+        return f"reads random numbers of Python (`{name}`)", _RANDOM
+    if (deed := _deed_of_torch(owner, name, frame)) is not None:
+        return deed
     if "site-packages" in frame.f_code.co_filename or frame.f_globals.get("__name__") == "logging":
         return None  # libraries read clocks for their logs, and in callbacks of the garbage collector
     if (isinstance(owner, ModuleType) and called in _CLOCKS) or (
