@@ -512,9 +512,10 @@ def test_tensors_side_by_side_in_one_memory_are_taken() -> None:
 def counted(self: Any, x: Tensor) -> Tensor:
     assert isinstance(float("inf"), float)
     assert isinstance(int("11", base=2), int)
+    before, also = self.steps.item(), int(self.steps)
     self.steps += 1
     warm = min(1.0, float(self.steps) / 8) + max(int(self.steps) // 5, 1, self.steps.item() - 9)
-    return self.norm(x) * warm * 0.9 ** float(self.steps) / (self.steps.item() // 2 + 1)
+    return self.norm(x) * warm * 0.9 ** float(self.steps) / (self.steps.item() // 2 + 1 + before * also)
 
 
 def test_numbers_of_a_counter_stay_tensors() -> None:

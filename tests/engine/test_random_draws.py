@@ -323,6 +323,15 @@ class Again(torch.autograd.Function):
         return None, None, *torch.autograd.grad(result, (x, *ctx.parameters), grad)
 
 
+class Behind(Again):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            ctx.module(x).backward(grad)
+        return None, None, x.grad, *(None for _ in ctx.parameters)
+
+
 class Part(nn.Module):
     def __init__(self, run: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -357,6 +366,12 @@ def test_a_part_that_is_computed_again_has_the_masks_that_pytorch_draws(name: st
     captured = checked(task_of(Part(run)))
     assert captured.checked
     assert random_numbers(captured) == masks
+
+
+def test_a_part_whose_gradients_are_added_behind_the_step_is_refused() -> None:
+    part = Part(lambda part, x: Behind.apply(part, False, x.clone().requires_grad_(), *part.parameters()))
+    with pytest.raises(ConfigurationError, match=r"test_random_draws\.py:\d+\) it calls `backward` in a backward pass"):
+        capture_task(task_of(part))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

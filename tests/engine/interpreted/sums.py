@@ -235,7 +235,7 @@ def takes_progressions() -> int:
     return 46
 
 
-def promises(layout: Any = launching.Layout) -> int:
+def promises(layout: Any = launching.OperandLayout) -> int:
     """What `product` tells the compiler, compared with the addresses in the tables.
 
     Neighbours in a run, counted from a multiple of its length, lie side by side. If the unit is 4, four neighbours lie
@@ -302,7 +302,7 @@ def partial_sums(examples: int) -> int:
     return ran
 
 
-def promised(seed: int, layout: Any = launching.Layout) -> int:
+def promised(seed: int, layout: Any = launching.OperandLayout) -> int:
     """How much is promised of the operands of a case of `cases`."""
     found = [layout.of(o.batch, o.own, o.k) for o in tables_of(cases(random.Random(seed))[0]).operands]
     return sum(one.run + one.unit for one in found)
@@ -330,7 +330,7 @@ def counts_in_fours() -> int:
     for sizes, a, b in (((5, 5, 8), (8, 0, 1), (0, 8, 1)), ((8, 8, 5), (1, 0, 8), (0, 1, 8))):
         m, n, k = sizes
         i = sum_over((m, n), (k,), Access(0, 0, a), Access(1, 0, b))
-        assert [launching.Layout.of(o.batch, o.own, o.k).unit for o in tables_of(i).operands] == [4, 4]
+        assert [launching.OperandLayout.of(o.batch, o.own, o.k).unit for o in tables_of(i).operands] == [4, 4]
         arithmetic = Arithmetic()
         ran += len(check(arithmetic, i, [torch.arange(40.0) + 1, torch.arange(40.0) + 1]))
         assert arithmetic.stats.of("reduce.sum.products").undecided == 0  # as a row that is left out would be
@@ -821,11 +821,11 @@ def broken() -> dict[str, str]:
     found = {}
     for name, change in PROMISES.items():
         with TemporaryDirectory() as folder:
-            layout = changed(launching, Path(folder), (change,)).Layout
+            layout = changed(launching, Path(folder), (change,)).OperandLayout
         try:
             promises(layout)
         except AssertionError:
-            with mock.patch.object(launching, "Layout", layout):
+            with mock.patch.object(launching, "OperandLayout", layout):
                 try:
                     fixed_products([n for n in range(1500) if promised(n, layout) > promised(n)][:10], cases)
                 except AssertionError as error:

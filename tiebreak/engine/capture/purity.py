@@ -37,7 +37,6 @@ _RANDOM: Final = "draw with torch.rand, torch.bernoulli or dropout, which follow
 _STATE: Final = "a tensor in a buffer (`register_buffer`) is state; a schedule and data can change from step to step"
 _SEED: Final = 0x7EB_4EAC
 """The seed of both runs; no user's own, whose state would pass for that of a step's start."""
-_SETTING: Final = "set it before the training, or in a `with` block, whose end puts it back"
 _LOADER: Final = "give the data to the task itself (`data=`, `batch=`), and take each batch as arguments of the loss"
 
 
@@ -296,10 +295,7 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     torch.manual_seed(_SEED)
     process = settings()
     rehearse()
-    if settings() != process:
-        put_back(process)
-        place = first_line(rehearse, lambda: settings() != process, model)
-        raise ConfigurationError(_words(place, "changes a setting of torch for the next step", _SETTING))
+    _refuse_settings(model, rehearse, process)
     rehearse.watch, first, drawn = nullcontext(), rehearse.results(), random_state()
     if "written" in watch.found:
         raise ConfigurationError(
@@ -383,6 +379,14 @@ def _refuse_other_memory(model: nn.Module, rehearse: _Rehearsal) -> None:
             )
 
 
+def _refuse_settings(model: nn.Module, rehearse: _Rehearsal, before: tuple[Any, ...]) -> None:
+    if settings() != before:
+        put_back(before)
+        place = first_line(rehearse, lambda: settings() != before, model)
+        advice = "set it before the training, or in a `with` block, whose end puts it back"
+        raise ConfigurationError(_words(place, "changes a setting of torch for the next step", advice))
+
+
 def _refuse_marks(model: nn.Module, rehearse: _Rehearsal) -> None:
     """Refuses hooks and attributes that the step leaves on its parameters and buffers: the next step has them too."""
     for name in rehearse.given:
@@ -423,29 +427,38 @@ def _extent(tensor: Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
-def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
-    """The forbidden deed of a call of a function in C, and advice; None if a step may make that call."""
-    owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
-    if isinstance(owner, random.Random) or name in ("urandom", "getrandom"):
-        return f"reads random numbers of Python (`{name}`)", _RANDOM
+def _deed_of_torch(owner: Any, name: str, frame: FrameType) -> tuple[str, str] | None:
+    """The same for functions of torch. owner: the object whose method is called."""
     if isinstance(owner, torch.Generator) and name in ("manual_seed", "seed"):
         return (
             f"seeds torch's random numbers (`{name}`)",
             "leave that out, or the layer that does it: each step draws by the job's seed; keep numbers that are to "
             "stay the same in a buffer",
         )
+    within = name == "run_backward" and torch._C._current_graph_task_id() != -1
+    if within and frame.f_locals.get("kwargs", {}).get("accumulate_grad", False):
+        return (
+            "calls `backward` in a backward pass, which adds to gradients behind the step",
+            "call torch.autograd.grad there, or use torch.utils.checkpoint for a part that is computed again",
+        )
     if name.endswith("_sdp_enabled") and is_users(frame.f_back.f_code.co_filename if frame.f_back else ""):
         return f"asks which kernels attention may use (`{name}`)", "leave that out: a program has one form of it"
-    if name == "_push_saved_tensors_default_hooks":
-        saving = isinstance(frame.f_locals.get("self"), torch.autograd.graph.save_on_cpu)
+    saves = name == "_push_saved_tensors_default_hooks"
+    if saves and not isinstance(frame.f_locals.get("self"), torch.autograd.graph.save_on_cpu):
         return (
-            None
-            if saving
-            else (
-                "changes what autograd saves (`saved_tensors_hooks`)",
-                "keep it out of the step, and compute in forward what the backward pass is to read",
-            )
+            "changes what autograd saves (`saved_tensors_hooks`)",
+            "keep it out of the step, and compute in forward what the backward pass is to read",
         )
+    return None
+
+
+def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
+    """The forbidden deed of a call of a function in C, and advice; None if a step may make that call."""
+    owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
+    if isinstance(owner, random.Random) or name in ("urandom", "getrandom"):
+        return f"reads random numbers of Python (`{name}`)", _RANDOM
+    if (deed := _deed_of_torch(owner, name, frame)) is not None:
+        return deed
     if "site-packages" in frame.f_code.co_filename or frame.f_globals.get("__name__") == "logging":
         return None  # libraries read clocks for their logs, and in callbacks of the garbage collector
     if (isinstance(owner, ModuleType) and called in _CLOCKS) or (

@@ -21,7 +21,7 @@ class _Number(type):
 
     def __call__(cls, *args: Any, **options: Any) -> Any:
         if args and is_counter(args[0]):
-            return args[0].reshape(()).to(torch.int64 if cls.of is int else torch.get_default_dtype())
+            return args[0].reshape(()).to(torch.int64 if cls.of is int else torch.get_default_dtype(), copy=True)
         return cls.of(*args, **options)
 
     def __instancecheck__(cls, value: object) -> bool:
@@ -186,7 +186,7 @@ class PackedSequences:
             return _padded(*args)
         if name == "_pack_padded_sequence":
             padded, lengths, batch_first = args
-            found = (padded.transpose(0, 1) if batch_first else padded).flatten(0, 1), lengths.clone()
+            found = (padded.transpose(0, 1) if batch_first else padded).flatten(0, 1).clone(), lengths.clone()
             self._lengths[id(found[1])] = found[1]
         else:
             found = _recurrent(_CELLS[name], *args) if name in _CELLS else func(*args, **kwargs)

@@ -152,7 +152,7 @@ class _Lines(TorchFunctionMode):
                 f"the model cannot be captured: at {described(_noted().get(_PATH), line)} it {deed}"
             )
         if func is Tensor.item and self._counters and substitutes.is_counter(args[0]):
-            return args[0].reshape(()).long()
+            return args[0].reshape(()).to(torch.int64, copy=True)
         if is_packed:
             return self._packed.call(func, args, kwargs or {})
         try:

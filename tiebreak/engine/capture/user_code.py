@@ -127,11 +127,7 @@ _ADVICE: Final = (
     (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),
     (("requires_grad flags",), "freeze parameters before capture, and use `.detach()` where no gradient is to flow"),
     (("SyntaxError",), "draw integers by `torch.randint(low, high, shape)` instead of `random_(low, high)`"),
-    (
-        ("mirrored meta", "does not require grad"),
-        "return the loss, as its gradients are a part of the program; in the backward pass of an autograd.Function use "
-        "torch.autograd.grad instead of `backward`, or torch.utils.checkpoint for a part that is computed again",
-    ),
+    (("mirrored meta", "does not require grad"), "return the loss; its gradients are a part of the program"),
     (("estedTensor",), "give nn.TransformerEncoder enable_nested_tensor=False, for which PyTorch has another kernel"),
     (("placeholders=",), "torch cannot trace a write to a tensor without elements; leave that tensor out"),
     (
