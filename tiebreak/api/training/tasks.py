@@ -178,9 +178,9 @@ def capture(task: Task, *, unchecked: bool = False, device: str = "cpu") -> Capt
 def _require_memory(task: Task, step: Cost | None = None) -> None:
     """Raises `ConfigurationError` if capture and its check take more memory than there is here.
 
-    They hold the model and its first state, twice what a step makes anew, and gradients of two steps; and then the
-    values of a step, or, in FP64, the weights, gradients and values of eager PyTorch and the parts of its largest
-    gradient. Before the program tells the values and the optimizer's state, neither is counted.
+    They hold the model, its first state, and the new tensors and gradients of the first step. Added to these are the
+    gradients and values of the second step or, in FP64, the weights, gradients and values of eager PyTorch with the
+    parts of its largest gradient. Without `step`, which the program tells, values and moments are not counted.
     """
     tensors = [*task.model.parameters(), *task.model.buffers()]
     trained = [4 * tensor.numel() for tensor in tensors if tensor.requires_grad]
