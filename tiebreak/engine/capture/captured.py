@@ -9,6 +9,7 @@ from torch import Tensor
 from tiebreak.engine.capture.purity import same_tensors, untouched
 from tiebreak.engine.capture.step import capture
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
+from tiebreak.engine.capture.updates import torch_update
 from tiebreak.engine.data.narrow import NARROW, fills_words, stored, words_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS
@@ -17,6 +18,7 @@ from tiebreak.engine.lowering.scalars import wrapped
 from tiebreak.engine.optimizers import tables, update
 from tiebreak.engine.optimizers.averaging import AVERAGE, averaged
 from tiebreak.engine.optimizers.clipping import clipped
+from tiebreak.engine.optimizers.translate import TorchOptimizers
 from tiebreak.protocol.errors import ConfigurationError, ProgramError
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
@@ -75,7 +77,7 @@ def capture_in_place(task: Task) -> Captured:
         "seed": torch.tensor(task.seed),
         "learning_rate": task.learning_rates(),
     }
-    data |= tables(task.optimizer, task.steps)
+    data |= {} if isinstance(task.optimizer, TorchOptimizers) else tables(task.optimizer, task.steps)
     b.origin = "batch"
     batch = _batch(b, task)
     example = task.batch.examples.take(task.data, _telling(task))
@@ -89,10 +91,15 @@ def capture_in_place(task: Task) -> Captured:
     raw = gradients = held({name: g for name, g in step.gradients.items() if name in trainable})
     if task.clip is not None:
         gradients = held(clipped(b, task.clip, gradients))
-    updated = update(b, task.optimizer, rate, task.steps, parameters, gradients)
+    if isinstance(task.optimizer, TorchOptimizers):
+        updated, own = torch_update(b, task, task.optimizer, parameters, gradients)
+        data |= own
+    else:
+        updated = update(b, task.optimizer, rate, task.steps, parameters, gradients)
+        updated.state = held(updated.state, lambda entry: entry.partition(".")[2])
     after = held(updated.parameters)
     new = {MODEL + name: ref for name, ref in {**refs, **after, **step.buffers}.items()}
-    new |= {OPTIMIZER + name: ref for name, ref in held(updated.state, lambda entry: entry.partition(".")[2]).items()}
+    new |= {OPTIMIZER + name: ref for name, ref in updated.state.items()}
     if task.average is not None:
         moving = {name: ref for name, ref in parameters.items() if name in trainable}
         new |= held(averaged(b, task.average, moving, after), lambda entry: entry.removeprefix(AVERAGE))

@@ -39,7 +39,7 @@ from tiebreak.engine.capture.user_code import refusal
 from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.optimizers.averaging import AVERAGE
 from tiebreak.engine.optimizers.settings import settings_of
-from tiebreak.engine.optimizers.translate import torchs
+from tiebreak.engine.optimizers.translate import TorchOptimizers, torchs
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
 from tiebreak.protocol.program.isa import ShuffleParams
@@ -216,23 +216,42 @@ def _updates(task: Task, state: Tensors, gradients: Sequence[Tensors], dtype: to
         n: nn.Parameter(state[MODEL + n].to(kept.get(n, dtype), copy=True)) for n, _ in task.model.named_parameters()
     }
     moving = {n: own[n].detach().clone() for n in own if AVERAGE + n in state}
-    settings = {name: settings_of(task.optimizer, name) for name in own}
-    optimizer = torchs(task.optimizer, [{"params": [p], "weight_decay": settings[n][1]} for n, p in own.items()])
     after = []
-    for rate, given in zip(task.learning_rates().double().tolist(), gradients, strict=False):
-        for group, (factor, _) in zip(optimizer.param_groups, settings.values(), strict=True):
-            group["lr"] = rate * factor
+    for optimizers, given in zip(_torchs(task, own), gradients, strict=False):
         for name, gradient in given.items():
             own[name].grad = gradient.to(own[name].dtype, copy=True)
         if task.clip is not None and task.clip.value is not None:
             nn.utils.clip_grad_value_(own.values(), task.clip.value)
         if task.clip is not None and task.clip.norm is not None:
             nn.utils.clip_grad_norm_(own.values(), task.clip.norm)
-        optimizer.step()
+        with _Unrounded() if dtype == torch.float64 else nullcontext():
+            for optimizer in optimizers:
+                type(optimizer).step(optimizer)
         moving = {name: torch.lerp(own[name].detach(), old, task.average or 0.0) for name, old in moving.items()}
         after.append({MODEL + name: p.detach().clone() for name, p in own.items()})
         after[-1] |= {AVERAGE + name: average for name, average in moving.items()}
     return after
+
+
+def _torchs(task: Task, own: Mapping[str, nn.Parameter]) -> Iterator[Sequence[torch.optim.Optimizer]]:
+    """Yields, before each step, torch's optimizers of the task over other parameters."""
+    o = task.optimizer
+    if isinstance(o, TorchOptimizers):
+        yield from o.copies({p: own[name] for name, p in task.model.named_parameters()}, task.schedule)
+        return
+    settings = {name: settings_of(o, name) for name in own}
+    optimizer = torchs(o, [{"params": [p], "weight_decay": settings[n][1]} for n, p in own.items()])
+    for rate in task.learning_rates().double().tolist():
+        for group, (factor, _) in zip(optimizer.param_groups, settings.values(), strict=True):
+            group["lr"] = rate * factor
+        yield [optimizer]
+
+
+def _is_held(task: Task, parameter: nn.Parameter) -> bool:
+    """Whether an optimizer changes a parameter, and so reads its gradient."""
+    if not isinstance(task.optimizer, TorchOptimizers):
+        return True
+    return any(p is parameter for o in task.optimizer.optimizers for g in o.param_groups for p in g["params"])
 
 
 def _departing(ours: _Outcome, reference: _Outcome, others: Sequence[_Outcome]) -> list[tuple[str, float, float]]:
@@ -314,6 +333,19 @@ def _batches(task: Task, captured: Captured, step: int) -> list[tuple[Tensor, ..
 
 
 # Eager PyTorch's side
+
+
+class _Unrounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps what an optimizer casts to narrower floats in FP64, so that this rounding counts as noise."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") in (torch.float32, torch.bfloat16, torch.float16):
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
 
 
 class _Drawn(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -462,7 +494,8 @@ def _eager_step(
             losses[-1].backward()
             own |= {MODEL + name: t.detach() for name, t in step.assigned.items()}
     draws.check_all_drawn()
-    gradients = {n: g for n, p in parameters.items() if p.requires_grad and (g := own[MODEL + n].grad) is not None}
+    read = {n for n, p in parameters.items() if p.requires_grad and (n in ours.gradients or _is_held(task, p))}
+    gradients = {n: g for n in parameters if n in read and (g := own[MODEL + n].grad) is not None}
     buffers = {name: own[MODEL + name] for name, _ in task.model.named_buffers()}
     return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers, outputs)
 

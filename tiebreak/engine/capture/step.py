@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from tiebreak.engine.capture.folding import Constant, Folded
 from tiebreak.engine.capture.hints import dtype_hint, operator_hint
 from tiebreak.engine.capture.purity import examine
-from tiebreak.engine.capture.tracing import JointGraph, trace
+from tiebreak.engine.capture.tracing import TracedGraph, trace
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS, RULES, Context, element_type
 from tiebreak.engine.lowering.builder import Builder, Ref
@@ -126,10 +126,11 @@ _STATISTICS: Final = (1, 2)
 class _Lowering:
     """Walks the traced graph once, node by node; collects everything that cannot be lowered and reports it together."""
 
-    def __init__(self, builder: Builder, joint: JointGraph, folded: Folded) -> None:
+    def __init__(self, builder: Builder, graph: TracedGraph, folded: Folded, what: str = "the model") -> None:
         self.builder = builder
-        self.joint = joint
+        self.graph = graph
         self.folded = folded
+        self.what = what
         self.values: dict[fx.Node, Any] = {}
         self.problems: list[tuple[str, str, str]] = []
         """Operator, place and reason of each node that cannot be lowered, in the order of the graph."""
@@ -138,7 +139,7 @@ class _Lowering:
     def run(self, inputs: Sequence[Ref]) -> Mapping[fx.Node, Any]:
         """The refs by node. Raises a `ConfigurationError` that lists every operator without a rule."""
         waiting = iter(inputs)
-        for node in self.joint.module.graph.nodes:
+        for node in self.graph.module.graph.nodes:
             if node.op == "placeholder":
                 self.values[node] = next(waiting)
             elif node in self.folded.values:
@@ -150,7 +151,7 @@ class _Lowering:
         if self.problems:
             listing = "\n  ".join(_once(self.problems))
             raise ConfigurationError(
-                f"the model cannot be captured; these operators have no exact form here:\n  {listing}"
+                f"{self.what} cannot be captured; these operators have no exact form here:\n  {listing}"
             )
         return self.values
 
@@ -180,7 +181,7 @@ class _Lowering:
             self._guarded(node, lambda: self._as_held(node, rule(context, *args, **kwargs)))
 
     def _guarded(self, node: fx.Node, make: Callable[[], Any]) -> None:
-        self.builder.origin = self.joint.origin(node)
+        self.builder.origin = self.graph.origin(node)
         try:
             self.values[node] = make()
         except NotImplementedError as error:
@@ -213,7 +214,7 @@ class _Lowering:
         return wrapped(self.builder, value, *INTEGERS[dtype])
 
     def _fail(self, node: fx.Node, problem: str) -> None:
-        self.problems.append((_name(node), self.joint.place(node), problem))
+        self.problems.append((_name(node), self.graph.place(node), problem))
         self.values[node] = _FAILED
 
 
@@ -282,6 +283,16 @@ def capture(
         )
         steps.append(step)
     return steps[0] if len(steps) == 1 else _accumulated(builder, steps)
+
+
+def lowered(
+    builder: Builder, graph: TracedGraph, inputs: Sequence[Ref], what: str
+) -> tuple[list[Ref], dict[str, Tensor]]:  # fmt: skip
+    """Lowers a graph whose output is a list, and returns the refs of that and the constants. what: for messages."""
+    lowering = _Lowering(builder, graph, Folded(graph.module), what)
+    values = lowering.run(inputs)
+    (outputs,) = next(node for node in reversed(graph.module.graph.nodes) if node.op == "output").args
+    return [values[node] for node in outputs], lowering.constants.data
 
 
 def _accumulated(b: Builder, steps: Sequence[StepGraph]) -> StepGraph:

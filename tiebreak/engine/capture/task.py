@@ -36,7 +36,7 @@ from tiebreak.engine.optimizers.settings import (
     require_count,
     require_number,
 )
-from tiebreak.engine.optimizers.translate import translated
+from tiebreak.engine.optimizers.translate import TorchOptimizers, translated
 from tiebreak.protocol.errors import ConfigurationError
 
 __all__ = [
@@ -198,7 +198,7 @@ class Task:
     name: str
     model: nn.Module
     loss: Loss
-    optimizer: Optimizer
+    optimizer: Optimizer | TorchOptimizers
     data: Mapping[str, Tensor]
     batch: Batch
     steps: int
@@ -260,7 +260,7 @@ class Task:
             require(finite, f"only finite numbers in {name}", "others")
         names = [name for name, _ in self.model.named_parameters()]
         require(any(p.requires_grad for p in self.model.parameters()), "a parameter that requires a gradient", names)
-        check_groups(self.optimizer, names)
+        check_groups(self.optimizer.groups, names)
 
     @property
     def examples(self) -> int:

@@ -23,6 +23,7 @@ from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.func import functional_call
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -50,20 +51,10 @@ _LINE: Final = "line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JointGraph:
-    """The traced graph. Its inputs are the parameters, then the buffers, then the batch.
-
-    Each tuple names nodes of the graph, or holds None where there is none. `parameters` and `buffers` are the model's
-    names in the order of the inputs; `gradients` belong to the parameters, in the same order.
-    """
+class TracedGraph:
+    """A graph of ATen calls, with the place in the user's code of each."""
 
     module: fx.GraphModule
-    parameters: tuple[str, ...]
-    buffers: tuple[str, ...]
-    loss: fx.Node
-    gradients: tuple[fx.Node | None, ...]
-    mutated: dict[str, fx.Node]
-    """The new value of each mutated buffer."""
 
     def origin(self, node: fx.Node) -> str:
         """`module.path:node (file.py:12)`: the module and the user's line that make the node, or its forward."""
@@ -75,6 +66,22 @@ class JointGraph:
         """`module.path: file.py:12`, the module and the user's line that make the node or its forward."""
         noted = node.meta.get("custom", {})
         return ": ".join(filter(None, (noted.get(_PATH), noted.get(_LINE)))) or node.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointGraph(TracedGraph):
+    """The graph of a step. Its inputs are the parameters, then the buffers, then the batch.
+
+    Each tuple names nodes of the graph, or holds None where there is none. `parameters` and `buffers` are the model's
+    names in the order of the inputs; `gradients` belong to the parameters, in the same order.
+    """
+
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    loss: fx.Node
+    gradients: tuple[fx.Node | None, ...]
+    mutated: dict[str, fx.Node]
+    """The new value of each mutated buffer."""
 
 
 class _Step(LossModule):
@@ -277,6 +284,21 @@ def _traced(
     assert isinstance(graph, fx.GraphModule)  # the joint trace makes a GraphModule
     _only_inputs(graph.graph, len(names) + len(batch))
     return _joint(graph, metadata.mutated_inp_runtime_indices, tuple(parameters), tuple(buffers))
+
+
+def trace_function(function: Callable[..., list[Tensor]], example: Sequence[Tensor]) -> TracedGraph:
+    """Traces a function of tensors that writes to none of them, without gradients."""
+    with kept_whole(), torch.fx.traceback.preserve_node_meta(), torch.no_grad():
+        made = make_fx(
+            torch.func.functionalize(function), decompositions(), "fake", _allow_non_fake_inputs=True
+        )(*example)  # fmt: skip
+    made.graph.eliminate_dead_code()
+    return TracedGraph(module=made)
+
+
+def annotate(path: str, line: str) -> None:
+    """Gives a place to the nodes that are traced next."""
+    torch.fx.traceback.current_meta["custom"] = {_PATH: path, _LINE: line}
 
 
 def _only_inputs(graph: fx.Graph, count: int) -> None:
