@@ -86,7 +86,7 @@ def capture_in_place(task: Task) -> Captured:
     rates = b.data("learning_rate", DType.F32, (task.steps,))
     b.origin = "schedule"
     rate = b.rows(rates, b.step())
-    parameters = {name: refs[name] for name, _ in task.model.named_parameters()}
+    parameters = {name: step.buffers.get(name, refs[name]) for name, _ in task.model.named_parameters()}
     trainable = {name for name, p in task.model.named_parameters() if p.requires_grad}
     raw = gradients = held({name: g for name, g in step.gradients.items() if name in trainable})
     if task.clip is not None:
@@ -98,7 +98,7 @@ def capture_in_place(task: Task) -> Captured:
         updated = update(b, task.optimizer, rate, task.steps, parameters, gradients)
         updated.state = held(updated.state, lambda entry: entry.partition(".")[2])
     after = held(updated.parameters)
-    new = {MODEL + name: ref for name, ref in {**refs, **after, **step.buffers}.items()}
+    new = {MODEL + name: ref for name, ref in {**refs, **step.buffers, **after}.items()}
     new |= {OPTIMIZER + name: ref for name, ref in updated.state.items()}
     if task.average is not None:
         moving = {name: ref for name, ref in parameters.items() if name in trainable}

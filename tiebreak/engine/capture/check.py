@@ -198,6 +198,8 @@ def _same_updates(task: Task, captured: Captured, found: Sequence[_Outcome], dev
     wide, narrow = (_updates(task, state, gradients, dtype) for dtype in (torch.float64, torch.float32))
     for step, (ours, wanted, noisy) in enumerate(zip(found, wide, narrow, strict=True), 1):
         for name, tensor in wanted.items():
+            if name.removeprefix(MODEL) in ours.buffers:
+                continue  # a frozen parameter that the step writes
             distance = _distance(ours.state[name], tensor)
             # What nearly cancels keeps the error of the numbers that it is made of.
             allowed = _allowed(tensor, [noisy[name]]) + _allowed(ours.before[name], [])
@@ -262,8 +264,10 @@ def _departing(ours: _Outcome, reference: _Outcome, others: Sequence[_Outcome]) 
     found = []
     for name, wanted in reference.results():
         largest = scale if name.startswith("the gradient") else 0.0
-        allowed = _allowed(wanted, [other[name] for other in near], largest)
-        distance = _distance(mine[name], wanted) if name in mine else float("inf")
+        allowed = _allowed(wanted, [other[name] for other in near if name in other], largest)
+        # What the step writes without changing it is not among the engine's results.
+        own = mine.get(name, ours.before.get(MODEL + name.removeprefix("buffer ")))
+        distance = float("inf") if own is None else _distance(own, wanted)
         if not distance <= allowed:
             found.append((name, distance, allowed))
     extra = (
@@ -310,7 +314,9 @@ def _engine(
 
     after, loss = run_step(captured.program, captured.data, step, state, observe, device)
     gradients = {name: _read(values[ref.value], ref) for name, ref in captured.gradients.items()}
+    frozen = {n: (state[MODEL + n], after[MODEL + n]) for n, p in task.model.named_parameters() if not p.requires_grad}
     buffers = {name: after[MODEL + name] for name, _ in task.model.named_buffers()}
+    buffers |= {name: new for name, (old, new) in frozen.items() if not torch.equal(old, new)}
     numbers = [None if value is None else values[value] for value in captured.draws]
     return _Outcome(torch.tensor(loss), gradients, buffers, [], state, after, numbers)
 
@@ -476,10 +482,11 @@ def _eager_step(
 ) -> _Outcome:
     parameters, losses = dict(task.model.named_parameters()), []
     kept = _dtypes(task, dtype)
-    own = {
-        MODEL + n: _moved(ours.before[MODEL + n].to(device), kept.get(n, dtype), seed)
-        for n in (*parameters, *dict(task.model.named_buffers()))
-    }
+
+    def given(name: str) -> Tensor:
+        return _moved(ours.before[MODEL + name].to(device), kept.get(name, dtype), seed)
+
+    own = {MODEL + name: given(name) for name in (*parameters, *dict(task.model.named_buffers()))}
     for name, parameter in parameters.items():
         own[MODEL + name].requires_grad_(parameter.requires_grad)
     step = LossModule(task.model, partial(_by_name, task))
@@ -496,7 +503,9 @@ def _eager_step(
     draws.check_all_drawn()
     read = {n for n, p in parameters.items() if p.requires_grad and (n in ours.gradients or _is_held(task, p))}
     gradients = {n: g for n in parameters if n in read and (g := own[MODEL + n].grad) is not None}
-    buffers = {name: own[MODEL + name] for name, _ in task.model.named_buffers()}
+    frozen = [name for name, p in parameters.items() if not p.requires_grad]
+    written = [n for n in frozen if n in ours.buffers or not torch.equal(own[MODEL + n], given(n))]
+    buffers = {name: own[MODEL + name] for name in (*dict(task.model.named_buffers()), *written)}
     return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers, outputs)
 
 

@@ -37,6 +37,7 @@ from tiebreak.protocol.errors import ConfigurationError
 TESTED_TORCH: Final = ("2.13.0",)
 """The torch versions that this module's tracing is tested on."""
 _VERSION: Final = Tensor._version
+_SET_DATA: Final[Any] = Tensor.data.__set__
 _SCALER: Final = torch.amp.grad_scaler.__file__
 _MAKE: Final[Any] = torch.autocast.__init__
 _ENTER: Final[Any] = torch.autocast.__enter__
@@ -138,6 +139,10 @@ class _Lines(TorchFunctionMode):
             raise ConfigurationError(
                 f"the model cannot be captured: at {described(_noted().get(_PATH), line)} it {deed}"
             )
+        if func == _SET_DATA:
+            with torch.no_grad():
+                args[0].copy_(args[1])  # of a frozen parameter: the rehearsal lets no other pass
+            return None
         return _OWN.get(func, func)(*args, **(kwargs or {}))
 
 
