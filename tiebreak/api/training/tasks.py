@@ -60,8 +60,9 @@ def make_task(
     """
     _check_kinds(model, loss, steps)
     arrays = _arrays(data, loss)
-    taken = _loss(loss, tuple(arrays), by_position=isinstance(data, TensorDataset))
-    chosen = Batch(size=batch, examples=Rows(names=tuple(arrays))) if isinstance(batch, int) else batch
+    names = tuple(name for name in arrays if name != options.get("items"))
+    taken = _loss(loss, names, by_position=isinstance(data, TensorDataset))
+    chosen = Batch(size=batch, examples=Rows(names=names)) if isinstance(batch, int) else batch
     known = {field.name for field in fields(Task)} - _OWN
     if unknown := sorted(set(options) - known):
         raise ConfigurationError(f"expected options among {sorted(known)}, got {unknown}")

@@ -79,10 +79,10 @@ def capture_in_place(task: Task) -> Captured:
     }
     data |= {} if isinstance(task.optimizer, TorchOptimizers) else tables(task.optimizer, task.steps)
     b.origin = "batch"
-    batch = _batch(b, task)
+    batch, divisor = _batch(b, task)
     example = task.batch.examples.take(task.data, _telling(task))
     with same_tensors(task.model):
-        step = capture(b, task.model, task.loss, batch, example, refs.__getitem__)
+        step = capture(b, task.model, task.loss, batch, example, refs.__getitem__, divisor)
     rates = b.data("learning_rate", DType.F32, (task.steps,))
     b.origin = "schedule"
     rate = b.rows(rates, b.step())
@@ -139,12 +139,18 @@ def _finished(b: Builder, state: dict[str, Ref], loss: Ref) -> Program:
         ) from error
 
 
-def _batch(b: Builder, task: Task) -> list[Ref]:
-    """The step's batches in order: example numbers from each epoch's keyed shuffle, then gathers of the examples."""
+def _batch(b: Builder, task: Task) -> tuple[list[Ref], Ref | None]:
+    """The step's batches in order: example numbers from each epoch's keyed shuffle, then gathers of the examples.
+
+    The second result is the number of items in all of them, f32; None if they are not counted.
+    """
     size = task.batch.size
     chosen_B = _examples(b, size * task.accumulation, task.examples)
     parts = [chosen_B.slice(0, start, start + size) for start in range(0, chosen_B.shape[0], size)]
-    return [ref for part_B in parts for ref in _take(b, task, task.batch.examples, part_B)]
+    batch = [ref for part_B in parts for ref in _take(b, task, task.batch.examples, part_B)]
+    if task.items is None:
+        return batch, None
+    return batch, b.sum(b.cast(b.rows(_data(b, task.data[task.items], task.items), chosen_B), DType.F32))
 
 
 def _examples(b: Builder, drawn: int, count: int) -> Ref:

@@ -328,14 +328,15 @@ def _read(value: Tensor, ref: Ref) -> Tensor:
     return value.flatten()[index]
 
 
-def _batches(task: Task, captured: Captured, step: int) -> list[tuple[Tensor, ...]]:
-    """The batches of a step (from 0), by section 7 of the specification in plain integers."""
+def _batches(task: Task, captured: Captured, step: int) -> tuple[list[tuple[Tensor, ...]], int]:
+    """The batches of a step (from 0), by section 7 of the specification in integers, and their losses' divisor."""
     stream = next(i.params.stream for i in captured.program.body if isinstance(i.params, ShuffleParams))
     n, size = task.examples, task.batch.size
     draws = range(step * size * task.accumulation, (step + 1) * size * task.accumulation)
     chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in draws]
     parts = [torch.tensor(chosen[start : start + size]) for start in range(0, len(chosen), size)]
-    return [task.batch.examples.take(task.data, part) for part in parts]
+    divisor = task.accumulation if task.items is None else int(task.data[task.items][chosen].sum())
+    return [task.batch.examples.take(task.data, part) for part in parts], divisor
 
 
 # Eager PyTorch's side
@@ -474,19 +475,19 @@ def _eager(
 
 def _eager_step(
     task: Task,
-    batches: Sequence[Sequence[Tensor]],
+    given: tuple[Sequence[Sequence[Tensor]], int],
     ours: _Outcome,
     dtype: torch.dtype,
     device: torch.device,
     seed: int | None,
 ) -> _Outcome:
-    parameters, losses = dict(task.model.named_parameters()), []
+    parameters, losses, (batches, divisor) = dict(task.model.named_parameters()), list[Any](), given
     kept = _dtypes(task, dtype)
 
-    def given(name: str) -> Tensor:
+    def start(name: str) -> Tensor:
         return _moved(ours.before[MODEL + name].to(device), kept.get(name, dtype), seed)
 
-    own = {MODEL + name: given(name) for name in (*parameters, *dict(task.model.named_buffers()))}
+    own = {MODEL + name: start(name) for name in (*parameters, *dict(task.model.named_buffers()))}
     for name, parameter in parameters.items():
         own[MODEL + name].requires_grad_(parameter.requires_grad)
     step = LossModule(task.model, partial(_by_name, task))
@@ -497,14 +498,14 @@ def _eager_step(
                 t.to(device, dtype if t.is_floating_point() else t.dtype, copy=not t.is_floating_point()) for t in batch
             )
             outputs.clear()
-            losses.append(functional_call(step, own, cast) / len(batches))
+            losses.append(functional_call(step, own, cast) / divisor)
             losses[-1].backward()
             own |= {MODEL + name: t.detach() for name, t in step.assigned.items()}
     draws.check_all_drawn()
     read = {n for n, p in parameters.items() if p.requires_grad and (n in ours.gradients or _is_held(task, p))}
     gradients = {n: g for n in parameters if n in read and (g := own[MODEL + n].grad) is not None}
     frozen = [name for name, p in parameters.items() if not p.requires_grad]
-    written = [n for n in frozen if n in ours.buffers or not torch.equal(own[MODEL + n], given(n))]
+    written = [n for n in frozen if n in ours.buffers or not torch.equal(own[MODEL + n], start(n))]
     buffers = {name: own[MODEL + name] for name in (*dict(task.model.named_buffers()), *written)}
     return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers, outputs)
 

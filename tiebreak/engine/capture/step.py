@@ -257,13 +257,14 @@ UNCOVERED: Final = "no form for these arguments"
 
 def capture(
     builder: Builder, model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Ref], example: Sequence[Tensor],
-    state: Callable[[str], Ref],
+    state: Callable[[str], Ref], divisor: Ref | None = None,
 ) -> StepGraph:  # fmt: skip
     """Lowers one step into `builder`.
 
     batch: the refs of the step's batch; if the step accumulates gradients, those of its batches one after the other.
     example: tensors of the shapes and dtypes of one batch, for tracing. state: gives the ref of a parameter or buffer
-    by name. Raises a `ConfigurationError` that lists every operator that cannot be lowered, with its module path.
+    by name. divisor: of the sum of the batches' losses; None for their number. Raises a `ConfigurationError` that lists
+    every operator that cannot be lowered, with its module path.
     """
     joint = trace(model, loss, example, examine(model, loss, example))
     folded, steps = Folded(joint.module), list[StepGraph]()
@@ -282,7 +283,7 @@ def capture(
             constants=lowering.constants.data,
         )
         steps.append(step)
-    return steps[0] if len(steps) == 1 else _accumulated(builder, steps)
+    return steps[0] if len(steps) == 1 and divisor is None else _accumulated(builder, steps, divisor)
 
 
 def lowered(
@@ -295,10 +296,10 @@ def lowered(
     return [values[node] for node in outputs], lowering.constants.data
 
 
-def _accumulated(b: Builder, steps: Sequence[StepGraph]) -> StepGraph:
-    """The mean loss and mean gradients, added in the order of the batches, with the last batch's buffers."""
+def _accumulated(b: Builder, steps: Sequence[StepGraph], divisor: Ref | None) -> StepGraph:
+    """Loss and gradients, added in the order of the batches and divided, with the last batch's buffers."""
     b.origin = "accumulation"
-    count = b.const(float(len(steps)))
+    count = b.const(float(len(steps))) if divisor is None else divisor
     gradients = {name: b.div(reduce(b.add, [s.gradients[name] for s in steps]), count) for name in steps[0].gradients}
     loss = b.div(reduce(b.add, [s.loss for s in steps]), count)
     return StepGraph(loss=loss, gradients=gradients, buffers=steps[-1].buffers, constants=steps[0].constants)

@@ -37,7 +37,7 @@ from tiebreak.protocol.errors import ConfigurationError
 TESTED_TORCH: Final = ("2.13.0",)
 """The torch versions that this module's tracing is tested on."""
 _VERSION: Final = Tensor._version
-_SET_DATA: Final[Any] = Tensor.data.__set__
+_SET_DATA: Final = vars(torch._C.TensorBase)["data"].__set__
 _SCALER: Final = torch.amp.grad_scaler.__file__
 _MAKE: Final[Any] = torch.autocast.__init__
 _ENTER: Final[Any] = torch.autocast.__enter__

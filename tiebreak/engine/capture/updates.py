@@ -132,7 +132,7 @@ class _Form:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the calls of one step on symbols; others are computed."""
+    """Records the calls of one step on symbols, and those that make tensors of known shape; others are computed."""
 
     def __init__(self, inputs: Mapping[str, _Symbol], what: str, foreign: Set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -163,13 +163,14 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if not isinstance(tensor, _Symbol)
         ):
             raise self.refusal("reads a tensor of the model by another way than `param_groups` (a closure, a global)")
-        if not symbols:
+        filled = not tensors and is_filled(func) and isinstance(args[0], list | tuple) and len(args[0]) > 0
+        if not symbols and not filled:
             return func(*args, **kwargs)
         if func._schema.name.startswith("aten::_foreach_"):
             return self._each(func, args, kwargs)
         self._check(func, args, kwargs, symbols)
         shadows, options = _mapped((args, kwargs), _shadow)
-        result = func(*shadows, **options | {"device": "meta"} if kwargs.get("device") else options)
+        result = func(*shadows, **options | {"device": "meta"} if filled or kwargs.get("device") else options)
         own, numeric = {id(symbol.shadow): symbol for symbol in symbols}, _numeric(func)
         memory = symbols[0].memory if func.is_view else None
         made = _mapped(result, lambda t: own[id(t)] if id(t) in own else self._add(_Symbol(t), memory))
