@@ -98,7 +98,6 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "accumulation by epochs": {"gradient_accumulation_steps": 2, "max_steps": -1, "num_train_epochs": 5.5},
     "accumulation over unequally many labels": {"gradient_accumulation_steps": 2},
-    "an optimizer of their own": {"optim": "adafactor"},
     "SGD, no clipping": {"optim": "sgd", "max_grad_norm": 0.0, "lr_scheduler_type": "constant", "learning_rate": 0.3},
     "smoothed labels": {"label_smoothing_factor": 0.1},
 }  # fmt: skip

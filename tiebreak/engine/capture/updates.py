@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import count
 from sys import _getframe
+from types import FrameType
 from typing import Any, Final
 
 import numpy as np
@@ -137,6 +138,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, inputs: Mapping[str, _Symbol], what: str, foreign: Set[int]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.form, self._what, self._foreign = _Form(tuple(inputs)), what, foreign
+        self._caller: FrameType | None = None
         for symbol in inputs.values():
             self._add(symbol)
 
@@ -148,10 +150,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return symbol
 
     def refusal(self, deed: str) -> ConfigurationError:
-        line = user_line(_getframe(1), within=__file__)
+        line = user_line(self._caller, within=__file__)
         return ConfigurationError(f"{self._what} cannot be captured: {f'at {line} ' * bool(line)}it {deed}")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._caller = _getframe(1)
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise self.refusal("draws random numbers; leave them out, or draw in the model")
         kwargs = kwargs or {}
@@ -176,7 +179,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         made = _mapped(result, lambda t: own[id(t)] if id(t) in own else self._add(_Symbol(t), memory))
         marked = tuple(self._marked(value, known) for value, known in zip(args, numeric.values(), strict=False))
         named = {n: self._marked(v, numeric[n]) for n, v in kwargs.items() if n not in ("device", "pin_memory")}
-        line = user_line(_getframe(1), within=__file__)
+        line = user_line(self._caller, within=__file__)
         self.form.calls.append(_Call(func, marked, named, self._marked(made, numeric=False), line))
         return made
 
@@ -218,7 +221,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(value, list | tuple):
             return tuple(self._marked(one, numeric) for one in value)
         if isinstance(value, Tensor) and value.numel() != 1:
-            raise self.refusal(f"computes with a tensor of {value.numel()} elements that depends on no parameter")
+            raise self.refusal(
+                f"computes with a tensor of {value.numel()} elements that is neither made in the step nor "
+                "held from the start"
+            )
         if isinstance(value, Tensor) or (numeric and isinstance(value, int | float) and not isinstance(value, bool)):
             self.form.numbers.append(value.clone() if isinstance(value, Tensor) else value)
             return _Column(len(self.form.numbers) - 1)
@@ -281,7 +287,8 @@ def _recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> _Record
     own = {tensor: _Symbol(tensor.detach().to("meta")) for tensor in given.values()}
     found = _Recording(forms=[], chosen=[], numbers=[], initial={n: t.detach() for n, t in given.items()})
     what = f"the optimizer ({o.name})"
-    copies = o.copies({**{parameters[n]: symbol for n, symbol in symbols.items()}, **own}, task.schedule)
+    buffers = {buffer: buffer for buffer in task.model.buffers()}  # that no copy of one is taken for a constant
+    copies = o.copies({**{parameters[n]: s for n, s in symbols.items()}, **own, **buffers}, task.schedule)
     for _, optimizers in zip(range(task.steps), copies, strict=False):
         form = _step(optimizers, symbols, trained, partial(_Recorder, what=what, foreign=foreign))
         found.forms.extend([] if form in found.forms else [form])

@@ -124,7 +124,8 @@ def translated(given: Any, schedule: Any, model: nn.Module, steps: int) -> tuple
             return found
     for one in optimizers:
         _names(one.param_groups, model)
-    lr = float(optimizers[0].param_groups[0].get("lr", 1.0))
+    lr = optimizers[0].param_groups[0].get("lr")
+    lr = float(lr) if isinstance(lr, float | int | Tensor) else 1.0
     return TorchOptimizers(optimizers=optimizers, schedulers=schedulers, lr=lr), None if schedulers else schedule
 
 
