@@ -271,10 +271,9 @@ def test_state_begins_as_the_first_step_makes_it() -> None:
     groups = [{"params": matrices(model)}, {"params": others(model), "lr_decay": 0.1}]
     adagrad = O.Adagrad(groups, initial_accumulator_value=0.5)
     assert capture_task(task_of(model, adagrad)).state["optimizer.sum.gain"].item() == 0.5
-    one = capture_task(task_of(model, O.Adamax(trained(model)), steps=1))
-    two = capture_task(task_of(model, O.Adamax(trained(model)), steps=2))
-    assert len(one.program.body) <= len(two.program.body), "step 1 has the form of step 2"
-    assert not any(i.origin.startswith("optimizer") and "where" in i.origin for i in two.program.body)
+    alike = capture_task(task_of(model, O.Adamax(trained(model)), steps=2))
+    assert alike.data[updates.NUMBERS].shape == (2, 1), "both steps have one form, in which only a rate changes"
+    assert capture_task(task_of(model, O.Adamax(trained(model)), steps=1)).program.body
 
 
 class Own(O.Optimizer):

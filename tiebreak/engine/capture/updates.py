@@ -283,7 +283,7 @@ def _recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> _Record
     parameters = dict(task.model.named_parameters())
     foreign = {tensor.untyped_storage().data_ptr() for tensor in (*parameters.values(), *task.model.buffers())} - {0}
     symbols = {n: _Symbol(p.detach().to("meta"), trained=p.requires_grad) for n, p in parameters.items()}
-    given = _held(o.optimizers, {id(p): n for n, p in parameters.items()})
+    given = _held(o.optimizers, {id(p): n for n, p in parameters.items()}, Tensor)
     own = {tensor: _Symbol(tensor.detach().to("meta")) for tensor in given.values()}
     found = _Recording(forms=[], chosen=[], numbers=[], initial={n: t.detach() for n, t in given.items()})
     what = f"the optimizer ({o.name})"
@@ -313,7 +313,7 @@ def _step(
     for name, symbol in symbols.items():
         symbol.grad = gradients.get(name)
     inputs = {_PARAMETER + n: s for n, s in symbols.items()} | {_GRADIENT + n: s for n, s in gradients.items()}
-    recorder = make(inputs | _symbols(optimizers, names))
+    recorder = make(inputs | _held(optimizers, names))
     try:
         with recorder, torch.enable_grad(), torch.compiler.set_stance("force_eager"):
             for optimizer in optimizers:
@@ -322,29 +322,25 @@ def _step(
         raise
     except Exception as error:  # whatever the user's code raises
         raise recorder.refusal(f"fails on tensors without values, and without a closure: {error}") from error
-    outputs = {_PARAMETER + n: s for n, s in symbols.items()} | _symbols(optimizers, names)
+    outputs = {_PARAMETER + n: s for n, s in symbols.items()} | _held(optimizers, names)
     if len({symbol.memory for symbol in outputs.values()}) < len(outputs):
         raise recorder.refusal("holds one tensor's memory twice, so that a write to one changes the other; clone it")
     recorder.form.outputs = {name: symbol.number for name, symbol in outputs.items()}
     return recorder.form
 
 
-def _symbols(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]) -> dict[str, _Symbol]:
-    return {name: t for name, t in _held(optimizers, names).items() if isinstance(t, _Symbol)}
-
-
-def _held(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]) -> dict[str, Any]:
-    """The tensors of optimizers' state by name: symbols, and others but for numbers. names: parameters by id."""
+def _held(
+    optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str], kind: type = _Symbol
+) -> dict[str, Any]:  # fmt: skip
+    """The tensors of optimizers' state by name: symbols, or those that become symbols. names: parameters by id."""
     found, seen = dict[str, Tensor](), set(names)
     for part in (part for one in optimizers for part in parts(one)):
         for path, leaf in tree_flatten_with_path(vars(part))[0]:
             keys = [getattr(entry, "key", getattr(entry, "idx", None)) for entry in path]
             words = [str(key) for key in keys if not isinstance(key, Tensor) and key != "state"]
             owner = [names[id(key)] for key in keys if id(key) in names]
-            state = isinstance(leaf, _Symbol) or (
-                isinstance(leaf, Tensor) and (leaf.ndim or (owner and words != ["step"]))
-            )
-            if state and id(leaf) not in seen:
+            number = kind is Tensor and isinstance(leaf, Tensor) and not leaf.ndim and (words == ["step"] or not owner)
+            if isinstance(leaf, kind) and not number and id(leaf) not in seen:
                 seen.add(id(leaf))
                 name = ".".join((*words, *owner))
                 found[f"{name}.{len(found)}" if name in found else name] = leaf
@@ -375,10 +371,9 @@ def _begin_alike(found: _Recording, parameters: Mapping[str, Tensor]) -> None:
             shapes = {n: torch.empty_like(first.shadows[n], device="cpu") for n in call.operands()}
             args, kwargs = _unmarked((call.args, call.kwargs), shapes | known, first.numbers)
             known[call.result] = call.func(*args, **kwargs)
-            known[call.result].mul_(0 if "empty" in call.func._schema.name else 1)
-    numbers = dict(
-        zip((*range(len(first.inputs)), *map(first.outputs.get, names)), range(len(later.inputs)), strict=True)
-    )
+            if "empty" in call.func._schema.name:
+                known[call.result].zero_()
+    numbers = {n: n for n in range(len(first.inputs))} | {first.outputs.get(n): later.inputs.index(n) for n in names}
     order = _alike([call for call in first.calls if id(call) not in making], later.calls, numbers)
     same = {name: numbers.get(number) for name, number in first.outputs.items()} == later.outputs
     if order is not None and same and first.inputs == later.inputs[: len(first.inputs)]:
