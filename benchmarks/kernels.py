@@ -31,6 +31,7 @@ from tiebreak.engine.arithmetic.gpu.kernels import hashing as hash_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import random as draw_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import scatter as scatter_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import sums as kernels
+from tiebreak.engine.arithmetic.gpu.sums import Form, Layout
 from tiebreak.engine.arithmetic.plan.chains import ChainCode, Member, members_of
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.run.interpreter import Interpreter
@@ -45,14 +46,22 @@ TARGETS: Final = {
 """A100, H100 and H200, B200, MI300."""
 MATRIX: Final = {"sm_80": "mma.sync.aligned.m8n8k4.row.col.f64", "sm_90": "mma.sync.aligned.m16n8k16.row.col.f64"}
 """The FP64 matrix instruction that a target must use, the widest that it has."""
-PRODUCTS: Final = {
-    f"product {'NT'[not a]}{'TN'[not b]}": {"A_ALONG": a, "B_ALONG": b} for a in (True, False) for b in (True, False)
-}
+MATRICES: Final = {
+    f"product {'NT'[not a]}{'TN'[not b]}": (Layout(a, 4, 1, 4), Layout(b, 4, 1, 4))
+    for a in (True, False) for b in (True, False)
+}  # fmt: skip
 """`product` by the layouts of its operands, as in BLAS: N is row-major, T transposed."""
+CONVOLUTIONS: Final = {
+    "product: a convolution": (Layout(True, 4, 1, 4), Layout(False, None, 2, 1)),
+    "product: 1 x 1": (Layout(True, 4, 1, 4), Layout(False, None, 4, 4)),
+    "product: gradient of images": (Layout(True, None, 1, 1), Layout(False, None, 2, 1)),
+    "product: gradient of weights": (Layout(True, None, 4, 4), Layout(True, None, 4, 1)),
+}
+"""`product` by the layouts of images whose width has a remainder of 2 by 4, of others, and of weights."""
+PRODUCTS: Final = MATRICES | CONVOLUTIONS
 KERNELS: Final = (
     *PRODUCTS,
     "norms",
-    "contract",
     "contract_twice",
     "add_up",
     "add_parts",
@@ -139,7 +148,7 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
         constants = {key: value for key, value in constants.items() if key in function.arg_names}
         signature = dict(zip(function.arg_names, [*kinds.split(), *len(constants) * ["constexpr"]], strict=True))
         return _compiled(name, function, signature, constants, {k: v for k, v in known.items() if k.islower()}, 0)
-    function, known = getattr(kernels, kernel.split(maxsplit=1)[0]), _known(TARGETS[name], kernel) | options
+    function, known = getattr(kernels, re.split(r"\W", kernel)[0]), _known(TARGETS[name], kernel) | options
     # As Triton takes them in a launch.
     ones = {"run_batch": 1, "run_k": 1} if kernel == "settle" else {}
     constants = {
@@ -149,6 +158,10 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
         "PLACE": False,
         **dict.fromkeys(("sums", "errors", "packed", *(("digits",) if kernel == "settle" else ())), None),
     }
+    for layout, tables in zip(PRODUCTS.get(kernel, ()), (("a_m", "a_k"), ("b_n", "b_k")), strict=False):
+        constants |= dict.fromkeys(() if layout.step is None else tables, None)
+    constants |= dict.fromkeys(("a_m", "a_k", "b_n", "b_k") if kernel == "norms" else (), None)
+    constants |= dict.fromkeys(("out_m", "out_n") if kernel in MATRICES else (), None)
     if function not in (kernels.add_parts, kernels.norms, kernels.product):
         constants["sizes"] = None
     constants |= {key: value for key, value in known.items() if key.isupper()} | ones
@@ -167,13 +180,13 @@ def _known(target: GPUTarget, kernel: str) -> dict[str, Any]:
     """The blocks and other constants of one of `KERNELS`, and the compiler's options."""
     arch = target.arch if target.backend == "cuda" else 0
     tile, settled = sums.tile(target.backend, arch), {"MANY": sums.MANY, "MATRIX": True, "FIRST": 0, "SLICES": 12}
-    sides = {"A_UNIT": 4, "B_UNIT": 4, **PRODUCTS.get(kernel, PRODUCTS["product NN"])}
+    layouts = PRODUCTS.get(kernel, PRODUCTS["product NN"])
+    sides = Form(layouts, None, 0, 0).options
     steps = {"A_STEP": 0, "B_STEP": 0}
     if kernel in PRODUCTS:
-        return {**sums.affine_tile(target.backend, arch, 1024), **sides}
+        return {**sums.product_tile(target.backend, arch, 1024, tables=kernel in CONVOLUTIONS), **sides}
     known: dict[str, dict[str, Any]] = {
         "norms": {**sums.NORMS, **sides},
-        "contract": tile,
         "contract_twice": {"MANY": sums.MANY, **sums.twice(tile)},
         "add_parts": {"MATRIX": True, **sums.PARTS},
         "round_listed": {**settled, **sums.PARTS},
@@ -195,6 +208,7 @@ class Codes:
     """Keeps the code of chains, in place of what runs them."""
 
     functions = chains.LaunchedChains.functions
+    repeats = chains.LaunchedChains.repeats
 
     def __init__(self) -> None:
         self.made: list[chains.KernelCode] = []
@@ -298,18 +312,19 @@ def faults(machine: MachineCode) -> list[str]:
 # ---- main loops ----
 
 
-def delays(machine: MachineCode) -> list[str]:
+def delays(machine: MachineCode, *, tables: bool = False) -> list[str]:
     """Names what keeps the matrix unit waiting in the main loop of a product.
 
-    1. Registers that are spilled there. 2. Copies of less than 16 bytes. 3. Fewer than two steps whose copies are under
-    way while one is computed. 4. Lanes that ask one bank of shared memory for more than two words at once.
+    1. Registers that are spilled there. 2. Copies of less than 16 bytes, if no places are in tables. 3. Fewer than two
+    steps whose copies are under way while one is computed. 4. Lanes that ask one bank of shared memory for more than
+    two words at once.
     """
     loop = _main_loop(machine.code)
     names = [re.sub(r"^@!?U?P\w+\s+", "", line).split()[0] for line in loop]
     spills = sum(name.startswith(("LDL", "STL")) for name in names)
     found = [f"{spills} accesses to spilled registers"] if spills else []
     copies = [name for name in names if name.startswith("LDGSTS")]
-    found += [f"a copy by {name}" for name in sorted(set(copies)) if not name.endswith(".128")]
+    found += [f"a copy by {name}" for name in sorted(set(copies)) if not (tables or name.endswith(".128"))]
     waits = [int(one[1], 16) for one in (re.search(r"DEPBAR\.LE SB0, (0x\w+)", line) for line in loop) if one]
     ahead = min(waits, default=0) // max(1, names.count("LDGDEPBAR"))
     found += [] if copies and ahead >= 2 else [f"copies of {ahead} steps under way"]
@@ -395,12 +410,12 @@ def main(folder: Path, targets: tuple[str, ...]) -> None:
         for kernel in (*KERNELS, *OTHERS, *CHAINS):
             if kernel in PRODUCTS and kernel != "product NN" and name not in MATRIX:
                 continue  # layouts differ in copies and in loads of the matrix unit's operands
-            own = kernel.split(maxsplit=1)[0]
+            own = re.split(r"\W", kernel)[0]
             function = OTHERS[kernel][0] if kernel in OTHERS else getattr(kernels, own, None)  # a chain has none
             rounds = "PRECISION" in function.arg_names if function else kernel not in ("AdamW", "dropout")
             for precision in (32, 16) if rounds and kernel not in (*PRODUCTS,)[1:] else (32,):
                 machine = assemble(name, kernel, precision)
-                waits = delays(machine) if kernel in PRODUCTS and name in MATRIX else []
+                waits = delays(machine, tables=kernel in CONVOLUTIONS) if kernel in PRODUCTS and name in MATRIX else []
                 wrong += [f"{name}, {kernel}, {precision} bits: {delay}" for delay in waits]
                 wrong += [f"{name}, {kernel}, {precision} bits: {fault}" for fault in faults(machine)]
                 if precision < 32:

@@ -1,6 +1,6 @@
 """Sums of products against vendor BLAS and the roofline of this device; and FP64 that the vendor emulates.
 
-Products of matrices are computed by `product`, and once more by `contract`, from tables: bits first, then times.
+Products of matrices are computed as they are, and once more from tables: bits first, then times.
 """
 
 import os
@@ -109,7 +109,7 @@ def one(i: Instruction, name: str, context: Context, peak: float, bandwidth: flo
     read = {o.index: o.reach[1] + 1 for o in tables.operands}
     operands = [torch.randn(read[at], device=device) for at in range(2)]
     arithmetic, by_tables = Arithmetic(device), Arithmetic(device)
-    with mock.patch.object(sums.Affine, "of", return_value=None):  # a plan is kept
+    with mock.patch.object(sums, "progression", return_value=None):  # a plan is kept
         right = by_tables.execute(i, operands, 0)
     differ = int((arithmetic.execute(i, operands, 0) != right).sum())
     a, b = torch.randn(batch, m, k, device=device), torch.randn(batch, k, n, device=device)

@@ -134,23 +134,29 @@ class Writer:
         return program
 
 
-def check_program(seed: int, length: int) -> tuple[int, int]:
-    """Runs a random program in every way; its numbers of longer chains and of results in an old value's memory."""
+def check_program(seed: int, length: int) -> tuple[int, int, int]:
+    """Runs a random program in every way.
+
+    Returns its numbers of longer chains, of results in an old value's memory, and of those that are
+    not stored, because they are computed again.
+    """
     writer = Writer(seed)
     program = writer.program(length)
     raw_state, raw_data = ({k: bytes(tensor_bytes(t)) for k, t in x.items()} for x in (writer.state, writer.data))
     values = execute(program, raw_state, raw_data, 3)
     right = new_state(program, values)
-    machine = Interpreter(program, Arithmetic())
+    units, again = (schedule.plan(program, again=again) for again in (False, True))
+    machine, other = (Interpreter(program, Arithmetic(), planned) for planned in (units, again))
     seen: dict[int, bytes] = {}
 
     def observe(leaf: int, tensor: torch.Tensor) -> torch.Tensor:
         seen[leaf] = bytes(tensor_bytes(tensor))
         return tensor
 
-    for observer, donate in ((None, False), (observe, True), (None, False), (None, True)):
+    ways = (machine, None, False), (machine, observe, True), (machine, None, False), (machine, None, True)
+    for runner, observer, donate in (*ways, (other, None, False), (other, None, True)):
         state = {name: tensor.clone() for name, tensor in writer.state.items()}
-        result = machine.step(3, state, writer.data, observer, check_finite=False, donate=donate)
+        result = runner.step(3, state, writer.data, observer, check_finite=False, donate=donate)
         found = {name: tensor.numpy().tobytes() for name, tensor in result.state.items()}
         assert found == right, next(name for name in right if found[name] != right[name])
         assert result.loss_bits == int.from_bytes(values[-1], "little")
@@ -158,5 +164,6 @@ def check_program(seed: int, length: int) -> tuple[int, int]:
             assert {k: bytes(tensor_bytes(t)) for k, t in state.items()} == raw_state
     assert {k: bytes(tensor_bytes(t)) for k, t in writer.data.items()} == raw_data
     assert [seen[n] for n in range(len(program.body))] == values
-    units = schedule.plan(program)
-    return sum(len(unit.members) > 1 for unit in units), len(schedule.replacements(program, units))
+    stored, fewer = (sum(len(unit.outputs) for unit in planned) for planned in (units, again))
+    chains = sum(len(unit.members) > 1 for unit in units)
+    return chains, len(schedule.replacements(program, units)), stored - fewer

@@ -5,6 +5,7 @@ import random
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -65,6 +66,41 @@ def saving() -> nn.Module:
     return Layer(lambda _, x: checkpoint(lambda y: F.dropout(torch.tanh(y)), x, use_reentrant=False))
 
 
+def reentrant() -> nn.Module:
+    """The first part trains nothing, since no input of it has a gradient."""
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    again = partial(checkpoint, use_reentrant=True)
+    layer = Layer(lambda self, x: again(second, again(first, x.detach()) + x))
+    layer.first, layer.second = first, second
+    return layer
+
+
+def of_kinds() -> nn.Module:
+    """Asks what a parameter is, and for an attribute of a buffer."""
+
+    def run(self: Any, x: Tensor) -> Tensor:
+        gain = 3.0 if isinstance(self.linear.weight, nn.Parameter) else 1.0
+        return x * gain * self.centre.gain
+
+    layer = with_buffers(run, centre=torch.ones(4))
+    layer.centre.gain = 2.0
+    return layer
+
+
+def of_kernels(_: Any, x: Tensor) -> Tensor:
+    return x * (2.0 if torch.backends.cuda.flash_sdp_enabled() else 1.0)
+
+
+def otherwise_when_wide(_: Any, x: Tensor) -> Tensor:
+    """In FP64 something far away, between which and FP32 the program lies."""
+    return x * 3.0 if x.dtype == torch.float64 else x * (1.3 if torch.compiler.is_compiling() else 1.0)
+
+
+def placed(_: Any, x: Tensor) -> Tensor:
+    """Samples data, which have no gradient, at places that have one."""
+    return F.grid_sample(IMAGE, x.tanh().reshape(1, -1, 2, 2), padding_mode="border", align_corners=False).sum() * x
+
+
 def two_names() -> nn.Module:
     norm = nn.BatchNorm1d(4)
     return nn.Sequential(nn.Linear(4, 4), norm, nn.Linear(4, 4), norm)
@@ -79,6 +115,9 @@ RIGHT: dict[str, Callable[[], Task]] = {
     "everything": lambda: task(network(), accumulation=2, clip=Clip(norm=0.01), average=0.9, optimizer=AdamW(lr=0.1)),
     "frozen": lambda: task(partly_frozen()),
     "checkpointed": lambda: task(saving()),
+    "reentrant": lambda: task(reentrant()),
+    "kinds": lambda: task(of_kinds()),
+    "data in places": lambda: task(Layer(placed)),
     "compiled": lambda: task(Layer(torch.compile(lambda _, x: 2 * torch.tanh(x), backend="eager"))),
     "in parts": lambda: task(
         nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.3), nn.Tanh()),
@@ -96,7 +135,7 @@ RIGHT: dict[str, Callable[[], Task]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(RIGHT, "everything", "two names"))
+@pytest.mark.parametrize("name", slow_except(RIGHT, "everything", "two names", "kinds", "data in places"))
 def test_what_is_right_passes(name: str) -> None:
     torch.manual_seed(0)
     made = RIGHT[name]()
@@ -169,6 +208,7 @@ def counting_eagerly(self: Any, x: Tensor) -> Tensor:
     return x * max(self.calls, 1)
 
 
+IMAGE = torch.sin(torch.arange(36.0)).reshape(1, 1, 6, 6)
 LABELS = torch.tensor([[3, 0, -1, 1], [1, 2, -1, 0]] * 2)
 UNDONE: dict[str, tuple[Callable[..., None], Callable[[], Task], str]] = {
     "assigned": (undo_assigning, lambda: task(with_buffers(centred, centre=torch.ones(4))), "buffer centre"),
@@ -193,6 +233,12 @@ def test_the_check_finds_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -
     undo(monkeypatch)
     with pytest.raises(ConfigurationError, match=words):
         checked(make())
+
+
+@pytest.mark.parametrize("function", slow_except([of_kernels, otherwise_when_wide], otherwise_when_wide))
+def test_the_check_compares_with_the_step_that_users_run(function: Callable[..., Tensor]) -> None:
+    with pytest.raises(ConfigurationError, match="the program is not the model: in step 1, the loss"):
+        checked(task(Layer(function)))
 
 
 def test_a_wrong_rule_is_found_in_its_module(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from itertools import islice
+from threading import Thread
 from typing import Any
 
 import mpmath
@@ -13,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task, run_engine, run_integers, same_bits, stepped
@@ -21,14 +24,14 @@ from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture import check
-from tiebreak.engine.capture.captured import capture_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.lowering import RULES, Context
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import random_bits, shuffle
-from tiebreak.protocol.program.isa import DType, RandomParams, ShuffleParams
+from tiebreak.protocol.program.isa import DType, Opcode, RandomParams, ShuffleParams
 
 SEED = 77
 MEAN, SPREAD = torch.tensor([-2.0, 0.5, 3.0]), torch.tensor([0.25, 1.0, 7.0])
@@ -183,6 +186,180 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
 def test_draws_without_a_form_are_refused(name: str) -> None:
     draw, message = REFUSED[name]
     with pytest.raises(ConfigurationError, match=message):
+        capture_task(task_of(Drawing(draw)))
+
+
+def restored(*, by: Callable[[], Any] = torch.get_rng_state, put: Callable[[Any], Any] = torch.set_rng_state) -> Tensor:
+    state = by()
+    first = F.dropout(torch.ones(3, 5))
+    put(state)
+    return first - F.dropout(torch.ones(3, 5))
+
+
+def forked() -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        first = torch.randn(3, 5)
+    return first - torch.randn(3, 5)
+
+
+def in_turn() -> Tensor:
+    """The draws a, b and then b, a, b again."""
+    start, a, middle = torch.get_rng_state(), torch.rand(7), torch.get_rng_state()
+    b = torch.rand(7)
+    torch.set_rng_state(middle)
+    c = torch.rand(7)
+    torch.set_rng_state(start)
+    return (b - c) + (a - torch.rand(7)) + (b - torch.rand(7))
+
+
+def unread_at_first() -> Tensor:
+    """Nothing reads the first draw; one of another shape follows it."""
+    state = torch.get_rng_state()
+    torch.rand(7)
+    other, after = torch.rand(2).sum(), torch.get_rng_state()
+    torch.set_rng_state(state)
+    a = torch.rand(7)
+    torch.set_rng_state(state)
+    b = torch.rand(7)
+    torch.set_rng_state(after)
+    return torch.stack([*(a - b), *(0 * other * torch.rand(7))])
+
+
+def with_moving_bounds() -> Tensor:
+    state, p = torch.get_rng_state(), torch.arange(5.0) / 4
+    a = torch.bernoulli(p) + torch.normal(p, 2.0)
+    torch.set_rng_state(state)
+    return a - torch.bernoulli(p * 1) - torch.normal(p + 1, 2.0) + 1
+
+
+GENERATOR = torch.default_generator
+EQUAL: dict[str, tuple[Callable[[], Tensor], int]] = {
+    "set": (restored, 1),
+    "generator": (partial(restored, by=GENERATOR.get_state, put=GENERATOR.set_state), 1),
+    "copied": (partial(restored, by=GENERATOR.clone_state, put=lambda g: GENERATOR.set_state(g.get_state())), 1),
+    "forked": (forked, 1),
+    "in turn": (in_turn, 2),
+    "unread at first": (unread_at_first, 3),
+    "other numbers, same state": (with_moving_bounds, 2),
+}
+"""Draws that cancel, and the number of draws in the program."""
+
+
+def random_numbers(captured: Captured) -> int:
+    return sum(i.opcode == Opcode.RANDOM for i in captured.program.body)
+
+
+@pytest.mark.parametrize("name", slow_except(EQUAL, "set", "unread at first"))
+def test_draws_from_one_state_are_one_draw(name: str) -> None:
+    draw, count = EQUAL[name]
+    found, _ = seen(draw)
+    assert all(values.abs().max() < 1e-6 for values in found)
+    captured = checked(replace(task_of(Drawing(draw)), accumulation=2))
+    assert random_numbers(captured) == 2 * count
+    assert same_bits(run_engine(captured), run_integers(captured)) == []
+
+
+def test_draws_that_differ_are_not_taken_for_one() -> None:
+    found, _ = seen(lambda: torch.rand(9) - torch.rand(9))
+    assert all(values.abs().max() > 0.1 for values in found)
+
+
+class Again(torch.autograd.Function):
+    """A checkpoint by hand, whose backward pass runs a module again, from the state of its forward or not."""
+
+    @staticmethod
+    def forward(ctx: Any, module: nn.Module, keep: bool, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.module, ctx.keep, ctx.parameters, ctx.state = module, keep, parameters, torch.get_rng_state()
+        ctx.save_for_backward(x)
+        return module(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.random.fork_rng(devices=[], enabled=ctx.keep), torch.enable_grad():
+            if ctx.keep:
+                torch.set_rng_state(ctx.state)
+            result = ctx.module(x)
+        return None, None, *torch.autograd.grad(result, (x, *ctx.parameters), grad)
+
+
+class Part(nn.Module):
+    def __init__(self, run: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(2, 6), nn.Dropout(0.3), nn.Tanh(), nn.Linear(6, 2))
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self.part, x).mean()
+
+
+def by_hand(keep: bool) -> Callable[[nn.Module, Tensor], Tensor]:
+    return lambda part, x: Again.apply(part, keep, x, *part.parameters())
+
+
+def parted(reentrant: bool, **settings: Any) -> Callable[[nn.Module, Tensor], Tensor]:
+    return lambda part, x: checkpoint(part, x.clone().requires_grad_(), use_reentrant=reentrant, **settings)
+
+
+COMPUTED_AGAIN: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], int]] = {
+    "by hand": (by_hand(True), 1),
+    "by hand, drawn anew": (by_hand(False), 2),
+    "checkpoint": (parted(False), 1),
+    "reentrant": (parted(True), 1),
+}
+"""Ways to run a part with dropout, and the masks that PyTorch draws."""
+
+
+@pytest.mark.parametrize("name", slow_except(COMPUTED_AGAIN, "by hand", "reentrant"))
+def test_a_part_that_is_computed_again_has_the_masks_that_pytorch_draws(name: str) -> None:
+    torch.manual_seed(0)
+    run, masks = COMPUTED_AGAIN[name]
+    captured = checked(task_of(Part(run)))
+    assert captured.checked
+    assert random_numbers(captured) == masks
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_that_draws_anew_is_refused(reentrant: bool) -> None:
+    with pytest.raises(ConfigurationError, match=r"preserve_rng_state=False at .*test_random_draws\.py:\d+"):
+        capture_task(task_of(Part(parted(reentrant, preserve_rng_state=False))))
+    capture_task(task_of(Part(lambda part, x: checkpoint(part[0], x, use_reentrant=False, preserve_rng_state=False))))
+
+
+def after(*draws: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    """Two draws that begin in one state."""
+
+    def draw() -> Tensor:
+        state, a = torch.get_rng_state(), draws[0]()
+        torch.set_rng_state(state)
+        return a.sum() + draws[1]()
+
+    return draw
+
+
+def elsewhere() -> Tensor:
+    thread = Thread(target=torch.manual_seed, args=(0,))  # which the rehearsal does not see
+    thread.start()
+    thread.join()
+    return torch.rand(4)
+
+
+BEFORE = torch.get_rng_state()
+OTHER, NONE = "another draw began in", "none of this step's"
+NO_DRAW: dict[str, tuple[Callable[[], Tensor], str]] = {
+    "shape": (after(lambda: torch.rand(3), lambda: torch.rand(4)), OTHER),
+    "strides": (after(lambda: torch.empty(2, 3).normal_(), lambda: torch.empty(3, 2).T.normal_()), OTHER),  # noqa: PLW0108
+    "probability": (after(lambda: torch.empty(4).bernoulli_(0.3), lambda: torch.empty(4).bernoulli_(0.5)), OTHER),
+    "kind": (after(lambda: torch.rand(4), lambda: torch.randn(4)), OTHER),
+    "of before": (lambda: (torch.set_rng_state(BEFORE), torch.rand(4))[1], NONE),
+    "a seed elsewhere": (elsewhere, NONE),
+}
+
+
+@pytest.mark.parametrize("name", NO_DRAW)
+def test_states_that_would_mix_draws_are_refused_with_the_line(name: str) -> None:
+    draw, message = NO_DRAW[name]
+    with pytest.raises(ConfigurationError, match=rf"test_random_draws\.py:\d+ it draws from a state .*{message}"):
         capture_task(task_of(Drawing(draw)))
 
 

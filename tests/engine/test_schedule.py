@@ -14,7 +14,7 @@ from tiebreak.engine.arithmetic.c.buffers import SMALL, Buffers
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.schedule import MAX_MEMBERS, Unit, in_order, plan, replacements
+from tiebreak.engine.run.schedule import MAX_MEMBERS, Unit, in_order, plan, reads_in_place, replacements
 from tiebreak.protocol.program.isa import DType, MapFunction, Opcode
 from tiebreak.protocol.program.program import Program
 
@@ -37,6 +37,37 @@ def check_order(program: Program) -> tuple[Unit, ...]:
         used_later = alive.intersection(unit.members)
         assert used_later <= set(unit.outputs) <= set(unit.members)
     assert alive == kept
+    return units
+
+
+def check_again(program: Program) -> tuple[Unit, ...]:
+    """Values are computed again from what is in memory, or from other members in place. Returns that plan.
+
+    Nothing is stored for longer than it is read, and no more than without.
+    """
+    usual, units = plan(program, MapFunction), plan(program, MapFunction, again=True)
+    kept = {commit.operands[0].value for commit in program.commits} | {len(program.body) - 1}
+    stored: dict[int, int] = {}
+    for position, unit in enumerate(units):
+        inside: set[int] = set()
+        assert list(unit.members) == sorted(set(unit.members))
+        assert len(unit.members) <= MAX_MEMBERS
+        for n in unit.members:
+            i = program.body[n]
+            for access in i.operands:
+                if access.value in inside:
+                    assert reads_in_place(access, i, program.body[access.value])
+                else:
+                    assert access.value in stored
+                    stored[access.value] = position
+            inside.add(n)
+        assert not stored.keys() & set(unit.outputs)  # each is stored by one unit
+        stored |= dict.fromkeys(unit.outputs, position)
+        for value in set().union(*unit.dying) & stored.keys():
+            assert stored.pop(value) == position
+    assert stored.keys() == kept
+    outputs, others = ({n for unit in made for n in unit.outputs} for made in (units, usual))
+    assert outputs <= others
     return units
 
 
@@ -137,6 +168,7 @@ def test_long_chains_are_cut_and_instructions_that_broadcast_wait() -> None:
     program = b.finish({"x": z}, b.sum(z))
     units = [u for u in check_order(program) if program.body[u.members[0]].opcode == Opcode.MAP]
     assert [len(u.members) for u in units] == [MAX_MEMBERS] * 3 + [1, 1]
+    check_again(program)
 
 
 def test_functions_are_joined_where_chains_have_them() -> None:
@@ -148,23 +180,81 @@ def test_functions_are_joined_where_chains_have_them() -> None:
 
 
 def test_a_real_step_and_random_ones(tiny: Captured, cases: Callable[[int], None]) -> None:
-    units = check_order(tiny.program)
+    units, again = check_order(tiny.program), check_again(tiny.program)
     assert len(units) < len(tiny.program.body) * 0.75
-    for seed in range(20):
+    assert sum(len(unit.outputs) for unit in again) < sum(len(unit.outputs) for unit in units)
+    for seed in range(60):
         draw = random.Random(seed)
         b = Builder()
         values = [b.state(f"x{n}", DType.F32, (4, 4)) for n in range(3)]
         for _ in range(draw.randint(1, 60)):
             u, v = draw.choices(values[-6:], k=2)
-            match draw.randrange(5):
+            match draw.randrange(7):
                 case 0:
                     values.append(b.sum(u, (0,), keepdim=True).expand((4, 4)))
                 case 1:
                     values.append(b.mul(u, v.permute((1, 0))))
+                case 2:
+                    values.append(b.map(MapFunction.TANH, u))
+                case 3:
+                    values.append(b.mul(u, b.const(2.0)))
                 case _:
                     values.append(b.map(draw.choice([MapFunction.ADD, MapFunction.SUB]), u, v))
         program = b.finish({f"x{n}": v for n, v in enumerate(draw.choices(values, k=4))}, b.sum(values[-1]))
-        cases(len(check_order(program)))
+        cases(len(check_order(program)) + len(check_again(program)))
+
+
+def test_masks_and_activations_are_computed_again() -> None:
+    """A dropout mask, and a function of a product and its square, of which the gradient reads three values."""
+    b = Builder()
+    weight, x = b.state("w", DType.F32, (64, 64)), b.data("x", DType.F32, (64, 64))
+    h = b.matmul(x, weight)
+    square, tanh = b.mul(h, h), b.map(MapFunction.TANH, h)
+    kept = b.cast(b.compare(MapFunction.LT, b.random((64, 64)), b.const(0.5)), DType.F32)
+    y = b.mul(b.mul(b.add(square, tanh), kept), b.const(2.0))
+    out = b.matmul(y, weight)
+    back = b.mul(b.mul(out, kept), b.add(square, b.sub(b.const(1.0), b.mul(tanh, tanh))))
+    program = b.finish({"w": b.matmul(back, x)}, b.sum(out))
+    stored = [unit.outputs for unit in check_again(program) if len(unit.members) > 1]
+    assert [len(outputs) for outputs in stored] == [1, 1]
+    assert [len(unit.outputs) for unit in plan(program, MapFunction) if len(unit.members) > 1] == [4, 1]
+
+
+def test_what_others_are_made_of_again_stays() -> None:
+    """The last chain reads a sum in place of its square and its double, so the one before reads it, too."""
+    b = Builder()
+    weight = b.state("w", DType.F32, (64, 64))
+    p = b.matmul(weight, weight)
+    a = b.add(p, b.matmul(p, weight))
+    square, double = b.mul(a, a), b.mul(a, b.const(2.0))
+    out = b.matmul(b.mul(b.matmul(b.add(square, double), weight), b.mul(a, p)), weight)
+    program = b.finish({"w": b.add(b.mul(out, square), double)}, b.sum(out))
+    again = [n for unit in check_again(program) for n in unit.members]
+    assert sorted(n for n in again if again.count(n) > 1) == [square.value, square.value, double.value, double.value]
+
+
+def test_a_chain_that_is_full_takes_no_more() -> None:
+    b = Builder()
+    weight = b.state("w", DType.F32, (64, 64))
+    h = b.matmul(weight, weight)
+    for _ in range(20):
+        h = b.mul(h, b.const(0.5))
+    y = out = b.matmul(b.mul(h, h), weight)
+    for _ in range(50):
+        y = b.add(y, out)
+    program = b.finish({"w": b.mul(y, h)}, b.sum(out))
+    assert max(len(unit.members) for unit in check_again(program)) == 51
+
+
+def test_what_is_stored_in_any_case_is_read() -> None:
+    """A transcendental, and a multiple of a value that would have to be read in its place, which other sums read."""
+    b = Builder()
+    weight = b.state("w", DType.F32, (64, 64))
+    h = b.matmul(weight, weight)
+    tanh, twice = b.map(MapFunction.TANH, h), b.mul(h, b.const(2.0))
+    out = b.matmul(tanh, twice)
+    program = b.finish({"w": b.add(b.mul(out, tanh), h)}, b.sum(b.mul(out, twice)))
+    assert check_again(program) == plan(program, MapFunction)
 
 
 def test_a_value_is_freed_after_its_last_use() -> None:

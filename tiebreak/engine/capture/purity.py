@@ -8,6 +8,7 @@ step would read, is such state.
 
 import datetime
 import gc
+import os
 import random
 import sys
 import time
@@ -21,18 +22,22 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch._ops import OpOverload
-from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tiebreak.engine.capture.reach import Reach, attribute, same
+from tiebreak.engine.capture.draws import random_state
+from tiebreak.engine.capture.reach import Reach, attribute, put_back, same, settings
 from tiebreak.engine.capture.user_code import described, first_line, is_users, module_of, refusal, user_line
 from tiebreak.protocol.errors import ConfigurationError
 
-_CLOCKS: Final = frozenset(f for n, f in vars(time).items() if n.endswith(("time", "_ns", "monotonic", "_counter")))
+_TIMES: Final = (f for n, f in vars(time).items() if n.endswith(("time", "_ns", "monotonic", "_counter")))
+_CLOCKS: Final = frozenset({*_TIMES, os.times})
 _FILES: Final = frozenset({"open", "read", "pread", "stat", "fstat", "listdir", "scandir"})
 _RANDOM: Final = "draw with torch.rand, torch.bernoulli or dropout, which follow the job's seed, or give it as data"
 _STATE: Final = "a tensor in a buffer (`register_buffer`) is state; a schedule and data can change from step to step"
+_SEED: Final = 0x7EB_4EAC
+"""The seed of both runs; no user's own, whose state would pass for that of a step's start."""
+_SETTING: Final = "set it before the training, or in a `with` block, whose end puts it back"
 _LOADER: Final = "give the data to the task itself (`data=`, `batch=`), and take each batch as arguments of the loss"
 
 
@@ -63,18 +68,19 @@ class LossModule(nn.Module):
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Puts back what running the model may change: its attributes, gradients and modes, and global random streams."""
+    """Puts back what running the model may change: its attributes, gradients and modes, and the process's settings."""
     held = [_keeper(module.__dict__) for module in model.modules()]
     parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
-    python, numpy = random.getstate(), np.random.get_state()
+    python, numpy, process = random.getstate(), np.random.get_state(), settings()
     try:
         with torch.random.fork_rng(devices=[]):
             yield
     finally:
+        put_back(process)
         random.setstate(python)
         np.random.set_state(numpy)
-        for put_back in held:
-            put_back()
+        for restore in held:
+            restore()
         for parameter, gradient, wanted in parameters:
             parameter.requires_grad_(wanted).grad = gradient
 
@@ -93,16 +99,32 @@ def same_tensors(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def as_written(model: nn.Module) -> Iterator[None]:
-    """Lets torch.utils.checkpoint save what it would compute again, and torch.compile compile nothing.
+def exchanged(module: nn.Module, tensors: dict[str, Tensor]) -> Iterator[None]:
+    """Gives a module other tensors by name, as `functional_call` does, but for a backward pass too.
 
-    A trace would draw other random numbers then, and after `functional_call` other tensors would be read.
+    A hand-written checkpoint runs modules there. The dict gets the buffers that the block assigns. The tensors get the
+    attributes of those that they stand for, and pass for parameters where these are.
     """
-    checkpoint = torch.utils.checkpoint
-    before = checkpoint._checkpoint_without_reentrant_generator
+    for name, own in (*module.named_parameters(), *module.named_buffers()):
+        vars(tensors[name]).update(vars(own))
+        if isinstance(own, nn.Parameter):
+            tensors[name]._is_param = True
+    with same_tensors(module), torch.nn.utils.stateless._reparametrize_module(module, tensors, tie_weights=True):
+        yield
 
-    def once(*_: Any, **__: Any) -> Iterator[None]:
+
+@contextmanager
+def as_written(model: nn.Module) -> Iterator[None]:
+    """Lets torch.utils.checkpoint save what it would compute again, so that a program computes it once.
+
+    Refuses a part whose second run would not be like the first. The check against eager PyTorch does without this.
+    """
+    checkpoint: Any = torch.utils.checkpoint
+    before = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
+
+    def once(_: Any, preserve: bool, *__: Any, **___: Any) -> Iterator[None]:
         buffers = {name: (id(tensor), tensor._version) for name, tensor in model.named_buffers()}
+        drawn = random_state()
         yield
         changed = [n for n, tensor in model.named_buffers() if (id(tensor), tensor._version) != buffers.get(n)]
         if changed:
@@ -111,13 +133,27 @@ def as_written(model: nn.Module) -> Iterator[None]:
                 f"at {user_line(sys._getframe(1))}, which eager PyTorch makes twice in each step; leave batch norm and "
                 "the like outside of it"
             )
+        if not preserve and random_state() != drawn:
+            raise ConfigurationError(
+                "expected torch.utils.checkpoint with preserve_rng_state=True around what draws random numbers, got "
+                f"preserve_rng_state=False at {user_line(sys._getframe(1))}: PyTorch draws other numbers in backward, "
+                "so the gradient is that of another loss; leave the argument out"
+            )
 
-    checkpoint._checkpoint_without_reentrant_generator = once
+    class Saved:
+        """Stands in for `CheckpointFunction` (use_reentrant=True), which has no gradient unless an argument has."""
+
+        @staticmethod
+        def apply(function: Callable[..., Any], preserve: bool, *args: Any) -> Any:
+            follows = any(isinstance(value, Tensor) and value.requires_grad for value in args)
+            with torch.set_grad_enabled(follows and torch.is_grad_enabled()), contextmanager(once)(function, preserve):
+                return function(*args)
+
+    checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction = once, Saved
     try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
+        yield
     finally:
-        checkpoint._checkpoint_without_reentrant_generator = before
+        checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction = before
 
 
 def _keeper(value: Any, depth: int = 4) -> Callable[[], None]:
@@ -156,14 +192,32 @@ class _Rehearsal:
         tensors = list(self.copies.values())
         replaced = dict(zip(self._state, tensors, strict=False))
         try:
-            with same_tensors(self.step.model), as_written(self.step.model), self.watch:
-                self.loss = functional_call(self.step, replaced, tuple(tensors[len(self._state) :]))
+            with (
+                torch.compiler.set_stance("force_eager"),
+                as_written(self.step.model),
+                self.watch,
+                exchanged(self.step, replaced),
+            ):
+                self.loss = self.step(*tensors[len(self._state) :])
+                buffers = (n for n in self._state if not isinstance(self.given[n], nn.Parameter))
+                self.fixed |= {_storage(self.copies[n]): f"{n} in its backward pass" for n in buffers}
                 if isinstance(self.loss, Tensor) and self.loss.requires_grad and self.loss.shape == ():
                     self.loss.backward()  # type: ignore[no-untyped-call]
         except ConfigurationError:
             raise
         except Exception as error:  # whatever the user's code raises
-            raise refusal(error, self.step.model, "the step fails in plain PyTorch already", "mend it first") from error
+            words = ["the step fails in plain PyTorch already", "mend it first"]
+            if isinstance(self.watch, _Watch):
+                self.watch = nullcontext()
+                self()  # raises that, unless it is the watch that some kernels cannot bear
+                words = ["the step cannot be captured"]
+            raise refusal(error, self.step.model, *words) from error
+        now = {name: self.step.assigned.get(name.removeprefix("model."), self.copies[name]) for name in self._state}
+        if late := [name.removeprefix("model.") for name in self._state if replaced[name] is not now[name]]:
+            raise ConfigurationError(
+                "expected a step that assigns buffers in forward, got one that also assigns some in its backward pass, "
+                f"{late}; leave that out of hooks"
+            )
 
     def written(self) -> set[str]:
         """The names of the trained parameters, and of the buffers that the step writes to."""
@@ -229,20 +283,26 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     """
     rehearse = _Rehearsal(model, loss, batch)
     rehearse.watch = watch = _Watch(rehearse)
-    torch.manual_seed(0)
+    torch.manual_seed(_SEED)
+    process = settings()
     rehearse()
-    rehearse.watch, first, drawn = nullcontext(), rehearse.results(), torch.get_rng_state()
+    if settings() != process:
+        put_back(process)
+        place = first_line(rehearse, lambda: settings() != process, model)
+        raise ConfigurationError(_words(place, "changes a setting of torch for the next step", _SETTING))
+    rehearse.watch, first, drawn = nullcontext(), rehearse.results(), random_state()
     if "written" in watch.found:
         raise ConfigurationError(
-            "expected a step that changes buffers and frozen parameters only, got one that writes to {} in place at "
-            "{}; compute a new tensor instead (`w = self.weight.clamp(0, 1)`, `x = x * 2`) and use that, and leave out "
-            "max_norm"
+            "expected a step that changes buffers and frozen parameters only, and in forward, got one that writes to "
+            "{} in place at {}; compute a new tensor instead (`w = self.weight.clamp(0, 1)`, `x = x * 2`) and use "
+            "that, leave out max_norm, and write to no buffer in a hook of the backward pass"
             .format(*watch.found["written"])
         )  # fmt: skip
     _refuse_other_memory(model, rehearse)
+    _refuse_marks(model, rehearse)
     _refuse_shared_memory(model, rehearse.written())
     reach = Reach(model, loss)
-    torch.manual_seed(0)
+    torch.manual_seed(_SEED)
     with _outside_reads(model) as outside:
         rehearse()
     second = rehearse.results()
@@ -260,8 +320,8 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
             "a list, a closure, or as `.data`) at {}; take it from the model in forward, or from the loss's argument"
             .format(*watch.found["read"])
         )  # fmt: skip
-    _refuse_strangers(rehearse.loss, reach)
-    if torch.equal(drawn, torch.get_rng_state()) and not _alike(first, second):
+    _refuse_strangers(rehearse, reach)
+    if drawn == random_state() and not _alike(first, second):
         raise ConfigurationError(
             "the step cannot be captured: in plain PyTorch its first run has other results than its second one, on the "
             "same tensors. A program does the same in every step; call the model once on a batch before (and load "
@@ -277,15 +337,16 @@ def _alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     )
 
 
-def _refuse_strangers(loss: Any, reach: Reach) -> None:
+def _refuse_strangers(rehearse: _Rehearsal, reach: Reach) -> None:
     """Refuses a step whose gradient also goes to tensors that are not the model's: no optimizer would change them."""
-    waiting, seen = [getattr(loss, "grad_fn", None)], set[Any]()
+    waiting, seen = [getattr(rehearse.loss, "grad_fn", None)], set[Any]()
+    own = set(map(id, rehearse.copies.values()))
     while waiting:
         if (node := waiting.pop()) not in seen:
             seen.add(node)
             waiting += [before for before, _ in getattr(node, "next_functions", ())]
             leaf = getattr(node, "variable", None)
-            if leaf is not None and (isinstance(leaf, nn.Parameter) or leaf in reach):
+            if leaf is not None and id(leaf) not in own and (isinstance(leaf, nn.Parameter) or leaf in reach):
                 raise ConfigurationError(
                     "expected a loss that trains parameters of the model only, got one that also has a gradient for a "
                     f"tensor of shape {tuple(leaf.shape)} that is not the model's; make it a parameter of the model (a "
@@ -313,6 +374,24 @@ def _refuse_other_memory(model: nn.Module, rehearse: _Rehearsal) -> None:
                 f"memory (`.data =` or `set_`) at {first_line(rehearse, moved, model)}; compute a new tensor from a "
                 "parameter, and assign a buffer (`self.c = ...`) or write to it (`self.c.copy_(...)`)"
             )
+
+
+def _refuse_marks(model: nn.Module, rehearse: _Rehearsal) -> None:
+    """Refuses hooks and attributes that the step leaves on its parameters and buffers: the next step has them too."""
+    for name in rehearse.given:
+        if mark := _mark(rehearse, name):
+            place = first_line(rehearse, lambda name=name: bool(_mark(rehearse, name)), model)  # type: ignore[misc]
+            advice = "set a hook on what a layer gives, and keep what changes in a buffer"
+            raise ConfigurationError(_words(place, f"sets {mark} of {name.removeprefix('model.')}", advice))
+
+
+def _mark(rehearse: _Rehearsal, name: str) -> str:
+    """A hook or attribute that the step has put on a tensor; empty if there is none."""
+    tensor, before = rehearse.copies[name], vars(rehearse.given[name])
+    if tensor.is_leaf and (tensor._backward_hooks or tensor._post_accumulate_grad_hooks):
+        return "a hook on the gradient"
+    changed = (key for key, value in vars(tensor).items() if before.get(key, tensor) is not value)
+    return next((f"attribute {key}" for key in changed if key != "_is_param"), "")
 
 
 def _refuse_shared_memory(model: nn.Module, changed: Set[str]) -> None:
@@ -345,7 +424,18 @@ def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
     if isinstance(owner, torch.Generator) and name in ("manual_seed", "seed"):
         return (
             f"seeds torch's random numbers (`{name}`)",
-            "leave that out, or the layer that does it: each step draws by the job's seed",
+            "leave that out, or the layer that does it: each step draws by the job's seed; keep numbers that are to "
+            "stay the same in a buffer",
+        )
+    if name == "_push_saved_tensors_default_hooks":
+        saving = isinstance(frame.f_locals.get("self"), torch.autograd.graph.save_on_cpu)
+        return (
+            None
+            if saving
+            else (
+                "changes what autograd saves (`saved_tensors_hooks`)",
+                "keep it out of the step, and compute in forward what the backward pass is to read",
+            )
         )
     if "site-packages" in frame.f_code.co_filename or frame.f_globals.get("__name__") == "logging":
         return None  # libraries read clocks for their logs, and in callbacks of the garbage collector

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as _modules
 
 from tiebreak.engine.capture.user_code import is_users
+from tiebreak.protocol.errors import ConfigurationError
 
 _HOOKS: Final = frozenset(name for name in vars(nn.Module()) if name.endswith("_hooks"))
 _INTERNAL: Final = frozenset(vars(nn.Module())) - {"training"} - _HOOKS | {"_flat_weights", "_flat_weight_refs"}
@@ -51,11 +52,14 @@ class Reach:
         self._kept: list[Any] = []  # so that no other object gets the identity of one that was seen
         self._note("the random numbers of Python", lambda: (repr(random.getstate()),))
         self._note("the random numbers of NumPy", lambda: (repr(np.random.get_state()),))
-        self._note("a setting of Python or torch", _settings)
+        self._note("a setting of Python or torch", lambda: (*settings(), repr(getcontext())))
         for path, module in own.items():
             where, held = f"module {path}" if path else "the model", vars(module)
             for key in held.keys() - _INTERNAL:
                 self._variable(f"a hook of {where}" if key in _HOOKS else attribute(key, path), held, key)
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            for key in vars(tensor):
+                self._variable(f"attribute {key} of {name}", vars(tensor), key)
         for kind in {kind: None for module in own.values() for kind in type(module).__mro__}:
             if not kind.__module__.startswith(("torch.", "builtins")):
                 self._class(kind)
@@ -85,6 +89,11 @@ class Reach:
             return
         self._seen.add(id(value))
         self._kept.append(value)
+        if type(value).__name__ == "AccumulateGrad":
+            raise ConfigurationError(
+                f"expected gradients that autograd alone adds up, got {name} with a node of its own (AccumulateGrad), "
+                "whose hooks a program does not have; set hooks on what a layer gives"
+            )
         if isinstance(value, type):
             if _is_own(sys.modules.get(value.__module__)):
                 self._class(value)
@@ -125,9 +134,29 @@ class Reach:
                 self._variable(f"variable {name} {of}", function.__globals__, name)
 
 
-def _settings() -> Parts:
-    torchs = torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()
-    return (*torchs, repr(getcontext()), sys.getrecursionlimit())
+_SETTINGS: Final[Sequence[tuple[Callable[[], Any], Callable[[Any], Any]]]] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.is_grad_enabled, torch._C._set_grad_enabled),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
+    (partial(torch.get_autocast_dtype, "cpu"), partial(torch.set_autocast_dtype, "cpu")),
+    (sys.getrecursionlimit, sys.setrecursionlimit),
+)
+"""How to read a setting of the process, and how to set it."""
+
+
+def settings() -> Parts:
+    """The settings of the process that a step's results may depend on."""
+    return tuple(get() for get, _ in _SETTINGS)
+
+
+def put_back(values: Parts) -> None:
+    """Puts settings back that are not as they were."""
+    for (get, put), value in zip(_SETTINGS, values, strict=True):
+        if get() != value:
+            put(value)
 
 
 def attribute(key: str, path: str) -> str:

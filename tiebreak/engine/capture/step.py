@@ -16,6 +16,7 @@ from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
+from tiebreak.engine.capture.draws import is_draw
 from tiebreak.engine.capture.folding import Constant, Folded
 from tiebreak.engine.capture.hints import dtype_hint, operator_hint
 from tiebreak.engine.capture.purity import examine
@@ -135,6 +136,9 @@ class _Lowering:
         self.problems: list[tuple[str, str, str]] = []
         """Operator, place and reason of each node that cannot be lowered, in the order of the graph."""
         self.constants = _Constants(builder)
+        self._fault: Exception | None = None
+        self._drawn: dict[fx.Node, tuple[int | None, int]] = {}
+        """The stream of each first draw (None: nothing reads it), and its place in `Builder.draws`."""
 
     def run(self, inputs: Sequence[Ref]) -> Mapping[fx.Node, Any]:
         """The refs by node. Raises a `ConfigurationError` that lists every operator without a rule."""
@@ -152,7 +156,7 @@ class _Lowering:
             listing = "\n  ".join(_once(self.problems))
             raise ConfigurationError(
                 f"{self.what} cannot be captured; these operators have no exact form here:\n  {listing}"
-            )
+            ) from self._fault
         return self.values
 
     def _call(self, node: fx.Node) -> None:
@@ -165,8 +169,9 @@ class _Lowering:
             self._fail(node, "no lowering rule; operators that take functions or write to their arguments have no form")
             return
         if not node.users:
-            drawing = _name(node) in RULES and torch.Tag.nondeterministic_seeded in node.target.tags
-            self.builder.draws += [None] * drawing
+            if is_draw(node.target) and _name(node) in RULES and node not in self.graph.repeated:
+                self._drawn[node] = None, len(self.builder.draws)
+                self.builder.draws.append(None)
             return
         arguments = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         if (bad := _unknown_dtype(node)) is not None:
@@ -178,7 +183,22 @@ class _Lowering:
         else:
             args, kwargs = arguments
             context = Context(self.builder, node.meta["val"], [n.meta.get("val") for n in node.all_input_nodes])
-            self._guarded(node, lambda: self._as_held(node, rule(context, *args, **kwargs)))
+            lower = partial(rule, context, *args, **kwargs)
+            made = partial(self._draw, node, lower) if is_draw(node.target) else lower
+            self._guarded(node, lambda: self._as_held(node, made()))
+
+    def _draw(self, node: fx.Node, lower: Callable[[], Any]) -> Any:
+        """Lowers a draw. One that repeats another is made of equal instructions, which the builder emits once."""
+        b, first = self.builder, self.graph.repeated.get(node, node)
+        begun, count = b.streams, len(b.draws)
+        stream, place = self._drawn.get(first, (None, count))
+        b.streams = begun if stream is None else stream  # None: nothing reads the first one, so this is drawn instead
+        self._drawn[first] = b.streams, place
+        value = lower()
+        b.streams, noted = max(b.streams, begun), b.draws[count:]
+        del b.draws[count:]
+        b.draws[place : place + len(noted) * (node is not first)] = noted
+        return value
 
     def _guarded(self, node: fx.Node, make: Callable[[], Any]) -> None:
         self.builder.origin = self.graph.origin(node)
@@ -187,7 +207,8 @@ class _Lowering:
         except NotImplementedError as error:
             self._fail(node, str(error))
         except Exception as error:  # a rule met what it does not expect; the user's model is at fault or we are
-            self._fail(node, f"{UNCOVERED} ({type(error).__name__}: {error})")
+            self._fault = error
+            self._fail(node, f"{UNCOVERED}; {operator_hint(_name(node))}")
 
     def _as_held(self, node: fx.Node, value: Any) -> Any:
         """The value as torch holds it.
@@ -199,7 +220,7 @@ class _Lowering:
             kept = _STATISTICS if _name(node).partition(".")[0] in _NORMS else ()
             return type(value)(
                 self.builder.bf16(each)
-                if number not in kept and isinstance(each, Ref) and t.dtype == torch.bfloat16
+                if number not in kept and isinstance(each, Ref) and getattr(t, "dtype", None) == torch.bfloat16
                 else each
                 for number, (each, t) in enumerate(zip(value, node.meta["val"], strict=True))
             )
@@ -266,7 +287,9 @@ def capture(
     by name. divisor: of the sum of the batches' losses; None for their number. Raises a `ConfigurationError` that lists
     every operator that cannot be lowered, with its module path.
     """
-    joint = trace(model, loss, example, examine(model, loss, example))
+    with torch.random.fork_rng(devices=[]):  # the two captures of a check begin in different states
+        assigned = examine(model, loss, example)
+    joint = trace(model, loss, example, assigned)
     folded, steps = Folded(joint.module), list[StepGraph]()
 
     def current(name: str) -> Ref:

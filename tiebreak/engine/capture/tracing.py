@@ -12,8 +12,8 @@ eager PyTorch is traced instead.
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Final
 
@@ -22,14 +22,14 @@ import torch.fx.traceback
 from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
-from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from tiebreak.engine.capture import losses
+from tiebreak.engine.capture.draws import Draws, is_draw
 from tiebreak.engine.capture.hints import operator_hint
-from tiebreak.engine.capture.purity import LossModule, as_written
+from tiebreak.engine.capture.purity import LossModule, as_written, exchanged
 from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
 from tiebreak.engine.capture.user_code import described, is_users, refusal, user_line
 from tiebreak.protocol.errors import ConfigurationError
@@ -56,6 +56,8 @@ class TracedGraph:
     """A graph of ATen calls, with the place in the user's code of each."""
 
     module: fx.GraphModule
+    repeated: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    """For a draw of numbers that are drawn again, the first draw of them."""
 
     def origin(self, node: fx.Node) -> str:
         """`module.path:node (file.py:12)`: the module and the user's line that make the node, or its forward."""
@@ -259,12 +261,14 @@ def _traced(
     from torch._functorch.aot_autograd import _aot_export_function  # noqa: PLC0415
 
     names = [f"model.{name}" for name in (*parameters, *buffers)]
-    wrapped = _Step(model, loss, assigned)
+    wrapped, draws = _Step(model, loss, assigned), Draws()
 
     def step(*flat: Tensor) -> tuple[Tensor]:
-        tensors = dict(zip(names, flat[: len(names)], strict=True))
+        inputs.close()  # torch calls this more than once
+        draws.restart()
+        inputs.enter_context(exchanged(wrapped, dict(zip(names, flat[: len(names)], strict=True))))
         with _Lines():
-            return (functional_call(wrapped, tensors, flat[len(names) :]),)
+            return (wrapped(*flat[len(names) :]),)
 
     # Tensors that the model or the loss closes over (masks, class weights) are constants; they need this mode.
     context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
@@ -276,6 +280,9 @@ def _traced(
         _refusals(model),
         _paths(model),
         tracing(context),
+        torch.compiler.set_stance("force_eager"),
+        ExitStack() as inputs,  # until the backward pass is traced, too
+        draws,
         torch._inductor.config.patch(fallback_random=True),  # else the trace loses draws that nothing reads
     ):
         graph, metadata, _, _ = _aot_export_function(
@@ -287,8 +294,22 @@ def _traced(
             trace_joint=True,
         )
     assert isinstance(graph, fx.GraphModule)  # the joint trace makes a GraphModule
+    repeated = _repeated(graph.graph, draws.earlier)
     _only_inputs(graph.graph, len(names) + len(batch))
-    return _joint(graph, metadata.mutated_inp_runtime_indices, tuple(parameters), tuple(buffers))
+    return _joint(graph, metadata.mutated_inp_runtime_indices, tuple(parameters), tuple(buffers), repeated)
+
+
+def _repeated(graph: fx.Graph, earlier: Sequence[int | None]) -> dict[fx.Node, fx.Node]:
+    """The first draw of each draw that repeats one. earlier: their numbers, in the order of the draws."""
+    if not any(first is not None for first in earlier):
+        return {}
+    drawing = [node for node in graph.nodes if is_draw(node.target)]
+    if len(drawing) != len(earlier):
+        raise ConfigurationError(
+            f"the model cannot be captured: it sets a state of torch's random numbers again, and of its {len(earlier)} "
+            f"draws {len(drawing)} are in the trace; draw once, and use what is drawn twice"
+        )
+    return {node: drawing[first] for node, first in zip(drawing, earlier, strict=True) if first is not None}
 
 
 def trace_function(function: Callable[..., list[Tensor]], example: Sequence[Tensor]) -> TracedGraph:
@@ -318,13 +339,17 @@ def _only_inputs(graph: fx.Graph, count: int) -> None:
         graph.erase_node(tangent)  # raises if anything reads it
     graph.eliminate_dead_code()
     for node in graph.nodes:
-        if not node.users and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+        if not node.users and is_draw(node.target):
             node.args = ()  # eager PyTorch makes this draw, which nothing reads; what it is made from can go
     graph.eliminate_dead_code()
 
 
 def _joint(
-    graph: fx.GraphModule, mutated: Sequence[int], parameters: tuple[str, ...], buffers: tuple[str, ...]
+    graph: fx.GraphModule,
+    mutated: Sequence[int],
+    parameters: tuple[str, ...],
+    buffers: tuple[str, ...],
+    repeated: dict[fx.Node, fx.Node],
 ) -> JointGraph:
     """Names the outputs: the new values of mutated inputs, the loss, and a gradient (or None) for each input."""
     (outputs,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
@@ -337,6 +362,7 @@ def _joint(
         loss=flat[len(mutated)],
         gradients=tuple(flat[len(mutated) + 1 :][: len(parameters)]),
         mutated={inputs[i]: flat[place] for place, i in enumerate(mutated)},
+        repeated=repeated,
     )
 
 

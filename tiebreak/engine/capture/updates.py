@@ -330,7 +330,7 @@ def _step(
 
 
 def _held(
-    optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str], kind: type = _Symbol
+    optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str], kind: type[Tensor] = _Symbol
 ) -> dict[str, Any]:  # fmt: skip
     """The tensors of optimizers' state by name: symbols, or those that become symbols. names: parameters by id."""
     found, seen = dict[str, Tensor](), set(names)

@@ -59,15 +59,18 @@ def module_of(frame: FrameType | None, paths: dict[int, str]) -> str | None:
 def place_of(error: BaseException, model: nn.Module) -> tuple[str, list[str]]:
     """The origin of an error (the innermost module that it passed through, and the user's line), and the code there.
 
-    The code is that of the user's line and of what it calls, and then that of the lines just before.
+    The code is that of the user's line and of what it calls, then that of the lines just before, and whether the
+    function computes a CTC loss.
     """
     paths, path = {id(module): name for name, module in model.named_modules()}, None
-    line, code, at = "", ["", ""], error.__traceback__
+    line, code, at = "", ["", "", ""], error.__traceback__
     while at is not None:
         name, number = at.tb_frame.f_code.co_filename, at.tb_lineno
         path = module_of(at.tb_frame, paths)
         if is_users(name):
-            line, code = _shown(name, number), ["", "".join(linecache.getlines(name)[max(0, number - 4) : number])]
+            line, code[:2] = _shown(name, number), ["", "".join(linecache.getlines(name)[max(0, number - 4) : number])]
+            if not at.tb_frame.f_code.co_name.endswith(("comp>", "expr>")):
+                code[2] = "joined targets" * any("ctc" in called.lower() for called in at.tb_frame.f_code.co_names)
         code[0] += linecache.getline(name, number)
         at = at.tb_next
     return described(path, line), code
@@ -109,6 +112,7 @@ _VALUES: Final = (
 _IN_CODE: Final = (
     ("_pack_padded", "give padded sequences and a mask instead of packed ones"),
     ("_ctc_loss", HINTS["_ctc_loss"]),
+    ("joined targets", "give ctc_loss its targets padded, (N, S), of which it reads as many as target_lengths says"),
     (
         "layerdrop",
         "it skips layers at random: set layerdrop (encoder_layerdrop, decoder_layerdrop) to 0 in its settings, or "
@@ -125,7 +129,12 @@ _ADVICE: Final = (
     (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),
     (("requires_grad flags",), "freeze parameters before capture, and use `.detach()` where no gradient is to flow"),
     (("SyntaxError",), "draw integers by `torch.randint(low, high, shape)` instead of `random_(low, high)`"),
-    (("mirrored meta", "does not require grad"), "return the loss; its gradients are a part of the program"),
+    (
+        ("mirrored meta", "does not require grad"),
+        "return the loss, as its gradients are a part of the program; in the backward pass of an autograd.Function use "
+        "torch.autograd.grad instead of `backward`, or torch.utils.checkpoint for a part that is computed again",
+    ),
+    (("estedTensor",), "give nn.TransformerEncoder enable_nested_tensor=False, for which PyTorch has another kernel"),
     (("placeholders=",), "torch cannot trace a write to a tensor without elements; leave that tensor out"),
     (("FunctionalTensor",), "a subclass of Tensor cannot be followed; use plain tensors"),
     (
@@ -144,8 +153,10 @@ _ELSE: Final = (
 def refusal(error: Exception, model: nn.Module, what: str, otherwise: str = _ELSE) -> ConfigurationError:
     """An error of torch or of the user's code, in one message with its place."""
     kind, text = type(error).__name__, " ".join(str(error).split())
+    said = f": {kind}: {text[:300]}"
     advice = next((advice for words, advice in _ADVICE if any(w in f"{kind} {text}" for w in words)), otherwise)
     place, code = place_of(error, model)
     if advice is _VALUES:
+        said = ""  # a name of torch's own that tells nobody anything
         advice = "; ".join([advice, *(hint for part in (text, *code) for word, hint in _IN_CODE if word in part)][:2])
-    return ConfigurationError(f"{what}: {place}: {kind}: {text[:300]}; {advice}")
+    return ConfigurationError(f"{what}: {place}{said}; {advice}")

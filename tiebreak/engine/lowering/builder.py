@@ -154,7 +154,8 @@ class Builder:
         self._known: dict[Instruction, int] = {}
         self._bf16: set[int] = set()
         """The values whose elements are all numbers of bfloat16."""
-        self._streams = 0
+        self.streams = 0
+        """The number of streams of random numbers so far."""
         self.draws: list[int | None] = []
         """The value from which each draw of the traced step is made, in order; None for one that nothing reads."""
         self.indices: dict[int, int] = {}
@@ -551,8 +552,8 @@ class Builder:
         return self.data("seed", DType.I64, ())
 
     def _next_stream(self) -> int:
-        self._streams += 1
-        return self._streams - 1
+        self.streams += 1
+        return self.streams - 1
 
     def finish(self, state: dict[str, Ref], loss: Ref) -> Program:
         """The program whose new state is `state`. Drops unused instructions and fixes slots and value numbers.

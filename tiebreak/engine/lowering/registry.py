@@ -37,18 +37,19 @@ class Context:
 
     @property
     def _first(self) -> Any:
-        return self.result[0] if isinstance(self.result, tuple | list) else self.result
+        results = self.result if isinstance(self.result, tuple | list) else [self.result]
+        return next(result for result in results if result is not None)
 
     @property
     def dtype(self) -> DType:
-        """The dtype of the (first) result."""
+        """The dtype of the (first) result that is wanted."""
         if (found := element_type(self._first.dtype)) is None:
             raise NotImplementedError(f"dtype {self._first.dtype}")
         return found
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the (first) result."""
+        """The shape of the (first) result that is wanted."""
         return tuple(self._first.shape)
 
     def ref(self, value: Ref | Scalar, dtype: DType | None = None) -> Ref:

@@ -12,23 +12,32 @@ Values are pure, so a program may be executed in any order that computes operand
    another way (broadcast, permuted) belong to a later *level* of the gap, so a chain never waits for itself.
 4. Finally, units that free at least as much memory as they add, not counting committed values, move up to where their
    operands are ready. The optimizer thus updates a parameter as soon as its gradient is known, and frees the gradient.
+5. Where memory is slow beside arithmetic (on GPUs), a chain computes *again* what it would read from an earlier one, if
+   all that this takes is small or read by it anyway. A dropout mask is thus drawn twice, and never stored. It may read
+   one large value for that which is stored in any case, if this frees as much memory as that takes: an activation and
+   its powers are made again from the product before it. A transcendental is computed again only in place of a store.
 
-Everything is linear in the program's size except sorting, because programs come from strangers.
+Everything is linear in the program's size except sorting, because programs come from strangers. Rule 5 adds at most
+`MAX_MEMBERS` instructions to a chain.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from tiebreak.engine.arithmetic.plan.chains import CHAINED, Chained
-from tiebreak.protocol.program.isa import Access, Instruction, Opcode, Slot, SourceKind, row_major
+from tiebreak.protocol.program.isa import TRANSCENDENTALS, Access, Instruction, Opcode, Slot, SourceKind, row_major
 from tiebreak.protocol.program.program import Program
 
 MAX_MEMBERS: Final = 64
 """The most instructions in one chain."""
 EAGER_BYTES: Final = 1 << 20
 """An instruction that frees this many bytes more than its result takes is executed early (rule 2)."""
+FEW: Final = 16
+"""A value with this many times fewer elements than a chain is small (rule 5)."""
+ROUNDS: Final = 4
+"""The most times that instructions are added to a chain (rule 5)."""
 SMALL_BYTES: Final = 1 << 16
 """Results of up to this many bytes are made as early as possible (rule 4)."""
 
@@ -39,7 +48,7 @@ class Unit:
 
     members: tuple[int, ...]
     outputs: tuple[int, ...]
-    """The members whose results are committed, are the loss, or are used by other units."""
+    """The members whose results are committed, are the loss, or are read by other units."""
     dying: tuple[tuple[int, ...], ...]
     """The values that nothing reads after each member."""
 
@@ -66,9 +75,16 @@ def in_order(program: Program) -> tuple[Unit, ...]:
     return with_lifetimes(program, [(index,) for index in range(len(program.body))])
 
 
-def plan(program: Program, chained: Chained = CHAINED) -> tuple[Unit, ...]:
-    """The order that the module describes, where these functions of `map` may be part of a chain."""
-    return with_lifetimes(program, _Planner(program, chained).units())
+def plan(program: Program, chained: Chained = CHAINED, *, again: bool = False) -> tuple[Unit, ...]:
+    """The order that the module describes, where these functions of `map` may be part of a chain.
+
+    again: whether rule 5 holds.
+    """
+    units = _Planner(program, chained).units()
+    if not again:
+        return with_lifetimes(program, units)
+    repeated = _Repeated(program, units, chained)
+    return with_lifetimes(program, *repeated.units())
 
 
 class _Planner:
@@ -190,6 +206,118 @@ class _Planner:
         return [unit for _, unit in sorted(order)]
 
 
+Way = tuple[frozenset[int], frozenset[int]]
+"""What a chain has to compute for a value that it reads now, and what else that is large it has to read."""
+
+
+class _Repeated:
+    """The chains of a plan while instructions are added that they compute again (rule 5)."""
+
+    def __init__(self, program: Program, units: Sequence[tuple[int, ...]], chained: Chained) -> None:
+        self.body = program.body
+        self.kept = {commit.operands[0].value for commit in program.commits} | {len(self.body) - 1}
+        self.elementwise = [is_elementwise(i, chained) for i in self.body]
+        self.inside = [set(unit) for unit in units]
+        self.again: list[set[int]] = [set() for _ in units]
+        self.readers: dict[int, set[int]] = {}
+        """The units, by position, that read a value which they do not compute."""
+        for position, unit in enumerate(units):
+            self._read(unit, position)
+
+    def units(self) -> tuple[list[tuple[int, ...]], list[set[int]]]:
+        """The members of each unit, and those among them that it computes again."""
+        chains = [p for p, inside in enumerate(self.inside) if self.elementwise[next(iter(inside))]]
+        for position in reversed(chains):
+            for _ in range(ROUNDS):
+                if not self._repeat(position):
+                    break
+        for position in chains:
+            self._drop(position)
+        found = [
+            (tuple(sorted(inside)), again) for inside, again in zip(self.inside, self.again, strict=True) if inside
+        ]
+        return [unit for unit, _ in found], [again for _, again in found]
+
+    def _operands(self, members: Iterable[int]) -> set[int]:
+        return {a.value for n in members for a in self.body[n].operands}
+
+    def _read(self, members: Iterable[int], position: int) -> None:
+        for operand in self._operands(members) - self.inside[position]:
+            self.readers.setdefault(operand, set()).add(position)
+
+    def _repeat(self, position: int) -> bool:
+        """Lets a chain compute some of what it reads, if that pays; returns whether it does."""
+        ways, inside = dict[int, Way | None](), self.inside[position]
+        by_large: dict[frozenset[int], list[int]] = {}
+        for value in sorted(self._operands(inside) - inside):
+            way = self._way(value, position, ways)
+            if way is not None and len(way[1]) <= 1:
+                by_large.setdefault(way[1], []).append(value)
+        for large, values in by_large.items():
+            gone = {value for value in values if self.readers[value] == {position}} - self.kept
+            if any(not self._is_stored(n) or self._bytes([n]) > self._bytes(gone) for n in large):
+                continue
+            found = [
+                way[0] for value in values if (way := ways[value]) is not None and self._is_cheap(way[0], value in gone)
+            ]
+            wanted = frozenset[int]().union(*found)
+            if wanted and len(inside) + len(wanted) <= MAX_MEMBERS and self._in_place(wanted | inside):
+                self.again[position] |= wanted - inside
+                inside |= wanted
+                for value in wanted:
+                    self.readers.get(value, set()).discard(position)
+                self._read(wanted, position)
+                return True
+        return False
+
+    def _way(self, value: int, position: int, ways: dict[int, Way | None]) -> Way | None:
+        """How a chain could compute a value; None if it cannot. `ways` has what is known already."""
+        if value not in ways:
+            ways[value] = None
+            if self.elementwise[value] and len(ways) <= MAX_MEMBERS:
+                wanted, large = {value}, set[int]()
+                for operand in self._operands([value]) - self.inside[position]:
+                    few = self.body[operand].numel
+                    if few == 1 or few * FEW <= self.body[value].numel or position in self.readers.get(operand, ()):
+                        continue
+                    way = self._way(operand, position, ways)
+                    if way is None or len(way[1]) > 1:
+                        large.add(operand)
+                    else:
+                        wanted |= way[0]
+                        large |= way[1]
+                ways[value] = frozenset(wanted), frozenset(large)
+        return ways[value]
+
+    def _in_place(self, members: Collection[int]) -> bool:
+        """Whether members read each other element by element."""
+        reads = ((a, self.body[n]) for n in members for a in self.body[n].operands if a.value in members)
+        return all(reads_in_place(access, i, self.body[access.value]) for access, i in reads)
+
+    def _is_stored(self, value: int) -> bool:
+        """Whether a value lies in memory anyway, and nothing is written over it."""
+        stored = not self.elementwise[value] or value in self.kept or bool(self.readers.get(value))
+        return stored and self.body[value].opcode != Opcode.SOURCE
+
+    def _is_cheap(self, members: Iterable[int], gone: bool) -> bool:
+        """Whether members take less than reading a result, or no more than storing it, too, which is `gone` then."""
+        return gone or not any(self.body[n].function in TRANSCENDENTALS for n in members)
+
+    def _bytes(self, values: Iterable[int]) -> int:
+        return sum(self.body[n].numel * self.body[n].dtype.size for n in values)
+
+    def _drop(self, position: int) -> None:
+        """Takes out of a chain what nobody reads any more."""
+        inside = self.inside[position]
+        used = Counter(operand for n in inside for operand in self._operands([n]))
+        for index in sorted(inside, reverse=True):
+            read = index in self.kept or (index not in self.again[position] and bool(self.readers.get(index)))
+            if not used[index] and not read:
+                inside.remove(index)
+                used.subtract(self._operands([index]))
+        self.again[position] &= inside
+
+
 def replacements(program: Program, units: Sequence[Unit], chained: Chained = CHAINED) -> dict[int, int]:
     """Maps each result that can reuse the memory of a state entry's old value to the source of that old value.
 
@@ -228,26 +356,35 @@ def slot_name(instruction: Instruction) -> str:
     return instruction.params.name
 
 
-def with_lifetimes(program: Program, units: Sequence[tuple[int, ...]]) -> tuple[Unit, ...]:
+def with_lifetimes(
+    program: Program, units: Sequence[tuple[int, ...]], again: Sequence[Collection[int]] | None = None
+) -> tuple[Unit, ...]:
     """The units with their outputs and the values that die after each member.
 
-    Committed values and the loss never die.
+    Committed values and the loss never die. again: the members of each unit that another unit computes, too.
     """
     kept = {commit.operands[0].value for commit in program.commits} | {len(program.body) - 1}
-    unit_of = {n: k for k, unit in enumerate(units) for n in unit}
-    last, exported = {}, set(kept)
-    for unit in units:
+    repeated: Sequence[Collection[int]] = [()] * len(units) if again is None else again
+    last, exported = dict[int, tuple[int, int]](), set(kept)
+    for k, unit in enumerate(units):
+        inside = set(unit)
         for index in unit:
-            last[index] = index
+            if index not in repeated[k]:
+                last[index] = k, index
             for operand in program.body[index].operands:
-                last[operand.value] = index
-                if unit_of[operand.value] != unit_of[index]:
+                if operand.value not in repeated[k]:
+                    last[operand.value] = k, index
+                if operand.value not in inside:
                     exported.add(operand.value)
-    dying: dict[int, list[int]] = {}
-    for value, index in last.items():
+    dying: dict[tuple[int, int], list[int]] = {}
+    for value, place in last.items():
         if value not in kept:
-            dying.setdefault(index, []).append(value)
+            dying.setdefault(place, []).append(value)
     return tuple(
-        Unit(unit, tuple(n for n in unit if n in exported), tuple(tuple(dying.get(n, ())) for n in unit))
-        for unit in units
+        Unit(
+            unit,
+            tuple(n for n in unit if n in exported and n not in repeated[k]),
+            tuple(tuple(dying.get((k, n), ())) for n in unit),
+        )
+        for k, unit in enumerate(units)
     )

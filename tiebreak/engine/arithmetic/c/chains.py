@@ -106,6 +106,7 @@ class CompiledChains:
     """Makes and runs the chains of one `Arithmetic`. They note in `finite` whether finalized values are."""
 
     functions: Final = CHAINED
+    repeats: Final = False
 
     def __init__(
         self, found: ElementwiseKernel, exact: Transcendentals, stats: Stats, buffers: Buffers, finite: dict[int, bool]

@@ -60,6 +60,7 @@ class LaunchedChains:
     """Makes and runs the chains of one `Arithmetic`."""
 
     functions: Final = frozenset(MapFunction)
+    repeats: Final = True
 
     def __init__(self, device: torch.device, precision: int, stats: Stats) -> None:
         self.device, self.precision, self.stats = device, precision, stats

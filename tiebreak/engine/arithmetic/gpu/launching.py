@@ -22,6 +22,12 @@ Found = dict[tuple[str, str], Callable[[], Any]]
 """Jobs that compile a kernel, by its name and by its source and what Triton specialises it for."""
 _FOUND: Final[ContextVar[Found | None]] = ContextVar("found", default=None)
 """The jobs to which launches add what they need compiled, in place of launching anything."""
+_CHOSEN: Final[dict[Any, tuple[Any, tuple[Any, ...], list[Any]]]] = {}
+"""What Triton chose, by kernel, device, and kinds of arguments and options.
+
+That is what it compiled, the constants that come after the arguments, and objects whose identities are in the key.
+"""
+MOST_CHOSEN: Final = 1 << 14
 
 
 @cache
@@ -31,13 +37,61 @@ def kernels(name: str) -> ModuleType:
 
 
 def launch(kernel: Any, programs: int, first: Tensor, *others: Any, **options: Any) -> None:
-    """Launches a number of programs of a kernel on the device of its first argument."""
+    """Launches a number of programs of a kernel on the device of its first argument.
+
+    What Triton chose for arguments of some kind is kept, since its own choice takes most of a launch's time.
+    """
     found = _FOUND.get()
     with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
-        if found is None:
-            kernel[(programs,)](first, *others, **options)
-        else:
+        if found is not None:
             _find(found, kernel, tuple(map(_form, (first, *others))), options)
+            return
+        arguments = first, *others
+        key = id(kernel), first.device, tuple(map(_kind, arguments)), tuple(map(_kind, options.values()))
+        if (known := _CHOSEN.get(key)) is None:
+            chosen = kernel[(programs,)](*arguments, **options)
+            if _keeps():
+                if len(_CHOSEN) >= MOST_CHOSEN:
+                    _CHOSEN.clear()
+                constants = tuple(options[name] for name in kernel.arg_names[len(arguments) :])
+                _CHOSEN[key] = chosen, constants, [kernel, *filter(_is_fixed, (*arguments, *options.values()))]
+            return
+        chosen, constants, _ = known
+        driver = _drivers().active
+        stream = driver.get_current_stream(driver.get_current_device())
+        chosen.run(
+            programs, 1, 1, stream, chosen.function, chosen.packed_metadata, None, None, None, *arguments, *constants
+        )
+
+
+def _kind(argument: Any) -> Any:
+    """All that Triton's choice depends on: a tensor's dtype and alignment, and numbers as they are.
+
+    A tuple of numbers is one that its owner passes in each launch, so it stands for itself.
+    """
+    kind = type(argument)
+    if kind is int or argument is None:
+        return argument
+    if isinstance(argument, Tensor):
+        return argument.dtype, argument.data_ptr() % 16
+    if kind is tuple:
+        return id(argument) if _is_fixed(argument) else tuple(map(_kind, argument))
+    return argument
+
+
+def _is_fixed(argument: Any) -> bool:
+    return type(argument) is tuple and not (argument and isinstance(argument[0], Tensor))
+
+
+@cache
+def _drivers() -> Any:
+    return import_module("triton.runtime.driver").driver
+
+
+@cache
+def _keeps() -> bool:
+    """Whether this is the release of Triton whose launches are known here."""
+    return not interprets() and bool(import_module("triton").__version__.startswith("3.6."))
 
 
 def find(work: Callable[[], object]) -> Found:

@@ -21,7 +21,7 @@ from tiebreak.engine.arithmetic.plain.exact import ElementReader
 from tiebreak.engine.arithmetic.plain.settling import Settler
 from tiebreak.engine.arithmetic.plan.options import Operands, Options
 from tiebreak.engine.arithmetic.plan.stats import Counts
-from tiebreak.engine.arithmetic.plan.sums import Operand, Partial, ReduceTables, progression, shuffle
+from tiebreak.engine.arithmetic.plan.sums import Partial, ReduceTables, progression, shuffle
 from tiebreak.engine.arithmetic.plan.views import Integers, check_reach
 from tiebreak.engine.arithmetic.plan.ziv import DENSE, Collector, coefficient
 from tiebreak.protocol.program.isa import Instruction
@@ -47,7 +47,7 @@ PARTS: Final[dict[str, Any]] = {"BLOCK": 128, "enable_fp_fusion": False, "num_wa
 
 
 def tile(backend: str, arch: int) -> dict[str, Any]:
-    """The blocks of `contract` and the compiler's options for a target of Triton, such as ("cuda", 90).
+    """The blocks of a product and the compiler's options for a target of Triton, such as ("cuda", 90).
 
     With these blocks Triton 3.6.0 takes FP64 matrix instructions on sm_80 and sm_90, and FMA elsewhere: on sm_100 it
     fails on tiles of 64 rows (it takes an instruction that has no FP64), on AMD on all matrix instructions in FP64.
@@ -58,19 +58,20 @@ def tile(backend: str, arch: int) -> dict[str, Any]:
     return {**blocks, "BLOCK_M": 32} if arch >= 100 else blocks
 
 
-def affine_tile(backend: str, arch: int, m: int) -> dict[str, Any]:
-    """The blocks of `product` and the compiler's options for a target, and for results of m rows.
+def product_tile(backend: str, arch: int, m: int, *, tables: bool) -> dict[str, Any]:
+    """The blocks of `product` and the compiler's options for a target, for results of m rows, and for places in tables.
 
-    Where there are FP64 matrix instructions, a warp computes 32 x 32 elements, and copies run two steps ahead.
+    Where there are FP64 matrix instructions, a warp computes 32 x 32 elements. Copies run two steps ahead, and reading
+    their places two more: the compiler divides its stages among both.
     """
     options = {**tile(backend, arch), "GROUP": 8}
     if backend == "cuda" and arch < 100:
-        options |= {"BLOCK_M": 128, "num_stages": 4} if m > 64 else {"BLOCK_N": 128, "num_stages": 4}
+        options |= {"num_stages": 7 if tables else 4} | ({"BLOCK_M": 128} if m > 64 else {"BLOCK_N": 128})
     return options
 
 
 def twice(options: dict[str, Any]) -> dict[str, Any]:
-    """The blocks of `contract_twice` and the compiler's options, by those of `contract`."""
+    """The blocks of `contract_twice` and the compiler's options, by those of a product."""
     return {**options, "BLOCK_M": min(32, options["BLOCK_M"])}
 
 
@@ -87,63 +88,78 @@ def settling(terms: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class AffineOperand:
-    """An operand of `product`: whether the terms (`along`) or the rows lie side by side, and the step of the others.
+class Layout:
+    """How `product` reads an operand: whether terms (`along`) or rows lie side by side, and how it finds the others.
 
-    `unit` is 4 where the step, every batch's place and the number of those that lie side by side are multiples of 4.
-    Then four neighbours, counted from a multiple of 4, are 16 bytes at a multiple of 16 bytes from the operand's
-    first, all inside or all outside, so they are copied at once. If unit is 4, kernels compute with the multiples of 4
-    that are not above these numbers: a promise that does not hold gives wrong sums, in the interpreter too.
+    `step` is that of the others; it is None if `product` reads the places of rows and terms from tables. Then each
+    `run` of those side by side, counted from a multiple of `run`, are in fact so.
+
+    `unit` is 4 where all places and counts are such that four neighbours, counted from a multiple of 4, are 16 bytes
+    at a multiple of 16 bytes from the operand's first, all inside or all outside, so they are copied at once. Kernels
+    compute with the multiples of `unit` that are not above these numbers, and find the others of a run from its first:
+    a promise that does not hold gives wrong sums, in the interpreter too.
     """
 
     along: bool
-    step: int
+    step: int | None
+    run: int
     unit: int
 
     @classmethod
-    def of(cls, operand: Operand) -> "AffineOperand | None":
-        """The form in which `product` reads an operand; None if a table is no progression, or none has the step 1."""
-        own, k = progression(operand.own), progression(operand.k)
-        along = k == 1 or len(operand.k) == 1
-        if own is None or k is None or not (along or own == 1 or len(operand.own) == 1):
-            return None
-        step, count = (own, len(operand.k)) if along else (k, len(operand.own))
-        return cls(along, step, 1 if step % 4 or count % 4 or (operand.batch % 4).any() else 4)
+    def of(cls, batch: Integers, own: Integers, k: Integers) -> "Layout":
+        """The layout of an operand by its tables of batches, rows and terms."""
+        row, term = progression(own), progression(k)
+        along = term == 1 or len(k) == 1
+        if row is not None and term is not None and (along or row == 1 or len(own) == 1):
+            step, count = (row, len(k)) if along else (term, len(own))
+            return cls(along, step, 1, 1 if step % 4 or count % 4 or (batch % 4).any() else 4)
+        along = _run(k) >= _run(own)
+        inner, outer = (k, own) if along else (own, k)
+        run = _run(inner)
+        fours = run == 4 and not any((table % 4).any() for table in (batch, outer, inner[::4]))
+        return cls(along, None, run, 4 if fours else 1)
 
 
 @dataclass(frozen=True)
-class Affine:
-    """The arguments of `product` that take the place of tables of m, n and k."""
+class Form:
+    """How `product` reads and writes."""
 
-    sides: tuple[AffineOperand, AffineOperand]
-    out_step: int
-    """The distance of two rows of the result, whose columns lie side by side."""
+    layouts: tuple[Layout, Layout]
+    out_step: int | None
+    """The distance of two rows of the result, whose columns lie side by side; None if places are in tables."""
     cut: int
     """The most terms whose squares a program of `norms` adds."""
     cuts: int
 
     @classmethod
-    def of(cls, tables: ReduceTables, device: torch.device) -> "Affine | None":
-        """None where a sum needs `contract` or `add_up`."""
-        if not tables.out:
-            return None
-        first, last = tables.operands
-        a, b = AffineOperand.of(first), AffineOperand.of(last)
+    def of(cls, tables: ReduceTables, terms: Sequence[Integers], device: torch.device) -> "Form":
+        """The form of a sum with rows and columns, by its tables, and those of its terms as they are to be taken."""
+        a, b = (Layout.of(o.batch, o.own, k) for o, k in zip(tables.operands, terms, strict=True))
         rows, columns = map(progression, tables.out[1:])
-        if a is None or b is None or rows is None or not (columns == 1 or len(last.own) == 1):
-            return None
-        tiles = len(first.batch) * sum(ceil(len(o.own) / NORMS["BLOCK_M"]) for o in tables.operands)
-        return cls((a, b), rows, *_cut(tables.terms, tiles, device))
+        tiles = len(tables.out[0]) * sum(ceil(len(o.own) / NORMS["BLOCK_M"]) for o in tables.operands)
+        out_step = rows if columns == 1 or len(tables.out[2]) == 1 else None
+        return cls((a, b), out_step, *_cut(tables.terms, tiles, device))
 
-    @property
-    def steps(self) -> tuple[int, int]:
-        a, b = self.sides
-        return a.step, b.step
-
-    @property
+    @cached_property
     def options(self) -> dict[str, Any]:
-        a, b = self.sides
-        return {"A_ALONG": a.along, "B_ALONG": b.along, "A_UNIT": a.unit, "B_UNIT": b.unit}
+        return {
+            f"{name}_{key}": value
+            for name, layout in zip("AB", self.layouts, strict=True)
+            for key, value in (("ALONG", layout.along), ("RUN", layout.run), ("UNIT", layout.unit))
+        }
+
+    @cached_property
+    def steps(self) -> tuple[int | None, ...]:
+        """The steps of both operands and of the result's rows; None for each of them that is read from tables."""
+        return *(layout.step for layout in self.layouts), self.out_step
+
+
+def _run(table: Integers) -> int:
+    """The number of neighbours in a table, 4, 2 or 1, that always lie side by side."""
+    for run in (4, 2):
+        if len(table) % run == 0 and (table.reshape(-1, run) == table[::run, None] + np.arange(run)).all():
+            return run
+    return 1
 
 
 @dataclass(frozen=True)
@@ -161,7 +177,7 @@ class _Call:
     """The most terms of a part; the last one may have fewer."""
     roundings: int
     """The number of roundings on a term's path, additions of parts included."""
-    affine: Affine | None = None
+    form: Form | None
 
     def places(self, numbers: Tensor) -> Tensor:
         """The places of elements in the result, by their row-major numbers over (batch, m, n)."""
@@ -184,19 +200,21 @@ class _Call:
 
     def launch(self, read: Sequence[Tensor], memory: Sequence[Any], factor: float, **options: Any) -> None:
         """Launches the kernel. memory: out, found, room, listed, sums, errors and sizes, as in `kernels/sums.py`."""
-        tables, numbers, sides = self.tables, (*self.numbers, self.step), {}
-        if (affine := self.affine) is not None:
+        tables: list[Tensor | None] = [*self.tables]
+        numbers, sides = (*self.numbers, self.step), {}
+        if (form := self.form) is not None:
             *others, sizes = memory
             batches, m, n = self.shape
             if sizes is None:
-                sizes = torch.empty((affine.cuts, batches, m + n), dtype=torch.float64, device=read[0].device)
-            memory, tables, sides = (*others, sizes), [tables[0], tables[3], tables[6]], affine.options
+                sizes = torch.empty((form.cuts, batches, m + n), dtype=torch.float64, device=read[0].device)
+            memory, sides, steps = (*others, sizes), form.options, [step or 0 for step in form.steps]
+            tables = [t if at % 3 == 0 or form.steps[at // 3] is None else None for at, t in enumerate(self.tables)]
             tiles = batches * sum(ceil(rows / NORMS["BLOCK_M"]) for rows in (m, n))
             launch(
-                kernels("sums").norms, tiles * affine.cuts, read[0], read[-1], *tables[:2], sizes, *self.numbers,
-                affine.cut, *affine.steps, **sides, **NORMS,
+                kernels("sums").norms, tiles * form.cuts, read[0], read[-1], *tables[:6], sizes, *self.numbers,
+                form.cut, *steps[:2], **sides, **NORMS,
             )  # fmt: skip
-            numbers = (*self.numbers, affine.cuts, self.step, *affine.steps, affine.out_step)
+            numbers = (*self.numbers, form.cuts, self.step, *steps)
         launch(
             self.kernel, self.tiles * self.parts, read[0], read[-1], *tables, *memory, *numbers, factor, FLUSH=FLUSH,
             **sides, **self.options, **options,
@@ -205,7 +223,7 @@ class _Call:
     @property
     def cuts(self) -> int:
         """The number of pieces of the terms whose sizes are left."""
-        return self.parts if self.affine is None else self.affine.cuts
+        return self.parts if self.form is None else self.form.cuts
 
     def leave(self, read: Sequence[Tensor]) -> list[Tensor]:
         """FP64 sums (parts, batches, m n) and what bounds are made of (cuts, batches, m + n), of each part and cut."""
@@ -319,11 +337,11 @@ class LaunchedSum:
         if shuffled is not None:
             terms, run_k = shuffle(terms, run_k, shuffled)
         held: list[Integers]
-        kernel, affine = kernels("sums").add_up, None if shuffled is not None else Affine.of(tables, device)
+        kernel, form = kernels("sums").add_up, None
         if tables.out:
             batches, m, n = len(first.batch), len(first.own), len(last.own)
-            options = tile(*target(device)) if affine is None else affine_tile(*target(device), m)
-            kernel = kernels("sums").contract if affine is None else kernels("sums").product
+            kernel, form = kernels("sums").product, Form.of(tables, terms, device)
+            options = product_tile(*target(device), m, tables=any(layout.step is None for layout in form.layouts))
             held = [first.batch, first.own, terms[0], last.batch, last.own, terms[-1], *tables.out]
             tiles, numbers = batches * ceil(m / options["BLOCK_M"]) * ceil(n / options["BLOCK_N"]), (m, n, k, batches)
             lane = 1
@@ -337,7 +355,7 @@ class LaunchedSum:
         # In a product a term stays in its lane; `add_up` adds the lanes in the end.
         roundings = min(k, FLUSH + ceil(step / (FLUSH * lane)) + lane + parts)
         on_device = [torch.from_numpy(t).to(device) for t in held]
-        return _Call(kernel, on_device, numbers, options, tiles, parts, step, roundings, affine)
+        return _Call(kernel, on_device, numbers, options, tiles, parts, step, roundings, form)
 
     def _join(self, call: _Call, left: Sequence[Tensor], memory: Sequence[Any], factor: float) -> None:
         """Adds the parts, tests and rounds; memory: out, found, room, listed, sums and errors."""

@@ -224,6 +224,10 @@ class Chains(Protocol):
     def functions(self) -> Chained:
         """The functions of `map` that may be part of a chain."""
 
+    @property
+    def repeats(self) -> bool:
+        """Whether computing a cheap result again takes less than storing it and reading it."""
+
     def make(self, members: Sequence[Member]) -> PreparedChain:
         """Prepares a chain of members as in `ChainCode`."""
 

@@ -3,8 +3,9 @@
 An element is sum over k of a[a_batch + a_m + a_k] * b[b_batch + b_n + b_k], the offsets being tables, as in c/sums.c.
 Each program computes one tile over one part of the terms: FP32 is loaded, widened in registers, and multiplied in FP64.
 
-`contract` reads the tables, so its compiler knows no two places that lie side by side. `product` serves tables of m, n
-and k that are 0, step, 2 step ..., where terms or rows have the step 1: it copies 16 bytes at a time, two steps ahead.
+`product` copies tiles two steps ahead. Where the tables of an operand are 0, step, 2 step ..., and terms or rows have
+the step 1, it does without them and copies 16 bytes at a time; else it reads places two steps before the copies, and
+is told how many lie side by side.
 
 **The bound** (`tiebreak.engine.arithmetic.plan.ziv` has the proof). A product of two f32 is exact in FP64. After FLUSH
 terms the accumulator joins the total by a plain addition and starts again at zero, so a term passes through at most
@@ -12,9 +13,8 @@ FLUSH roundings, one for each flush, and one for each part: `gpu/sums.py` comput
 a matrix unit orders the terms of a flush does not matter, as long as each step is a correctly rounded FMA or addition.
 Squares of f32 are exact too; the sums of squares need no flush, because the proof allows them 2K + 8 roundings.
 
-This holds for `product` too: terms pass through the same additions as in `contract`, with zeros for those that are not
-there. Its squares are added by `norms`, in lanes, lanes in pairs, and cuts of the terms one by one: fewer than K + 8
-additions each, in an order that the proof leaves open.
+Squares are added by `norms`, in lanes, lanes in pairs, and cuts of the terms one by one: fewer than K + 8 additions
+each, in an order that the proof leaves open.
 
 **Twice.** Where one element in `MANY` is undecided, a matrix product is computed again in doubled precision. Let 2^E
 be above all factors of a row, and q = 2^(E - 22). Each is cut into x1, the nearest multiple of q, at most 2^E, and x2,
@@ -81,61 +81,6 @@ def finish(c, e, place, number, inside, out, found, room, listed, sums, errors, 
             tl.store(errors + at, e, mask=kept)
 
 
-@triton.jit(do_not_specialize=["room", "m", "n", "k", "batches", "step"])
-def contract(
-    a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
-    out, found, room, listed, sums, errors, sizes,
-    m, n, k, batches, step, coefficient,
-    PRECISION: tl.constexpr, LEAVE: tl.constexpr, FLUSH: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """One tile (BLOCK_M, BLOCK_N) of one batch, over one part of at most `step` terms.
-
-    With LEAVE nothing is rounded: C goes to `sums` (part, batch, m, n), squared norms to `sizes` (part, batch, m + n).
-    """
-    rows, columns = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    task = tl.program_id(0).to(tl.int64)
-    tile_n, tile_m = task % columns, task // columns % rows
-    batch, part = task // (columns * rows) % batches, task // (columns * rows * batches)
-    i, j, t = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
-    in_m, in_n = i < m, j < n
-    row = a + tl.load(a_batch + batch) + tl.load(a_m + i, mask=in_m, other=0)
-    column = b + tl.load(b_batch + batch) + tl.load(b_n + j, mask=in_n, other=0)
-    begin = (part * step).to(tl.int32)
-    end = tl.minimum(begin + step, k)
-
-    total = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
-    squares_a = tl.zeros((BLOCK_M, BLOCK_K), tl.float64)
-    squares_b = tl.zeros((BLOCK_K, BLOCK_N), tl.float64)
-    for first in range(begin, end, FLUSH):
-        c = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
-        for at in range(first, tl.minimum(first + FLUSH, end), BLOCK_K):
-            term = at + t
-            in_k = term < end
-            left = row[:, None] + tl.load(a_k + term, mask=in_k, other=0)[None, :]
-            right = column[None, :] + tl.load(b_k + term, mask=in_k, other=0)[:, None]
-            x = tl.load(left, mask=in_m[:, None] & in_k[None, :], other=0.0).to(tl.float64)
-            y = tl.load(right, mask=in_k[:, None] & in_n[None, :], other=0.0).to(tl.float64)
-            squares_a += x * x
-            squares_b += y * y
-            c = tl.dot(x, y, c, out_dtype=tl.float64)
-        total += c
-    norm_a, norm_b = tl.sum(squares_a, 1), tl.sum(squares_b, 0)
-
-    inside = in_m[:, None] & in_n[None, :]
-    if LEAVE:
-        which = part * batches + batch
-        tl.store(sums + (which * m + i[:, None]) * n + j[None, :], total, mask=inside)
-        tl.store(sizes + which * (m + n) + i, norm_a, mask=in_m & (tile_n == 0))
-        tl.store(sizes + which * (m + n) + m + j, norm_b, mask=in_n & (tile_m == 0))
-    else:
-        e = (tl.sqrt(norm_a) * coefficient)[:, None] * tl.sqrt(norm_b)[None, :]
-        to_m, to_n = tl.load(out_m + i, mask=in_m, other=0), tl.load(out_n + j, mask=in_n, other=0)
-        place = tl.load(out_batch + batch) + to_m[:, None] + to_n[None, :]
-        number = (batch * m + i[:, None]) * n + j[None, :]
-        finish(total, e, place, number, inside, out, found, room, listed, sums, errors, PRECISION)
-
-
 @triton.jit
 def whole(x, UNIT: tl.constexpr):
     """x, of which the host says that it is a multiple of UNIT, in a form that shows the compiler that it is one."""
@@ -143,32 +88,65 @@ def whole(x, UNIT: tl.constexpr):
 
 
 @triton.jit
-def at_steps(x, i, t, step, ALONG: tl.constexpr):
-    """The addresses of terms t of rows i, whose terms (ALONG) or rows lie side by side; `step` is the other's."""
-    if ALONG:
-        return x + i[:, None] * step + t[None, :]
-    return x + i[:, None] + t[None, :] * step
+def listed_at(table, i, inside, RUN: tl.constexpr, UNIT: tl.constexpr):
+    """The places of rows or terms i in a table.
+
+    The host says that each RUN of them, counted from a multiple of RUN, lie side by side, and that the first of a run
+    is at a multiple of UNIT. Only that one is read, so what the compiler is told of the others is so.
+    """
+    first = whole(tl.load(table + i // RUN * RUN, mask=inside, other=0), UNIT)
+    return tl.max_contiguous(first + i % RUN, RUN)
 
 
 @triton.jit
-def squared(x, to, i, rows, begin, end, step, ALONG: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr):
+def at_rows(x, table, i, inside, step, t, ALONG: tl.constexpr, RUN: tl.constexpr, UNIT: tl.constexpr):
+    """The addresses of rows i, from a table, or of terms t in them where the places of both have steps.
+
+    Where terms (ALONG) or rows lie side by side, `step` is the other's.
+    """
+    if table is not None:
+        source = x + listed_at(table, i, inside, 1 if ALONG else RUN, UNIT)[:, None]
+    elif ALONG:
+        source = x + i[:, None] * step + t[None, :]
+    else:
+        source = x + i[:, None] + t[None, :] * step
+    return source
+
+
+@triton.jit
+def at_terms(row, table, term, inside, ALONG: tl.constexpr, RUN: tl.constexpr, UNIT: tl.constexpr):
+    """The addresses of terms in rows; the rows' own where places have steps, which a loop adds."""
+    source = row
+    if table is not None:
+        source += listed_at(table, term, inside, RUN if ALONG else 1, UNIT)[None, :]
+    return source
+
+
+@triton.jit
+def squared(
+    x, to, own, terms, i, rows, begin, end, step,
+    ALONG: tl.constexpr, RUN: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """Stores the sums of squares of terms begin ... end - 1 of rows i."""
     step, in_m, t = whole(step.to(tl.int64), UNIT), i < (rows if ALONG else whole(rows, UNIT)), tl.arange(0, BLOCK_K)
     end = whole(end, UNIT) if ALONG else end
     total = tl.zeros((i.shape[0], BLOCK_K), tl.float64)
-    source = at_steps(x, i, begin + t, step, ALONG)
+    source = at_rows(x, own, i, in_m, step, begin + t, ALONG, RUN, UNIT)
     for at in range(begin, end, BLOCK_K):
-        v = tl.load(source, mask=in_m[:, None] & (at + t < end)[None, :], other=0.0).to(tl.float64)
+        in_k = at + t < end
+        place = at_terms(source, terms, at + t, in_k, ALONG, RUN, UNIT)
+        v = tl.load(place, mask=in_m[:, None] & in_k[None, :], other=0.0).to(tl.float64)
         total += v * v
-        source += BLOCK_K if ALONG else BLOCK_K * step
+        if terms is None:
+            source += BLOCK_K if ALONG else BLOCK_K * step
     tl.store(to + i, tl.sum(total, 1), mask=i < rows)
 
 
 @triton.jit(do_not_specialize=["m", "n", "k", "batches", "cut", "a_step", "b_step"])
 def norms(
-    a, b, a_batch, b_batch, sizes, m, n, k, batches, cut, a_step, b_step,
-    A_ALONG: tl.constexpr, B_ALONG: tl.constexpr, A_UNIT: tl.constexpr, B_UNIT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, sizes, m, n, k, batches, cut, a_step, b_step,
+    A_ALONG: tl.constexpr, B_ALONG: tl.constexpr, A_RUN: tl.constexpr, B_RUN: tl.constexpr,
+    A_UNIT: tl.constexpr, B_UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Squared norms of the rows and columns of a `product`, to `sizes` (cut, batch, m + n).
 
@@ -180,10 +158,10 @@ def norms(
     end, to = tl.minimum(begin + cut, k), sizes + which.to(tl.int64) * (m + n)
     if tile < rows:
         x, i = a + whole(tl.load(a_batch + batch), A_UNIT), tile * BLOCK_M + tl.arange(0, BLOCK_M)
-        squared(x, to, i, m, begin, end, a_step, A_ALONG, A_UNIT, BLOCK_K)
+        squared(x, to, a_m, a_k, i, m, begin, end, a_step, A_ALONG, A_RUN, A_UNIT, BLOCK_K)
     else:
         x, i = b + whole(tl.load(b_batch + batch), B_UNIT), (tile - rows) * BLOCK_M + tl.arange(0, BLOCK_M)
-        squared(x, to + m, i, n, begin, end, b_step, B_ALONG, B_UNIT, BLOCK_K)
+        squared(x, to + m, b_n, b_k, i, n, begin, end, b_step, B_ALONG, B_RUN, B_UNIT, BLOCK_K)
 
 
 @triton.jit
@@ -198,16 +176,18 @@ def squares_of(sizes, i, inside, cuts, width):
 
 @triton.jit(do_not_specialize=["room", "m", "n", "k", "batches", "cuts", "step", "a_step", "b_step", "out_step"])
 def product(
-    a, b, a_batch, b_batch, out_batch,
+    a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
     out, found, room, listed, sums, errors, sizes,
     m, n, k, batches, cuts, step, a_step, b_step, out_step, coefficient,
-    A_ALONG: tl.constexpr, B_ALONG: tl.constexpr, A_UNIT: tl.constexpr, B_UNIT: tl.constexpr,
-    PRECISION: tl.constexpr, LEAVE: tl.constexpr, FLUSH: tl.constexpr,
+    A_ALONG: tl.constexpr, B_ALONG: tl.constexpr, A_RUN: tl.constexpr, B_RUN: tl.constexpr,
+    A_UNIT: tl.constexpr, B_UNIT: tl.constexpr, PRECISION: tl.constexpr, LEAVE: tl.constexpr, FLUSH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """As `contract`, where rows, columns and terms have steps in place of tables, and `norms` has left their squares.
+    """One tile (BLOCK_M, BLOCK_N) of one batch, over one part of at most `step` terms. `norms` has left the squares.
 
-    Columns of the result lie side by side. Programs take GROUP tiles of a column after each other, which share lines.
+    Of each operand there are tables of rows and of terms, or a step. Of the result there are tables too, or the step
+    of its rows, whose elements lie side by side. Programs take GROUP tiles of a column after each other, which share
+    lines. With LEAVE nothing is rounded: C goes to `sums` (part, batch, m, n).
     """
     rows, columns = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     tile, which = tl.program_id(0) % (rows * columns), tl.program_id(0) // (rows * columns)
@@ -221,16 +201,26 @@ def product(
     a_end, b_end = whole(end, A_UNIT) if A_ALONG else end, whole(end, B_UNIT) if B_ALONG else end
     in_m, in_n = i < (m if A_ALONG else whole(m, A_UNIT)), j < (n if B_ALONG else whole(n, B_UNIT))
     a_step, b_step = whole(a_step.to(tl.int64), A_UNIT), whole(b_step.to(tl.int64), B_UNIT)
-    left = at_steps(a + whole(tl.load(a_batch + batch), A_UNIT), i, begin + t, a_step, A_ALONG)
-    right = tl.trans(at_steps(b + whole(tl.load(b_batch + batch), B_UNIT), j, begin + t, b_step, B_ALONG))
+    a += whole(tl.load(a_batch + batch), A_UNIT)
+    b += whole(tl.load(b_batch + batch), B_UNIT)
+    left = at_rows(a, a_m, i, in_m, a_step, begin + t, A_ALONG, A_RUN, A_UNIT)
+    right = at_rows(b, b_n, j, in_n, b_step, begin + t, B_ALONG, B_RUN, B_UNIT)
 
     total, c = tl.zeros((BLOCK_M, BLOCK_N), tl.float64), tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
     for at in range(begin, end, BLOCK_K):
-        x = tl.load(left, mask=in_m[:, None] & (at + t < a_end)[None, :], other=0.0).to(tl.float64)
-        y = tl.load(right, mask=(at + t < b_end)[:, None] & in_n[None, :], other=0.0).to(tl.float64)
-        c = tl.dot(x, y, c, out_dtype=tl.float64)
-        left += BLOCK_K if A_ALONG else BLOCK_K * a_step
-        right += BLOCK_K if B_ALONG else BLOCK_K * b_step
+        in_a, in_b = at + t < a_end, at + t < b_end
+        x = tl.load(
+            at_terms(left, a_k, at + t, in_a, A_ALONG, A_RUN, A_UNIT), mask=in_m[:, None] & in_a[None, :], other=0.0
+        )
+        y = tl.load(
+            tl.trans(at_terms(right, b_k, at + t, in_b, B_ALONG, B_RUN, B_UNIT)),
+            mask=in_b[:, None] & in_n[None, :], other=0.0,
+        )  # fmt: skip
+        c = tl.dot(x.to(tl.float64), y.to(tl.float64), c, out_dtype=tl.float64)
+        if a_k is None:
+            left += BLOCK_K if A_ALONG else BLOCK_K * a_step
+        if b_k is None:
+            right += BLOCK_K if B_ALONG else BLOCK_K * b_step
         if (at + BLOCK_K - begin) % FLUSH == 0:
             total += c
             c = tl.zeros((BLOCK_M, BLOCK_N), tl.float64)
@@ -238,14 +228,19 @@ def product(
 
     # Computed again in 64 bits, so that nothing of this lives in registers through the loop.
     i, j = top.to(tl.int64) + tl.arange(0, BLOCK_M), left_most.to(tl.int64) + tl.arange(0, BLOCK_N)
-    inside, which, batch = (i < m)[:, None] & (j < n)[None, :], which.to(tl.int64), batch.to(tl.int64)
+    in_m, in_n, which, batch = i < m, j < n, which.to(tl.int64), batch.to(tl.int64)
+    inside = in_m[:, None] & in_n[None, :]
     if LEAVE:
         tl.store(sums + (which * m + i[:, None]) * n + j[None, :], total, mask=inside)
     else:
         sizes += batch * (m + n)
-        e = (tl.sqrt(squares_of(sizes, i, i < m, cuts, batches * (m + n))) * coefficient)[:, None]
-        e = e * tl.sqrt(squares_of(sizes + m, j, j < n, cuts, batches * (m + n)))[None, :]
-        place = tl.load(out_batch + batch) + i[:, None] * out_step + j[None, :]
+        e = (tl.sqrt(squares_of(sizes, i, in_m, cuts, batches * (m + n))) * coefficient)[:, None]
+        e = e * tl.sqrt(squares_of(sizes + m, j, in_n, cuts, batches * (m + n)))[None, :]
+        place = tl.load(out_batch + batch)
+        if out_m is None:
+            place += i[:, None] * out_step + j[None, :]
+        else:
+            place += tl.load(out_m + i, mask=in_m, other=0)[:, None] + tl.load(out_n + j, mask=in_n, other=0)[None, :]
         number = (batch * m + i[:, None]) * n + j[None, :]
         finish(total, e, place, number, inside, out, found, room, listed, sums, errors, PRECISION)
 
