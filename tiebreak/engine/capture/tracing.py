@@ -57,7 +57,7 @@ class TracedGraph:
 
     module: fx.GraphModule
     repeated: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    """For a draw of numbers that are drawn again, the first draw of them."""
+    """The first draw of each draw of numbers that are drawn again."""
 
     def origin(self, node: fx.Node) -> str:
         """`module.path:node (file.py:12)`: the module and the user's line that make the node, or its forward."""

@@ -135,16 +135,20 @@ class _Form:
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the calls of one step on symbols, and those that make tensors of known shape; others are computed."""
 
-    def __init__(self, inputs: Mapping[str, _Symbol], what: str, foreign: Set[int]) -> None:
+    def __init__(self, inputs: Mapping[str, _Symbol], what: str, foreign: Set[int], before: _Form | None) -> None:
+        """foreign: memory that a step may not read. before: the form of the step before, which most steps repeat."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.form, self._what, self._foreign = _Form(tuple(inputs)), what, foreign
+        self._before = before if before is not None and before.inputs == self.form.inputs else None
         self._caller: FrameType | None = None
+        self._symbols = list[_Symbol]()
         for symbol in inputs.values():
             self._add(symbol)
 
     def _add(self, symbol: _Symbol, memory: int | None = None) -> _Symbol:
-        symbol.form, symbol.number = self.form, len(self.form.shadows)
+        symbol.form, symbol.number = self.form, len(self._symbols)
         symbol.memory = symbol.number if memory is None else memory
+        self._symbols.append(symbol)
         self.form.shadows.append(symbol.shadow)
         self.form.memories.append(symbol.memory)
         return symbol
@@ -159,35 +163,46 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise self.refusal("draws random numbers; leave them out, or draw in the model")
         kwargs = kwargs or {}
         tensors = [value for value in _flat((args, kwargs)) if isinstance(value, Tensor)]
-        symbols = [tensor for tensor in tensors if isinstance(tensor, _Symbol)]
-        if any(
-            tensor.untyped_storage().data_ptr() in self._foreign
-            for tensor in tensors
-            if not isinstance(tensor, _Symbol)
-        ):
+        others = [tensor for tensor in tensors if type(tensor) is not _Symbol]
+        if any(tensor.untyped_storage().data_ptr() in self._foreign for tensor in others):
             raise self.refusal("reads a tensor of the model by another way than `param_groups` (a closure, a global)")
         filled = not tensors and is_filled(func) and isinstance(args[0], list | tuple) and len(args[0]) > 0
-        if not symbols and not filled:
+        if len(others) == len(tensors) and not filled:
             return func(*args, **kwargs)
         if func._schema.name.startswith("aten::_foreach_"):
             return self._each(func, args, kwargs)
-        self._check(func, args, kwargs, symbols)
-        shadows, options = _mapped((args, kwargs), _shadow)
-        result = func(*shadows, **options | {"device": "meta"} if filled or kwargs.get("device") else options)
-        own, numeric = {id(symbol.shadow): symbol for symbol in symbols}, _numeric(func)
-        memory = symbols[0].memory if func.is_view else None
-        made = _mapped(result, lambda t: own[id(t)] if id(t) in own else self._add(_Symbol(t), memory))
+        numeric = _numeric(func)
         marked = tuple(self._marked(value, known) for value, known in zip(args, numeric.values(), strict=False))
         named = {n: self._marked(v, numeric[n]) for n, v in kwargs.items() if n not in ("device", "pin_memory")}
+        before, place = self._before, len(self.form.calls)
+        if before is not None and place < len(before.calls):
+            call = before.calls[place]
+            if call.func is func and call.args == marked and call.kwargs == named:
+                self.form.calls.append(call)
+                return _mapped(call.result, self._again)
+        self._before = None
+        return self._computed(func, args, kwargs, marked, named)
+
+    def _again(self, number: int) -> _Symbol:
+        """The tensor of a number, which is made if the step before made it here."""
+        if number < len(self._symbols):
+            return self._symbols[number]
+        assert self._before is not None  # the call is one of its calls
+        return self._add(_Symbol(self._before.shadows[number].detach()), self._before.memories[number])
+
+    def _computed(self, func: OpOverload, args: Any, kwargs: Any, marked: Any, named: Any) -> Any:
+        self._check(func, args, kwargs)
+        shadows, options = _mapped((args, kwargs), _shadow)
+        symbols = [value for value in _flat((args, kwargs)) if isinstance(value, _Symbol)]
+        result = func(*shadows, **options | {"device": "meta"} if kwargs.get("device") or not symbols else options)
+        own = {id(symbol.shadow): symbol for symbol in symbols}
+        memory = symbols[0].memory if func.is_view else None
+        made = _mapped(result, lambda t: own[id(t)] if id(t) in own else self._add(_Symbol(t), memory))
         line = user_line(self._caller, within=__file__)
         self.form.calls.append(_Call(func, marked, named, self._marked(made, numeric=False), line))
         return made
 
-    def _check(self, func: OpOverload, args: Any, kwargs: Any, symbols: Sequence[_Symbol]) -> None:
-        if any(symbol.form is not self.form for symbol in symbols):
-            raise self.refusal(
-                "reads a tensor of an earlier step that is neither in its `state` nor in its groups or attributes"
-            )
+    def _check(self, func: OpOverload, args: Any, kwargs: Any) -> None:
         masked = func._schema.name == "aten::index" and any(i is not None and i.dtype == torch.bool for i in args[1])
         if masked or not {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}.isdisjoint(func.tags):
             raise self.refusal(
@@ -217,6 +232,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _marked(self, value: Any, numeric: bool) -> Any:
         """The value with marks. numeric: whether a Python number in it is one that the call computes with."""
         if isinstance(value, _Symbol):
+            if value.form is not self.form:
+                raise self.refusal(
+                    "reads a tensor of an earlier step that is neither in its `state` nor in its groups or attributes"
+                )
             return _Operand(value.number)
         if isinstance(value, list | tuple):
             return tuple(self._marked(one, numeric) for one in value)
@@ -233,7 +252,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @cache
 def _numeric(func: OpOverload) -> dict[str, bool]:
-    """By argument of a call, whether a Python number there is one that it computes with, and not a dim or a size."""
+    """Tells, by argument of a call, whether a Python number there is computed with, and is no dim or size."""
     kinds = {a.name: str(a.type) for a in func._schema.arguments}
     return {name: "number" in kind or "Tensor" in kind for name, kind in kinds.items()}
 
@@ -286,11 +305,12 @@ def _recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> _Record
     given = _held(o.optimizers, {id(p): n for n, p in parameters.items()}, Tensor)
     own = {tensor: _Symbol(tensor.detach().to("meta")) for tensor in given.values()}
     found = _Recording(forms=[], chosen=[], numbers=[], initial={n: t.detach() for n, t in given.items()})
-    what = f"the optimizer ({o.name})"
+    what, form = f"the optimizer ({o.name})", None
     buffers = {buffer: buffer for buffer in task.model.buffers()}  # that no copy of one is taken for a constant
     copies = o.copies({**{parameters[n]: s for n, s in symbols.items()}, **own, **buffers}, task.schedule)
     for _, optimizers in zip(range(task.steps), copies, strict=False):
-        form = _step(optimizers, symbols, trained, partial(_Recorder, what=what, foreign=foreign))
+        make = partial(_Recorder, what=what, foreign=foreign, before=form)
+        form = _step(optimizers, symbols, trained, make)
         found.forms.extend([] if form in found.forms else [form])
         if len(found.forms) > FORMS:
             raise ConfigurationError(
