@@ -136,7 +136,10 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the calls of one step on symbols, and those that make tensors of known shape; others are computed."""
 
     def __init__(self, inputs: Mapping[str, _Symbol], what: str, foreign: Set[int], before: _Form | None) -> None:
-        """foreign: memory that a step may not read. before: the form of the step before, which most steps repeat."""
+        """Begins a step. foreign: memory that it may not read. before: the form of the step before.
+
+        Most steps repeat that. With the same inputs and the same calls so far, its next results have the same numbers.
+        """
         super().__init__()  # type: ignore[no-untyped-call]
         self.form, self._what, self._foreign = _Form(tuple(inputs)), what, foreign
         self._before = before if before is not None and before.inputs == self.form.inputs else None
