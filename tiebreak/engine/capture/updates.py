@@ -32,7 +32,7 @@ from tiebreak.engine.capture.tracing import annotate, trace_function
 from tiebreak.engine.capture.user_code import user_line
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering.builder import Builder, Ref
-from tiebreak.engine.optimizers.translate import TorchOptimizers, parts
+from tiebreak.engine.optimizers.translate import TorchOptimizers, parameter_names, parts
 from tiebreak.engine.optimizers.update import Update
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType
@@ -302,6 +302,8 @@ class _Recording:
 
 def _recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> _Recording:
     """Runs the optimizers for all steps of a job. trained: the names of the parameters that have a gradient."""
+    for part in (part for one in o.optimizers for part in parts(one)):
+        parameter_names(part.param_groups, task.model)
     parameters = dict(task.model.named_parameters())
     foreign = {tensor.untyped_storage().data_ptr() for tensor in (*parameters.values(), *task.model.buffers())} - {0}
     symbols = {n: _Symbol(p.detach().to("meta"), trained=p.requires_grad) for n, p in parameters.items()}

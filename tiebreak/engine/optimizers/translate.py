@@ -123,7 +123,7 @@ def translated(given: Any, schedule: Any, model: nn.Module, steps: int) -> tuple
         if found is not None:
             return found
     for one in optimizers:
-        _names(one.param_groups, model)
+        parameter_names(one.param_groups, model)
     lr = optimizers[0].param_groups[0].get("lr")
     lr = float(lr) if isinstance(lr, float | int | Tensor) else 1.0
     return TorchOptimizers(optimizers=optimizers, schedulers=schedulers, lr=lr), None if schedulers else schedule
@@ -150,7 +150,7 @@ def _as_settings(
 ) -> tuple[Optimizer, Any] | None:
     """Settings and factors; None if they cannot express the optimizer, or the rates by group that were sampled."""
     groups = [group for group in given.param_groups if group["params"]]
-    named = _names(groups, model)
+    named = parameter_names(groups, model)
     if (found := _kind(given, groups)) is None:
         return None
     kind, shared = found
@@ -206,7 +206,8 @@ class EagerLion(torch.optim.Optimizer):
                 held.mul_(b2).add_(p.grad, alpha=1 - b2)
 
 
-def _names(groups: Sequence[Mapping[str, Any]], model: nn.Module) -> list[list[str]]:
+def parameter_names(groups: Sequence[Mapping[str, Any]], model: nn.Module) -> list[list[str]]:
+    """The names of the parameters of each group. Raises `ConfigurationError` if one is not the model's."""
     own = {id(p): name for name, p in model.named_parameters()}
     foreign = [tuple(p.shape) for group in groups for p in group["params"] if id(p) not in own]
     require(not foreign, "an optimizer of the model's own parameters (make it after moving or copying the model)",
