@@ -31,7 +31,7 @@ from tiebreak.engine.arithmetic.gpu.kernels import hashing as hash_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import random as draw_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import scatter as scatter_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import sums as kernels
-from tiebreak.engine.arithmetic.gpu.sums import Form, Layout
+from tiebreak.engine.arithmetic.gpu.sums import Form, OperandLayout
 from tiebreak.engine.arithmetic.plan.chains import ChainCode, Member, members_of
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.run.interpreter import Interpreter
@@ -47,15 +47,15 @@ TARGETS: Final = {
 MATRIX: Final = {"sm_80": "mma.sync.aligned.m8n8k4.row.col.f64", "sm_90": "mma.sync.aligned.m16n8k16.row.col.f64"}
 """The FP64 matrix instruction that a target must use, the widest that it has."""
 MATRICES: Final = {
-    f"product {'NT'[not a]}{'TN'[not b]}": (Layout(a, 4, 1, 4), Layout(b, 4, 1, 4))
+    f"product {'NT'[not a]}{'TN'[not b]}": (OperandLayout(a, 4, 1, 4), OperandLayout(b, 4, 1, 4))
     for a in (True, False) for b in (True, False)
 }  # fmt: skip
 """`product` by the layouts of its operands, as in BLAS: N is row-major, T transposed."""
 CONVOLUTIONS: Final = {
-    "product: a convolution": (Layout(True, 4, 1, 4), Layout(False, None, 2, 1)),
-    "product: 1 x 1": (Layout(True, 4, 1, 4), Layout(False, None, 4, 4)),
-    "product: gradient of images": (Layout(True, None, 1, 1), Layout(False, None, 2, 1)),
-    "product: gradient of weights": (Layout(True, None, 4, 4), Layout(True, None, 4, 1)),
+    "product: a convolution": (OperandLayout(True, 4, 1, 4), OperandLayout(False, None, 2, 1)),
+    "product: 1 x 1": (OperandLayout(True, 4, 1, 4), OperandLayout(False, None, 4, 4)),
+    "product: gradient of images": (OperandLayout(True, None, 1, 1), OperandLayout(False, None, 2, 1)),
+    "product: gradient of weights": (OperandLayout(True, None, 4, 4), OperandLayout(True, None, 4, 1)),
 }
 """`product` by the layouts of images whose width has a remainder of 2 by 4, of others, and of weights."""
 PRODUCTS: Final = MATRICES | CONVOLUTIONS
@@ -190,7 +190,7 @@ def _known(target: GPUTarget, kernel: str) -> dict[str, Any]:
         "contract_twice": {"MANY": sums.MANY, **sums.twice(tile)},
         "add_parts": {"MATRIX": True, **sums.PARTS},
         "round_listed": {**settled, **sums.PARTS},
-        "settle": {"PAIRS": True, **steps, **settled, **sums.settling(1 << 12)},
+        "settle": {"PAIRS": True, **steps, **settled, **sums.settling(target.backend, 1 << 12)},
     }
     return known.get(kernel, {"BLOCK_M": 8, "BLOCK_K": 128, "PAIRS": True, **steps, **sums.OPTIONS})
 

@@ -1,29 +1,44 @@
 """Peak memory of training steps against eager FP64 PyTorch, with each party in a process of its own.
 
     python -m benchmarks.memory [WORKLOAD ...]
+    python -m benchmarks.memory --capture [WORKLOAD ...]
 
 The figure is the peak resident size while making the model and taking three steps, minus the resident size before. The
 exact parties load a captured bundle, as trainers and auditors do. This works on Linux only: a process inherits the peak
 of its parent, so the benchmark resets it through /proc/self/clear_refs.
+
+With --capture, it measures capture and its check instead, from the moment when the model is made. WORKLOADS are then
+those of `benchmarks.real_models`, on sequences of 16 tokens.
 """
 
+import json
 import subprocess
 import sys
 import tempfile
+import time
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import torch
 
+from benchmarks.real_models import make_real_task
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, placed, publish, rows_of
 from benchmarks.workloads import STEPS, WORKLOADS
 from tiebreak.api.training.bundle import Bundle, load_bundle
+from tiebreak.api.training.tasks import capture
 from tiebreak.engine.capture.captured import Captured, capture_task
 
 EAGER: Final = {"eager FP32": torch.float32, "eager FP64": torch.float64}
 EXACT: Final = ("trainer", "auditor, permuted")
+CAPTURE: Final = {
+    "MB": ("peak memory", ""),
+    "bytes": ("memory beside the model, by parameter", "<= 40"),
+    "s": ("processor time", ""),
+}
+"""Metrics of capture and its check, and their targets, by unit."""
 THREADS: Final = 2
 _STEPS: Final = 3
 
@@ -54,6 +69,17 @@ def peak_of(who: str, source: str) -> int:
     return _status("VmHWM") - before
 
 
+def capture_of(name: str) -> dict[str, float]:
+    """Measures capture and its check in this process; the figures are named by the units of `CAPTURE`."""
+    task = make_real_task(name, 2, length=16)
+    before, seconds = _status("VmRSS"), time.process_time()
+    Path("/proc/self/clear_refs").write_text("5")
+    capture(task)
+    peak, count = _status("VmHWM"), sum(p.numel() for p in task.model.parameters())
+    taken = (peak / 1e6, (peak - before) / count, time.process_time() - seconds)
+    return dict(zip(CAPTURE, taken, strict=True))
+
+
 def measure(name: str) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bundle"
@@ -68,23 +94,32 @@ def measure(name: str) -> list[Row]:
     return rows + rows_of(name, "x", ratios, dict.fromkeys(ratios, "<= 1.6"))
 
 
-def _in_a_process(who: str, source: str) -> int:
+def measure_capture(name: str) -> list[Row]:
+    found = _in_a_process("capture", name)
+    return [
+        Row(metric=f"capture: {metric}", case=name, value=found[unit], unit=unit, target=target)
+        for unit, (metric, target) in CAPTURE.items()
+    ]
+
+
+def _in_a_process(who: str, source: str) -> Any:
     command = [sys.executable, "-m", "benchmarks.memory", "--party", who, source]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 @click.command()
 @click.argument("workloads", nargs=-1)
 @placed
+@click.option("--capture", "captures", is_flag=True, help="Measure capture and its check.")
 @click.option("--party", hidden=True, help="Measure one party in this process; WORKLOADS is then its source.")
-def main(workloads: tuple[str, ...], party: str | None, folder: Path) -> None:
-    """Measure WORKLOADS (default: GPT-2 and ResNet-50)."""
+def main(workloads: tuple[str, ...], party: str | None, folder: Path, *, captures: bool) -> None:
+    """Measure WORKLOADS (default: GPT-2 and ResNet-50; of capture, GPT-2 and a Llama of a billion parameters)."""
     torch.set_num_threads(THREADS)
     if party is not None:
-        click.echo(peak_of(party, workloads[0]))
+        click.echo(json.dumps((capture_of if party == "capture" else partial(peak_of, party))(workloads[0])))
         return
-    names = workloads or ("gpt2", "resnet50-32", "resnet50-224")
-    rows = [row for name in names for row in measure(name)]
+    names = workloads or (("gpt2-124m", "llama-1b-lora") if captures else ("gpt2", "resnet50-32", "resnet50-224"))
+    rows = [row for name in names for row in (measure_capture if captures else measure)(name)]
     publish("memory", rows, f"peak of {_STEPS} steps, {THREADS} threads", folder=folder)
 
 

@@ -9,6 +9,7 @@ from math import sqrt
 import mpmath
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -276,13 +277,14 @@ def drawn(task: Task, captured: Captured) -> Iterator[tuple[Tensor, ...]]:
     return (tuple(torch_batch(task, captured.program, number)) for number in count(1))
 
 
-def against_torch(task: Task) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Parameters and buffers after the job: the program's, and torch's own in FP64."""
+def against_torch(task: Task, dtype: torch.dtype = torch.float64) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Parameters and buffers after the job: the program's, and torch's own in a dtype."""
     captured = capture_task(task)
     results = list(islice(stepped(captured), task.steps))
-    model = task.model.double().train()
+    model = task.model.to(dtype).train()
     optimizer = plain.make_optimizer(task, model)
-    batches, rates = drawn(task, captured), task.learning_rates().tolist()
+    rates = task.learning_rates().tolist()
+    batches = (tuple(t.to(dtype) if t.is_floating_point() else t for t in batch) for batch in drawn(task, captured))
     expected = [plain.take_step(task, model, optimizer, rate, batches) for rate in rates]
     assert [result.loss for result in results] == pytest.approx(expected, rel=1e-4)
     named = dict([*model.named_parameters(), *model.named_buffers()])

@@ -168,9 +168,11 @@ def steps(of: Task) -> tuple[check._Outcome, check._Outcome, check._Outcome]:
     captured = capture_task(of)
     with untouched(of.model), torch.enable_grad():
         ours = check._engine(of, captured, 1, captured.state, exact_step, check.CPU)
-        narrow = check._eager(of, captured, [ours], torch.float32, check.CPU)
-        wide = check._eager(of, captured, [ours], torch.float64, check.CPU)
-    return ours, narrow[0], wide[0]
+        narrow = check._eager(of, captured, ours, torch.float32, check.CPU)
+        wide = check._eager(of, captured, ours, torch.float64, check.CPU)
+    assert narrow is not None
+    assert wide is not None
+    return ours, narrow, wide
 
 
 def share(of: Task) -> float:

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import logging
+import math
 import os
 import random
 import re
@@ -28,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.lowering_bench import make_task, run_engine
+from tests.engine.optimizer_cases import against_torch
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.purity import examine
@@ -153,6 +155,12 @@ def ready(self: Any, x: Tensor) -> Tensor:
     if not self.ready:
         self.ready, x = True, 2 * x
     return x
+
+
+def drawn_once(self: Any, x: Tensor) -> Tensor:
+    if self.noise is None:
+        self.noise = torch.rand(4)
+    return x + self.noise
 
 
 def kept(self: Any, x: Tensor) -> Tensor:
@@ -328,6 +336,26 @@ def alone(_: Any, x: Tensor) -> Tensor:
     return x
 
 
+def catching(self: Any, x: Tensor) -> Tensor:
+    self.late += 1
+    try:
+        return -x if self.late > 3 else x
+    except Exception:
+        return x
+
+
+COUNTED = [
+    ("branch", lambda s, x: x if s.n.item() else -x),
+    ("set", lambda s, x: -x if s.n.item() in {30, 60} else x),
+    ("dict", lambda s, x: x * {30: 0.5}.get(float(s.n), 1.0)),
+    ("text", lambda s, x: x * getattr(s, f"rate{s.n.item()}", 1.0)),
+    ("another text", lambda s, x: x * {"30": 0.5}.get(str(s.n.item()), 1.0)),
+    ("sum of bools", lambda s, x: x * ((s.n.item() > 1) + (s.n.item() > 30))),
+    ("complement", lambda s, x: x * ~(s.n.item() > 30)),
+    ("cut", lambda s, x: x * (float(s.n) * 0.29 // 1)),
+    ("power", lambda s, x: x / 2 ** s.n.item()),
+]
+"""Uses of a counter's number for which no tensor can stand."""
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "random": (lambda: Layer(lambda _, x: x * random.random()), "random numbers of Python.*torch.rand"),
     "own random": (lambda: Layer(lambda s, x: x * s.r.random(), r=random.Random(1)), "random numbers of Python"),
@@ -372,15 +400,18 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "expanded": (expanded, "got 0.shift, whose elements share memory; clone it"),
     "three views": (three_views, "got 0.whole and 0.last in the same memory"),
     "mutating": (lambda: with_buffers(bumped, held=torch.zeros(4)), "no lowering rule.*write to their arguments"),
-    "packed": (lambda: Layer(lambda _, x: pack_padded_sequence(x, torch.ones(4)).data), "give padded"),
+    "packed": (lambda: Layer(lambda _, x: pack_padded_sequence(x, torch.ones(4)).data), "and a mask to every"),
     "other memory": (lambda: with_buffers(other_memory, centre=torch.ones(4)), "given other memory"),
     "kept": (listed, r"reads 0\.linear\.weight by another way"),
     "first": (lambda: Layer(ready, ready=False), "first run has other results"),
+    "first draw": (lambda: Layer(drawn_once, noise=None), "first run has other results or draws"),
     "trained elsewhere": (lambda: stepping(lambda: None), "trains parameters of the model only"),
     "layerdrop": (lambda: Layer(skipping, layerdrop=0.1), r"needs the values.*set layerdrop .* to 0.*torch\.rand"),
     "assertion": (lambda: Layer(asserting), "needs the values.*start Python with -O"),
     "labels": (lambda: Layer(lambda _, x, labels=X: x[labels[:2] > 0]), "needs the values.*give the model no labels"),
-    "momentum": (lambda: nn.BatchNorm1d(4, momentum=None), "needs the values.*give batch norm a momentum"),
+    "root": (lambda: with_buffers(lambda s, x: x * math.sqrt(float(s.n)), n=torch.tensor(2)), "needs the.*torch.sqrt"),
+    **{name: (lambda use=use: with_buffers(use, n=torch.tensor([2])), "needs the values") for name, use in COUNTED},
+    "caught": (lambda: with_buffers(catching, late=torch.tensor(0.0)), "values of tensors, and catches the error"),
     "toggled": (lambda: Layer(toggling), "freeze parameters before capture"),
     "checks": (lambda: Layer(lambda _, x: Normal(x, 1.0, validate_args=True).log_prob(x)), "validate_args"),
     "hook in forward": (lambda: Layer(hooked_in_forward), r"sets a hook on the gradient of 0\.linear\.weight"),
@@ -393,6 +424,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "left on": (lambda: Layer(left_on), "changes a setting of torch for the next step.*`with` block"),
     "joined": (lambda: Layer(joined), "needs the values.*give ctc_loss its targets padded"),
     "modes": (lambda: Layer(alone), "^the step cannot be captured: .*no modes"),
+    "kernels": (lambda: stepping(torch.backends.cuda.flash_sdp_enabled), "asks which kernels attention may use"),
     "times": (lambda: stepping(os.times), "reads the time .`times`"),
     "scripted": (lambda: torch.jit.script(nn.Linear(4, 4)), "module 0 is scripted"),
     "fails": (lambda: Layer(lambda _, x: x @ torch.ones(5)), r"plain PyTorch already: module 0 .*RuntimeError"),
@@ -409,7 +441,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 INTERNAL = re.compile(r"\(\w*(Error|Exception)\b")
 """An error of ours in brackets, which tells a user nothing."""
 LINELESS = {
-    "scripted", "by backward", "node", "grown", "late", "first", "trained elsewhere", "backward hook", "momentum",
+    "scripted", "by backward", "node", "grown", "late", "first", "first draw", "trained elsewhere", "backward hook",
     "expanded", "three views",
 }  # fmt: skip
 """Cases that have no line of the user's: the fault is not in a line of forward, or lies in the backward pass."""
@@ -475,6 +507,28 @@ def test_tensors_side_by_side_in_one_memory_are_taken() -> None:
         layer.weight = nn.Parameter(held[20 * k : 20 * k + 16].view(4, 4))
         layer.bias = nn.Parameter(held[20 * k + 16 : 20 * k + 20])
     assert torch.isfinite(run_engine(captured(model))["loss"])
+
+
+def counted(self: Any, x: Tensor) -> Tensor:
+    assert isinstance(float("inf"), float)
+    assert isinstance(int("11", base=2), int)
+    before, also = self.steps.item(), int(self.steps)
+    self.steps += 1
+    warm = min(1.0, float(self.steps) / 8) + max(int(self.steps) // 5, 1, self.steps.item() - 9)
+    return self.norm(x) * warm * 0.9 ** float(self.steps) / (self.steps.item() // 2 + 1 + before * also)
+
+
+def test_numbers_of_a_counter_stay_tensors() -> None:
+    """For one, the counter of a batch norm without momentum, which averages over all batches so far."""
+    torch.manual_seed(0)
+    model = with_buffers(counted, steps=torch.tensor(0))
+    model.norm = nn.BatchNorm1d(4, momentum=None)
+    checked(task(model))
+    ours, theirs = against_torch(replace(task(model), steps=20))
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name].to(tensor.dtype), tensor, rtol=2e-5, atol=2e-5)
+    assert ours["steps"].item() == ours["norm.num_batches_tracked"].item() == 20
+    assert not {"float", "int", "min", "max"} & globals().keys()
 
 
 def masked(_: Any, x: Tensor, mask: Tensor | None = None) -> Tensor:

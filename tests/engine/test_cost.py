@@ -29,7 +29,7 @@ def test_counts_by_hand() -> None:
     assert (cost.state_bytes, cost.data_bytes) == (24, 48)
     # Product and tanh at once are 64 bytes. Then tanh, its sum (4) and, at the end, the constant (4), w + 1 (24) and
     # the loss (4); in no order more.
-    assert cost.live_bytes == 64
+    assert cost.live_bytes == cost.passing_bytes == 64
     assert cost.memory_bytes == 2 * 24 + 48 + 64
     assert cost.kinds == {"map": 3, "source": 3, "reduce": 2}
 

@@ -99,6 +99,10 @@ def test_shapes_of_what_varies_are_constant() -> None:
     assert [made.data[name].tolist() for name in constants(made)] == [[1, 4, 9, 16]]
 
 
+def test_a_constant_matrix_is_decomposed_at_capture() -> None:
+    agree(lambda x: (x @ torch.linalg.cholesky(torch.eye(4) * 4) @ torch.linalg.inv(torch.eye(4) * 2)).sum())
+
+
 def test_a_draw_is_not_a_constant() -> None:
     made = captured(lambda x: (x * (torch.rand(4) + 0.0)).sum())
     assert [i.opcode for i in made.program.body].count(Opcode.RANDOM) == 1

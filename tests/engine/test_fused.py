@@ -32,7 +32,7 @@ def test_each_kernel_agrees_with_integers_in_the_interpreter(names: list[str], c
         cases(sum(ran.values()))
 
 
-MUTANTS = {"sums": 70, "chains": 33, "hashing": 13, "indices": 16, "graphs": 16}
+MUTANTS = {"sums": 86, "chains": 33, "hashing": 13, "indices": 16, "graphs": 16}
 
 
 MORE = [*((name, "more") for name in MUTANTS), ("sums", "long"), ("graphs", "golden")]
@@ -105,6 +105,22 @@ def test_delays_of_main_loops_are_seen() -> None:
     assert worse[1:] == ["a copy by", "copies of 0"]
     loads = ["16 words of", "4 words of", "16 words of"]
     assert tables == ["a copy by", "a copy by", "copies of 0", "16 words of", "16 words of", *loads]
+
+
+@pytest.mark.slow
+def test_settling_keeps_little_in_registers(cases: Callable[[int], None]) -> None:
+    """Four programs fit on a multiprocessor, and nothing is spilled, whatever number of terms blocks are made for."""
+    program = (
+        "import json; from benchmarks.kernels import assemble; from tiebreak.engine.arithmetic.gpu import sums; "
+        "made = [assemble(target, 'settle', 32, **sums.settling('cuda', terms)) "
+        "for target in ('sm_80', 'sm_90') for terms in (128, 129)]; "
+        "print(json.dumps([[m.registers, m.spilled] for m in made]))"
+    )
+    found = json.loads(python("-c", program))
+    for registers, spilled in found:
+        assert registers <= 128
+        assert spilled == 0
+    cases(len(found))
 
 
 def test_nobody_else_imports_triton() -> None:

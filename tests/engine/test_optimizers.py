@@ -1,6 +1,7 @@
 """Optimizers as programs: bit for bit an emulation in numpy and the integer reference, and close to torch in FP64."""
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 
 import mpmath
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
-from tests.engine.lowering_bench import make_task, nth, squared_error, stepped
+from tests.engine.lowering_bench import make_task, nth, same_bits, squared_error, stepped
 from tests.parts import slow_except
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
@@ -287,6 +288,17 @@ def clip_once(clip: Clip, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     zeros = {name: torch.zeros(g.shape) for name, g in gradients.items()}
     job = OptimizerJob(SGD(lr=1.0), zeros, {n: g[None] for n, g in gradients.items()}, torch.ones(1), clip)
     return {name.removeprefix("model."): -t for name, t in nth(1, job, check_finite=False).state.items()}
+
+
+def test_zeros_that_are_left_to_the_system_train_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    data = {"x": torch.randn(8, 3), "y": torch.randn(8, 2)}
+    made = make_task(nn.Linear(3, 2), data, loss=squared_error, optimizer=AdamW(lr=0.1), steps=20)
+    expected = nth(20, capture_task(made), donate=True).state
+    monkeypatch.setattr(import_module("tiebreak.engine.optimizers.update"), "MAPPED", 1)
+    found = capture_task(made)
+    assert all(not t.any() for name, t in found.state.items() if name.startswith("optimizer.exp"))
+    assert same_bits(nth(20, found, donate=True).state, expected) == []
 
 
 def test_gradients_of_zero_stay_zero_under_a_norm() -> None:

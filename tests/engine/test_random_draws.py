@@ -35,6 +35,7 @@ from tiebreak.protocol.program.isa import DType, Opcode, RandomParams, ShufflePa
 
 SEED = 77
 MEAN, SPREAD = torch.tensor([-2.0, 0.5, 3.0]), torch.tensor([0.25, 1.0, 7.0])
+CHANCES = torch.tensor([0.1, 0.0, 0.2, 0.7, 0.0])
 
 
 class Drawing(nn.Module):
@@ -79,6 +80,12 @@ DRAWS: dict[str, Callable[[], Tensor]] = {
     "randperm": lambda: torch.randperm(13).float(),
     "bernoulli_": lambda: torch.empty(3, 5).bernoulli_(0.3),
     "bernoulli": lambda: torch.bernoulli(SPREAD / 8),
+    "multinomial": lambda: torch.multinomial(CHANCES * 9, 40, replacement=True).float(),
+    "multinomial, in order": lambda: torch.multinomial(torch.stack([CHANCES, CHANCES.flip(0)]), 3).float(),
+    "categorical": lambda: torch.distributions.Categorical(CHANCES.expand(6, 5)).sample((2,)).float(),
+    "gamma": lambda: torch.distributions.Gamma(torch.arange(1.0, 4) / 4, 2.0).sample((2,)),
+    "beta": lambda: torch.distributions.Beta(0.2, 0.4).sample((3,)),
+    "dirichlet": lambda: torch.distributions.Dirichlet(SPREAD / 9).sample((2,)),
     "distribution": lambda: torch.distributions.Normal(MEAN, SPREAD, validate_args=False).rsample((2,)),
     "mixed": lambda: torch.randn(3, 2) * torch.rand(3, 2) + torch.randn(2)[torch.randperm(2)],
 }
@@ -147,6 +154,35 @@ def test_the_other_draws_are_those_of_their_definitions_bit_for_bit(cases: CaseC
         cases(90)
 
 
+def test_categories_have_their_frequencies_and_none_of_probability_zero_is_drawn() -> None:
+    rows = torch.stack([CHANCES, torch.tensor([0.0, 0.0, 1.0, 1e-30, 0.0]), CHANCES * 1e-42, CHANCES * 3e38])
+    (found,), _ = seen(lambda: torch.multinomial(rows, 20_000, replacement=True), 1)
+    counts = F.one_hot(found, 5).sum(1)
+    for row in (0, 2, 3):
+        assert (counts[row] / 20_000 - CHANCES).abs().max() < 0.01
+        assert counts[row, [1, 4]].tolist() == [0, 0]
+    assert counts[1].tolist() == [0, 0, 20_000, 0, 0]
+    (found,), _ = seen(lambda: torch.multinomial(CHANCES.expand(20_000, 5), 2), 1)
+    pairs = [((found[:, 0] == i) & (found[:, 1] == j)).float().mean().item() for i, j in [(0, 2), (3, 0), (2, 3)]]
+    assert pairs == pytest.approx([0.1 * 0.2 / 0.9, 0.7 * 0.1 / 0.3, 0.2 * 0.7 / 0.8], abs=0.01)
+    assert sorted(found.unique().tolist()) == [0, 2, 3]
+
+
+@pytest.mark.parametrize("a", [0.03, 0.9, 1.0, 6.0, 3e4])
+def test_gamma_numbers_have_their_distribution(a: float) -> None:
+    (found,), _ = seen(lambda: torch._standard_gamma(torch.full((20_000,), a)), 1)
+    order = found.double().sort().values
+    below = torch.special.gammainc(torch.tensor(a, dtype=torch.float64), order)
+    apart = (below - torch.arange(20_000) / 20_000).abs()
+    assert apart[order > 1e-37].max() < 1.63 / 20_000**0.5  # Kolmogorov and Smirnov, one in a hundred
+
+
+def test_a_gamma_draw_whose_tries_all_fail_is_the_middle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tiebreak.engine.lowering.random._normal", lambda b, shape: b.full(shape, -9.0))
+    (found,), _ = seen(lambda: torch._standard_gamma(torch.full((90,), 2.0)), 1)
+    assert 2.6 < found.max() < 2.0 + 2 / 3
+
+
 def test_what_is_made_of_the_ends_of_the_uniform_numbers_is_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rules at u = 0 and the greatest u below 1, in place of numbers that a test would wait years for."""
     ends = torch.tensor([0.0, 1 - 2.0**-24])
@@ -174,6 +210,10 @@ def test_draws_that_nothing_reads_take_none_of_the_others() -> None:
 
 REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
     "poisson": (lambda: torch.poisson(SPREAD), "poisson.*of draws only uniform, normal, exponential"),
+    "a write to what is made of a constant": (
+        lambda: torch.bernoulli(SPREAD / 8).clamp_(0.5),
+        "writes in place to what was made of a tensor that is not the model's; make that a buffer",
+    ),
     "cauchy": (lambda: torch.empty(3).cauchy_(), "cauchy.*of draws only"),
     "without bounds": (lambda: torch.empty(3, dtype=torch.int64).random_(), "random.default.*of draws only"),
     "a wide range": (lambda: torch.randint(0, 1 << 33, (3,)), "range of 8589934592: only of 1 ... 2.32"),
@@ -283,6 +323,15 @@ class Again(torch.autograd.Function):
         return None, None, *torch.autograd.grad(result, (x, *ctx.parameters), grad)
 
 
+class Behind(Again):
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            ctx.module(x).backward(grad)
+        return None, None, x.grad, *(None for _ in ctx.parameters)
+
+
 class Part(nn.Module):
     def __init__(self, run: Callable[[nn.Module, Tensor], Tensor]) -> None:
         super().__init__()
@@ -317,6 +366,12 @@ def test_a_part_that_is_computed_again_has_the_masks_that_pytorch_draws(name: st
     captured = checked(task_of(Part(run)))
     assert captured.checked
     assert random_numbers(captured) == masks
+
+
+def test_a_part_whose_gradients_are_added_behind_the_step_is_refused() -> None:
+    part = Part(lambda part, x: Behind.apply(part, False, x.clone().requires_grad_(), *part.parameters()))
+    with pytest.raises(ConfigurationError, match=r"test_random_draws\.py:\d+\) it calls `backward` in a backward pass"):
+        capture_task(task_of(part))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -361,6 +416,19 @@ def test_states_that_would_mix_draws_are_refused_with_the_line(name: str) -> Non
     draw, message = NO_DRAW[name]
     with pytest.raises(ConfigurationError, match=rf"test_random_draws\.py:\d+ it draws from a state .*{message}"):
         capture_task(task_of(Drawing(draw)))
+
+
+def test_a_gamma_draw_has_no_gradient_in_its_shape() -> None:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return torch.distributions.Gamma(model.weight.exp(), 1.0).rsample().mean()
+
+    with pytest.raises(ConfigurationError, match=r"_standard_gamma_grad.*has no gradient in its dis"):
+        capture_task(make_task(nn.Linear(2, 4), {"x": torch.ones(4, 2)}, loss=loss))
+
+
+def test_a_step_that_reads_no_data_is_checked() -> None:
+    task = make_task(nn.Linear(2, 4), {"x": torch.ones(4, 2)}, loss=lambda m, x: (m.weight * torch.rand(4, 2)).mean())
+    assert checked(task).checked
 
 
 def test_gradients_flow_through_what_is_made_of_draws() -> None:

@@ -45,11 +45,24 @@ class NoReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+def _reduce(self: Any, operands: Any) -> list[Any]:
+    """Joins halves of a power of two, as a GPU does, all at once."""
+    parts = [np.moveaxis(x.handle.data, self.axis, 0) for x in operands]
+    while (half := len(parts[0]) // 2) > 0:
+        each = (
+            self.to_tensor(p[at], x.dtype) for at in np.s_[:half, half:] for p, x in zip(parts, operands, strict=True)
+        )
+        parts = [x.handle.data for x in self.combine_fn.fn(*each)]
+    return [self.to_tensor(p[0], x.dtype) for p, x in zip(parts, operands, strict=True)]
+
+
 def patch_index() -> None:
     """Triton 3.6.0 converts arrays of one element to `int`, which numpy 2.4 refuses.
 
     It also patches its language anew in each call of a function, which takes most of the time: once is enough here.
+    So is one call for all rows of a reduction by a function of ours.
     """
+    interpreter.ReduceOps.generic_reduce = _reduce
     patch = interpreter._patch_lang_tensor
 
     def patched(tensor: Any, scope: Any) -> None:

@@ -2,10 +2,10 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from fractions import Fraction
-from functools import cache
-from math import floor
+from functools import cache, partial
+from math import ceil, floor, prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +13,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from triton import language as tl
 
 from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, extreme_of, random_reduction, sum_over
 from tests.engine.interpreted import Mutants, NoReads, Suite, changed, killed, main, ran_by, tried
@@ -38,7 +39,7 @@ def small(flush: int = 32, programs: int = 4) -> Iterator[None]:
     """Kernels with small blocks, and with flushes and parts where there are few terms."""
     changes = {
         "FLUSH": flush, "FEWEST": 2 * flush, "tile": lambda *_: SMALL, "programs": lambda _: programs,
-        "settling": lambda _: {"BLOCK_M": 64, "BLOCK_K": 32}, "NORMS": {"BLOCK_M": 32, "BLOCK_K": 16},
+        "settling": lambda *_: {"BLOCK_M": 64, "BLOCK_K": 32}, "NORMS": {"BLOCK_M": 32, "BLOCK_K": 16},
     }  # fmt: skip
     with mock.patch.multiple(launching, **changes):
         yield
@@ -48,6 +49,30 @@ def small(flush: int = 32, programs: int = 4) -> Iterator[None]:
 def tabled() -> Iterator[None]:
     """All products from tables."""
     with mock.patch.object(launching, "progression", return_value=None):
+        yield
+
+
+@contextmanager
+def replaced(name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Kernels that call `function` in place of another, which is its first argument."""
+    module = launching.kernels("sums")
+    with mock.patch.object(module, name, partial(function, getattr(module, name))):
+        yield
+
+
+def undecided(_: Any, *arguments: Any) -> Any:
+    return (tl.full((arguments[-2],), float("nan"), tl.float64),) * 3
+
+
+def in_fixed_point() -> Any:
+    """Doubled precision decides nothing."""
+    return replaced("add_doubled", undecided)
+
+
+@contextmanager
+def in_doubled_precision() -> Iterator[None]:
+    """Everything is listed, and no product is computed again."""
+    with mock.patch.object(launching, "MANY", 0), replaced("finish", lambda f, c, e, *rest: f(c, e + np.inf, *rest)):
         yield
 
 
@@ -210,7 +235,7 @@ def takes_progressions() -> int:
     return 46
 
 
-def promises(layout: Any = launching.Layout) -> int:
+def promises(layout: Any = launching.OperandLayout) -> int:
     """What `product` tells the compiler, compared with the addresses in the tables.
 
     Neighbours in a run, counted from a multiple of its length, lie side by side. If the unit is 4, four neighbours lie
@@ -277,7 +302,7 @@ def partial_sums(examples: int) -> int:
     return ran
 
 
-def promised(seed: int, layout: Any = launching.Layout) -> int:
+def promised(seed: int, layout: Any = launching.OperandLayout) -> int:
     """How much is promised of the operands of a case of `cases`."""
     found = [layout.of(o.batch, o.own, o.k) for o in tables_of(cases(random.Random(seed))[0]).operands]
     return sum(one.run + one.unit for one in found)
@@ -305,7 +330,7 @@ def counts_in_fours() -> int:
     for sizes, a, b in (((5, 5, 8), (8, 0, 1), (0, 8, 1)), ((8, 8, 5), (1, 0, 8), (0, 1, 8))):
         m, n, k = sizes
         i = sum_over((m, n), (k,), Access(0, 0, a), Access(1, 0, b))
-        assert [launching.Layout.of(o.batch, o.own, o.k).unit for o in tables_of(i).operands] == [4, 4]
+        assert [launching.OperandLayout.of(o.batch, o.own, o.k).unit for o in tables_of(i).operands] == [4, 4]
         arithmetic = Arithmetic()
         ran += len(check(arithmetic, i, [torch.arange(40.0) + 1, torch.arange(40.0) + 1]))
         assert arithmetic.stats.of("reduce.sum.products").undecided == 0  # as a row that is left out would be
@@ -334,7 +359,8 @@ def few(r: random.Random) -> tuple[Instruction, list[int]]:
 def settles(examples: int, *forms: Callable[[random.Random], tuple[Instruction, list[int]]]) -> int:
     """Fixed point alone gives every result that is not NaN or a sum of zeros, where errors decide nothing."""
     ran = 0
-    with mock.patch.object(launching, "coefficient", return_value=2.0**20), mock.patch.object(PlainSums, "run"):
+    known = mock.patch.object(launching, "coefficient", return_value=2.0**20), mock.patch.object(PlainSums, "run")
+    with known[0], known[1], in_fixed_point():
         for seed in range(examples):
             r = random.Random(seed)
             i, sizes = r.choice(forms or (matmul, plain))(r)
@@ -345,20 +371,92 @@ def settles(examples: int, *forms: Callable[[random.Random], tuple[Instruction, 
     return ran
 
 
-def settles_tails() -> int:
-    """Sums beside a middle by a term far below, or exactly on it, wherever digits begin."""
+def settles_tails(*, doubled: bool) -> int:
+    """Sums beside a middle by a term far below, or exactly on it, wherever digits begin, in either precision."""
     arithmetic, ran, scales, tails = Arithmetic(), 0, range(-60, 60, 23), (26, 40, 53, 60, 75, 85, 140)
     for scale in scales:
         rows = [[1.0, 2.0**-24, sign * 2.0**-tail] for tail in tails for sign in (1, 0, -1)]
         rows += [[-x for x in row] for row in rows]
         a, b = torch.tensor(rows).view(-1), torch.full((3 * len(rows),), 2.0**scale)
         i = sum_over((len(rows),), (3,), *(Access(o, 0, (3, 1)) for o in (0, 1)))
-        ran += len(check(arithmetic, i, [a, b]))
+        with nullcontext() if doubled else in_fixed_point():
+            ran += len(check(arithmetic, i, [a, b]))
     counts = arithmetic.stats.of("reduce.sum.products")
     assert counts.elements == ran
-    assert ran // 3 < counts.undecided_twice == counts.undecided
+    assert ran // 3 < counts.undecided
+    assert counts.undecided_twice == (0 if doubled else counts.undecided)
     lost = len(scales) * 2 * sum(tail >= 53 for tail in tails)  # positive ones, which FP64 does not see
     assert counts.double_rounded == lost
+    return ran
+
+
+def doubles(examples: int, *forms: Callable[[random.Random], tuple[Instruction, list[int]]]) -> int:
+    """Doubled precision decides most sums of any values, and fixed point the others."""
+    elements, left = 0, 0
+    with in_doubled_precision():
+        for seed in range(examples):
+            r = random.Random(seed)
+            i, sizes = r.choice(forms or (matmul, plain))(r)
+            arithmetic = Arithmetic(permute=seed if seed % 3 else None, precision=r.randint(16, 32))
+            check(arithmetic, i, [Maker(r).tensor(DType.F32, size, STYLES[seed % len(STYLES)]) for size in sizes])
+            for counts in arithmetic.stats.kinds.values():
+                assert counts.undecided == counts.elements == i.numel
+                elements, left = elements + counts.elements, left + counts.undecided_twice
+    assert left < elements // 4
+    return elements - left
+
+
+def doubles_what_cancels() -> int:
+    """Ties, and sums just beside one, of terms in up to six lanes; only lost errors of errors leave any open."""
+
+    def hidden(x: float) -> tuple[float, ...]:
+        return 2.0**60, x, -(2.0**60)  # in one lane, whose sum is 0 and the error x
+
+    one, tie, far, odd = (1.0,), (2.0**-24,), 2.0**-140, (2**23 + 1) * 2.0**-70
+    open_ = [
+        (hidden(1), hidden(2.0**-24), hidden(far)), (hidden(1), tie), (one, (odd,), (far,), (-odd,), tie),
+        (one, tie, hidden(odd), hidden(far), hidden(-odd)),
+    ]  # fmt: skip
+    decided = [
+        (one, tie, hidden(far)), (one, tie, (2.0**-80,), hidden(-(2.0**-90))),
+        (one, tie, (-(2.0**-90),), hidden(2.0**-80)), ((-far,),),
+        (one, tie, (2.0**-40,), (-(2.0**-40),)), ((2.0**60,), (-(2.0**60),), one, tie),
+    ]  # fmt: skip
+    rows = torch.zeros(2, 2, len(open_ + decided), 3, 32)
+    rows[1] = 1
+    for n, lanes in enumerate(open_ + decided):
+        for at, terms in enumerate(lanes):  # the first lane joins the second, the third the fourth
+            rows[0, :, n, : len(terms), 1 + n + at // 2 + 16 * (at % 2)] = torch.tensor(terms)
+    rows[0, 1] *= -1
+    rows[1, :, len(open_) + 3] = far  # a product that is rounded to 0
+    arithmetic, count = Arithmetic(), rows[0].numel() // 96
+    with in_doubled_precision():
+        i = sum_over((count,), (96,), *(Access(o, 0, (96, 1)) for o in (0, 1)))
+        check(arithmetic, i, [x.reshape(-1) for x in rows])
+    assert arithmetic.stats.of("reduce.sum.products").undecided_twice == 2 * len(open_)
+    return count
+
+
+def doubles_within_its_bound() -> int:
+    """What rounding leaves of the errors of additions is no more than the coefficient times their sizes."""
+    ran = 0
+    for seed in range(12):
+        r, found, pairs = random.Random(seed), [], seed % 2 + 1
+        i = sum_over((20,), (150,), *(Access(o, 0, (150, 1)) for o in range(pairs)))
+        x = [Maker(r).tensor(DType.F32, 3000, ("ties", "gauss", "wide")[seed % 3]) for _ in range(pairs)]
+
+        def kept(add: Any, *arguments: Any, found: list[Any] = found) -> Any:
+            sums = add(*arguments)
+            found.extend(zip(*(x.handle.data.tolist() for x in sums), strict=True))
+            return sums
+
+        with in_doubled_precision(), replaced("add_doubled", kept):
+            check(Arithmetic(), i, x)
+        factor = Fraction(ziv.coefficient(ceil(prod(i.reduction) / 32) + 64))
+        for (s, low, size), exact in zip(found, Arithmetic().exact_sums(i, x, range(i.numel)), strict=False):
+            assert exact is not None
+            assert abs(Fraction(s) + Fraction(low) - exact[0] * Fraction(2) ** exact[1]) <= factor * Fraction(size)
+            ran += size > 0
     return ran
 
 
@@ -510,12 +608,21 @@ def waits_for_nothing() -> int:
 def divides(examples: int) -> int:
     """Sums of which programs share the terms, and lists that are too long for that."""
     with small(programs=8), mock.patch.object(launching, "LONG", 0):
-        return settles(examples, few)
+        return settles(examples, few) + overflows()
+
+
+def overflows() -> int:
+    """Sums of which the highest slices leave their digit: two that do not fit f32, and two that do in the end."""
+    rows = torch.full((4, 512), 2.0**127)
+    rows[1], rows[2, 257:], rows[3, :255] = -(2.0**127), -(2.0**127), -(2.0**127)
+    rows[2:, 255:257] = 3.0
+    with mock.patch.object(launching, "coefficient", return_value=2.0**20), in_fixed_point():
+        return len(check(Arithmetic(), sum_over((4,), (512,), Access(0, 0, (512, 1))), [rows.view(-1)]))
 
 
 def flushes() -> int:
-    """Sums in fixed point whose lanes are flushed after every second term."""
-    with mock.patch.object(kernels, "SAFE", type(kernels.SAFE)(2)):
+    """Sums in fixed point that are carried after every second term of a lane."""
+    with mock.patch.object(kernels, "SAFE", type(kernels.SAFE)(16)):
         return settles(5)
 
 
@@ -570,11 +677,16 @@ def stays_within_its_bound() -> int:
 
 # ---- mutants ----
 
+
+def tails() -> int:
+    return settles_tails(doubled=False)
+
+
 MUTANTS: Mutants = {
     "everything is open": ((("~(high <= low)", "~(high < low)"),), leaves_nothing_open),
     "nothing is open": ((("~(high <= low)", "~(high >= low)"),), decides_hard_rows),
     "NaN is decided": ((("~(high <= low)", "(high > low)"),), decides_hard_rows),
-    "twice: sums without their errors": ((("low += error", "low += 0 * error"),), lambda: twice(left=0)),
+    "twice: sums without their errors": ((("c)\n            low += error", "c)"),), lambda: twice(left=0)),
     "twice: the list goes on": ((("tl.load(found + 1))", "undecided)"),), lambda: twice(left=0)),
     "twice: the rest is exact": ((("(2.25 * 2.0**134)", "(2.25 * 2.0**174)"),), lambda: twice(left=8)),
     "divided: the first part": ((("blocks * parts, tl", "blocks, tl"),), lambda: divides(6)),
@@ -619,16 +731,34 @@ MUTANTS: Mutants = {
         (("size += tl.load(squares + i,", "size = tl.load(squares + i,"),), decides_long_rows,
     ),
     "columns: squares of the last part": ((("other += tl", "other = tl"),), decides_long_rows),
-    "digits that overlap": ((("n & 0xFFFFFF", "n & 0x1FFFFFF"),), lambda: settles(5)),
+    "doubled: sums without errors": ((("low += error\n        size", "size"),), doubles_what_cancels),
+    "no carry out of the highest digit": ((("(digits[SLICES] + over,)", "(digits[SLICES],)"),), overflows),
+    "doubled: errors without sizes": ((("size += tl.abs(error)", "size += 0"),), doubles_what_cancels),
+    "doubled: sizes that cancel": ((("size += tl.abs(error)", "size += error"),), doubles_what_cancels),
+    "doubled: joined without errors": ((("low + low2 + error", "low + low2"),), doubles_what_cancels),
+    "doubled: joined without sizes": ((("size2 + tl.abs(error)", "size2"),), doubles_what_cancels),
+    "doubled: errors of one": ((("low + low2 + error", "low + error"),), doubles_what_cancels),
+    "doubled: sizes of one": ((("size + size2 + ", "size + "),), doubles_what_cancels),
+    "doubled: only upwards": ((("round_pair(s, low - e, ", "round_pair(s, low, "),), doubles_what_cancels),
+    "doubled: only downwards": ((("round_pair(s, low + e, ", "round_pair(s, low, "),), doubles_what_cancels),
+    "doubled: settled again": ((("return inside & ~decided", "return inside"),), lambda: settles_tails(doubled=True)),
+    "doubled: never": ((("(count * MANY < elements)", "(count < 0)"),), lambda: settles_tails(doubled=True)),
+    "doubled: nobody counts": ((("differ = decided & ", "differ = ~decided & "),), lambda: settles_tails(doubled=True)),
+    "doubled: zeros with a sign": (
+        (("decided, value = inside & (above <= below), tl.where(above == 0, 0.0, above)",
+          "decided, value = inside & (above <= below), above"),), doubles_what_cancels,
+    ),
+    "digits of a part that overlap": ((("held[j] & 0xFFFFFF", "held[j] & 0x1FFFFFF"),), lambda: divides(6)),
+    "no carry out of a part": ((("high += held[SLICES] << 24", "high += 0"),), lambda: divides(1)),
     "slices of half a unit": (
         (("52 - 298 + 48 * (FIRST + SLICES", "51 - 298 + 48 * (FIRST + SLICES"),), lambda: settles(5),
     ),
     "slices that keep what was cut": ((("x -= shifted - shift", "x -= 0 * shift"),), lambda: settles(5)),
-    "patterns of one step too few": ((("steps.to(tl.int64)", "(steps - 1).to(tl.int64)"),), lambda: settles(5)),
+    "patterns of one term too few": ((("terms.to(tl.int64)", "(terms - 1).to(tl.int64)"),), lambda: settles(5)),
     "infinite terms settled": ((("< 2.0**256, finite, 0", "< 2.0**256, finite, 1"),), decides_hard_rows),
-    "nobody counts": ((("differ = good & ", "differ = ~good & "),), settles_tails),
-    "no rest": ((("below < 0, -0.5", "below < 0, 0.0"),), settles_tails),
-    "twice to nearest": ((("(bits & 1) == 0", "(bits & 1) == 2"),), settles_tails),
+    "nobody counts": ((("differ = good & ", "differ = ~good & "),), tails),
+    "no rest": ((("below < 0, -0.5", "below < 0, 0.0"),), tails),
+    "twice to nearest": ((("(bits & 1) == 0", "(bits & 1) == 2"),), tails),
     "NaN by its pattern": ((("tl.where(x == x, order, 0x7FFFFFFF)", "order"),), lambda: extremes(20)),
     "the last of equals": ((("(0xFFFFFFFF - term[None, :].to(tl.int64))", "term[None, :]"),), lambda: extremes(20)),
     "halves up": ((("((bits >> drop) & 1) + ", "1 + "),), rounds_single_terms),
@@ -640,11 +770,12 @@ MUTANTS: Mutants = {
     ),
     "twice: squares of the last step": ((("squares_x2 += x2", "squares_x2 = x2"),), lambda: twice(left=8)),
     "digits of the last flush": (
-        (("1 << 15)", "2)"), ("digits[2 * j] + tl", "tl"), ("digits[2 * j + 1] + tl", "tl")), lambda: settles(25),
+        (("1 << 15)", "16)"), ("digits[j] + over", "over")), lambda: settles(25),
     ),
-    "carries not rounded": (((" + (1 << 23)) >> 24", ") >> 24"),), lambda: settles(25)),
-    "the last digit alone is the rest": ((("tl.where(last != 0, last, rest)", "last"),), settles_tails),
-    "to odd, away": ((("(t < 0), 1, -1", "(t < 0), 1, 1"),), settles_tails),
+    "carries not rounded": ((("(n + (1 << 47)) >> 48", "n >> 48"),), lambda: settles(25)),
+    "carries of parts not rounded": (((" + (1 << 23)) >> 24", ") >> 24"),), lambda: divides(25)),
+    "the last digit alone is the rest": ((("tl.where(last != 0, last, rest)", "last"),), tails),
+    "to odd, away": ((("(t < 0), 1, -1", "(t < 0), 1, 1"),), tails),
     "zeros with a sign": ((("x == 0, 0, ", "x != x, 0, "),), lambda: extremes(20)),
     "absolute terms of the last step": ((("size += tl.abs(x)", "size = tl.abs(x)"),), conforms),
     "only upwards": ((("round_to(c - e, PRECISION)", "round_to(c, PRECISION)"),), conforms),
@@ -690,11 +821,11 @@ def broken() -> dict[str, str]:
     found = {}
     for name, change in PROMISES.items():
         with TemporaryDirectory() as folder:
-            layout = changed(launching, Path(folder), (change,)).Layout
+            layout = changed(launching, Path(folder), (change,)).OperandLayout
         try:
             promises(layout)
         except AssertionError:
-            with mock.patch.object(launching, "Layout", layout):
+            with mock.patch.object(launching, "OperandLayout", layout):
                 try:
                     fixed_products([n for n in range(1500) if promised(n, layout) > promised(n)][:10], cases)
                 except AssertionError as error:
@@ -723,9 +854,12 @@ SLOW = {
     "tables": by_tables(lambda: property_of(matmul, 10)), "convolutions": lambda: property_of(convolution, 20),
     "partial sums, tables": by_tables(lambda: partial_sums(5)),
     "views": lambda: views(40), "matmul": lambda: property_of(matmul, 20),
-    "plain": lambda: property_of(plain, 20), "settled": lambda: settles(20), "tails": settles_tails,
+    "plain": lambda: property_of(plain, 20), "settled": lambda: settles(20), "tails": tails,
+    "doubled tails": lambda: settles_tails(doubled=True), "doubled": lambda: doubles(20),
+    "doubled, cancelling": doubles_what_cancels, "doubled, bound": doubles_within_its_bound,
     "extremes": lambda: extremes(20), "decided": leaves_nothing_open, "single terms": rounds_single_terms,
-    "parts": conforms_in_parts, "flushes": flushes, "divided": lambda: divides(20), "twice": lambda: twice(left=0),
+    "parts": conforms_in_parts, "flushes": flushes, "overflows": overflows, "divided": lambda: divides(20),
+    "twice": lambda: twice(left=0),
     "twice, few left": lambda: twice(left=8), "no reads": waits_for_nothing, "vectors, small blocks": counted,
     "near ties": logs, "partial sums": lambda: partial_sums(10),
 }  # fmt: skip

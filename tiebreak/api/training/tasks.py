@@ -19,8 +19,10 @@ from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
 from tiebreak.engine.capture.check import checked
 from tiebreak.engine.capture.task import Batch, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, map_array, open_array
+from tiebreak.engine.run.cost import Cost, cost_of, memory_here
 from tiebreak.engine.run.loop import exact_step
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.program import Program
 
 Schedule = Sequence[float] | Callable[[int], float] | LRScheduler | Sequence[LRScheduler]
 AnyOptimizer = Optimizer | torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
@@ -30,6 +32,8 @@ _NAMES: Final = "name model loss optimizer data batch steps seed schedule checkp
 _OWN: Final = frozenset(_NAMES.split())
 TARGETS: Final = frozenset(["y", "target", "targets", "label", "labels"])
 """The usual names of targets."""
+PROCESS: Final = 1 << 29
+"""Bytes that a process takes before it holds a model: torch, its tracer and the engine."""
 CHECKPOINTS: Final = 10
 """The number of checkpoints in a run that does not choose its own interval."""
 
@@ -156,10 +160,46 @@ def capture(task: Task, *, unchecked: bool = False, device: str = "cpu") -> Capt
     """Captures the task as a program, its initial state and its data, and checks the program against eager PyTorch.
 
     The check takes about as long as capture itself and a few steps, which a CUDA device may compute; `unchecked` skips
-    it. Raises `ConfigurationError`
-    if the program is not the model, or if there is none; it then lists every operator that has no exact form.
+    it. Raises `ConfigurationError` if the program is not the model, if there is none (it then lists every operator that
+    has no exact form), or, before anything is computed, if this machine has too little memory for the check.
     """
-    return capture_task(task) if unchecked else checked(task, exact_step, usable_device(device))
+    if unchecked:
+        return capture_task(task)
+    chosen = usable_device(device)
+    if chosen.type == "cpu":
+        _require_memory(task)
+
+    def run_step(program: Program, *given: Any) -> Any:
+        if given[-1].type == "cpu":
+            _require_memory(task, cost_of(program))
+        return exact_step(program, *given)
+
+    return checked(task, run_step, chosen)
+
+
+def _require_memory(task: Task, step: Cost | None = None) -> None:
+    """Raises `ConfigurationError` if capture and its check take more memory than there is here.
+
+    They hold the model and its first state, twice what a step makes anew, and gradients of two steps; and then the
+    values of a step, or, in FP64, the weights, gradients and values of eager PyTorch and the parts of its largest
+    gradient. Before the program tells the values and the optimizer's state, neither is counted.
+    """
+    tensors = [*task.model.parameters(), *task.model.buffers()]
+    trained = [4 * tensor.numel() for tensor in tensors if tensor.requires_grad]
+    first, gradients = sum(4 * tensor.numel() for tensor in tensors), sum(trained)
+    new = live = gradients if step is None else gradients + max(0, step.state_bytes - first)
+    values = 0
+    if step is not None:
+        live, values = max(new, step.live_bytes), max(0, step.passing_bytes - gradients)
+    wide = 2 * (first + gradients + values + 3 * max(trained))
+    held = PROCESS + sum(tensor.nbytes for tensor in tensors) + first + new + gradients
+    needed = held + max(gradients + live, wide)
+    if needed > (available := memory_here()):
+        raise ConfigurationError(
+            f"expected a model whose capture and check fit into the {available / 2**30:.3g} GiB of memory here, got "
+            f"one for which they take about {needed / 2**30:.3g} GiB; take smaller batches (`accumulation` adds up "
+            "their gradients) or a machine with more memory, or skip the check (`unchecked`)"
+        )
 
 
 def state_names(model: nn.Module) -> dict[str, str]:

@@ -59,10 +59,16 @@ def capture_task(task: Task) -> Captured:
         return capture_in_place(task)
 
 
-def capture_in_place(task: Task) -> Captured:
-    """Does what `capture_task` does, but leaves behind what the user's code changes in the model."""
+def capture_in_place(task: Task, before: Mapping[str, Tensor] | None = None) -> Captured:
+    """Does what `capture_task` does, but leaves behind what the user's code changes in the model.
+
+    before: the initial state, from another capture of the task; large models leave no room for it twice.
+    """
     b = Builder()
-    initial = task.initial_state()
+    initial = (
+        task.initial_state() if before is None
+        else {name.removeprefix(MODEL): t for name, t in before.items() if name.startswith(MODEL)}
+    )  # fmt: skip
     bf16 = task.bf16()
     refs = {
         name: b.state(MODEL + name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape), bf16=name in bf16)

@@ -9,6 +9,9 @@
 
 What departs is named with the first module whose output departs, or with the first instruction.
 
+Memory bounds the size of a model, so little is held at a time: one step's results in each precision, a few elements of
+torch's optimizer, and outputs of modules only once something departs.
+
 All of (b) and (c) runs on one device, since noise and reference are compared with each other. What fails on another
 device than the CPU, for want of memory or because the model's code makes tensors on the CPU, is checked on the CPU.
 """
@@ -22,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import signature
 from itertools import zip_longest
-from math import sqrt
+from math import hypot, isfinite, sqrt
 from typing import Any, Final
 
 import numpy as np
@@ -33,10 +36,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebreak.engine.capture.captured import MODEL, Captured, capture_in_place
 from tiebreak.engine.capture.draws import Draws, is_draw
-from tiebreak.engine.capture.purity import LossModule, exchanged, untouched
-from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
+from tiebreak.engine.capture.purity import LossModule, exchanged, remembered, untouched
+from tiebreak.engine.capture.task import (
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Lion,
+    NAdam,
+    NamedLoss,
+    RAdam,
+    RMSprop,
+    Rows,
+    Task,
+)
 from tiebreak.engine.capture.user_code import refusal
 from tiebreak.engine.lowering.builder import Ref
+from tiebreak.engine.native import release
 from tiebreak.engine.optimizers.averaging import AVERAGE
 from tiebreak.engine.optimizers.settings import settings_of
 from tiebreak.engine.optimizers.translate import TorchOptimizers, torchs
@@ -52,9 +68,9 @@ RELATIVE: Final = 2.0**-18
 LARGEST: Final = 2.0**-20
 """The same, as a share of the largest gradient of the model, since some gradients are zero but for rounding."""
 SUSPECT: Final = 2.0**-14
-"""What differs by this share in FP64 and FP32 is compared with both."""
+"""Results that differ by this share in FP64 and FP32 are compared with both."""
 COARSE: Final = 2.0**12
-"""What the distances that are allowed in addition are multiplied by then if the program rounds to bfloat16."""
+"""The factor of both allowances for a comparison with FP32 if the program rounds to bfloat16."""
 MOST: Final = 8
 """The most runs in FP32, from weights moved by one rounding, that are compared with it."""
 PERTURBED: Final = 3
@@ -62,10 +78,16 @@ PERTURBED: Final = 3
 CLOCKS: Final = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
 SHIFT: Final = 86_413
 """Seconds (or nanoseconds) by which clocks are shifted."""
+BLOCK: Final = 1 << 18
+"""The elements that are compared at a time: large models leave no room for a second copy of a tensor in FP64."""
+ELEMENTWISE: Final = (SGD, Adam, AdamW, RMSprop, Adagrad, NAdam, RAdam, Lion)
+"""The optimizers that move each element by its own gradients alone, but for the norm by which all are clipped."""
 
 Outputs = list[tuple[str, Tensor]]
 """The output of each call of a module, with the module's path."""
 Tensors = Mapping[str, Tensor]
+_Python = dict[torch.dtype, Callable[[], None]]
+"""Functions that put the model's attributes back as a run in this dtype left them, for its next step."""
 RunStep = Callable[
     [Program, Tensors, int, Tensors, Callable[[int, Tensor], Tensor], torch.device], tuple[Tensors, float]
 ]
@@ -83,8 +105,9 @@ def checked(task: Task, run_step: RunStep, device: torch.device = CPU) -> Captur
     """
     with untouched(task.model):
         captured = capture_in_place(task)
+        release()
         with disturbed():
-            _same_programs(captured, capture_in_place(task))
+            _same_programs(captured, capture_in_place(task, captured.state))
     for place in dict.fromkeys((device, CPU)):
         try:
             with untouched(task.model), torch.enable_grad(), _computing_on(place):
@@ -155,106 +178,253 @@ class _Outcome:
     """The outcome of a step, in names of the task's own model."""
 
     loss: Tensor
-    gradients: dict[str, Tensor]
-    buffers: dict[str, Tensor]
-    outputs: Outputs = field(default_factory=list)
+    gradients: Tensors
+    buffers: Tensors
+    step: int = 1
     before: Tensors = field(default_factory=dict)
     state: Tensors = field(default_factory=dict)
     """The whole state before and after, where the engine has run."""
     drawn: Sequence[Tensor | None] = ()
     """The numbers from which each draw is made (None if the program leaves it out), where the engine has run."""
 
-    def results(self) -> Iterator[tuple[str, Tensor]]:
-        yield "the loss", self.loss
-        yield from ((f"buffer {name}", tensor) for name, tensor in self.buffers.items())
-        yield from ((f"the gradient of {name}", tensor) for name, tensor in self.gradients.items())
+    def results(self) -> dict[str, Tensor]:
+        """The tensors that are compared, by what a message calls them."""
+        return {
+            "the loss": self.loss,
+            **{f"buffer {name}": tensor for name, tensor in self.buffers.items()},
+            **{f"the gradient of {name}": tensor for name, tensor in self.gradients.items()},
+        }
 
 
 def _same_steps(task: Task, captured: Captured, run_step: RunStep, device: torch.device) -> None:
-    found = [_engine(task, captured, 1, captured.state, run_step, device)]
-    if task.steps > 1 and all(bool(torch.isfinite(t).all()) for t in found[0].state.values()):  # others stop the run
-        found.append(_engine(task, captured, 2, found[0].state, run_step, device))
-    runs = [_eager(task, captured, found, dtype, device) for dtype in (torch.float64, torch.float32)]
-    reference, *others = [run for run in runs if run]
-    for step, ours in enumerate(found):
-        near = others
-        departing = _departing(ours, reference[step], [run[step] for run in near])
-        if departing or not others:
-            # A second look: how far do the model's own results move if its weights move by one rounding?
-            dtype = reference[step].loss.dtype
-            moved = [_eager(task, captured, found, dtype, device, seed) for seed in range(PERTURBED)]
-            near = [run for run in (*others, *moved) if run]
-            departing = _departing(ours, reference[step], [run[step] for run in near])
-        if not departing and others and _differ(reference[step], others[0][step]):
-            # A model may do another thing in FP64, which would pass for noise: it must agree with FP32 as well.
-            least, near = COARSE if _is_coarse(captured.program) else 1.0, []
-            while departing := _departing(ours, others[0][step], [run[step] for run in near], least):
-                if len(near) == MOST:
-                    break
-                near.append(_eager(task, captured, found, torch.float32, device, len(near)))
-        if departing:
-            name, distance, allowed = departing[0]
-            first = "step 1 agrees, so it reads state"
-            if step == 0:
-                first = _first_module(task, reference[0], [run[0] for run in near], run_step, device)
-            raise ConfigurationError(
-                f"the program is not the model: in step {step + 1}, {name} is {distance:.3g} from that of eager PyTorch"
-                f", where {allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
-                f"{first}. Please report this with the model; `unchecked` skips the check"
-            )
-    _same_updates(task, captured, found, device)
+    """Compares steps 1 and 2. What is compared is freed, since the memory for all this bounds the size of a model."""
+    python: _Python = {}
+    first = _engine(task, captured, 1, captured.state, run_step, device)
+    _same_results(task, captured, first, python, run_step, device)
+    found = [first]
+    if task.steps > 1 and all(bool(torch.isfinite(t).all()) for t in first.state.values()):  # others stop the run
+        found.append(_engine(task, captured, 2, first.state, run_step, device))
+    wrong = _wrong_update(task, captured.state, found, device)
+    for second in found[1:]:
+        first.gradients = first.state = second.state = {}
+        second.before = {name: tensor for name, tensor in second.before.items() if name.startswith(MODEL)}
+        _same_results(task, captured, second, python, run_step, device)
+    if wrong is not None:
+        raise ConfigurationError(wrong)
 
 
-def _differ(wide: _Outcome, narrow: _Outcome) -> bool:
-    """Whether results in FP32 are further from those in FP64 than small models' rounding is."""
-    largest = max((_size(g) for g in wide.gradients.values()), default=0.0)
-    other = dict(narrow.results())
-    return any(
-        _distance(other[name], t) > SUSPECT * sqrt(t.numel()) * max(_size(t), largest * name.startswith("the gradient"))
-        for name, t in wide.results()
-    )
+def _same_results(
+    task: Task, captured: Captured, ours: _Outcome, python: "_Python", run_step: RunStep, device: torch.device
+) -> None:
+    """Compares a step of the engine with eager PyTorch, of whose runs one is held and the others are freed in turn."""
+    eager, before = partial(_eager, task, captured, ours, device=device), python.copy()
+    wide, narrow = eager(torch.float64, python=python), eager(torch.float32, python=python)
+    assert narrow is not None  # a run in FP32 raises what fails
+    dtype, reference = (torch.float32, narrow) if wide is None else (torch.float64, wide)
+    noise = _with_noise({}, None if wide is None else narrow, reference)
+    differ = _differ(noise, reference)
+    departing = _departing(ours, reference, noise)
+    if departing or wide is None:
+        # A second look: how far do the model's own results move if its weights move by one rounding?
+        for seed in range(PERTURBED):
+            noise = _with_noise(noise, eager(dtype, python=before.copy(), seed=seed), reference)
+        departing = _departing(ours, reference, noise)
+    if not departing and differ:
+        # A model may do another thing in FP64, which would pass for noise: it must agree with FP32 as well.
+        dtype, reference, wide, noise = torch.float32, narrow, None, {}
+        least = COARSE if _is_coarse(captured.program) else 1.0
+        departing = _departing(ours, narrow, noise, least)
+        for seed in range(MOST):
+            if departing:
+                noise = _with_noise(noise, eager(dtype, python=before.copy(), seed=seed), narrow)
+                departing = _departing(ours, narrow, noise, least)
+    if departing:
+        name, distance, allowed = departing[0]
+        del wide, narrow, reference
+        first = "step 1 agrees, so it reads state"
+        if ours.step == 1:
+            first = _first_module(task, captured, ours, dtype, run_step, device)
+        raise ConfigurationError(
+            f"the program is not the model: in step {ours.step}, {name} is {distance:.3g} from that of eager PyTorch"
+            f", where {allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
+            f"{first}. Please report this with the model; `unchecked` skips the check"
+        )
 
 
-def _same_updates(task: Task, captured: Captured, found: Sequence[_Outcome], device: torch.device) -> None:
-    gradients = [outcome.gradients for outcome in found]
-    state = {name: tensor.to(device) for name, tensor in captured.state.items()}
-    narrow = _updates(task, state, gradients, torch.float32)
+def _with_noise(noise: Mapping[str, float], other: _Outcome | None, reference: _Outcome) -> dict[str, float]:
+    """The noise of each result, which is at least the distance between two runs of eager PyTorch."""
+    results, found = {} if other is None else other.results(), dict(noise)
+    for name, wanted in reference.results().items():
+        if name in results:
+            found[name] = max(found.get(name, 0.0), _distance(results[name], wanted))
+    return found
+
+
+def _differ(noise: Mapping[str, float], wide: _Outcome) -> bool:
+    """Whether results in FP32 are further from those in FP64 than FP32's rounding alone brings them in most models."""
+    sizes, results = _sizes(wide), wide.results()
+    return any(distance > SUSPECT * sqrt(results[name].numel()) * max(sizes[name]) for name, distance in noise.items())
+
+
+def _sizes(outcome: _Outcome) -> dict[str, tuple[float, float]]:
+    """The size of each result, and that of the largest gradient if it is a gradient, else 0."""
+    sizes = {name: _size(tensor) for name, tensor in outcome.results().items()}
+    largest = max((size for name, size in sizes.items() if name.startswith("the gradient")), default=0.0)
+    return {name: (size, largest if name.startswith("the gradient") else 0.0) for name, size in sizes.items()}
+
+
+def _is_coarse(program: Program) -> bool:
+    return any(i.is_bf16_sum or (i.opcode, i.function) == (Opcode.MAP, MapFunction.BF16) for i in program.body)
+
+
+def _departing(
+    ours: _Outcome, reference: _Outcome, noise: Mapping[str, float], least: float = 1.0
+) -> list[tuple[str, float, float]]:
+    """Name, distance and allowance of each result that is too far from the reference."""
+    mine, results, sizes = ours.results(), reference.results(), _sizes(reference)
+    found = []
+    for name, wanted in results.items():
+        allowed = _allowed(wanted.numel(), *sizes[name], noise=noise.get(name, 0.0), least=least)
+        distance = _distance(mine[name], wanted) if name in mine else float("inf")
+        if not distance <= allowed:
+            found.append((name, distance, allowed))
+    extra = ((name, _distance(t, torch.zeros_like(t))) for name, t in mine.items() if name not in results)
+    return found + [(name, distance, 0.0) for name, distance in extra if distance > 0]
+
+
+def _allowed(count: int, size: float, largest: float = 0.0, *, noise: float = 0.0, least: float = 1.0) -> float:
+    return NOISE * noise + least * sqrt(count) * (RELATIVE * size + LARGEST * largest) + 1e-30
+
+
+def _size(tensor: Tensor) -> float:
+    """The root mean square of the finite elements."""
+    total, count = 0.0, 0
+    for (block,) in _blocks(tensor):
+        finite = block
+        if not isfinite(square := torch.dot(block, block).item()):
+            finite = block[torch.isfinite(block)]
+            square = torch.dot(finite, finite).item()
+        total, count = total + square, count + finite.numel()
+    return sqrt(total / count) if count else 0.0
+
+
+def _distance(a: Tensor, b: Tensor) -> float:
+    """The norm of the difference; infinite if not the same elements are finite, or integers differ."""
+    if a.shape != b.shape:
+        return float("inf")
+    total = 0.0
+    for x, y in _blocks(a, b):
+        apart = x - y
+        if not isfinite(square := torch.dot(apart, apart).item()):
+            finite = torch.isfinite(y)
+            if not torch.equal(torch.isfinite(x), finite):
+                return float("inf")
+            square = torch.dot(apart[finite], apart[finite]).item()
+        total += square
+    return sqrt(total)
+
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Yields equally many elements of each tensor, few enough for a cache, in FP64 on the device of the last one."""
+    flat = [tensor.detach().reshape(-1) for tensor in tensors]
+    for start in range(0, flat[-1].numel(), BLOCK):
+        yield tuple(part[start : start + BLOCK].to(flat[-1].device, torch.float64) for part in flat)
+
+
+# The optimizer's update
+
+
+def _wrong_update(task: Task, state: Tensors, found: Sequence[_Outcome], device: torch.device) -> str | None:
+    """Describes the first parameter that torch's optimizer, given the engine's gradients, moves elsewhere."""
+    far: dict[tuple[int, str], tuple[float, ...]] = {}
+    rates, runs = task.learning_rates()[: len(found)].double().tolist(), []
+    for dtype in (torch.float64, torch.float32):
+        dtypes = {name: dtype for name, _ in task.model.named_parameters()} | _dtypes(task, dtype)
+        norms = [_norm(task, ours.gradients, dtypes, device) for ours in found]
+        runs.append(partial(_updates, task, dtypes, list(zip(rates, norms, strict=True))))
+    for names, part in _parts(task, found):
+        entries = [prefix + name for prefix in (MODEL, AVERAGE) for name in names]
+        given = [_of_part(ours.gradients, names, part) for ours in found]
+        initial = {name: tensor.to(device) for name, tensor in _of_part(state, entries, part).items()}
+        narrow = runs[1](initial, given)
+        try:
+            wide = runs[0](initial, given)
+        except Exception:  # a user's optimizer may mix dtypes
+            wide = narrow
+        for step, ours in enumerate(found):
+            before, now = (_of_part(tensors, entries, part) for tensors in (ours.before, ours.state))
+            for name, wanted in wide[step].items():
+                if name.removeprefix(MODEL) in ours.buffers:
+                    continue  # a frozen parameter that the step writes
+                sizes = (sqrt(tensor.numel()) * _size(tensor) for tensor in (wanted, before[name]))
+                measured = _distance(now[name], wanted), _distance(narrow[step][name], wanted), *sizes
+                far[step, name] = tuple(map(hypot, measured, far.get((step, name), (0.0,) * 4)))
     named = getattr(task.optimizer, "name", f"torch.optim.{type(task.optimizer).__name__}")
-    try:
-        wide = _updates(task, state, gradients, torch.float64)
-    except Exception:  # a user's optimizer may mix dtypes
-        wide = narrow
-    for step, (ours, wanted, noisy) in enumerate(zip(found, wide, narrow, strict=True), 1):
-        for name, tensor in wanted.items():
-            if name.removeprefix(MODEL) in ours.buffers:
-                continue  # a frozen parameter that the step writes
-            distance = _distance(ours.state[name], tensor)
-            # What nearly cancels keeps the error of the numbers that it is made of.
-            allowed = _allowed(tensor, [noisy[name]]) + _allowed(ours.before[name], [])
-            if bool(torch.isfinite(ours.state[name]).all()) and not distance <= allowed:  # others stop the run
-                raise ConfigurationError(
-                    f"the optimizer's update is not torch's: after step {step}, {name} is {distance:.3g} from what "
-                    f"{named} makes of the same gradients, where {allowed:.3g} is "
-                    "allowed. Please report this with the settings; `unchecked` skips the check"
-                )
+    for (step, name), (distance, noise, size, least) in sorted(far.items(), key=lambda item: item[0][0]):
+        # What nearly cancels keeps the error of the numbers that it is made of.
+        allowed = _allowed(1, size, noise=noise) + _allowed(1, least)
+        if not distance <= allowed and bool(torch.isfinite(found[step].state[name]).all()):  # others stop the run
+            return (
+                f"the optimizer's update is not torch's: after step {step + 1}, {name} is {distance:.3g} from what "
+                f"{named} makes of the same gradients, where {allowed:.3g} is "
+                "allowed. Please report this with the settings; `unchecked` skips the check"
+            )
+    return None
 
 
-def _updates(task: Task, state: Tensors, gradients: Sequence[Tensors], dtype: torch.dtype) -> list[dict[str, Tensor]]:
-    """The parameters, and their moving averages, after each step of torch's optimizer over the given gradients."""
-    kept = _dtypes(task, dtype)
-    own = {
-        n: nn.Parameter(state[MODEL + n].to(kept.get(n, dtype), copy=True)) for n, _ in task.model.named_parameters()
-    }
+def _parts(task: Task, found: Sequence[_Outcome]) -> Iterator[tuple[list[str], slice | None]]:
+    """Yields what torch's optimizer may be given alone: the names of parameters, and which of their elements."""
+    moved = {
+        name: parameter for name, parameter in task.model.named_parameters()
+        if any(name in ours.gradients or ours.state[MODEL + name] is not ours.before[MODEL + name] for ours in found)
+    }  # fmt: skip
+    if type(task.optimizer) not in ELEMENTWISE:
+        yield [*moved], None
+        return
+    for name, parameter in moved.items():
+        for start in range(0, parameter.numel(), BLOCK):
+            yield [name], slice(start, start + BLOCK)
+
+
+def _of_part(tensors: Tensors, names: Sequence[str], part: slice | None) -> dict[str, Tensor]:
+    held = {name: tensors[name] for name in names if name in tensors}
+    return held if part is None else {name: tensor.reshape(-1)[part] for name, tensor in held.items()}
+
+
+def _norm(task: Task, gradients: Tensors, dtypes: Mapping[str, torch.dtype], device: torch.device) -> Tensor | None:
+    """The norm of all gradients, if they are clipped by it."""
+    if (clip := task.clip) is None or clip.norm is None:
+        return None
+    norms = []
+    for name, gradient in gradients.items():
+        own = gradient.to(device, dtypes[name])
+        norms.append(torch.linalg.vector_norm(own if clip.value is None else own.clamp(-clip.value, clip.value)))
+    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+    return total
+
+
+def _updates(
+    task: Task,
+    dtypes: Mapping[str, torch.dtype],
+    steps: Sequence[tuple[float, Tensor | None]],
+    state: Tensors,
+    gradients: Sequence[Tensors],
+) -> list[dict[str, Tensor]]:
+    """The parameters, and their moving averages, after each step of torch's optimizer over the given gradients.
+
+    steps: the learning rate of each step, and the norm of all gradients, if they are clipped by it.
+    """
+    own = {n: nn.Parameter(state[MODEL + n].to(dtypes[n], copy=True)) for n in dtypes if MODEL + n in state}
     moving = {n: own[n].detach().clone() for n in own if AVERAGE + n in state}
-    after = []
-    for optimizers, given in zip(_torchs(task, own), gradients, strict=False):
+    after, wide = [], torch.float64 in dtypes.values()
+    for optimizers, (_, norm), given in zip(_torchs(task, own, steps), steps, gradients, strict=False):
         for name, gradient in given.items():
             own[name].grad = gradient.to(own[name].dtype, copy=True)
         if task.clip is not None and task.clip.value is not None:
             nn.utils.clip_grad_value_(own.values(), task.clip.value)
-        if task.clip is not None and task.clip.norm is not None:
-            nn.utils.clip_grad_norm_(own.values(), task.clip.norm)
-        with _Unrounded() if dtype == torch.float64 else nullcontext():
+        if task.clip is not None and norm is not None and task.clip.norm is not None:
+            nn.utils.clip_grads_with_norm_(own.values(), task.clip.norm, norm)
+        with _Unrounded() if wide else nullcontext():
             for optimizer in optimizers:
                 type(optimizer).step(optimizer)
         moving = {name: torch.lerp(own[name].detach(), old, task.average or 0.0) for name, old in moving.items()}
@@ -263,117 +433,20 @@ def _updates(task: Task, state: Tensors, gradients: Sequence[Tensors], dtype: to
     return after
 
 
-def _torchs(task: Task, own: Mapping[str, nn.Parameter]) -> Iterator[Sequence[torch.optim.Optimizer]]:
+def _torchs(
+    task: Task, own: Mapping[str, nn.Parameter], steps: Sequence[tuple[float, Tensor | None]]
+) -> Iterator[Sequence[torch.optim.Optimizer]]:
     """Yields, before each step, torch's optimizers of the task over other parameters."""
-    o = task.optimizer
+    o, parameters = task.optimizer, dict(task.model.named_parameters())
     if isinstance(o, TorchOptimizers):
-        yield from o.copies({p: own[name] for name, p in task.model.named_parameters()}, task.schedule)
+        yield from o.copies({parameters[name]: p for name, p in own.items()}, task.schedule)
         return
     settings = {name: settings_of(o, name) for name in own}
     optimizer = torchs(o, [{"params": [p], "weight_decay": settings[n][1]} for n, p in own.items()])
-    for rate in task.learning_rates().double().tolist():
+    for rate, _ in steps:
         for group, (factor, _) in zip(optimizer.param_groups, settings.values(), strict=True):
             group["lr"] = rate * factor
         yield [optimizer]
-
-
-def _is_held(task: Task, parameter: nn.Parameter) -> bool:
-    """Whether an optimizer changes a parameter, and so reads its gradient."""
-    if not isinstance(task.optimizer, TorchOptimizers):
-        return True
-    return any(p is parameter for o in task.optimizer.optimizers for g in o.param_groups for p in g["params"])
-
-
-def _is_coarse(program: Program) -> bool:
-    return any(i.is_bf16_sum or (i.opcode, i.function) == (Opcode.MAP, MapFunction.BF16) for i in program.body)
-
-
-def _departing(
-    ours: _Outcome, reference: _Outcome, others: Sequence[_Outcome], least: float = 1.0
-) -> list[tuple[str, float, float]]:
-    """Name, distance and allowance of each result that is too far from the reference."""
-    near = [dict(other.results()) for other in others]
-    scale = max((_size(g) for g in reference.gradients.values()), default=0.0)
-    mine = dict(ours.results())
-    found = []
-    for name, wanted in reference.results():
-        largest = scale if name.startswith("the gradient") else 0.0
-        allowed = _allowed(wanted, [other[name] for other in near if name in other], largest, least)
-        # What the step writes without changing it is not among the engine's results.
-        own = mine.get(name, ours.before.get(MODEL + name.removeprefix("buffer ")))
-        distance = float("inf") if own is None else _distance(own, wanted)
-        if not distance <= allowed:
-            found.append((name, distance, allowed))
-    extra = (
-        (name, _distance(t, torch.zeros_like(t))) for name, t in mine.items() if name not in dict(reference.results())
-    )
-    return found + [(name, distance, 0.0) for name, distance in extra if distance > 0]
-
-
-def _allowed(wanted: Tensor, others: Sequence[Tensor], largest: float = 0.0, least: float = 1.0) -> float:
-    noise = max((_distance(other, wanted) for other in others), default=0.0)
-    size = _size(wanted)
-    return NOISE * noise + least * sqrt(wanted.numel()) * (RELATIVE * size + LARGEST * largest) + 1e-30
-
-
-def _size(tensor: Tensor) -> float:
-    """The root mean square of the finite elements."""
-    finite = tensor.double()[torch.isfinite(tensor.double())]
-    return finite.square().mean().sqrt().item() if finite.numel() else 0.0
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    """The norm of the difference; infinite if not the same elements are finite, or integers differ."""
-    a, b = a.to(b.device).double(), b.double()
-    if a.shape != b.shape or not torch.equal(torch.isfinite(a), torch.isfinite(b)):
-        return float("inf")
-    apart: Tensor = (a - b)[torch.isfinite(b)].norm()
-    return apart.item()
-
-
-# The engine's side
-
-
-def _engine(
-    task: Task, captured: Captured, step: int, state: Tensors, run_step: RunStep, device: torch.device
-) -> _Outcome:
-    values = dict[int, Tensor]()
-    drawn = {value for value in captured.draws if value is not None}
-    wanted = {ref.value for ref in captured.gradients.values()} | drawn
-
-    def observe(leaf: int, tensor: Tensor) -> Tensor:
-        if leaf in wanted:
-            values[leaf] = tensor.clone() if leaf in drawn else tensor
-        return tensor
-
-    after, loss = run_step(captured.program, captured.data, step, state, observe, device)
-    gradients = {name: _read(values[ref.value], ref) for name, ref in captured.gradients.items()}
-    frozen = {n: (state[MODEL + n], after[MODEL + n]) for n, p in task.model.named_parameters() if not p.requires_grad}
-    buffers = {name: after[MODEL + name] for name, _ in task.model.named_buffers()}
-    buffers |= {name: new for name, (old, new) in frozen.items() if not torch.equal(old, new)}
-    numbers = [None if value is None else values[value] for value in captured.draws]
-    return _Outcome(torch.tensor(loss), gradients, buffers, [], state, after, numbers)
-
-
-def _read(value: Tensor, ref: Ref) -> Tensor:
-    index = torch.tensor(ref.offset, device=value.device)
-    for size, stride in zip(ref.shape, ref.strides, strict=True):
-        index = index[..., None] + torch.arange(size, device=value.device) * stride
-    return value.flatten()[index]
-
-
-def _batches(task: Task, captured: Captured, step: int) -> tuple[list[tuple[Tensor, ...]], int]:
-    """The batches of a step (from 0), by section 7 of the specification in integers, and their losses' divisor."""
-    stream = next(i.params.stream for i in captured.program.body if isinstance(i.params, ShuffleParams))
-    n, size = task.examples, task.batch.size
-    draws = range(step * size * task.accumulation, (step + 1) * size * task.accumulation)
-    chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in draws]
-    parts = [torch.tensor(chosen[start : start + size]) for start in range(0, len(chosen), size)]
-    divisor = task.accumulation if task.items is None else int(task.data[task.items][chosen].sum())
-    return [task.batch.examples.take(task.data, part) for part in parts], divisor
-
-
-# Eager PyTorch's side
 
 
 class _Unrounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -389,6 +462,62 @@ class _Unrounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
+def _is_held(task: Task, parameter: nn.Parameter) -> bool:
+    """Whether an optimizer changes a parameter, and so reads its gradient."""
+    if not isinstance(task.optimizer, TorchOptimizers):
+        return True
+    return any(p is parameter for o in task.optimizer.optimizers for g in o.param_groups for p in g["params"])
+
+
+# The engine's side
+
+
+def _engine(
+    task: Task, captured: Captured, step: int, state: Tensors, run_step: RunStep, device: torch.device
+) -> _Outcome:
+    release()
+    values = dict[int, Tensor]()
+    drawn = {value for value in captured.draws if value is not None}
+    wanted = {ref.value for ref in captured.gradients.values()} | drawn
+
+    def observe(leaf: int, tensor: Tensor) -> Tensor:
+        if leaf in wanted:
+            values[leaf] = tensor.clone() if leaf in drawn else tensor
+        return tensor
+
+    after, loss = run_step(captured.program, captured.data, step, state, observe, device)
+    gradients = {name: _read(values[ref.value], ref) for name, ref in captured.gradients.items()}
+    buffers = {name: after[MODEL + name] for name, _ in task.model.named_buffers()}
+    frozen = [MODEL + name for name, p in task.model.named_parameters() if not p.requires_grad]
+    buffers |= {name.removeprefix(MODEL): after[name] for name in frozen if after[name] is not state[name]}
+    numbers = [None if value is None else values[value] for value in captured.draws]
+    return _Outcome(torch.tensor(loss), gradients, buffers, step, state, after, numbers)
+
+
+def _read(value: Tensor, ref: Ref) -> Tensor:
+    if all(stride >= 0 for stride in ref.strides):
+        return value.flatten().as_strided(ref.shape, ref.strides, ref.offset)
+    index = torch.tensor(ref.offset, device=value.device)
+    for size, stride in zip(ref.shape, ref.strides, strict=True):
+        index = index[..., None] + torch.arange(size, device=value.device) * stride
+    return value.flatten()[index]
+
+
+def _batches(task: Task, captured: Captured, step: int) -> tuple[list[tuple[Tensor, ...]], int]:
+    """The batches of a step (from 0), by section 7 of the specification in integers, and their losses' divisor."""
+    shuffles = (i.params.stream for i in captured.program.body if isinstance(i.params, ShuffleParams))
+    stream = next(shuffles, 0)  # without a shuffle, no batch is read
+    n, size = task.examples, task.batch.size
+    draws = range(step * size * task.accumulation, (step + 1) * size * task.accumulation)
+    chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in draws]
+    parts = [torch.tensor(chosen[start : start + size]) for start in range(0, len(chosen), size)]
+    divisor = task.accumulation if task.items is None else int(task.data[task.items][chosen].sum())
+    return [task.batch.examples.take(task.data, part) for part in parts], divisor
+
+
+# Eager PyTorch's side
+
+
 class _Drawn(Draws):  # type: ignore[no-untyped-call]
     """Puts the engine's random numbers, in the order of the step, where eager PyTorch would draw its own.
 
@@ -400,7 +529,7 @@ class _Drawn(Draws):  # type: ignore[no-untyped-call]
         self._numbers = list(numbers)
         self._given: list[Tensor | None] = []
 
-    def _next(self, shape: torch.Size) -> Tensor | None:
+    def _next(self, shape: Sequence[int]) -> Tensor | None:
         found = self._numbers[0] if self._numbers else None
         if found is not None and found.shape != shape:
             return None  # nothing reads it, and the trace left it out
@@ -419,12 +548,14 @@ class _Drawn(Draws):  # type: ignore[no-untyped-call]
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if not is_draw(func):
             return result
-        form, first = _FORMS.get(func._schema.name.removeprefix("aten::").rstrip("_")), self.earlier[-1]
-        again = None if first is None else self._given[first]
-        self._given.append(again if first is not None or form is None else self._next(result.shape))
-        if form is not None and (number := self._given[-1]) is not None:
-            given = {a.name: a.default_value for a in func._schema.arguments} | (kwargs or {})
-            given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
+        given = {a.name: a.default_value for a in func._schema.arguments} | (kwargs or {})
+        given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
+        name, first = func._schema.name.removeprefix("aten::").rstrip("_"), self.earlier[-1]
+        form, number = _FORMS.get(name), None if first is None else self._given[first]
+        if form is not None and first is None:
+            number = self._next(_SHAPES[name](result.shape, given) if name in _SHAPES else result.shape)
+        self._given.append(number)
+        if form is not None and number is not None:
             wide = number.is_floating_point() and result.dtype == torch.float64
             number = number.to(result.device, result.dtype if wide else number.dtype)
             result.copy_(form(number, given))
@@ -442,11 +573,37 @@ def _integers(drawn: Tensor, given: Mapping[str, Any]) -> Tensor:
     return found
 
 
+def _raced(waits: Tensor, given: Mapping[str, Any]) -> Tensor:
+    """The index that each draw of `multinomial` gives, from exponential numbers."""
+    weights: Tensor = given["self"]
+    if given["replacement"]:
+        return (weights.unsqueeze(-2) / waits).argmax(-1)
+    return (weights / waits).topk(given["num_samples"]).indices
+
+
+def _gamma(numbers: Tensor, given: Mapping[str, Any], *, is_share: bool) -> Tensor:
+    """Gamma numbers, or the shares that are Dirichlet numbers, from a normal and an exponential one for each."""
+    a: Tensor = given["self"]
+    d = a + 2 / 3
+    cubed, less = d * (1 + numbers[0] / (3 * d.sqrt())) ** 3, numbers[1] / a
+    if is_share:
+        return torch.softmax(cubed.log() - less, -1).clamp(2.0**-126, 1 - 2.0**-24)
+    return (cubed * torch.exp(-less)).clamp(min=2.0**-126)
+
+
+_SHAPES: Final[dict[str, Callable[[torch.Size, Mapping[str, Any]], Sequence[int]]]] = {
+    "multinomial": lambda shape, given: (*(shape if given["replacement"] else shape[:-1]), given["self"].shape[-1]),
+    **dict.fromkeys(("_standard_gamma", "_sample_dirichlet"), lambda shape, _: (2, *shape)),
+}
+"""The shape of the engine's numbers for a draw, by operator, where it is not that of the result."""
 _FORMS: Final[dict[str, Callable[[Tensor, Mapping[str, Any]], Tensor]]] = {
     "bernoulli": _below,
     "uniform": lambda u, given: given["from"] + (given["to"] - given["from"]) * u,
     "normal": lambda z, given: given["mean"] + given["std"] * z,
     "exponential": lambda e, given: e / given["lambd"],
+    "multinomial": _raced,
+    "_standard_gamma": partial(_gamma, is_share=False),
+    "_sample_dirichlet": partial(_gamma, is_share=True),
     **dict.fromkeys(("randint", "randint_like", "random"), _integers),
     **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "randperm"), lambda drawn, _: drawn),
 }
@@ -465,9 +622,8 @@ def _by_name(task: Task, model: nn.Module, *batch: Tensor) -> Tensor:
 
 
 @contextmanager
-def _outputs(model: nn.Module) -> Iterator[Outputs]:
+def _outputs(model: nn.Module, found: Outputs) -> Iterator[Outputs]:
     """Collects the first tensor of what each module returns."""
-    found: Outputs = []
 
     def keep(path: str, output: Any) -> None:
         while isinstance(output, tuple | list | dict) and output:
@@ -489,28 +645,32 @@ def _outputs(model: nn.Module) -> Iterator[Outputs]:
 def _eager(
     task: Task,
     captured: Captured,
-    given: Sequence[_Outcome],
+    ours: _Outcome,
     dtype: torch.dtype,
     device: torch.device,
+    *,
+    python: "_Python | None" = None,
     seed: int | None = None,
-) -> list[_Outcome]:
-    """Steps of plain PyTorch, each from the state that the engine's step was given.
+    outputs: Outputs | None = None,
+) -> _Outcome | None:
+    """A step of plain PyTorch from the state that the engine's step was given. None if FP64 does not run on the CPU.
 
-    The list is empty if FP64 does not run on the CPU. seed: moves every weight by one rounding.
+    python: puts back what the model's attributes held after the step before; here, those after this step are kept.
+    seed: moves every weight by one rounding. outputs: gets the outputs of all modules.
     """
-    default, found = torch.get_default_dtype(), []
+    release()
+    default, held = torch.get_default_dtype(), {} if python is None else python
     torch.set_default_dtype(dtype)
     try:
-        whole = device != CPU or _is_coarse(captured.program)  # fused, it would round elsewhere, or draw unseen
-        attention = sdpa_kernel(SDPBackend.MATH) if whole else nullcontext()
-        with untouched(task.model), attention, torch.compiler.set_stance("force_eager"):
-            for number, ours in enumerate(given):
-                found.append(_eager_step(task, _batches(task, captured, number), ours, dtype, device, seed))
+        with untouched(task.model), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+            held.get(dtype, lambda: None)()
+            found = _eager_step(task, _batches(task, captured, ours.step - 1), ours, dtype, device, seed, outputs)
+            held[dtype] = remembered(task.model)
     except ConfigurationError:
         raise
     except Exception as error:
         if dtype == torch.float64 and device == CPU:
-            return []
+            return None
         raise refusal(error, task.model, "step 1 or 2 fails in plain PyTorch", "mend it first") from error
     finally:
         torch.set_default_dtype(default)
@@ -524,6 +684,7 @@ def _eager_step(
     dtype: torch.dtype,
     device: torch.device,
     seed: int | None,
+    outputs: Outputs | None,
 ) -> _Outcome:
     parameters, losses, (batches, divisor) = dict(task.model.named_parameters()), list[Any](), given
     kept = _dtypes(task, dtype)
@@ -536,17 +697,18 @@ def _eager_step(
         own[MODEL + name] = nn.Parameter(own[MODEL + name], parameter.requires_grad)
     step = LossModule(task.model, partial(_by_name, task))
     default = nullcontext() if device == CPU else device
-    with default, _Drawn(ours.drawn) as draws, _outputs(task.model) as outputs:
+    watching: Any = nullcontext([]) if outputs is None else _outputs(task.model, outputs)
+    with default, _Drawn(ours.drawn) as draws, watching as collected:
         for batch in batches:
             cast = tuple(
                 t.to(device, dtype if t.is_floating_point() else t.dtype, copy=not t.is_floating_point()) for t in batch
             )
-            outputs.clear()
+            collected.clear()
             with exchanged(step, own):
                 losses.append(step(*cast) / divisor)
-                count = len(outputs)
+                count = len(collected)
                 losses[-1].backward()
-                del outputs[count:]  # a checkpointed part has called its modules again
+                del collected[count:]  # a checkpointed part has called its modules again
             own |= {MODEL + name: t.detach() for name, t in step.assigned.items()}
     draws.check_all_drawn()
     read = {n for n, p in parameters.items() if p.requires_grad and (n in ours.gradients or _is_held(task, p))}
@@ -554,17 +716,17 @@ def _eager_step(
     frozen = [name for name, p in parameters.items() if not p.requires_grad]
     written = [n for n in frozen if n in ours.buffers or not torch.equal(own[MODEL + n], start(n))]
     buffers = {name: own[MODEL + name] for name in (*dict(task.model.named_buffers()), *written)}
-    return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers, outputs)
+    return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers)
 
 
 def _dtypes(task: Task, dtype: torch.dtype) -> dict[str, torch.dtype]:
     """The dtypes of the tensors that do not take `dtype`: FP32 runs leave bfloat16 as it is."""
-    return {} if dtype == torch.float64 else dict.fromkeys(task.bf16(), torch.bfloat16)
+    return {name: own for name, own in task.narrow().items() if dtype != torch.float64 or not own.is_floating_point}
 
 
 def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
     if not tensor.is_floating_point():
-        return tensor.clone()
+        return tensor.to(dtype, copy=True) if not dtype.is_floating_point else tensor.clone()
     if seed is None:
         return tensor.to(dtype, copy=True)
     signs = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
@@ -575,29 +737,48 @@ def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
 
 
 def _first_module(
-    task: Task, reference: _Outcome, others: Sequence[_Outcome], run_step: RunStep, device: torch.device
+    task: Task, captured: Captured, ours: _Outcome, dtype: torch.dtype, run_step: RunStep, device: torch.device
 ) -> str:
     """Captures the task again with every module's output as state, and says which is the first that departs."""
 
     def loss(probed: Any, *batch: Tensor) -> Tensor:
-        with _outputs(probed.inner) as found:
+        with _outputs(probed.inner, []) as found:
             value = task.loss(probed.inner, *batch)
         for number, (_, tensor) in enumerate(found):
             setattr(probed, f"probe{number}", tensor.float())
         return value
 
+    noise: dict[int, float] = {}
+    try:
+        wanted = _outputs_of(task, captured, ours, dtype, device)
+        for kind, seed in ((torch.float32, None), *((dtype, seed) for seed in range(PERTURBED))):
+            for number, (_, tensor) in enumerate(_outputs_of(task, captured, ours, kind, device, seed)[: len(wanted)]):
+                noise[number] = max(noise.get(number, 0.0), _distance(tensor, wanted[number][1]))
+    except ConfigurationError:
+        return (
+            "no module can be named, since the model does not run while its modules are observed (a frozen "
+            "nn.TransformerEncoder then needs enable_nested_tensor=False)"
+        )
     model = nn.Module()
     model.inner = task.model
-    for number, (_, tensor) in enumerate(reference.outputs):
+    for number, (_, tensor) in enumerate(wanted):
         model.register_buffer(f"probe{number}", torch.zeros(tensor.shape))
     probed = replace(task, model=model, loss=loss, optimizer=SGD(lr=1.0), clip=None, average=None)
     try:
-        captured = capture_in_place(probed)
-        ours = _engine(probed, captured, 1, captured.state, run_step, device)
+        again = capture_in_place(probed)
+        buffers = _engine(probed, again, 1, again.state, run_step, device).buffers
     except ConfigurationError as error:
         return f"the module cannot be told ({error})"
-    for number, (path, wanted) in enumerate(reference.outputs):
-        near = [other.outputs[number][1] for other in others]
-        if not _distance(ours.buffers[f"probe{number}"], wanted) <= _allowed(wanted, near):
+    for number, (path, tensor) in enumerate(wanted):
+        allowed = _allowed(tensor.numel(), _size(tensor), noise=noise.get(number, 0.0))
+        if not _distance(buffers[f"probe{number}"], tensor) <= allowed:
             return f"the first module whose output departs is {path or 'the model itself'}"
     return "every module's output agrees, so it is in the loss, in a buffer or in the backward pass"
+
+
+def _outputs_of(
+    task: Task, captured: Captured, ours: _Outcome, dtype: torch.dtype, device: torch.device, seed: int | None = None
+) -> Outputs:
+    found: Outputs = []
+    _eager(task, captured, ours, dtype, device, seed=seed, outputs=found)
+    return found

@@ -37,7 +37,7 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def restart(self) -> None:
         """Begins a step in the present state."""
         self.earlier: list[int | None] = []
-        """For each draw, the number of the draw that it repeats; None for a new one."""
+        """The number of the draw that each draw repeats; None for a new one."""
         self._first: dict[bytes, int | None] = {random_state(): None}
         self._calls: list[Any] = []
 
@@ -47,7 +47,7 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         begun = random_state()
         result = func(*args, **kwargs)
-        if self._traced and any(t.numel() for t in tree_leaves(result)):
+        if self._traced and any(isinstance(t, Tensor) and t.numel() for t in tree_leaves(result)):
             with _disable_current_modes():
                 torch.rand(())
         return self._noted(begun, tree_map_only(Tensor, _layout, (func, args, kwargs)), result)

@@ -6,7 +6,11 @@ import torch
 
 _ORDER = "of orders `sort`, `topk`, `kthvalue` and `median` have a form; use one of them, or comparisons and sums"
 _SHAPE = "the shape of its result depends on data; keep the shape and use masks and `where`"
-_RANDOM = "of draws only uniform, normal, exponential, integers within bounds, permutations and `bernoulli` have a form"
+_RANDOM = (
+    "of draws only uniform, normal, exponential, gamma, beta and Dirichlet numbers, `bernoulli`, `multinomial`, "
+    "integers within bounds and permutations have a form"
+)
+_DRAWN = "a draw has no gradient in its distribution's shape; detach that, or draw by `.sample()`"
 _MATRIX = "decompositions of matrices have no form; move it out of the step or write it with products"
 _FUNCTION = "it has no form of stated accuracy (docs/OPERATORS.md); move it out of the step or approximate it"
 _COMPLEX = "complex numbers have no form; write real and imaginary parts apart"
@@ -14,11 +18,12 @@ _COMPLEX = "complex numbers have no form; write real and imaginary parts apart"
 HINTS: Final[dict[str, str]] = {
     **dict.fromkeys(("nanmedian", "mode", "searchsorted"), _ORDER),
     **dict.fromkeys(("nonzero", "masked_select", "_unique2", "unique_dim", "bincount"), _SHAPE),
-    **dict.fromkeys(("multinomial", "poisson", "geometric", "cauchy", "log_normal", "random", "randint_like",
-                     "_standard_gamma", "_sample_dirichlet", "binomial"), _RANDOM),
+    **dict.fromkeys(("poisson", "geometric", "cauchy", "log_normal", "random", "randint_like",
+                     "binomial"), _RANDOM),
+    **dict.fromkeys(("_standard_gamma_grad", "_dirichlet_grad"), _DRAWN),
     **dict.fromkeys(("linalg_inv_ex", "linalg_cholesky_ex", "linalg_qr", "_linalg_svd", "_linalg_eigh", "linalg_lu",
                      "linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "triangular_solve",
-                     "linalg_solve_triangular", "linalg_matrix_exp", "_linalg_check_errors", "linalg_eig"), _MATRIX),
+                     "linalg_solve_triangular", "linalg_matrix_exp", "linalg_eig"), _MATRIX),
     **dict.fromkeys(("complex", "view_as_complex", "view_as_real", "polar", "real", "imag", "_conj", "angle",
                      "_fft_r2c", "_fft_c2r", "_fft_c2c"), _COMPLEX),
     "_local_scalar_dense": "a number read from a tensor cannot decide what is computed; keep it a tensor",

@@ -37,7 +37,6 @@ _RANDOM: Final = "draw with torch.rand, torch.bernoulli or dropout, which follow
 _STATE: Final = "a tensor in a buffer (`register_buffer`) is state; a schedule and data can change from step to step"
 _SEED: Final = 0x7EB_4EAC
 """The seed of both runs; no user's own, whose state would pass for that of a step's start."""
-_SETTING: Final = "set it before the training, or in a `with` block, whose end puts it back"
 _LOADER: Final = "give the data to the task itself (`data=`, `batch=`), and take each batch as arguments of the loss"
 
 
@@ -69,20 +68,30 @@ class LossModule(nn.Module):
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Puts back what running the model may change: its attributes, gradients and modes, and the process's settings."""
-    held = [_keeper(module.__dict__) for module in model.modules()]
+    restore = remembered(model)
     parameters = [(p, p.grad, p.requires_grad) for p in model.parameters()]
-    python, numpy, process = random.getstate(), np.random.get_state(), settings()
     try:
-        with torch.random.fork_rng(devices=[]):
-            yield
+        yield
     finally:
+        restore()
+        for parameter, gradient, wanted in parameters:
+            parameter.requires_grad_(wanted).grad = gradient
+
+
+def remembered(model: nn.Module) -> Callable[[], None]:
+    """A function that puts back the model's attributes, the random streams and the process's settings of now."""
+    held = [_keeper(module.__dict__) for module in model.modules()]
+    python, numpy, drawn, process = random.getstate(), np.random.get_state(), torch.get_rng_state(), settings()
+
+    def restore() -> None:
         put_back(process)
         random.setstate(python)
         np.random.set_state(numpy)
-        for restore in held:
-            restore()
-        for parameter, gradient, wanted in parameters:
-            parameter.requires_grad_(wanted).grad = gradient
+        torch.set_rng_state(drawn)
+        for each in held:
+            each()
+
+    return restore
 
 
 @contextmanager
@@ -286,10 +295,7 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     torch.manual_seed(_SEED)
     process = settings()
     rehearse()
-    if settings() != process:
-        put_back(process)
-        place = first_line(rehearse, lambda: settings() != process, model)
-        raise ConfigurationError(_words(place, "changes a setting of torch for the next step", _SETTING))
+    _refuse_settings(model, rehearse, process)
     rehearse.watch, first, drawn = nullcontext(), rehearse.results(), random_state()
     if "written" in watch.found:
         raise ConfigurationError(
@@ -321,18 +327,19 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
             .format(*watch.found["read"])
         )  # fmt: skip
     _refuse_strangers(rehearse, reach)
-    if drawn == random_state() and not _alike(first, second):
+    if drawn != random_state() or not _alike(first, second):
         raise ConfigurationError(
-            "the step cannot be captured: in plain PyTorch its first run has other results than its second one, on the "
-            "same tensors. A program does the same in every step; call the model once on a batch before (and load "
-            "its initial weights again), or make what is done once a part of __init__"
+            "the step cannot be captured: in plain PyTorch its first run has other results or draws than its second "
+            "one, on the same tensors. A program does the same in every step; call the model once on a batch before "
+            "(and load its initial weights again), or make what is done once a part of __init__"
         )
     return frozenset(rehearse.step.assigned)
 
 
 def _alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     return len(first) == len(second) and all(
-        a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-6, equal_nan=True)
+        a.shape == b.shape
+        and (torch.equal(a, b) or torch.allclose(a.double(), b.double(), rtol=1e-4, atol=1e-6, equal_nan=True))
         for a, b in zip(first, second, strict=True)
     )
 
@@ -376,6 +383,14 @@ def _refuse_other_memory(model: nn.Module, rehearse: _Rehearsal) -> None:
             )
 
 
+def _refuse_settings(model: nn.Module, rehearse: _Rehearsal, before: tuple[Any, ...]) -> None:
+    if settings() != before:
+        put_back(before)
+        place = first_line(rehearse, lambda: settings() != before, model)
+        advice = "set it before the training, or in a `with` block, whose end puts it back"
+        raise ConfigurationError(_words(place, "changes a setting of torch for the next step", advice))
+
+
 def _refuse_marks(model: nn.Module, rehearse: _Rehearsal) -> None:
     """Refuses hooks and attributes that the step leaves on its parameters and buffers: the next step has them too."""
     for name in rehearse.given:
@@ -416,27 +431,38 @@ def _extent(tensor: Tensor) -> int:
     return (last + 1) * tensor.element_size()
 
 
-def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
-    """The forbidden deed of a call of a function in C, and advice; None if a step may make that call."""
-    owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
-    if isinstance(owner, random.Random) or name in ("urandom", "getrandom"):
-        return f"reads random numbers of Python (`{name}`)", _RANDOM
+def _deed_of_torch(owner: Any, name: str, frame: FrameType) -> tuple[str, str] | None:
+    """The same for functions of torch. owner: the object whose method is called."""
     if isinstance(owner, torch.Generator) and name in ("manual_seed", "seed"):
         return (
             f"seeds torch's random numbers (`{name}`)",
             "leave that out, or the layer that does it: each step draws by the job's seed; keep numbers that are to "
             "stay the same in a buffer",
         )
-    if name == "_push_saved_tensors_default_hooks":
-        saving = isinstance(frame.f_locals.get("self"), torch.autograd.graph.save_on_cpu)
+    within = name == "run_backward" and torch._C._current_graph_task_id() != -1
+    if within and frame.f_locals.get("kwargs", {}).get("accumulate_grad", False):
         return (
-            None
-            if saving
-            else (
-                "changes what autograd saves (`saved_tensors_hooks`)",
-                "keep it out of the step, and compute in forward what the backward pass is to read",
-            )
+            "calls `backward` in a backward pass, which adds to gradients behind the step",
+            "call torch.autograd.grad there, or use torch.utils.checkpoint for a part that is computed again",
         )
+    if name.endswith("_sdp_enabled") and is_users(frame.f_back.f_code.co_filename if frame.f_back else ""):
+        return f"asks which kernels attention may use (`{name}`)", "leave that out: a program has one form of it"
+    saves = name == "_push_saved_tensors_default_hooks"
+    if saves and not isinstance(frame.f_locals.get("self"), torch.autograd.graph.save_on_cpu):
+        return (
+            "changes what autograd saves (`saved_tensors_hooks`)",
+            "keep it out of the step, and compute in forward what the backward pass is to read",
+        )
+    return None
+
+
+def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
+    """The forbidden deed of a call of a function in C, and advice; None if a step may make that call."""
+    owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
+    if isinstance(owner, random.Random) or name in ("urandom", "getrandom"):
+        return f"reads random numbers of Python (`{name}`)", _RANDOM
+    if (deed := _deed_of_torch(owner, name, frame)) is not None:
+        return deed
     if "site-packages" in frame.f_code.co_filename or frame.f_globals.get("__name__") == "logging":
         return None  # libraries read clocks for their logs, and in callbacks of the garbage collector
     if (isinstance(owner, ModuleType) and called in _CLOCKS) or (

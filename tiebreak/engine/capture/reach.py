@@ -144,7 +144,7 @@ _SETTINGS: Final[Sequence[tuple[Callable[[], Any], Callable[[Any], Any]]]] = (
     (partial(torch.get_autocast_dtype, "cpu"), partial(torch.set_autocast_dtype, "cpu")),
     (sys.getrecursionlimit, sys.setrecursionlimit),
 )
-"""How to read a setting of the process, and how to set it."""
+"""Functions that read a setting of the process, and that set it."""
 
 
 def settings() -> Parts:

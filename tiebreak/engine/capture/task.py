@@ -261,10 +261,11 @@ class Task:
             advice = "scale or clip gradients with `clip=`, or in forward with `register_hook` on a result"
             require(not hooks, f"{name} without hooks on its gradient, which a program cannot call ({advice})", "some")
             floats = torch.float32, torch.bfloat16
-            allowed = floats if isinstance(tensor, nn.Parameter) else (*floats, torch.int64, torch.bool)
+            allowed = floats if isinstance(tensor, nn.Parameter) else (*floats, torch.int64, torch.bool, *NARROW)
             require(tensor.dtype in allowed, f"{name} to be one of {allowed} (convert it)", tensor.dtype)
             finite = not tensor.dtype.is_floating_point or bool(torch.isfinite(tensor).all())
-            require(finite, f"only finite numbers in {name}", "others")
+            advice = "call the model once on a batch if an observer or a cache is still empty"
+            require(finite, f"only finite numbers in {name} ({advice})", "others")
         names = [name for name, _ in self.model.named_parameters()]
         require(any(p.requires_grad for p in self.model.parameters()), "a parameter that requires a gradient", names)
         check_groups(self.optimizer.groups, names)
@@ -282,14 +283,18 @@ class Task:
     def initial_state(self) -> dict[str, Tensor]:
         """Copies of the parameters and buffers by name; tied ones appear once, under their first name.
 
-        Those of bfloat16 are float32 here, as in the program.
+        Those of bfloat16 are float32 here, and narrow integers int64, as in the program.
         """
-        named = {name: tensor.detach() for name, tensor in self._tensors()}
-        return {name: t.float() if t.dtype == torch.bfloat16 else t.clone() for name, t in named.items()}
+        wide = {torch.bfloat16: torch.float32, **dict.fromkeys(NARROW, torch.int64)}
+        return {name: t.detach().to(wide.get(t.dtype, t.dtype), copy=True) for name, t in self._tensors()}
 
     def bf16(self) -> frozenset[str]:
         """The names of the parameters and buffers that the model holds in bfloat16."""
-        return frozenset(name for name, tensor in self._tensors() if tensor.dtype == torch.bfloat16)
+        return frozenset(name for name, dtype in self.narrow().items() if dtype == torch.bfloat16)
+
+    def narrow(self) -> dict[str, torch.dtype]:
+        """The dtypes of the parameters and buffers that a program holds in a wider one."""
+        return {name: t.dtype for name, t in self._tensors() if t.dtype in (torch.bfloat16, *NARROW)}
 
     def _tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.model.named_parameters()

@@ -6,13 +6,13 @@ internals. It is tested with torch 2.13.0; the program made from the graph no lo
 The graph is traced on fake tensors, so nothing is computed and no parameter is copied. Meanwhile torch reports the same
 as inside `torch.export` (`torch.compiler.is_compiling()` and `is_exporting()` are true), which makes libraries take
 paths that do not depend on data. If such a path fails because the library left out an argument there, the path for
-eager PyTorch is traced instead.
+eager PyTorch is traced instead. If a step needs a number, it is traced again with counters that stay tensors.
 """
 
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Final
@@ -21,12 +21,14 @@ import torch
 import torch.fx.traceback
 from torch import Tensor, fx, nn
 from torch._guards import TracingContext, tracing
+from torch._library.simple_registry import singleton
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from tiebreak.engine.capture import losses
+from tiebreak.engine.capture import losses, substitutes
 from tiebreak.engine.capture.draws import Draws, is_draw
 from tiebreak.engine.capture.hints import operator_hint
 from tiebreak.engine.capture.purity import LossModule, as_written, exchanged
@@ -37,11 +39,20 @@ from tiebreak.protocol.errors import ConfigurationError
 TESTED_TORCH: Final = ("2.13.0",)
 """The torch versions that this module's tracing is tested on."""
 _VERSION: Final = Tensor._version
-_SET_DATA: Final = vars(torch._C.TensorBase)["data"].__set__
 _SCALER: Final = torch.amp.grad_scaler.__file__
 _MAKE: Final[Any] = torch.autocast.__init__
 _ENTER: Final[Any] = torch.autocast.__enter__
-_OWN: Final = {
+
+
+def _write_data(parameter: Tensor, value: Tensor) -> None:
+    """Does what `p.data = value` does for a frozen parameter; the rehearsal lets no other pass."""
+    with torch.no_grad():
+        parameter.copy_(value)
+
+
+_OWN: Final[dict[Any, Any]] = {
+    vars(torch._C.TensorBase)["data"].__set__: _write_data,
+    torch.nn.functional.batch_norm: substitutes.batch_norm,
     torch.nn.functional.ctc_loss: losses.ctc_loss,
     torch.nn.functional.gaussian_nll_loss: losses.gaussian_nll_loss,
 }
@@ -57,7 +68,7 @@ class TracedGraph:
 
     module: fx.GraphModule
     repeated: dict[fx.Node, fx.Node] = field(default_factory=dict)
-    """The first draw of each draw of numbers that are drawn again."""
+    """The first draw of the same numbers, by each draw that repeats it."""
 
     def origin(self, node: fx.Node) -> str:
         """`module.path:node (file.py:12)`: the module and the user's line that make the node, or its forward."""
@@ -122,7 +133,17 @@ def _written(name: str, buffer: Tensor, value: Tensor) -> None:
 
 
 class _Lines(TorchFunctionMode):
-    """Notes the user's line of each call of torch, and refuses what only eager PyTorch knows."""
+    """Notes the user's line of each call of torch, and refuses what only eager PyTorch knows.
+
+    counters: leaves a tensor of one integer as it is where `item()` asks for the number.
+    """
+
+    def __init__(self, *, counters: bool) -> None:
+        super().__init__()
+        self._counters = counters
+        self._packed = substitutes.PackedSequences()
+        self._asked = ""
+        """The place where the step first asked for the values of a tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         line = user_line(sys._getframe(1))
@@ -137,15 +158,32 @@ class _Lines(TorchFunctionMode):
                 "scales the loss for small numbers of narrow dtypes (GradScaler), which FP32 does not need, and steps "
                 "that it would skip no program can; leave it out"
             )
+        is_packed = self._packed.concern(func, args)
+        if is_packed and not deed:
+            deed = self._packed.deed(func, args, sys._getframe(1).f_code.co_filename)
+        if self._counters and substitutes.needs_number(func, args):
+            deed = "needs the number of a counter, which a tensor cannot stand for"
         if deed:
             raise ConfigurationError(
                 f"the model cannot be captured: at {described(_noted().get(_PATH), line)} it {deed}"
             )
-        if func == _SET_DATA:
-            with torch.no_grad():
-                args[0].copy_(args[1])  # of a frozen parameter: the rehearsal lets no other pass
-            return None
-        return _OWN.get(func, func)(*args, **(kwargs or {}))
+        if func is Tensor.item and self._counters and substitutes.is_counter(args[0]):
+            return args[0].reshape(()).to(torch.int64, copy=True)
+        if is_packed:
+            return self._packed.call(func, args, kwargs or {})
+        try:
+            return _OWN.get(func, func)(*args, **(kwargs or {}))
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            self._asked = self._asked or described(_noted().get(_PATH), line)
+            raise
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        super().__exit__(kind, value, traceback)  # type: ignore[no-untyped-call]
+        if self._asked and kind is None:
+            raise ConfigurationError(
+                f"the model cannot be captured: at {self._asked} it needs the values of tensors, and catches the error "
+                "that a trace raises there, so it would always take that way; leave out the `try`"
+            )
 
 
 def _noted() -> dict[str, str]:
@@ -183,6 +221,7 @@ def _reporting(export: bool) -> Iterator[None]:
         (torch.compiler, "_is_exporting_flag"): export,
         (torch, "_check_tensor_all_with"): lambda *_: None,
         (torch.distributions.Distribution, "_validate_args"): False,
+        (singleton.find("aten::_linalg_check_errors").effect, "_effect"): None,  # dropped, so constants are folded
         (torch.autocast, "__init__"): _make_autocast,
         (torch.autocast, "__enter__"): _enter_autocast,
     }
@@ -242,9 +281,15 @@ def trace(
     try:
         return _traced(model, loss, batch, assigned, export=True)
     except ConfigurationError as error:
-        if not isinstance(error.__cause__, (AttributeError, TypeError)):
-            raise
-    return _traced(model, loss, batch, assigned, export=False)
+        first, cause = error, error.__cause__
+    if isinstance(cause, (AttributeError, TypeError)):
+        return _traced(model, loss, batch, assigned, export=False)
+    if not isinstance(cause, DataDependentOutputException):
+        raise first
+    try:
+        return _traced(model, loss, batch, assigned, export=True, counters=True)
+    except ConfigurationError:
+        raise first from cause
 
 
 def _traced(
@@ -254,6 +299,7 @@ def _traced(
     assigned: Collection[str],
     *,
     export: bool,
+    counters: bool = False,
 ) -> JointGraph:
     parameters = dict(model.named_parameters())  # tied parameters appear once: they have one gradient
     buffers = dict(model.named_buffers())
@@ -267,7 +313,7 @@ def _traced(
         inputs.close()  # torch calls this more than once
         draws.restart()
         inputs.enter_context(exchanged(wrapped, dict(zip(names, flat[: len(names)], strict=True))))
-        with _Lines():
+        with _Lines(counters=counters):
             return (wrapped(*flat[len(names) :]),)
 
     # Tensors that the model or the loss closes over (masks, class weights) are constants; they need this mode.
@@ -279,6 +325,7 @@ def _traced(
         as_written(model),
         _refusals(model),
         _paths(model),
+        substitutes.counters_as_tensors(model, loss) if counters else nullcontext(),
         tracing(context),
         torch.compiler.set_stance("force_eager"),
         ExitStack() as inputs,  # until the backward pass is traced, too

@@ -110,7 +110,6 @@ _VALUES: Final = (
     "one program must be right for every step; use `where` and masks instead, and log by `callbacks`"
 )
 _IN_CODE: Final = (
-    ("_pack_padded", "give padded sequences and a mask instead of packed ones"),
     ("_ctc_loss", HINTS["_ctc_loss"]),
     ("joined targets", "give ctc_loss its targets padded, (N, S), of which it reads as many as target_lengths says"),
     (
@@ -118,9 +117,11 @@ _IN_CODE: Final = (
         "it skips layers at random: set layerdrop (encoder_layerdrop, decoder_layerdrop) to 0 in its settings, or "
         "let the program draw and compute both ways, `x = torch.where(torch.rand(()) < layerdrop, x, layer(x))`",
     ),
-    ("num_batches_tracked", "give batch norm a momentum: None counts batches in Python"),
+    ("observer_enabled", 'it asks its switches: use fused observers, as get_default_qat_qconfig("x86") does'),
+    ("tolist", "give the tensor itself, for one to pack_padded_sequence as its lengths"),
+    ("math.", "take torch's function (`torch.sqrt`) of the tensor instead of the number's (`math.sqrt`)"),
     ("assert", "an assertion asks for them: leave it out, or start Python with -O"),
-    ("expert", "it sends each token to an expert: use dense layers"),
+    ("expert", 'it loops over experts: set experts_implementation="grouped_mm" in its settings, or use dense layers'),
     ("label", "give the model no labels, and compute the loss from its result in the loss function"),
 )
 """Texts that an error, or the code near the line that needs values, may hold, and the advice for each."""
@@ -129,13 +130,14 @@ _ADVICE: Final = (
     (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),
     (("requires_grad flags",), "freeze parameters before capture, and use `.detach()` where no gradient is to flow"),
     (("SyntaxError",), "draw integers by `torch.randint(low, high, shape)` instead of `random_(low, high)`"),
-    (
-        ("mirrored meta", "does not require grad"),
-        "return the loss, as its gradients are a part of the program; in the backward pass of an autograd.Function use "
-        "torch.autograd.grad instead of `backward`, or torch.utils.checkpoint for a part that is computed again",
-    ),
+    (("mirrored meta", "does not require grad"), "return the loss; its gradients are a part of the program"),
     (("estedTensor",), "give nn.TransformerEncoder enable_nested_tensor=False, for which PyTorch has another kernel"),
     (("placeholders=",), "torch cannot trace a write to a tensor without elements; leave that tensor out"),
+    (
+        ("entirely functional",),
+        "it writes in place to what was made of a tensor that is not the model's; make that a buffer "
+        "(`register_buffer`), or compute a new tensor",
+    ),
     (("FunctionalTensor",), "a subclass of Tensor cannot be followed; use plain tensors"),
     (
         ("fake",),

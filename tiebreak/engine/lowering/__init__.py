@@ -13,6 +13,7 @@ from tiebreak.engine.lowering import (  # noqa: F401 - each fills its part of th
     ordering,
     pooling,
     powers,
+    quantization,
     quotients,
     random,
     reductions,

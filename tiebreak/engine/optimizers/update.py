@@ -1,6 +1,9 @@
 """The inputs and outputs that all optimizers share."""
 
 from dataclasses import dataclass, field
+from math import prod
+from mmap import ACCESS_COPY, mmap
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -8,6 +11,9 @@ from torch import Tensor
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.optimizers.settings import f32
 from tiebreak.protocol.program.isa import DType
+
+MAPPED: Final = 1 << 16
+"""Zeros of at least this many elements are left to the system, which gives them memory when they are first written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +42,12 @@ class Update:
 
     def moment(self, builder: Builder, name: str, shape: tuple[int, ...]) -> Ref:
         """A state entry that is zero before the first step."""
-        return self.entry(builder, name, torch.zeros(shape))
+        zeros = torch.zeros(shape) if (count := prod(shape)) < MAPPED else _mapped(count).view(shape)
+        return self.entry(builder, name, zeros)
+
+
+def _mapped(count: int) -> Tensor:
+    return torch.frombuffer(mmap(-1, 4 * count, access=ACCESS_COPY), dtype=torch.float32)
 
 
 def sum_of_squares(b: Builder, x: Ref) -> Ref:

@@ -22,13 +22,15 @@ class Cost:
     """The cost of one step; bytes are those of tensors as committed.
 
     flops: f32 additions, multiplications and elementwise functions. live_bytes: the largest total size of the step's
-    values (without state and data) at any time. kinds: the number of body instructions per opcode, most frequent first.
+    values (without state and data) at any time. passing_bytes: the same, if what goes into the new state took no memory
+    after its last use. kinds: the number of body instructions per opcode, most frequent first.
     """
 
     flops: int
     state_bytes: int
     data_bytes: int
     live_bytes: int
+    passing_bytes: int
     kinds: dict[str, int]
 
     @property
@@ -45,6 +47,7 @@ def cost_of(program: Program) -> Cost:
         state_bytes=sum(_bytes(dtype, shape) for dtype, shape in program.state_spec().values()),
         data_bytes=sum(_bytes(dtype, shape) for dtype, shape in program.data_spec().values()),
         live_bytes=_peak(program)[0],
+        passing_bytes=_peak(program, held=False)[0],
         kinds=dict(kinds.most_common()),
     )
 
@@ -99,18 +102,18 @@ def require_memory(program: Program, available: int | None = None) -> None:
         )
 
 
-def _peak(program: Program) -> tuple[int, int]:
+def _peak(program: Program, *, held: bool = True) -> tuple[int, int]:
     """The most bytes of live values after any instruction, and the index of the largest value among them.
 
-    Reading state or data makes no copy, so they do not count.
+    Reading state or data makes no copy, so they do not count. held: whether committed values live to the end.
     """
-    held = [i.opcode == Opcode.SOURCE and i.function in (SourceKind.STATE, SourceKind.DATA) for i in program.body]
-    sizes = [0 if is_input else i.numel * i.dtype.size for i, is_input in zip(program.body, held, strict=True)]
+    read = [i.opcode == Opcode.SOURCE and i.function in (SourceKind.STATE, SourceKind.DATA) for i in program.body]
+    sizes = [0 if is_input else i.numel * i.dtype.size for i, is_input in zip(program.body, read, strict=True)]
     last = list(range(len(sizes)))
     for index, instruction in enumerate(program.body):
         for operand in instruction.operands:
             last[operand.value] = index
-    for commit in program.commits:
+    for commit in program.commits if held else ():
         last[commit.operands[0].value] = len(sizes) - 1
     dying = Counter[int]()
     for value, index in enumerate(last):

@@ -207,7 +207,7 @@ class _Planner:
 
 
 Way = tuple[frozenset[int], frozenset[int]]
-"""What a chain has to compute for a value that it reads now, and what else that is large it has to read."""
+"""The members that a chain needs to compute a value, and the large values that it would have to read, too."""
 
 
 class _Repeated:
@@ -271,7 +271,7 @@ class _Repeated:
         return False
 
     def _way(self, value: int, position: int, ways: dict[int, Way | None]) -> Way | None:
-        """How a chain could compute a value; None if it cannot. `ways` has what is known already."""
+        """The way in which a chain could compute a value; None if there is none. `ways` has those known already."""
         if value not in ways:
             ways[value] = None
             if self.elementwise[value] and len(ways) <= MAX_MEMBERS:

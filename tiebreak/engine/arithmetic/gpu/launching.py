@@ -23,9 +23,9 @@ Found = dict[tuple[str, str], Callable[[], Any]]
 _FOUND: Final[ContextVar[Found | None]] = ContextVar("found", default=None)
 """The jobs to which launches add what they need compiled, in place of launching anything."""
 _CHOSEN: Final[dict[Any, tuple[Any, tuple[Any, ...], list[Any]]]] = {}
-"""What Triton chose, by kernel, device, and kinds of arguments and options.
+"""Triton's choices, by kernel, device, and kinds of arguments and options.
 
-That is what it compiled, the constants that come after the arguments, and objects whose identities are in the key.
+Each is a compiled kernel, the constants that come after the arguments, and the objects whose identities are in the key.
 """
 MOST_CHOSEN: Final = 1 << 14
 

@@ -81,18 +81,22 @@ def lanes(tables: ReduceTables) -> dict[str, Any]:
     return {"BLOCK_M": 128 if across else 8, "BLOCK_K": 8 if across else 128, **OPTIONS}
 
 
-def settling(terms: int) -> dict[str, Any]:
-    """The blocks of `settle` and the compiler's options: few elements at a time where there are many terms of each."""
-    block = 256 if terms > 1 << 12 else 16 if terms > 64 else 8
-    return {"BLOCK_M": 256 // block, "BLOCK_K": block, "enable_fp_fusion": False, "num_warps": 4}
+def settling(backend: str, terms: int) -> dict[str, Any]:
+    """The blocks of `settle` and the compiler's options for a target: one element at a time if it has many terms.
+
+    128 registers let four programs run on a multiprocessor of NVIDIA's, which wait for memory most of the time.
+    """
+    block = 512 if terms > 128 else 64
+    options = {"BLOCK_M": 512 // block, "BLOCK_K": block, "enable_fp_fusion": False, "num_warps": 4}
+    return {**options, "maxnreg": 128} if backend == "cuda" else options
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How `product` reads an operand: whether terms (`along`) or rows lie side by side, and how it finds the others.
+class OperandLayout:
+    """The way in which `product` reads an operand: terms (`along`) or rows lie side by side.
 
-    `step` is that of the others; it is None if `product` reads the places of rows and terms from tables. Then each
-    `run` of those side by side, counted from a multiple of `run`, are in fact so.
+    `step` is that of the others. It is None if `product` reads the places of rows and terms from tables; then each `run`
+    of terms or rows, counted from a multiple of `run`, lie side by side.
 
     `unit` is 4 where all places and counts are such that four neighbours, counted from a multiple of 4, are 16 bytes
     at a multiple of 16 bytes from the operand's first, all inside or all outside, so they are copied at once. Kernels
@@ -106,7 +110,7 @@ class Layout:
     unit: int
 
     @classmethod
-    def of(cls, batch: Integers, own: Integers, k: Integers) -> "Layout":
+    def of(cls, batch: Integers, own: Integers, k: Integers) -> "OperandLayout":
         """The layout of an operand by its tables of batches, rows and terms."""
         row, term = progression(own), progression(k)
         along = term == 1 or len(k) == 1
@@ -122,9 +126,9 @@ class Layout:
 
 @dataclass(frozen=True)
 class Form:
-    """How `product` reads and writes."""
+    """The way in which `product` reads its operands and writes its result."""
 
-    layouts: tuple[Layout, Layout]
+    layouts: tuple[OperandLayout, OperandLayout]
     out_step: int | None
     """The distance of two rows of the result, whose columns lie side by side; None if places are in tables."""
     cut: int
@@ -134,7 +138,7 @@ class Form:
     @classmethod
     def of(cls, tables: ReduceTables, terms: Sequence[Integers], device: torch.device) -> "Form":
         """The form of a sum with rows and columns, by its tables, and those of its terms as they are to be taken."""
-        a, b = (Layout.of(o.batch, o.own, k) for o, k in zip(tables.operands, terms, strict=True))
+        a, b = (OperandLayout.of(o.batch, o.own, k) for o, k in zip(tables.operands, terms, strict=True))
         rows, columns = map(progression, tables.out[1:])
         tiles = len(tables.out[0]) * sum(ceil(len(o.own) / NORMS["BLOCK_M"]) for o in tables.operands)
         out_step = rows if columns == 1 or len(tables.out[2]) == 1 else None
@@ -400,10 +404,11 @@ class LaunchedSum:
         room, digits = programs(device) if tables.terms > LONG else 0, None
         if room:
             digits = torch.zeros((2 * options["SLICES"] + 1, room), dtype=torch.int64, device=device)
+        blocks = settling(target(device)[0], tables.terms)
+        factor = _up(coefficient(ceil(tables.terms / blocks["BLOCK_K"]) + 2 * blocks["BLOCK_K"]))
         launch(
             kernels("sums").settle, programs(device), read[0], read[-1], *all_tables, out, found, listed, counters,
-            digits, m, n, *runs, tables.terms, out.numel(), room, PAIRS=pairs, **steps, **options,
-            **settling(tables.terms),
+            digits, m, n, *runs, tables.terms, out.numel(), room, factor, PAIRS=pairs, **steps, **options, **blocks,
         )  # fmt: skip
         if digits is not None:
             launch(

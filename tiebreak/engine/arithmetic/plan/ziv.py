@@ -24,6 +24,12 @@ split once more in the same way (E' = E+k-52), and what then remains is summed w
 zero, which makes the result exact, ties included. With TwoSum, H1 + H2 + L becomes s + t, |t| <= ulp(s)/2, which is
 rounded to FP64 *to odd* before it is rounded to b bits, so that the second rounding never sees a false tie.
 
+**By TwoSum** (GPUs) terms are added in one pass, in any order. The error of an addition in FP64 is an FP64 number, so
+sum p_i = s + sum r_j exactly, where s is the computed sum and r_j are the errors of all additions. The r_j are added
+plainly to L, and their sizes to T': with r_j in place of t_i, the bound above holds for L, since r_j are multiples of
+2^-298 too. So fl(L - e) <= sum r_j <= fl(L + e), and where the exact sums s + fl(L - e) and s + fl(L + e) round to one
+number, that is the result. If no addition errs, e is 0, which decides ties whose partial sums all fit into FP64.
+
 **Exact.** Elements that are still undecided are summed in fixed point (`arithmetic/plain/exact.py`). If many
 elements of a result are undecided, this is done at once, for a matrix product as a whole, and takes about equally long
 for any data. The compiled kernels (exact.h) have no doubled precision: C of a plain sum whose terms lie on a grid is

@@ -29,16 +29,21 @@ power of two, so are x1 (which is x if p > q) and x2. Then all is a multiple of 
 2^22 K q q' together, and TwoSum's errors, of K / 2^8 sums, 2^13 K q q'; what the last one leaves of both sums of
 multiples is no more than the lesser. If K q q' <= 2^30 p p', these are below 2^53 p p' together, and add exactly.
 
-**Exactly.** What either test leaves open is summed again in fixed point, without leaving the device. A term is a
-multiple of 2^-298 below 2^256, and is cut from above into slices. With q = 2^(48 j - 298), S = 1.5 * 2^52 q and
-|x| < 2^51 q, S + x lies in the binade of S, whose ulp is q, so fl(x + S) is S + n q with n q nearest to x; n is the
-difference of its pattern, read as an integer, and that of S. What is left, x - n q, is exact and at most q / 2 =
-2^47 (q / 2^48): it fits the next slice, |n| <= 2^47, and after the lowest slice it is 0. In the highest, |n| <= 2^42.
+**By TwoSum.** Where fewer elements are undecided, `settle` sums the terms of each again by TwoSum, and the errors of
+its additions plainly; `ziv` has the proof. With B lanes, an error passes through one addition for each B of K terms,
+and through two for each lane that joins its own: fewer than K / B + 1 + 2B, in any order.
 
-A lane adds the patterns of at most 2^15 terms. The sum of n, at most 2^62, is the difference to as many patterns of S,
-modulo 2^64. Integers add exactly in any order. The halves of such sums, 24 bits and below 2^38, are digits of weight
-2^(24 d - 298); those of 2^8 lanes, 2^7 times over, make 2^30 terms and less than 2^53. So a few long sums are divided
-among programs, which add their digits in memory by atomic additions; another kernel rounds them.
+**Exactly.** What all tests leave open is summed again in fixed point, in the same launch. A term is a multiple of
+2^-298 below 2^256, and is cut from above into slices. With q = 2^(48 j - 298), S = 1.5 * 2^52 q and |x| < 2^51 q,
+S + x lies in the binade of S, whose ulp is q, so fl(x + S) is S + n q with n q nearest to x; n is the difference of its
+pattern, read as an integer, and that of S. What is left, x - n q, is exact and at most q / 2 = 2^47 (q / 2^48): it fits
+the next slice, |n| <= 2^47, and after the lowest slice it is 0. In the highest, |n| <= 2^42.
+
+The lanes of an element add the patterns of at most 2^15 terms. The sum of n, at most 2^62, is the difference to as many
+patterns of S, modulo 2^64. Integers add exactly in any order. What does not fit a signed digit of 48 bits, of weight
+2^(48 j - 298), is then carried into the next one; a sum of 2^30 terms has one digit more than a term has slices. A few
+long sums are divided among programs, at most 2^20, which add their digits in memory by atomic additions, in halves of
+24 bits, so that sums of these are below 2^53; another kernel rounds them.
 
 **No contraction.** Kernels are compiled with `enable_fp_fusion=False`, and a test reads the machine code.
 """
@@ -245,6 +250,19 @@ def product(
         finish(total, e, place, number, inside, out, found, room, listed, sums, errors, PRECISION)
 
 
+@triton.jit
+def load_terms(row, column, a_k, b_k, inside, term, end, run_k, PAIRS: tl.constexpr):
+    """Terms (elements, terms) in FP64 of elements whose operands begin at `row` and `column`; 0 from `end` on."""
+    in_k = term < end
+    used = inside[:, None] & in_k[None, :]
+    skip = tl.load(a_k + term // run_k, mask=in_k, other=0) + term % run_k
+    x = tl.load(row[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
+    if PAIRS:
+        skip = tl.load(b_k + term // run_k, mask=in_k, other=0) + term % run_k
+        x *= tl.load(column[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
+    return x
+
+
 @triton.jit(do_not_specialize=["room", "k", "batches", "step"], do_not_specialize_on_alignment=["run_batch", "run_k"])
 def add_up(
     a, b, a_batch, a_k, b_batch, b_k,
@@ -275,14 +293,7 @@ def add_up(
     for first in range(begin, end, FLUSH * BLOCK_K):
         c = tl.zeros((BLOCK_M, BLOCK_K), tl.float64)
         for at in range(first, tl.minimum(first + FLUSH * BLOCK_K, end), BLOCK_K):
-            term = at + t
-            in_k = term < end
-            used = inside[:, None] & in_k[None, :]
-            skip = tl.load(a_k + term // run_k, mask=in_k, other=0) + term % run_k
-            x = tl.load(row[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
-            if PAIRS:
-                skip = tl.load(b_k + term // run_k, mask=in_k, other=0) + term % run_k
-                x *= tl.load(column[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
+            x = load_terms(row, column, a_k, b_k, inside, at + t, end, run_k, PAIRS)
             c += x
             size += tl.abs(x)
         total += c
@@ -447,10 +458,43 @@ def contract_twice(
         tl.atomic_add(counters + 3, tl.sum(differ, 0))
 
 
+@triton.jit
+def join(s, low, size, s2, low2, size2):
+    """The sum of two sums in doubled precision, as `add_doubled` returns them."""
+    s, error = two_sum(s, s2)
+    return s, low + low2 + error, size + size2 + tl.abs(error)
+
+
+@triton.jit
+def add_doubled(
+    row, column, a_k, b_k, inside, k, run_k, PAIRS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
+):
+    """Sums of the terms of BLOCK_M elements, of the errors of their additions, and of the sizes of these errors."""
+    # Backwards, Triton sees no places side by side in the tables, so their entries are loaded into the lanes that need
+    # them. Else they would pass through shared memory, with four barriers in each step.
+    s, t = tl.zeros((BLOCK_M, BLOCK_K), tl.float64), BLOCK_K - 1 - tl.arange(0, BLOCK_K)
+    low, size = s, s
+    for at in range(0, k, BLOCK_K):
+        s, error = two_sum(s, load_terms(row, column, a_k, b_k, inside, at + t, k, run_k, PAIRS))
+        low += error
+        size += tl.abs(error)
+    return tl.reduce((s, low, size), 1, join)
+
+
+@triton.jit
+def put_doubled(s, low, e, place, inside, out, PRECISION: tl.constexpr):
+    """Rounds s + low +- e to their places where that decides; where it does not, and where `out` had it otherwise."""
+    below, above = round_pair(s, low - e, PRECISION), round_pair(s, low + e, PRECISION)
+    decided, value = inside & (above <= below), tl.where(above == 0, 0.0, above)
+    differ = decided & (tl.load(out + place, mask=inside, other=0.0) != value)
+    tl.store(out + place, value, mask=decided)
+    return inside & ~decided, differ.to(tl.int32)
+
+
 # ---- exactly ----
 
 SAFE: tl.constexpr = tl.constexpr(1 << 15)
-"""The most terms that a lane may add."""
+"""The most terms that all lanes of an element together may add before carries."""
 
 
 @triton.jit
@@ -475,27 +519,24 @@ def add_slices(sums, x, FIRST: tl.constexpr, SLICES: tl.constexpr):
 
 
 @triton.jit
-def add_digits(digits, sums, steps, FIRST: tl.constexpr, SLICES: tl.constexpr):
-    """Adds the slices of `steps` terms in each lane to the digits, from the lowest; a slice has two."""
-    added = ()
+def add_digits(digits, sums, terms, FIRST: tl.constexpr, SLICES: tl.constexpr):
+    """Adds the slices of so many terms, lanes that had none included, to the digits, from the lowest, and carries."""
+    added, over = (), digits[0] * 0
     for j in tl.static_range(SLICES):
         pattern = ((1023 + 52 - 298 + 48 * (FIRST + j)) << 52) + (1 << 51)
-        n = sums[SLICES - 1 - j] - steps.to(tl.int64) * pattern
-        added = added + (digits[2 * j] + tl.sum(n & 0xFFFFFF, 1), digits[2 * j + 1] + tl.sum(n >> 24, 1))
-    return added
+        n = digits[j] + over + (tl.sum(sums[SLICES - 1 - j], 1) - terms.to(tl.int64) * pattern)
+        over = (n + (1 << 47)) >> 48  # rounded: digits are signed
+        added = added + (n - (over << 48),)
+    return added + (digits[SLICES] + over,)
 
 
 @triton.jit
 def round_digits(digits, FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr):
-    """RN of sums in digits, by digits of 48 bits as `round_bins` of exact.h; zero is +0."""
+    """RN of sums in digits of 48 bits, as `round_bins` of exact.h; zero is +0."""
     zero = digits[0] * 0
-    over, last, rest, top, under, below, place = zero, zero, zero, zero, zero, zero, zero
+    last, rest, top, under, below, place = zero, zero, zero, zero, zero, zero
     for j in tl.static_range(SLICES + 1):
-        low, high = zero, zero
-        if j < SLICES:
-            low, high = digits[2 * j], digits[2 * j + 1]
-        digit = ((over + low + (high << 24)) << 16) >> 16  # its lowest bits are right, whatever leaves the 64
-        over = (high + ((low + over) >> 24) + (1 << 23)) >> 24  # rounded: digits are signed
+        digit = digits[j]
         found = digit != 0
         top, under = tl.where(found, digit, top), tl.where(found, last, under)
         below, place = tl.where(found, rest, below), tl.where(found, FIRST + j, place)
@@ -516,7 +557,28 @@ def put_exact(digits, good, place, inside, out, FIRST: tl.constexpr, SLICES: tl.
     good &= inside
     differ = good & (tl.load(out + place, mask=inside, other=0.0) != value)
     tl.store(out + place, value, mask=inside)
-    return good.to(tl.int64), differ.to(tl.int64)
+    return good.to(tl.int32), differ.to(tl.int32)
+
+
+@triton.jit
+def share_digits(held, good, to, room, inside, SLICES: tl.constexpr):
+    """Adds digits of 48 bits to those of slots, of 24 bits, and marks the slots whose terms are not all finite."""
+    for j in tl.static_range(SLICES):
+        high = held[j] >> 24
+        if j == SLICES - 1:
+            high += held[SLICES] << 24
+        tl.atomic_add(to, held[j] & 0xFFFFFF, mask=inside)
+        tl.atomic_add(to + room, high, mask=inside)
+        to += 2 * room
+    tl.atomic_add(to, 1, mask=inside & ~good)
+
+
+@triton.jit
+def count_settled(counters, exact, differ, count, BLOCK: tl.constexpr):
+    """Adds to the counts of settled elements, if this program had any of `count`."""
+    if tl.program_id(0) * BLOCK < count:
+        tl.atomic_add(counters + 2, tl.sum(exact, 0))
+        tl.atomic_add(counters + 3, tl.sum(differ, 0))
 
 
 @triton.jit
@@ -532,12 +594,12 @@ def round_listed(
     MATRIX: tl.constexpr, FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr, MANY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Rounds the sums of listed elements, in digits (digit, slot); nothing where there are more than slots.
+    """Rounds the sums of listed elements, in digits of 24 bits (digit, slot); nothing where there are more than slots.
 
     Any number of programs share the list. spoiled: 0 for each slot whose terms are all finite, as all are where it is
     null.
     """
-    exact, differ = tl.zeros((BLOCK,), tl.int64), tl.zeros((BLOCK,), tl.int64)
+    exact, differ = tl.zeros((BLOCK,), tl.int32), tl.zeros((BLOCK,), tl.int32)
     count = left_of(found, elements, MANY)
     count = tl.where(count <= room, count, 0)
     for first in range(tl.program_id(0).to(tl.int64) * BLOCK, count, tl.num_programs(0) * BLOCK):
@@ -550,40 +612,35 @@ def round_listed(
         good = inside
         if spoiled is not None:
             good = inside & (tl.load(spoiled + slot, mask=inside, other=0) == 0)
-        held, digit = (), digits + slot
-        for _ in tl.static_range(2 * SLICES):
-            held = held + (tl.load(digit, mask=inside, other=0),)
-            digit += room
-        settled, otherwise = put_exact(held, good, place, inside, out, FIRST, SLICES, PRECISION)
+        held, over, digit = (), tl.zeros((BLOCK,), tl.int64), digits + slot
+        for _ in tl.static_range(SLICES):
+            low, high = tl.load(digit, mask=inside, other=0), tl.load(digit + room, mask=inside, other=0)
+            # The lowest bits of a sum are right, whatever leaves the 64; it is rounded, since digits are signed.
+            held = held + (((over + low + (high << 24)) << 16) >> 16,)
+            over = (high + ((low + over) >> 24) + (1 << 23)) >> 24
+            digit += 2 * room
+        settled, otherwise = put_exact(held + (over,), good, place, inside, out, FIRST, SLICES, PRECISION)
         exact += settled
         differ += otherwise
-    if counters is not None and tl.program_id(0) * BLOCK < count:
-        tl.atomic_add(counters + 2, tl.sum(exact, 0))
-        tl.atomic_add(counters + 3, tl.sum(differ, 0))
+    if counters is not None:
+        count_settled(counters, exact, differ, count, BLOCK)
 
 
 @triton.jit
 def add_exactly(
-    a, b, row, column, a_k, b_k, inside, begin, until, run_k,
+    row, column, a_k, b_k, inside, begin, until, run_k,
     PAIRS: tl.constexpr, FIRST: tl.constexpr, SLICES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The digits of the sums of terms begin ... until - 1 of BLOCK_M elements, and whether these terms are finite."""
-    t, digits = tl.arange(0, BLOCK_K), zeros((BLOCK_M,), 2 * SLICES)
+    t, digits = tl.arange(0, BLOCK_K), zeros((BLOCK_M,), SLICES + 1)
     finite = tl.full((BLOCK_M, BLOCK_K), 1, tl.int32)
-    for start in range(begin, until, SAFE * BLOCK_K):
-        sums, end = zeros((BLOCK_M, BLOCK_K), SLICES), tl.minimum(start + SAFE * BLOCK_K, until)
+    for start in range(begin, until, SAFE):
+        sums, end = zeros((BLOCK_M, BLOCK_K), SLICES), tl.minimum(start + SAFE, until)
         for at in range(start, end, BLOCK_K):
-            term = at + t
-            in_k = term < end
-            used = inside[:, None] & in_k[None, :]
-            skip = tl.load(a_k + term // run_k, mask=in_k, other=0) + term % run_k
-            x = tl.load(a + row[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
-            if PAIRS:
-                skip = tl.load(b_k + term // run_k, mask=in_k, other=0) + term % run_k
-                x *= tl.load(b + column[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
+            x = load_terms(row, column, a_k, b_k, inside, at + t, end, run_k, PAIRS)
             finite = tl.where(tl.abs(x) < 2.0**256, finite, 0)
             sums = add_slices(sums, x, FIRST, SLICES)
-        digits = add_digits(digits, sums, tl.cdiv(end - start, BLOCK_K), FIRST, SLICES)
+        digits = add_digits(digits, sums, tl.cdiv(end - start, BLOCK_K) * BLOCK_K, FIRST, SLICES)
     return digits, tl.min(finite, 1) > 0
 
 
@@ -593,7 +650,7 @@ def add_exactly(
 def settle(
     a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
     out, found, listed, counters, digits,
-    m, n, run_batch, run_k, k, elements, room,
+    m, n, run_batch, run_k, k, elements, room, coefficient,
     MATRIX: tl.constexpr, PAIRS: tl.constexpr, A_STEP: tl.constexpr, B_STEP: tl.constexpr,
     FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr, MANY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -601,15 +658,17 @@ def settle(
     """Writes the exact results of the `found` elements that are listed; NaN where a term is not finite.
 
     Any number of programs share the list. counters: elements of the result (`elements` are added), listed ones, those
-    with finite terms, and of these those that were rounded otherwise from C; or null. If no more than `room` elements
-    are listed, programs share the terms too, add to `digits` (digit, slot), and mark in a last row the elements whose
-    terms are not all finite; `round_listed` does the rest.
+    summed in fixed point whose terms are finite, and those rounded otherwise from C; or null. If no more than `room`
+    elements are listed, nothing is tried before fixed point: programs share the terms too, add to `digits` (digit,
+    slot), and mark in a last row the elements whose terms are not all finite; `round_listed` does the rest.
     """
     count, lane = left_of(found, elements, MANY), tl.arange(0, BLOCK_M)
-    exact, differ = tl.zeros((BLOCK_M,), tl.int64), tl.zeros((BLOCK_M,), tl.int64)
+    exact, differ = tl.zeros((BLOCK_M,), tl.int32), tl.zeros((BLOCK_M,), tl.int32)
+    doubled = tl.where((count > room) & (count * MANY < elements), k, 0)  # no branch: Triton 3.6.0 fails on it, for AMD
     blocks = tl.cdiv(count, BLOCK_M)
     parts = tl.where(count <= room, tl.num_programs(0) // tl.maximum(blocks, 1), 1)
-    step = tl.cdiv(tl.cdiv(k, parts), BLOCK_K) * BLOCK_K
+    width: tl.constexpr = BLOCK_K // 4  # fixed point takes more registers for a term
+    step = tl.cdiv(tl.cdiv(k, parts), width) * width
     for task in range(tl.program_id(0), blocks * parts, tl.num_programs(0)):
         first, part = task % blocks * BLOCK_M, task // blocks
         until = tl.minimum((part + 1) * step, k).to(tl.int32)
@@ -618,34 +677,34 @@ def settle(
         place = o
         if MATRIX:
             batch, i, j = o // (m * n), o // n % m, o % n
-            row, column = tl.load(a_batch + batch) + tl.load(a_m + i), tl.load(b_batch + batch) + tl.load(b_n + j)
+            row = a + tl.load(a_batch + batch) + tl.load(a_m + i)
+            column = b + tl.load(b_batch + batch) + tl.load(b_n + j)
             place = tl.load(out_batch + batch) + tl.load(out_m + i) + tl.load(out_n + j)
         else:
-            row = tl.load(a_batch + o // run_batch) + o % run_batch * A_STEP
+            row = a + tl.load(a_batch + o // run_batch) + o % run_batch * A_STEP
             column = row
             if PAIRS:
-                column = tl.load(b_batch + o // run_batch) + o % run_batch * B_STEP
-        held, good = add_exactly(
-            a, b, row, column, a_k, b_k, inside, (part * step).to(tl.int32), until, run_k,
-            PAIRS, FIRST, SLICES, BLOCK_M, BLOCK_K,
-        )  # fmt: skip
-        if digits is not None and count <= room:
-            to = digits + first + lane
-            for digit in tl.static_range(2 * SLICES):
-                tl.atomic_add(to, held[digit], mask=inside)
-                to += room
-            tl.atomic_add(to, 1, mask=inside & ~good)
-        if count > room:
-            settled, otherwise = put_exact(held, good, place, inside, out, FIRST, SLICES, PRECISION)
-            exact += settled
-            differ += otherwise
+                column = b + tl.load(b_batch + o // run_batch) + o % run_batch * B_STEP
+        s, low, size = add_doubled(row, column, a_k, b_k, inside, doubled, run_k, PAIRS, BLOCK_M, BLOCK_K)
+        e = tl.where(doubled > 0, size * coefficient, float("nan"))
+        inside, otherwise = put_doubled(s, low, e, place, inside, out, PRECISION)
+        differ += otherwise
+        if tl.max(inside.to(tl.int32), 0) > 0:
+            held, good = add_exactly(
+                row, column, a_k, b_k, inside, (part * step).to(tl.int32), until, run_k,
+                PAIRS, FIRST, SLICES, BLOCK_M, width,
+            )  # fmt: skip
+            if digits is not None and count <= room:
+                share_digits(held, good, digits + first + lane, room, inside, SLICES)
+            if count > room:
+                settled, otherwise = put_exact(held, good, place, inside, out, FIRST, SLICES, PRECISION)
+                exact += settled
+                differ += otherwise
     if counters is not None:
         if tl.program_id(0) == 0:
             tl.atomic_add(counters, elements)
             tl.atomic_add(counters + 1, tl.load(found))
-        if tl.program_id(0) * BLOCK_M < count:
-            tl.atomic_add(counters + 2, tl.sum(exact, 0))
-            tl.atomic_add(counters + 3, tl.sum(differ, 0))
+        count_settled(counters, exact, differ, count, BLOCK_M)
 
 
 @triton.jit(do_not_specialize=["k", "batches", "step"], do_not_specialize_on_alignment=["run_batch", "run_k"])

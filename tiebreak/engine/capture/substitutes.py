@@ -1,0 +1,230 @@
+"""Functions that read values of tensors in eager PyTorch, here in tensors of fixed shapes."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from tiebreak.engine.capture.user_code import is_users
+
+
+class _Number(type):
+    """The type of what stands for `float` and `int` (`of`): of a tensor with one integer, it gives a tensor."""
+
+    of: type
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        if args and is_counter(args[0]):
+            return args[0].reshape(()).to(torch.int64 if cls.of is int else torch.get_default_dtype(), copy=True)
+        return cls.of(*args, **options)
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, cls.of)
+
+
+def _extreme(numbers: Callable[..., Any], tensors: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Any]:
+    def called(*values: Any, **options: Any) -> Any:
+        if len(values) > 1 and any(isinstance(value, Tensor) for value in values):
+            return reduce(tensors, map(torch.as_tensor, values))
+        return numbers(*values, **options)
+
+    return called
+
+
+_BUILTINS: Final[dict[str, Any]] = {
+    "float": _Number("float", (), {"of": float}),
+    "int": _Number("int", (), {"of": int}),
+    "min": _extreme(min, torch.minimum),
+    "max": _extreme(max, torch.maximum),
+}
+
+
+def _kind(value: object) -> type | None:
+    """The type of a number, or of that in a tensor with one; None for other tensors."""
+    if not isinstance(value, Tensor):
+        return type(value)
+    if value.numel() != 1:
+        return None
+    return bool if value.dtype == torch.bool else float if value.is_floating_point() else int
+
+
+def is_counter(value: object) -> bool:
+    """Whether a value is a tensor of one integer. Bools follow other rules as numbers, and floats are mostly logged."""
+    return isinstance(value, Tensor) and _kind(value) is int
+
+
+def needs_number(func: Any, args: Any) -> bool:
+    """Whether a call needs the number in a counter's tensor: in a text, or where numbers follow rules of their own.
+
+    They have powers of any length, bools that add up, and quotients of FP64, which are cut at other places.
+    """
+    name, kinds = getattr(func, "__name__", ""), {_kind(value) for value in args}
+    return func in (Tensor.__format__, Tensor.__repr__) or (
+        (name in ("pow", "__rpow__") and kinds == {int})
+        or (name in ("add", "__invert__") and kinds == {bool})
+        or (name in ("__floordiv__", "__rfloordiv__", "remainder", "__rmod__") and float in kinds <= {int, float})
+    )
+
+
+def _hashed(tensor: Tensor) -> int:
+    """The identity of a tensor, but not for the user's sets and dicts, in which eager PyTorch looks up a number."""
+    if is_users(sys._getframe(1).f_code.co_filename) and not isinstance(tensor, nn.Parameter):
+        raise TypeError("a counter's number is looked up")
+    return id(tensor)
+
+
+@contextmanager
+def counters_as_tensors(model: nn.Module, loss: Callable[..., Tensor]) -> Iterator[None]:
+    """Gives `float`, `int`, `min` and `max` a form for tensors in the files of the model's classes and of the loss."""
+    kinds = {kind for module in model.modules() for kind in type(module).__mro__ if issubclass(kind, nn.Module)}
+    scopes = [vars(sys.modules[kind.__module__]) for kind in kinds if kind.__module__ in sys.modules]
+    scopes += [getattr(getattr(loss, "loss", loss), "__globals__", {})]  # a task's loss is wrapped
+    before, changed = Tensor.__hash__, [(scope, scope.keys() & _BUILTINS.keys()) for scope in scopes]
+    try:
+        for scope, own in changed:
+            scope.update({name: value for name, value in _BUILTINS.items() if name not in own})
+        Tensor.__hash__ = _hashed  # type: ignore[method-assign]
+        yield
+    finally:
+        Tensor.__hash__ = before  # type: ignore[method-assign]
+        for scope, own in changed:
+            for name in _BUILTINS.keys() - own:
+                scope.pop(name, None)
+
+
+def batch_norm(
+    input: Tensor, running_mean: Tensor | None, running_var: Tensor | None, weight: Tensor | None = None,  # noqa: A002
+    bias: Tensor | None = None, training: bool = False, momentum: float | Tensor = 0.1, eps: float = 1e-5,
+) -> Tensor:  # fmt: skip
+    """`torch.nn.functional.batch_norm`, whose momentum may be a tensor: 1 / (the number of batches so far)."""
+    if not isinstance(momentum, Tensor):
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    with torch.no_grad():
+        wide, dims = input.float(), [0, *range(2, input.dim())]
+        for held, now in ((running_mean, wide.mean(dims)), (running_var, wide.var(dims))):
+            if held is not None:
+                held.copy_(momentum * now + (1 - momentum) * held)
+    return F.batch_norm(input, None, None, weight, bias, training, 0.0, eps)
+
+
+Cell = Callable[[Tensor, Tensor, Sequence[Tensor]], tuple[Tensor, ...]]
+"""A step of a recurrent layer: from W x + b, V h + c and the state, each (B, hidden), to the new state."""
+
+
+def _lstm(given: Tensor, hidden: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    take, keep, new, show = (given + hidden).chunk(4, 1)
+    cell = keep.sigmoid() * state[1] + take.sigmoid() * new.tanh()
+    return show.sigmoid() * cell.tanh(), cell
+
+
+def _gru(given: Tensor, hidden: Tensor, state: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    (reset, keep, new), (own_reset, own_keep, own_new) = given.chunk(3, 1), hidden.chunk(3, 1)
+    new = (new + (reset + own_reset).sigmoid() * own_new).tanh()
+    return (new + (keep + own_keep).sigmoid() * (state[0] - new),)
+
+
+_CELLS: Final[dict[str, Cell]] = {
+    "lstm": _lstm,
+    "gru": _gru,
+    "rnn_tanh": lambda given, hidden, _: ((given + hidden).tanh(),),
+    "rnn_relu": lambda given, hidden, _: ((given + hidden).relu(),),
+}
+"""The layers' steps, by torch's names."""
+_MAY_READ: Final = (*_CELLS, "_pad_packed_sequence", "__get__", "__getitem__", "size", "dim", "to")
+"""The calls in torch's recurrent layers that may read packed sequences."""
+
+
+class PackedSequences:
+    """The packed sequences of one trace. They stay padded: the data are (T * B, ...), and batch sizes are lengths (B).
+
+    Only recurrent layers and `pad_packed_sequence` may read them, since in eager PyTorch they have other shapes.
+    """
+
+    def __init__(self) -> None:
+        self._data: dict[int, Tensor] = {}
+        self._lengths: dict[int, Tensor] = {}
+
+    def concern(self, func: Any, args: Any) -> bool:
+        """Whether a call of torch packs sequences or reads packed ones."""
+        if getattr(func, "__name__", "") == "_pack_padded_sequence":
+            return True
+        return bool(self._data) and any(id(a) in self._data or id(a) in self._lengths for a in tree_leaves(args))
+
+    def deed(self, func: Any, args: Any, file: str) -> str:
+        """Names what such a call, from a file, does that a program cannot, with advice; empty if nothing."""
+        name = func.__name__
+        if name == "_pack_padded_sequence":
+            return ""
+        unpacked = name in _CELLS and id(args[1]) not in self._lengths
+        if file not in (nn.modules.rnn.__file__, nn.utils.rnn.__file__) or name not in _MAY_READ or unpacked:
+            return (
+                "reads inside of a packed sequence, which only recurrent layers and pad_packed_sequence may do; give "
+                "padded tensors and a mask to everything else"
+            )
+        if name == "_pad_packed_sequence" and args[4] == 0:
+            return (
+                "pads to the longest sequence of each batch, which data decide; give pad_packed_sequence the length "
+                "of the padded tensor, as `total_length=x.shape[1]` with batch_first"
+            )
+        if name in _CELLS and args[5] > 1 and args[6] and args[7]:
+            return "drops out between layers of packed sequences; set dropout to 0, or stack layers on padded ones"
+        return ""
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The result of such a call: of batch sizes the first is the number of sequences, and their number 0."""
+        found: Any
+        name, is_lengths = func.__name__, id(args[0]) in self._lengths
+        if is_lengths and name in ("size", "__getitem__"):
+            return 0 if name == "size" else args[0].shape[0]
+        if name == "_pad_packed_sequence":
+            return _padded(*args)
+        if name == "_pack_padded_sequence":
+            padded, lengths, batch_first = args
+            found = (padded.transpose(0, 1) if batch_first else padded).flatten(0, 1).clone(), lengths.clone()
+            self._lengths[id(found[1])] = found[1]
+        else:
+            found = _recurrent(_CELLS[name], *args) if name in _CELLS else func(*args, **kwargs)
+        first = found[0] if isinstance(found, tuple) else found
+        if isinstance(first, Tensor):
+            (self._lengths if is_lengths else self._data)[id(first)] = first
+        return found
+
+
+def _padded(data: Tensor, lengths: Tensor, batch_first: bool, value: float, times: int) -> tuple[Tensor, Tensor]:
+    padded = data.reshape(-1, lengths.shape[0], *data.shape[1:])
+    outside = torch.arange(padded.shape[0])[:, None] >= lengths
+    padded = padded.masked_fill(outside[(..., *(None for _ in padded.shape[2:]))], value)
+    padded = F.pad(padded, (*(0, 0) * (padded.dim() - 1), 0, times - padded.shape[0]), value=value)
+    return padded.transpose(0, 1) if batch_first else padded, lengths.clone()
+
+
+def _recurrent(
+    cell: Cell, data: Tensor, lengths: Tensor, start: Tensor | Sequence[Tensor], weights: Sequence[Tensor],
+    biases: bool, layers: int, _dropout: float, _training: bool, both_ways: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Recurrent layers over padded sequences; the state stays as it is outside of each."""
+    x = data.reshape(-1, lengths.shape[0], data.shape[1])
+    inside, ways = (torch.arange(x.shape[0])[:, None] < lengths)[..., None], 1 + both_ways
+    each, ends = len(weights) // (layers * ways), []
+    for layer in range(layers):
+        outputs = []
+        for way in range(layer * ways, layer * ways + ways):
+            into, again, *more = weights[way * each : way * each + each]
+            first, second = more[:2] if biases else (None, None)
+            given, state = F.linear(x, into, first), [s[way] for s in ([start] if isinstance(start, Tensor) else start)]
+            found, times = {}, range(x.shape[0])
+            for time in times if way == layer * ways else reversed(times):
+                new, *rest = cell(given[time], F.linear(state[0], again, second), state)
+                new = F.linear(new, more[-1]) if len(more) % 2 else new  # an LSTM's projection
+                state = [torch.where(inside[time], a, b) for a, b in zip((new, *rest), state, strict=True)]
+                found[time] = state[0]
+            outputs.append(torch.stack([found[time] for time in times]))
+            ends.append(state)
+        x = torch.cat(outputs, 2)
+    return x.flatten(0, 1), *(torch.stack(states) for states in zip(*ends, strict=True))
