@@ -95,7 +95,7 @@ def settling(backend: str, terms: int) -> dict[str, Any]:
 class OperandLayout:
     """The way in which `product` reads an operand: terms (`along`) or rows lie side by side.
 
-    `step` is that of the others. It is None if `product` reads the places of rows and terms from tables; then each `run`
+    `step` is that of the others. It is None if the places of rows and terms come from tables; then each `run`
     of terms or rows, counted from a multiple of `run`, lie side by side.
 
     `unit` is 4 where all places and counts are such that four neighbours, counted from a multiple of 4, are 16 bytes
