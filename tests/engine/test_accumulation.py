@@ -1,6 +1,8 @@
 """Gradient accumulation: several batches through one trace, in a definite order, as the eager loop does it."""
 
+from dataclasses import replace
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ from torch import Tensor, nn
 
 import tiebreak.engine.capture.step
 from tests.engine.lowering_bench import make_task as bench_task
-from tests.engine.lowering_bench import run_engine, run_integers, same_bits, squared_error, stepped
+from tests.engine.lowering_bench import nth, run_engine, run_integers, same_bits, squared_error, stepped
 from tests.engine.test_capture import Dropout
+from tiebreak.api.training.tasks import capture as checked
+from tiebreak.api.training.tasks import make_task as api_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.step import capture
@@ -19,6 +23,7 @@ from tiebreak.engine.data.tensors import tensor_bytes
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program
 
@@ -115,3 +120,38 @@ def test_the_step_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
     roots = {a: capture_task(make_task(accumulation=a)).program.root for a in (1, 4)}
     assert len(calls) == 2
     assert roots[1] != roots[4]
+
+
+def test_losses_are_divided_by_the_items_of_the_whole_step() -> None:
+    """Four batches of 4 with sums over their items are a batch of 16 with the mean over all of its items."""
+    generator = torch.Generator().manual_seed(3)
+    mask = (torch.rand(16, 5, generator=generator) < 0.6).float()
+    mask[3] = 0
+    data = {"x": torch.randn(16, 3, generator=generator), "mask": mask, "items": mask.sum(1).long()}
+
+    def total(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+        return (model(x).square() * mask).sum()
+
+    def mean(model: nn.Module, x: Tensor, mask: Tensor) -> Tensor:
+        return total(model, x, mask) / mask.sum()
+
+    def task(loss: Any, batch: int, accumulation: int, **options: Any) -> Task:
+        torch.manual_seed(5)
+        model, given = nn.Linear(3, 5), data if options else {n: data[n] for n in ("x", "mask")}
+        return api_task(model, loss, optimizer=SGD(lr=0.1), data=given, batch=batch, steps=20,
+                        accumulation=accumulation, **options)  # fmt: skip
+
+    counted = checked(task(total, 4, 4, items="items"))
+    whole = capture_task(task(mean, 16, 1))
+    assert counted.checked
+    for ours, other in islice(zip(stepped(counted), stepped(whole), strict=True), 20):
+        assert ours.loss == pytest.approx(other.loss, rel=1e-6)
+        for name in ("model.weight", "model.bias"):
+            torch.testing.assert_close(ours.state[name], other.state[name], rtol=1e-5, atol=1e-6)
+    one = nth(1, checked(task(total, 16, 1, items="items")))
+    assert one.loss == pytest.approx(nth(1, whole).loss, rel=1e-6)
+    for wrong in (data["items"].float(), data["items"][:5], -data["items"]):
+        with pytest.raises(ConfigurationError, match="an int64 >= 0 for each of 16 examples in items"):
+            replace(task(total, 4, 4, items="items"), data=data | {"items": wrong})
+    with pytest.raises(ConfigurationError, match=r"data named .'other'"):
+        task(total, 4, 4, items="other")

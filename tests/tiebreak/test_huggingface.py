@@ -97,6 +97,7 @@ CASES: dict[str, dict[str, Any]] = {
         "max_grad_norm": 0.5,
     },
     "accumulation by epochs": {"gradient_accumulation_steps": 2, "max_steps": -1, "num_train_epochs": 5.5},
+    "accumulation over unequally many labels": {"gradient_accumulation_steps": 2},
     "SGD, no clipping": {"optim": "sgd", "max_grad_norm": 0.0, "lr_scheduler_type": "constant", "learning_rate": 0.3},
     "smoothed labels": {"label_smoothing_factor": 0.1},
 }  # fmt: skip
@@ -105,7 +106,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_weights_are_those_of_their_trainer(tmp_path: Path, case: str) -> None:
-    ours, theirs = both(tmp_path, rows(ignored="accumulation" not in case), **CASES[case])
+    ours, theirs = both(tmp_path, rows(ignored=case != "accumulation by epochs"), **CASES[case])
     assert len(losses(ours)) == len(losses(theirs)) == ours.run.steps
     torch.testing.assert_close(losses(ours), losses(theirs), rtol=2e-5, atol=2e-5)
     start = gpt2().state_dict()
@@ -231,9 +232,6 @@ MODEL = gpt2()
 ADAM = torch.optim.Adam(MODEL.parameters())
 TRAINED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a smaller last step": ({"train_dataset": rows(50)}, {}, "multiple of 6 .* got 50: .* leave 2 of them out"),
-    "labels that vary": (
-        {"train_dataset": rows(ignored=True)}, {"gradient_accumulation_steps": 2}, "equally many labels"
-    ),
     "a loss that is not divided": ({"model": Draws()}, {"gradient_accumulation_steps": 2}, "divided by the number"),
     "no length": ({"train_dataset": Endless()}, {}, "a length and items by number, got Endless"),
     "random masks": ({"data_collator": masked}, {}, "the same row each time"),
@@ -243,7 +241,6 @@ TRAINED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a schedule by losses": (
         {"model": MODEL, "optimizers": (ADAM, ReduceLROnPlateau(ADAM))}, {}, "got ReduceLROnPlateau"
     ),
-    "an optimizer of their own": ({}, {"optim": "adafactor"}, "got Adafactor, whose update has no form"),
     "another loss in bf16": ({}, {"bf16": True, "label_smoothing_factor": 0.1}, "own loss with bf16"),
     "another loss, accumulated": (
         {"compute_loss_func": lambda outputs, labels, num_items_in_batch: outputs["logits"].mean()},

@@ -77,6 +77,8 @@ _HONOURED: Final = (
     "evaluate predict prediction_step evaluation_loop get_eval_dataloader get_test_dataloader save_model"
 )
 """Methods of `Trainer` that a subclass may have of its own; all others would never be called."""
+_ITEMS: Final = "num_items_in_batch"
+"""The name of the data with the number of labels of each example, where a step's batches have unequally many."""
 _REFUSED: Final = {
     "model_init": "give the model itself",
     "callbacks": "they are called by a loop that does not run here",
@@ -114,6 +116,7 @@ class TiebreakTrainer(Trainer):
         self._job: dict[str, Any] = {"client": client, "trainer": trainer, "terms": terms}
         self._run: Run | None = None
         self._unlogged: list[float] = []
+        self._counts: Tensor | None = None
 
     @property
     def run(self) -> Run:
@@ -157,24 +160,26 @@ class TiebreakTrainer(Trainer):
 
     def _agreed(self, arrays: Mapping[str, Tensor]) -> Run:
         args, steps = self.args, self._steps(len(self.train_dataset))
-        self._check_loss(arrays)
+        self._counts = self._items(arrays)
         self.create_optimizer_and_scheduler(steps)
         if not isinstance(self.lr_scheduler, LRScheduler):
             raise ConfigurationError(
                 f"expected a schedule that depends on the step alone, got lr_scheduler_type={args.lr_scheduler_type}"
             )
+        counted = {} if self._counts is None else {_ITEMS: self._counts}
         return agree(
-            self.model, self._loss, optimizer=self.optimizer, schedule=self.lr_scheduler, data=arrays,
+            self.model, self._loss, optimizer=self.optimizer, schedule=self.lr_scheduler, data={**arrays, **counted},
             batch=args.per_device_train_batch_size, steps=steps, directory=Path(str(args.output_dir), "run"),
             seed=args.seed, checkpoint_every=self._interval(steps), accumulation=args.gradient_accumulation_steps,
             clip=Clip(norm=args.max_grad_norm) if args.max_grad_norm > 0 else None,
-            machine=Machine(device=str(args.device)), **self._job,
+            machine=Machine(device=str(args.device)), items=_ITEMS if counted else None, **self._job,
         )  # fmt: skip
 
     def _loss(self, model: Any, **batch: Tensor) -> Tensor:
-        """The loss of one batch as `Trainer` computes it, over the labels that count in it."""
+        """The loss of one batch as `Trainer` computes it, over the labels that count in it, or their sum."""
+        count = self._labels(batch) if self._counts is None else torch.tensor(1)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.args.bf16):
-            loss: Any = self.compute_loss(model, batch, num_items_in_batch=self._labels(batch))
+            loss: Any = self.compute_loss(model, batch, num_items_in_batch=count)
         return cast("Tensor", loss.float())
 
     def _labels(self, batch: dict[str, Tensor]) -> Any:
@@ -189,7 +194,11 @@ class TiebreakTrainer(Trainer):
             if callable(getattr(Trainer, name, None)) and not name.startswith("__"):
                 raise ConfigurationError(f"expected Trainer's own {name}, got another one, which a run never calls")
 
-    def _check_loss(self, arrays: Mapping[str, Tensor]) -> None:
+    def _items(self, arrays: Mapping[str, Tensor]) -> Tensor | None:
+        """The number of labels that count in each example; None if a step averages over its batches.
+
+        Raises `ConfigurationError` for a loss that a job would add up otherwise than `Trainer`.
+        """
         own = (
             self.compute_loss_func is not None
             or getattr(self.compute_loss, "__func__", None) is not Trainer.compute_loss
@@ -199,7 +208,7 @@ class TiebreakTrainer(Trainer):
                 "expected the model's own loss with bf16, which Trainer applies to the model alone, got another loss"
             )
         if self.args.gradient_accumulation_steps == 1:
-            return
+            return None
         if own:
             raise ConfigurationError(
                 "expected the model's own loss with gradient_accumulation_steps, got another one: a job averages over "
@@ -207,12 +216,8 @@ class TiebreakTrainer(Trainer):
             )
         rows = [{name: array[i : i + 1] for name, array in arrays.items()} for i in range(len(self.train_dataset))]
         if (count := self._labels(rows[0])) is None:
-            return  # then Trainer averages over batches too
-        if any(self._labels(row) != count for row in rows):
-            raise ConfigurationError(
-                "expected equally many labels in each example with gradient_accumulation_steps, got others: a job "
-                "averages over batches, Trainer over labels; use a larger batch"
-            )
+            return None  # then Trainer averages over batches too
+        counts = torch.stack([torch.as_tensor(self._labels(row)).long() for row in rows])
         self.model.eval()
         with torch.no_grad():
             once: Any = self.compute_loss(self.model, dict(rows[0]), num_items_in_batch=count)
@@ -223,6 +228,7 @@ class TiebreakTrainer(Trainer):
                 "expected a loss that is divided by the number of labels with gradient_accumulation_steps, got another "
                 "one: Trainer would add it up over the batches; use a larger batch"
             )
+        return None if bool((counts == count).all()) else counts
 
     def _steps(self, examples: int) -> int:
         args, size = self.args, self._step_size

@@ -24,8 +24,8 @@ from tiebreak.engine.run.loop import exact_step
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program
 
-Schedule = Sequence[float] | Callable[[int], float] | LRScheduler
-AnyOptimizer = Optimizer | torch.optim.Optimizer
+Schedule = Sequence[float] | Callable[[int], float] | LRScheduler | Sequence[LRScheduler]
+AnyOptimizer = Optimizer | torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 Data = Any
 """Arrays by name, a `TensorDataset`, or a Hugging Face `datasets.Dataset`."""
 _NAMES: Final = "name model loss optimizer data batch steps seed schedule checkpoint_interval"
@@ -50,22 +50,24 @@ def make_task(
         argument of its name (`lambda model, x, y: ...` or `lambda model, **batch: model(**batch).loss`), or in the
         order of the data for `*batch`. Or one of torch's own losses, as a module (`nn.CrossEntropyLoss()`) or a
         function (`F.mse_loss`), which is called with model(*batch[:-1]) and the target batch[-1].
-    optimizer: `tiebreak.AdamW(...)` and the like, or one of `torch.optim` over the model's parameters, as it is before
-        its first step. Groups may differ in lr and weight_decay.
+    optimizer: `tiebreak.AdamW(...)` and the like, or one of `torch.optim` or your own over the model's parameters, as
+        it is before its first step, or a list of such that step one after the other (Muon and AdamW).
     data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32 or
         integer tensors, numpy arrays, or files (.npy, .safetensors; these stay on the disk). Or a `TensorDataset`, or a
         Hugging Face `datasets.Dataset`: the columns that the loss names are taken, or all that are numbers.
     batch: examples per step, drawn without replacement in each epoch, in an order that the seed fixes; or a
         `tiebreak.Batch` (`tiebreak.Windows` cuts a long array of tokens).
     schedule: factor of the learning rate for each step (from 0), as a sequence or, as with `LambdaLR`, a function.
-        Or a scheduler of `torch.optim.lr_scheduler` over that optimizer, as if it were stepped after each step.
+        Or a scheduler of `torch.optim.lr_scheduler` over that optimizer, as if it were stepped after each step; or a
+        list of them.
     checkpoint_every: steps between two commitments [default: a tenth of all steps].
     options: further fields of `tiebreak.Task`.
     """
     _check_kinds(model, loss, steps)
     arrays = _arrays(data, loss)
-    taken = _loss(loss, tuple(arrays), by_position=isinstance(data, TensorDataset))
-    chosen = Batch(size=batch, examples=Rows(names=tuple(arrays))) if isinstance(batch, int) else batch
+    names = tuple(name for name in arrays if name != options.get("items"))
+    taken = _loss(loss, names, by_position=isinstance(data, TensorDataset))
+    chosen = Batch(size=batch, examples=Rows(names=names)) if isinstance(batch, int) else batch
     known = {field.name for field in fields(Task)} - _OWN
     if unknown := sorted(set(options) - known):
         raise ConfigurationError(f"expected options among {sorted(known)}, got {unknown}")

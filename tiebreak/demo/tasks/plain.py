@@ -26,7 +26,8 @@ from tiebreak.api.training.evaluation import load_state
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.optimizers.settings import settings_of
-from tiebreak.engine.optimizers.translate import torchs
+from tiebreak.engine.optimizers.translate import TorchOptimizers, torchs
+from tiebreak.protocol.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,8 @@ def state_sha256(model: nn.Module) -> str:
 def make_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
     """Torch's own optimizer for the task, including its parameter groups (`take_step` reads `lr_factor`)."""
     o = task.optimizer
+    if isinstance(o, TorchOptimizers):
+        raise ConfigurationError(f"expected a task with settings of an optimizer, got {o.name}")
     chosen: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         chosen.setdefault(settings_of(o, name), []).append(parameter)

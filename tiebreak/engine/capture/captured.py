@@ -9,6 +9,7 @@ from torch import Tensor
 from tiebreak.engine.capture.purity import same_tensors, untouched
 from tiebreak.engine.capture.step import capture
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
+from tiebreak.engine.capture.updates import torch_update
 from tiebreak.engine.data.narrow import NARROW, fills_words, stored, words_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS
@@ -17,6 +18,7 @@ from tiebreak.engine.lowering.scalars import wrapped
 from tiebreak.engine.optimizers import tables, update
 from tiebreak.engine.optimizers.averaging import AVERAGE, averaged
 from tiebreak.engine.optimizers.clipping import clipped
+from tiebreak.engine.optimizers.translate import TorchOptimizers
 from tiebreak.protocol.errors import ConfigurationError, ProgramError
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
@@ -81,24 +83,29 @@ def capture_in_place(task: Task, before: Mapping[str, Tensor] | None = None) -> 
         "seed": torch.tensor(task.seed),
         "learning_rate": task.learning_rates(),
     }
-    data |= tables(task.optimizer, task.steps)
+    data |= {} if isinstance(task.optimizer, TorchOptimizers) else tables(task.optimizer, task.steps)
     b.origin = "batch"
-    batch = _batch(b, task)
+    batch, divisor = _batch(b, task)
     example = task.batch.examples.take(task.data, _telling(task))
     with same_tensors(task.model):
-        step = capture(b, task.model, task.loss, batch, example, refs.__getitem__)
+        step = capture(b, task.model, task.loss, batch, example, refs.__getitem__, divisor)
     rates = b.data("learning_rate", DType.F32, (task.steps,))
     b.origin = "schedule"
     rate = b.rows(rates, b.step())
-    parameters = {name: refs[name] for name, _ in task.model.named_parameters()}
+    parameters = {name: step.buffers.get(name, refs[name]) for name, _ in task.model.named_parameters()}
     trainable = {name for name, p in task.model.named_parameters() if p.requires_grad}
     raw = gradients = held({name: g for name, g in step.gradients.items() if name in trainable})
     if task.clip is not None:
         gradients = held(clipped(b, task.clip, gradients))
-    updated = update(b, task.optimizer, rate, task.steps, parameters, gradients)
+    if isinstance(task.optimizer, TorchOptimizers):
+        updated, own = torch_update(b, task, task.optimizer, parameters, gradients)
+        data |= own
+    else:
+        updated = update(b, task.optimizer, rate, task.steps, parameters, gradients)
+        updated.state = held(updated.state, lambda entry: entry.partition(".")[2])
     after = held(updated.parameters)
-    new = {MODEL + name: ref for name, ref in {**refs, **after, **step.buffers}.items()}
-    new |= {OPTIMIZER + name: ref for name, ref in held(updated.state, lambda entry: entry.partition(".")[2]).items()}
+    new = {MODEL + name: ref for name, ref in {**refs, **step.buffers, **after}.items()}
+    new |= {OPTIMIZER + name: ref for name, ref in updated.state.items()}
     if task.average is not None:
         moving = {name: ref for name, ref in parameters.items() if name in trainable}
         new |= held(averaged(b, task.average, moving, after), lambda entry: entry.removeprefix(AVERAGE))
@@ -138,12 +145,18 @@ def _finished(b: Builder, state: dict[str, Ref], loss: Ref) -> Program:
         ) from error
 
 
-def _batch(b: Builder, task: Task) -> list[Ref]:
-    """The step's batches in order: example numbers from each epoch's keyed shuffle, then gathers of the examples."""
+def _batch(b: Builder, task: Task) -> tuple[list[Ref], Ref | None]:
+    """The step's batches in order: example numbers from each epoch's keyed shuffle, then gathers of the examples.
+
+    The second result is the number of items in all of them, f32; None if they are not counted.
+    """
     size = task.batch.size
     chosen_B = _examples(b, size * task.accumulation, task.examples)
     parts = [chosen_B.slice(0, start, start + size) for start in range(0, chosen_B.shape[0], size)]
-    return [ref for part_B in parts for ref in _take(b, task, task.batch.examples, part_B)]
+    batch = [ref for part_B in parts for ref in _take(b, task, task.batch.examples, part_B)]
+    if task.items is None:
+        return batch, None
+    return batch, b.sum(b.cast(b.rows(_data(b, task.data[task.items], task.items), chosen_B), DType.F32))
 
 
 def _examples(b: Builder, drawn: int, count: int) -> Ref:

@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebreak.engine.capture.captured import MODEL, Captured, capture_in_place
 from tiebreak.engine.capture.draws import Draws, is_draw
@@ -54,7 +55,7 @@ from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.native import release
 from tiebreak.engine.optimizers.averaging import AVERAGE
 from tiebreak.engine.optimizers.settings import settings_of
-from tiebreak.engine.optimizers.translate import torchs
+from tiebreak.engine.optimizers.translate import TorchOptimizers, torchs
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
 from tiebreak.protocol.program.isa import MapFunction, Opcode, ShuffleParams
@@ -345,20 +346,27 @@ def _wrong_update(task: Task, state: Tensors, found: Sequence[_Outcome], device:
         entries = [prefix + name for prefix in (MODEL, AVERAGE) for name in names]
         given = [_of_part(ours.gradients, names, part) for ours in found]
         initial = {name: tensor.to(device) for name, tensor in _of_part(state, entries, part).items()}
-        wide, narrow = (run(initial, given) for run in runs)
+        narrow = runs[1](initial, given)
+        try:
+            wide = runs[0](initial, given)
+        except Exception:  # a user's optimizer may mix dtypes
+            wide = narrow
         for step, ours in enumerate(found):
             before, now = (_of_part(tensors, entries, part) for tensors in (ours.before, ours.state))
             for name, wanted in wide[step].items():
+                if name.removeprefix(MODEL) in ours.buffers:
+                    continue  # a frozen parameter that the step writes
                 sizes = (sqrt(tensor.numel()) * _size(tensor) for tensor in (wanted, before[name]))
                 measured = _distance(now[name], wanted), _distance(narrow[step][name], wanted), *sizes
                 far[step, name] = tuple(map(hypot, measured, far.get((step, name), (0.0,) * 4)))
+    named = getattr(task.optimizer, "name", f"torch.optim.{type(task.optimizer).__name__}")
     for (step, name), (distance, noise, size, least) in sorted(far.items(), key=lambda item: item[0][0]):
         # What nearly cancels keeps the error of the numbers that it is made of.
         allowed = _allowed(1, size, noise=noise) + _allowed(1, least)
         if not distance <= allowed and bool(torch.isfinite(found[step].state[name]).all()):  # others stop the run
             return (
                 f"the optimizer's update is not torch's: after step {step + 1}, {name} is {distance:.3g} from what "
-                f"torch.optim.{type(task.optimizer).__name__} makes of the same gradients, where {allowed:.3g} is "
+                f"{named} makes of the same gradients, where {allowed:.3g} is "
                 "allowed. Please report this with the settings; `unchecked` skips the check"
             )
     return None
@@ -408,23 +416,57 @@ def _updates(
     """
     own = {n: nn.Parameter(state[MODEL + n].to(dtypes[n], copy=True)) for n in dtypes if MODEL + n in state}
     moving = {n: own[n].detach().clone() for n in own if AVERAGE + n in state}
-    settings = {name: settings_of(task.optimizer, name) for name in own}
-    optimizer = torchs(task.optimizer, [{"params": [p], "weight_decay": settings[n][1]} for n, p in own.items()])
-    after = []
-    for (rate, norm), given in zip(steps, gradients, strict=True):
-        for group, (factor, _) in zip(optimizer.param_groups, settings.values(), strict=True):
-            group["lr"] = rate * factor
+    after, wide = [], torch.float64 in dtypes.values()
+    for optimizers, (_, norm), given in zip(_torchs(task, own, steps), steps, gradients, strict=False):
         for name, gradient in given.items():
             own[name].grad = gradient.to(own[name].dtype, copy=True)
         if task.clip is not None and task.clip.value is not None:
             nn.utils.clip_grad_value_(own.values(), task.clip.value)
         if task.clip is not None and norm is not None and task.clip.norm is not None:
             nn.utils.clip_grads_with_norm_(own.values(), task.clip.norm, norm)
-        optimizer.step()
+        with _Unrounded() if wide else nullcontext():
+            for optimizer in optimizers:
+                type(optimizer).step(optimizer)
         moving = {name: torch.lerp(own[name].detach(), old, task.average or 0.0) for name, old in moving.items()}
         after.append({MODEL + name: p.detach().clone() for name, p in own.items()})
         after[-1] |= {AVERAGE + name: average for name, average in moving.items()}
     return after
+
+
+def _torchs(
+    task: Task, own: Mapping[str, nn.Parameter], steps: Sequence[tuple[float, Tensor | None]]
+) -> Iterator[Sequence[torch.optim.Optimizer]]:
+    """Yields, before each step, torch's optimizers of the task over other parameters."""
+    o, parameters = task.optimizer, dict(task.model.named_parameters())
+    if isinstance(o, TorchOptimizers):
+        yield from o.copies({parameters[name]: p for name, p in own.items()}, task.schedule)
+        return
+    settings = {name: settings_of(o, name) for name in own}
+    optimizer = torchs(o, [{"params": [p], "weight_decay": settings[n][1]} for n, p in own.items()])
+    for rate, _ in steps:
+        for group, (factor, _) in zip(optimizer.param_groups, settings.values(), strict=True):
+            group["lr"] = rate * factor
+        yield [optimizer]
+
+
+class _Unrounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Keeps what an optimizer casts to narrower floats in FP64, so that this rounding counts as noise."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if kwargs.get("dtype") in (torch.float32, torch.bfloat16, torch.float16):
+            kwargs["dtype"] = torch.float64
+        return func(*args, **kwargs)
+
+
+def _is_held(task: Task, parameter: nn.Parameter) -> bool:
+    """Whether an optimizer changes a parameter, and so reads its gradient."""
+    if not isinstance(task.optimizer, TorchOptimizers):
+        return True
+    return any(p is parameter for o in task.optimizer.optimizers for g in o.param_groups for p in g["params"])
 
 
 # The engine's side
@@ -446,6 +488,8 @@ def _engine(
     after, loss = run_step(captured.program, captured.data, step, state, observe, device)
     gradients = {name: _read(values[ref.value], ref) for name, ref in captured.gradients.items()}
     buffers = {name: after[MODEL + name] for name, _ in task.model.named_buffers()}
+    frozen = [MODEL + name for name, p in task.model.named_parameters() if not p.requires_grad]
+    buffers |= {name.removeprefix(MODEL): after[name] for name in frozen if after[name] is not state[name]}
     numbers = [None if value is None else values[value] for value in captured.draws]
     return _Outcome(torch.tensor(loss), gradients, buffers, step, state, after, numbers)
 
@@ -459,15 +503,16 @@ def _read(value: Tensor, ref: Ref) -> Tensor:
     return value.flatten()[index]
 
 
-def _batches(task: Task, captured: Captured, step: int) -> list[tuple[Tensor, ...]]:
-    """The batches of a step (from 0), by section 7 of the specification in plain integers."""
+def _batches(task: Task, captured: Captured, step: int) -> tuple[list[tuple[Tensor, ...]], int]:
+    """The batches of a step (from 0), by section 7 of the specification in integers, and their losses' divisor."""
     shuffles = (i.params.stream for i in captured.program.body if isinstance(i.params, ShuffleParams))
     stream = next(shuffles, 0)  # without a shuffle, no batch is read
     n, size = task.examples, task.batch.size
     draws = range(step * size * task.accumulation, (step + 1) * size * task.accumulation)
     chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in draws]
     parts = [torch.tensor(chosen[start : start + size]) for start in range(0, len(chosen), size)]
-    return [task.batch.examples.take(task.data, part) for part in parts]
+    divisor = task.accumulation if task.items is None else int(task.data[task.items][chosen].sum())
+    return [task.batch.examples.take(task.data, part) for part in parts], divisor
 
 
 # Eager PyTorch's side
@@ -634,19 +679,20 @@ def _eager(
 
 def _eager_step(
     task: Task,
-    batches: Sequence[Sequence[Tensor]],
+    given: tuple[Sequence[Sequence[Tensor]], int],
     ours: _Outcome,
     dtype: torch.dtype,
     device: torch.device,
     seed: int | None,
     outputs: Outputs | None,
 ) -> _Outcome:
-    parameters, losses = dict(task.model.named_parameters()), []
+    parameters, losses, (batches, divisor) = dict(task.model.named_parameters()), list[Any](), given
     kept = _dtypes(task, dtype)
-    own = {
-        MODEL + n: _moved(ours.before[MODEL + n].to(device), kept.get(n, dtype), seed)
-        for n in (*parameters, *dict(task.model.named_buffers()))
-    }
+
+    def start(name: str) -> Tensor:
+        return _moved(ours.before[MODEL + name].to(device), kept.get(name, dtype), seed)
+
+    own = {MODEL + name: start(name) for name in (*parameters, *dict(task.model.named_buffers()))}
     for name, parameter in parameters.items():
         own[MODEL + name] = nn.Parameter(own[MODEL + name], parameter.requires_grad)
     step = LossModule(task.model, partial(_by_name, task))
@@ -659,14 +705,17 @@ def _eager_step(
             )
             collected.clear()
             with exchanged(step, own):
-                losses.append(step(*cast) / len(batches))
+                losses.append(step(*cast) / divisor)
                 count = len(collected)
                 losses[-1].backward()
                 del collected[count:]  # a checkpointed part has called its modules again
             own |= {MODEL + name: t.detach() for name, t in step.assigned.items()}
     draws.check_all_drawn()
-    gradients = {n: g for n, p in parameters.items() if p.requires_grad and (g := own[MODEL + n].grad) is not None}
-    buffers = {name: own[MODEL + name] for name, _ in task.model.named_buffers()}
+    read = {n for n, p in parameters.items() if p.requires_grad and (n in ours.gradients or _is_held(task, p))}
+    gradients = {n: g for n in parameters if n in read and (g := own[MODEL + n].grad) is not None}
+    frozen = [name for name, p in parameters.items() if not p.requires_grad]
+    written = [n for n in frozen if n in ours.buffers or not torch.equal(own[MODEL + n], start(n))]
+    buffers = {name: own[MODEL + name] for name in (*dict(task.model.named_buffers()), *written)}
     return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers)
 
 

@@ -37,6 +37,12 @@ def _name(node: fx.Node) -> str:
     return node.target._schema.name.partition("::")[2] if isinstance(node.target, OpOverload) else ""
 
 
+def is_filled(func: OpOverload) -> bool:
+    """Whether an operator fills a new tensor, and so reads only the shapes of its operands."""
+    name = func._schema.name.partition("::")[2]
+    return name in _FILLED or name in _FULL
+
+
 @dataclass(frozen=True, slots=True)
 class Constant:
     """A folded tensor without its repetitions: `base` is expanded to `shape` along dims of size 1."""

@@ -196,7 +196,7 @@ class _Rehearsal:
     def __call__(self) -> None:
         self.copies.update({n: t.detach().clone().requires_grad_(t.requires_grad) for n, t in self.given.items()})
         self.addresses = {name: tensor.data_ptr() for name, tensor in self.copies.items()}
-        kept = [n for n, t in self.given.items() if n.startswith("batch") or isinstance(t, nn.Parameter)]
+        kept = [n for n, t in self.given.items() if n.startswith("batch") or t.requires_grad]
         self.fixed = {_storage(self.copies[name]): name for name in kept if self.copies[name].numel()}
         tensors = list(self.copies.values())
         replaced = dict(zip(self._state, tensors, strict=False))
@@ -299,9 +299,9 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     rehearse.watch, first, drawn = nullcontext(), rehearse.results(), random_state()
     if "written" in watch.found:
         raise ConfigurationError(
-            "expected a step that changes buffers only, and in forward, got one that writes to {} in place at {}; "
-            "compute a new tensor instead (`w = self.weight.clamp(0, 1)`, `x = x * 2`) and use that, leave out "
-            "max_norm, and write to no buffer in a hook of the backward pass"
+            "expected a step that changes buffers and frozen parameters only, and in forward, got one that writes to "
+            "{} in place at {}; compute a new tensor instead (`w = self.weight.clamp(0, 1)`, `x = x * 2`) and use "
+            "that, leave out max_norm, and write to no buffer in a hook of the backward pass"
             .format(*watch.found["written"])
         )  # fmt: skip
     _refuse_other_memory(model, rehearse)
@@ -371,6 +371,10 @@ def _words(place: str, deed: str, advice: str) -> str:
 def _refuse_other_memory(model: nn.Module, rehearse: _Rehearsal) -> None:
     for name, address in rehearse.addresses.items():
         moved = lambda n=name: rehearse.copies[n].data_ptr() != rehearse.addresses[n]  # noqa: E731
+        frozen = isinstance(rehearse.given[name], nn.Parameter) and not rehearse.given[name].requires_grad
+        held = [_storage(tensor) for tensor in rehearse.copies.values()]
+        if frozen and held.count(_storage(rehearse.copies[name])) == 1:
+            continue  # `p.data = ` of a new tensor is a write to p
         if rehearse.copies[name].data_ptr() != address:
             raise ConfigurationError(
                 f"expected tensors that keep their memory, got one, {name.removeprefix('model.')}, that is given other "

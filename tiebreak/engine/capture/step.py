@@ -20,7 +20,7 @@ from tiebreak.engine.capture.draws import is_draw
 from tiebreak.engine.capture.folding import Constant, Folded
 from tiebreak.engine.capture.hints import dtype_hint, operator_hint
 from tiebreak.engine.capture.purity import examine
-from tiebreak.engine.capture.tracing import JointGraph, trace
+from tiebreak.engine.capture.tracing import TracedGraph, trace
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS, RULES, Context, element_type
 from tiebreak.engine.lowering.builder import Builder, Ref
@@ -127,10 +127,11 @@ _STATISTICS: Final = (1, 2)
 class _Lowering:
     """Walks the traced graph once, node by node; collects everything that cannot be lowered and reports it together."""
 
-    def __init__(self, builder: Builder, joint: JointGraph, folded: Folded) -> None:
+    def __init__(self, builder: Builder, graph: TracedGraph, folded: Folded, what: str = "the model") -> None:
         self.builder = builder
-        self.joint = joint
+        self.graph = graph
         self.folded = folded
+        self.what = what
         self.values: dict[fx.Node, Any] = {}
         self.problems: list[tuple[str, str, str]] = []
         """Operator, place and reason of each node that cannot be lowered, in the order of the graph."""
@@ -142,7 +143,7 @@ class _Lowering:
     def run(self, inputs: Sequence[Ref]) -> Mapping[fx.Node, Any]:
         """The refs by node. Raises a `ConfigurationError` that lists every operator without a rule."""
         waiting = iter(inputs)
-        for node in self.joint.module.graph.nodes:
+        for node in self.graph.module.graph.nodes:
             if node.op == "placeholder":
                 self.values[node] = next(waiting)
             elif node in self.folded.values:
@@ -154,7 +155,7 @@ class _Lowering:
         if self.problems:
             listing = "\n  ".join(_once(self.problems))
             raise ConfigurationError(
-                f"the model cannot be captured; these operators have no exact form here:\n  {listing}"
+                f"{self.what} cannot be captured; these operators have no exact form here:\n  {listing}"
             ) from self._fault
         return self.values
 
@@ -168,7 +169,7 @@ class _Lowering:
             self._fail(node, "no lowering rule; operators that take functions or write to their arguments have no form")
             return
         if not node.users:
-            if is_draw(node.target) and _name(node) in RULES and node not in self.joint.repeated:
+            if is_draw(node.target) and _name(node) in RULES and node not in self.graph.repeated:
                 self._drawn[node] = None, len(self.builder.draws)
                 self.builder.draws.append(None)
             return
@@ -188,7 +189,7 @@ class _Lowering:
 
     def _draw(self, node: fx.Node, lower: Callable[[], Any]) -> Any:
         """Lowers a draw. One that repeats another is made of equal instructions, which the builder emits once."""
-        b, first = self.builder, self.joint.repeated.get(node, node)
+        b, first = self.builder, self.graph.repeated.get(node, node)
         begun, count = b.streams, len(b.draws)
         stream, place = self._drawn.get(first, (None, count))
         b.streams = begun if stream is None else stream  # None: nothing reads the first one, so this is drawn instead
@@ -200,7 +201,7 @@ class _Lowering:
         return value
 
     def _guarded(self, node: fx.Node, make: Callable[[], Any]) -> None:
-        self.builder.origin = self.joint.origin(node)
+        self.builder.origin = self.graph.origin(node)
         try:
             self.values[node] = make()
         except NotImplementedError as error:
@@ -234,7 +235,7 @@ class _Lowering:
         return wrapped(self.builder, value, *INTEGERS[dtype])
 
     def _fail(self, node: fx.Node, problem: str) -> None:
-        self.problems.append((_name(node), self.joint.place(node), problem))
+        self.problems.append((_name(node), self.graph.place(node), problem))
         self.values[node] = _FAILED
 
 
@@ -277,13 +278,14 @@ UNCOVERED: Final = "no form for these arguments"
 
 def capture(
     builder: Builder, model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Ref], example: Sequence[Tensor],
-    state: Callable[[str], Ref],
+    state: Callable[[str], Ref], divisor: Ref | None = None,
 ) -> StepGraph:  # fmt: skip
     """Lowers one step into `builder`.
 
     batch: the refs of the step's batch; if the step accumulates gradients, those of its batches one after the other.
     example: tensors of the shapes and dtypes of one batch, for tracing. state: gives the ref of a parameter or buffer
-    by name. Raises a `ConfigurationError` that lists every operator that cannot be lowered, with its module path.
+    by name. divisor: of the sum of the batches' losses; None for their number. Raises a `ConfigurationError` that lists
+    every operator that cannot be lowered, with its module path.
     """
     with torch.random.fork_rng(devices=[]):  # the two captures of a check begin in different states
         assigned = examine(model, loss, example)
@@ -304,13 +306,23 @@ def capture(
             constants=lowering.constants.data,
         )
         steps.append(step)
-    return steps[0] if len(steps) == 1 else _accumulated(builder, steps)
+    return steps[0] if len(steps) == 1 and divisor is None else _accumulated(builder, steps, divisor)
 
 
-def _accumulated(b: Builder, steps: Sequence[StepGraph]) -> StepGraph:
-    """The mean loss and mean gradients, added in the order of the batches, with the last batch's buffers."""
+def lowered(
+    builder: Builder, graph: TracedGraph, inputs: Sequence[Ref], what: str
+) -> tuple[list[Ref], dict[str, Tensor]]:  # fmt: skip
+    """Lowers a graph whose output is a list, and returns the refs of that and the constants. what: for messages."""
+    lowering = _Lowering(builder, graph, Folded(graph.module), what)
+    values = lowering.run(inputs)
+    (outputs,) = next(node for node in reversed(graph.module.graph.nodes) if node.op == "output").args
+    return [values[node] for node in outputs], lowering.constants.data
+
+
+def _accumulated(b: Builder, steps: Sequence[StepGraph], divisor: Ref | None) -> StepGraph:
+    """Loss and gradients, added in the order of the batches and divided, with the last batch's buffers."""
     b.origin = "accumulation"
-    count = b.const(float(len(steps)))
+    count = b.const(float(len(steps))) if divisor is None else divisor
     gradients = {name: b.div(reduce(b.add, [s.gradients[name] for s in steps]), count) for name in steps[0].gradients}
     loss = b.div(reduce(b.add, [s.loss for s in steps]), count)
     return StepGraph(loss=loss, gradients=gradients, buffers=steps[-1].buffers, constants=steps[0].constants)

@@ -36,7 +36,7 @@ from tiebreak.engine.optimizers.settings import (
     require_count,
     require_number,
 )
-from tiebreak.engine.optimizers.translate import translated
+from tiebreak.engine.optimizers.translate import TorchOptimizers, translated
 from tiebreak.protocol.errors import ConfigurationError
 
 __all__ = [
@@ -185,6 +185,8 @@ class Task:
     accumulation: the number of batches per step. Each goes through the model separately (with its own batch norm
     statistics and dropout masks), and the optimizer runs once: a step takes accumulation * batch.size examples.
     Gradients are added in the order of the batches and divided by their number; so is the loss.
+    items: the name of an array in data that the loss does not get: int64, the number of items (labels that count) of
+    each example. A batch's loss is then a sum over its items, and the step divides by all of its items.
     clip: see `Clip`; applies to the gradients after this division.
     average: the decay of a moving average of the trained parameters, which the state holds as `average.NAME`.
     data: arrays by name, float32, int64, bool or narrower integers (`tiebreak.engine.data.narrow`), on the CPU.
@@ -198,7 +200,7 @@ class Task:
     name: str
     model: nn.Module
     loss: Loss
-    optimizer: Optimizer
+    optimizer: Optimizer | TorchOptimizers
     data: Mapping[str, Tensor]
     batch: Batch
     steps: int
@@ -206,6 +208,7 @@ class Task:
     seed: int = 0
     schedule: tuple[float, ...] | None = None
     accumulation: int = 1
+    items: str | None = None
     clip: Clip | None = None
     average: float | None = None
     evaluate: Evaluation | None = field(default=None)
@@ -241,9 +244,13 @@ class Task:
             if array.dtype == torch.float32:
                 bad = not_finite(array)
                 require(bad == 0, f"only finite numbers in data {name!r}", f"{bad} that are not")
-        missing = [name for name in self.batch.examples.arrays() if name not in self.data]
+        missing = [name for name in (*self.batch.examples.arrays(), self.items) if name not in (*self.data, None)]
         require(not missing, f"data named {missing}", sorted(self.data))
         require(self.examples >= 1, "at least one example", self.examples)
+        if self.items is not None:
+            counts = self.data[self.items]
+            whole = counts.dtype == torch.int64 and counts.shape == (self.examples,) and bool((counts >= 0).all())
+            require(whole, f"an int64 >= 0 for each of {self.examples} examples in {self.items}", tuple(counts.shape))
         require(self.batch.size <= self.examples, f"a batch of at most all {self.examples} examples", self.batch.size)
 
     def _check_model(self) -> None:
@@ -261,7 +268,7 @@ class Task:
             require(finite, f"only finite numbers in {name} ({advice})", "others")
         names = [name for name, _ in self.model.named_parameters()]
         require(any(p.requires_grad for p in self.model.parameters()), "a parameter that requires a gradient", names)
-        check_groups(self.optimizer, names)
+        check_groups(self.optimizer.groups, names)
 
     @property
     def examples(self) -> int:

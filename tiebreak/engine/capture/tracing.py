@@ -13,7 +13,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Final
 
@@ -24,6 +24,7 @@ from torch._guards import TracingContext, tracing
 from torch._library.simple_registry import singleton
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
@@ -41,7 +42,16 @@ _VERSION: Final = Tensor._version
 _SCALER: Final = torch.amp.grad_scaler.__file__
 _MAKE: Final[Any] = torch.autocast.__init__
 _ENTER: Final[Any] = torch.autocast.__enter__
-_OWN: Final = {
+
+
+def _write_data(parameter: Tensor, value: Tensor) -> None:
+    """Does what `p.data = value` does for a frozen parameter; the rehearsal lets no other pass."""
+    with torch.no_grad():
+        parameter.copy_(value)
+
+
+_OWN: Final[dict[Any, Any]] = {
+    vars(torch._C.TensorBase)["data"].__set__: _write_data,
     torch.nn.functional.batch_norm: substitutes.batch_norm,
     torch.nn.functional.ctc_loss: losses.ctc_loss,
     torch.nn.functional.gaussian_nll_loss: losses.gaussian_nll_loss,
@@ -53,21 +63,11 @@ _LINE: Final = "line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JointGraph:
-    """The traced graph. Its inputs are the parameters, then the buffers, then the batch.
-
-    Each tuple names nodes of the graph, or holds None where there is none. `parameters` and `buffers` are the model's
-    names in the order of the inputs; `gradients` belong to the parameters, in the same order.
-    """
+class TracedGraph:
+    """A graph of ATen calls, with the place in the user's code of each."""
 
     module: fx.GraphModule
-    parameters: tuple[str, ...]
-    buffers: tuple[str, ...]
-    loss: fx.Node
-    gradients: tuple[fx.Node | None, ...]
-    mutated: dict[str, fx.Node]
-    """The new value of each mutated buffer."""
-    repeated: dict[fx.Node, fx.Node]
+    repeated: dict[fx.Node, fx.Node] = field(default_factory=dict)
     """The first draw of the same numbers, by each draw that repeats it."""
 
     def origin(self, node: fx.Node) -> str:
@@ -80,6 +80,22 @@ class JointGraph:
         """`module.path: file.py:12`, the module and the user's line that make the node or its forward."""
         noted = node.meta.get("custom", {})
         return ": ".join(filter(None, (noted.get(_PATH), noted.get(_LINE)))) or node.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointGraph(TracedGraph):
+    """The graph of a step. Its inputs are the parameters, then the buffers, then the batch.
+
+    Each tuple names nodes of the graph, or holds None where there is none. `parameters` and `buffers` are the model's
+    names in the order of the inputs; `gradients` belong to the parameters, in the same order.
+    """
+
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...]
+    loss: fx.Node
+    gradients: tuple[fx.Node | None, ...]
+    mutated: dict[str, fx.Node]
+    """The new value of each mutated buffer."""
 
 
 class _Step(LossModule):
@@ -341,6 +357,21 @@ def _repeated(graph: fx.Graph, earlier: Sequence[int | None]) -> dict[fx.Node, f
             f"draws {len(drawing)} are in the trace; draw once, and use what is drawn twice"
         )
     return {node: drawing[first] for node, first in zip(drawing, earlier, strict=True) if first is not None}
+
+
+def trace_function(function: Callable[..., list[Tensor]], example: Sequence[Tensor]) -> TracedGraph:
+    """Traces a function of tensors that writes to none of them, without gradients."""
+    with kept_whole(), torch.fx.traceback.preserve_node_meta(), torch.no_grad():
+        made = make_fx(
+            torch.func.functionalize(function), decompositions(), "fake", _allow_non_fake_inputs=True
+        )(*example)  # fmt: skip
+    made.graph.eliminate_dead_code()
+    return TracedGraph(module=made)
+
+
+def annotate(path: str, line: str) -> None:
+    """Gives a place to the nodes that are traced next."""
+    torch.fx.traceback.current_meta["custom"] = {_PATH: path, _LINE: line}
 
 
 def _only_inputs(graph: fx.Graph, count: int) -> None:

@@ -32,9 +32,12 @@ def _shown(filename: str, line: int | None) -> str:
     return f"{path}:{line}"
 
 
-def user_line(frame: FrameType | None) -> str:
-    """The innermost line of the stack that is neither torch's nor ours; empty if there is none."""
-    while frame is not None:
+def user_line(frame: FrameType | None, within: str = "") -> str:
+    """The innermost line of the stack that is neither torch's nor ours; empty if there is none.
+
+    within: the file of a caller, at which the search ends.
+    """
+    while frame is not None and frame.f_code.co_filename != within:
         if is_users(frame.f_code.co_filename):
             return _shown(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back

@@ -276,9 +276,9 @@ def settings_of(optimizer: Optimizer, name: str) -> tuple[float, float]:
     return group.lr_factor, optimizer.weight_decay if group.weight_decay is None else group.weight_decay
 
 
-def check_groups(optimizer: Optimizer, names: Sequence[str]) -> None:
+def check_groups(groups: Sequence[Group], names: Sequence[str]) -> None:
     """Raises `ConfigurationError` for a pattern that matches no parameter."""
-    for group in optimizer.groups:
+    for group in groups:
         for pattern in group.match:
             found = any(fnmatchcase(name, pattern) for name in names)
             require(found, f"a group's pattern to match one of the parameters {sorted(names)}", pattern)

@@ -1,16 +1,21 @@
 """Translates `torch.optim` into settings: optimizers with their parameter groups, and schedulers as factors by step.
 
-A job begins with moments of zero and has a table of rates, so what has stepped already, what reads the losses of the
-run, and what changes more than the rate is refused with the reason. Nothing of the user's is changed: a scheduler is
-copied, with an optimizer that shares the parameters, and stepped once after each step of the job. The rates are then
-what Python and its C library made of them: the bytes of the table count, as those of the initial weights do.
+What settings cannot express (another optimizer than ours, several of them, groups with betas or schedules of their own,
+cycles of momentum) stays torch's own (`TorchOptimizers`), and capture records its steps.
+
+A job begins with moments of zero and has a table of rates, so what has stepped already and what reads the losses of the
+run is refused with the reason. Nothing of the user's is changed: a scheduler is copied, with an optimizer that shares
+the parameters, and stepped once after each step of the job. The rates are then what Python and its C library made of
+them: the bytes of the table count, as those of the initial weights do.
 """
 
 import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from glob import escape
+from inspect import Parameter, signature
+from itertools import repeat
 from typing import Any, Final
 
 import torch
@@ -36,36 +41,131 @@ Rates = list[list[float]]
 """The learning rate of each step, by group."""
 
 
-def translated(given: Any, schedule: Any, model: nn.Module, steps: int) -> tuple[Optimizer, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TorchOptimizers:
+    """Optimizers of torch, or of the user, that step one after the other, and then their schedulers.
+
+    lr: the first group's, before any schedule.
+    """
+
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    schedulers: tuple[LRScheduler, ...]
+    lr: float
+    groups: tuple[Group, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The classes, for messages."""
+        return " and ".join(type(optimizer).__name__ for optimizer in self.optimizers)
+
+    def copies(
+        self, tensors: Mapping[Tensor, Tensor], schedule: Sequence[float] | None
+    ) -> Iterator[tuple[torch.optim.Optimizer, ...]]:
+        """Yields, before each step, copies of the optimizers, with other tensors in the place of some.
+
+        The caller lets them step, by `type(copy).step(copy)`, since a scheduler binds `step` to its own optimizer.
+        schedule: the factors of all groups' rates, if there are any.
+        """
+        memo: dict[int, Any] = {id(own): other for own, other in tensors.items()}
+        originals = [part for given in self.optimizers for part in parts(given)]
+        memo |= {id(one): object.__new__(type(one)) for one in originals}
+        try:
+            for one in originals:  # by hand, because an optimizer's own copy leaves out what its subclass adds
+                memo[id(one)].__dict__.update(
+                    {n: copy.deepcopy(v, memo) for n, v in vars(one).items() if not hasattr(v, "_wrapped_by_lr_sched")}
+                )
+            schedulers = [copy.deepcopy(scheduler, memo) for scheduler in self.schedulers]
+        except Exception as error:  # whatever the user's attributes raise
+            raise ConfigurationError(f"expected an optimizer that can be copied, got {self.name}: {error}") from error
+        optimizers = tuple(memo[id(one)] for one in self.optimizers)
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        for group in groups:  # these only choose a kernel
+            group.update(dict.fromkeys(group.keys() & {"fused", "capturable"}, False))
+        rates = [(group, group["lr"]) for group in groups if "lr" in group]
+        for factor in schedule or repeat(None):
+            for group, rate in rates if factor is not None else ():
+                group["lr"] = rate * factor
+            yield optimizers
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that the copies' `step` is not the scheduler's
+                for scheduler in schedulers:
+                    scheduler.step()
+
+
+def parts(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """An optimizer, and those that it wraps."""
+    held = [value for value in getattr(optimizer, "__dict__", {}).values() if isinstance(value, torch.optim.Optimizer)]
+    return [optimizer, *(one for inner in held for one in parts(inner))]
+
+
+def translated(given: Any, schedule: Any, model: nn.Module, steps: int) -> tuple[Any, Any]:
     """Settings and schedule of a task whose optimizer, and whose schedule, may be torch's own objects.
 
-    Raises `ConfigurationError`. A parameter that the optimizer does not hold stays as it is.
+    given: one optimizer, or several. schedule: factors, or a scheduler for each of the optimizers that has one. Raises
+    `ConfigurationError`. A parameter that no optimizer holds stays as it is.
     """
-    if isinstance(schedule, LRScheduler):
-        require(getattr(schedule, "optimizer", None) is given, "the task's optimizer to be that of its lr_scheduler",
-                type(given).__name__)  # fmt: skip
-    if not isinstance(given, torch.optim.Optimizer):
-        require(isinstance(given, Optimizer), "settings of an optimizer, such as tiebreak.AdamW(lr=1e-3), or one of "
-                f"torch.optim's {', '.join(_KINDS)}", type(given).__name__)  # fmt: skip
+    optimizers = tuple(given) if isinstance(given, list | tuple) else (given,)
+    listed = isinstance(schedule, list | tuple) and any(isinstance(one, LRScheduler) for one in schedule)
+    schedulers = tuple(schedule) if listed else (schedule,) if isinstance(schedule, LRScheduler) else ()
+    for one in schedulers:
+        require(any(getattr(one, "optimizer", None) is part for o in optimizers for part in parts(o)),
+                "the task's optimizer to be that of its lr_scheduler", type(given).__name__)  # fmt: skip
+    if isinstance(given, Optimizer | TorchOptimizers):
         return given, schedule
-    stepped = any(float(state.get("step", 1)) != 0 for state in given.state.values())
+    for one in optimizers:
+        require(isinstance(one, torch.optim.Optimizer), "settings of an optimizer, such as tiebreak.AdamW(lr=1e-3), or "
+                "optimizers of torch, one or several", type(one).__name__)  # fmt: skip
+        _check(one)
+    sampled = [_sampled(one, steps) for one in schedulers]
+    rates = [one for one in sampled if one is not None]
+    if len(optimizers) == 1 and len(rates) == len(sampled) < 2:
+        found = _as_settings(optimizers[0], schedule, model, rates)
+        if found is not None:
+            return found
+    for one in optimizers:
+        parameter_names(one.param_groups, model)
+    lr = optimizers[0].param_groups[0].get("lr")
+    lr = float(lr) if isinstance(lr, float | int | Tensor) else 1.0
+    return TorchOptimizers(optimizers=optimizers, schedulers=schedulers, lr=lr), None if schedulers else schedule
+
+
+def _check(given: torch.optim.Optimizer) -> None:
+    stepped = type(given).__module__.startswith("torch.optim") and any(
+        float(state.get("step", 1)) != 0 for state in given.state.values()
+    )
     require(not stepped, "an optimizer that has not stepped yet (a job begins with moments of zero)", "one with state")
-    hooks = given._optimizer_step_pre_hooks or given._optimizer_step_post_hooks
+    hooks = any(getattr(given, f"_optimizer_step_{when}_hooks", None) for when in ("pre", "post"))
     require(not hooks, "an optimizer without hooks, which a program cannot call", "some")
+    for flag, advice in _REFUSED.items():
+        used = any(group.get(flag) for group in given.param_groups)
+        require(not used, f"an optimizer without {flag}: {advice}", f"{flag}=True")
+    closure = [p for p in signature(type(given).step).parameters.values() if p.default is Parameter.empty][1:]
+    require(not closure, "an optimizer that steps once for each gradient, without a closure", type(given).__name__)
+    own = vars(given).get("step")
+    require(own is None or hasattr(own, "_wrapped_by_lr_sched"), "an optimizer with the `step` of its class", "another")
+
+
+def _as_settings(
+    given: torch.optim.Optimizer, schedule: Any, model: nn.Module, sampled: Sequence[Rates]
+) -> tuple[Optimizer, Any] | None:
+    """Settings and factors; None if they cannot express the optimizer, or the rates by group that were sampled."""
     groups = [group for group in given.param_groups if group["params"]]
-    named = _names(groups, model)
-    kind, shared = _kind(given, groups)
-    sampled = isinstance(schedule, LRScheduler)
-    rates = _sampled(schedule, steps) if sampled else [[float(group["lr"])] for group in groups]
+    named = parameter_names(groups, model)
+    if (found := _kind(given, groups)) is None:
+        return None
+    kind, shared = found
+    rates = sampled[0] if sampled else [[float(group["lr"])] for group in groups]
     first = next((i for i, own in enumerate(rates) if max(own) > 0), None)
     if first is None:
         raise ConfigurationError("expected a positive learning rate in a group of the optimizer, got 0 in all")
-    factors = [_factor(own, rates[first], number) for number, own in enumerate(rates)]
+    factors = [_factor(own, rates[first]) for own in rates]
+    if None in factors:
+        return None
     decays = [float(group["weight_decay"]) for group in groups]
     own_groups = [
         Group(match=tuple(map(escape, names)), lr_factor=factor, weight_decay=decay)
         for names, factor, decay in zip(named, factors, decays, strict=True)
-        if (factor, decay) != (1.0, decays[first])
+        if factor is not None and (factor, decay) != (1.0, decays[first])
     ]
     held = {name for names in named for name in names}
     if left := [n for n, p in model.named_parameters() if p.requires_grad and n not in held]:
@@ -106,7 +206,8 @@ class EagerLion(torch.optim.Optimizer):
                 held.mul_(b2).add_(p.grad, alpha=1 - b2)
 
 
-def _names(groups: Sequence[Mapping[str, Any]], model: nn.Module) -> list[list[str]]:
+def parameter_names(groups: Sequence[Mapping[str, Any]], model: nn.Module) -> list[list[str]]:
+    """The names of the parameters of each group. Raises `ConfigurationError` if one is not the model's."""
     own = {id(p): name for name, p in model.named_parameters()}
     foreign = [tuple(p.shape) for group in groups for p in group["params"] if id(p) not in own]
     require(not foreign, "an optimizer of the model's own parameters (make it after moving or copying the model)",
@@ -114,24 +215,16 @@ def _names(groups: Sequence[Mapping[str, Any]], model: nn.Module) -> list[list[s
     return [[own[id(p)] for p in group["params"]] for group in groups]
 
 
-def _kind(given: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]) -> tuple[Any, dict[str, Any]]:
-    """The class of the settings, and the hyperparameters that all groups share."""
+def _kind(given: torch.optim.Optimizer, groups: Sequence[Mapping[str, Any]]) -> tuple[Any, dict[str, Any]] | None:
+    """The class of the settings, and the hyperparameters that all groups share; None if there are none such."""
     kind = next((n for n in _KINDS if type(given) is getattr(torch.optim, n)), None)
     if kind is None:
-        raise ConfigurationError(
-            f"expected one of torch.optim's {', '.join(_KINDS)}, or settings such as tiebreak.Lion(lr=1e-4), got "
-            f"{type(given).__name__}, whose update has no form as a program"
-        )
-    for flag, advice in _REFUSED.items():
-        require(not any(group.get(flag) for group in groups), f"an optimizer without {flag}: {advice}", f"{flag}=True")
+        return None
     decoupled = [kind == "Adam" and bool(group.get("decoupled_weight_decay")) for group in groups]
     chosen = AdamW if kind == "AdamW" or all(decoupled) else getattr(settings, kind)
     varying = [f.name for f in fields(chosen) if f.name not in _OWN] + ["decoupled_weight_decay"] * (chosen is Adam)
-    for name in varying:
-        values = [group[name] for group in groups]
-        require(all(_same(value, values[0]) for value in values),
-                f"groups that differ only in lr and weight_decay, which is what settings by name can express, not in "
-                f"{name}", values)  # fmt: skip
+    if not all(_same(group[name], groups[0][name]) for name in varying for group in groups):
+        return None
     shared = {n: _plain(groups[0][n]) for n in varying if n != "decoupled_weight_decay" or chosen is not Adam}
     if chosen is SGD and not shared["momentum"]:
         shared["dampening"] = 0.0  # torch ignores it
@@ -149,8 +242,8 @@ def _same(a: Any, b: Any) -> bool:
     return bool(_plain(a) == _plain(b))
 
 
-def _sampled(scheduler: LRScheduler, steps: int) -> Rates:
-    """The rates of the job's steps, by group, from a copy of the scheduler."""
+def _sampled(scheduler: LRScheduler, steps: int) -> Rates | None:
+    """The rates of the job's steps, by group, from a copy of the scheduler; None if it changes more than the rates."""
     kind = type(scheduler).__name__
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ConfigurationError(
@@ -164,12 +257,9 @@ def _sampled(scheduler: LRScheduler, steps: int) -> Rates:
             f"the {kind} cannot be sampled for {steps} steps: {type(error).__name__}: {error}; give the factors of the "
             "learning rate as a tuple instead"
         ) from error
-    for number, groups in enumerate(found):
-        for group, first in zip(groups, found[0], strict=True):
-            changed = [name for name in group if name != "lr" and not _same(group[name], first[name])]
-            require(not changed, f"a {kind} that changes only the learning rate (OneCycleLR and CyclicLR also change "
-                    "momentum unless cycle_momentum=False)",
-                    f"a change of {', '.join(changed)} after step {number}")  # fmt: skip
+    pairs = [pair for groups in found for pair in zip(groups, found[0], strict=True)]
+    if not all(_same(group[name], first[name]) for group, first in pairs for name in group if name != "lr"):
+        return None
     return [[float(groups[i]["lr"]) for groups in found] for i in range(len(found[0]))]
 
 
@@ -187,10 +277,7 @@ def _stepped(scheduler: LRScheduler, steps: int) -> Iterator[list[dict[str, Any]
             yield [{n: copy.deepcopy(v) for n, v in group.items() if n in watched} for group in groups]
 
 
-def _factor(rates: Sequence[float], base: Sequence[float], number: int) -> float:
-    """The factor between two groups' rates, which must be the same in every step."""
+def _factor(rates: Sequence[float], base: Sequence[float]) -> float | None:
+    """The factor between two groups' rates; None if it is not the same in every step."""
     factor, near = max(rates) / max(base), _CLOSE * max(*rates, *base)
-    for step, (own, other) in enumerate(zip(rates, base, strict=True), 1):
-        require(abs(own - other * factor) <= near, "one schedule for all groups, up to a factor",
-                f"another multiple for group {number} in step {step} than in others")  # fmt: skip
-    return factor
+    return factor if all(abs(own - b * factor) <= near for own, b in zip(rates, base, strict=True)) else None

@@ -1,0 +1,465 @@
+"""Optimizers that are captured by recording their steps: torch's losses and parameters, or a refusal with its place."""
+
+import copy
+import math
+import random
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+from tests.engine.lowering_bench import stepped
+from tests.parts import slow_except
+from tiebreak.api.training.tasks import capture as checked
+from tiebreak.api.training.tasks import make_task
+from tiebreak.engine.capture import captured as captured_module
+from tiebreak.engine.capture import updates
+from tiebreak.engine.capture.captured import capture_task
+from tiebreak.engine.capture.task import SGD, Task
+from tiebreak.protocol.errors import ConfigurationError
+
+STEPS = 24
+O, S = torch.optim, lr_scheduler  # noqa: E741 (two namespaces that every line below names)
+Parameters = Iterable[nn.Parameter]
+
+
+class Net(nn.Module):
+    """A frozen layer, matrices, a norm and a scalar."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.norm = nn.LayerNorm(6)
+        self.frozen = nn.Linear(6, 6).requires_grad_(False)
+        self.last = nn.Linear(6, 3, bias=False)
+        self.gain = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(self.frozen(torch.tanh(self.norm(self.first(x)))) * self.gain)
+        return out
+
+
+def cross_entropy(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x).float(), y)
+
+
+def data() -> dict[str, Tensor]:
+    return {"x": torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), "y": torch.arange(6) % 3}
+
+
+def task_of(model: nn.Module, optimizer: Any, schedule: Any = None, steps: int = STEPS) -> Task:
+    return make_task(model, cross_entropy, optimizer=optimizer, data=data(), batch=6, steps=steps, schedule=schedule)
+
+
+def trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def matrices(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in trained(model) if p.ndim == 2]
+
+
+def others(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in trained(model) if p.ndim != 2]
+
+
+class Lamb(O.Optimizer):
+    """You et al. 2020, as older code is written: `.data`, a count in Python, a root of `math`."""
+
+    def __init__(self, parameters: Parameters, lr: float = 1e-2) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.01})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            b1, b2 = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                gradient, state = p.grad.data, self.state[p]
+                if not state:
+                    state |= {"step": 0, "m": torch.zeros_like(p.data), "v": torch.zeros_like(p.data)}
+                state["step"] += 1
+                state["m"].mul_(b1).add_(gradient, alpha=1 - b1)
+                state["v"].mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
+                size = group["lr"] * math.sqrt(1 - b2 ** state["step"]) / (1 - b1 ** state["step"])
+                move = state["m"] / (state["v"].sqrt() + 1e-6) + group["weight_decay"] * p.data
+                weight, length = p.data.pow(2).sum().sqrt().clamp(0, 10), move.pow(2).sum().sqrt()
+                ratio = torch.where((weight > 0) & (length > 0), weight / length, torch.ones_like(weight))
+                p.data.add_(-size * ratio * move)
+
+
+class Lookahead(O.Optimizer):
+    """Zhang et al. 2019: every fifth step has calls of its own; the slow weights begin as the parameters."""
+
+    def __init__(self, fast: O.Optimizer) -> None:
+        super().__init__(fast.param_groups, {})
+        self.fast, self.count, self.slow = fast, 0, dict[Tensor, Tensor]()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        if not self.count:
+            self.slow = {p: p.detach().clone() for group in self.param_groups for p in group["params"]}
+        self.fast.step()
+        self.count += 1
+        if self.count % 5 == 0:
+            for p, slow in self.slow.items():
+                slow.add_(p - slow, alpha=0.5)
+                p.copy_(slow)
+
+
+class Heavy(O.Optimizer):
+    """Momentum out of place, from the first gradient; `p.data =`."""
+
+    def __init__(self, parameters: Parameters, lr: float = 0.1) -> None:
+        super().__init__(parameters, {"lr": lr})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            held = self.state[p]
+            held["m"] = 0.9 * held["m"] + p.grad if "m" in held else p.grad.clone()
+            p.data = p.data - self.param_groups[0]["lr"] * held["m"]
+
+
+class Centered(O.AdamW):
+    """A subclass: gradients of matrices less the means of their rows."""
+
+    def step(self, closure: Any = None) -> Any:
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if p.grad is not None and p.grad.ndim > 1:
+                p.grad.sub_(p.grad.mean(1, keepdim=True))
+        return super().step(closure)
+
+
+class Foreach(O.Optimizer):
+    """Lists of tensors, a count in an attribute, and a rate that it computes itself."""
+
+    def __init__(self, parameters: Parameters, lr: float = 0.02) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.count += 1
+        given = self.param_groups[0]["params"]
+        gradients = [p.grad for p in given]
+        m, v = ([self.state[p].setdefault(key, torch.zeros_like(p)) for p in given] for key in "mv")
+        torch._foreach_lerp_(m, gradients, 0.1)
+        torch._foreach_mul_(v, 0.99)
+        torch._foreach_addcmul_(v, gradients, gradients, 0.01)
+        roots = torch._foreach_sqrt(v)
+        torch._foreach_add_(roots, 1e-8)
+        torch._foreach_addcdiv_(given, m, roots, -self.param_groups[0]["lr"] / self.count**0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """near: the greatest difference of losses and parameters from eager PyTorch. schedules: of the optimizers."""
+
+    make: Callable[[nn.Module], Any]
+    schedules: Callable[[Any], Any] = field(default=lambda _: None)
+    near: float = 3e-6
+
+
+def of_groups(kind: type, **second: Any) -> Callable[[nn.Module], O.Optimizer]:
+    return lambda m: kind([{"params": matrices(m)}, {"params": others(m), **second}], lr=0.02)
+
+
+CASES: dict[str, Case] = {
+    "muon": Case(make=lambda m: O.Muon(matrices(m), lr=0.02), near=2e-2),
+    "muon and adamw": Case(
+        make=lambda m: [O.Muon(matrices(m), lr=0.02), O.AdamW(others(m), lr=0.01)],
+        schedules=lambda o: [S.CosineAnnealingLR(o[0], STEPS), S.OneCycleLR(o[1], 0.1, total_steps=STEPS)],
+        near=2e-2,
+    ),
+    "adamax": Case(make=lambda m: O.Adamax(trained(m), lr=torch.tensor(0.01))),
+    "adamax, foreach": Case(make=lambda m: O.Adamax(trained(m), foreach=True)),
+    "adadelta": Case(make=lambda m: O.Adadelta(trained(m), lr=1.0, weight_decay=0.1)),
+    "asgd": Case(make=lambda m: O.ASGD(trained(m), lr=0.1, t0=5, lambd=0.1)),
+    "rprop": Case(make=lambda m: O.Rprop([p for p in trained(m) if p.ndim])),
+    "adamw, groups": Case(make=of_groups(O.AdamW, betas=(0.5, 0.9), eps=1e-4, fused=True)),
+    "amsgrad, groups": Case(make=of_groups(O.Adam, amsgrad=True, betas=(0.8, 0.9))),
+    "nadam, groups": Case(make=of_groups(O.NAdam, betas=(0.5, 0.9))),
+    "radam, groups": Case(make=of_groups(O.RAdam, betas=(0.5, 0.9))),
+    "rmsprop, groups": Case(make=of_groups(O.RMSprop, alpha=0.5, momentum=0.9), near=1e-5),
+    "adagrad, groups": Case(make=of_groups(O.Adagrad, lr_decay=0.1, initial_accumulator_value=0.5)),
+    "sgd, groups": Case(make=of_groups(O.SGD, momentum=0.9, dampening=0.1)),
+    "one cycle of momentum": Case(
+        make=lambda m: O.SGD(trained(m), lr=0.1, momentum=0.9),
+        schedules=lambda o: S.OneCycleLR(o, 0.3, total_steps=STEPS),
+    ),
+    "one cycle of betas": Case(
+        make=lambda m: O.AdamW(trained(m), lr=0.1), schedules=lambda o: S.OneCycleLR(o, 0.05, total_steps=STEPS)
+    ),
+    "own factors": Case(
+        make=of_groups(O.AdamW),
+        schedules=lambda o: S.LambdaLR(o, [lambda step: 1 / (step + 1), lambda step: 0.9**step]),
+    ),
+    "lamb": Case(make=lambda m: Lamb(trained(m)), schedules=lambda o: S.CosineAnnealingLR(o, STEPS)),
+    "lookahead": Case(make=lambda m: Lookahead(O.AdamW(trained(m), lr=0.01))),
+    "momentum out of place": Case(make=lambda m: Heavy(trained(m)), schedules=lambda o: S.StepLR(o, 5)),
+    "a subclass": Case(make=lambda m: Centered(trained(m), lr=0.01, amsgrad=True)),
+    "lists": Case(make=lambda m: Foreach(trained(m)), schedules=lambda o: S.StepLR(o, 5)),
+}
+
+
+def eager(case: Case) -> tuple[list[float], dict[str, Tensor]]:
+    model = seeded()
+    made = case.make(model)
+    schedules = case.schedules(made)
+    optimizers = made if isinstance(made, list) else [made]
+    schedulers = schedules if isinstance(schedules, list) else [] if schedules is None else [schedules]
+    losses = []
+    for _ in range(STEPS):
+        loss = cross_entropy(model, **data())
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        for one in (*optimizers, *schedulers):
+            one.step()
+        losses.append(loss.item())
+    return losses, {name: p.detach() for name, p in model.named_parameters()}
+
+
+def seeded() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+@pytest.mark.parametrize("name", slow_except(CASES, "muon and adamw", "one cycle of betas", "lookahead", "lamb"))
+def test_a_recorded_optimizer_steps_as_in_eager_pytorch(name: str) -> None:
+    case, model = CASES[name], seeded()
+    made = case.make(model)
+    captured = checked(task_of(model, made, case.schedules(made)))
+    assert captured.checked
+    losses, parameters = eager(case)
+    results = list(islice(stepped(captured), STEPS))
+    assert [r.loss for r in results] == pytest.approx(losses, abs=case.near)
+    for parameter, wanted in parameters.items():
+        torch.testing.assert_close(results[-1].state[f"model.{parameter}"], wanted, rtol=0, atol=5 * case.near)
+
+
+def test_a_step_of_bfloat16_is_rounded_as_torch_rounds_it() -> None:
+    model = seeded().bfloat16()
+    optimizer = O.Adamax(trained(model), lr=0.01)
+    given = {"x": data()["x"].bfloat16().float(), "y": data()["y"]}
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(model(x.bfloat16()).float(), y)
+
+    task = make_task(model, loss, optimizer=optimizer, data=given, batch=6, steps=STEPS)
+    captured = checked(task)
+    result = next(islice(stepped(captured), STEPS - 1, None))
+    for entry, tensor in result.state.items():
+        if entry.startswith(("model.", "optimizer.")):
+            assert torch.equal(tensor.bfloat16().float(), tensor), entry
+
+
+def test_state_begins_as_the_first_step_makes_it() -> None:
+    model = seeded()
+    captured = capture_task(task_of(model, Lookahead(O.AdamW(trained(model), lr=0.01))))
+    assert torch.equal(captured.state["optimizer.slow.last.weight"], model.last.weight)
+    assert not captured.state["optimizer.exp_avg.gain"].any()
+    numbers = captured.data[updates.NUMBERS]
+    assert numbers[:, 0].tolist() == [float(step % 5 == 0) + 1 for step in range(1, STEPS + 1)]
+    groups = [{"params": matrices(model)}, {"params": others(model), "lr_decay": 0.1}]
+    adagrad = O.Adagrad(groups, initial_accumulator_value=0.5)
+    assert capture_task(task_of(model, adagrad)).state["optimizer.sum.gain"].item() == 0.5
+    alike = capture_task(task_of(model, O.Adamax(trained(model)), steps=2))
+    assert alike.data[updates.NUMBERS].shape == (2, 1), "both steps have one form, in which only a rate changes"
+    assert capture_task(task_of(model, O.Adamax(trained(model)), steps=1)).program.body
+
+
+class Own(O.Optimizer):
+    """Does something to each parameter with a gradient; `count` is the number of the step."""
+
+    def __init__(self, model: nn.Module, update: Callable[["Own", nn.Parameter, Tensor], Any]) -> None:
+        super().__init__(trained(model), {"lr": 0.1})
+        self.update, self.count, self.given = update, 0, model.norm.weight
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.count += 1
+        for p in self.param_groups[0]["params"]:
+            if p.grad is not None:
+                self.update(self, p, p.grad)
+
+
+LIVE = seeded()
+KEPT: list[Tensor] = []
+
+
+def stale(_: Own, p: nn.Parameter, g: Tensor) -> None:
+    KEPT.append(g)
+    p.add_(KEPT[0].sum())
+
+
+def shared(own: Own, p: nn.Parameter, _: Tensor) -> None:
+    own.state[p]["view"] = p.view(-1)
+
+
+def repeated(own: Own, p: nn.Parameter, g: Tensor) -> None:
+    for _ in range(own.count // 4):
+        p.add_(g, alpha=-0.1)
+
+
+def written(own: Own, p: nn.Parameter, g: Tensor) -> None:
+    own.state[p].setdefault("size", torch.tensor(0.0)).add_(g.sum())
+
+
+def wide(own: Own, p: nn.Parameter, g: Tensor) -> None:
+    own.state[p].setdefault("m", torch.zeros_like(p, dtype=torch.float64)).add_(g)
+
+
+def moving(own: Own, p: nn.Parameter, _: Tensor) -> None:
+    p.copy_(F.softplus(p, beta=1 + 1 / own.count))
+
+
+REFUSED: dict[str, tuple[Callable[[Own, nn.Parameter, Tensor], Any], str]] = {
+    "values": (lambda _, p, g: p.add_(g, alpha=-g.norm().item()), r"at .*test_updates.py:\d+ it needs the values"),
+    "branches": (lambda _, p, g: p.add_(g) if g.sum() > 0 else None, "it needs the values of tensors"),
+    "selection": (lambda _, p, g: p.add_(g[g > 0].sum()), "it needs the values of tensors"),
+    "noise": (lambda _, p, g: p.add_(torch.randn_like(g)), r"at .*:\d+ it draws random numbers"),
+    "Python's noise": (lambda _, p, g: p.add_(g, alpha=random.random()), "two captures .* at optimizer.numbers"),
+    "another way": (lambda _, p, g: p.add_(LIVE.gain * g), "reads a tensor of the model by another way"),
+    "an earlier step": (stale, "reads a tensor of an earlier step that is neither in its `state`"),
+    "one memory": (shared, "holds one tensor's memory twice"),
+    "too many forms": (repeated, "its steps 1 to 16 call other operators in 5 ways, and a program has at most 4"),
+    "a number as state": (written, "writes to a tensor that it did not make from a parameter"),
+    "a constant": (lambda _, p, g: p.add_(g.sum() * torch.tensor([0.1, 0.2]).sum(0)) * torch.tensor([1.0, 2.0]),
+                   "computes with a tensor of 2 elements that is neither made in the step"),
+    "float64": (wide, "state of float32, bfloat16, int64 or bool, got m.*, torch.float64"),
+    "a changing number": (moving, r"at .*:\d+ it gives softplus a number that changes from step to step"),
+    "a decomposition": (lambda _, p, g: p.add_(torch.linalg.svdvals(g.view(1, -1)).sum()), "no exact form here"),
+    "NumPy": (lambda _, p, g: p.add_(torch.from_numpy(g.numpy())), "fails on tensors without values"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_no_program_can_do_is_refused_with_its_place(name: str) -> None:
+    update, message = REFUSED[name]
+    KEPT.clear()
+    task = task_of(LIVE, Own(LIVE, update))
+    with pytest.raises(ConfigurationError, match=message):
+        checked(task)
+
+
+def test_an_optimizer_that_cannot_be_copied_is_refused() -> None:
+    optimizer = Own(LIVE, lambda *_: None)
+    optimizer.lock = threading.Lock()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigurationError, match="an optimizer that can be copied, got Own: cannot pickle"):
+        capture_task(task_of(LIVE, optimizer))
+    replaced = O.Adamax(trained(LIVE))
+    replaced.step = lambda *_: None  # type: ignore[assignment,method-assign]
+    with pytest.raises(ConfigurationError, match="with the `step` of its class, got 'another'"):
+        task_of(LIVE, replaced)
+
+
+def test_another_update_than_torchs_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, changing = seeded(), updates._changing
+
+    def wrong(*given: Any) -> Any:
+        table, places = changing(*given)
+        return table * 1.001, places
+
+    optimizer = O.Adamax(trained(model), lr=0.01)
+    monkeypatch.setattr(updates, "_changing", wrong)
+    with pytest.raises(ConfigurationError, match=r"after step 1, model\.first\.weight is .* what Adamax makes"):
+        checked(task_of(model, optimizer))
+
+
+def test_an_update_that_has_no_fp64_is_checked_in_fp32() -> None:
+    def update(_: Own, p: nn.Parameter, g: Tensor) -> None:
+        mixed = g @ torch.ones(g.shape[1:] * 2).to(torch.float32) if g.ndim == 2 else g
+        p.add_(mixed.to(p.dtype), alpha=-0.01)
+
+    assert checked(task_of(LIVE, Own(LIVE, update))).checked
+
+
+class Teacher(nn.Module):
+    """A student, and a frozen teacher that follows it in forward, in one of the ways in which this is written."""
+
+    def __init__(self, follow: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.student = nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 3))
+        self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+        self.follow = follow
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for own, given in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                self.follow(own, given)
+            target = self.teacher(-x)
+        return 2 - 2 * F.cosine_similarity(self.student(x), target, dim=1).mean()
+
+
+def assigned(own: Tensor, given: Tensor) -> None:
+    own.data = own.data * 0.9 + given.data * 0.1
+
+
+FOLLOWING: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "in place": lambda own, given: own.lerp_(given, 0.1),
+    "copied": lambda own, given: own.copy_(0.9 * own + 0.1 * given),
+    "as data": lambda own, given: own.data.mul_(0.9).add_(given.data, alpha=0.1),
+    "assigned": assigned,
+}
+
+
+@pytest.mark.parametrize("optimizer", ["settings", "recorded"])
+@pytest.mark.parametrize("how", slow_except(FOLLOWING, "assigned"))
+def test_a_teacher_that_follows_its_student_is_state(how: str, optimizer: str) -> None:
+    def make() -> tuple[nn.Module, O.Optimizer]:
+        torch.manual_seed(0)
+        model = Teacher(FOLLOWING[how])
+        kind = O.SGD if optimizer == "settings" else O.Adamax
+        return model, kind(model.parameters(), lr=0.1)
+
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        found: Tensor = model(x)
+        return found
+
+    model, made = make()
+    given = {"x": data()["x"]}
+    captured = checked(make_task(model, loss, optimizer=made, data=given, batch=6, steps=STEPS))
+    results = list(islice(stepped(captured), STEPS))
+    model, made = make()
+    for result in results:
+        made.zero_grad()
+        value = loss(model, **given)
+        torch.autograd.backward(value)
+        made.step()
+        assert result.loss == pytest.approx(value.item(), abs=1e-5)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(results[-1].state[f"model.{name}"], tensor, rtol=1e-4, atol=1e-5)
+
+
+def alias(own: Tensor, given: Tensor) -> None:
+    own.data = given.data
+
+
+def test_a_teacher_in_the_memory_of_its_student_is_refused() -> None:
+    model = Teacher(alias)
+    task = make_task(
+        model, lambda m, x: m(x), optimizer=O.SGD(model.parameters(), lr=0.1), data={"x": data()["x"]}, batch=6, steps=2
+    )
+    with pytest.raises(ConfigurationError, match=r"one, teacher\.0\.weight, that is given other memory"):
+        capture_task(task)
+
+
+def test_a_teacher_without_its_write_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, capture = Teacher(FOLLOWING["in place"]), captured_module.capture
+
+    def without(*given: Any) -> Any:
+        step = capture(*given)
+        return replace(step, buffers={n: ref for n, ref in step.buffers.items() if "teacher.0.weight" not in n})
+
+    monkeypatch.setattr(captured_module, "capture", without)
+    task = make_task(model, lambda m, x: m(x), optimizer=SGD(lr=0.1), data={"x": data()["x"]}, batch=6, steps=2)
+    with pytest.raises(ConfigurationError, match=r"in step 2, buffer teacher\.0\.weight"):
+        checked(task)
