@@ -688,11 +688,10 @@ def _eager_step(
 ) -> _Outcome:
     parameters, losses, (batches, divisor) = dict(task.model.named_parameters()), list[Any](), given
     kept = _dtypes(task, dtype)
-
-    def start(name: str) -> Tensor:
-        return _moved(ours.before[MODEL + name].to(device), kept.get(name, dtype), seed)
-
-    own = {MODEL + name: start(name) for name in (*parameters, *dict(task.model.named_buffers()))}
+    own = {
+        MODEL + n: _moved(ours.before[MODEL + n].to(device), kept.get(n, dtype), seed)
+        for n in (*parameters, *dict(task.model.named_buffers()))
+    }
     for name, parameter in parameters.items():
         own[MODEL + name] = nn.Parameter(own[MODEL + name], parameter.requires_grad)
     step = LossModule(task.model, partial(_by_name, task))
@@ -713,8 +712,8 @@ def _eager_step(
     draws.check_all_drawn()
     read = {n for n, p in parameters.items() if p.requires_grad and (n in ours.gradients or _is_held(task, p))}
     gradients = {n: g for n in parameters if n in read and (g := own[MODEL + n].grad) is not None}
-    frozen = [name for name, p in parameters.items() if not p.requires_grad]
-    written = [n for n in frozen if n in ours.buffers or not torch.equal(own[MODEL + n], start(n))]
+    frozen = {n: (own[MODEL + n], ours.before[MODEL + n]) for n, p in parameters.items() if not p.requires_grad}
+    written = [n for n, pair in frozen.items() if n in ours.buffers or (seed is None and _distance(*pair) > 0)]
     buffers = {name: own[MODEL + name] for name in (*dict(task.model.named_buffers()), *written)}
     return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers)
 

@@ -384,7 +384,7 @@ def _begin_alike(found: _Recording, parameters: Mapping[str, Tensor]) -> None:
         if call.result in wanted and call.result not in call.operands():
             making.add(id(call))
             wanted |= set() if is_filled(call.func) else set(call.operands())
-    known = {number: parameters[name].clone() for number, name in enumerate(first.inputs) if name in parameters}
+    known = {number: parameters[name] for number, name in enumerate(first.inputs) if name in parameters}
     written = set[int]()
     for call in first.calls:
         unknown = any(n not in known or first.memories[n] in written for n in call.operands())
