@@ -172,7 +172,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         {"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)},
         "an optimizer of the model's own parameters .* shapes .*that the model does not have",
     ),
-    "no optimizer": ({"optimizer": "SGD"}, r"such as tiebreak.AdamW\(lr=1e-3\), or one of .* got 'str'"),
+    "no optimizer": ({"optimizer": "SGD"}, r"such as tiebreak.AdamW\(lr=1e-3\), or optimizers of .* got 'str'"),
     "no steps": ({"steps": 0}, "at least 1, got 0"),
     "no data": ({"data": {}}, "expected arrays by name or a TensorDataset"),
     "a list": ({"data": [1]}, "got list"),
