@@ -22,6 +22,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
 from tiebreak.engine.capture import check
 from tiebreak.engine.capture.captured import Captured, capture_task
+from tiebreak.engine.capture.outcomes import StepOutcome, distance_of
 from tiebreak.engine.capture.purity import untouched
 from tiebreak.engine.capture.task import AdamW, Task
 from tiebreak.engine.lowering.builder import Builder
@@ -163,7 +164,7 @@ def test_backwards_are_computed_in_f32_and_rounded_once(name: str) -> None:
 # (2)
 
 
-def steps(of: Task) -> tuple[check._Outcome, check._Outcome, check._Outcome]:
+def steps(of: Task) -> tuple[StepOutcome, StepOutcome, StepOutcome]:
     """The first step by the engine, by eager PyTorch as written, and by eager PyTorch in FP64."""
     captured = capture_task(of)
     with untouched(of.model), torch.enable_grad():
@@ -178,8 +179,8 @@ def steps(of: Task) -> tuple[check._Outcome, check._Outcome, check._Outcome]:
 def share(of: Task) -> float:
     """The distance of the engine's gradients to eager PyTorch's, as a share of eager's own distance to FP64."""
     ours, narrow, wide = steps(of)
-    apart = [check._distance(ours.gradients[name], gradient) for name, gradient in narrow.gradients.items()]
-    noise = [check._distance(gradient, wide.gradients[name]) for name, gradient in narrow.gradients.items()]
+    apart = [distance_of(ours.gradients[name], gradient) for name, gradient in narrow.gradients.items()]
+    noise = [distance_of(gradient, wide.gradients[name]) for name, gradient in narrow.gradients.items()]
     return max(a / b for a, b in zip(apart, noise, strict=True))
 
 

@@ -25,7 +25,7 @@ from tests.source_tree import ROOT
 from tiebreak.api.training import tasks
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture import captured as compiling
-from tiebreak.engine.capture import check
+from tiebreak.engine.capture import check, optimizer_check, outcomes
 from tiebreak.engine.capture.task import (
     SGD,
     Adafactor,
@@ -263,12 +263,18 @@ OPTIMIZERS: dict[str, tuple[Any, Any, int]] = {
 }
 
 
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compares five elements at a time; a weight has 16."""
+    for module in (outcomes, optimizer_check):
+        monkeypatch.setattr(module, "BLOCK", 5)
+
+
 @pytest.mark.parametrize("name", slow_except(OPTIMIZERS, "groups"))
 def test_the_update_is_compared_with_torchs_optimizer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     declared, used, step = OPTIMIZERS[name]
     made = task(nn.Linear(4, 4), optimizer=declared, schedule=(1.0, 0.7, 0.3))
-    monkeypatch.setattr(check, "BLOCK", 5)  # a weight has 16 elements
+    small_blocks(monkeypatch)
     checked(made)
     real = compiling.update
     monkeypatch.setattr(compiling, "update", lambda b, _, *rest: real(b, used, *rest))
@@ -290,7 +296,7 @@ def test_a_parameter_that_an_update_nearly_cancels_is_no_other_update(seed: int)
 def test_clipping_and_averages_are_compared(undone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     made = task(nn.Linear(4, 4), clip=Clip(norm=0.01, value=0.05), average=0.9)
-    monkeypatch.setattr(check, "BLOCK", 5)
+    small_blocks(monkeypatch)
     checked(made)
     if undone == "clipped":
         monkeypatch.setattr(compiling, "clipped", lambda _b, _clip, gradients: gradients)

@@ -23,7 +23,7 @@ from tests.engine.optimizer_cases import nearest, rounded
 from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture import check
+from tiebreak.engine.capture import draws
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.lowering import RULES, Context
@@ -450,4 +450,4 @@ def test_gradients_flow_through_what_is_made_of_draws() -> None:
     captured = checked(task)
     assert len(captured.draws) == 8
     assert all(value is not None for value in captured.draws)
-    assert check._FORMS.keys() >= {"randn_like", "randperm", "randint"}
+    assert draws._FORMS.keys() >= {"randn_like", "randperm", "randint"}

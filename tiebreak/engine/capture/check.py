@@ -21,52 +21,33 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from inspect import signature
 from itertools import zip_longest
-from math import hypot, isfinite, sqrt
+from math import sqrt
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebreak.engine.capture.captured import MODEL, Captured, capture_in_place
-from tiebreak.engine.capture.draws import Draws, is_draw
+from tiebreak.engine.capture.draws import GivenDraws
+from tiebreak.engine.capture.optimizer_check import wrong_update
+from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
 from tiebreak.engine.capture.purity import LossModule, exchanged, remembered, untouched
-from tiebreak.engine.capture.task import (
-    SGD,
-    Adagrad,
-    Adam,
-    AdamW,
-    Lion,
-    NAdam,
-    NamedLoss,
-    RAdam,
-    RMSprop,
-    Rows,
-    Task,
-)
+from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
 from tiebreak.engine.capture.user_code import refusal
 from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.native import release
-from tiebreak.engine.optimizers.averaging import AVERAGE
-from tiebreak.engine.optimizers.settings import settings_of
-from tiebreak.engine.optimizers.translate import TorchOptimizers, torchs
+from tiebreak.engine.optimizers.translate import TorchOptimizers
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
 from tiebreak.protocol.program.isa import MapFunction, Opcode, ShuffleParams
 from tiebreak.protocol.program.program import Program
 
-NOISE: Final = 16.0
-"""A result may be this many times as far from FP64 as eager FP32 is."""
-RELATIVE: Final = 2.0**-18
-"""The distance that is allowed in addition, as a share of the result's norm: 32 units of FP32's rounding."""
-LARGEST: Final = 2.0**-20
-"""The same, as a share of the largest gradient of the model, since some gradients are zero but for rounding."""
 SUSPECT: Final = 2.0**-14
 """Results that differ by this share in FP64 and FP32 are compared with both."""
 COARSE: Final = 2.0**12
@@ -78,14 +59,9 @@ PERTURBED: Final = 3
 CLOCKS: Final = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
 SHIFT: Final = 86_413
 """Seconds (or nanoseconds) by which clocks are shifted."""
-BLOCK: Final = 1 << 18
-"""The elements that are compared at a time: large models leave no room for a second copy of a tensor in FP64."""
-ELEMENTWISE: Final = (SGD, Adam, AdamW, RMSprop, Adagrad, NAdam, RAdam, Lion)
-"""The optimizers that move each element by its own gradients alone, but for the norm by which all are clipped."""
 
 Outputs = list[tuple[str, Tensor]]
 """The output of each call of a module, with the module's path."""
-Tensors = Mapping[str, Tensor]
 _Python = dict[torch.dtype, Callable[[], None]]
 """Functions that put the model's attributes back as a run in this dtype left them, for its next step."""
 RunStep = Callable[
@@ -173,29 +149,6 @@ def _same_programs(first: Captured, second: Captured) -> None:
     )
 
 
-@dataclass
-class _Outcome:
-    """The outcome of a step, in names of the task's own model."""
-
-    loss: Tensor
-    gradients: Tensors
-    buffers: Tensors
-    step: int = 1
-    before: Tensors = field(default_factory=dict)
-    state: Tensors = field(default_factory=dict)
-    """The whole state before and after, where the engine has run."""
-    drawn: Sequence[Tensor | None] = ()
-    """The numbers from which each draw is made (None if the program leaves it out), where the engine has run."""
-
-    def results(self) -> dict[str, Tensor]:
-        """The tensors that are compared, by what a message calls them."""
-        return {
-            "the loss": self.loss,
-            **{f"buffer {name}": tensor for name, tensor in self.buffers.items()},
-            **{f"the gradient of {name}": tensor for name, tensor in self.gradients.items()},
-        }
-
-
 def _same_steps(task: Task, captured: Captured, run_step: RunStep, device: torch.device) -> None:
     """Compares steps 1 and 2. What is compared is freed, since the memory for all this bounds the size of a model."""
     python: _Python = {}
@@ -204,7 +157,7 @@ def _same_steps(task: Task, captured: Captured, run_step: RunStep, device: torch
     found = [first]
     if task.steps > 1 and all(bool(torch.isfinite(t).all()) for t in first.state.values()):  # others stop the run
         found.append(_engine(task, captured, 2, first.state, run_step, device))
-    wrong = _wrong_update(task, captured.state, found, device)
+    wrong = wrong_update(task, captured.state, found, device)
     for second in found[1:]:
         first.gradients = first.state = second.state = {}
         second.before = {name: tensor for name, tensor in second.before.items() if name.startswith(MODEL)}
@@ -214,7 +167,7 @@ def _same_steps(task: Task, captured: Captured, run_step: RunStep, device: torch
 
 
 def _same_results(
-    task: Task, captured: Captured, ours: _Outcome, python: "_Python", run_step: RunStep, device: torch.device
+    task: Task, captured: Captured, ours: StepOutcome, python: "_Python", run_step: RunStep, device: torch.device
 ) -> None:
     """Compares a step of the engine with eager PyTorch, of whose runs one is held and the others are freed in turn."""
     eager, before = partial(_eager, task, captured, ours, device=device), python.copy()
@@ -251,24 +204,24 @@ def _same_results(
         )
 
 
-def _with_noise(noise: Mapping[str, float], other: _Outcome | None, reference: _Outcome) -> dict[str, float]:
+def _with_noise(noise: Mapping[str, float], other: StepOutcome | None, reference: StepOutcome) -> dict[str, float]:
     """The noise of each result, which is at least the distance between two runs of eager PyTorch."""
     results, found = {} if other is None else other.results(), dict(noise)
     for name, wanted in reference.results().items():
         if name in results:
-            found[name] = max(found.get(name, 0.0), _distance(results[name], wanted))
+            found[name] = max(found.get(name, 0.0), distance_of(results[name], wanted))
     return found
 
 
-def _differ(noise: Mapping[str, float], wide: _Outcome) -> bool:
+def _differ(noise: Mapping[str, float], wide: StepOutcome) -> bool:
     """Whether results in FP32 are further from those in FP64 than FP32's rounding alone brings them in most models."""
     sizes, results = _sizes(wide), wide.results()
     return any(distance > SUSPECT * sqrt(results[name].numel()) * max(sizes[name]) for name, distance in noise.items())
 
 
-def _sizes(outcome: _Outcome) -> dict[str, tuple[float, float]]:
+def _sizes(outcome: StepOutcome) -> dict[str, tuple[float, float]]:
     """The size of each result, and that of the largest gradient if it is a gradient, else 0."""
-    sizes = {name: _size(tensor) for name, tensor in outcome.results().items()}
+    sizes = {name: size_of(tensor) for name, tensor in outcome.results().items()}
     largest = max((size for name, size in sizes.items() if name.startswith("the gradient")), default=0.0)
     return {name: (size, largest if name.startswith("the gradient") else 0.0) for name, size in sizes.items()}
 
@@ -278,195 +231,18 @@ def _is_coarse(program: Program) -> bool:
 
 
 def _departing(
-    ours: _Outcome, reference: _Outcome, noise: Mapping[str, float], least: float = 1.0
+    ours: StepOutcome, reference: StepOutcome, noise: Mapping[str, float], least: float = 1.0
 ) -> list[tuple[str, float, float]]:
     """Name, distance and allowance of each result that is too far from the reference."""
     mine, results, sizes = ours.results(), reference.results(), _sizes(reference)
     found = []
     for name, wanted in results.items():
-        allowed = _allowed(wanted.numel(), *sizes[name], noise=noise.get(name, 0.0), least=least)
-        distance = _distance(mine[name], wanted) if name in mine else float("inf")
+        allowed = allowance(wanted.numel(), *sizes[name], noise=noise.get(name, 0.0), least=least)
+        distance = distance_of(mine[name], wanted) if name in mine else float("inf")
         if not distance <= allowed:
             found.append((name, distance, allowed))
-    extra = ((name, _distance(t, torch.zeros_like(t))) for name, t in mine.items() if name not in results)
+    extra = ((name, distance_of(t, torch.zeros_like(t))) for name, t in mine.items() if name not in results)
     return found + [(name, distance, 0.0) for name, distance in extra if distance > 0]
-
-
-def _allowed(count: int, size: float, largest: float = 0.0, *, noise: float = 0.0, least: float = 1.0) -> float:
-    return NOISE * noise + least * sqrt(count) * (RELATIVE * size + LARGEST * largest) + 1e-30
-
-
-def _size(tensor: Tensor) -> float:
-    """The root mean square of the finite elements."""
-    total, count = 0.0, 0
-    for (block,) in _blocks(tensor):
-        finite = block
-        if not isfinite(square := torch.dot(block, block).item()):
-            finite = block[torch.isfinite(block)]
-            square = torch.dot(finite, finite).item()
-        total, count = total + square, count + finite.numel()
-    return sqrt(total / count) if count else 0.0
-
-
-def _distance(a: Tensor, b: Tensor) -> float:
-    """The norm of the difference; infinite if not the same elements are finite, or integers differ."""
-    if a.shape != b.shape:
-        return float("inf")
-    total = 0.0
-    for x, y in _blocks(a, b):
-        apart = x - y
-        if not isfinite(square := torch.dot(apart, apart).item()):
-            finite = torch.isfinite(y)
-            if not torch.equal(torch.isfinite(x), finite):
-                return float("inf")
-            square = torch.dot(apart[finite], apart[finite]).item()
-        total += square
-    return sqrt(total)
-
-
-def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yields equally many elements of each tensor, few enough for a cache, in FP64 on the device of the last one."""
-    flat = [tensor.detach().reshape(-1) for tensor in tensors]
-    for start in range(0, flat[-1].numel(), BLOCK):
-        yield tuple(part[start : start + BLOCK].to(flat[-1].device, torch.float64) for part in flat)
-
-
-# The optimizer's update
-
-
-def _wrong_update(task: Task, state: Tensors, found: Sequence[_Outcome], device: torch.device) -> str | None:
-    """Describes the first parameter that torch's optimizer, given the engine's gradients, moves elsewhere."""
-    far: dict[tuple[int, str], tuple[float, ...]] = {}
-    rates, runs = task.learning_rates()[: len(found)].double().tolist(), []
-    for dtype in (torch.float64, torch.float32):
-        dtypes = {name: dtype for name, _ in task.model.named_parameters()} | _dtypes(task, dtype)
-        norms = [_norm(task, ours.gradients, dtypes, device) for ours in found]
-        runs.append(partial(_updates, task, dtypes, list(zip(rates, norms, strict=True))))
-    for names, part in _parts(task, found):
-        entries = [prefix + name for prefix in (MODEL, AVERAGE) for name in names]
-        given = [_of_part(ours.gradients, names, part) for ours in found]
-        initial = {name: tensor.to(device) for name, tensor in _of_part(state, entries, part).items()}
-        narrow = runs[1](initial, given)
-        try:
-            wide = runs[0](initial, given)
-        except Exception:  # a user's optimizer may mix dtypes
-            wide = narrow
-        for step, ours in enumerate(found):
-            before, now = (_of_part(tensors, entries, part) for tensors in (ours.before, ours.state))
-            for name, wanted in wide[step].items():
-                if name.removeprefix(MODEL) in ours.buffers:
-                    continue  # a frozen parameter that the step writes
-                sizes = (sqrt(tensor.numel()) * _size(tensor) for tensor in (wanted, before[name]))
-                measured = _distance(now[name], wanted), _distance(narrow[step][name], wanted), *sizes
-                far[step, name] = tuple(map(hypot, measured, far.get((step, name), (0.0,) * 4)))
-    named = getattr(task.optimizer, "name", f"torch.optim.{type(task.optimizer).__name__}")
-    for (step, name), (distance, noise, size, least) in sorted(far.items(), key=lambda item: item[0][0]):
-        # What nearly cancels keeps the error of the numbers that it is made of.
-        allowed = _allowed(1, size, noise=noise) + _allowed(1, least)
-        if not distance <= allowed and bool(torch.isfinite(found[step].state[name]).all()):  # others stop the run
-            return (
-                f"the optimizer's update is not torch's: after step {step + 1}, {name} is {distance:.3g} from what "
-                f"{named} makes of the same gradients, where {allowed:.3g} is "
-                "allowed. Please report this with the settings; `unchecked` skips the check"
-            )
-    return None
-
-
-def _parts(task: Task, found: Sequence[_Outcome]) -> Iterator[tuple[list[str], slice | None]]:
-    """Yields what torch's optimizer may be given alone: the names of parameters, and which of their elements."""
-    moved = {
-        name: parameter for name, parameter in task.model.named_parameters()
-        if any(name in ours.gradients or ours.state[MODEL + name] is not ours.before[MODEL + name] for ours in found)
-    }  # fmt: skip
-    if type(task.optimizer) not in ELEMENTWISE:
-        yield [*moved], None
-        return
-    for name, parameter in moved.items():
-        for start in range(0, parameter.numel(), BLOCK):
-            yield [name], slice(start, start + BLOCK)
-
-
-def _of_part(tensors: Tensors, names: Sequence[str], part: slice | None) -> dict[str, Tensor]:
-    held = {name: tensors[name] for name in names if name in tensors}
-    return held if part is None else {name: tensor.reshape(-1)[part] for name, tensor in held.items()}
-
-
-def _norm(task: Task, gradients: Tensors, dtypes: Mapping[str, torch.dtype], device: torch.device) -> Tensor | None:
-    """The norm of all gradients, if they are clipped by it."""
-    if (clip := task.clip) is None or clip.norm is None:
-        return None
-    norms = []
-    for name, gradient in gradients.items():
-        own = gradient.to(device, dtypes[name])
-        norms.append(torch.linalg.vector_norm(own if clip.value is None else own.clamp(-clip.value, clip.value)))
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
-    return total
-
-
-def _updates(
-    task: Task,
-    dtypes: Mapping[str, torch.dtype],
-    steps: Sequence[tuple[float, Tensor | None]],
-    state: Tensors,
-    gradients: Sequence[Tensors],
-) -> list[dict[str, Tensor]]:
-    """The parameters, and their moving averages, after each step of torch's optimizer over the given gradients.
-
-    steps: the learning rate of each step, and the norm of all gradients, if they are clipped by it.
-    """
-    own = {n: nn.Parameter(state[MODEL + n].to(dtypes[n], copy=True)) for n in dtypes if MODEL + n in state}
-    moving = {n: own[n].detach().clone() for n in own if AVERAGE + n in state}
-    after, wide = [], torch.float64 in dtypes.values()
-    for optimizers, (_, norm), given in zip(_torchs(task, own, steps), steps, gradients, strict=False):
-        for name, gradient in given.items():
-            own[name].grad = gradient.to(own[name].dtype, copy=True)
-        if task.clip is not None and task.clip.value is not None:
-            nn.utils.clip_grad_value_(own.values(), task.clip.value)
-        if task.clip is not None and norm is not None and task.clip.norm is not None:
-            nn.utils.clip_grads_with_norm_(own.values(), task.clip.norm, norm)
-        with _Unrounded() if wide else nullcontext():
-            for optimizer in optimizers:
-                type(optimizer).step(optimizer)
-        moving = {name: torch.lerp(own[name].detach(), old, task.average or 0.0) for name, old in moving.items()}
-        after.append({MODEL + name: p.detach().clone() for name, p in own.items()})
-        after[-1] |= {AVERAGE + name: average for name, average in moving.items()}
-    return after
-
-
-def _torchs(
-    task: Task, own: Mapping[str, nn.Parameter], steps: Sequence[tuple[float, Tensor | None]]
-) -> Iterator[Sequence[torch.optim.Optimizer]]:
-    """Yields, before each step, torch's optimizers of the task over other parameters."""
-    o, parameters = task.optimizer, dict(task.model.named_parameters())
-    if isinstance(o, TorchOptimizers):
-        yield from o.copies({parameters[name]: p for name, p in own.items()}, task.schedule)
-        return
-    settings = {name: settings_of(o, name) for name in own}
-    optimizer = torchs(o, [{"params": [p], "weight_decay": settings[n][1]} for n, p in own.items()])
-    for rate, _ in steps:
-        for group, (factor, _) in zip(optimizer.param_groups, settings.values(), strict=True):
-            group["lr"] = rate * factor
-        yield [optimizer]
-
-
-class _Unrounded(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Keeps what an optimizer casts to narrower floats in FP64, so that this rounding counts as noise."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if kwargs.get("dtype") in (torch.float32, torch.bfloat16, torch.float16):
-            kwargs["dtype"] = torch.float64
-        return func(*args, **kwargs)
-
-
-def _is_held(task: Task, parameter: nn.Parameter) -> bool:
-    """Whether an optimizer changes a parameter, and so reads its gradient."""
-    if not isinstance(task.optimizer, TorchOptimizers):
-        return True
-    return any(p is parameter for o in task.optimizer.optimizers for g in o.param_groups for p in g["params"])
 
 
 # The engine's side
@@ -474,7 +250,7 @@ def _is_held(task: Task, parameter: nn.Parameter) -> bool:
 
 def _engine(
     task: Task, captured: Captured, step: int, state: Tensors, run_step: RunStep, device: torch.device
-) -> _Outcome:
+) -> StepOutcome:
     release()
     values = dict[int, Tensor]()
     drawn = {value for value in captured.draws if value is not None}
@@ -491,7 +267,7 @@ def _engine(
     frozen = [MODEL + name for name, p in task.model.named_parameters() if not p.requires_grad]
     buffers |= {name.removeprefix(MODEL): after[name] for name in frozen if after[name] is not state[name]}
     numbers = [None if value is None else values[value] for value in captured.draws]
-    return _Outcome(torch.tensor(loss), gradients, buffers, step, state, after, numbers)
+    return StepOutcome(torch.tensor(loss), gradients, buffers, step, state, after, numbers)
 
 
 def _read(value: Tensor, ref: Ref) -> Tensor:
@@ -518,96 +294,11 @@ def _batches(task: Task, captured: Captured, step: int) -> tuple[list[tuple[Tens
 # Eager PyTorch's side
 
 
-class _Drawn(Draws):  # type: ignore[no-untyped-call]
-    """Puts the engine's random numbers, in the order of the step, where eager PyTorch would draw its own.
-
-    What eager PyTorch draws again, as in the second run of a checkpointed part, gets the same numbers again.
-    """
-
-    def __init__(self, numbers: Sequence[Tensor | None]) -> None:
-        super().__init__(traced=False)
-        self._numbers = list(numbers)
-        self._given: list[Tensor | None] = []
-
-    def _next(self, shape: Sequence[int]) -> Tensor | None:
-        found = self._numbers[0] if self._numbers else None
-        if found is not None and found.shape != shape:
-            return None  # nothing reads it, and the trace left it out
-        del self._numbers[:1]
-        return found
-
-    def check_all_drawn(self) -> None:
-        """Raises `ConfigurationError` if the program draws what eager PyTorch did not."""
-        if left := [tuple(tensor.shape) for tensor in self._numbers if tensor is not None]:
-            raise ConfigurationError(
-                f"the program is not the model: it draws random numbers of shape {left[0]} where eager PyTorch draws "
-                "others, or none"
-            )
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if not is_draw(func):
-            return result
-        given = {a.name: a.default_value for a in func._schema.arguments} | (kwargs or {})
-        given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
-        name, first = func._schema.name.removeprefix("aten::").rstrip("_"), self.earlier[-1]
-        form, number = _FORMS.get(name), None if first is None else self._given[first]
-        if form is not None and first is None:
-            number = self._next(_SHAPES[name](result.shape, given) if name in _SHAPES else result.shape)
-        self._given.append(number)
-        if form is not None and number is not None:
-            wide = number.is_floating_point() and result.dtype == torch.float64
-            number = number.to(result.device, result.dtype if wide else number.dtype)
-            result.copy_(form(number, given))
-        return result
-
-
-def _below(u: Tensor, given: Mapping[str, Any]) -> Tensor:
-    p = given.get("p", given["self"])
-    return u < (p if isinstance(p, Tensor) else torch.full((), p, dtype=torch.float32, device=u.device))
-
-
-def _integers(drawn: Tensor, given: Mapping[str, Any]) -> Tensor:
-    low, high = given.get("low", 0), given.get("high", given.get("to"))
-    found: Tensor = low + torch.remainder(drawn, high - low)
-    return found
-
-
-def _raced(waits: Tensor, given: Mapping[str, Any]) -> Tensor:
-    """The index that each draw of `multinomial` gives, from exponential numbers."""
-    weights: Tensor = given["self"]
-    if given["replacement"]:
-        return (weights.unsqueeze(-2) / waits).argmax(-1)
-    return (weights / waits).topk(given["num_samples"]).indices
-
-
-def _gamma(numbers: Tensor, given: Mapping[str, Any], *, is_share: bool) -> Tensor:
-    """Gamma numbers, or the shares that are Dirichlet numbers, from a normal and an exponential one for each."""
-    a: Tensor = given["self"]
-    d = a + 2 / 3
-    cubed, less = d * (1 + numbers[0] / (3 * d.sqrt())) ** 3, numbers[1] / a
-    if is_share:
-        return torch.softmax(cubed.log() - less, -1).clamp(2.0**-126, 1 - 2.0**-24)
-    return (cubed * torch.exp(-less)).clamp(min=2.0**-126)
-
-
-_SHAPES: Final[dict[str, Callable[[torch.Size, Mapping[str, Any]], Sequence[int]]]] = {
-    "multinomial": lambda shape, given: (*(shape if given["replacement"] else shape[:-1]), given["self"].shape[-1]),
-    **dict.fromkeys(("_standard_gamma", "_sample_dirichlet"), lambda shape, _: (2, *shape)),
-}
-"""The shape of the engine's numbers for a draw, by operator, where it is not that of the result."""
-_FORMS: Final[dict[str, Callable[[Tensor, Mapping[str, Any]], Tensor]]] = {
-    "bernoulli": _below,
-    "uniform": lambda u, given: given["from"] + (given["to"] - given["from"]) * u,
-    "normal": lambda z, given: given["mean"] + given["std"] * z,
-    "exponential": lambda e, given: e / given["lambd"],
-    "multinomial": _raced,
-    "_standard_gamma": partial(_gamma, is_share=False),
-    "_sample_dirichlet": partial(_gamma, is_share=True),
-    **dict.fromkeys(("randint", "randint_like", "random"), _integers),
-    **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "randperm"), lambda drawn, _: drawn),
-}
-"""Functions from the engine's numbers to those of eager PyTorch, by operator (`tiebreak.engine.lowering.random`)."""
+def _is_held(task: Task, parameter: nn.Parameter) -> bool:
+    """Whether an optimizer changes a parameter, and so reads its gradient."""
+    if not isinstance(task.optimizer, TorchOptimizers):
+        return True
+    return any(p is parameter for o in task.optimizer.optimizers for g in o.param_groups for p in g["params"])
 
 
 def _by_name(task: Task, model: nn.Module, *batch: Tensor) -> Tensor:
@@ -645,14 +336,14 @@ def _outputs(model: nn.Module, found: Outputs) -> Iterator[Outputs]:
 def _eager(
     task: Task,
     captured: Captured,
-    ours: _Outcome,
+    ours: StepOutcome,
     dtype: torch.dtype,
     device: torch.device,
     *,
     python: "_Python | None" = None,
     seed: int | None = None,
     outputs: Outputs | None = None,
-) -> _Outcome | None:
+) -> StepOutcome | None:
     """A step of plain PyTorch from the state that the engine's step was given. None if FP64 does not run on the CPU.
 
     python: puts back what the model's attributes held after the step before; here, those after this step are kept.
@@ -680,14 +371,14 @@ def _eager(
 def _eager_step(
     task: Task,
     given: tuple[Sequence[Sequence[Tensor]], int],
-    ours: _Outcome,
+    ours: StepOutcome,
     dtype: torch.dtype,
     device: torch.device,
     seed: int | None,
     outputs: Outputs | None,
-) -> _Outcome:
+) -> StepOutcome:
     parameters, losses, (batches, divisor) = dict(task.model.named_parameters()), list[Any](), given
-    kept = _dtypes(task, dtype)
+    kept = dtypes_of(task, dtype)
     own = {
         MODEL + n: _moved(ours.before[MODEL + n].to(device), kept.get(n, dtype), seed)
         for n in (*parameters, *dict(task.model.named_buffers()))
@@ -697,7 +388,7 @@ def _eager_step(
     step = LossModule(task.model, partial(_by_name, task))
     default = nullcontext() if device == CPU else device
     watching: Any = nullcontext([]) if outputs is None else _outputs(task.model, outputs)
-    with default, _Drawn(ours.drawn) as draws, watching as collected:
+    with default, GivenDraws(ours.drawn) as draws, watching as collected:
         for batch in batches:
             cast = tuple(
                 t.to(device, dtype if t.is_floating_point() else t.dtype, copy=not t.is_floating_point()) for t in batch
@@ -713,14 +404,9 @@ def _eager_step(
     read = {n for n, p in parameters.items() if p.requires_grad and (n in ours.gradients or _is_held(task, p))}
     gradients = {n: g for n in parameters if n in read and (g := own[MODEL + n].grad) is not None}
     frozen = {n: (own[MODEL + n], ours.before[MODEL + n]) for n, p in parameters.items() if not p.requires_grad}
-    written = [n for n, pair in frozen.items() if n in ours.buffers or (seed is None and _distance(*pair) > 0)]
+    written = [n for n, pair in frozen.items() if n in ours.buffers or (seed is None and distance_of(*pair) > 0)]
     buffers = {name: own[MODEL + name] for name in (*dict(task.model.named_buffers()), *written)}
-    return _Outcome(torch.stack(losses).sum().detach(), gradients, buffers)
-
-
-def _dtypes(task: Task, dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """The dtypes of the tensors that do not take `dtype`: FP32 runs leave bfloat16 as it is."""
-    return {name: own for name, own in task.narrow().items() if dtype != torch.float64 or not own.is_floating_point}
+    return StepOutcome(torch.stack(losses).sum().detach(), gradients, buffers)
 
 
 def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
@@ -736,7 +422,7 @@ def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
 
 
 def _first_module(
-    task: Task, captured: Captured, ours: _Outcome, dtype: torch.dtype, run_step: RunStep, device: torch.device
+    task: Task, captured: Captured, ours: StepOutcome, dtype: torch.dtype, run_step: RunStep, device: torch.device
 ) -> str:
     """Captures the task again with every module's output as state, and says which is the first that departs."""
 
@@ -752,7 +438,7 @@ def _first_module(
         wanted = _outputs_of(task, captured, ours, dtype, device)
         for kind, seed in ((torch.float32, None), *((dtype, seed) for seed in range(PERTURBED))):
             for number, (_, tensor) in enumerate(_outputs_of(task, captured, ours, kind, device, seed)[: len(wanted)]):
-                noise[number] = max(noise.get(number, 0.0), _distance(tensor, wanted[number][1]))
+                noise[number] = max(noise.get(number, 0.0), distance_of(tensor, wanted[number][1]))
     except ConfigurationError:
         return (
             "no module can be named, since the model does not run while its modules are observed (a frozen "
@@ -769,14 +455,14 @@ def _first_module(
     except ConfigurationError as error:
         return f"the module cannot be told ({error})"
     for number, (path, tensor) in enumerate(wanted):
-        allowed = _allowed(tensor.numel(), _size(tensor), noise=noise.get(number, 0.0))
-        if not _distance(buffers[f"probe{number}"], tensor) <= allowed:
+        allowed = allowance(tensor.numel(), size_of(tensor), noise=noise.get(number, 0.0))
+        if not distance_of(buffers[f"probe{number}"], tensor) <= allowed:
             return f"the first module whose output departs is {path or 'the model itself'}"
     return "every module's output agrees, so it is in the loss, in a buffer or in the backward pass"
 
 
 def _outputs_of(
-    task: Task, captured: Captured, ours: _Outcome, dtype: torch.dtype, device: torch.device, seed: int | None = None
+    task: Task, captured: Captured, ours: StepOutcome, dtype: torch.dtype, device: torch.device, seed: int | None = None
 ) -> Outputs:
     found: Outputs = []
     _eager(task, captured, ours, dtype, device, seed=seed, outputs=found)

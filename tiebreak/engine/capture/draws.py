@@ -5,7 +5,8 @@ hand-written checkpoint), so a program must, too. A trace draws nothing, so ther
 """
 
 import sys
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -95,3 +96,98 @@ def random_state() -> bytes:
 
 def _layout(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(tensor.shape), tensor.stride(), tensor.dtype
+
+
+# The check puts numbers in the place of draws
+
+
+class GivenDraws(Draws):  # type: ignore[no-untyped-call]
+    """Puts the engine's random numbers, in the order of the step, where eager PyTorch would draw its own.
+
+    What eager PyTorch draws again, as in the second run of a checkpointed part, gets the same numbers again.
+    """
+
+    def __init__(self, numbers: Sequence[Tensor | None]) -> None:
+        super().__init__(traced=False)
+        self._numbers = list(numbers)
+        self._given: list[Tensor | None] = []
+
+    def _next(self, shape: Sequence[int]) -> Tensor | None:
+        found = self._numbers[0] if self._numbers else None
+        if found is not None and found.shape != shape:
+            return None  # nothing reads it, and the trace left it out
+        del self._numbers[:1]
+        return found
+
+    def check_all_drawn(self) -> None:
+        """Raises `ConfigurationError` if the program draws what eager PyTorch did not."""
+        if left := [tuple(tensor.shape) for tensor in self._numbers if tensor is not None]:
+            raise ConfigurationError(
+                f"the program is not the model: it draws random numbers of shape {left[0]} where eager PyTorch draws "
+                "others, or none"
+            )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if not is_draw(func):
+            return result
+        given = {a.name: a.default_value for a in func._schema.arguments} | (kwargs or {})
+        given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
+        name, first = func._schema.name.removeprefix("aten::").rstrip("_"), self.earlier[-1]
+        form, number = _FORMS.get(name), None if first is None else self._given[first]
+        if form is not None and first is None:
+            number = self._next(_SHAPES[name](result.shape, given) if name in _SHAPES else result.shape)
+        self._given.append(number)
+        if form is not None and number is not None:
+            wide = number.is_floating_point() and result.dtype == torch.float64
+            number = number.to(result.device, result.dtype if wide else number.dtype)
+            result.copy_(form(number, given))
+        return result
+
+
+def _below(u: Tensor, given: Mapping[str, Any]) -> Tensor:
+    p = given.get("p", given["self"])
+    return u < (p if isinstance(p, Tensor) else torch.full((), p, dtype=torch.float32, device=u.device))
+
+
+def _integers(drawn: Tensor, given: Mapping[str, Any]) -> Tensor:
+    low, high = given.get("low", 0), given.get("high", given.get("to"))
+    found: Tensor = low + torch.remainder(drawn, high - low)
+    return found
+
+
+def _raced(waits: Tensor, given: Mapping[str, Any]) -> Tensor:
+    """The index that each draw of `multinomial` gives, from exponential numbers."""
+    weights: Tensor = given["self"]
+    if given["replacement"]:
+        return (weights.unsqueeze(-2) / waits).argmax(-1)
+    return (weights / waits).topk(given["num_samples"]).indices
+
+
+def _gamma(numbers: Tensor, given: Mapping[str, Any], *, is_share: bool) -> Tensor:
+    """Gamma numbers, or the shares that are Dirichlet numbers, from a normal and an exponential one for each."""
+    a: Tensor = given["self"]
+    d = a + 2 / 3
+    cubed, less = d * (1 + numbers[0] / (3 * d.sqrt())) ** 3, numbers[1] / a
+    if is_share:
+        return torch.softmax(cubed.log() - less, -1).clamp(2.0**-126, 1 - 2.0**-24)
+    return (cubed * torch.exp(-less)).clamp(min=2.0**-126)
+
+
+_SHAPES: Final[dict[str, Callable[[torch.Size, Mapping[str, Any]], Sequence[int]]]] = {
+    "multinomial": lambda shape, given: (*(shape if given["replacement"] else shape[:-1]), given["self"].shape[-1]),
+    **dict.fromkeys(("_standard_gamma", "_sample_dirichlet"), lambda shape, _: (2, *shape)),
+}
+"""The shape of the engine's numbers for a draw, by operator, where it is not that of the result."""
+_FORMS: Final[dict[str, Callable[[Tensor, Mapping[str, Any]], Tensor]]] = {
+    "bernoulli": _below,
+    "uniform": lambda u, given: given["from"] + (given["to"] - given["from"]) * u,
+    "normal": lambda z, given: given["mean"] + given["std"] * z,
+    "exponential": lambda e, given: e / given["lambd"],
+    "multinomial": _raced,
+    "_standard_gamma": partial(_gamma, is_share=False),
+    "_sample_dirichlet": partial(_gamma, is_share=True),
+    **dict.fromkeys(("randint", "randint_like", "random"), _integers),
+    **dict.fromkeys(("rand", "rand_like", "randn", "randn_like", "randperm"), lambda drawn, _: drawn),
+}
+"""Functions from the engine's numbers to those of eager PyTorch, by operator (`tiebreak.engine.lowering.random`)."""
