@@ -102,8 +102,9 @@ def capture_in_place(task: Task, before: Mapping[str, Tensor] | None = None) -> 
         data |= own
     else:
         updated = update(b, task.optimizer, rate, task.steps, parameters, gradients)
-        updated.state = held(updated.state, lambda entry: entry.partition(".")[2])
     after = held(updated.parameters)
+    if not isinstance(task.optimizer, TorchOptimizers):  # whose state has dtypes of its own
+        updated.state = held(updated.state, lambda entry: entry.partition(".")[2])
     new = {MODEL + name: ref for name, ref in {**refs, **step.buffers, **after}.items()}
     new |= {OPTIMIZER + name: ref for name, ref in updated.state.items()}
     if task.average is not None:
