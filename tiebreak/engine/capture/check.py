@@ -150,7 +150,7 @@ def _same_programs(first: Captured, second: Captured) -> None:
 
 
 def _same_steps(task: Task, captured: Captured, run_step: RunStep, device: torch.device) -> None:
-    """Compares steps 1 and 2. What is compared is freed, since the memory for all this bounds the size of a model."""
+    """Compares steps 1 and 2, and frees results once they are compared: their memory bounds the size of a model."""
     python: _Python = {}
     first = _engine(task, captured, 1, captured.state, run_step, device)
     _same_results(task, captured, first, python, run_step, device)

@@ -73,7 +73,7 @@ class _Symbol(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The tensor without its gradient. What is assigned to it is copied."""
+        """The tensor without its gradient. Assigning a value copies it."""
         return self.detach()
 
     @data.setter

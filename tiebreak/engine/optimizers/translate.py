@@ -55,7 +55,7 @@ class TorchOptimizers:
 
     @property
     def name(self) -> str:
-        """The classes, for messages."""
+        """The names of the optimizers' classes, joined by "and"."""
         return " and ".join(type(optimizer).__name__ for optimizer in self.optimizers)
 
     def copies(

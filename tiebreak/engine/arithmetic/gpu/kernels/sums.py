@@ -520,7 +520,7 @@ def add_slices(sums, x, FIRST: tl.constexpr, SLICES: tl.constexpr):
 
 @triton.jit
 def add_digits(digits, sums, terms, FIRST: tl.constexpr, SLICES: tl.constexpr):
-    """Adds the slices of so many terms, lanes that had none included, to the digits, from the lowest, and carries."""
+    """Adds the slices of some terms, empty lanes included, to the digits, from the lowest one, and carries."""
     added, over = (), digits[0] * 0
     for j in tl.static_range(SLICES):
         pattern = ((1023 + 52 - 298 + 48 * (FIRST + j)) << 52) + (1 << 51)
