@@ -17,7 +17,7 @@ from tiebreak.api.training.tasks import capture as checked
 from tiebreak.api.training.tasks import make_task as api_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import capture_task
-from tiebreak.engine.capture.step import capture
+from tiebreak.engine.capture.step import Constants, capture
 from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.data.tensors import tensor_bytes
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
@@ -58,7 +58,7 @@ def one_batch(task: Task) -> Program:
     refs = {name: b.state(name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape)) for name, t in initial.items()}
     example = task.batch.examples.take(task.data, torch.zeros(task.batch.size, dtype=torch.int64))
     batch = [b.data(f"batch{i}", PROTOCOL_DTYPES[t.dtype], tuple(t.shape)) for i, t in enumerate(example)]
-    made = capture(b, task.model.train(), task.loss, batch, example, refs.__getitem__)
+    made = capture(Constants(b), task.model.train(), task.loss, batch, example, refs.__getitem__)
     gradients = {f"gradient.{name}": ref for name, ref in made.gradients.items()}
     return b.finish(refs | made.buffers | gradients, made.loss)
 

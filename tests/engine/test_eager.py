@@ -165,7 +165,7 @@ def test_what_another_device_cannot_check_is_checked_here() -> None:
 
 
 def undo_examining(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("tiebreak.engine.capture.step.examine", lambda *_: frozenset())
+    patch.setattr("tiebreak.engine.capture.captured.examine", lambda *_: frozenset())
 
 
 def undo_assigning(patch: pytest.MonkeyPatch) -> None:
@@ -311,8 +311,8 @@ def test_eager_must_draw_what_the_program_draws(monkeypatch: pytest.MonkeyPatch)
     real = check._engine
 
     def fewer(*given: Any) -> Any:
-        ours = real(*given)
-        return replace(ours, drawn=[tensor[:1] for tensor in ours.drawn if tensor is not None])
+        (ours,) = real(*given)
+        return [replace(ours, drawn=[tensor[:1] for tensor in ours.drawn if tensor is not None])]
 
     monkeypatch.setattr(check, "_engine", fewer)
     with pytest.raises(ConfigurationError, match=r"it draws random numbers of shape \(1, 6\) where eager PyTorch"):

@@ -205,7 +205,7 @@ def test_draws_that_nothing_reads_take_none_of_the_others() -> None:
         return torch.randn(3)
 
     captured = checked(task_of(Drawing(draw)))
-    assert [value is None for value in captured.draws] == [True, True, True, False]
+    assert [value is None for value in captured.phases[0].draws] == [True, True, True, False]
 
 
 REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
@@ -448,6 +448,6 @@ def test_gradients_flow_through_what_is_made_of_draws() -> None:
     torch.manual_seed(0)
     task = replace(task_of(Variational()), data={"x": torch.randn(9, 6)}, loss=lambda net, x: net(x), accumulation=2)
     captured = checked(task)
-    assert len(captured.draws) == 8
-    assert all(value is not None for value in captured.draws)
+    assert len(captured.phases[0].draws) == 8
+    assert all(value is not None for value in captured.phases[0].draws)
     assert draws._FORMS.keys() >= {"randn_like", "randperm", "randint"}

@@ -17,7 +17,7 @@ from tiebreak.api.data import hugging_face
 from tiebreak.api.machine.running import usable_device
 from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
 from tiebreak.engine.capture.check import checked
-from tiebreak.engine.capture.task import Batch, Optimizer, Rows, Task
+from tiebreak.engine.capture.task import Batch, Loss, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, map_array, open_array
 from tiebreak.engine.run.cost import Cost, cost_of, memory_here
 from tiebreak.engine.run.loop import exact_step
@@ -39,7 +39,7 @@ CHECKPOINTS: Final = 10
 
 
 def make_task(
-    model: nn.Module, loss: Callable[..., Tensor], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
+    model: nn.Module, loss: Loss | Sequence[Loss], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
     steps: int, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None, name: str = "run",
     **options: Any,
 ) -> Task:  # fmt: skip
@@ -50,6 +50,7 @@ def make_task(
         argument of its name (`lambda model, x, y: ...` or `lambda model, **batch: model(**batch).loss`), or in the
         order of the data for `*batch`. Or one of torch's own losses, as a module (`nn.CrossEntropyLoss()`) or a
         function (`F.mse_loss`), which is called with model(*batch[:-1]) and the target batch[-1].
+        Or a list of losses with as many optimizers, which are phases of each step (`tiebreak.Task`): a GAN's two sides.
     optimizer: `tiebreak.AdamW(...)` and the like, or one of `torch.optim` or your own over the model's parameters, as
         it is before its first step, or a list of such that step one after the other (Muon and AdamW).
     data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32 or
@@ -63,38 +64,40 @@ def make_task(
     checkpoint_every: steps between two commitments [default: a tenth of all steps].
     options: further fields of `tiebreak.Task`.
     """
-    _check_kinds(model, loss, steps)
-    arrays = _arrays(data, loss)
+    losses: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
+    _check_kinds(model, losses, steps)
+    arrays = _arrays(data, losses)
     names = tuple(name for name in arrays if name != options.get("items"))
-    taken = _loss(loss, names, by_position=isinstance(data, TensorDataset))
+    taken: Any = [_loss(one, names, by_position=isinstance(data, TensorDataset)) for one in losses]
     chosen = Batch(size=batch, examples=Rows(names=names)) if isinstance(batch, int) else batch
     known = {field.name for field in fields(Task)} - _OWN
     if unknown := sorted(set(options) - known):
         raise ConfigurationError(f"expected options among {sorted(known)}, got {unknown}")
     interval = max(1, steps // CHECKPOINTS) if checkpoint_every is None else checkpoint_every
     return Task(
-        name=name, model=model, loss=taken, optimizer=optimizer,  # type: ignore[arg-type]  # the task translates it
+        name=name, model=model, loss=taken if isinstance(loss, list | tuple) else taken[0], optimizer=optimizer,  # type: ignore[arg-type]  # the task translates it
         data=arrays, batch=chosen, steps=steps,
         seed=seed, schedule=_factors(schedule, steps), checkpoint_interval=interval, **options,
     )  # fmt: skip
 
 
-def _check_kinds(model: object, loss: object, steps: object) -> None:
+def _check_kinds(model: object, losses: Sequence[object], steps: object) -> None:
     if not isinstance(model, nn.Module):
         raise ConfigurationError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    if not callable(loss):
-        raise ConfigurationError(f"expected a loss to call, got {type(loss).__name__}")
+    for loss in losses:
+        if not callable(loss):
+            raise ConfigurationError(f"expected a loss to call, got {type(loss).__name__}")
     if not isinstance(steps, int) or steps < 1:
         raise ConfigurationError(f"expected a number of steps of at least 1, got {steps!r}")
 
 
-def _arrays(data: Any, loss: Callable[..., Tensor]) -> dict[str, Any]:
+def _arrays(data: Any, losses: Sequence[Callable[..., Tensor]]) -> dict[str, Any]:
     if isinstance(getattr(data, "column_names", None), dict):
         raise ConfigurationError(
             f"expected one split of the dataset, got all; choose one of {sorted(data.column_names)}"
         )
     if hasattr(data, "column_names") and hasattr(data, "with_format"):
-        data = hugging_face.arrays(data, _arguments(loss))
+        data = hugging_face.arrays(data, dict.fromkeys(name for loss in losses for name in _arguments(loss)))
     if isinstance(data, TensorDataset):
         data = {f"tensor{i}": tensor for i, tensor in enumerate(data.tensors)}
     if not isinstance(data, Mapping) or not data:

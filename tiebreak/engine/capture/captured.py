@@ -1,15 +1,16 @@
 """Turns a task into what other parties receive: the program, the initial state and the data, as tensors by name."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor
 
-from tiebreak.engine.capture.purity import same_tensors, untouched
-from tiebreak.engine.capture.step import capture
+from tiebreak.engine.capture.purity import examine, same_tensors, untouched
+from tiebreak.engine.capture.step import Constants, capture
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
-from tiebreak.engine.capture.updates import torch_update
+from tiebreak.engine.capture.updates import Recording, recorded, torch_update
 from tiebreak.engine.data.narrow import NARROW, fills_words, stored, words_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS
@@ -19,6 +20,7 @@ from tiebreak.engine.optimizers import tables, update
 from tiebreak.engine.optimizers.averaging import AVERAGE, averaged
 from tiebreak.engine.optimizers.clipping import clipped
 from tiebreak.engine.optimizers.translate import TorchOptimizers
+from tiebreak.engine.optimizers.update import Update
 from tiebreak.protocol.errors import ConfigurationError, ProgramError
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
@@ -32,20 +34,46 @@ TELEMETRY = "telemetry.loss"
 """The state entry that holds the losses since the last checkpoint, which makes every one of them binding."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class PhaseResults:
+    """How to read the results of a phase of the step from the values of the program's body, by index there.
+
+    gradients: by parameter, before clipping. after: parameters and buffers that the phase changes, by state entry; None
+    for those that nothing reads. draws: as in `Builder`, but None also for what is not in the body.
+    """
+
+    loss: Ref
+    gradients: dict[str, Ref]
+    after: dict[str, Ref | None]
+    draws: tuple[int | None, ...]
+
+    def placed(self, indices: Mapping[int, int]) -> "PhaseResults":
+        """The same by index in the body. indices: those of the values that are still in it."""
+
+        def kept(ref: Ref | None) -> Ref | None:
+            return replace(ref, value=indices[ref.value]) if ref is not None and ref.value in indices else None
+
+        gradients = {name: found for name, ref in self.gradients.items() if (found := kept(ref)) is not None}
+        return PhaseResults(
+            loss=replace(self.loss, value=indices[self.loss.value]),
+            gradients=gradients,
+            after={name: kept(ref) for name, ref in self.after.items()},
+            draws=tuple(None if value is None else indices.get(value) for value in self.draws),
+        )
+
+
 @dataclass(frozen=True)
 class Captured:
     """A captured task. `state` is the initial state; `data` is everything else that the steps read.
 
-    gradients: by parameter, how to read its gradient, before clipping, from the values of the program's body. draws: as
-    in `Builder`, by index in the body; None also for what is not in it. checked: whether the program was compared with
+    phases: the results of each phase of a step, of which most have one. checked: whether the program was compared with
     eager PyTorch.
     """
 
     program: Program
     state: dict[str, Tensor]
     data: dict[str, Tensor]
-    gradients: dict[str, Ref] = field(default_factory=dict)
-    draws: tuple[int | None, ...] = ()
+    phases: tuple[PhaseResults, ...] = ()
     checked: bool = False
 
 
@@ -64,63 +92,93 @@ def capture_in_place(task: Task, before: Mapping[str, Tensor] | None = None) -> 
 
     before: the initial state, from another capture of the task; large models leave no room for it twice.
     """
-    b = Builder()
     initial = (
         task.initial_state() if before is None
         else {name.removeprefix(MODEL): t for name, t in before.items() if name.startswith(MODEL)}
     )  # fmt: skip
-    bf16 = task.bf16()
-    refs = {
-        name: b.state(MODEL + name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape), bf16=name in bf16)
-        for name, t in initial.items()
-    }
-
-    def held(refs: Mapping[str, Ref], of: Callable[[str], str] = str) -> dict[str, Ref]:
-        """The refs, rounded where PyTorch holds bfloat16. of: the name of the parameter that an entry belongs to."""
-        return {name: b.bf16(ref) if of(name) in bf16 else ref for name, ref in refs.items()}
-
-    data = {name: stored(array) for name, array in task.data.items()} | {
-        "seed": torch.tensor(task.seed),
-        "learning_rate": task.learning_rates(),
-    }
-    data |= {} if isinstance(task.optimizer, TorchOptimizers) else tables(task.optimizer, task.steps)
-    b.origin = "batch"
-    batch, divisor = _batch(b, task)
-    example = task.batch.examples.take(task.data, _telling(task))
-    with same_tensors(task.model):
-        step = capture(b, task.model, task.loss, batch, example, refs.__getitem__, divisor)
-    rates = b.data("learning_rate", DType.F32, (task.steps,))
-    b.origin = "schedule"
-    rate = b.rows(rates, b.step())
-    parameters = {name: step.buffers.get(name, refs[name]) for name, _ in task.model.named_parameters()}
-    trainable = {name for name, p in task.model.named_parameters() if p.requires_grad}
-    raw = gradients = held({name: g for name, g in step.gradients.items() if name in trainable})
-    if task.clip is not None:
-        gradients = held(clipped(b, task.clip, gradients))
-    if isinstance(task.optimizer, TorchOptimizers):
-        updated, own = torch_update(b, task, task.optimizer, parameters, gradients)
-        data |= own
-    else:
-        updated = update(b, task.optimizer, rate, task.steps, parameters, gradients)
-    after = held(updated.parameters)
-    if not isinstance(task.optimizer, TorchOptimizers):  # whose state has dtypes of its own
-        updated.state = held(updated.state, lambda entry: entry.partition(".")[2])
-    new = {MODEL + name: ref for name, ref in {**refs, **step.buffers, **after}.items()}
-    new |= {OPTIMIZER + name: ref for name, ref in updated.state.items()}
+    e = _Emitter(task, initial)
+    e.emit_phases()
+    new = {MODEL + name: ref for name, ref in e.refs.items()}
+    new |= {OPTIMIZER + name: ref for name, ref in e.entries.items()}
     if task.average is not None:
-        moving = {name: ref for name, ref in parameters.items() if name in trainable}
-        new |= held(averaged(b, task.average, moving, after), lambda entry: entry.removeprefix(AVERAGE))
-    new[TELEMETRY] = _telemetry(b, step.loss, task.checkpoint_interval)
-    program = _finished(b, new, step.loss)
+        moving = {name: e.before[name] for name, p in task.model.named_parameters() if p.requires_grad}
+        new |= e.held(averaged(e.b, task.average, moving, e.refs), lambda entry: entry.removeprefix(AVERAGE))
+    loss = reduce(e.b.add, [phase.loss for phase in e.phases])
+    new[TELEMETRY] = _telemetry(e.b, loss, task.checkpoint_interval)
+    program = _finished(e.b, new, loss)
     state = {MODEL + name: t for name, t in initial.items()}
-    state |= {OPTIMIZER + name: t for name, t in updated.initial.items()}
+    state |= {OPTIMIZER + name: t for name, t in e.initial.items()}
     state |= {name: initial[name.removeprefix(AVERAGE)].clone() for name in new if name.startswith(AVERAGE)}
     state[TELEMETRY] = torch.zeros(task.checkpoint_interval)
-    data |= step.constants
+    data = {name: stored(array) for name, array in task.data.items()} | e.constants.data
+    data |= {"seed": torch.tensor(task.seed), "learning_rate": task.learning_rates()}
+    data |= {} if isinstance(task.optimizer, TorchOptimizers) else tables(task.optimizer, task.steps)
     data = {name: data[name].contiguous() for name in program.data_spec()}
-    placed = {name: replace(g, value=b.indices[g.value]) for name, g in raw.items() if g.value in b.indices}
-    draws = tuple(None if value is None else b.indices.get(value) for value in b.draws)
-    return Captured(program, state, data, placed, draws)
+    return Captured(program, state, data, tuple(phase.placed(e.b.indices) for phase in e.phases))
+
+
+class _Emitter:
+    """Emits the phases of a task's step, each from the weights and buffers that the phase before it leaves."""
+
+    def __init__(self, task: Task, initial: Mapping[str, Tensor]) -> None:
+        self.task, self.b, self._bf16 = task, Builder(), task.bf16()
+        self.constants = Constants(self.b)
+        self.before = {
+            name: self.b.state(MODEL + name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape), bf16=name in self._bf16)
+            for name, t in initial.items()
+        }
+        self.refs = self.before.copy()
+        """The parameters and buffers after the phases so far."""
+        self.entries: dict[str, Ref] = {}
+        """The optimizers' state after the phases so far."""
+        self.initial: dict[str, Tensor] = {}
+        self.phases: list[PhaseResults] = []
+        self._recordings: dict[str, Recording] = {}
+
+    def held(self, refs: Mapping[str, Ref], of: Callable[[str], str] = str) -> dict[str, Ref]:
+        """The refs, rounded where PyTorch holds bfloat16. of: the name of the parameter that an entry belongs to."""
+        return {name: self.b.bf16(ref) if of(name) in self._bf16 else ref for name, ref in refs.items()}
+
+    def emit_phases(self) -> None:
+        """Emits the batch, then each phase with its update."""
+        task, self.b.origin = self.task, "batch"
+        batch, divisor = _batch(self.b, task)
+        example = task.batch.examples.take(task.data, _telling(task))
+        with torch.random.fork_rng(devices=[]):  # the two captures of a check begin in different states
+            assigned = examine(task.model, [phase.loss for phase in task.phases], example)
+        for phase in task.phases:
+            drawn, before = len(self.b.draws), self.refs.copy()
+            with same_tensors(task.model):
+                step = capture(
+                    self.constants, task.model, phase.loss, batch, example, before.__getitem__, divisor, assigned
+                )
+            self.refs |= step.buffers
+            trained = {n for n, p in task.model.named_parameters() if phase.trains(p)}
+            gradients = self.held({name: g for name, g in step.gradients.items() if name in trained})
+            updated = self._update(phase, gradients)
+            self.refs |= self.held(updated.parameters)
+            self.entries |= updated.state
+            self.initial |= updated.initial
+            after: dict[str, Ref | None] = {MODEL + n: ref for n, ref in self.refs.items() if ref != before[n]}
+            draws = tuple(self.b.draws[drawn:])
+            self.phases.append(PhaseResults(loss=step.loss, gradients=gradients, after=after, draws=draws))
+
+    def _update(self, phase: Task, gradients: dict[str, Ref]) -> Update:
+        b, o = self.b, phase.optimizer
+        rates = b.data("learning_rate", DType.F32, (phase.steps,))
+        b.origin = "schedule"
+        rate = b.rows(rates, b.step())
+        parameters = {name: self.refs[name] for name, _ in phase.model.named_parameters()}
+        if phase.clip is not None:
+            gradients = self.held(clipped(b, phase.clip, gradients))
+        if not isinstance(o, TorchOptimizers):
+            updated = update(b, o, rate, phase.steps, parameters, gradients)
+            updated.state = self.held(updated.state, lambda entry: entry.partition(".")[2])
+            return updated
+        if o.prefix not in self._recordings:
+            self._recordings[o.prefix] = recorded(phase, o, list(gradients))
+        # Its state has dtypes of its own.
+        return torch_update(self.constants, self._recordings[o.prefix], parameters, gradients)
 
 
 def _telling(task: Task) -> Tensor:

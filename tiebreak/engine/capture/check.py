@@ -6,6 +6,7 @@
     the model holds in bfloat16 stay so, and autocast counts, which leaves FP64 alone.) Loss, gradients and buffers must
     agree. Eager draws the program's random numbers, in the same order, and keeps its Python state between the steps.
 (c) torch's own optimizer, in FP64 and FP32, takes the engine's gradients of steps 1 and 2; parameters must agree.
+A step with several phases is compared phase by phase, as if each were a step.
 
 What departs is named with the first module whose output departs, or with the first instruction.
 
@@ -152,24 +153,35 @@ def _same_programs(first: Captured, second: Captured) -> None:
 def _same_steps(task: Task, captured: Captured, run_step: RunStep, device: torch.device) -> None:
     """Compares steps 1 and 2, and frees results once they are compared: their memory bounds the size of a model."""
     python: _Python = {}
-    first = _engine(task, captured, 1, captured.state, run_step, device)
-    _same_results(task, captured, first, python, run_step, device)
-    found = [first]
-    if task.steps > 1 and all(bool(torch.isfinite(t).all()) for t in first.state.values()):  # others stop the run
-        found.append(_engine(task, captured, 2, first.state, run_step, device))
-    wrong = wrong_update(task, captured.state, found, device)
-    for second in found[1:]:
-        first.gradients = first.state = second.state = {}
-        second.before = {name: tensor for name, tensor in second.before.items() if name.startswith(MODEL)}
-        _same_results(task, captured, second, python, run_step, device)
+    first = found = _engine(task, captured, 1, captured.state, run_step, device)
+    for ours in first:
+        _same_results(task, captured, ours, python, run_step, device)
+    if task.steps > 1 and all(bool(torch.isfinite(t).all()) for t in first[-1].state.values()):  # others stop the run
+        found = [*first, *_engine(task, captured, 2, first[-1].state, run_step, device)]
+    updated = ((task.phases[turns[0]], [f for f in found if f.phase in turns]) for turns in _by_optimizer(task))
+    wrong = next(filter(None, (wrong_update(phase, outcomes, device) for phase, outcomes in updated)), None)
+    for ours in first:
+        ours.gradients = ours.state = ours.before = {}
+    for ours in found[len(first) :]:
+        ours.state, ours.before = {}, {name: t for name, t in ours.before.items() if name.startswith(MODEL)}
+        _same_results(task, captured, ours, python, run_step, device)
     if wrong is not None:
         raise ConfigurationError(wrong)
+
+
+def _by_optimizer(task: Task) -> list[list[int]]:
+    """The places of the phases that each optimizer updates."""
+    found: dict[str, list[int]] = {}
+    for place, phase in enumerate(task.phases):
+        found.setdefault(getattr(phase.optimizer, "prefix", ""), []).append(place)
+    return [*found.values()]
 
 
 def _same_results(
     task: Task, captured: Captured, ours: StepOutcome, python: "_Python", run_step: RunStep, device: torch.device
 ) -> None:
     """Compares a step of the engine with eager PyTorch, of whose runs one is held and the others are freed in turn."""
+    task, whole = task.phases[ours.phase], task
     eager, before = partial(_eager, task, captured, ours, device=device), python.copy()
     wide, narrow = eager(torch.float64, python=python), eager(torch.float32, python=python)
     assert narrow is not None  # a run in FP32 raises what fails
@@ -195,11 +207,14 @@ def _same_results(
         name, distance, allowed = departing[0]
         del wide, narrow, reference
         first = "step 1 agrees, so it reads state"
-        if ours.step == 1:
+        where = f" of phase {ours.phase + 1}" * (len(whole.phases) > 1)
+        if ours.step == 1 and ours.phase:
+            first = "the phases before agree; a phase reads nothing of them but weights and buffers"
+        elif ours.step == 1:
             first = _first_module(task, captured, ours, dtype, run_step, device)
         raise ConfigurationError(
-            f"the program is not the model: in step {ours.step}, {name} is {distance:.3g} from that of eager PyTorch"
-            f", where {allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
+            f"the program is not the model: in step {ours.step}, {name}{where} is {distance:.3g} from that of eager "
+            f"PyTorch, where {allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
             f"{first}. Please report this with the model; `unchecked` skips the check"
         )
 
@@ -250,24 +265,36 @@ def _departing(
 
 def _engine(
     task: Task, captured: Captured, step: int, state: Tensors, run_step: RunStep, device: torch.device
-) -> StepOutcome:
+) -> list[StepOutcome]:
+    """The outcome of each phase of a step."""
     release()
     values = dict[int, Tensor]()
-    drawn = {value for value in captured.draws if value is not None}
-    wanted = {ref.value for ref in captured.gradients.values()} | drawn
+    *earlier, last = captured.phases
+    drawn = {value for phase in captured.phases for value in phase.draws if value is not None}
+    wanted = {ref.value for phase in captured.phases for ref in phase.gradients.values()} | drawn
+    wanted |= {ref.value for phase in earlier for ref in phase.after.values() if ref is not None}
+    wanted |= {phase.loss.value for phase in captured.phases}
 
     def observe(leaf: int, tensor: Tensor) -> Tensor:
         if leaf in wanted:
             values[leaf] = tensor.clone() if leaf in drawn else tensor
         return tensor
 
-    after, loss = run_step(captured.program, captured.data, step, state, observe, device)
-    gradients = {name: _read(values[ref.value], ref) for name, ref in captured.gradients.items()}
-    buffers = {name: after[MODEL + name] for name, _ in task.model.named_buffers()}
-    frozen = [MODEL + name for name, p in task.model.named_parameters() if not p.requires_grad]
-    buffers |= {name.removeprefix(MODEL): after[name] for name in frozen if after[name] is not state[name]}
-    numbers = [None if value is None else values[value] for value in captured.draws]
-    return StepOutcome(torch.tensor(loss), gradients, buffers, step, state, after, numbers)
+    after, _ = run_step(captured.program, captured.data, step, state, observe, device)
+    found, frozen = list[StepOutcome](), [n for n, p in task.model.named_parameters() if not p.requires_grad]
+    for place, phase in enumerate(captured.phases):
+        new = after
+        if phase is not last:
+            changed = {n: None if ref is None else _read(values[ref.value], ref) for n, ref in phase.after.items()}
+            new = {n: t for n, t in {**state, **changed}.items() if t is not None}
+        buffers = {n: new[MODEL + n] for n, _ in task.model.named_buffers() if MODEL + n in new}
+        buffers |= {n: new[MODEL + n] for n in frozen if new[MODEL + n] is not state[MODEL + n]}
+        gradients = {name: _read(values[ref.value], ref) for name, ref in phase.gradients.items()}
+        numbers = [None if value is None else values[value] for value in phase.draws]
+        loss = _read(values[phase.loss.value], phase.loss)
+        found.append(StepOutcome(loss, gradients, buffers, step, place, state, new, numbers))
+        state = {**state, **new}
+    return found
 
 
 def _read(value: Tensor, ref: Ref) -> Tensor:
@@ -296,9 +323,7 @@ def _batches(task: Task, captured: Captured, step: int) -> tuple[list[tuple[Tens
 
 def _is_held(task: Task, parameter: nn.Parameter) -> bool:
     """Whether an optimizer changes a parameter, and so reads its gradient."""
-    if not isinstance(task.optimizer, TorchOptimizers):
-        return True
-    return any(p is parameter for o in task.optimizer.optimizers for g in o.param_groups for p in g["params"])
+    return not isinstance(task.optimizer, TorchOptimizers) or task.optimizer.holds(parameter)
 
 
 def _by_name(task: Task, model: nn.Module, *batch: Tensor) -> Tensor:
@@ -405,7 +430,8 @@ def _eager_step(
     gradients = {n: g for n in parameters if n in read and (g := own[MODEL + n].grad) is not None}
     frozen = {n: (own[MODEL + n], ours.before[MODEL + n]) for n, p in parameters.items() if not p.requires_grad}
     written = [n for n, pair in frozen.items() if n in ours.buffers or (seed is None and distance_of(*pair) > 0)]
-    buffers = {name: own[MODEL + name] for name in (*dict(task.model.named_buffers()), *written)}
+    read_later = [name for name, _ in task.model.named_buffers() if name in ours.buffers]
+    buffers = {name: own[MODEL + name] for name in (*read_later, *written)}
     return StepOutcome(torch.stack(losses).sum().detach(), gradients, buffers)
 
 
@@ -451,7 +477,7 @@ def _first_module(
     probed = replace(task, model=model, loss=loss, optimizer=SGD(lr=1.0), clip=None, average=None)
     try:
         again = capture_in_place(probed)
-        buffers = _engine(probed, again, 1, again.state, run_step, device).buffers
+        buffers = _engine(probed, again, 1, again.state, run_step, device)[0].buffers
     except ConfigurationError as error:
         return f"the module cannot be told ({error})"
     for number, (path, tensor) in enumerate(wanted):

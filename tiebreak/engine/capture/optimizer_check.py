@@ -6,6 +6,7 @@ Few elements are updated at a time, since the memory for all of them bounds the 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from itertools import zip_longest
 from math import hypot, sqrt
 from typing import Any, Final
 
@@ -24,21 +25,25 @@ ELEMENTWISE: Final = (SGD, Adam, AdamW, RMSprop, Adagrad, NAdam, RAdam, Lion)
 """The optimizers that move each element by its own gradients alone, but for the norm by which all are clipped."""
 
 
-def wrong_update(task: Task, state: Tensors, found: Sequence[StepOutcome], device: torch.device) -> str | None:
-    """Describes the first parameter that torch's optimizer, given the engine's gradients, moves elsewhere."""
+def wrong_update(task: Task, found: Sequence[StepOutcome], device: torch.device) -> str | None:
+    """Describes the first parameter that torch's optimizer, given the engine's gradients, moves elsewhere.
+
+    task: the phase that the optimizer updates, or one of them. found: their outcomes in turn.
+    """
+    prefixes = (MODEL,) if getattr(task.optimizer, "prefix", "") else (MODEL, AVERAGE)  # it moves on after all phases
     far: dict[tuple[int, str], tuple[float, ...]] = {}
     rates, runs = task.learning_rates()[: len(found)].double().tolist(), []
     for dtype in (torch.float64, torch.float32):
         dtypes = {name: dtype for name, _ in task.model.named_parameters()} | dtypes_of(task, dtype)
         norms = [_norm(task, ours.gradients, dtypes, device) for ours in found]
-        runs.append(partial(_updates, task, dtypes, list(zip(rates, norms, strict=True))))
+        runs.append(partial(_updates, task, dtypes, list(zip_longest(rates, norms))))
     for names, part in _parts(task, found):
-        entries = [prefix + name for prefix in (MODEL, AVERAGE) for name in names]
+        entries = [prefix + name for prefix in prefixes for name in names]
         given = [_of_part(ours.gradients, names, part) for ours in found]
-        initial = {name: tensor.to(device) for name, tensor in _of_part(state, entries, part).items()}
-        narrow = runs[1](initial, given)
+        begun = [{n: t.to(device) for n, t in _of_part(ours.before, entries, part).items()} for ours in found]
+        narrow = runs[1](begun, given)
         try:
-            wide = runs[0](initial, given)
+            wide = runs[0](begun, given)
         except Exception:  # a user's optimizer may mix dtypes
             wide = narrow
         for step, ours in enumerate(found):
@@ -97,17 +102,21 @@ def _updates(
     task: Task,
     dtypes: Mapping[str, torch.dtype],
     steps: Sequence[tuple[float, Tensor | None]],
-    state: Tensors,
+    begun: Sequence[Tensors],
     gradients: Sequence[Tensors],
 ) -> list[dict[str, Tensor]]:
     """The parameters, and their moving averages, after each step of torch's optimizer over the given gradients.
 
-    steps: the learning rate of each step, and the norm of all gradients, if they are clipped by it.
+    begun: the state before each step; of averages the first counts. steps: the learning rate of each step, and the norm
+    of all gradients, if they are clipped by it.
     """
-    own = {n: nn.Parameter(state[MODEL + n].to(dtypes[n], copy=True)) for n in dtypes if MODEL + n in state}
-    moving = {n: own[n].detach().clone() for n in own if AVERAGE + n in state}
+    own = {n: nn.Parameter(begun[0][MODEL + n].to(dtypes[n], copy=True)) for n in dtypes if MODEL + n in begun[0]}
+    moving = {n: own[n].detach().clone() for n in own if AVERAGE + n in begun[0]}
     after, wide = [], torch.float64 in dtypes.values()
-    for optimizers, (_, norm), given in zip(_torchs(task, own, steps), steps, gradients, strict=False):
+    turns = zip(_torchs(task, own, steps), steps, begun, gradients, strict=False)
+    for optimizers, (_, norm), state, given in turns:
+        for name, parameter in own.items():
+            parameter.detach().copy_(state[MODEL + name])
         for name, gradient in given.items():
             own[name].grad = gradient.to(own[name].dtype, copy=True)
         if task.clip is not None and task.clip.value is not None:

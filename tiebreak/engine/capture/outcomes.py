@@ -24,15 +24,16 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass
 class StepOutcome:
-    """The outcome of a step, in names of the task's own model."""
+    """The outcome of a phase of a step, in names of the task's own model."""
 
     loss: Tensor
     gradients: Tensors
     buffers: Tensors
     step: int = 1
+    phase: int = 0
     before: Tensors = field(default_factory=dict)
     state: Tensors = field(default_factory=dict)
-    """The whole state before and after, where the engine has run."""
+    """The state before and after the phase, where the engine has run."""
     drawn: Sequence[Tensor | None] = ()
     """The numbers from which each draw is made (None if the program leaves it out), where the engine has run."""
 

@@ -46,14 +46,14 @@ class LossModule(nn.Module):
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
         super().__init__()
         self.model = model
-        self._loss = loss
+        self.loss = loss
         self.assigned: dict[str, Tensor] = {}
         """The buffers that the last call put other tensors in the place of (`self.c = ...`), and these."""
 
     def forward(self, *batch: Tensor) -> Any:
         given = dict(self.model.named_buffers(remove_duplicate=False))
         weights = dict(self.model.named_parameters())
-        loss = self._loss(self.model, *batch)
+        loss = self.loss(self.model, *batch)
         now = dict(self.model.named_buffers(remove_duplicate=False))
         moved = given.keys() ^ now.keys() | {n for n, t in self.model.named_parameters() if t is not weights.get(n)}
         if moved:
@@ -183,14 +183,15 @@ def _keeper(value: Any, depth: int = 4) -> Callable[[], None]:
 class _Rehearsal:
     """Runs a step, forward and backward, in plain PyTorch on copies of what it reads."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> None:
-        self.step, named = LossModule(model, loss), (*model.named_parameters(), *model.named_buffers())
+    def __init__(self, model: nn.Module, losses: Sequence[Callable[..., Tensor]], batch: Sequence[Tensor]) -> None:
+        self.step, named = LossModule(model, losses[0]), (*model.named_parameters(), *model.named_buffers())
+        self._losses = losses
         self._state = {f"model.{name}": tensor for name, tensor in named}
         self.given = {**self._state, **{f"batch tensor {i}": t for i, t in enumerate(batch)}}
         self.copies: dict[str, Tensor] = {}
         self.addresses: dict[str, int] = {}
         self.fixed: dict[int, str] = {}  # what the step may not write to: names by memory
-        self.loss: Any = None
+        self.losses: list[Any] = []
         self.watch: Any = nullcontext()
 
     def __call__(self) -> None:
@@ -207,11 +208,7 @@ class _Rehearsal:
                 self.watch,
                 exchanged(self.step, replaced),
             ):
-                self.loss = self.step(*tensors[len(self._state) :])
-                buffers = (n for n in self._state if not isinstance(self.given[n], nn.Parameter))
-                self.fixed |= {_storage(self.copies[n]): f"{n} in its backward pass" for n in buffers}
-                if isinstance(self.loss, Tensor) and self.loss.requires_grad and self.loss.shape == ():
-                    self.loss.backward()  # type: ignore[no-untyped-call]
+                self._run_phases(tensors[len(self._state) :])
         except ConfigurationError:
             raise
         except Exception as error:  # whatever the user's code raises
@@ -228,6 +225,18 @@ class _Rehearsal:
                 f"{late}; leave that out of hooks"
             )
 
+    def _run_phases(self, batch: Sequence[Tensor]) -> None:
+        buffers = [n for n in self._state if not isinstance(self.given[n], nn.Parameter)]
+        assigned, kept, self.losses = dict[str, Tensor](), self.fixed, []
+        for one in self._losses:
+            self.fixed, self.step.loss = kept, one
+            self.losses.append(loss := self.step(*batch))
+            assigned |= self.step.assigned
+            self.fixed = kept | {_storage(self.copies[n]): f"{n} in its backward pass" for n in buffers}
+            if isinstance(loss, Tensor) and loss.requires_grad and loss.shape == ():
+                loss.backward()  # type: ignore[no-untyped-call]
+        self.step.assigned = assigned
+
     def written(self) -> set[str]:
         """The names of the trained parameters, and of the buffers that the step writes to."""
         return self.step.assigned.keys() | {
@@ -238,7 +247,7 @@ class _Rehearsal:
     def results(self) -> list[Tensor]:
         """The loss, the new buffers and the gradients of the last run."""
         gradients = [tensor.grad.to_dense() for tensor in self.copies.values() if tensor.grad is not None]
-        found = [self.loss] if isinstance(self.loss, Tensor) else []
+        found = [loss for loss in self.losses if isinstance(loss, Tensor)]
         return [t.detach() for t in (*found, *self.step.assigned.values(), *self.copies.values(), *gradients)]
 
 
@@ -285,12 +294,13 @@ def _storage(tensor: Tensor) -> int:
         return 0
 
 
-def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> frozenset[str]:
+def examine(model: nn.Module, losses: Sequence[Callable[..., Tensor]], batch: Sequence[Tensor]) -> frozenset[str]:
     """Rehearses a step and returns the names of the buffers that it assigns.
 
+    losses: of the step's phases, which run one after the other, here without the updates between them.
     Raises `ConfigurationError`, with the place, if the step fails or does what a program cannot.
     """
-    rehearse = _Rehearsal(model, loss, batch)
+    rehearse = _Rehearsal(model, losses, batch)
     rehearse.watch = watch = _Watch(rehearse)
     torch.manual_seed(_SEED)
     process = settings()
@@ -307,11 +317,11 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     _refuse_other_memory(model, rehearse)
     _refuse_marks(model, rehearse)
     _refuse_shared_memory(model, rehearse.written())
-    reach = Reach(model, loss)
+    reach = Reach(model, losses)
     torch.manual_seed(_SEED)
     with _outside_reads(model) as outside:
         rehearse()
-    second = rehearse.results()
+    second, drawn_again = rehearse.results(), random_state()
     if outside:
         raise ConfigurationError(_words(outside[0][0], outside[0][1], outside[0][2]))
     changed = reach.changed()
@@ -327,7 +337,7 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
             .format(*watch.found["read"])
         )  # fmt: skip
     _refuse_strangers(rehearse, reach)
-    if drawn != random_state() or not _alike(first, second):
+    if drawn != drawn_again or not _alike(first, second):
         raise ConfigurationError(
             "the step cannot be captured: in plain PyTorch its first run has other results or draws than its second "
             "one, on the same tensors. A program does the same in every step; call the model once on a batch before "
@@ -346,7 +356,7 @@ def _alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 def _refuse_strangers(rehearse: _Rehearsal, reach: Reach) -> None:
     """Refuses a step whose gradient also goes to tensors that are not the model's: no optimizer would change them."""
-    waiting, seen = [getattr(rehearse.loss, "grad_fn", None)], set[Any]()
+    waiting, seen = [getattr(loss, "grad_fn", None) for loss in rehearse.losses], set[Any]()
     own = set(map(id, rehearse.copies.values()))
     while waiting:
         if (node := waiting.pop()) not in seen:

@@ -44,7 +44,7 @@ Parts = tuple[Any, ...]
 class Reach:
     """Every variable and object that a step can reach, by a name for messages, with what is in it now."""
 
-    def __init__(self, model: nn.Module, loss: Callable[..., Tensor]) -> None:
+    def __init__(self, model: nn.Module, losses: Sequence[Callable[..., Tensor]]) -> None:
         own = dict(model.named_modules())
         self._seen = {id(found) for found in (*model.parameters(), *model.buffers(), *own.values())}
         self._found: list[tuple[str, Any, Callable[[], Parts], Parts]] = []
@@ -65,7 +65,8 @@ class Reach:
                 self._class(kind)
         hooks = [held for key, held in vars(_modules).items() if key.startswith("_global") and isinstance(held, dict)]
         self._waiting.append(("a hook of all modules", hooks))
-        self._waiting.append(("the loss", getattr(loss, "loss", loss)))  # a task's is wrapped to name its arguments
+        # A task's losses are wrapped to name their arguments.
+        self._waiting.extend(("the loss", getattr(loss, "loss", loss)) for loss in losses)
         while self._waiting and len(self._kept) < _MOST:
             self._visit(*self._waiting.popleft())
 

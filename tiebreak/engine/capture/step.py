@@ -4,8 +4,8 @@
 lowering to instructions are in `tiebreak.engine.lowering`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial, reduce
 from hashlib import sha256
 from operator import getitem
@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 from tiebreak.engine.capture.draws import is_draw
 from tiebreak.engine.capture.folding import Constant, Folded
 from tiebreak.engine.capture.hints import dtype_hint, operator_hint
-from tiebreak.engine.capture.purity import examine
 from tiebreak.engine.capture.tracing import TracedGraph, trace
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS, RULES, Context, element_type
@@ -30,7 +29,7 @@ from tiebreak.protocol.errors import ConfigurationError
 
 @dataclass
 class StepGraph:
-    """The refs of one traced step: loss, gradients by parameter, new values of mutated buffers, and constants as data.
+    """The refs of one traced step: loss, gradients by parameter, and new values of mutated buffers.
 
     A parameter that the loss does not depend on, or that is frozen, has no gradient.
     """
@@ -38,21 +37,20 @@ class StepGraph:
     loss: Ref
     gradients: dict[str, Ref]
     buffers: dict[str, Ref]
-    constants: dict[str, Tensor] = field(default_factory=dict)
 
 
-class _Constants:
+class Constants:
     """Puts folded tensors into a program: as one number, an `iota`, or data `constant.N`; equal ones share data."""
 
     def __init__(self, builder: Builder) -> None:
-        self._builder = builder
+        self.builder = builder
         self._names: dict[bytes, str] = {}
         self.data: dict[str, Tensor] = {}
 
     def ref(self, constant: Constant) -> Ref:
         """The constant as a ref. Raises `NotImplementedError` if its dtype has no exact form."""
         base = _in_program_dtype(constant.base, len(constant.shape))
-        dtype, b = PROTOCOL_DTYPES[base.dtype], self._builder
+        dtype, b = PROTOCOL_DTYPES[base.dtype], self.builder
         if not base.numel():
             return b.full(constant.shape, 0, dtype)
         first = base.flatten()[0]
@@ -70,7 +68,7 @@ class _Constants:
         if key not in self._names:
             self._names[key] = f"constant.{len(self.data)}"
             self.data[self._names[key]] = tensor.clone()
-        return self._builder.data(self._names[key], PROTOCOL_DTYPES[tensor.dtype], tuple(tensor.shape))
+        return self.builder.data(self._names[key], PROTOCOL_DTYPES[tensor.dtype], tuple(tensor.shape))
 
 
 def _whole(tensor: Tensor) -> Tensor | None:
@@ -127,7 +125,9 @@ _STATISTICS: Final = (1, 2)
 class _Lowering:
     """Walks the traced graph once, node by node; collects everything that cannot be lowered and reports it together."""
 
-    def __init__(self, builder: Builder, graph: TracedGraph, folded: Folded, what: str = "the model") -> None:
+    def __init__(
+        self, builder: Builder, graph: TracedGraph, folded: Folded, constants: "Constants", what: str = "the model"
+    ) -> None:  # fmt: skip
         self.builder = builder
         self.graph = graph
         self.folded = folded
@@ -135,7 +135,7 @@ class _Lowering:
         self.values: dict[fx.Node, Any] = {}
         self.problems: list[tuple[str, str, str]] = []
         """Operator, place and reason of each node that cannot be lowered, in the order of the graph."""
-        self.constants = _Constants(builder)
+        self._constants = constants
         self._fault: Exception | None = None
         self._drawn: dict[fx.Node, tuple[int | None, int]] = {}
         """The stream of each first draw (None: nothing reads it), and its place in `Builder.draws`."""
@@ -147,7 +147,7 @@ class _Lowering:
             if node.op == "placeholder":
                 self.values[node] = next(waiting)
             elif node in self.folded.values:
-                self._guarded(node, partial(self.constants.ref, self.folded.values[node]))
+                self._guarded(node, partial(self._constants.ref, self.folded.values[node]))
             elif self.folded.covers(node):
                 self.values[node] = None  # a node inside a constant: nothing reads it, or only its shape is read
             elif node.op == "call_function":
@@ -277,18 +277,16 @@ UNCOVERED: Final = "no form for these arguments"
 
 
 def capture(
-    builder: Builder, model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Ref], example: Sequence[Tensor],
-    state: Callable[[str], Ref], divisor: Ref | None = None,
+    constants: Constants, model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Ref],
+    example: Sequence[Tensor], state: Callable[[str], Ref], divisor: Ref | None = None, assigned: Collection[str] = (),
 ) -> StepGraph:  # fmt: skip
-    """Lowers one step into `builder`.
+    """Lowers one step, or a phase of one, into the builder of its constants.
 
     batch: the refs of the step's batch; if the step accumulates gradients, those of its batches one after the other.
     example: tensors of the shapes and dtypes of one batch, for tracing. state: gives the ref of a parameter or buffer
-    by name. divisor: of the sum of the batches' losses; None for their number. Raises a `ConfigurationError` that lists
-    every operator that cannot be lowered, with its module path.
+    by name. divisor: of the sum of the batches' losses; None for their number. assigned: see `trace`. Raises a
+    `ConfigurationError` that lists every operator that cannot be lowered, with its module path.
     """
-    with torch.random.fork_rng(devices=[]):  # the two captures of a check begin in different states
-        assigned = examine(model, loss, example)
     joint = trace(model, loss, example, assigned)
     folded, steps = Folded(joint.module), list[StepGraph]()
 
@@ -296,27 +294,24 @@ def capture(
         return steps[-1].buffers[name] if steps and name in steps[-1].buffers else state(name)
 
     for start in range(0, len(batch), len(example)):
-        lowering = _Lowering(builder, joint, folded)
+        lowering = _Lowering(constants.builder, joint, folded, constants)
         own = map(current, (*joint.parameters, *joint.buffers))
         values = lowering.run([*own, *batch[start : start + len(example)]])
         step = StepGraph(
             loss=values[joint.loss],
             gradients={n: values[node] for n, node in zip(joint.parameters, joint.gradients, strict=True) if node},
             buffers={name: values[node] for name, node in joint.mutated.items()},
-            constants=lowering.constants.data,
         )
         steps.append(step)
-    return steps[0] if len(steps) == 1 and divisor is None else _accumulated(builder, steps, divisor)
+    return steps[0] if len(steps) == 1 and divisor is None else _accumulated(constants.builder, steps, divisor)
 
 
-def lowered(
-    builder: Builder, graph: TracedGraph, inputs: Sequence[Ref], what: str
-) -> tuple[list[Ref], dict[str, Tensor]]:  # fmt: skip
-    """Lowers a graph whose output is a list, and returns the refs of that and the constants. what: for messages."""
-    lowering = _Lowering(builder, graph, Folded(graph.module), what)
+def lowered(constants: Constants, graph: TracedGraph, inputs: Sequence[Ref], what: str) -> list[Ref]:
+    """Lowers a graph whose output is a list, and returns the refs of that. what: for messages."""
+    lowering = _Lowering(constants.builder, graph, Folded(graph.module), constants, what)
     values = lowering.run(inputs)
     (outputs,) = next(node for node in reversed(graph.module.graph.nodes) if node.op == "output").args
-    return [values[node] for node in outputs], lowering.constants.data
+    return [values[node] for node in outputs]
 
 
 def _accumulated(b: Builder, steps: Sequence[StepGraph], divisor: Ref | None) -> StepGraph:
@@ -325,4 +320,4 @@ def _accumulated(b: Builder, steps: Sequence[StepGraph], divisor: Ref | None) ->
     count = b.const(float(len(steps))) if divisor is None else divisor
     gradients = {name: b.div(reduce(b.add, [s.gradients[name] for s in steps]), count) for name in steps[0].gradients}
     loss = b.div(reduce(b.add, [s.loss for s in steps]), count)
-    return StepGraph(loss=loss, gradients=gradients, buffers=steps[-1].buffers, constants=steps[0].constants)
+    return StepGraph(loss=loss, gradients=gradients, buffers=steps[-1].buffers)

@@ -4,11 +4,12 @@ Capture reads a `Task`, and the plain FP32 loop trains one. Only its author runs
 receive the program captured from it, and its initial state and data as bytes.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from math import isfinite
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,7 @@ from tiebreak.engine.optimizers.settings import (
     require_count,
     require_number,
 )
-from tiebreak.engine.optimizers.translate import TorchOptimizers, translated
+from tiebreak.engine.optimizers.translate import TorchOptimizers, by_phase, translated
 from tiebreak.protocol.errors import ConfigurationError
 
 __all__ = [
@@ -133,15 +134,20 @@ class NamedLoss:
     names: tuple[str, ...]
     order: tuple[str, ...]
     """The arrays that are given by position."""
+    unread: tuple[str, ...] = ()
+    """The arrays that are given to losses of other phases only."""
 
     def __call__(self, model: nn.Module, *batch: Tensor) -> Tensor:
-        given = dict(zip(self.names, batch, strict=True))
+        given = {n: tensor for n, tensor in zip(self.names, batch, strict=True) if n not in self.unread}
         positional = [given.pop(name) for name in self.order]
         return self.loss(model, *positional, **given)
 
     @classmethod
-    def of(cls, loss: Loss, names: tuple[str, ...]) -> "NamedLoss":
-        """Binds a loss. Raises `ConfigurationError` if its arguments are not those of the batch."""
+    def of(cls, loss: Loss, names: tuple[str, ...], *, phases: Sequence[Loss] = ()) -> "NamedLoss":
+        """Binds a loss. Raises `ConfigurationError` if its arguments are not those of the batch.
+
+        phases: the losses of all phases of a step, if there are several; each array must be an argument of one.
+        """
         loss = loss.loss if isinstance(loss, cls) else loss
         try:
             found = list(signature(loss).parameters.values())
@@ -153,7 +159,9 @@ class NamedLoss:
         named = [p for p in arguments if p.kind not in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)]
         missing = [p.name for p in named if p.name not in names and p.default is Parameter.empty]
         left = [name for name in names if name not in [p.name for p in named]]
-        if missing or (left and not kinds & {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}):
+        takes_all = kinds & {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
+        unread = tuple(left) if not takes_all and all(_is_named(name, phases) for name in left) else ()
+        if missing or (left and not takes_all and not unread):
             raise ConfigurationError(
                 f"expected a loss whose arguments after the model are the arrays of the batch, {', '.join(names)}, got "
                 f"{', '.join(str(p) for p in arguments) or 'none'}; arrays are bound by name, so rename the arguments "
@@ -163,7 +171,12 @@ class NamedLoss:
         if Parameter.VAR_POSITIONAL in kinds:
             before = [p.name for p in named if p.kind != Parameter.KEYWORD_ONLY and p.name in names]
             first = [*before, *left]
-        return cls(loss, names, tuple(first))
+        return cls(loss, names, tuple(first), unread)
+
+
+def _is_named(name: str, losses: Sequence[Loss]) -> bool:
+    """Whether a loss has an argument of this name."""
+    return any(name in signature(getattr(loss, "loss", loss)).parameters for loss in losses)
 
 
 Evaluation = Callable[[nn.Module], dict[str, float]]
@@ -176,7 +189,10 @@ class Task:
 
     model: initialised, float32 or bfloat16; each module is captured in the mode (train or eval) that it is in. The
     bytes of its parameters and buffers are the initial state.
-    loss: see `Loss`. It may use only the model and the batch.
+    loss: see `Loss`. It may use only the model and the batch. Several losses, with as many optimizers of torch, are
+    phases of a step (the two sides of a GAN): each is computed over the step's batch from the weights and buffers that
+    the phase before it leaves, and trains the parameters of its optimizer only. The loss of the step is their sum. An
+    optimizer may stand there more than once. `clip` is by phase; schedulers and `average` move on after the last.
     optimizer: settings, or one of `torch.optim`'s optimizers of the model's parameters that has not stepped; the task
     then holds the settings that it stands for.
     schedule: the factor of the optimizer's lr for each step, as with `LambdaLR` (`tiebreak.engine.optimizers.rates` has
@@ -213,12 +229,12 @@ class Task:
     average: float | None = None
     evaluate: Evaluation | None = field(default=None)
     evaluate_every: int | None = None
+    phases: tuple["Task", ...] = field(init=False, repr=False, default=())
+    """The phases of a step as tasks of their own; most tasks have one, the task itself."""
 
     def __post_init__(self) -> None:
         require(self.steps >= 1, "at least one step", self.steps)
-        optimizer, schedule = translated(self.optimizer, self.schedule, self.model, self.steps)
-        object.__setattr__(self, "optimizer", optimizer)
-        object.__setattr__(self, "schedule", schedule)
+        each = self._translate()
         require(1 <= self.checkpoint_interval <= self.steps, f"1 <= interval <= {self.steps}", self.checkpoint_interval)
         require_count(self.accumulation, "accumulation of at least one batch")
         if self.evaluate_every is not None:
@@ -231,9 +247,44 @@ class Task:
             require(len(self.schedule) == self.steps, f"{self.steps} factors in the schedule", len(self.schedule))
             require(all(isfinite(f) and f >= 0 for f in self.schedule), "finite factors >= 0", self.schedule)
         self._check_data()
-        if isinstance(self.batch.examples, Rows):
-            object.__setattr__(self, "loss", NamedLoss.of(self.loss, self.batch.examples.names))
         self._check_model()
+        self._set_phases(each)
+
+    def _translate(self) -> tuple[TorchOptimizers, ...]:
+        """Puts settings in the place of torch's objects, and returns the optimizers of several phases."""
+        losses: Any = self.loss
+        if isinstance(losses, list | tuple):
+            require(len(losses) > 0, "at least one loss", losses)
+            require(self.accumulation == 1 and self.items is None, "no `accumulation` and no `items` with several "
+                    "losses (each phase is one batch; take a larger one)", (self.accumulation, self.items))  # fmt: skip
+            each, schedule = by_phase(self.optimizer, self.schedule, self.model, len(losses))
+            optimizers = tuple(one for phase in each for one in phase.optimizers)
+            schedulers = tuple(dict.fromkeys(one for phase in each for one in phase.schedulers))
+            optimizer: Any = TorchOptimizers(optimizers=optimizers, schedulers=schedulers, lr=each[0].lr)
+        else:
+            each, (optimizer, schedule) = (), translated(self.optimizer, self.schedule, self.model, self.steps)
+        object.__setattr__(self, "optimizer", optimizer)
+        object.__setattr__(self, "schedule", schedule)
+        return each
+
+    def _set_phases(self, each: Sequence[TorchOptimizers]) -> None:
+        given: Any = self.loss
+        losses: tuple[Loss, ...] = tuple(given) if each else (given,)
+        if isinstance(self.batch.examples, Rows):
+            names, several = self.batch.examples.names, losses if each else ()
+            losses = tuple(NamedLoss.of(loss, names, phases=several) for loss in losses)
+        object.__setattr__(self, "loss", losses if each else losses[0])
+        phases = [copy.copy(self) for _ in each]
+        for phase, loss, optimizer in zip(phases, losses, each, strict=False):
+            object.__setattr__(phase, "loss", loss)
+            object.__setattr__(phase, "optimizer", optimizer)
+        object.__setattr__(self, "phases", tuple(phases) or (self,))
+
+    def trains(self, parameter: nn.Parameter) -> bool:
+        """Whether the step, or this phase of one, computes a parameter's gradient."""
+        o = self.optimizer
+        others = isinstance(o, TorchOptimizers) and o.prefix and not o.holds(parameter)
+        return parameter.requires_grad and not others
 
     def _check_data(self) -> None:
         for name, array in self.data.items():

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path
 
 from tiebreak.engine.capture.folding import is_filled
-from tiebreak.engine.capture.step import lowered
+from tiebreak.engine.capture.step import Constants, lowered
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.capture.tracing import annotate, trace_function
 from tiebreak.engine.capture.user_code import user_line
@@ -288,19 +288,24 @@ def _flat(value: Any) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Recording:
-    """The forms of a job's steps, the form of each step by its place among them, and the numbers of each step.
+class Recording:
+    """The forms of the optimizers' steps, the form of each by its place among them, and the numbers of each.
 
-    initial: the state before step 1, as far as it is not zero.
+    trained: the parameters that have a gradient. initial: the state before step 1, as far as it is not zero. updates:
+    those that a step of the job has emitted so far.
     """
+
+    optimizers: TorchOptimizers
+    trained: list[str]
 
     forms: list[_Form]
     chosen: list[int]
     numbers: list[Sequence[float]]
     initial: dict[str, Tensor]
+    updates: list[Update] = field(default_factory=list)
 
 
-def _recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> _Recording:
+def recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> Recording:
     """Runs the optimizers for all steps of a job. trained: the names of the parameters that have a gradient."""
     for part in (part for one in o.optimizers for part in parts(one)):
         parameter_names(part.param_groups, task.model)
@@ -309,11 +314,12 @@ def _recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> _Record
     symbols = {n: _Symbol(p.detach().to("meta"), trained=p.requires_grad) for n, p in parameters.items()}
     given = _held(o.optimizers, {id(p): n for n, p in parameters.items()}, Tensor)
     own = {tensor: _Symbol(tensor.detach().to("meta")) for tensor in given.values()}
-    found = _Recording(forms=[], chosen=[], numbers=[], initial={n: t.detach() for n, t in given.items()})
+    initial = {n: t.detach() for n, t in given.items()}
+    found = Recording(optimizers=o, trained=[*trained], forms=[], chosen=[], numbers=[], initial=initial)
     what, form = f"the optimizer ({o.name})", None
     buffers = {buffer: buffer for buffer in task.model.buffers()}  # that no copy of one is taken for a constant
     copies = o.copies({**{parameters[n]: s for n, s in symbols.items()}, **own, **buffers}, task.schedule)
-    for _, optimizers in zip(range(task.steps), copies, strict=False):
+    for _, optimizers in zip(range(task.steps * o.times), copies, strict=False):
         make = partial(_Recorder, what=what, foreign=foreign, before=form)
         form = _step(optimizers, symbols, trained, make)
         found.forms.extend([] if form in found.forms else [form])
@@ -372,7 +378,7 @@ def _held(
     return found
 
 
-def _begin_alike(found: _Recording, parameters: Mapping[str, Tensor]) -> None:
+def _begin_alike(found: Recording, parameters: Mapping[str, Tensor]) -> None:
     """Gives step 1 the form of step 2 if it differs only by calls that make the state, and computes these.
 
     parameters: their values before step 1, by the names of inputs.
@@ -439,32 +445,40 @@ def _unmarked(value: Any, tensors: Mapping[int, Tensor], numbers: Sequence[Any])
 
 
 def torch_update(
-    b: Builder, task: Task, o: TorchOptimizers, parameters: Mapping[str, Ref], gradients: Mapping[str, Ref]
-) -> tuple[Update, dict[str, Tensor]]:
-    """Emits one step of the optimizers. Returns the data that it reads, too."""
-    found = _recorded(task, o, list(gradients))
-    result, used = Update(parameters=dict(parameters)), sorted(set(found.chosen))
-    table, places = _changing(found, used)
-    b.origin, data = "optimizer", {NUMBERS: table} if table.numel() else {}
-    row = b.rows(b.data(NUMBERS, DType.F32, tuple(table.shape)), b.step()) if data else None
+    constants: Constants, found: Recording, parameters: Mapping[str, Ref], gradients: Mapping[str, Ref]
+) -> Update:
+    """Emits the next step of the optimizers within a step of the job. The data that it reads join the constants."""
+    b, o, turn = constants.builder, found.optimizers, len(found.updates)
+    if [*gradients] != found.trained:
+        raise ConfigurationError(
+            f"expected phases with one optimizer ({o.name}) to have gradients for the same parameters, got "
+            f"{sorted({*gradients} ^ {*found.trained})[:3]} in some of them; give each phase an optimizer of its own"
+        )
+    result, used = Update(parameters=dict(parameters)), sorted(set(found.chosen[turn :: o.times]))
+    table, places = _changing(found, turn, used)
+    b.origin, name = "optimizer", f"{NUMBERS}.{o.prefix}{turn}" if o.prefix else NUMBERS
+    constants.data |= {name: table} if table.numel() else {}
+    row = b.rows(b.data(name, DType.F32, tuple(table.shape)), b.step()) if table.numel() else None
     refs = {_PARAMETER + n: ref for n, ref in parameters.items()} | {_GRADIENT + n: ref for n, ref in gradients.items()}
     for form in (found.forms[place] for place in used):
         for name, number in (*zip(form.inputs, count(), strict=False), *form.outputs.items()):
             if name not in refs:
-                refs[name] = _entry(b, result, name, form.shadows[number], found.initial.get(name))
+                refs[name] = _entry(b, result, o.prefix + name, form.shadows[number], found.initial.get(name))
+                if turn:
+                    refs[name] = found.updates[-1].state[o.prefix + name]
     after = dict(refs)
     for place in used:
         columns = {column: row.select(0, at) for column, at in places[place].items()} if row else {}
-        own, constants = _lowered(b, o, found.forms[place], columns, refs)
-        data |= {f"optimizer.{place}.{name}": tensor for name, tensor in constants.items()}
+        own = _lowered(constants, o, found.forms[place], columns, refs)
         b.origin = "optimizer"
         if row is not None and len(used) > 1:
             chosen = b.eq(row.select(0, 0), b.const(float(place)))
             own = {name: b.where(chosen, ref, after[name]) for name, ref in own.items()}
         after |= own
     result.parameters = {name: after[_PARAMETER + name] for name in parameters}
-    result.state = {name: after[name] for name in result.initial}
-    return result, data
+    result.state = {name: after[name.removeprefix(o.prefix)] for name in result.initial}
+    found.updates.append(result)
+    return result
 
 
 def _entry(b: Builder, result: Update, name: str, shadow: Tensor, initial: Tensor | None) -> Ref:
@@ -479,14 +493,15 @@ def _entry(b: Builder, result: Update, name: str, shadow: Tensor, initial: Tenso
     return b.state(f"optimizer.{name}", PROTOCOL_DTYPES[dtype], tuple(shadow.shape), bf16=bf16)
 
 
-def _changing(found: _Recording, used: Sequence[int]) -> tuple[Tensor, dict[int, dict[int, int]]]:
+def _changing(found: Recording, turn: int, used: Sequence[int]) -> tuple[Tensor, dict[int, dict[int, int]]]:
     """The numbers that change, f32 [steps, K], and by form the place of each of its numbers that change."""
-    chosen, vectors, places = torch.tensor(found.chosen), dict[bytes, Tensor](), dict[int, dict[int, int]]()
+    every = slice(turn, None, found.optimizers.times)
+    chosen, vectors, places = torch.tensor(found.chosen[every]), dict[bytes, Tensor](), dict[int, dict[int, int]]()
     if len(used) > 1:
         vectors[b"form"] = chosen.float()
     for form in used:
         places[form], rows = {}, (chosen == form).nonzero().flatten()
-        numbers = torch.tensor(np.array([found.numbers[row] for row in rows.tolist()]))
+        numbers = torch.tensor(np.array([found.numbers[every][row] for row in rows.tolist()]))
         for column in (numbers != numbers[0]).any(0).nonzero().flatten().tolist():
             vector = torch.zeros(len(chosen)).index_put((rows,), numbers[:, column].float())
             vectors.setdefault(key := vector.numpy().tobytes(), vector)
@@ -495,9 +510,9 @@ def _changing(found: _Recording, used: Sequence[int]) -> tuple[Tensor, dict[int,
 
 
 def _lowered(
-    b: Builder, o: TorchOptimizers, form: _Form, columns: Mapping[int, Ref], refs: Mapping[str, Ref]
-) -> tuple[dict[str, Ref], dict[str, Tensor]]:
-    """The refs of a form's outputs by name, and its constants. columns: the numbers that change."""
+    constants: Constants, o: TorchOptimizers, form: _Form, columns: Mapping[int, Ref], refs: Mapping[str, Ref]
+) -> dict[str, Ref]:
+    """The refs of a form's outputs by name. columns: the numbers that change."""
 
     def run(*tensors: Tensor) -> list[Tensor]:
         known = dict(enumerate(tensor.clone() for tensor in tensors[: len(form.inputs)]))
@@ -514,8 +529,8 @@ def _lowered(
     example = [torch.empty_strided(s.shape, s.stride(), dtype=s.dtype) for s in form.shadows[: len(form.inputs)]]
     graph = trace_function(run, [*example, *(torch.ones(()) for _ in columns)])
     given = [*(refs[name] for name in form.inputs), *columns.values()]
-    outputs, constants = lowered(b, graph, given, f"the optimizer ({o.name})")
-    return dict(zip(form.outputs, outputs, strict=True)), constants
+    outputs = lowered(constants, graph, given, f"the optimizer ({o.name})")
+    return dict(zip(form.outputs, outputs, strict=True))
 
 
 def _as_computed(value: Any) -> Any:

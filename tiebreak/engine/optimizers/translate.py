@@ -45,23 +45,30 @@ Rates = list[list[float]]
 class TorchOptimizers:
     """Optimizers of torch, or of the user, that step one after the other, and then their schedulers.
 
-    lr: the first group's, before any schedule.
+    lr: the first group's, before any schedule. times: how often each steps in a step of the job. prefix: that of the
+    names of what they hold.
     """
 
     optimizers: tuple[torch.optim.Optimizer, ...]
     schedulers: tuple[LRScheduler, ...]
     lr: float
     groups: tuple[Group, ...] = ()
+    times: int = 1
+    prefix: str = ""
 
     @property
     def name(self) -> str:
         """The names of the optimizers' classes, joined by "and"."""
-        return " and ".join(type(optimizer).__name__ for optimizer in self.optimizers)
+        return " and ".join(type(optimizer).__name__ for optimizer in dict.fromkeys(self.optimizers))
+
+    def holds(self, parameter: nn.Parameter) -> bool:
+        """Whether one of the optimizers changes a parameter, and so reads its gradient."""
+        return any(p is parameter for o in self.optimizers for g in o.param_groups for p in g["params"])
 
     def copies(
         self, tensors: Mapping[Tensor, Tensor], schedule: Sequence[float] | None
     ) -> Iterator[tuple[torch.optim.Optimizer, ...]]:
-        """Yields, before each step, copies of the optimizers, with other tensors in the place of some.
+        """Yields, before each of their steps, copies of the optimizers, with other tensors in the place of some.
 
         The caller lets them step, by `type(copy).step(copy)`, since a scheduler binds `step` to its own optimizer.
         schedule: the factors of all groups' rates, if there are any.
@@ -85,7 +92,7 @@ class TorchOptimizers:
         for factor in schedule or repeat(None):
             for group, rate in rates if factor is not None else ():
                 group["lr"] = rate * factor
-            yield optimizers
+            yield from repeat(optimizers, self.times)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that the copies' `step` is not the scheduler's
                 for scheduler in schedulers:
@@ -104,29 +111,66 @@ def translated(given: Any, schedule: Any, model: nn.Module, steps: int) -> tuple
     given: one optimizer, or several. schedule: factors, or a scheduler for each of the optimizers that has one. Raises
     `ConfigurationError`. A parameter that no optimizer holds stays as it is.
     """
-    optimizers = tuple(given) if isinstance(given, list | tuple) else (given,)
-    listed = isinstance(schedule, list | tuple) and any(isinstance(one, LRScheduler) for one in schedule)
-    schedulers = tuple(schedule) if listed else (schedule,) if isinstance(schedule, LRScheduler) else ()
-    for one in schedulers:
-        require(any(getattr(one, "optimizer", None) is part for o in optimizers for part in parts(o)),
-                "the task's optimizer to be that of its lr_scheduler", type(given).__name__)  # fmt: skip
-    if isinstance(given, Optimizer | TorchOptimizers):
+    if isinstance(given, TorchOptimizers):
         return given, schedule
-    for one in optimizers:
-        require(isinstance(one, torch.optim.Optimizer), "settings of an optimizer, such as tiebreak.AdamW(lr=1e-3), or "
-                "optimizers of torch, one or several", type(one).__name__)  # fmt: skip
-        _check(one)
+    optimizers = tuple(given) if isinstance(given, list | tuple) else (given,)
+    schedulers = _schedulers(optimizers, schedule)
+    if isinstance(given, Optimizer):
+        return given, schedule
+    _check_all(optimizers, model)
     sampled = [_sampled(one, steps) for one in schedulers]
     rates = [one for one in sampled if one is not None]
     if len(optimizers) == 1 and len(rates) == len(sampled) < 2:
         found = _as_settings(optimizers[0], schedule, model, rates)
         if found is not None:
             return found
-    for one in optimizers:
-        parameter_names(one.param_groups, model)
+    return _as_they_are(optimizers, schedulers), None if schedulers else schedule
+
+
+def by_phase(given: Any, schedule: Any, model: nn.Module, count: int) -> tuple[tuple[TorchOptimizers, ...], Any]:
+    """The optimizer of each phase of a step, with its schedulers, and the factors of all rates.
+
+    given: `count` of torch's optimizers, or what came of them; one may stand there more than once. Raises
+    `ConfigurationError`.
+    """
+    if isinstance(given, TorchOptimizers):
+        given, schedule = given.optimizers, given.schedulers or schedule
+    require(isinstance(given, list | tuple) and len(given) == count, "a list of as many optimizers of torch as "
+            f"losses, {count}, each over the parameters that its phase trains", given)  # fmt: skip
+    schedulers = _schedulers(given, schedule)
+    _check_all(given, model)
+    order = list(dict.fromkeys(given))
+    each = [
+        _as_they_are((one,), tuple(s for s in schedulers if any(s.optimizer is part for part in parts(one))),
+                     times=given.count(one), prefix=f"{order.index(one)}.")
+        for one in given
+    ]  # fmt: skip
+    return tuple(each), None if schedulers else schedule
+
+
+def _as_they_are(
+    optimizers: Sequence[torch.optim.Optimizer], schedulers: Sequence[LRScheduler], **options: Any
+) -> TorchOptimizers:
     lr = optimizers[0].param_groups[0].get("lr")
     lr = float(lr) if isinstance(lr, float | int | Tensor) else 1.0
-    return TorchOptimizers(optimizers=optimizers, schedulers=schedulers, lr=lr), None if schedulers else schedule
+    return TorchOptimizers(optimizers=tuple(optimizers), schedulers=tuple(schedulers), lr=lr, **options)
+
+
+def _schedulers(optimizers: Sequence[Any], schedule: Any) -> tuple[LRScheduler, ...]:
+    listed = isinstance(schedule, list | tuple) and any(isinstance(one, LRScheduler) for one in schedule)
+    schedulers = tuple(schedule) if listed else (schedule,) if isinstance(schedule, LRScheduler) else ()
+    for one in schedulers:
+        require(any(getattr(one, "optimizer", None) is part for o in optimizers for part in parts(o)),
+                "the task's optimizer to be that of its lr_scheduler", type(optimizers[0]).__name__)  # fmt: skip
+    return schedulers
+
+
+def _check_all(optimizers: Sequence[Any], model: nn.Module) -> None:
+    for one in optimizers:
+        require(isinstance(one, torch.optim.Optimizer), "settings of an optimizer, such as tiebreak.AdamW(lr=1e-3), or "
+                "optimizers of torch, one or several", type(one).__name__)  # fmt: skip
+        _check(one)
+        parameter_names(one.param_groups, model)
 
 
 def _check(given: torch.optim.Optimizer) -> None:

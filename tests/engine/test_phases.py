@@ -1,0 +1,326 @@
+"""Steps of several phases, each with a loss and an optimizer of its own: eager PyTorch's losses and weights."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+
+from tests.engine.lowering_bench import torch_batch
+from tests.parts import slow_except
+from tiebreak.api.training.tasks import capture as checked
+from tiebreak.api.training.tasks import make_task
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture import captured as captured_module
+from tiebreak.engine.capture.captured import capture_task
+from tiebreak.engine.capture.draws import GivenDraws
+from tiebreak.engine.capture.task import SGD, Clip, Task
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.errors import ConfigurationError
+
+STEPS = 25
+O = torch.optim  # noqa: E741 (torch's own name is long)
+Loss = Callable[..., Tensor]
+Optimizers = Callable[[nn.Module], list[torch.optim.Optimizer]]
+
+
+class Images(nn.Module):
+    """A tiny DCGAN: batch norm on both sides, dropout in the discriminator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maker = nn.Sequential(
+            nn.ConvTranspose2d(4, 6, 4, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
+            nn.ConvTranspose2d(6, 1, 4, 2, 1), nn.Tanh(),
+        )  # fmt: skip
+        self.judge = nn.Sequential(
+            nn.Conv2d(1, 6, 4, 2, 1), nn.LeakyReLU(0.2), nn.Dropout(0.3), nn.Conv2d(6, 6, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(6), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(96, 1),
+        )  # fmt: skip
+
+    def made(self, x: Tensor) -> Tensor:
+        found: Tensor = self.maker(torch.randn(x.shape[0], 4, 1, 1))
+        return found
+
+
+def judges(model: Any, x: Tensor) -> Tensor:
+    real, made = model.judge(x), model.judge(model.made(x).detach())
+    first = F.binary_cross_entropy_with_logits(real, torch.ones_like(real))
+    return first + F.binary_cross_entropy_with_logits(made, torch.zeros_like(made))
+
+
+def makes(model: Any, x: Tensor) -> Tensor:
+    found = model.judge(model.made(x))
+    return F.binary_cross_entropy_with_logits(found, torch.ones_like(found))
+
+
+class Clipped(O.RMSprop):
+    """Keeps its parameters small after each step, as the first Wasserstein GANs did."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.clamp_(-0.1, 0.1)
+
+
+class Points(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maker = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.judge = nn.Sequential(nn.Linear(2, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1))
+
+
+def critic(number: int) -> Loss:
+    def loss(model: Any, x: Tensor) -> Tensor:
+        own = x[4 * number : 4 * number + 4]  # each turn of the critic has examples of its own
+        made = model.maker(torch.randn(4, 3)).detach()
+        return (model.judge(made) - model.judge(own)).mean()
+
+    return loss
+
+
+def fools(model: Any) -> Tensor:
+    return -model.judge(model.maker(torch.randn(4, 3))).mean()  # type: ignore[no-any-return]
+
+
+class Actor(nn.Module):
+    """An actor and a critic over one trunk, which both optimizers train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.policy, self.value = nn.Linear(3, 6), nn.Linear(6, 2), nn.Linear(6, 1)
+        self.register_buffer("seen", torch.zeros(()))
+
+
+def values(model: Any, x: Tensor, reward: Tensor) -> Tensor:
+    model.seen += 1
+    return F.mse_loss(model.value(torch.tanh(model.trunk(x))).squeeze(1), reward)
+
+
+def acts(model: Any, x: Tensor, reward: Tensor, action: Tensor) -> Tensor:
+    hidden = torch.tanh(model.trunk(x))
+    gain = (reward - model.value(hidden).squeeze(1)).detach() / model.seen
+    return F.cross_entropy(model.policy(hidden), action, reduction="none").mul(gain).mean()
+
+
+def sides(model: Any) -> list[torch.optim.Optimizer]:
+    betas = (0.5, 0.999)
+    return [O.Adam(model.judge.parameters(), 1e-3, betas), O.Adam(model.maker.parameters(), 2e-3, betas)]
+
+
+def in_turns(model: Any) -> list[torch.optim.Optimizer]:
+    return [Clipped(model.judge.parameters(), 5e-3)] * 3 + [O.RMSprop(model.maker.parameters(), 5e-3)]
+
+
+def shared(model: Any) -> list[torch.optim.Optimizer]:
+    trunk = list(model.trunk.parameters())
+    return [
+        O.SGD([*trunk, *model.value.parameters()], 0.05, momentum=0.9),
+        O.AdamW([*trunk, *model.policy.parameters()], 1e-2),
+    ]
+
+
+def data() -> dict[str, dict[str, Tensor]]:
+    torch.manual_seed(1)
+    rewards = {"x": torch.randn(12, 3), "reward": torch.randn(12), "action": torch.arange(12) % 2}
+    return {"images": {"x": torch.randn(16, 1, 8, 8).tanh()}, "points": {"x": torch.randn(24, 2)}, "acts": rewards}
+
+
+CASES: dict[str, tuple[str, Callable[[], nn.Module], list[Loss], Optimizers, int]] = {
+    "two sides with batch norm and dropout": ("images", Images, [judges, makes], sides, 8),
+    "a critic in three turns": ("points", Points, [*map(critic, range(3)), fools], in_turns, 12),
+    "an actor and a critic over one trunk": ("acts", Actor, [values, acts], shared, 6),
+}
+
+
+def task_of(case: str, steps: int = STEPS, **changes: Any) -> Task:
+    name, make, losses, optimizers, batch = CASES[case]
+    given = data()[name]
+    model = make()
+    settings = {"optimizer": optimizers(model), "data": given, "batch": batch, "steps": steps, "seed": 3} | changes
+    return make_task(model, losses, **settings)
+
+
+def run_eager(
+    task: Task, optimizers: Sequence[torch.optim.Optimizer], model: nn.Module, program: Any, step: int,
+    draws: Sequence[Sequence[Tensor | None]],
+) -> list[float]:  # fmt: skip
+    """A step of eager PyTorch in FP64, as one would write it, with the engine's draws."""
+    batch, losses = torch_batch(task, program, step), []
+    for phase, optimizer, numbers in zip(task.phases, optimizers, draws, strict=True):
+        optimizer.zero_grad()
+        with GivenDraws(numbers):
+            loss = phase.loss(model, *batch)
+        loss.backward()
+        if task.clip is not None and task.clip.norm is not None:
+            nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], task.clip.norm)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.fixture
+def kept_dtype() -> Iterator[None]:
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def along_torch(
+    task: Task, optimizers: Optimizers, schedules: Callable[[Any], list[Any]] = lambda _: [],
+    averages: dict[str, Tensor] | None = None,
+) -> tuple[dict[str, Tensor], nn.Module]:  # fmt: skip
+    """The engine's state and eager PyTorch's model after all steps; losses are compared on the way.
+
+    averages: follow eager PyTorch's parameters.
+    """
+    captured = checked(task)
+    torch.set_default_dtype(torch.float64)
+    machine, model = Interpreter(captured.program, Arithmetic()), copy.deepcopy(task.model).double()
+    state, placed = machine.to_device(captured.state), machine.place_data(captured.data)
+    eager = optimizers(model)
+    schedulers = schedules(eager)
+    for step in range(1, task.steps + 1):
+        seen = dict[int, Tensor]()
+
+        def observe(leaf: int, tensor: Tensor, seen: dict[int, Tensor] = seen) -> Tensor:
+            seen[leaf] = tensor.clone()
+            return tensor
+
+        result = machine.step(step, state, placed, observe)
+        draws = [[None if v is None else seen[v] for v in phase.draws] for phase in captured.phases]
+        losses = run_eager(task, eager, model, captured.program, step, draws)
+        for scheduler in schedulers:
+            scheduler.step()
+        for name, average in (averages or {}).items():
+            average.lerp_(model.get_parameter(name).detach(), 0.1)
+        assert result.loss == pytest.approx(sum(losses), rel=1e-4, abs=1e-5)
+        state = result.state
+    return dict(state), model
+
+
+def assert_near(state: dict[str, Tensor], model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        torch.testing.assert_close(state[f"model.{name}"].to(tensor.dtype), tensor.detach(), rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", slow_except(CASES, "an actor and a critic over one trunk"))
+@pytest.mark.usefixtures("kept_dtype")
+def test_phases_are_eager_pytorchs(case: str) -> None:
+    assert_near(*along_torch(task_of(case), CASES[case][3]))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kept_dtype")
+def test_schedules_clipping_and_averages() -> None:
+    def schedules(optimizers: Sequence[Any]) -> list[Any]:
+        first, *_, last = optimizers
+        return [lr_scheduler.StepLR(first, 7, 0.5), lr_scheduler.OneCycleLR(last, 0.01, total_steps=STEPS)]
+
+    case = "a critic in three turns"
+    model = CASES[case][1]()
+    optimizers = in_turns(model)
+    task = make_task(
+        model, CASES[case][2], optimizer=optimizers, schedule=schedules(optimizers), clip=Clip(norm=0.05), average=0.9,
+        data=data()["points"], batch=12, steps=STEPS,
+    )  # fmt: skip
+    initial = {name: p.detach().double() for name, p in model.named_parameters()}
+    state, eager = along_torch(task, in_turns, schedules, initial)
+    assert_near(state, eager)
+    for name, average in initial.items():
+        torch.testing.assert_close(state[f"average.{name}"].double(), average, rtol=1e-3, atol=1e-5)
+
+
+def test_a_phase_of_the_weights_before_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both sides from the same weights, which is another training than in turns."""
+    capture, first = captured_module.capture, list[Any]()
+
+    def from_the_start(*given: Any) -> Any:
+        first.append(given[5])
+        return capture(*given[:5], first[0], *given[6:])
+
+    monkeypatch.setattr(captured_module, "capture", from_the_start)
+    with pytest.raises(ConfigurationError, match=r"in step 1, the loss of phase 2 is .* the phases before agree"):
+        checked(task_of("an actor and a critic over one trunk", steps=2))
+
+
+class Keeping(Points):
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = self.maker(torch.randn(x.shape[0], 3))
+        return self.judge(self.kept.detach()).mean() - self.judge(x).mean()  # type: ignore[no-any-return]
+
+
+def reads(model: Any) -> Tensor:
+    return -model.judge(model.kept.detach()).mean() * model.maker[0].bias.sum()  # type: ignore[no-any-return]
+
+
+def test_what_a_phase_keeps_in_python_is_refused() -> None:
+    model = Keeping()
+    task = make_task(
+        model, [lambda m, x: m(x), reads], optimizer=sides(model), data=data()["points"], batch=12, steps=2
+    )
+    with pytest.raises(ConfigurationError, match="cannot follow a tensor that is kept aside"):
+        capture_task(task)
+
+
+class Counting(Points):
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.judge(x).mean() * self.calls  # type: ignore[no-any-return]
+
+
+def counts(model: Any) -> Tensor:
+    model.calls = model.calls + 1
+    return fools(model)
+
+
+def test_a_count_of_one_phase_that_another_reads_is_refused() -> None:
+    model = Counting()
+    task = make_task(
+        model, [lambda m, x: m(x), counts], optimizer=sides(model), data=data()["points"], batch=12, steps=2
+    )
+    with pytest.raises(ConfigurationError, match="changes attribute calls of the model"):
+        capture_task(task)
+
+
+REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
+    "settings": (lambda _: {"optimizer": SGD(lr=0.1)}, "as many optimizers of torch as losses, 2,"),
+    "one optimizer": (lambda m: {"optimizer": sides(m)[:1]}, "as many optimizers of torch as losses, 2,"),
+    "accumulation": (lambda _: {"accumulation": 2}, "no `accumulation` and no `items` with several losses"),
+    "an optimizer of another model": (lambda _: {"optimizer": sides(Images())}, "of the model's own parameters"),
+    "another scheduler": (
+        lambda _: {"schedule": lr_scheduler.StepLR(sides(Images())[0], 1)},
+        "that of its lr_scheduler",
+    ),
+    "data for nobody": (lambda _: {"data": data()["images"] | {"y": torch.zeros(16)}}, "the arrays of the batch, x, y"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_phase_can_be_is_refused(case: str) -> None:
+    model = Images()
+    change, words = REFUSED[case]
+    given = {"optimizer": sides(model), "data": data()["images"]} | change(model)
+    with pytest.raises(ConfigurationError, match=words):
+        make_task(model, [judges, makes], batch=8, steps=2, **given)
+
+
+def test_turns_of_one_optimizer_with_other_parameters_are_refused() -> None:
+    model = Points()
+    optimizer = O.SGD(model.parameters(), 0.1)
+    task = make_task(
+        model,
+        [fools, lambda m, x: m.judge(x).mean()],
+        optimizer=[optimizer] * 2,
+        data=data()["points"],
+        batch=4,
+        steps=2,
+    )
+    with pytest.raises(ConfigurationError, match=r"phases with one optimizer \(SGD\) to have gradients for the same"):
+        capture_task(task)
