@@ -133,7 +133,7 @@ class Several(nn.Module):
         self.first = nn.Sequential(nn.Linear(4, 4), Scaled(torch.special.i0e))
         self.second = Scaled(lambda x: x.mode().values)
         self.third = Scaled(lambda x: x.to(torch.float16).float())
-        self.fourth = Scaled(lambda x: torch.polar(x, x).abs())
+        self.fourth = Scaled(lambda x: torch.polar(x, x).tan().abs())
 
     def forward(self, x: Tensor) -> Tensor:
         return sum(part(x).mean() for part in (self.first, self.second, self.third, self.fourth)).exp()
@@ -148,7 +148,11 @@ def test_all_that_is_unsupported_is_listed_with_exact_paths_and_hints() -> None:
         ("special_i1e.default", "first.1", "no form of stated accuracy"),  # in the gradient
         ("mode.default", "second", "`sort`, `topk`"),
         ("_to_copy.default", "third", "dtype torch.float16; of narrow floats only bfloat16"),
-        ("polar.default", "fourth", "complex numbers have no form; write real and imaginary parts apart"),
+        (
+            "tan.default",
+            "fourth",
+            "of complex numbers it has no form; use sums, products, abs, exp and Fourier transforms",
+        ),
     ):
         found = [line for line in lines if line.strip().startswith(f"{operator} (at {path}:") and hint in line]
         assert found, f"{operator} at {path}: not in {lines}"

@@ -12,8 +12,12 @@ _RANDOM = (
 )
 _DRAWN = "a draw has no gradient in its distribution's shape; detach that, or draw by `.sample()`"
 _MATRIX = "decompositions of matrices have no form; move it out of the step or write it with products"
+COMPLEX: Final = (
+    "of complex numbers it has no form; use sums, products, abs, exp and Fourier transforms, or "
+    "write real and imaginary parts apart"
+)
 _FUNCTION = "it has no form of stated accuracy (docs/OPERATORS.md); move it out of the step or approximate it"
-_COMPLEX = "complex numbers have no form; write real and imaginary parts apart"
+_COMPLEX = "of complex numbers only complex64 has a form, within a step; write real and imaginary parts apart"
 
 HINTS: Final[dict[str, str]] = {
     **dict.fromkeys(("nanmedian", "mode", "searchsorted"), _ORDER),
@@ -24,8 +28,6 @@ HINTS: Final[dict[str, str]] = {
     **dict.fromkeys(("linalg_inv_ex", "linalg_cholesky_ex", "linalg_qr", "_linalg_svd", "_linalg_eigh", "linalg_lu",
                      "linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "triangular_solve",
                      "linalg_solve_triangular", "linalg_matrix_exp", "linalg_eig"), _MATRIX),
-    **dict.fromkeys(("complex", "view_as_complex", "view_as_real", "polar", "real", "imag", "_conj", "angle",
-                     "_fft_r2c", "_fft_c2r", "_fft_c2c"), _COMPLEX),
     "_local_scalar_dense": "a number read from a tensor cannot decide what is computed; keep it a tensor",
     "_ctc_loss": "call it as torch.nn.functional.ctc_loss, or by torch.nn.CTCLoss",
     "bucketize": "compare with each boundary and sum the results",
@@ -45,7 +47,7 @@ _HALF = "of narrow floats only bfloat16 has a form; train with it, or in float32
 DTYPE_HINTS: Final[dict[torch.dtype, str]] = {
     torch.float16: _HALF,
     torch.float64: "results are rounded to float32 here, from exact sums; leave out .double() and dtype=torch.float64",
-    torch.complex64: _COMPLEX,
+    torch.complex64: COMPLEX,
     torch.complex128: _COMPLEX,
 }
 _ELSE: Final = "write this part with supported operators (docs/OPERATORS.md)"

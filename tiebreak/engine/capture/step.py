@@ -5,7 +5,7 @@ lowering to instructions are in `tiebreak.engine.lowering`.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from hashlib import sha256
 from operator import getitem
@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 from tiebreak.engine.capture.draws import is_draw
 from tiebreak.engine.capture.folding import Constant, Folded
-from tiebreak.engine.capture.hints import dtype_hint, operator_hint
+from tiebreak.engine.capture.hints import COMPLEX, dtype_hint, operator_hint
 from tiebreak.engine.capture.tracing import TracedGraph, trace
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
-from tiebreak.engine.lowering import INTEGERS, RULES, Context, element_type
+from tiebreak.engine.lowering import INTEGERS, RULES, Complex, Context, complex_rule, element_type
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.lowering.scalars import wrapped
 from tiebreak.protocol.errors import ConfigurationError
@@ -47,8 +47,15 @@ class Constants:
         self._names: dict[bytes, str] = {}
         self.data: dict[str, Tensor] = {}
 
-    def ref(self, constant: Constant) -> Ref:
+    def ref(self, constant: Constant) -> Ref | Complex:
         """The constant as a ref. Raises `NotImplementedError` if its dtype has no exact form."""
+        if not constant.base.is_complex():
+            return self._of_reals(constant)
+        return Complex(
+            *(self._of_reals(replace(constant, base=p)) for p in torch.view_as_real(constant.base).unbind(-1))
+        )
+
+    def _of_reals(self, constant: Constant) -> Ref:
         base = _in_program_dtype(constant.base, len(constant.shape))
         dtype, b = PROTOCOL_DTYPES[base.dtype], self.builder
         if not base.numel():
@@ -58,12 +65,13 @@ class Constants:
             return b.full(constant.shape, first.item(), dtype)
         if (places := _whole(base)) is not None and (strides := _affine(places)) is not None:
             return b.cast(b.iota(tuple(base.shape), strides, int(first)), dtype).expand(constant.shape)
-        ref = self._data(base.squeeze())
+        ref = self.table(base.squeeze())
         for d, size in enumerate(base.shape):
             ref = ref.unsqueeze(d) if size == 1 else ref
         return ref.expand(constant.shape)
 
-    def _data(self, tensor: Tensor) -> Ref:
+    def table(self, tensor: Tensor) -> Ref:
+        """A tensor as data of the program, in which equal ones are one."""
         key = sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode() + tensor.numpy().tobytes()).digest()
         if key not in self._names:
             self._names[key] = f"constant.{len(self.data)}"
@@ -176,13 +184,14 @@ class _Lowering:
         arguments = fx.node.map_arg((node.args, node.kwargs), self.values.__getitem__)
         if (bad := _unknown_dtype(node)) is not None:
             self._fail(node, f"dtype {bad}; {dtype_hint(bad)}")
-        elif (rule := RULES.get(_name(node))) is None:
-            self._fail(node, f"no lowering rule; {operator_hint(_name(node))}")
+        elif (rule := complex_rule(node.target) if _is_complex(node) else RULES.get(_name(node))) is None:
+            self._fail(node, f"no lowering rule; {COMPLEX if _is_complex(node) else operator_hint(_name(node))}")
         elif any(argument is _FAILED for argument in tree_leaves(arguments)):
             self.values[node] = _FAILED
         else:
             args, kwargs = arguments
-            context = Context(self.builder, node.meta["val"], [n.meta.get("val") for n in node.all_input_nodes])
+            operands = [n.meta.get("val") for n in node.all_input_nodes]
+            context = Context(self.builder, node.meta["val"], operands, self._constants.table)
             lower = partial(rule, context, *args, **kwargs)
             made = partial(self._draw, node, lower) if is_draw(node.target) else lower
             self._guarded(node, lambda: self._as_held(node, made()))
@@ -255,6 +264,12 @@ def _name(node: fx.Node) -> str:
     return str(node.target).removeprefix("aten.")
 
 
+def _is_complex(node: fx.Node) -> bool:
+    """Whether a node makes or takes complex numbers."""
+    values = [node.meta["val"], *(source.meta.get("val") for source in node.all_input_nodes)]
+    return any(isinstance(t, Tensor) and t.is_complex() for t in tree_leaves(values))
+
+
 def _fits(source: torch.dtype, dtype: torch.dtype) -> bool:
     """Whether every value of `source` is a value of `dtype`, a narrow dtype."""
     if source == torch.bool:
@@ -268,7 +283,14 @@ def _fits(source: torch.dtype, dtype: torch.dtype) -> bool:
 def _unknown_dtype(node: fx.Node) -> torch.dtype | None:
     value = node.meta["val"]
     tensors = value if isinstance(value, tuple | list) else [value]
-    return next((t.dtype for t in tensors if isinstance(t, Tensor) and element_type(t.dtype) is None), None)
+    return next(
+        (
+            t.dtype
+            for t in tensors
+            if isinstance(t, Tensor) and t.dtype != torch.complex64 and element_type(t.dtype) is None
+        ),
+        None,
+    )
 
 
 _FAILED = object()

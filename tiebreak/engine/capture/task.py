@@ -313,7 +313,9 @@ class Task:
             require(not hooks, f"{name} without hooks on its gradient, which a program cannot call ({advice})", "some")
             floats = torch.float32, torch.bfloat16
             allowed = floats if isinstance(tensor, nn.Parameter) else (*floats, torch.int64, torch.bool, *NARROW)
-            require(tensor.dtype in allowed, f"{name} to be one of {allowed} (convert it)", tensor.dtype)
+            held = "keep it as a plain attribute, or as its `torch.view_as_real`"
+            advice = held if tensor.is_complex() else "convert it"
+            require(tensor.dtype in allowed, f"{name} to be one of {allowed} ({advice})", tensor.dtype)
             finite = not tensor.dtype.is_floating_point or bool(torch.isfinite(tensor).all())
             advice = "call the model once on a batch if an observer or a cache is still empty"
             require(finite, f"only finite numbers in {name} ({advice})", "others")

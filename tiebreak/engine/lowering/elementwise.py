@@ -58,6 +58,7 @@ def _unary(c: Context, x: Ref, *, function: MapFunction) -> Ref:
 
 for _name, _function in _UNARY.items():
     lowers(f"{_name}.default", function=_function)(_unary)
+lowers("_neg_view.default", function=MapFunction.NEG)(_unary)
 
 
 @lowers("rsqrt.default")
