@@ -162,7 +162,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "data": (lambda: task_of(nn.Linear(6, 6), data=torch.ones(4, 6, dtype=torch.cfloat)), "in data 'x'.*complex64"),
     "loss": (
         lambda: capture_task(task_of(Through(lambda x: x), lambda m, x: torch.fft.fft(m.linear(x)).mean())),
-        "complex",
+        "expected a real loss, got torch.complex64; return its `.real`",
     ),
     "function": (
         lambda: capture_task(task_of(Through(lambda x: x), lambda m, x: complexes(m.linear(x)).tan().abs().sum())),

@@ -232,6 +232,13 @@ FUNCTIONS: dict[str, Function] = {
         for kind in ("sum", "mean", "amax", "amin", "prod")
         for include in (True, False)
     },
+    **{
+        f"slices, {kind}, {include}": lambda x, kind=kind, include=include: x.index_reduce(
+            1, torch.tensor([2, 0, 2]), x[:, 1:4].sin(), kind, include_self=include
+        )
+        for kind in ("mean", "amax", "amin", "prod")
+        for include in (True, False)
+    },
 }  # fmt: skip
 
 

@@ -14,7 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.optim import lr_scheduler
 
+from tiebreak.api.training.tasks import make_task
 from tiebreak.demo.tasks import digits, text
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
@@ -183,3 +185,57 @@ def test_arrays_go_to_the_arguments_of_their_names(name: str) -> None:
 def test_arguments_that_are_not_the_batch_are_refused(loss: Callable[..., object]) -> None:
     with pytest.raises(ConfigurationError, match="arguments after the model are the arrays of the batch, x, y, got"):
         linear_task(loss=loss)
+
+
+def configured(make: Callable[[nn.Module], object]) -> Task:
+    model = nn.Linear(1, 1)
+    data = {"x": torch.ones(4, 1), "y": torch.ones(4, 1)}
+    return make_task(model, nn.MSELoss(), optimizer=make(model), data=data, batch=2, steps=4)  # type: ignore[arg-type]
+
+
+def stepwise(optimizer: torch.optim.Optimizer, **changes: object) -> dict[str, object]:
+    return {"scheduler": lr_scheduler.ExponentialLR(optimizer, 0.5), "interval": "step", **changes}
+
+
+CONFIGURED: dict[str, Callable[[nn.Module], object]] = {
+    "a dict": lambda m: {"optimizer": (o := torch.optim.SGD(m.parameters(), 0.5)), "lr_scheduler": stepwise(o)},
+    "a list of dicts": lambda m: [
+        {"optimizer": (o := torch.optim.SGD(m.parameters(), 0.5)), "lr_scheduler": stepwise(o, monitor="x")}
+    ],
+    "two lists": lambda m: ([o := torch.optim.SGD(m.parameters(), 0.5)], [stepwise(o, frequency=1)]),
+}
+
+
+@pytest.mark.parametrize("name", CONFIGURED)
+def test_what_lightning_configures_is_taken(name: str) -> None:
+    assert configured(CONFIGURED[name]).learning_rates().tolist() == [0.5, 0.25, 0.125, 0.0625]
+
+
+def test_several_optimizers_of_lightning_are_several() -> None:
+    both = configured(
+        lambda m: [{"optimizer": torch.optim.Adamax([m.weight])}, {"optimizer": torch.optim.SGD([m.bias], 0.1)}]
+    )
+    assert both.optimizer.name == "Adamax and SGD"  # type: ignore[union-attr]
+    assert configured(lambda m: {"optimizer": torch.optim.SGD(m.parameters(), 0.1)}).schedule is None
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            lambda o: {"lr_scheduler": lr_scheduler.ExponentialLR(o, 0.5)},
+            "goes by steps, got interval 'epoch', frequency 1",
+        ),
+        (lambda o: {"lr_scheduler": stepwise(o, interval="epoch")}, "Lightning's default is epochs"),
+        (lambda o: {"lr_scheduler": stepwise(o, frequency=2)}, "frequency 2"),
+        (lambda o: {"lr_scheduler": {"interval": "step"}}, "and give {'scheduler': ..., 'interval': 'step'}"),
+        (lambda _: {"scheduler": None}, "expected dicts of 'optimizer' and 'lr_scheduler'"),
+    ],
+)
+def test_schedulers_by_epoch_and_other_dicts_are_refused(change: Callable[..., dict[str, object]], words: str) -> None:
+    def make(model: nn.Module) -> object:
+        optimizer = torch.optim.SGD(model.parameters(), 0.5)
+        return {"optimizer": optimizer, **change(optimizer)}
+
+    with pytest.raises(ConfigurationError, match=words):
+        configured(make)

@@ -52,7 +52,8 @@ def make_task(
         function (`F.mse_loss`), which is called with model(*batch[:-1]) and the target batch[-1].
         Or a list of losses with as many optimizers, which are phases of each step (`tiebreak.Task`): a GAN's two sides.
     optimizer: `tiebreak.AdamW(...)` and the like, or one of `torch.optim` or your own over the model's parameters, as
-        it is before its first step, or a list of such that step one after the other (Muon and AdamW).
+        it is before its first step, or a list of such that step one after the other (Muon and AdamW). Or what the
+        `configure_optimizers` of Lightning returns, if its schedulers go by steps.
     data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32 or
         integer tensors, numpy arrays, or files (.npy, .safetensors; these stay on the disk). Or a `TensorDataset`, or a
         Hugging Face `datasets.Dataset`: the columns that the loss names are taken, or all that are numbers.
@@ -66,6 +67,7 @@ def make_task(
     """
     losses: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
     _check_kinds(model, losses, steps)
+    optimizer, schedule = _configured(optimizer, schedule)
     arrays = _arrays(data, losses)
     names = tuple(name for name in arrays if name != options.get("items"))
     taken: Any = [_loss(one, names, by_position=isinstance(data, TensorDataset)) for one in losses]
@@ -79,6 +81,34 @@ def make_task(
         data=arrays, batch=chosen, steps=steps,
         seed=seed, schedule=_factors(schedule, steps), checkpoint_interval=interval, **options,
     )  # fmt: skip
+
+
+def _configured(given: Any, schedule: Any) -> tuple[Any, Any]:
+    """Optimizers and schedulers of what `configure_optimizers` of Lightning returns; others stay as they are."""
+    listed = isinstance(given, list | tuple)
+    if listed and len(given) == 2 and all(isinstance(part, list | tuple) for part in given):
+        parts = [*({"optimizer": one} for one in given[0]), *({"lr_scheduler": one} for one in given[1])]
+    elif isinstance(given, Mapping) or (listed and any(isinstance(part, Mapping) for part in given)):
+        parts = [dict(part) for part in ([given] if isinstance(given, Mapping) else given) if isinstance(part, Mapping)]
+    else:
+        return given, schedule
+    known = {"optimizer", "lr_scheduler", "monitor", "frequency"}
+    if schedule is not None or not all(part.keys() <= known for part in parts):
+        raise ConfigurationError(f"expected dicts of 'optimizer' and 'lr_scheduler', without `schedule`, got {given!r}")
+    optimizers = [part["optimizer"] for part in parts if "optimizer" in part]
+    schedulers = [_of_steps(part["lr_scheduler"]) for part in parts if part.get("lr_scheduler") is not None]
+    return optimizers[0] if len(optimizers) == 1 else optimizers, schedulers or None
+
+
+def _of_steps(given: Any) -> Any:
+    config = given if isinstance(given, Mapping) else {"scheduler": given}
+    interval, every = config.get("interval", "epoch"), config.get("frequency", 1)
+    if "scheduler" not in config or interval != "step" or every != 1:
+        raise ConfigurationError(
+            f"expected a scheduler that goes by steps, got interval {interval!r}, frequency {every} (Lightning's "
+            "default is epochs); count its settings in steps, and give {'scheduler': ..., 'interval': 'step'}"
+        )
+    return config["scheduler"]
 
 
 def _check_kinds(model: object, losses: Sequence[object], steps: object) -> None:

@@ -36,7 +36,7 @@ TELEMETRY = "telemetry.loss"
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseResults:
-    """How to read the results of a phase of the step from the values of the program's body, by index there.
+    """The places of a phase's results among the values of the program's body.
 
     gradients: by parameter, before clipping. after: parameters and buffers that the phase changes, by state entry; None
     for those that nothing reads. draws: as in `Builder`, but None also for what is not in the body.

@@ -233,7 +233,7 @@ class _Rehearsal:
             self.losses.append(loss := self.step(*batch))
             assigned |= self.step.assigned
             self.fixed = kept | {_storage(self.copies[n]): f"{n} in its backward pass" for n in buffers}
-            if isinstance(loss, Tensor) and loss.requires_grad and loss.shape == ():
+            if isinstance(loss, Tensor) and loss.requires_grad and loss.shape == () and not loss.is_complex():
                 loss.backward()  # type: ignore[no-untyped-call]
         self.step.assigned = assigned
 

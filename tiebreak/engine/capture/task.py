@@ -281,7 +281,7 @@ class Task:
         object.__setattr__(self, "phases", tuple(phases) or (self,))
 
     def trains(self, parameter: nn.Parameter) -> bool:
-        """Whether the step, or this phase of one, computes a parameter's gradient."""
+        """Whether the optimizer of the step, or of this phase of one, gets a parameter's gradient."""
         o = self.optimizer
         others = isinstance(o, TorchOptimizers) and o.prefix and not o.holds(parameter)
         return parameter.requires_grad and not others

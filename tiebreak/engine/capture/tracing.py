@@ -419,6 +419,8 @@ def _checked(loss: Any) -> Tensor:
         raise ConfigurationError(
             f"expected a loss of rank 0, got {getattr(loss, 'shape', type(loss).__name__)}; return its `.mean()`"
         )
+    if loss.is_complex():
+        raise ConfigurationError(f"expected a real loss, got {loss.dtype}; return its `.real` or `.abs()`")
     if not loss.requires_grad:
         raise ConfigurationError(
             "expected a loss that depends on a trainable parameter, got one that does not; leave out `.detach()`"

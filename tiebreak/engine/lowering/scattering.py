@@ -117,6 +117,17 @@ def scatter_reduce(c: Context, x: Ref, d: int, index: Ref, source: Ref, kind: st
     return _laid(x, b.where(hit, found, part), c)
 
 
+@lowers("index_reduce.default")
+def index_reduce(
+    c: Context, x: Ref, d: int, index: Ref, source: Ref, kind: str, *, include_self: bool = True
+) -> Ref:  # fmt: skip
+    """x reduced with slices of a dim that land on each of its own: means, greatest, least, or products."""
+    places = index
+    for _ in range(x.rank - 1 - x.dim(d)):
+        places = places.unsqueeze(-1)
+    return scatter_reduce(c, x, d, places.expand(source.shape), source, kind, include_self=include_self)
+
+
 @lowers("index_put.default", "_unsafe_index_put.default")
 def index_put(c: Context, x: Ref, indices: Sequence[Ref | None], values: Ref, accumulate: bool = False) -> Ref:
     """x[index, ...] replaced, of several at one place by the last; or (accumulate) with exact sums added.
