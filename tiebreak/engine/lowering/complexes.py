@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_map_only
 
 from tiebreak.engine.lowering.builder import Ref, Scalar
 from tiebreak.engine.lowering.registry import RULES, Context, Rule
@@ -76,22 +77,18 @@ def _by_part(c: Context, rule: Rule, operator: OpOverload, args: Sequence[Any], 
         return rule(_real(c), *given, **{name: part(value, name, imag=imag) for name, value in kwargs.items()})
 
     real, imag = run(imag=False), run(imag=True)
-    if isinstance(real, Ref):
-        return Complex(real, imag)
-    return [Complex(*parts) for parts in zip(real, imag, strict=True)]
+    return Complex(real, imag) if isinstance(real, Ref) else list(map(Complex, real, imag))
 
 
 def _real(c: Context) -> Context:
     """The context of the same operator on real tensors."""
 
-    def real(value: Any) -> Any:
-        if isinstance(value, list | tuple):
-            return [real(one) for one in value]
-        if isinstance(value, Tensor) and value.is_complex():
-            return torch.empty_strided(value.shape, value.stride(), dtype=torch.float32, device="meta")
-        return value
+    def real(value: Tensor) -> Tensor:
+        dtype = torch.float32 if value.is_complex() else value.dtype
+        return torch.empty_strided(value.shape, value.stride(), dtype=dtype, device="meta")
 
-    return replace(c, result=real(c.result), operands=[real(value) for value in c.operands])
+    result, operands = tree_map_only(Tensor, real, (c.result, c.operands))
+    return replace(c, result=result, operands=operands)
 
 
 def _pair(c: Context, value: Complex | Ref | Scalar | complex) -> Complex:
@@ -102,20 +99,14 @@ def _pair(c: Context, value: Complex | Ref | Scalar | complex) -> Complex:
     return Complex(c.b.const(complex(value).real), c.b.const(complex(value).imag))
 
 
-def _times(c: Context, x: Complex, y: Complex) -> Complex:
-    b = c.b
-    return Complex(
-        b.sub(b.mul(x.real, y.real), b.mul(x.imag, y.imag)), b.add(b.mul(x.real, y.imag), b.mul(x.imag, y.real))
-    )
-
-
 def multiply(c: Context, x: Any, y: Any) -> Complex:
     """x * y; of a real factor each part is multiplied."""
-    if isinstance(x, Complex | complex) and isinstance(y, Complex | complex):
-        return _times(c, _pair(c, x), _pair(c, y))
-    whole, factor = (x, y) if isinstance(x, Complex | complex) else (y, x)
-    parts, own = _pair(c, whole), _pair(c, factor).real
-    return Complex(c.b.mul(parts.real, own), c.b.mul(parts.imag, own))
+    b, (left, right) = c.b, (_pair(c, x), _pair(c, y))
+    if not (isinstance(x, Complex | complex) and isinstance(y, Complex | complex)):
+        left, factor = (left, right.real) if isinstance(x, Complex | complex) else (right, left.real)
+        return Complex(b.mul(left.real, factor), b.mul(left.imag, factor))
+    real = b.sub(b.mul(left.real, right.real), b.mul(left.imag, right.imag))
+    return Complex(real, b.add(b.mul(left.real, right.imag), b.mul(left.imag, right.real)))
 
 
 def divide(c: Context, x: Complex, y: Any) -> Complex:
@@ -138,32 +129,6 @@ def polar(c: Context, size: Ref, angle: Ref) -> Complex:
     """size * (cos(angle), sin(angle))."""
     b = c.b
     return Complex(b.mul(size, b.map(MapFunction.COS, angle)), b.mul(size, b.map(MapFunction.SIN, angle)))
-
-
-def exp(c: Context, x: Complex) -> Complex:
-    """The exponential function."""
-    return polar(c, c.b.map(MapFunction.EXP, x.real), x.imag)
-
-
-def size(c: Context, x: Complex) -> Ref:
-    """The absolute value."""
-    found: Ref = RULES["hypot.default"](_real(c), x.real, x.imag)
-    return found
-
-
-def conjugate(c: Context, x: Complex) -> Complex:
-    """The conjugate."""
-    return Complex(x.real, c.b.neg(x.imag))
-
-
-def as_complex(_c: Context, x: Ref) -> Complex:
-    """The pairs in the last dim as complex numbers."""
-    return Complex(x.select(-1, 0), x.select(-1, 1))
-
-
-def as_real(c: Context, x: Complex) -> Ref:
-    """Real and imaginary parts as a last dim."""
-    return c.b.cat([x.real.unsqueeze(-1), x.imag.unsqueeze(-1)], -1)
 
 
 def to_copy(c: Context, x: Complex | Ref, **_: Any) -> Complex | Ref:
@@ -249,13 +214,16 @@ _RULES: Final[dict[str, Rule]] = {
     **dict.fromkeys(("mul.Tensor", "mul.Scalar"), multiply),
     **dict.fromkeys(("div.Tensor", "div.Scalar"), divide),
     **dict.fromkeys(("mm.default", "bmm.default"), matmul),
-    **dict.fromkeys(("_conj.default", "_conj_physical.default", "conj_physical.default"), conjugate),
+    **dict.fromkeys(
+        ("_conj.default", "_conj_physical.default", "conj_physical.default"),
+        lambda c, x: Complex(x.real, c.b.neg(x.imag)),
+    ),
     "complex.default": lambda c, x, y: Complex(c.ref(x, DType.F32), c.ref(y, DType.F32)),
-    "exp.default": exp,
+    "exp.default": lambda c, x: polar(c, c.b.map(MapFunction.EXP, x.real), x.imag),
     "polar.default": polar,
-    "abs.default": size,
-    "view_as_complex.default": as_complex,
-    "view_as_real.default": as_real,
+    "abs.default": lambda c, x: RULES["hypot.default"](_real(c), x.real, x.imag),
+    "view_as_complex.default": lambda _, x: Complex(x.select(-1, 0), x.select(-1, 1)),
+    "view_as_real.default": lambda c, x: c.b.cat([x.real.unsqueeze(-1), x.imag.unsqueeze(-1)], -1),
     "_to_copy.default": to_copy,
     "_fft_c2c.default": transform,
     "_fft_r2c.default": transform_real,
