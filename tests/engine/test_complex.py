@@ -43,6 +43,7 @@ FUNCTIONS: dict[str, Function] = {
     "spectral": spectral,
     "product with its conjugate": lambda x: (complexes(x) * torch.fft.fft(x).conj()).real,
     "imaginary part of numbers": lambda x: ((x + 2j) * (1 - 1j) / 3).imag,
+    "of other shapes": lambda x: torch.complex(x, x[:, :1]).abs() + torch.polar(x[:1].exp(), x).imag,
     "exp": lambda x: torch.exp(1j * x).real * torch.exp(complexes(x)).imag,
     "matrices": lambda x: torch.view_as_real(complexes(x) @ complexes(x).mH),
     "where": lambda x: torch.where(x > 0, complexes(x), -2 * complexes(x)).abs(),

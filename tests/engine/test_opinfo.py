@@ -73,7 +73,8 @@ class Sample(nn.Module):
             lambda v: torch.float64 if wide and v is torch.float32 else v, tree_unflatten(leaves, self.spec)
         )
         args = [a * 1 if isinstance(a, Tensor) and a.requires_grad else a for a in args]  # leaves cannot be written to
-        return [t for t in tree_flatten(self.op(*args, **kwargs))[0] if isinstance(t, Tensor)]
+        found = [t for t in tree_flatten(self.op(*args, **kwargs))[0] if isinstance(t, Tensor)]
+        return [torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for t in found]
 
     def expect(self, results: list[Tensor]) -> None:
         for i, t in enumerate(results):

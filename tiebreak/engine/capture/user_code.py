@@ -118,6 +118,7 @@ _IN_CODE: Final = (
         "let the program draw and compute both ways, `x = torch.where(torch.rand(()) < layerdrop, x, layer(x))`",
     ),
     ("observer_enabled", 'it asks its switches: use fused observers, as get_default_qat_qconfig("x86") does'),
+    ("causal_comparison", "say whether the mask is causal, by `is_causal=True` or `is_causal=False`"),
     ("tolist", "give the tensor itself, for one to pack_padded_sequence as its lengths"),
     ("math.", "take torch's function (`torch.sqrt`) of the tensor instead of the number's (`math.sqrt`)"),
     ("assert", "an assertion asks for them: leave it out, or start Python with -O"),

@@ -218,7 +218,7 @@ _RULES: Final[dict[str, Rule]] = {
         ("_conj.default", "_conj_physical.default", "conj_physical.default"),
         lambda c, x: Complex(x.real, c.b.neg(x.imag)),
     ),
-    "complex.default": lambda c, x, y: Complex(c.ref(x, DType.F32), c.ref(y, DType.F32)),
+    "complex.default": lambda c, *parts: Complex(*(c.ref(x, DType.F32).expand(c.shape) for x in parts)),
     "exp.default": lambda c, x: polar(c, c.b.map(MapFunction.EXP, x.real), x.imag),
     "polar.default": polar,
     "abs.default": lambda c, x: RULES["hypot.default"](_real(c), x.real, x.imag),

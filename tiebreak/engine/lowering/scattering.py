@@ -122,7 +122,9 @@ def index_reduce(
     c: Context, x: Ref, d: int, index: Ref, source: Ref, kind: str, *, include_self: bool = True
 ) -> Ref:  # fmt: skip
     """x reduced with slices of a dim that land on each of its own: means, greatest, least, or products."""
-    places = index
+    if not x.rank:
+        raise NotImplementedError("index_reduce of a number; give it a dim")
+    places = c.b.reshape(index, (-1,))
     for _ in range(x.rank - 1 - x.dim(d)):
         places = places.unsqueeze(-1)
     return scatter_reduce(c, x, d, places.expand(source.shape), source, kind, include_self=include_self)
