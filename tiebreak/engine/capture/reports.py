@@ -21,9 +21,9 @@ from tiebreak.engine.capture.purity import SEED, Rehearsal
 from tiebreak.engine.capture.user_code import user_line
 from tiebreak.protocol.errors import ConfigurationError
 
-_NUMBERS: Final = frozenset("item __bool__ __float__ __int__ __index__".split())
+_NUMBERS: Final = frozenset(["item", "__bool__", "__float__", "__int__", "__index__"])
 """Questions for one number. In a trace, all of them are `item`."""
-_OTHERS: Final = frozenset("tolist __format__ masked_select nonzero".split())
+_OTHERS: Final = frozenset(["tolist", "__format__", "masked_select", "nonzero"])
 _COMPARES: Final = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 _CALCULATES: Final = tuple(
     f"__{side}{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow") for side in ("", "r")
