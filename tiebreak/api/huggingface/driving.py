@@ -47,7 +47,8 @@ class _Driven:
         self._steps = steps
         self.weights: Mapping[str, Tensor] = {}
         """Those after the last step, until the next is asked for."""
-        self._loss, self._left, self._items = 0.0, 0, iter(recording.items)
+        self._loss, self._left = 0.0, 0
+        self._norm: float | None = None
         self.callbacks = trainer.callback_handler
         self._written: dict[str, int] = {}
         """The version of each tensor after it was last written."""
@@ -66,7 +67,7 @@ class _Driven:
             vars(taken[-1])["step"] = MethodType(lambda *_, **__: None, taken[-1])
             return made
 
-        nothing = {name: lambda *_, **__: None for name in ("_clip_grad_norm", "_get_grad_norm")}
+        norms = {name: lambda *_, **__: self._norm for name in ("_clip_grad_norm", "_get_grad_norm")}
         handler = _Replayed(self) if self.first else self.callbacks
         keeper = _Keeper(self)
         self.callbacks.callbacks.append(keeper)
@@ -74,7 +75,7 @@ class _Driven:
             with (
                 replaced(
                     held, training_step=self.training_step, create_optimizer=create_optimizer,
-                    callback_handler=handler, get_train_dataloader=lambda: self.recording.loader, **nothing,
+                    callback_handler=handler, get_train_dataloader=lambda: self.recording.loader, **norms,
                 ),
                 replaced(held.args, save_only_model=True),
             ):  # fmt: skip
@@ -105,6 +106,7 @@ class _Driven:
                 f"{number}: the program does not read it"
             )
         step, self.weights = next(self._steps)
+        self._norm = step.norm
         if self.watched:
             self.write()
         return step.loss

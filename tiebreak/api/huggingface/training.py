@@ -78,7 +78,7 @@ def _agreed(trainer: Any, recording: Recording, found: Columns, machine: Machine
             data=found.data, batch=1, accumulation=args.gradient_accumulation_steps, steps=recording.steps,
             directory=Path(str(args.output_dir), RUN), seed=args.seed,
             clip=Clip(norm=args.max_grad_norm) if args.max_grad_norm and args.max_grad_norm > 0 else None,
-            checkpoint_every=_interval(args, recording), machine=machine, **options,
+            norm=True, checkpoint_every=_interval(args, recording), machine=machine, **options,
         )  # fmt: skip
 
 
