@@ -292,7 +292,7 @@ def test_a_count_of_one_phase_that_another_reads_is_refused() -> None:
 REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
     "settings": (lambda _: {"optimizer": SGD(lr=0.1)}, "as many optimizers of torch as losses, 2,"),
     "one optimizer": (lambda m: {"optimizer": sides(m)[:1]}, "as many optimizers of torch as losses, 2,"),
-    "accumulation": (lambda _: {"accumulation": 2}, "no `accumulation` and no `items` with several losses"),
+    "accumulation": (lambda _: {"accumulation": 2}, "several losses without `accumulation`"),
     "an optimizer of another model": (lambda _: {"optimizer": sides(Images())}, "of the model's own parameters"),
     "another scheduler": (
         lambda _: {"schedule": lr_scheduler.StepLR(sides(Images())[0], 1)},

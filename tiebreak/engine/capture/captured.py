@@ -18,7 +18,7 @@ from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.lowering.scalars import wrapped
 from tiebreak.engine.optimizers import tables, update
 from tiebreak.engine.optimizers.averaging import AVERAGE, averaged
-from tiebreak.engine.optimizers.clipping import clipped
+from tiebreak.engine.optimizers.clipping import clipped, total_norm
 from tiebreak.engine.optimizers.translate import TorchOptimizers
 from tiebreak.engine.optimizers.update import Update
 from tiebreak.protocol.errors import ConfigurationError, ProgramError
@@ -32,6 +32,8 @@ OPTIMIZER = "optimizer."
 
 TELEMETRY = "telemetry.loss"
 """The state entry that holds the losses since the last checkpoint, which makes every one of them binding."""
+NORM = "telemetry.norm"
+"""The state entry with the last step's norm of all gradients, f32 of rank 0, for tasks that ask for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,11 +107,14 @@ def capture_in_place(task: Task, before: Mapping[str, Tensor] | None = None) -> 
         new |= e.held(averaged(e.b, task.average, moving, e.refs), lambda entry: entry.removeprefix(AVERAGE))
     loss = reduce(e.b.add, [phase.loss for phase in e.phases])
     new[TELEMETRY] = _telemetry(e.b, loss, task.checkpoint_interval)
+    if task.norm:
+        new[NORM] = total_norm(e.b, e.phases[0].gradients)
     program = _finished(e.b, new, loss)
     state = {MODEL + name: t for name, t in initial.items()}
     state |= {OPTIMIZER + name: t for name, t in e.initial.items()}
     state |= {name: initial[name.removeprefix(AVERAGE)].clone() for name in new if name.startswith(AVERAGE)}
     state[TELEMETRY] = torch.zeros(task.checkpoint_interval)
+    state |= {NORM: torch.zeros(())} if task.norm else {}
     data = {name: stored(array) for name, array in task.data.items()} | e.constants.data
     data |= {"seed": torch.tensor(task.seed), "learning_rate": task.learning_rates()}
     data |= {} if isinstance(task.optimizer, TorchOptimizers) else tables(task.optimizer, task.steps)
