@@ -10,7 +10,7 @@ from torch import Tensor
 from tiebreak.engine.capture.purity import examine, same_tensors, untouched
 from tiebreak.engine.capture.step import Constants, capture
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
-from tiebreak.engine.capture.updates import Recording, recorded, torch_update
+from tiebreak.engine.capture.updates import RecordedSteps, recorded, torch_update
 from tiebreak.engine.data.narrow import NARROW, fills_words, stored, words_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS
@@ -138,7 +138,7 @@ class _Emitter:
         """The optimizers' state after the phases so far."""
         self.initial: dict[str, Tensor] = {}
         self.phases: list[PhaseResults] = []
-        self._recordings: dict[str, Recording] = {}
+        self._recordings: dict[str, RecordedSteps] = {}
 
     def held(self, refs: Mapping[str, Ref], of: Callable[[str], str] = str) -> dict[str, Ref]:
         """The refs, rounded where PyTorch holds bfloat16. of: the name of the parameter that an entry belongs to."""

@@ -288,7 +288,7 @@ def _flat(value: Any) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recording:
+class RecordedSteps:
     """The forms of the optimizers' steps, the form of each by its place among them, and the numbers of each.
 
     trained: the parameters that have a gradient. initial: the state before step 1, as far as it is not zero. updates:
@@ -305,7 +305,7 @@ class Recording:
     updates: list[Update] = field(default_factory=list)
 
 
-def recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> Recording:
+def recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> RecordedSteps:
     """Runs the optimizers for all steps of a job. trained: the names of the parameters that have a gradient."""
     for part in (part for one in o.optimizers for part in parts(one)):
         parameter_names(part.param_groups, task.model)
@@ -315,7 +315,7 @@ def recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> Recordin
     given = _held(o.optimizers, {id(p): n for n, p in parameters.items()}, Tensor)
     own = {tensor: _Symbol(tensor.detach().to("meta")) for tensor in given.values()}
     initial = {n: t.detach() for n, t in given.items()}
-    found = Recording(optimizers=o, trained=[*trained], forms=[], chosen=[], numbers=[], initial=initial)
+    found = RecordedSteps(optimizers=o, trained=[*trained], forms=[], chosen=[], numbers=[], initial=initial)
     what, form = f"the optimizer ({o.name})", None
     buffers = {buffer: buffer for buffer in task.model.buffers()}  # that no copy of one is taken for a constant
     copies = o.copies({**{parameters[n]: s for n, s in symbols.items()}, **own, **buffers}, task.schedule)
@@ -378,7 +378,7 @@ def _held(
     return found
 
 
-def _begin_alike(found: Recording, parameters: Mapping[str, Tensor]) -> None:
+def _begin_alike(found: RecordedSteps, parameters: Mapping[str, Tensor]) -> None:
     """Gives step 1 the form of step 2 if it differs only by calls that make the state, and computes these.
 
     parameters: their values before step 1, by the names of inputs.
@@ -445,7 +445,7 @@ def _unmarked(value: Any, tensors: Mapping[int, Tensor], numbers: Sequence[Any])
 
 
 def torch_update(
-    constants: Constants, found: Recording, parameters: Mapping[str, Ref], gradients: Mapping[str, Ref]
+    constants: Constants, found: RecordedSteps, parameters: Mapping[str, Ref], gradients: Mapping[str, Ref]
 ) -> Update:
     """Emits the next step of the optimizers within a step of the job. The data that it reads join the constants."""
     b, o, turn = constants.builder, found.optimizers, len(found.updates)
@@ -493,7 +493,7 @@ def _entry(b: Builder, result: Update, name: str, shadow: Tensor, initial: Tenso
     return b.state(f"optimizer.{name}", PROTOCOL_DTYPES[dtype], tuple(shadow.shape), bf16=bf16)
 
 
-def _changing(found: Recording, turn: int, used: Sequence[int]) -> tuple[Tensor, dict[int, dict[int, int]]]:
+def _changing(found: RecordedSteps, turn: int, used: Sequence[int]) -> tuple[Tensor, dict[int, dict[int, int]]]:
     """The numbers that change, f32 [steps, K], and by form the place of each of its numbers that change."""
     every = slice(turn, None, found.optimizers.times)
     chosen, vectors, places = torch.tensor(found.chosen[every]), dict[bytes, Tensor](), dict[int, dict[int, int]]()
