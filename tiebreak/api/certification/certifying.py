@@ -25,14 +25,7 @@ from typing import Any, Final
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tiebreak.api.certification.certificates import (
-    Found,
-    SignedCertificate,
-    check,
-    listed,
-    read_certificate,
-    read_weights,
-)
+from tiebreak.api.certification.certificates import Found, SignedCertificate, check, read_certificate, read_weights
 from tiebreak.api.machine import environment
 from tiebreak.api.training.runs import names_of
 from tiebreak.api.training.tasks import PEFT
@@ -155,7 +148,7 @@ def _adapter(
     lost = sorted(name for name in changed - shown if name.startswith(MODEL))
     if lost:
         raise VerificationError(
-            f"{run.path}: expected all that was trained in the adapter, got {listed(lost)} outside, which PEFT does "
+            f"{run.path}: expected all that was trained in the adapter, got {lost[0]} outside, which PEFT does "
             "not save: certify the weights of the whole model (`tiebreak weights` without --like), or add it to "
             "modules_to_save and train again"
         )
@@ -199,7 +192,8 @@ def _public(key: ec.EllipticCurvePrivateKey, encoding: serialization.Encoding) -
 def card(signed: SignedCertificate, found: Found, certificate: str) -> str:
     """A section of Markdown for a model card. certificate: the name of the file next to the weights."""
     job, record = signed.certificate.job, signed.certificate.record
-    model = next(iter(found.files)) if len(found.files) == 1 else "."
+    model = next(iter(found.files)) if len(found.files) == 1 and found.configuration is None else "."
+    adapter = signed.certificate.adapter
     signers = [f"| Signed by {signed.role(signer)} | `0x{signer.hex()}` |" for signer in signed.signers]
     required = "".join(f" --require 0x{signer.hex()}" for signer in signed.signers)
     return "\n".join([
@@ -211,14 +205,16 @@ def card(signed: SignedCertificate, found: Found, certificate: str) -> str:
         "",
         "| | |",
         "| --- | --- |",
+        f"| Certificate | `{signed.certificate.payload.digest.hex()}` |",
         f"| Job | `{job.id.hex()}` |",
         f"| Program | `{job.program_root.hex()}` |",
         f"| Data | `{job.data_root.hex()}` |",
         f"| First state | `{job.initial_state_root.hex()}` |",
+        *([] if adapter is None else [f"| Base | `{adapter.root.hex()}` |"]),
         f"| Final state | `{record.state_root.hex()}` |",
         *signers,
         "",
-        f"    tiebreak verify {model} {certificate}{required}",
+        f"    tiebreak verify {model} {certificate}{'' if adapter is None else ' --base BASE'}{required}",
         "",
         "It does not show that the run was computed as agreed: its signers say so, and an audit finds out.",
         "",
