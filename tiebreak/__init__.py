@@ -18,10 +18,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from tiebreak.api.huggingface.training import TiebreakTrainer
     from tiebreak.api.machine import Machine
     from tiebreak.api.signing.keys import load_key, new_key, save_key
     from tiebreak.api.training.calibrating import calibrate
-    from tiebreak.api.huggingface.training import TiebreakTrainer
     from tiebreak.api.training.runs import Run, agree, open_run, train
     from tiebreak.api.training.tasks import capture, make_task
     from tiebreak.api.training.trainer import Step, Trainer, reproducible

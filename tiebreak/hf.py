@@ -24,7 +24,7 @@ def install() -> None:
         return train(trainer)
 
     instead.original = Trainer.train  # type: ignore[attr-defined]
-    Trainer.train = instead  # type: ignore[method-assign]
+    Trainer.train = instead  # type: ignore[method-assign,assignment]
 
 
 def main() -> None:

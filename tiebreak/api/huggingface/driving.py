@@ -13,7 +13,6 @@ from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
-from tiebreak.api.huggingface.objective import value
 from tiebreak.api.huggingface.recording import Recording, loop, replaced, same_draws
 from tiebreak.api.training.runs import Run
 from tiebreak.api.training.trainer import Step
@@ -40,13 +39,16 @@ def drive(trainer: Trainer, run: Run, recording: Recording, *, key: PrivateKey |
 class _Driven:
     """A run in the place of a trainer's steps."""
 
-    def __init__(self, trainer: Any, run: Run, recording: Recording, steps: Generator[tuple[Step, dict[str, Tensor]]]) -> None:
+    def __init__(
+        self, trainer: Any, run: Run, recording: Recording, steps: Generator[tuple[Step, dict[str, Tensor]]]
+    ) -> None:
         self.trainer, self.run, self.recording = trainer, run, recording
         self.first, self._losses = run.step, run.losses
         self._steps = steps
         self.weights: Mapping[str, Tensor] = {}
         """Those after the last step, until the next is asked for."""
-        self._loss, self._left, self._items = 0.0, 0, iter(recording.items)
+        self._loss, self._left = 0.0, 0
+        self._norm: float | None = None
         self.callbacks = trainer.callback_handler
         self._written: dict[str, int] = {}
         """The version of each tensor after it was last written."""
@@ -65,7 +67,7 @@ class _Driven:
             vars(taken[-1])["step"] = MethodType(lambda *_, **__: None, taken[-1])
             return made
 
-        nothing = {name: lambda *_, **__: None for name in ("_clip_grad_norm", "_get_grad_norm")}
+        norms = {name: lambda *_, **__: self._norm for name in ("_clip_grad_norm", "_get_grad_norm")}
         handler = _Replayed(self) if self.first else self.callbacks
         keeper = _Keeper(self)
         self.callbacks.callbacks.append(keeper)
@@ -73,7 +75,7 @@ class _Driven:
             with (
                 replaced(
                     held, training_step=self.training_step, create_optimizer=create_optimizer,
-                    callback_handler=handler, get_train_dataloader=lambda: self.recording.loader, **nothing,
+                    callback_handler=handler, get_train_dataloader=lambda: self.recording.loader, **norms,
                 ),
                 replaced(held.args, save_only_model=True),
             ):  # fmt: skip
@@ -97,13 +99,14 @@ class _Driven:
         return torch.tensor(loss, device=held.args.device)
 
     def _next(self, number: int) -> float:
-        if changed := [name for name, tensor in self._tensors() if tensor._version != self._written.get(name, -1)]:
-            if self._written and self.watched:
-                raise ConfigurationError(
-                    f"expected callbacks that leave the weights alone, got one that writes to {changed[0]} before step "
-                    f"{number}: the program does not read it"
-                )
+        changed = [name for name, tensor in self._tensors() if tensor._version != self._written.get(name)]
+        if changed and self._written and self.watched:
+            raise ConfigurationError(
+                f"expected callbacks that leave the weights alone, got one that writes to {changed[0]} before step "
+                f"{number}: the program does not read it"
+            )
         step, self.weights = next(self._steps)
+        self._norm = step.norm
         if self.watched:
             self.write()
         return step.loss
@@ -127,7 +130,7 @@ class _Driven:
         return (number == 1 and args.logging_first_step) or (by_steps and number % max(1, state.logging_steps) == 0)
 
     def _report(self, model: Any, inputs: Any, items: Any) -> None:
-        """Lets `compute_loss` collect the metrics of TRL's trainers, in plain PyTorch, for the steps that are logged."""
+        """Lets `compute_loss` collect the metrics of TRL's trainers, in plain PyTorch, for a step that is logged."""
         if self.weights:
             self.write()
         with same_draws(), torch.no_grad():
@@ -181,7 +184,9 @@ class _Replayed(CallbackHandler):
 
     def __init__(self, driven: _Driven) -> None:
         self._driven, self._live = driven, driven.callbacks
-        super().__init__([DefaultFlowCallback()], self._live.model, self._live.processing_class, None, None)
+        super().__init__(  # type: ignore[no-untyped-call]
+            [DefaultFlowCallback()], self._live.model, self._live.processing_class, None, None
+        )
 
     def call_event(self, event: str, args: Any, state: Any, control: Any, **more: Any) -> Any:
         held = self._driven.trainer
@@ -194,7 +199,7 @@ class _Replayed(CallbackHandler):
             self._remember(held)
             control = self._live.on_epoch_begin(args, state, control)
             return self._live.on_step_begin(args, state, control)
-        control = super().call_event(event, args, state, control, **more)
+        control = super().call_event(event, args, state, control, **more)  # type: ignore[no-untyped-call]
         control.should_evaluate = control.should_save = False
         return control
 

@@ -7,6 +7,7 @@ from types import MethodType
 from typing import Any, Final, cast
 
 import torch
+from accelerate.utils.operations import convert_outputs_to_fp32
 from torch import Tensor
 
 from tiebreak.api.huggingface.recording import ITEMS, WEIGHT, Columns, Recording, replaced
@@ -33,11 +34,12 @@ def objective(trainer: Any, columns: Columns) -> Callable[..., Tensor]:
     def loss(model: Any, **rows: Tensor) -> Tensor:
         given: dict[str, Any] = {name: rows[name][0].to(dtype) for name, dtype in columns.dtypes.items()}
         items, weight = given.pop(ITEMS, None), given.pop(WEIGHT, None)
-        found = value(trainer, model, given | columns.constants, items)
+        found: Tensor = value(trainer, model, given | columns.constants, items)
         if weight is not None:
-            return found * weight
+            return cast("Tensor", found * weight)
         return found if columns.factor == 1 else found * columns.factor
 
+    loss.trainer = trainer  # type: ignore[attr-defined]  # so that capture looks at what it holds, too
     return loss
 
 
@@ -55,8 +57,6 @@ def ready(trainer: Any) -> Iterator[None]:
     That is the checkpointing of activations (a run decides itself what to compute again), and autocast for another
     device, with which accelerate wraps `forward`: the job's is that of the CPU.
     """
-    from accelerate.utils.operations import convert_outputs_to_fp32  # noqa: PLC0415  # late, as transformers does
-
     model, device = trainer.model, trainer.args.device
     with ExitStack() as stack:
         if getattr(model, "is_activation_checkpointing", False):
@@ -69,6 +69,7 @@ def ready(trainer: Any) -> Iterator[None]:
             forward = MethodType(convert_outputs_to_fp32(plain), model)
             stack.enter_context(replaced(model, forward=forward))
         stack.callback(model.to, device)
+        stack.enter_context(replaced(trainer, train_dataset=None, eval_dataset=None))  # a loss reads its batch
         model.cpu().train()
         trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
         yield
@@ -84,29 +85,30 @@ def check_padding(trainer: Any, recording: Recording, columns: Columns) -> None:
     wanted = [p for p in trainer.model.parameters() if p.requires_grad]
     close = _CLOSE_IN_BF16 if trainer.args.bf16 or any(p.dtype == torch.bfloat16 for p in wanted) else _CLOSE
     trainer.model.eval()  # without dropout, whose masks have the batch's shape
-    for row in columns.smallest:
-        at = columns.place[row]
+    for number, at in columns.smallest:
         given = {name: tensor[at : at + 1] for name, tensor in columns.data.items()}
-        inputs = {name: v for name, v in recording.inputs[row].items() if name in given or name in columns.constants}
+        inputs = {name: v for name, v in recording.inputs[number].items() if name in given or name in columns.constants}
         if WEIGHT in given:
             given[WEIGHT] = torch.ones(1)
-        padded = loss(trainer.model, **given) / (1 if WEIGHT in given else columns.factor)
-        pairs = zip(
-            _with_gradients(value(trainer, trainer.model, inputs, recording.items[row]), wanted),
-            _with_gradients(padded, wanted),
-            strict=True,
+        plain, again = (
+            _with_gradients(value(trainer, trainer.model, inputs, recording.items[number]), wanted) for _ in range(2)
         )
-        if not all(bool((a - b).norm() <= close * (a.norm() + 1e-6)) for a, b in pairs):
+        padded = _with_gradients(loss(trainer.model, **given) / (1 if WEIGHT in given else columns.factor), wanted)
+        if _near(plain, again, close) and not _near(plain, padded, close):  # capture says why it is not repeated
             shape = tuple(next(iter(inputs.values())).shape)
             raise ConfigurationError(
-                f"expected a loss that padding does not change, got another loss or gradient for batch {row} of shape "
+                f"expected a loss that padding does not change, got others for batch {number} of shape "
                 f"{shape} once it is padded to the shape of the others; set dataloader_drop_last=True, or pad all "
                 "examples to one length"
             )
     trainer.model.train()
 
 
+def _near(first: list[Tensor], second: list[Tensor], close: float) -> bool:
+    return all(bool((a - b).norm() <= close * (a.norm() + 1e-6)) for a, b in zip(first, second, strict=True))
+
+
 def _with_gradients(loss: Tensor, wanted: list[Any]) -> list[Tensor]:
-    gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+    gradients = list(torch.autograd.grad(loss, wanted, allow_unused=True))
     zero = torch.zeros(())
-    return [loss.detach(), *(zero if gradient is None else gradient.float() for gradient in gradients)]
+    return [loss.detach(), *(zero if g is None else g.float() for g in cast("list[Tensor | None]", gradients))]

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ _FILLINGS: Final = {
     "labels": -100, "shift_labels": -100, "attention_mask": 0, "completion_mask": 0, "position_ids": 0,
     "token_type_ids": 0, "special_tokens_mask": 1,
 }  # fmt: skip
-_FLASH: Final = frozenset("cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k seq_idx".split())
+_FLASH: Final = frozenset(["cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"])
 """What collators add for flash attention; other attention takes documents apart by `position_ids`."""
 _MULTIPLE: Final = 8
 _MUCH_PADDING: Final = 0.25
@@ -139,7 +139,7 @@ def record(trainer: Trainer) -> Recording:
         def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
             return control
 
-    silent = CallbackHandler([Flow()], trainer.model, trainer.processing_class, None, None)
+    silent = cast("Any", CallbackHandler)([Flow()], trainer.model, trainer.processing_class, None, None)
     state, control = copy.copy(trainer.state), copy.copy(trainer.control)
     nothing = {name: lambda *_, **__: None for name in ("log", "_clip_grad_norm", "_get_grad_norm", "store_flos")}
     with (
@@ -165,9 +165,7 @@ def _as_before(trainer: Trainer) -> Iterator[None]:
     """Puts back optimizer and schedule, which the loop makes anew, or moves on if they are the user's."""
     held: Any = trainer
     parts = [(part, copy.deepcopy(part.state_dict())) for part in (held.optimizer, held.lr_scheduler) if part]
-    with replaced(
-        trainer, optimizer=held.optimizer, lr_scheduler=held.lr_scheduler, _created_lr_scheduler=False
-    ):
+    with replaced(trainer, optimizer=held.optimizer, lr_scheduler=held.lr_scheduler, _created_lr_scheduler=False):
         yield
     for part, before in parts:
         part.load_state_dict(before)
@@ -184,20 +182,19 @@ class Columns:
     """What is no tensor, and the same in all batches."""
     factor: float
     """The factor of each micro-batch's loss, unless the data have one for each."""
-    smallest: tuple[int, ...]
-    """The rows that were padded most."""
-    place: tuple[int, ...]
-    """The row of the data that each micro-batch stands in."""
+    smallest: tuple[tuple[int, int], ...]
+    """Micro-batches that were padded most, by number, and the row of the data that each is in."""
 
 
 def columns(trainer: Trainer, recording: Recording) -> Columns:
     """Pads the micro-batches to one shape. Raises `ConfigurationError`, by name, for what has no filling."""
     held: Any = trainer
     a = trainer.args.gradient_accumulation_steps
-    rows, shares = _filled_up(recording, a)
+    sources = _sources(recording, a)
+    rows, shares = [recording.inputs[i] for i in sources], _shares(recording, sources, a)
     names = [n for n, v in rows[0].items() if isinstance(v, Tensor) and n not in _FLASH]
     _check_names(trainer, rows, names)
-    items = [recording.items[i] for i in _sources(recording, a)]
+    items = [recording.items[i] for i in sources]
     scaled = held.loss_is_scaled_for_ga
     if scaled is None:
         scaled = (held.model_accepts_loss_kwargs and items[0] is not None) or held.compute_loss_func is not None
@@ -216,8 +213,10 @@ def columns(trainer: Trainer, recording: Recording) -> Columns:
     return Columns(
         data={name: _placed(tensor, place) for name, tensor in found.items()}, dtypes=dtypes,
         constants={n: v for n, v in rows[0].items() if not isinstance(v, Tensor) and n not in _FLASH},
-        factor=1.0 if WEIGHT in found else float(weights[0]), place=tuple(place),
-        smallest=tuple(i for i in smallest if any(rows[i][n].shape != found[n].shape[1:] for n in names)),
+        factor=1.0 if WEIGHT in found else float(weights[0]),
+        smallest=tuple(
+            (sources[i], place[i]) for i in smallest if any(rows[i][n].shape != found[n].shape[1:] for n in names)
+        ),
     )  # fmt: skip
 
 
@@ -231,13 +230,13 @@ def _sources(recording: Recording, a: int) -> list[int]:
     return found
 
 
-def _filled_up(recording: Recording, a: int) -> tuple[list[dict[str, Any]], list[float]]:
-    """The inputs of `a` micro-batches a step, and the weight of each in the mean over them."""
-    sources, shares = _sources(recording, a), list[float]()
+def _shares(recording: Recording, sources: Sequence[int], a: int) -> list[float]:
+    """The weight of each micro-batch in the mean over the `a` of its step."""
+    found = list[float]()
     for step in range(0, len(sources), a):
         count = recording.counts[sources[step]]
-        shares += [a / count] * count + [0.0] * (a - count)
-    return [recording.inputs[i] for i in sources], shares
+        found += [a / count] * count + [0.0] * (a - count)
+    return found
 
 
 def _check_names(trainer: Trainer, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
@@ -297,7 +296,7 @@ def _tell_padding(rows: Sequence[dict[str, Any]], found: Mapping[str, Tensor]) -
     share = 1 - given / sum(tensor.numel() for tensor in found.values())
     if share > _MUCH_PADDING:
         warnings.warn(
-            f"{share:.0%} of what is computed is padding, since a job has batches of one shape; sort examples by length "
-            "(train_sampling_strategy='group_by_length' does not help here), cut them, or pack them (packing=True)",
+            f"{share:.0%} of what is computed is padding, since all batches of a job have one shape: cut the longest "
+            "examples, or pack them (packing=True)",
             stacklevel=4,
         )

@@ -34,7 +34,7 @@ def train(
     trainer: a `transformers.Trainer` or a subclass (TRL's SFTTrainer, DPOTrainer, RewardTrainer), ready to train. Its
     own loop runs twice: once to record what each micro-batch is fed, and once over the steps that the engine computes
     from that. So order, packing, logs, callbacks, evaluation and saving are its own. Only dropout and other draws
-    within the step follow the job's seed. Called again after an interruption, it goes on from the run's last checkpoint.
+    within the step follow the job's seed. Called again after an interruption, it goes on from the last checkpoint.
     machine: how this process computes [default: on the trainer's device]. client, key, terms: the parties' keys and the
     terms of a job that can be disputed, as client, trainer and terms of `tiebreak.agree`. unchecked: see
     `tiebreak.capture`.
@@ -59,7 +59,7 @@ def _noting_reads(args: Any) -> Iterator[set[str]]:
 
     def get(held: Any, name: str) -> Any:
         read.add(name)
-        return kind.__getattribute__(held, name)
+        return object.__getattribute__(held, name)
 
     args.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__})
     try:
@@ -78,7 +78,7 @@ def _agreed(trainer: Any, recording: Recording, found: Columns, machine: Machine
             data=found.data, batch=1, accumulation=args.gradient_accumulation_steps, steps=recording.steps,
             directory=Path(str(args.output_dir), RUN), seed=args.seed,
             clip=Clip(norm=args.max_grad_norm) if args.max_grad_norm and args.max_grad_norm > 0 else None,
-            checkpoint_every=_interval(args, recording), machine=machine, **options,
+            norm=True, checkpoint_every=_interval(args, recording), machine=machine, **options,
         )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from tiebreak.api.training.bundle import ORIGINS, Bundle, capture_bundle
 from tiebreak.api.training.distributed import joined
 from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.tasks import adapter_names, as_state_dict, make_task, state_names
-from tiebreak.api.training.trainer import OnStep, Step, tell
+from tiebreak.api.training.trainer import OnStep, Step, norm_in, tell
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.task import Task
@@ -150,9 +150,7 @@ class Run:
             continue_run(self._run, machine, key=key, until=until, keep=keep, on_progress=told, on_commit=committed)
         return self
 
-    def iterate(
-        self, key: PrivateKey | None = None, *, keep: str = "all"
-    ) -> Generator[tuple[Step, dict[str, Tensor]]]:
+    def iterate(self, key: PrivateKey | None = None, *, keep: str = "all") -> Generator[tuple[Step, dict[str, Tensor]]]:
         """Computes what is left, each step when it is asked for, and yields it with its weights and buffers.
 
         These are the engine's own tensors, with the keys of `state_dict`, on the device that computes: copy them before
@@ -166,7 +164,8 @@ class Run:
                 if not isfinite(progress.loss):
                     raise NotFiniteError(progress.step, "the loss")
                 weights = {key: state[entry] for key, entry in names.items()}
-                yield Step(progress.step, progress.loss, progress.seconds), weights
+                step = Step(progress.step, progress.loss, progress.seconds, norm=norm_in(state))
+                yield step, weights
 
     def _evaluate(self, step: int, callbacks: Sequence[OnStep]) -> None:
         """Measures the state of a checkpoint, if the task can and it is due."""

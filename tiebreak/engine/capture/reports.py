@@ -16,14 +16,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tiebreak.engine.capture.purity import SEED, Rehearsal
 from tiebreak.engine.capture.user_code import user_line
 from tiebreak.protocol.errors import ConfigurationError
 
-_NUMBERS: Final = frozenset("item __bool__ __float__ __int__ __index__".split())
-"""Questions for one number. In a trace, all of them are `item`."""
-_OTHERS: Final = frozenset("tolist __format__ masked_select nonzero".split())
+_NUMBERS: Final = frozenset(["item", "tolist", "__bool__", "__float__", "__int__", "__index__"])
+"""Questions for numbers. In a trace, all of them are `item`, once for each number."""
+_OTHERS: Final = frozenset(["__format__", "masked_select", "nonzero"])
 _COMPARES: Final = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 _CALCULATES: Final = tuple(
     f"__{side}{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow") for side in ("", "r")
@@ -60,7 +61,7 @@ class Answers(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
         if place := _place(func, args):
-            self._noted[place].append(found.detach().clone() if isinstance(found, Tensor) else found)
+            self._noted[place] += tree_leaves(found.detach().clone() if isinstance(found, Tensor) else found)
         return found
 
     def restart(self) -> None:
@@ -96,7 +97,7 @@ class _Trial(TorchFunctionMode):
         if isinstance(found, str):
             return f"not {found}"
         if isinstance(found, list):
-            return [self._other(each, changed=True) for each in found]
+            return tree_map(lambda number: self._other(number, changed=True), found)
         if isinstance(found, Tensor):
             other = ~found if found.dtype == torch.bool else 3 * found + 1
             return torch.cat([other.detach(), other.new_ones(1, *other.shape[1:])])

@@ -175,16 +175,20 @@ class _Lines(TorchFunctionMode):
             return args[0].reshape(()).to(torch.int64, copy=True)
         if is_packed:
             return self._packed.call(func, args, kwargs or {})
+        return self._answered(func, args, kwargs or {}, line)
+
+    def _answered(self, func: Any, args: Any, kwargs: Any, line: str) -> Any:
+        """Calls a function of torch. If it asks for values, the answer is that of plain PyTorch, or an error."""
         try:
             if func is Tensor.__format__:
-                raise DataDependentOutputException(func)
-            return _OWN.get(func, func)(*args, **(kwargs or {}))
+                raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
+            return _OWN.get(func, func)(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             answer = None if self._answers is None else self._answers.of(func, args)
-            if answer is not None:
-                return answer
-            self._asked = self._asked or described(_noted().get(_PATH), line)
-            raise
+            if answer is None:
+                self._asked = self._asked or described(_noted().get(_PATH), line)
+                raise
+            return answer
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         super().__exit__(kind, value, traceback)  # type: ignore[no-untyped-call]
