@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 
 import tiebreak
 from tests.engine.tiny import CLIENT, TRAINER
 from tests.tiebreak.parties import Commands, Once
-from tiebreak import Run, StateError, VerificationError
+from tiebreak import Run, StateError, TiebreakTrainer, VerificationError
 from tiebreak.api.certification.certificates import read_weights, verify
 from tiebreak.api.certification.certifying import base_names, certify
 from tiebreak.api.chain.weights import write_weights
@@ -165,6 +165,7 @@ def test_an_adapter_is_certified_with_its_base(adapted: Adapted, command: Comman
     assert f"{adapted.base} is the base that these adapters were trained on" in told
     assert "(--base)" not in told
     assert "scale, rank, places" in told
+    assert "how weights are used: 'README.md'." in told
     found_json = json.loads(command("verify", adapted.adapter, adapted.certificate, "--json"))
     assert found_json["base"] == adapter.root.hex()
     replay = tmp_path / "replay"
@@ -173,7 +174,7 @@ def test_an_adapter_is_certified_with_its_base(adapted: Adapted, command: Comman
     assert verify(adapted.adapter, adapted.certificate, require=[CLIENT.address])[0].signers[1] == CLIENT.address
 
 
-def test_weights_like_an_adapter_are_the_adapter(adapted: Adapted, tmp_path: Path) -> None:
+def test_weights_like_an_adapter_are_the_adapter(adapted: Adapted, command: Commands, tmp_path: Path) -> None:
     like, output = tmp_path / "like", tmp_path / "output"
     like.mkdir()
     shutil.copy(adapted.adapter / "adapter_config.json", like)
@@ -182,6 +183,11 @@ def test_weights_like_an_adapter_are_the_adapter(adapted: Adapted, tmp_path: Pat
     assert found.tensors == len(written) == 4
     assert all(torch.equal(written[name], tensor) for name, tensor in load_file(adapted.weights).items())
     verify(output, adapted.certificate, base=adapted.base)
+    command("pack", adapted.run.path, "--output", tmp_path / "pack")
+    command("weights", tmp_path / "pack", "--like", like, "--output", tmp_path / "client")
+    assert [path.read_bytes() for path in sorted((tmp_path / "client").iterdir())] == [
+        path.read_bytes() for path in sorted(output.iterdir())
+    ]
     base, trained = perceptron(), get_peft_model(perceptron(), lora(target_modules=["0"], modules_to_save=["2"]))
     base.load_state_dict({n: t.float() for n, t in load_file(adapted.base / "model.safetensors").items()})
     trained.load_state_dict(tiebreak.open_run(adapted.run.path).state_dict())
@@ -279,6 +285,25 @@ def test_narrow_floats_are_compared_as_what_they_are(tmp_path: Path) -> None:
     save_file({"x": (values + 2.0**-20).to(torch.bfloat16)}, tmp_path / "narrow.safetensors")
     save_file({"x": values + 2.0**-20}, tmp_path / "wide.safetensors")
     assert read_weights(tmp_path / "narrow.safetensors").tensors != read_weights(tmp_path / "wide.safetensors").tensors
+
+
+@pytest.mark.slow
+def test_what_a_trainer_saves_of_an_adapter_is_certified(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path / "base")
+    model = get_peft_model(LlamaForCausalLM.from_pretrained(tmp_path / "base"), lora(task_type="CAUSAL_LM"))
+    drawn = torch.randint(0, 32, (24, 8), generator=torch.Generator().manual_seed(3))
+    args = TrainingArguments(
+        output_dir=str(tmp_path / "out"), use_cpu=True, disable_tqdm=True, max_steps=20, learning_rate=1e-2,
+        per_device_train_batch_size=4, report_to="none", save_strategy="no",
+    )  # fmt: skip
+    data = [{"input_ids": row, "labels": row} for row in drawn]
+    trainer = TiebreakTrainer(model=model, args=args, train_dataset=data, client=CLIENT, trainer=TRAINER)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "adapter"))
+    certify(RunDirectory.open(trainer.run.directory), tmp_path / "adapter", tmp_path / "certificate.json", TRAINER)
+    _, found = verify(tmp_path / "adapter", tmp_path / "certificate.json", base=tmp_path / "base")
+    assert len(found.tensors) == 8
+    assert "training_args.bin" in found.others
 
 
 @pytest.mark.slow

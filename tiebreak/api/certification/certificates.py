@@ -197,7 +197,7 @@ def _doubtful(model: Path, found: Found) -> list[str]:
     doubtful = [] if indexed else [name for name in found.files if name != weights]
     for name in found.others:
         suffix = Path(name).suffix
-        misleads = (name == ADAPTER and weights == WEIGHTS) or (name.endswith(".index.json") and name != INDEX)
+        misleads = name == ADAPTER or (name.endswith(".index.json") and name != INDEX)
         is_harmless = suffix in HARMLESS or name == TRAINING_ARGUMENTS
         if misleads or not is_harmless or (model / name).is_dir():
             doubtful.append(name)
@@ -247,8 +247,9 @@ def read_weights(model: Path) -> Found:
     with Folder(model) as folder:
         folder.check()  # (3)
         names, configuration = folder.names(), None
-        if ADAPTER in names:
+        if ADAPTER in names and ADAPTER_WEIGHTS in names:
             configuration = Digest(sha256(folder.read(ADAPTER, MAX_CONFIGURATION_BYTES)).digest())
+            names.remove(ADAPTER)
         read = {}
         for name in (name for name in names if name.endswith(SUFFIX)):
             with folder.reading(name) as (file, stamp):
@@ -258,7 +259,7 @@ def read_weights(model: Path) -> Found:
         if INDEX in names:
             _check_index(model / INDEX, folder.read(INDEX, MAX_INDEX_BYTES), read)
     found = _joined(model, read, tuple(name for name in names if name not in read))
-    return replace(found, configuration=configuration if ADAPTER_WEIGHTS in read else None)
+    return replace(found, configuration=configuration)
 
 
 _Read = tuple[Digest, dict[str, Digest]]
