@@ -285,6 +285,7 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
         "markupsafe": "jinja2",
         "prometheus_client": "prometheus-client",
         "pynvml": "nvidia-ml-py",
+        "yaml": "pyyaml",
     }
     # These appear in web3's own interface (types, providers, errors), in the versions web3 asks for.
     of_web3 = ("eth_abi", "eth_account", "eth_keys", "eth_tester", "eth_typing", "eth_utils", "hexbytes", "requests")

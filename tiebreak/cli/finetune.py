@@ -1,5 +1,6 @@
 """`tiebreak finetune`: from a model and conversations to a certified adapter."""
 
+import shlex
 from pathlib import Path
 from typing import Any, Final
 
@@ -57,19 +58,18 @@ def finetune(output: Path, key: Path | None, keep: str, machine: Machine, as_jso
     the last checkpoint. Nothing is fetched from anywhere. Where the chat template marks what the assistant says, only
     that is learnt. See docs/finetuning.md.
     """
-    own, adapter = output / "key.pem" if key is None else key, output / "adapter"
+    own, folder, adapter = output / "key.pem" if key is None else key, output / "run", output / "adapter"
     output.mkdir(parents=True, exist_ok=True)
     signer, settings = load_key(own) if own.exists() else new_key(own), api.finetuning.FineTuning(**given)
-    trained, model = api.finetuning.finetune(
-        settings, output / "run", key=signer, machine=machine, progress=not as_json, keep=keep
-    )
+    run, model = api.finetuning.finetune(settings, folder, key=signer, machine=machine, progress=not as_json, keep=keep)
     model.save_pretrained(adapter)
     certificate = adapter / "certificate.json"
-    signed, found = api.certifying.certify(api.runs.open_directory(trained.directory), adapter, certificate, signer)
-    card = api.finetuning.model_card(settings, trained) + api.certifying.card(signed, found, certificate.name)
+    signed, found = api.certifying.certify(api.runs.open_directory(folder), adapter, certificate, signer)
+    card = api.finetuning.model_card(settings, run) + api.certifying.card(signed, found, certificate.name)
     write_file(adapter / "README.md", card.encode())
     tell({
-        "run": str(trained.directory), "steps": trained.steps, "loss": trained.losses[-1], "adapter": str(adapter),
+        "run": str(folder), "steps": run.steps, "loss": run.losses[-1], "adapter": str(adapter),
         "certificate": signed.certificate.payload.digest.hex(),
-        "verify": f"tiebreak verify {adapter} {certificate} --base {settings.model} --require 0x{signer.address.hex()}",
+        "verify": shlex.join([*map(str, ("tiebreak", "verify", adapter, certificate, "--base", settings.model)),
+                              "--require", f"0x{signer.address.hex()}"]),
     }, as_json=as_json)  # fmt: skip

@@ -27,8 +27,7 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.strict_json import JsonObject
 
-IGNORED: Final = -100
-"""The label of a token that is not learnt."""
+IGNORED: Final = -100  # as torch's losses ignore by default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
