@@ -126,7 +126,7 @@ def bias(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], 
     [
         (bias(lambda x: torch.nextafter(x, torch.full_like(x, 9.0))), "another name, type, shape or value"),
         (lambda tensors: tensors.update(more=torch.zeros(2)), "expected 4 tensors of the state, got 5"),
-        (bias(lambda x: x.view(torch.int32)), "expected F32, I64 or BOOL"),
+        (bias(lambda x: x.view(torch.int32)), "expected F32, BF16, F16, I64 or BOOL"),
     ],
     ids=["changed", "added", "retyped"],
 )

@@ -128,7 +128,7 @@ def test_every_command_has_its_line_in_the_help() -> None:
 
 
 HEAVY = {"torch", "numpy", "web3", "eth_abi", "sklearn", "scipy", "pydantic", "simpy", "jinja2", "transformers"}
-APART = ("chains", "games", "huggingface", "onchain", "sampling", "weights")
+APART = ("chains", "finetuning", "games", "huggingface", "onchain", "sampling", "weights")
 """Modules of the API that need an extra."""
 SEEN = "import sys\nimport tiebreak\nfrom tiebreak.cli.main import run\nfrom tiebreak.cli import main\n"
 
@@ -222,7 +222,7 @@ def test_what_only_trains_and_audits_needs_no_extra() -> None:
         name
         for name, path in package_modules().items()
         if name.startswith(("tiebreak.protocol", "tiebreak.engine", "tiebreak.api", "tiebreak.cli"))
-        and not name.startswith(("tiebreak.protocol.chain", *extra))
+        and not name.startswith(("tiebreak.protocol.chain", "tiebreak.cli.finetune", *extra))
         and not any(other.startswith("tiebreak.node") for _, other in imports_of(parse(path)))
     ]
     assert len(names) > 100

@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "agree": "Sign the CAPTURED job as client and trainer, into a new run folder.",
     "offer": "Draft a job over CAPTURED and sign it as its client, for a trainer to accept.",
     "accept": "Judge the offer in FOLDER as its trainer, and sign it.",
+    "finetune": "Fine-tune the model in a folder by LoRA on conversations, as a run that anyone can check.",
     "train": "Train the signed job in the folder RUN (see `tiebreak agree`).",
     "plan": "Say how several workers would share a step of RUN, and what each of them would send and hold.",
     "audit": "Replay the trainer's RUN and compare its signed heads with what the program really produces.",
@@ -93,6 +94,7 @@ EXTRAS: Final = {
     **dict.fromkeys(["jinja2", "markupsafe", "sklearn"], "demo"),
     **dict.fromkeys(["httpx", "prometheus_client", "sqlalchemy", "starlette", "uvicorn"], "node"),
     **dict.fromkeys(["datasets", "tokenizers", "transformers"], "hf"),
+    **dict.fromkeys(["peft", "trl", "yaml"], "finetune"),
 }
 """Optional libraries, and the extra of the package that installs each."""
 

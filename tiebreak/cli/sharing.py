@@ -117,7 +117,7 @@ def fetch(
 @click.option("--output", "-o", type=click.Path(path_type=Path), required=True,
               help="New .safetensors file; with --like a new or empty folder.")  # fmt: skip
 @click.option("--like", type=FOLDER, help="Write the layout of `save_pretrained`: copy configuration and tokenizer "
-              "from this folder of the model's, and no code.")  # fmt: skip
+              "from this folder of the model's, and no code. Of a PEFT adapter's: write it alone.")  # fmt: skip
 @rpc_option(required=False)
 @click.option("--unsettled", is_flag=True, help="Take weights that are signed, without asking the chain.")
 @json_option

@@ -43,7 +43,6 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
-from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.parties.ledger import Ledger, Refusal, job_of
 from tiebreak.protocol.parties.machine import PartyMachine
@@ -515,18 +514,6 @@ class HubGround:
 
 AnyGround = ChainGround | HubGround
 """The grounds that a party of a network may stand on."""
-
-
-def _heads_of(transaction: tx.Transaction) -> list[SignedHead]:
-    """The signed heads that a transaction shows."""
-    match transaction:
-        case tx.PostHead(head=head) | tx.Challenge(head=head):
-            return [head]
-        case tx.Report(first=first, second=second):
-            return [first, second]
-        case tx.ReportInconsistency(first=opened, second=other):
-            return [opened.head, other.head]
-    return []
 
 
 def _address(value: object) -> Address:

@@ -30,7 +30,7 @@ from tiebreak.api.agreeing.offers import OFFER
 from tiebreak.api.agreeing.readers import MAX_SEAL_BYTES, SEAL, Unseal, readers_of
 from tiebreak.api.agreeing.sealing import SUFFIX, Sealed, sealed_bytes
 from tiebreak.api.training.bundle import MAX_ORIGINS_BYTES, ORIGINS
-from tiebreak.api.training.runs import MAX_NAMES_BYTES, NAMES, UNCHECKED
+from tiebreak.api.training.runs import UNCHECKED
 from tiebreak.engine.data import data_identities
 from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER
 from tiebreak.engine.data.disk import Folder, write_whole
@@ -44,8 +44,10 @@ from tiebreak.engine.run.directory import (
     HEADS,
     JOB,
     LOGS,
+    MAX_NAMES_BYTES,
     MAX_PROGRAM_BYTES,
     MAX_SIGNED_BYTES,
+    NAMES,
     PROGRAM,
     RECORD_BYTES,
     RECORDS,

@@ -20,7 +20,7 @@ from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import ORIGINS, Bundle, capture_bundle
 from tiebreak.api.training.distributed import joined
 from tiebreak.api.training.evaluation import evaluate_state
-from tiebreak.api.training.tasks import as_state_dict, make_task, state_names
+from tiebreak.api.training.tasks import adapter_names, as_state_dict, make_task, state_names
 from tiebreak.api.training.trainer import OnStep, Step, norm_in, tell
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.captured import Captured
@@ -32,7 +32,7 @@ from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
 from tiebreak.engine.run.commit import Commit
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker
@@ -44,10 +44,8 @@ from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateErr
 from tiebreak.protocol.program import rounding
 from tiebreak.protocol.tags import Digest
 
-NAMES: Final = "state_dict.tsv"
 UNCHECKED: Final = "unchecked.txt"
 """Stands in the folder of a run whose capture was not checked against eager PyTorch."""
-MAX_NAMES_BYTES: Final = 1 << 26
 
 
 class Run:
@@ -314,7 +312,9 @@ def agree(
         bundle, folder, client=client, trainer=trainer, terms=terms, domain=domain or OFF_CHAIN, policy=policy,
         precision=precision,
     )  # fmt: skip
-    write_file(folder / NAMES, "".join(f"{key}\t{entry}\n" for key, entry in state_names(model).items()).encode())
+    adapted, names = adapter_names(model), state_names(model)
+    lines = ["\t".join([key, entry, *([adapted[key]] if key in adapted else [])]) for key, entry in names.items()]
+    write_file(folder / NAMES, "".join(f"{line}\n" for line in lines).encode())
     return Run(made, machine, task)
 
 
@@ -382,18 +382,28 @@ def _check_same(there: Job, wanted: Job, folder: Path) -> None:
             )
 
 
-def names_of(run: RunDirectory) -> dict[str, str]:
-    """Maps keys of the module's `state_dict` to entries of the state.
+def names_of(run: RunDirectory, *, adapter: bool = False) -> dict[str, str]:
+    """Maps keys of the module's `state_dict` to entries of the state. adapter: the names in its adapter's file instead.
 
-    The file is checked. The command line writes none; then the keys are the entries' own names.
+    The file is checked. The command line writes none; then the keys are the entries' own names. Raises `StateError` if
+    there is no adapter.
     """
     path, entries = run.path / NAMES, run.program.state_spec()
-    if not path.is_file():
+    if not path.is_file() and not adapter:
         return {name.removeprefix("model."): name for name in entries if name.startswith("model.")}
     # Plain lines instead of JSON, because deeply nested JSON from a stranger can exhaust the C stack of its parser.
     with run.folder() as folder:
-        lines = folder.read(NAMES, MAX_NAMES_BYTES).decode("utf-8", "replace").splitlines()
-    names = {key: entry for key, _, entry in (line.partition("\t") for line in lines)}
-    if not names or not all(entry in entries for entry in names.values()):
-        raise EncodingError(f"{path}: expected keys and entries of the state, a tab between them, on lines")
+        text = folder.read(NAMES, MAX_NAMES_BYTES) if folder.holds(NAMES) else b""
+    rows = [line.split("\t") for line in text.decode("utf-8", "replace").splitlines()]
+    if (not rows and not adapter) or not all(len(row) in (2, 3) and row[1] in entries for row in rows):
+        raise EncodingError(
+            f"{path}: expected keys, entries of the state, and names in an adapter's file, tabs between them, on lines"
+        )
+    if not adapter:
+        return {row[0]: row[1] for row in rows}
+    if not (names := {row[2]: row[1] for row in rows if len(row) == 3}):
+        raise StateError(
+            f"{path}: expected the names of an adapter's tensors, which `tiebreak.agree` and `tiebreak.train` write "
+            "down for a PEFT model, got none"
+        )
     return names

@@ -1,5 +1,6 @@
 """Makes a task from what a PyTorch user has at hand, and reports every mistake before any work is done."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
@@ -36,6 +37,8 @@ PROCESS: Final = 1 << 29
 """Bytes that a process takes before it holds a model: torch, its tracer and the engine."""
 CHECKPOINTS: Final = 10
 """The number of checkpoints in a run that does not choose its own interval."""
+PEFT: Final = "base_model.model."
+"""The prefix of a base model's names in a PEFT model."""
 
 
 def make_task(
@@ -206,6 +209,23 @@ def state_names(model: nn.Module) -> dict[str, str]:
     """Maps each key of the module's `state_dict` to its state entry; the keys of tied tensors share one entry."""
     own = {id(t): name for name, t in reversed([*model.named_parameters(), *model.named_buffers()])}
     return {key: MODEL + own[id(t)] for key, t in model.state_dict(keep_vars=True).items() if id(t) in own}
+
+
+def adapter_names(model: nn.Module) -> dict[str, str]:
+    """Maps keys of the module's `state_dict` to the names that PEFT gives them in the file of the active adapter.
+
+    A model without an adapter has none. PEFT itself maps them: it is given numbers in place of the tensors.
+    """
+    peft, keys = sys.modules.get("peft"), list(model.state_dict())
+    marks = {key: torch.tensor(number) for number, key in enumerate(keys)}
+    if peft is not None and isinstance(model, peft.PeftModel):
+        found = peft.get_peft_model_state_dict(model, state_dict=marks, adapter_name=model.active_adapter)
+    elif getattr(model, "_hf_peft_config_loaded", False):  # by `add_adapter` of transformers
+        held: Any = model
+        found = {f"{PEFT}{name}": mark for name, mark in held.get_adapter_state_dict(state_dict=marks).items()}
+    else:
+        return {}
+    return {keys[int(mark)]: name for name, mark in found.items()}
 
 
 def as_state_dict(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:

@@ -44,6 +44,9 @@ T = TypeVar("T")
 JOB: Final = "job.bin"
 PROGRAM: Final = "program.tbp"
 DATA: Final = "data.safetensors"
+NAMES: Final = "state_dict.tsv"
+"""The names that the module and its adapter's file have for entries of the state. Nobody signs this file."""
+MAX_NAMES_BYTES: Final = 1 << 26
 STATES: Final = "checkpoints"
 RECORDS: Final = "records.bin"
 HEADS: Final = "heads"
