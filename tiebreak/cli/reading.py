@@ -68,7 +68,7 @@ def status(run: Path, rpc: str | None, as_json: bool) -> None:
 @click.argument("run", type=FOLDER)
 @json_option
 def show(run: Path, as_json: bool) -> None:
-    """Show the job of the folder RUN at length: who agreed on what, by which roots, and which files there are.
+    """Show the job of the folder RUN at length: who agreed on what, by which roots, and its files.
 
     RUN may also hold an offer that its trainer has not signed yet. Signatures and program are checked, and amounts are
     in wei, times in seconds. The files are those that others need of it, with their sizes; `tiebreak pack` copies them,

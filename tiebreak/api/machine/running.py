@@ -84,7 +84,11 @@ def make_interpreter(program: Program, machine: Machine = Machine(), job: Job | 
 
 def as_policy(policy: Policy | None) -> LoggedPolicy | None:
     """Loads the policy if it is given as a path. Raises `EncodingError` if the file is not a policy."""
-    return LoggedPolicy.load(Path(policy)) if isinstance(policy, str | Path) else policy
+    if not isinstance(policy, str | Path):
+        return policy
+    if not Path(policy).is_file():
+        raise ConfigurationError(f"expected the file of a policy (tiebreak calibrate), got none at {policy}")
+    return LoggedPolicy.load(Path(policy))
 
 
 def make_logging(job: Job | None, policy: LoggedPolicy | None = None) -> Logging | None:
