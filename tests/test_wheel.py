@@ -88,10 +88,10 @@ def test_a_job_from_capture_to_dispute(installed: Installed) -> None:
         assert installed.tiebreak("key", f"{name}.pem").startswith("0x")
     assert "program root" in installed.tiebreak("capture", "task.py", "-o", "captured")
     keys = ["--client-key", "client.pem", "--trainer-key", "trainer.pem"]
-    assert "policy  exact" in installed.tiebreak("agree", "captured", *keys, "-o", "run")
+    assert "exact, 32 bits" in installed.tiebreak("agree", "captured", *keys, "-o", "run")
     assert "run root" in installed.tiebreak("train", "run", "--key", "trainer.pem")
     assert "agrees: 3 checkpoints, 7 steps" in installed.tiebreak("audit", "run", "-o", "replay")
-    assert "nothing to dispute" in installed.tiebreak("dispute", "run", "replay")
+    assert "nothing to dispute" in installed.tiebreak("dispute", "run", "replay", code=4)
     assert "exact: " in installed.tiebreak("doctor", "--device", "cpu")
 
 

@@ -1,8 +1,7 @@
 """The command `tiebreak`. Each command lives in a module of `tiebreak.cli`, which is imported when it is called.
 
-Exit codes: 0 success; 1 the request cannot be carried out as given; 2 something from another party does not verify, or
-one of our own checks failed; 130 interrupted. Our own errors take one line, and so do a disk that is full or closed to
-us, and a missing library of an extra. Any other exception is a bug and keeps its traceback.
+Our own errors take one line, and so do a disk that is full or closed to us, and a missing library of an extra. Any
+other exception is a bug and keeps its traceback. The help of `tiebreak` lists the exit codes.
 """
 
 import errno
@@ -153,6 +152,9 @@ def tiebreak(context: click.Context) -> None:
 
     A training run is fixed by its program, its initial state and its data: every result is the correctly rounded value
     of its exact one, so two honest parties always get the same bytes. `tiebreak demo` shows the whole path.
+
+    Exit codes: 0 done, or checked and right; 1 not possible as asked; 2 false, or not what a party signed; 3 could
+    not be checked; 4 nothing to dispute; 130 interrupted.
     """
     if (given := os.environ.pop(PASSPHRASE_VARIABLE, None)) is not None:
         # For `tiebreak.cli.key` alone, not for processes that a command starts.
