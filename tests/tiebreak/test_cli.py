@@ -14,6 +14,7 @@ import pytest
 
 import tiebreak as tiebreak_api
 from tests.source_tree import ROOT, imports_of, package_modules, parse
+from tests.tiebreak.parties import Parties
 from tiebreak.api.data import text
 from tiebreak.api.training import calibrating
 from tiebreak.cli import calibrate, data
@@ -207,6 +208,13 @@ def test_what_only_calculates_needs_no_torch(arguments: list[str]) -> None:
     found = running(arguments)
     assert not (HEAVY - {"numpy"}) & found
     assert len(found) < 450
+
+
+def test_the_status_of_a_run_needs_no_torch(parties: Parties) -> None:
+    for folder in ("agreed", "run"):
+        found = running(["status", str(parties.path(folder))])
+        assert not (HEAVY - {"numpy"}) & found
+        assert len(found) < 500
 
 
 def test_importing_the_package_imports_nothing() -> None:

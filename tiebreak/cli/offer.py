@@ -82,7 +82,7 @@ def accept(
 
     The signature makes a run of the folder: `tiebreak train` computes it. Send `job.bin` back to the client.
     """
-    offered = api.offers.open_offer(folder)
+    offered = api.reading.open_offer(folder)
     seconds = float(step_seconds or 0)
     if step_seconds is None:
         seconds = api.offers.seconds_per_step(offered, machine)

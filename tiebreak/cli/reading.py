@@ -55,7 +55,7 @@ def status(run: Path, rpc: str | None, as_json: bool) -> None:
     chain: heads that are posted, open games, by when the next head is due or when the job can be settled, how many
     seconds are left, what is staked, and what the board owes to client and trainer.
     """
-    opened = api.offers.open_offer(run)
+    opened = api.reading.open_offer(run)
     document = api.reading.status(opened)
     if rpc is not None:
         document["chain"] = api.onchain.standing(api.onchain.board_of(rpc, opened), opened.job)
@@ -74,7 +74,7 @@ def show(run: Path, as_json: bool) -> None:
     in wei, times in seconds. The files are those that others need of it, with their sizes; `tiebreak pack` copies them,
     and `tiebreak publish` puts them on a hub.
     """
-    opened = api.offers.open_offer(run)
+    opened = api.reading.open_offer(run)
     count = max((head.head.count for head in opened.heads()), default=0)
     files = [{"file": part.name, "bytes": part.size} for part in node.library.parts(opened, count)]
     tell({**api.reading.show(opened), "files": files}, as_json=as_json)

@@ -133,5 +133,5 @@ def job_document(job: Job) -> dict[str, Any]:
         "trainer": f"0x{job.trainer.hex()}",
         "trainer_stake": ether(job.trainer_stake),
         "challenger_stake": ether(job.challenger_stake),
-        "policy": api.running.policy_words(job),
+        "policy": api.reading.policy_words(job),
     }

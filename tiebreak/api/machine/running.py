@@ -110,11 +110,3 @@ def make_logging(job: Job | None, policy: LoggedPolicy | None = None) -> Logging
             f"expected a policy of the job's precision, {job.precision}, got one of {policy.precision}"
         )
     return replace(policy.logging(), tolerances=tolerances)
-
-
-def policy_words(job: Job) -> str:
-    """One line that describes the rules of a job."""
-    if not job.is_logged:
-        return f"exact, {job.precision} bits"
-    tolerances = (f"{kind.name.lower()} 2^-{n}" for kind in SumKind if (n := tolerance_of(job.tolerances, kind)))
-    return f"logged, {job.precision} bits, within {', '.join(tolerances) or 'no tolerance'} of a gap"
