@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -79,6 +80,18 @@ def test_it_is_the_wheel_and_beside_it_lie_a_users_own_modules(installed: Instal
     where, digest = installed.run(str(installed.python), "script.py").split()
     assert len(bytes.fromhex(digest)) == 32
     assert Path(where).is_relative_to(installed.python.parents[1])
+
+
+def test_an_index_can_show_the_description(installed: Installed) -> None:
+    code = "from importlib.metadata import metadata as m; print(m('tiebreak')); print(m('tiebreak').get_payload())"
+    shown = installed.run(str(installed.python), "-c", code)
+    assert "Description-Content-Type: text/markdown" in shown
+    assert "Requires-Dist: torch>=2.10" in shown
+    assert "# Tiebreak" in shown
+    assert len(re.findall(r"\(docs/[a-z/-]+\.md\)", shown)) > 5
+    links = re.findall(r"\[[^]]*\]\(([^)]*)\)", shown)
+    assert links
+    assert all(link.startswith("https://") for link in links)
 
 
 def test_a_job_from_capture_to_dispute(installed: Installed) -> None:

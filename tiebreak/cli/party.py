@@ -57,7 +57,7 @@ def group(role: str) -> click.Group:
     party.add_command(_status(role))
     if role == "client":
         party.add_command(_offer())
-        party.add_command(weights, "fetch")
+        party.add_command(weights)
     return party
 
 

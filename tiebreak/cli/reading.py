@@ -1,6 +1,6 @@
 """Jobs and games as they stand, on the disk, on a chain or on a hub, and transactions about them by hand.
 
-The commands are `tiebreak status`, `show`, `jobs`, `games`; and `post`, `challenge`, `settle`, `withdraw`.
+The commands are `tiebreak status`, `show`, `jobs`, `games`; `post`, `challenge`, `games claim`, `settle`, `withdraw`.
 """
 
 from pathlib import Path
@@ -13,6 +13,7 @@ from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, AnyFunction, json_option, number, options, rpc_option, tell
 from tiebreak.cli.terms import AddressType, DigestType
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
+from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.tags import Digest
 
@@ -97,7 +98,8 @@ def jobs() -> None:
 @json_option
 def list_jobs(rpc: str | None, board: Address | None, hub: str | None, from_block: int, as_json: bool) -> None:
     """List the jobs that were created on a board."""
-    tell(list(api.onchain.jobs(board_from(rpc, board, hub), from_block)), as_json=as_json)
+    found = list(api.onchain.jobs(board_from(rpc, board, hub), from_block))
+    tell(found if as_json else [{**row, "reward": ether(row["reward"])} for row in found], as_json=as_json)
 
 
 @jobs.command("show")
@@ -145,6 +147,21 @@ def show_game(
 
 
 key_option = click.option("--key", type=FILE, required=True, help="Key file of the account that sends and pays.")
+
+
+@games.command("claim")
+@click.argument("game", type=DigestType())
+@key_option
+@rpc_option(required=True)
+@click.option("--board", type=AddressType(), envvar="TIEBREAK_BOARD", required=True,
+              help="Address of the job board; also from TIEBREAK_BOARD.")  # fmt: skip
+@json_option
+def claim_game(game: Digest, key: Path, rpc: str, board: Address, as_json: bool) -> None:
+    """Claim a game in which the side to move has used up its clock.
+
+    Anybody may do it; the board decides the game against that side. If there is time left, nothing is sent.
+    """
+    _told(api.onchain.claim(api.onchain.board_at(rpc, board), game, load_key(key)), as_json)
 
 
 def on_chain(function: AnyFunction) -> click.Command:
