@@ -67,7 +67,7 @@ _WAITED: Final = {
     "capture": "the capture of the task and its check against eager PyTorch",
     "offer": "the client's signature under the offer",
 }
-"""What `up` waits for before the story begins, by process."""
+"""Results that `up` waits for before the story begins, by process."""
 _MARKS: Final = {
     "client job active": "accepted", "trainer work trained to checkpoint 1": "first head",
     "auditor send Challenge": "challenged",

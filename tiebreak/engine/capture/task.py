@@ -40,6 +40,7 @@ from tiebreak.engine.optimizers.settings import (
 )
 from tiebreak.engine.optimizers.translate import TorchOptimizers, translated
 from tiebreak.protocol.arguments import (
+    FLAG,
     FUNCTION,
     NONE,
     TEXT,
@@ -215,6 +216,7 @@ _FIELDS: Final = {
     "clip": fp32("a positive number, at least 2^-126, to clip the norm to", lambda x: x >= MIN_EPS)
     | instance("a tiebreak.Clip", Clip)
     | NONE,
+    "norm": FLAG,
     "average": fp32("a decay in [0, 1)", lambda x: 0 <= x < 1) | NONE,
     "evaluate": FUNCTION | NONE,
     "evaluate_every": whole(1, MAX_INDEX) | NONE,
@@ -240,6 +242,7 @@ class Task:
     items: the name of an array in data that the loss does not get: int64, the number of items (labels that count) of
     each example. A batch's loss is then a sum over its items, and the step divides by all of its items.
     clip: see `Clip`; applies to the gradients after this division. A number is the norm to clip to.
+    norm: whether the state also holds the 2-norm of all gradients, before clipping, as `telemetry.norm`.
     average: the decay of a moving average of the trained parameters, which the state holds as `average.NAME`.
     data: arrays by name, float32, int64, bool or narrower integers (`tiebreak.engine.data.narrow`), on the CPU.
     Everything the batch reads must be here.
@@ -262,6 +265,7 @@ class Task:
     accumulation: int = 1
     items: str | None = None
     clip: Clip | None = None
+    norm: bool = False
     average: float | None = None
     evaluate: Evaluation | None = field(default=None)
     evaluate_every: int | None = None
