@@ -47,8 +47,10 @@ def test_steps_and_the_model_change_what_they_should(
 ) -> None:
     first = load_bundle(parties.path("captured"))
     task.write_text(TASK.replace("nn.Dropout(0.2)", "nn.Dropout(0.3)"))
-    command("capture", task, "--steps", 9, "--output", tmp_path / "out")
+    told = command.tell("capture", task, "--steps", 9, "--output", tmp_path / "out")
     longer = load_bundle(tmp_path / "out")
+    assert {name: told[name] for name in longer.roots()} == longer.roots()
+    assert (told["steps"], told["instructions"]) == (9, len(longer.program.body))
     assert (first.steps, longer.steps) == (7, 9)
     assert first.roots()["initial_state_root"] == longer.roots()["initial_state_root"]
     assert first.roots()["program_root"] != longer.roots()["program_root"]

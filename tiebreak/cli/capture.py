@@ -2,6 +2,7 @@
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tiebreak import api, demo
-from tiebreak.cli.options import output_option
+from tiebreak.cli.options import json_option, output_option, tell
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 @click.option("--steps", type=click.IntRange(1), help="Number of steps, instead of the task's own.")
 @click.option("--device", default="cpu", show_default=True, help="Torch device for the check, if its memory suffices.")
 @click.option("--unchecked", is_flag=True, help="Do not compare the program with eager PyTorch; the job says so.")
-def capture(task: str, output: Path, steps: int | None, device: str, unchecked: bool) -> None:
+@json_option
+def capture(task: str, output: Path, steps: int | None, device: str, unchecked: bool, as_json: bool) -> None:
     """Capture TASK as a program that any party can run without its code.
 
     TASK is digits, text, or a Python file of your own that defines task() and returns a `tiebreak.Task`. The file is
@@ -42,6 +44,10 @@ def capture(task: str, output: Path, steps: int | None, device: str, unchecked: 
     bundle = captured(loaded, unchecked=unchecked, device=device)
     seconds = time.perf_counter() - started
     bundle.save(output)
+    if as_json:
+        counts = {"parameters": bundle.parameters, "instructions": len(bundle.program.body), **asdict(bundle.cost)}
+        tell({**bundle.manifest(), **counts, "seconds": round(seconds, 3), "folder": str(output)}, as_json=True)
+        return
     show(bundle, output, {"capture": f"{seconds:.1f} s"})
 
 

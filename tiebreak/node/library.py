@@ -26,7 +26,6 @@ from math import prod
 from pathlib import Path
 from typing import Final, Protocol
 
-from tiebreak.api.agreeing.offers import OFFER
 from tiebreak.api.agreeing.readers import MAX_SEAL_BYTES, SEAL, Unseal, readers_of
 from tiebreak.api.agreeing.sealing import SUFFIX, Sealed, sealed_bytes
 from tiebreak.api.training.bundle import MAX_ORIGINS_BYTES, ORIGINS
@@ -48,6 +47,7 @@ from tiebreak.engine.run.directory import (
     MAX_PROGRAM_BYTES,
     MAX_SIGNED_BYTES,
     NAMES,
+    OFFER,
     PROGRAM,
     RECORD_BYTES,
     RECORDS,

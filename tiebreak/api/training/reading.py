@@ -1,9 +1,12 @@
-"""The properties and the progress of a run in its folder, as JSON data."""
+"""The properties and the progress of a run in its folder, as JSON data. Nothing here needs torch."""
 
 from typing import Any
 
-from tiebreak.api.machine.running import policy_words
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import RunDirectory, open_offer
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.program.rounding import SumKind, tolerance_of
+
+__all__ = ["open_offer", "policy_words", "show", "status"]
 
 
 def status(run: RunDirectory) -> dict[str, Any]:
@@ -37,3 +40,11 @@ def show(run: RunDirectory) -> dict[str, Any]:
         "checkpoints": job.checkpoints,
         "instructions": len(run.program.body),
     }
+
+
+def policy_words(job: Job) -> str:
+    """One line that describes the rules of a job."""
+    if not job.is_logged:
+        return f"exact, {job.precision} bits"
+    tolerances = (f"{kind.name.lower()} 2^-{n}" for kind in SumKind if (n := tolerance_of(job.tolerances, kind)))
+    return f"logged, {job.precision} bits, within {', '.join(tolerances) or 'no tolerance'} of a gap"

@@ -1,7 +1,7 @@
 """Runs on disk: committed at every checkpoint, resumable after a crash, open to audits, and disputable if signed."""
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from tiebreak.api.auditing.audits import audit_chosen, segments_of
 from tiebreak.api.auditing.progress import Tally, on_stderr
 from tiebreak.api.disputing.disputes import Dispute, dispute, open_both
-from tiebreak.api.machine import Machine
+from tiebreak.api.machine import MACHINE, Machine
 from tiebreak.api.machine.running import Policy, as_policy, make_interpreter
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import ORIGINS, Bundle, capture_bundle
 from tiebreak.api.training.distributed import joined
 from tiebreak.api.training.evaluation import evaluate_state
-from tiebreak.api.training.tasks import adapter_names, as_state_dict, make_task, state_names
-from tiebreak.api.training.trainer import OnStep, Step, norm_in, tell
+from tiebreak.api.training.tasks import MODULE, adapter_names, as_state_dict, make_task, state_names
+from tiebreak.api.training.trainer import Callbacks, Step, norm_in, tell
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.task import Task
@@ -36,16 +36,23 @@ from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker
+from tiebreak.protocol.arguments import CALLBACKS, FLAG, FUNCTION, NONE, PATH, TEXT, instance, taking, whole
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import drawable
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.program import rounding
 from tiebreak.protocol.tags import Digest
 
 UNCHECKED: Final = "unchecked.txt"
 """Stands in the folder of a run whose capture was not checked against eager PyTorch."""
+
+
+KEY: Final = instance("a key (tiebreak.load_key reads one)", PrivateKey)
+PRECISION: Final = whole(MIN_PRECISION, MAX_PRECISION)
+POLICY_OR_PATH: Final = instance("a policy of tiebreak.calibrate", LoggedPolicy) | PATH
 
 
 class Run:
@@ -105,6 +112,7 @@ class Run:
         head = self._run.last_head()
         return 0 if head is None else head.head.count
 
+    @taking(step=whole(0) | NONE)
     def state_dict(self, step: int | None = None) -> dict[str, Tensor]:
         """Weights and buffers for the module's `load_state_dict`, checked against their record.
 
@@ -118,9 +126,10 @@ class Run:
             raise StateError(f"the state after step {at} was not kept; replay to it")
         return as_state_dict(self._run.state(at), names_of(self._run))
 
+    @taking(key=KEY | NONE, until=whole(1) | NONE, progress=FLAG, keep=TEXT, callbacks=CALLBACKS)
     def resume(
         self, key: PrivateKey | None = None, *, until: int | None = None, progress: bool = True, keep: str = "all",
-        callbacks: Sequence[OnStep] = (), exchange: Exchange | None = None,
+        callbacks: Callbacks = (), exchange: Exchange | None = None,
     ) -> "Run":  # fmt: skip
         """Computes from the last complete checkpoint to step `until` (default: the end) and returns the run.
 
@@ -150,6 +159,7 @@ class Run:
             continue_run(self._run, machine, key=key, until=until, keep=keep, on_progress=told, on_commit=committed)
         return self
 
+    @taking(key=KEY | NONE, keep=TEXT)
     def iterate(self, key: PrivateKey | None = None, *, keep: str = "all") -> Generator[tuple[Step, dict[str, Tensor]]]:
         """Computes what is left, each step when it is asked for, and yields it with its weights and buffers.
 
@@ -167,7 +177,7 @@ class Run:
                 step = Step(progress.step, progress.loss, progress.seconds, norm=norm_in(state))
                 yield step, weights
 
-    def _evaluate(self, step: int, callbacks: Sequence[OnStep]) -> None:
+    def _evaluate(self, step: int, callbacks: Callbacks) -> None:
         """Measures the state of a checkpoint, if the task can and it is due."""
         task = self._task
         if task is None or task.evaluate is None or (step % (task.evaluate_every or step) and step != self.steps):
@@ -177,6 +187,7 @@ class Run:
         found = Step(step, self.losses[step - 1], time.perf_counter() - started, self.metrics[step])
         tell(callbacks, found, task.model)
 
+    @taking(sample=whole(1) | NONE, seed=TEXT | NONE, from_step=whole(1) | NONE, to_step=whole(1) | NONE, progress=FLAG)
     def audit(
         self, *, sample: int | None = None, seed: str | None = None, from_step: int | None = None,
         to_step: int | None = None, progress: bool = False,
@@ -202,6 +213,7 @@ class Run:
             chosen = segments_of(self._run, len(records), from_step, to_step)
         return audit_chosen(self._run, chosen, records, self._machine, quiet=not progress)
 
+    @taking(replay=PATH, count=whole(1) | NONE)
     def dispute(self, replay: str | Path, *, count: int | None = None) -> Dispute | None:
         """Plays the verification game over a signed head of this run, against the auditor's replay of the same job.
 
@@ -249,9 +261,13 @@ def _interpreter(run: RunDirectory, machine: Machine, key: PrivateKey | None) ->
     return make_interpreter(run.program, machine, run.job)
 
 
+@taking(
+    model=MODULE, loss=FUNCTION, directory=PATH, trainer=KEY | NONE, machine=MACHINE, progress=FLAG, keep=TEXT,
+    callbacks=CALLBACKS, distributed=FLAG,
+)  # fmt: skip
 def train(
     model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path, trainer: PrivateKey | None = None,
-    machine: Machine = Machine(), progress: bool = True, keep: str = "all", callbacks: Sequence[OnStep] = (),
+    machine: Machine = Machine(), progress: bool = True, keep: str = "all", callbacks: Callbacks = (),
     distributed: bool = False, **options: Any,
 ) -> Run:  # fmt: skip
     """Trains into a directory and returns the finished run. Called again, it continues the run in that directory.
@@ -275,6 +291,11 @@ def train(
         return Run(RunDirectory.open(Path(directory)), machine).resume(progress=False, keep=keep, exchange=exchange)
 
 
+@taking(
+    model=MODULE, loss=FUNCTION, directory=PATH, client=KEY | NONE, trainer=KEY | NONE, policy=POLICY_OR_PATH | NONE,
+    terms=instance("tiebreak.Terms", Terms) | NONE, precision=PRECISION | NONE, machine=MACHINE, unchecked=FLAG,
+    domain=instance("a tiebreak.protocol.commitments.eip712.Domain", Domain) | NONE,
+)  # fmt: skip
 def agree(
     model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path, client: PrivateKey | None = None,
     trainer: PrivateKey | None = None, terms: Terms | None = None, policy: Policy | None = None,
@@ -300,7 +321,7 @@ def agree(
             f"{task.evaluate_every}; a run on disk is measured at its checkpoints"
         )
     there = (folder / "job.bin").exists()
-    if not there and folder.exists() and any(folder.iterdir()):
+    if not there and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder}: expected a new or empty directory, or a run, got other files")
     bundle = capture_bundle(task, unchecked=unchecked, device=machine.device)
     client, trainer, terms, policy = client or new_key(), trainer or new_key(), terms or Terms(), as_policy(policy)
@@ -362,6 +383,7 @@ def open_directory(directory: Path) -> RunDirectory:
     return RunDirectory.open(directory)
 
 
+@taking(directory=PATH, machine=MACHINE)
 def open_run(directory: str | Path, *, machine: Machine = Machine()) -> Run:
     """Opens an existing run, which may come from a stranger.
 

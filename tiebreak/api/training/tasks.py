@@ -1,7 +1,7 @@
 """Makes a task from what a PyTorch user has at hand, and reports every mistake before any work is done."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -15,13 +15,16 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import TensorDataset
 
 from tiebreak.api.data import hugging_face
+from tiebreak.api.machine import DEVICE
 from tiebreak.api.machine.running import usable_device
 from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
 from tiebreak.engine.capture.check import checked
 from tiebreak.engine.capture.task import Batch, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, map_array, open_array
+from tiebreak.engine.optimizers.settings import STEPS
 from tiebreak.engine.run.cost import Cost, cost_of, memory_here
 from tiebreak.engine.run.loop import exact_step
+from tiebreak.protocol.arguments import FLAG, FUNCTION, NONE, TEXT, instance, shown, taking, whole
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program
 
@@ -41,6 +44,14 @@ PEFT: Final = "base_model.model."
 """The prefix of a base model's names in a PEFT model."""
 
 
+MODULE: Final = instance("a torch.nn.Module", nn.Module)
+TASK: Final = instance("a task of tiebreak.make_task", Task)
+
+
+@taking(
+    model=MODULE, loss=FUNCTION, batch=whole(1) | instance("a tiebreak.Batch", Batch), steps=STEPS, name=TEXT,
+    items=TEXT | NONE, checkpoint_every=whole(1) | NONE,
+)  # fmt: skip
 def make_task(
     model: nn.Module, loss: Callable[..., Tensor], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
     steps: int, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None, name: str = "run",
@@ -66,7 +77,6 @@ def make_task(
     checkpoint_every: steps between two commitments [default: a tenth of all steps].
     options: further fields of `tiebreak.Task`.
     """
-    _check_kinds(model, loss, steps)
     arrays = _arrays(data, loss)
     names = tuple(name for name in arrays if name != options.get("items"))
     taken = _loss(loss, names, by_position=isinstance(data, TensorDataset))
@@ -82,15 +92,6 @@ def make_task(
     )  # fmt: skip
 
 
-def _check_kinds(model: object, loss: object, steps: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise ConfigurationError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    if not callable(loss):
-        raise ConfigurationError(f"expected a loss to call, got {type(loss).__name__}")
-    if not isinstance(steps, int) or steps < 1:
-        raise ConfigurationError(f"expected a number of steps of at least 1, got {steps!r}")
-
-
 def _arrays(data: Any, loss: Callable[..., Tensor]) -> dict[str, Any]:
     if isinstance(getattr(data, "column_names", None), dict):
         raise ConfigurationError(
@@ -101,7 +102,7 @@ def _arrays(data: Any, loss: Callable[..., Tensor]) -> dict[str, Any]:
     if isinstance(data, TensorDataset):
         data = {f"tensor{i}": tensor for i, tensor in enumerate(data.tensors)}
     if not isinstance(data, Mapping) or not data:
-        raise ConfigurationError(f"expected arrays by name or a TensorDataset, got {type(data).__name__}")
+        raise ConfigurationError(f"expected data as arrays by name or a TensorDataset, got {shown(data)}")
     return {name: _array(name, array) for name, array in data.items()}
 
 
@@ -122,8 +123,11 @@ def _array(name: str, array: object) -> Tensor:
         case str() | Path():
             return map_array(open_array(array))
         case np.ndarray():
-            return torch.from_numpy(array)
-    raise ConfigurationError(f"expected an array or a file in data {name!r}, got {type(array).__name__}")
+            try:
+                return torch.from_numpy(array)
+            except (TypeError, ValueError) as error:  # a dtype or a stride that torch does not have
+                raise ConfigurationError(f"expected numbers that torch can read in data {name!r}: {error}") from error
+    raise ConfigurationError(f"expected an array or a file in data {name!r}, got {shown(array)}")
 
 
 def _loss(loss: Callable[..., Tensor], names: tuple[str, ...], *, by_position: bool) -> Callable[..., Tensor]:
@@ -156,9 +160,16 @@ def _in_order(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _factors(schedule: Schedule | None, steps: int) -> Any:
     if schedule is None or isinstance(schedule, LRScheduler):
         return schedule
-    return tuple(float(schedule(step)) for step in range(steps)) if callable(schedule) else tuple(schedule)
+    if not callable(schedule) and (isinstance(schedule, str | bytes) or not isinstance(schedule, Iterable)):
+        return schedule  # the task refuses it
+    try:
+        found: Any = [schedule(step) for step in range(steps)] if callable(schedule) else schedule
+        return tuple(one if isinstance(one, LRScheduler) else float(one) for one in found)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"expected a number for each step in the schedule: {error}") from error
 
 
+@taking(task=TASK, unchecked=FLAG, device=DEVICE)
 def capture(task: Task, *, unchecked: bool = False, device: str = "cpu") -> Captured:
     """Captures the task as a program, its initial state and its data, and checks the program against eager PyTorch.
 

@@ -112,7 +112,7 @@ def translated(given: Any, schedule: Any, model: nn.Module, steps: int) -> tuple
                 "the task's optimizer to be that of its lr_scheduler", type(given).__name__)  # fmt: skip
     if isinstance(given, Optimizer | TorchOptimizers):
         return given, schedule
-    for one in optimizers:
+    for one in optimizers or (given,):
         require(isinstance(one, torch.optim.Optimizer), "settings of an optimizer, such as tiebreak.AdamW(lr=1e-3), or "
                 "optimizers of torch, one or several", type(one).__name__)  # fmt: skip
         _check(one)
