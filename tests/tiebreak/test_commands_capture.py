@@ -65,18 +65,19 @@ def test_an_operator_that_cannot_be_lowered_is_listed(task: Path, tmp_path: Path
 
 def test_a_job_that_was_not_checked_says_so(parties: Parties, tmp_path: Path, command: Commands) -> None:
     checked, unchecked = parties.path("captured"), tmp_path / "unchecked"
-    words = command("capture", parties.path("task.py"), "--unchecked", "--output", unchecked)
+    words = command("capture", parties.path("task.py"), "--check", "none", "--output", unchecked)
     assert "never compared with eager PyTorch" in words
-    assert (load_bundle(checked).checked, load_bundle(unchecked).checked) == (True, False)
+    assert (load_bundle(checked).check, load_bundle(unchecked).check) == ("full", "none")
     assert load_bundle(checked).roots() == load_bundle(unchecked).roots()
-    assert "unchecked" not in (checked / MANIFEST).read_text()
+    assert 'check"' not in (checked / MANIFEST).read_text()
     keys = {name: new_key() for name in ("client", "trainer")}
     for folder in (checked, unchecked):
         run_folder = tmp_path / f"run-{folder.name}"
         agree_on(load_bundle(folder), run_folder, **keys, terms=Terms(), domain=OFF_CHAIN)
-        assert open_run(run_folder).checked == (folder == checked)
-    (unchecked / MANIFEST).write_text((unchecked / MANIFEST).read_text().replace("true", "false"))
-    with pytest.raises(EncodingError, match="unchecked: expected true, or no such field, got 'False'"):
+        assert open_run(run_folder).check == ("full" if folder == checked else "none")
+        assert ("never compared" in command("show", run_folder)) == (folder == unchecked)
+    (unchecked / MANIFEST).write_text((unchecked / MANIFEST).read_text().replace('"none"', '"full"'))
+    with pytest.raises(EncodingError, match="check: expected slice, none, or no such field, got 'full'"):
         load_bundle(unchecked)
 
 

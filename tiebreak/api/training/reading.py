@@ -3,6 +3,8 @@
 from typing import Any
 
 from tiebreak.api.machine.running import policy_words
+from tiebreak.api.training.runs import check_of
+from tiebreak.api.training.tasks import CHECKS
 from tiebreak.engine.run.directory import RunDirectory
 
 
@@ -33,6 +35,7 @@ def show(run: RunDirectory) -> dict[str, Any]:
         "contract": f"0x{domain.contract.hex()}",
         "agreed": bool(run.agreement.trainer_signature),
         "rules": policy_words(job),
+        "check": CHECKS[check_of(run)],
         **job.to_json(),
         "checkpoints": job.checkpoints,
         "instructions": len(run.program.body),

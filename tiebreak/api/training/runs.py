@@ -19,7 +19,7 @@ from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import ORIGINS, Bundle, capture_bundle
 from tiebreak.api.training.distributed import joined
 from tiebreak.api.training.evaluation import evaluate_state
-from tiebreak.api.training.tasks import as_state_dict, make_task, state_names
+from tiebreak.api.training.tasks import CHECKS, as_state_dict, make_task, state_names
 from tiebreak.api.training.trainer import OnStep, Step, tell
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.captured import Captured
@@ -45,8 +45,9 @@ from tiebreak.protocol.tags import Digest
 
 NAMES: Final = "state_dict.tsv"
 UNCHECKED: Final = "unchecked.txt"
-"""Stands in the folder of a run whose capture was not checked against eager PyTorch."""
+"""Stands in the folder of a run whose capture was not checked against eager PyTorch, or only on a slice."""
 MAX_NAMES_BYTES: Final = 1 << 26
+MAX_NOTICE_BYTES: Final = 4096
 
 
 class Run:
@@ -72,9 +73,9 @@ class Run:
         return self._run.job
 
     @property
-    def checked(self) -> bool:
-        """Whether the program was compared with eager PyTorch at capture, as far as this folder tells."""
-        return not (self.directory / UNCHECKED).exists()
+    def check(self) -> str:
+        """How the program was compared with eager PyTorch ("full", "slice" or "none"), as the folder says."""
+        return check_of(self._run)
 
     @property
     def steps(self) -> int:
@@ -258,7 +259,7 @@ def train(
 def agree(
     model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path, client: PrivateKey | None = None,
     trainer: PrivateKey | None = None, terms: Terms | None = None, policy: Policy | None = None,
-    precision: int | None = None, domain: Domain | None = None, machine: Machine = Machine(), unchecked: bool = False,
+    precision: int | None = None, domain: Domain | None = None, machine: Machine = Machine(), check: str = "full",
     **options: Any,
 ) -> Run:  # fmt: skip
     """Captures a job, has client and trainer sign it, and returns a run in which nothing is computed yet.
@@ -268,7 +269,7 @@ def agree(
     policy of `tiebreak.calibrate` or the path of its file, for policy `logged` [default: `exact`]. precision: bits of
     results, 16 to 32 [default: the policy's, or 32]. machine: how this process computes the run. If the directory
     already holds a run, that run is opened, provided that it is the same job over the same model, data and settings.
-    unchecked: see `tiebreak.capture`; the run says so. options: the arguments of `tiebreak.make_task`.
+    check: see `tiebreak.capture`; the run says so. options: the arguments of `tiebreak.make_task`.
     """
     if (client is None) != (trainer is None):
         raise ConfigurationError("expected the keys of both client and trainer, or neither, got one")
@@ -282,7 +283,7 @@ def agree(
     there = (folder / "job.bin").exists()
     if not there and folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder}: expected a new or empty directory, or a run, got other files")
-    bundle = capture_bundle(task, unchecked=unchecked, device=machine.device)
+    bundle = capture_bundle(task, check=check, device=machine.device)
     client, trainer, terms, policy = client or new_key(), trainer or new_key(), terms or Terms(), as_policy(policy)
     if there:
         opened = RunDirectory.open(folder)
@@ -329,8 +330,16 @@ def draft(
 
 def notice(bundle: Bundle) -> dict[str, bytes]:
     """Files that tell of a run's capture: the origin of each instruction, and a mark if nobody has checked it."""
-    mark = b"captured with --unchecked: never compared with eager PyTorch\n"
-    return ({} if bundle.checked else {UNCHECKED: mark}) | ({ORIGINS: bundle.origins} if bundle.origins else {})
+    mark = {} if bundle.check == "full" else {UNCHECKED: f"{bundle.check}: {CHECKS[bundle.check]}\n".encode()}
+    return mark | ({ORIGINS: bundle.origins} if bundle.origins else {})
+
+
+def check_of(run: RunDirectory) -> str:
+    """One of `CHECKS`, as whoever made the folder says."""
+    with run.folder() as folder:
+        if not folder.holds(UNCHECKED):
+            return "full"
+        return "slice" if folder.read(UNCHECKED, MAX_NOTICE_BYTES).startswith(b"slice:") else "none"
 
 
 def open_directory(directory: Path) -> RunDirectory:

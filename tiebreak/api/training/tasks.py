@@ -17,6 +17,7 @@ from tiebreak.api.data import hugging_face
 from tiebreak.api.machine.running import usable_device
 from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
 from tiebreak.engine.capture.check import checked
+from tiebreak.engine.capture.slices import Slice
 from tiebreak.engine.capture.task import Batch, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, map_array, open_array
 from tiebreak.engine.run.cost import Cost, cost_of, memory_here
@@ -34,6 +35,12 @@ TARGETS: Final = frozenset(["y", "target", "targets", "label", "labels"])
 """The usual names of targets."""
 PROCESS: Final = 1 << 29
 """Bytes that a process takes before it holds a model: torch, its tracer and the engine."""
+CHECKS: Final = {
+    "full": "the program was compared with eager PyTorch",
+    "slice": "the program was compared with eager PyTorch on a slice, a few of its equal layers",
+    "none": "the program was never compared with eager PyTorch",
+}
+"""What is known of a program, by the kind of the check that its capture went through."""
 CHECKPOINTS: Final = 10
 """The number of checkpoints in a run that does not choose its own interval."""
 
@@ -156,25 +163,30 @@ def _factors(schedule: Schedule | None, steps: int) -> Any:
     return tuple(float(schedule(step)) for step in range(steps)) if callable(schedule) else tuple(schedule)
 
 
-def capture(task: Task, *, unchecked: bool = False, device: str = "cpu") -> Captured:
+def capture(task: Task, *, check: str = "full", device: str = "cpu") -> Captured:
     """Captures the task as a program, its initial state and its data, and checks the program against eager PyTorch.
 
-    The check takes about as long as capture itself and a few steps, which a CUDA device may compute; `unchecked` skips
-    it. Raises `ConfigurationError` if the program is not the model, if there is none (it then lists every operator that
-    has no exact form), or, before anything is computed, if this machine has too little memory for the check.
+    The check takes about as long as capture itself and a few steps, which a CUDA device may compute. check: "full";
+    "slice" for a model of which this is too much: three of each list of equal layers are checked, and all others do the
+    same (docs/decisions/capture.md says what this cannot see); or "none". Raises `ConfigurationError` if the program is
+    not the model, if there is none (it then lists every operator that has no exact form), or, before anything is
+    computed, if this machine has too little memory for the check.
     """
-    if unchecked:
+    if check not in CHECKS:
+        raise ConfigurationError(f"expected check to be one of {', '.join(CHECKS)}, got {check!r}")
+    if check == "none":
         return capture_task(task)
-    chosen = usable_device(device)
+    chosen, part = usable_device(device), Slice.of(task) if check == "slice" else None
+    steps = task if part is None else part.task
     if chosen.type == "cpu":
-        _require_memory(task)
+        _require_memory(steps)
 
     def run_step(program: Program, *given: Any) -> Any:
         if given[-1].type == "cpu":
-            _require_memory(task, cost_of(program))
+            _require_memory(steps, cost_of(program))
         return exact_step(program, *given)
 
-    return checked(task, run_step, chosen)
+    return checked(task, run_step, chosen, part)
 
 
 def _require_memory(task: Task, step: Cost | None = None) -> None:
@@ -198,7 +210,7 @@ def _require_memory(task: Task, step: Cost | None = None) -> None:
         raise ConfigurationError(
             f"expected a model whose capture and check fit into the {available / 2**30:.3g} GiB of memory here, got "
             f"one for which they take about {needed / 2**30:.3g} GiB; take smaller batches (`accumulation` adds up "
-            "their gradients) or a machine with more memory, or skip the check (`unchecked`)"
+            'their gradients) or a machine with more memory, or check less (check="slice" or "none")'
         )
 
 

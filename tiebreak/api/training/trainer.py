@@ -77,7 +77,7 @@ class Trainer:
 
     def __init__(
         self, task: Task, *, directory: str | Path | None = None, save_every: int | None = None,
-        machine: Machine = Machine(), unchecked: bool = False, callbacks: Sequence[OnStep] = (),
+        machine: Machine = Machine(), check: str = "full", callbacks: Sequence[OnStep] = (),
     ) -> None:  # fmt: skip
         if save_every is not None and (directory is None or save_every < 1):
             raise ConfigurationError(f"expected a directory and save_every >= 1, got {directory} and {save_every}")
@@ -92,7 +92,7 @@ class Trainer:
         self._task, self._callbacks = task, tuple(callbacks)
         self._every = save_every
         self._names = state_names(task.model)
-        self._compiled: Captured = capture(task, unchecked=unchecked, device=machine.device)
+        self._compiled: Captured = capture(task, check=check, device=machine.device)
         self._roots = {
             "program_root": self.program_root,
             "initial_state_root": _state_root(self._compiled.state),
@@ -203,7 +203,7 @@ class Trainer:
 
 def reproducible(
     model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path | None = None,
-    save_every: int | None = None, machine: Machine = Machine(), unchecked: bool = False,
+    save_every: int | None = None, machine: Machine = Machine(), check: str = "full",
     callbacks: Sequence[OnStep] = (), **options: Any,
 ) -> Trainer:  # fmt: skip
     """Prepares training whose every byte is fixed by model, data and settings, on any machine, with any thread count.
@@ -211,7 +211,7 @@ def reproducible(
     options: the arguments of `tiebreak.make_task`: at least optimizer, data, batch and steps. The initial weights are
     those that the module holds. Torch's seeded initialisation differs between machines, so share the weights as a file
     if others are to repeat the run. directory: the place to save, every `save_every` steps and at the end; if it holds
-    a save of the same run, training continues from it. machine: how this process computes. unchecked: see
+    a save of the same run, training continues from it. machine: how this process computes. check: see
     `tiebreak.capture`. callbacks: called with each `Step`; those of `evaluate` (`tiebreak.Task`) have metrics.
 
     Raises `ConfigurationError` before any work if something cannot be done; it lists every operator without an exact
@@ -219,7 +219,7 @@ def reproducible(
     """
     return Trainer(
         make_task(model, loss, checkpoint_every=1, **options), directory=directory, save_every=save_every,
-        machine=machine, unchecked=unchecked, callbacks=callbacks,
+        machine=machine, check=check, callbacks=callbacks,
     )  # fmt: skip
 
 

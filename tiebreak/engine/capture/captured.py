@@ -37,8 +37,9 @@ class Captured:
     """A captured task. `state` is the initial state; `data` is everything else that the steps read.
 
     gradients: by parameter, how to read its gradient, before clipping, from the values of the program's body. draws: as
-    in `Builder`, by index in the body; None also for what is not in it. checked: whether the program was compared with
-    eager PyTorch.
+    in `Builder`, by index in the body; None also for what is not in it. traced: the number of the body's instructions
+    before the update. check: how the program was compared with eager PyTorch: "full", "none", or "slice"
+    (`tiebreak.engine.capture.slices`).
     """
 
     program: Program
@@ -46,7 +47,8 @@ class Captured:
     data: dict[str, Tensor]
     gradients: dict[str, Ref] = field(default_factory=dict)
     draws: tuple[int | None, ...] = ()
-    checked: bool = False
+    traced: int = 0
+    check: str = "none"
 
 
 def capture_task(task: Task) -> Captured:
@@ -120,7 +122,8 @@ def capture_in_place(task: Task, before: Mapping[str, Tensor] | None = None) -> 
     data = {name: data[name].contiguous() for name in program.data_spec()}
     placed = {name: replace(g, value=b.indices[g.value]) for name, g in raw.items() if g.value in b.indices}
     draws = tuple(None if value is None else b.indices.get(value) for value in b.draws)
-    return Captured(program, state, data, placed, draws)
+    traced = sum(value < b.traced for value in b.indices)
+    return Captured(program, state, data, placed, draws, traced)
 
 
 def _telling(task: Task) -> Tensor:

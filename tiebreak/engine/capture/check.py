@@ -33,11 +33,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tiebreak.engine.capture.captured import MODEL, Captured, capture_in_place
+from tiebreak.engine.capture.captured import MODEL, Captured, capture_in_place, capture_task
 from tiebreak.engine.capture.draws import GivenDraws
 from tiebreak.engine.capture.optimizer_check import wrong_update
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
 from tiebreak.engine.capture.purity import LossModule, exchanged, remembered, untouched
+from tiebreak.engine.capture.slices import Slice
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
 from tiebreak.engine.capture.user_code import refusal
 from tiebreak.engine.lowering.builder import Ref
@@ -74,27 +75,41 @@ It gives each value of the body to the function, and returns the state after the
 CPU: Final = torch.device("cpu")
 
 
-def checked(task: Task, run_step: RunStep, device: torch.device = CPU) -> Captured:
+def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Slice | None = None) -> Captured:
     """Captures a task and checks the program, on a device if that succeeds there, else on the CPU.
 
-    Raises `ConfigurationError` if the program is not the task's own step.
+    part: a slice of the task, of which (b) and (c) are then checked. Raises `ConfigurationError` if the program is not
+    the task's own step, or not the slice's with more layers.
     """
     with untouched(task.model):
         captured = capture_in_place(task)
         release()
         with disturbed():
             _same_programs(captured, capture_in_place(task, captured.state))
+    steps, tested = (task, captured) if part is None else (part.task, _of_slice(task, captured, part))
     for place in dict.fromkeys((device, CPU)):
         try:
-            with untouched(task.model), torch.enable_grad(), _computing_on(place):
-                _same_steps(task, captured, run_step, place)
+            with untouched(steps.model), torch.enable_grad(), _computing_on(place):
+                _same_steps(steps, tested, run_step, place)
             break
         except Exception as error:
             if place == CPU:
                 raise
             reason = str(error).partition("\n")[0]
         warnings.warn(f"the capture is checked on the CPU, because the check failed on {place}: {reason}", stacklevel=2)
-    return replace(captured, checked=True)
+    return replace(captured, check="full" if part is None else "slice")
+
+
+def _of_slice(task: Task, captured: Captured, part: Slice) -> Captured:
+    try:
+        found = capture_task(part.task)
+    except ConfigurationError as error:
+        raise ConfigurationError(
+            f'expected a model that runs with fewer of its layers, got one that does not: {error}. For check="slice" '
+            "loop over the list itself, not over a number of layers that is kept elsewhere"
+        ) from error
+    part.compare(captured, found, task.model)
+    return found
 
 
 @contextmanager
@@ -200,7 +215,7 @@ def _same_results(
         raise ConfigurationError(
             f"the program is not the model: in step {ours.step}, {name} is {distance:.3g} from that of eager PyTorch"
             f", where {allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
-            f"{first}. Please report this with the model; `unchecked` skips the check"
+            f'{first}. Please report this with the model; check="none" skips the check'
         )
 
 
