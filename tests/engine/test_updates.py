@@ -245,6 +245,21 @@ def test_a_recorded_optimizer_steps_as_in_eager_pytorch(name: str) -> None:
         torch.testing.assert_close(results[-1].state[f"model.{parameter}"], wanted, rtol=0, atol=5 * case.near)
 
 
+def test_a_long_recording_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = seeded()
+    made = task_of(model, O.Adamax(trained(model)))
+    capture_task(made)
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(updates, "PATIENCE_S", -1.0)
+    capture_task(made)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        f"recording Adamax: step {step} of {STEPS}" for step in range(1, STEPS)
+    ]
+
+
 def test_a_step_of_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     model = seeded().bfloat16()
     optimizer = O.Adamax(trained(model), lr=0.01)

@@ -1,6 +1,7 @@
 """`tiebreak capture`: what it says, and what it refuses."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.tiebreak.parties import TASK, Commands, Parties
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import MANIFEST, load_bundle
 from tiebreak.api.training.runs import agree_on, open_run
+from tiebreak.api.training.tasks import CHECKS
 from tiebreak.cli.capture import _size, _waiting
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.terms import Terms
@@ -71,14 +73,21 @@ def test_a_job_that_was_not_checked_says_so(parties: Parties, tmp_path: Path, co
     assert load_bundle(checked).roots() == load_bundle(unchecked).roots()
     assert 'check"' not in (checked / MANIFEST).read_text()
     keys = {name: new_key() for name in ("client", "trainer")}
-    for folder in (checked, unchecked):
+    sliced = tmp_path / "sliced"
+    replace(load_bundle(checked), check="slice").save(sliced)
+    for folder, kind in ((checked, "full"), (unchecked, "none"), (sliced, "slice")):
         run_folder = tmp_path / f"run-{folder.name}"
         agree_on(load_bundle(folder), run_folder, **keys, terms=Terms(), domain=OFF_CHAIN)
-        assert open_run(run_folder).check == ("full" if folder == checked else "none")
-        assert ("never compared" in command("show", run_folder)) == (folder == unchecked)
+        assert open_run(run_folder).check == load_bundle(folder).check == kind
+        assert CHECKS[kind] in command("show", run_folder)
     (unchecked / MANIFEST).write_text((unchecked / MANIFEST).read_text().replace('"none"', '"full"'))
     with pytest.raises(EncodingError, match="check: expected slice, none, or no such field, got 'full'"):
         load_bundle(unchecked)
+
+
+def test_a_model_without_equal_layers_has_no_slice(task: Path, tmp_path: Path, command: Commands) -> None:
+    message = command("capture", task, "--check", "slice", "--output", tmp_path / "out", code=1)
+    assert "of at least 4 equal layers in a row" in message
 
 
 def test_an_output_that_is_there_is_refused_before_any_work(task: Path, tmp_path: Path, command: Commands) -> None:

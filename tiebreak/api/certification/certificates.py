@@ -44,6 +44,8 @@ ADAPTER: Final = "adapter_config.json"
 MISLEADING: Final = ("auto_map", "transformers_weights")
 """Fields of a configuration that name code to run, or other files to load."""
 SHOWN: Final = 20
+CHECK: Final = "check"
+"""The field of `environment` that says how the program was compared with its model, if that was not the whole of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,8 @@ class SignedCertificate:
                 f"What the attestation in it, of type {certificate.attestation.kind}, says of a machine: nothing here "
                 "reads it (--attestation-verifier), and no machine's word makes a result right."
             )
+        if (check := certificate.environment.get(CHECK)) is not None:
+            said.append(f"That the program is the model that was captured: by its maker's word, {check}.")
         if rest:
             said.append(
                 f"That the files hold the whole model: {rest} entries of the state, such as moments, are in none."

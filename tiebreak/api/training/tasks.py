@@ -179,24 +179,26 @@ def capture(task: Task, *, check: str = "full", device: str = "cpu") -> Captured
     chosen, part = usable_device(device), Slice.of(task) if check == "slice" else None
     steps = task if part is None else part.task
     if chosen.type == "cpu":
-        _require_memory(steps)
+        _require_memory(task, steps)
 
     def run_step(program: Program, *given: Any) -> Any:
         if given[-1].type == "cpu":
-            _require_memory(steps, cost_of(program))
+            _require_memory(task, steps, cost_of(program))
         return exact_step(program, *given)
 
     return checked(task, run_step, chosen, part)
 
 
-def _require_memory(task: Task, step: Cost | None = None) -> None:
+def _require_memory(task: Task, part: Task, step: Cost | None = None) -> None:
     """Raises `ConfigurationError` if capture and its check take more memory than there is here.
 
-    They hold the model, its first state, and the new tensors and gradients of the first step. Added to these are the
-    gradients and values of the second step or, in FP64, the weights, gradients and values of eager PyTorch with the
-    parts of its largest gradient. Without `step`, which the program tells, values and moments are not counted.
+    First the whole model's step is rehearsed: copies of its tensors and two sets of gradients. Then the engine takes
+    two steps of `part`, the task itself or a slice of it, and keeps their gradients, the new state of the first and the
+    new weights of the second. Of these, weights and gradients are still there when eager PyTorch has weights, gradients
+    and values in FP64, with the parts of its largest gradient. Last, the state is copied. Without `step`, which the
+    program tells, values and moments are not counted.
     """
-    tensors = [*task.model.parameters(), *task.model.buffers()]
+    whole, tensors = ([*one.model.parameters(), *one.model.buffers()] for one in (task, part))
     trained = [4 * tensor.numel() for tensor in tensors if tensor.requires_grad]
     first, gradients = sum(4 * tensor.numel() for tensor in tensors), sum(trained)
     new = live = gradients if step is None else gradients + max(0, step.state_bytes - first)
@@ -204,8 +206,12 @@ def _require_memory(task: Task, step: Cost | None = None) -> None:
     if step is not None:
         live, values = max(new, step.live_bytes), max(0, step.passing_bytes - gradients)
     wide = 2 * (first + gradients + values + 3 * max(trained))
-    held = PROCESS + sum(tensor.nbytes for tensor in tensors) + first + new + gradients
-    needed = held + max(gradients + live, wide)
+    engine = max(gradients + live, new + 3 * gradients + values)
+    copied = [tensor for tensor in tensors if part is not task or tensor.dtype != torch.float32]
+    check = sum(4 * tensor.numel() for tensor in copied) + max(engine, 3 * gradients + wide)
+    own = sum(tensor.nbytes for tensor in whole)
+    rehearsal = own + 2 * sum(tensor.nbytes for tensor in whole if tensor.requires_grad)
+    needed = PROCESS + own + max(rehearsal, check, sum(4 * tensor.numel() for tensor in whole))
     if needed > (available := memory_here()):
         raise ConfigurationError(
             f"expected a model whose capture and check fit into the {available / 2**30:.3g} GiB of memory here, got "

@@ -61,16 +61,20 @@ def capture_task(task: Task) -> Captured:
         return capture_in_place(task)
 
 
+def first_state(task: Task) -> dict[str, Tensor]:
+    """The entries of the initial state that are copies of the model's tensors."""
+    state = {MODEL + name: tensor for name, tensor in task.initial_state().items()}
+    trained = [name for name, p in task.model.named_parameters() if p.requires_grad and task.average is not None]
+    return state | {AVERAGE + name: state[MODEL + name].clone() for name in trained}
+
+
 def capture_in_place(task: Task, before: Mapping[str, Tensor] | None = None) -> Captured:
     """Does what `capture_task` does, but leaves behind what the user's code changes in the model.
 
-    before: the initial state, from another capture of the task; large models leave no room for it twice.
+    before: the model's tensors in the initial state, which are not copied: large models leave no room for that.
     """
     b = Builder()
-    initial = (
-        task.initial_state() if before is None
-        else {name.removeprefix(MODEL): t for name, t in before.items() if name.startswith(MODEL)}
-    )  # fmt: skip
+    initial = task.initial_state() if before is None else before
     bf16 = task.bf16()
     refs = {
         name: b.state(MODEL + name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape), bf16=name in bf16)
