@@ -15,7 +15,7 @@ from tests.engine.lowering_bench import make_task
 from tests.parts import slow_except
 from tiebreak.api.training import tasks
 from tiebreak.engine.capture.captured import Captured, capture_task
-from tiebreak.engine.capture.slices import Slice
+from tiebreak.engine.capture.slices import LEAST, Slice
 from tiebreak.engine.capture.task import AdamW, Clip, Group, Task
 from tiebreak.engine.lowering import RULES
 from tiebreak.protocol.errors import ConfigurationError
@@ -65,7 +65,7 @@ def plain(act: Any = None, run: Any = None, count: int = COUNT) -> Stack:
 
 
 def two_runs() -> nn.Module:
-    inner = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)), nn.Linear(4, 4))
+    inner = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(5)), nn.Linear(4, 4))
     return nn.Sequential(plain(), inner)
 
 
@@ -151,7 +151,7 @@ def all_of_them(m: Any, x: Tensor) -> Tensor:
 
 NONE, FEWER, OTHER = "equal layers in a row", "a model that runs with fewer of its layers", "layers that do the same"
 WRONG: dict[str, tuple[Callable[[], Task], str]] = {
-    "too few": (lambda: task(plain(count=3)), NONE),
+    "too few": (lambda: task(plain(count=4)), NONE),
     "tied": (lambda: task(tied()), NONE),
     "rates by layer": (lambda: task(rates()), NONE),
     "a number of layers": (lambda: task(plain(run=fixed)), FEWER),
@@ -178,7 +178,7 @@ def test_layers_that_are_not_the_same_are_refused(name: str, monkeypatch: pytest
 def test_a_wrong_rule_is_found_in_the_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RULES, "tanh.default", RULES["sin.default"])
     with pytest.raises(ConfigurationError, match="the program is not the model"):
-        tasks.capture(task(plain(count=4)), check="slice")
+        tasks.capture(task(plain(count=LEAST)), check="slice")
 
 
 def swapped(found: Captured, number: int) -> Captured | None:
@@ -201,8 +201,9 @@ def swapped(found: Captured, number: int) -> Captured | None:
 
 
 @pytest.mark.slow
-def test_no_instruction_of_the_whole_program_can_read_another_value(cases: CaseCounter) -> None:
-    made = task(plain(), optimizer=AdamW(lr=0.1), clip=Clip(norm=1.0))
+@pytest.mark.parametrize("count", [LEAST, LEAST + 2])
+def test_no_instruction_of_the_whole_program_can_read_another_value(count: int, cases: CaseCounter) -> None:
+    made = task(plain(count=count), optimizer=AdamW(lr=0.1), clip=Clip(norm=1.0))
     part, whole = Slice.of(made), capture_task(made)
     small = capture_task(part.task)
     part.compare(whole, small, made.model)

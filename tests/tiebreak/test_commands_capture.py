@@ -87,7 +87,7 @@ def test_a_job_that_was_not_checked_says_so(parties: Parties, tmp_path: Path, co
 
 def test_a_model_without_equal_layers_has_no_slice(task: Path, tmp_path: Path, command: Commands) -> None:
     message = command("capture", task, "--check", "slice", "--output", tmp_path / "out", code=1)
-    assert "of at least 4 equal layers in a row" in message
+    assert "of at least 5 equal layers in a row" in message
 
 
 def test_an_output_that_is_there_is_refused_before_any_work(task: Path, tmp_path: Path, command: Commands) -> None:

@@ -59,7 +59,7 @@ class Bundle:
     state: dict[str, Tensor]
     data: dict[str, Tensor]
     check: str = "full"
-    """As in `Captured`, as somebody wrote it."""
+    """The kind of its check (`Captured`), as somebody wrote it."""
     origins: bytes = b""
     """The contents of origins.json, as somebody wrote them: for readers only."""
 

@@ -74,7 +74,7 @@ class Run:
 
     @property
     def check(self) -> str:
-        """How the program was compared with eager PyTorch ("full", "slice" or "none"), as the folder says."""
+        """The comparison of the program with eager PyTorch: "full", "slice" or "none", as the folder says."""
         return check_of(self._run)
 
     @property

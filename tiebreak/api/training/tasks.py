@@ -40,7 +40,7 @@ CHECKS: Final = {
     "slice": "the program was compared with eager PyTorch on a slice, a few of its equal layers",
     "none": "the program was never compared with eager PyTorch",
 }
-"""What is known of a program, by the kind of the check that its capture went through."""
+"""The kinds of checks, and the words for each."""
 CHECKPOINTS: Final = 10
 """The number of checkpoints in a run that does not choose its own interval."""
 

@@ -4,8 +4,8 @@ A slice of a task has the same loss, data and settings, and a model whose lists 
 `nn.Sequential`) keep their first two layers and the last one. It shares its layers with the user's model, which stays
 as it is. What the check finds out about the slice holds for the whole program if these hold:
 
-(1) the layers of a run have equal modules, shapes and settings, but for numbers that count the layers, and no tensor of
-    one is anywhere else in the model;
+(1) the layers of a run have equal modules, shapes and settings, but for integers that count the layers, and no tensor
+    of one is anywhere else in the model;
 (2) in the whole program, the instructions of each inner layer are those of the next one, over values that are one layer
     further, or the same ones;
 (3) all other instructions, and those of the second layer, are those of the slice, over values that stand where the
@@ -16,11 +16,10 @@ The exception are sums over all layers in the update, such as the norm of all gr
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
+from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial
 from glob import escape
 from itertools import takewhile, zip_longest
-from types import FunctionType, MethodType
 from typing import Any, Final
 
 import torch
@@ -36,6 +35,9 @@ from tiebreak.protocol.program.isa import Instruction, Opcode, RandomParams, Slo
 
 FIRST: Final = 2
 """The number of layers that are kept at the start of a run; one more is kept at its end."""
+LEAST: Final = 5
+"""The fewest layers of a run: of fewer, none would be compared with two others."""
+_PLAIN: Final = (int, float, complex, str, bytes, tuple, torch.dtype, type(None))
 Layer = tuple[str, int] | None
 """The path of a run's first layer, and the number of a layer in the run; None: no layer of any run."""
 
@@ -61,11 +63,11 @@ class Slice:
             layers |= {path: (run[0], number) for number, path in enumerate(run)}
         if not counts:
             raise ConfigurationError(
-                f"expected a model with a list (nn.ModuleList, nn.Sequential) of at least {FIRST + 2} equal layers in "
+                f"expected a model with a list (nn.ModuleList, nn.Sequential) of at least {LEAST} equal layers in "
                 f'a row, of which {FIRST + 1} would be checked, got none; check the whole model (check="full")'
             )
         dropped = {path for path, layer in layers.items() if layer and FIRST <= layer[1] < counts[layer[0]] - 1}
-        model = _shell(task.model, "", "", dropped, names, {})
+        model = _shell(task.model, "", "", dropped, names)
         for small, own in [*names.items()]:
             module = task.model.get_submodule(own)
             names |= {_path(small, name): _path(own, name) for name in (*module._parameters, *module._buffers)}
@@ -184,7 +186,7 @@ class _Parts:
                 raise _other(self.leaves[b], "it reads another value")
 
     def _named(self, leaf: Instruction) -> tuple[str, Layer, str]:
-        """What a state entry holds of a tensor, the tensor's layer, and its name there."""
+        """The kind of a state entry (a weight, a moment), the layer of its tensor, and the tensor's name there."""
         assert isinstance(leaf.params, Slot)
         words = leaf.params.name.split(".")
         most = 1 if leaf.params.name.startswith((MODEL, AVERAGE)) else len(words) - 1
@@ -249,63 +251,37 @@ def _runs(model: nn.Module) -> list[list[str]]:
             continue
         left = [(_path(path, name), child) for name, child in module._modules.items()]
         while left:
-            alike = (_same(left[0][1], child, n, set()) and is_alone(p, child) for n, (p, child) in enumerate(left))
+            alike = (_same(left[0][1], child, n) and is_alone(p, child) for n, (p, child) in enumerate(left))
             run = [layer for layer, _ in zip([name for name, _ in left], takewhile(bool, alike), strict=False)]
-            if len(run) > FIRST + 1:
+            if len(run) >= LEAST:
                 found.append(run)
                 inside += [f"{layer}." for layer in run]
             left = left[max(1, len(run)) :]
     return found
 
 
-def _same(a: Any, b: Any, apart: int, seen: set[tuple[int, int]]) -> bool:
-    """Whether two layers, or what is in them, differ only by their tensors' values and by numbers that count layers."""
-    if a is b or (id(a), id(b)) in seen:
-        return True
-    if type(a) is not type(b):
-        return False
-    seen.add((id(a), id(b)))
-    inner = partial(_same, apart=apart, seen=seen)
-    match a:
-        case Tensor():
-            kinds = [(t.shape, t.dtype, t.stride(), t.requires_grad) for t in (a, b)]
-            return kinds[0] == kinds[1] and inner(vars(a), vars(b))
-        case dict():
-            return list(a) == list(b) and all(map(inner, a.values(), b.values()))
-        case list() | tuple():
-            return len(a) == len(b) and all(map(inner, a, b))
-        case partial():
-            return inner((a.func, a.args, a.keywords), (b.func, b.args, b.keywords))
-        case MethodType():
-            return inner((a.__func__, a.__self__), (b.__func__, b.__self__))
-        case int():
-            return a == b or (type(a) is int and b - a == apart)
-    if hasattr(a, "__dict__") and not isinstance(a, type | FunctionType):
-        return inner(vars(a), vars(b))
-    return (a == b) is True
+def _same(a: nn.Module, b: nn.Module, apart: int) -> bool:
+    """Tells whether two layers differ only by the values of tensors, and by integers that count the layers."""
+    for (path, own), (other_path, other) in zip_longest(a.named_modules(), b.named_modules(), fillvalue=("", None)):
+        if (path, type(own)) != (other_path, type(other)) or vars(own).keys() != vars(other).keys():
+            return False
+        for x, y in ((value, vars(other)[key]) for key, value in vars(own).items()):
+            counts = type(x) is type(y) is int and y - x == apart
+            if (isinstance(x, _PLAIN) and x != y and not counts) or (isinstance(x, dict) and len(x) != len(y)):
+                return False
+    kinds = [[(name, t.shape, t.dtype, t.requires_grad) for name, t in _tensors(layer)] for layer in (a, b)]
+    return kinds[0] == kinds[1]
 
 
-def _shell(
-    module: nn.Module, small: str, own: str, dropped: Set[str], names: dict[str, str], made: dict[int, nn.Module]
-) -> nn.Module:
+def _shell(module: nn.Module, small: str, own: str, dropped: Set[str], names: dict[str, str]) -> nn.Module:
     """A module without the dropped layers: itself, or a copy of the module alone. Notes the paths that are kept."""
-    if id(module) in made:
-        return made[id(module)]
     names[small] = own
     children = {name: child for name, child in module._modules.items() if child is not None}
     kept = [name for name in children if _path(own, name) not in dropped]
-    order = zip(children, kept, strict=False) if len(kept) < len(children) else zip(kept, kept, strict=True)
-    inner = {
-        new: _shell(children[name], _path(small, new), _path(own, name), dropped, names, made) for new, name in order
-    }
+    order = zip(children if len(kept) < len(children) else kept, kept, strict=False)
+    inner = {new: _shell(children[name], _path(small, new), _path(own, name), dropped, names) for new, name in order}
     if inner == children:
-        made[id(module)] = module
         return module
-    copy = made[id(module)] = object.__new__(type(module))
-    for key, value in vars(module).items():
-        bound = isinstance(value, MethodType) and value.__self__ is module
-        vars(copy)[key] = MethodType(value.__func__, copy) if bound else value
-        if isinstance(value, dict):
-            vars(copy)[key] = value.copy()
-    vars(copy)["_modules"] = module._modules | inner if len(kept) == len(children) else inner
-    return copy
+    copied = copy(module)
+    vars(copied)["_modules"] = inner if len(kept) < len(children) else module._modules | inner
+    return copied
