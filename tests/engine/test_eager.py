@@ -142,6 +142,7 @@ def test_what_is_right_passes(name: str) -> None:
     before = [*made.model.parameters(), *made.model.buffers()]
     captured = checked(made)
     assert captured.check == "full"
+    assert {p.data_ptr() for p in before}.isdisjoint(t.data_ptr() for t in captured.state.values()), "copies"
     assert all(a is b for a, b in zip(before, [*made.model.parameters(), *made.model.buffers()], strict=True))
     assert captured.program.root == compiling.capture_task(made).program.root
 
@@ -310,8 +311,8 @@ def test_clipping_and_averages_are_compared(undone: str, monkeypatch: pytest.Mon
 def test_eager_must_draw_what_the_program_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     real = check._engine
 
-    def fewer(*given: Any) -> Any:
-        ours = real(*given)
+    def fewer(*given: Any, **more: Any) -> Any:
+        ours = real(*given, **more)
         return replace(ours, drawn=[tensor[:1] for tensor in ours.drawn if tensor is not None])
 
     monkeypatch.setattr(check, "_engine", fewer)

@@ -99,6 +99,7 @@ def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Sli
                 raise
             reason = str(error).partition("\n")[0]
         warnings.warn(f"the capture is checked on the CPU, because the check failed on {place}: {reason}", stacklevel=2)
+    del tested  # before the state is copied
     return replace(captured, state=captured.state | first_state(task), check="full" if part is None else "slice")
 
 
