@@ -82,7 +82,9 @@ def grouped(match: str) -> Task:
 
 RIGHT: dict[str, Callable[[], Task]] = {
     "plain": lambda: task(plain()),
-    "everything": lambda: task(plain(), accumulation=2, clip=Clip(norm=0.01), average=0.9, optimizer=AdamW(lr=0.1)),
+    "everything": lambda: task(
+        plain(), accumulation=2, clip=Clip(norm=0.01), average=0.9, norm=True, optimizer=AdamW(lr=0.1)
+    ),
     "groups": lambda: grouped("layers.[05].*"),
     "two runs": lambda: task(two_runs()),
     "bfloat16": lambda: task(plain().bfloat16(), loss=lambda m, x, y: F.mse_loss(m(x.bfloat16()).float(), y)),

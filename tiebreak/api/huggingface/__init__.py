@@ -1,0 +1,1 @@
+"""Hugging Face trainers, whose steps the engine computes."""
