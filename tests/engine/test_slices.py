@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
@@ -181,6 +182,45 @@ def test_a_wrong_rule_is_found_in_the_slice(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(RULES, "tanh.default", RULES["sin.default"])
     with pytest.raises(ConfigurationError, match="the program is not the model"):
         tasks.capture(task(plain(count=LEAST)), check="slice")
+
+
+TOKENS = {name: torch.arange(64).reshape(8, 8) * 7 % 61 for name in "xy"}
+SIZES = {"vocab_size": 61, "num_hidden_layers": LEAST}
+
+
+def llama() -> nn.Module:
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 1}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **sizes)).bfloat16()
+    model.gradient_checkpointing_enable()
+    return model
+
+
+def t5() -> nn.Module:
+    """The first block of encoder and decoder has a bias of its own; five more are equal."""
+    sizes = {"vocab_size": 61, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": LEAST + 1, "num_heads": 2}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes, decoder_start_token_id=0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("make", "runs"), [(llama, 1), (t5, 2)])
+def test_models_of_transformers_have_slices(make: Callable[[], nn.Module], runs: int) -> None:
+    model = make().train()
+    made = task(model, data=TOKENS, batch=2, loss=lambda m, x, y: m(input_ids=x, labels=y, use_cache=False).loss)
+    part = Slice.of(made)
+    assert len(part.counts) == runs
+    part.compare(capture_task(made), capture_task(part.task), model)
+
+
+def unlike(x: Tensor, number: int) -> Tensor:
+    """In eager PyTorch alone, one of the layers that a slice leaves out does another thing."""
+    return torch.sin(x) if number == 3 and not torch.compiler.is_compiling() else torch.tanh(x)
+
+
+@pytest.mark.slow
+def test_what_only_eager_pytorch_does_in_a_layer_that_was_left_out_is_not_seen() -> None:
+    assert tasks.capture(task(plain(unlike)), check="slice").check == "slice"
+    with pytest.raises(ConfigurationError, match="the program is not the model"):
+        tasks.capture(task(plain(unlike)))
 
 
 def swapped(found: Captured, number: int) -> Captured | None:
