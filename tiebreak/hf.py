@@ -8,9 +8,10 @@ import runpy
 import sys
 from typing import Any
 
-from transformers import Trainer
-
 from tiebreak.api.huggingface.training import train
+
+# isort: split
+from transformers import Trainer
 
 __all__ = ["install", "train"]
 

@@ -1,8 +1,13 @@
 """`tiebreak.hf.train` against `transformers.Trainer` itself, in its own order of examples; and what it refuses."""
 
+import os
+import runpy
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +29,10 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 
 import tiebreak
+from tests.source_tree import ROOT
 from tests.tiebreak.hf_cases import arguments, encoded, gpt2, llama, losses, tokenizer
 from tiebreak import ConfigurationError, StateError, TiebreakTrainer
+from tiebreak.api import huggingface
 from tiebreak.api.certification.certificates import verify
 from tiebreak.api.certification.certifying import certify
 from tiebreak.engine.run.directory import RunDirectory
@@ -297,7 +304,7 @@ class Writes(TrainerCallback):
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a counter": ({"kind": Counts}, r"test_huggingface.py:\d+\) it changes an attribute of loss"),
+    "a counter": ({"kind": Counts}, "it changes an attribute of loss"),
     "a step of its own": ({"kind": Steps}, "got a training_step of your own, which a run never calls"),
     "padding that counts": ({"kind": Averages}, "a loss that padding does not change, got others for batch"),
     "noise on embeddings": ({"neftune_noise_alpha": 5.0}, "got neftune_noise_alpha=5.0: its noise depends on the padd"),
@@ -347,3 +354,37 @@ def test_a_trainer_that_cannot_be_driven_names_its_calls(tmp_path: Path) -> None
     made = plain(tmp_path, data_collator=lambda rows: [row["input_ids"] for row in rows])
     with pytest.raises(ConfigurationError, match="gives tensors by name, got list"):
         tiebreak.hf.train(made)
+
+
+def test_older_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.0")
+    with pytest.raises(ConfigurationError, match=r"expected transformers 5, got 4.57.0"):
+        runpy.run_path(str(huggingface.__file__))
+    monkeypatch.setitem(sys.modules, "trl", SimpleNamespace(__version__="0.24.0"))
+    with pytest.raises(ConfigurationError, match=r"TRL 0.24.0, whose losses"):
+        tiebreak.hf.train(plain(tmp_path))
+
+
+def test_a_stream_that_ends_early_ends_the_run(tmp_path: Path) -> None:
+    rows = list(encoded(12))
+    ours, theirs = (
+        plain(tmp_path / name, train_dataset=IterableDataset.from_generator(lambda: iter(rows)), max_steps=7)
+        for name in ("ours", "theirs")
+    )
+    theirs.train()
+    assert tiebreak.hf.train(ours).global_step == theirs.state.global_step == 7
+
+
+@pytest.mark.slow
+def test_a_script_runs_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import sys\nfrom pathlib import Path\nfrom tests.tiebreak.test_huggingface import plain\n"
+        "print(plain(Path(sys.argv[1]), max_steps=2).train().global_step)\n"
+    )
+    for program in (["script.py"], ["-m", "script"]):
+        ran = subprocess.run(
+            [sys.executable, "-m", "tiebreak.hf", *program, f"out{len(program)}"], cwd=tmp_path, check=False,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert ran.stdout.splitlines()[-1:] == ["2"], ran.stderr
+        assert tiebreak.open_run(tmp_path / f"out{len(program)}" / "run").step == 2

@@ -54,8 +54,8 @@ def value(trainer: Any, model: Any, inputs: Mapping[str, Any], items: Any) -> Te
 def ready(trainer: Any) -> Iterator[None]:
     """Prepares the model for capture on the CPU, without what changes no bits there; afterwards all is as before.
 
-    That is the checkpointing of activations (a run decides itself what to compute again), and autocast for another
-    device, with which accelerate wraps `forward`: the job's is that of the CPU.
+    That is the checkpointing of activations (a run decides itself what to compute again), and the trainer's device,
+    with which accelerate also wraps `forward` in autocast: the job's is that of the CPU.
     """
     model, device = trainer.model, trainer.args.device
     with ExitStack() as stack:
@@ -64,10 +64,12 @@ def ready(trainer: Any) -> Iterator[None]:
         if hasattr(model, "_require_grads_hook"):
             model.disable_input_require_grads()
             stack.callback(model.enable_input_require_grads)
-        if "_original_forward" in vars(model):
-            plain = torch.autocast("cpu", torch.bfloat16)(model._original_forward.__func__)
-            forward = MethodType(convert_outputs_to_fp32(plain), model)
-            stack.enter_context(replaced(model, forward=forward))
+        parts: list[Any] = [model, getattr(trainer, "ref_model", None) or model]
+        for part in parts:
+            if "_original_forward" in vars(part):
+                plain = torch.autocast("cpu", torch.bfloat16)(part._original_forward.__func__)
+                stack.enter_context(replaced(part, forward=MethodType(convert_outputs_to_fp32(plain), part)))
+        stack.enter_context(replaced(trainer.accelerator.state, device=torch.device("cpu")))
         stack.callback(model.to, device)
         stack.enter_context(replaced(trainer, train_dataset=None, eval_dataset=None))  # a loss reads its batch
         model.cpu().train()

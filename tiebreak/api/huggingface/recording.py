@@ -16,17 +16,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from transformers import Trainer
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
-
-try:
-    from transformers import Trainer
-    from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
-except ImportError as missing:
-    raise ConfigurationError(
-        f"expected transformers and accelerate, got: {missing}; pip install 'tiebreak[hf]'"
-    ) from missing
 
 ITEMS: Final = "num_items_in_batch"
 """The number of labels that count in all micro-batches of a step, by which Trainer divides."""
@@ -52,6 +46,8 @@ class Recording:
     counts: list[int] = field(default_factory=list)
     """The number of micro-batches in the step of each."""
     steps: int = 0
+    planned: int = 0
+    """The steps of the schedule: more than there are if a stream of data ends early."""
     loader: Any = None
     """Gives the same batches again, epoch by epoch."""
 
@@ -151,7 +147,7 @@ def record(trainer: Trainer) -> Recording:
         ),
     ):  # fmt: skip
         loop(trainer)
-        found.steps = trainer.state.global_step
+        found.steps, found.planned = trainer.state.global_step, trainer.state.max_steps
     trainer.state, trainer.control = state, control
     found.inputs = [batch for epoch in loader.epochs for batch in epoch][: len(found.items)]
     loader.again, found.loader = iter(loader.epochs), loader

@@ -1,5 +1,6 @@
 """What a trainer asks for that a run could not follow, all of it in one message, by the names that the user wrote."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from dataclasses import fields
@@ -63,6 +64,8 @@ def _of_trainer(trainer: Trainer) -> Iterator[str]:
             "a quantized model: its weights are packed codes, which no gradient passes as PyTorch defines it; load the "
             "base in bfloat16, to which the same adapters fit"
         )
+    if int((version := getattr(sys.modules.get("trl"), "__version__", "1")).partition(".")[0]) < 1:
+        yield f"TRL {version}, whose losses read values in other ways than those of TRL 1: pip install -U trl"
     if type(held)._prepare_inputs is not Trainer._prepare_inputs:
         yield (
             f"{type(held).__name__}, which prepares inputs with the model of the moment: data that depend on the "

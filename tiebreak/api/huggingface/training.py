@@ -70,7 +70,7 @@ def _noting_reads(args: Any) -> Iterator[set[str]]:
 
 def _agreed(trainer: Any, recording: Recording, found: Columns, machine: Machine, options: dict[str, Any]) -> Run:
     args = trainer.args
-    with ready(trainer), _reference(trainer), replaced(trainer, **_optimizers(trainer, recording.steps)):
+    with ready(trainer), _reference(trainer), replaced(trainer, **_optimizers(trainer, recording.planned)):
         if found.smallest:
             check_padding(trainer, recording, found)
         return agree(
