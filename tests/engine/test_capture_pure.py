@@ -345,8 +345,8 @@ def catching(self: Any, x: Tensor) -> Tensor:
 
 
 COUNTED = [
-    ("branch", lambda s, x: x if s.n.item() else -x),
-    ("set", lambda s, x: -x if s.n.item() in {30, 60} else x),
+    ("branch", lambda s, x: x if s.n.item() else 2 * x),
+    ("set", lambda s, x: 2 * x if s.n.item() in {30, 60} else x),
     ("dict", lambda s, x: x * {30: 0.5}.get(float(s.n), 1.0)),
     ("text", lambda s, x: x * getattr(s, f"rate{s.n.item()}", 1.0)),
     ("another text", lambda s, x: x * {"30": 0.5}.get(str(s.n.item()), 1.0)),

@@ -12,7 +12,7 @@ from transformers.trainer_utils import TrainOutput
 
 from tiebreak.api.huggingface.driving import drive
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
-from tiebreak.api.huggingface.recording import Columns, Recording, columns, record, replaced
+from tiebreak.api.huggingface.recording import RecordedColumns, Recording, columns, record, replaced
 from tiebreak.api.huggingface.refusals import check_trainer, warn_of_unread
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.runs import Run, agree, open_run
@@ -68,7 +68,9 @@ def _noting_reads(args: Any) -> Iterator[set[str]]:
         args.__class__ = kind
 
 
-def _agreed(trainer: Any, recording: Recording, found: Columns, machine: Machine, options: dict[str, Any]) -> Run:
+def _agreed(
+    trainer: Any, recording: Recording, found: RecordedColumns, machine: Machine, options: dict[str, Any]
+) -> Run:
     args = trainer.args
     with ready(trainer), _reference(trainer), replaced(trainer, **_optimizers(trainer, recording.planned)):
         if found.smallest:
