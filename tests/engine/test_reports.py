@@ -48,7 +48,7 @@ def plain(model: Any, x: Tensor, y: Tensor) -> Tensor:
 @pytest.mark.parametrize("loss", [logs, checks])
 def test_what_only_reports_read_leaves_no_trace(loss: Loss) -> None:
     found = captured(loss)
-    assert found.checked
+    assert found.check == "full"
     assert found.program.root == captured(plain).program.root
 
 

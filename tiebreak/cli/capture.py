@@ -24,9 +24,15 @@ if TYPE_CHECKING:
 @output_option("captured", "New or empty folder for the captured job.")
 @click.option("--steps", type=click.IntRange(1), help="Number of steps, instead of the task's own.")
 @click.option("--device", default="cpu", show_default=True, help="Torch device for the check, if its memory suffices.")
-@click.option("--unchecked", is_flag=True, help="Do not compare the program with eager PyTorch; the job says so.")
+@click.option(
+    "--check",
+    type=click.Choice(["full", "slice", "none"]),
+    default="full",
+    show_default=True,
+    help="Compare the program with eager PyTorch, or only three of each list of equal layers; the job says so.",
+)
 @json_option
-def capture(task: str, output: Path, steps: int | None, device: str, unchecked: bool, as_json: bool) -> None:
+def capture(task: str, output: Path, steps: int | None, device: str, check: str, as_json: bool) -> None:
     """Capture TASK as a program that any party can run without its code.
 
     TASK is digits, text, or a Python file of your own that defines task() and returns a `tiebreak.Task`. The file is
@@ -41,7 +47,7 @@ def capture(task: str, output: Path, steps: int | None, device: str, unchecked: 
         raise ConfigurationError(f"expected a new or empty folder, got {output}; choose another or empty it")
     loaded = demo.loader.load_task(task, steps=steps)
     started = time.perf_counter()
-    bundle = captured(loaded, unchecked=unchecked, device=device)
+    bundle = captured(loaded, check=check, device=device)
     seconds = time.perf_counter() - started
     bundle.save(output)
     if as_json:
@@ -51,10 +57,10 @@ def capture(task: str, output: Path, steps: int | None, device: str, unchecked: 
     show(bundle, output, {"capture": f"{seconds:.1f} s"})
 
 
-def captured(task: "Task", *, unchecked: bool = False, device: str = "cpu") -> "Bundle":
+def captured(task: "Task", *, check: str = "full", device: str = "cpu") -> "Bundle":
     """Captures the task; shows a spinner with the time on a terminal, and one line elsewhere."""
     with _waiting(Console(stderr=True), f"capturing {task.name}"):
-        return api.bundle.capture_bundle(task, unchecked=unchecked, device=device)
+        return api.bundle.capture_bundle(task, check=check, device=device)
 
 
 def _waiting(console: Console, title: str) -> AbstractContextManager[Any]:
@@ -79,7 +85,7 @@ def show(bundle: "Bundle", folder: Path, more: dict[str, str] | None = None) -> 
         "instructions": ", ".join(f"{count} {kind}" for kind, count in cost.kinds.items()),
         "model": f"{bundle.parameters:,} numbers; state {_size(cost.state_bytes)}, data {_size(cost.data_bytes)}",
         "a step": f"{cost.flops:.3g} operations, about {_size(cost.memory_bytes)} of memory",
-        **({} if bundle.checked else {"unchecked": "the program was never compared with eager PyTorch"}),
+        **({} if bundle.check == "full" else {"check": api.tasks.CHECKS[bundle.check]}),
         **(more or {}),
         **{name.replace("_", " "): root for name, root in bundle.roots().items()},
         "folder": str(folder),

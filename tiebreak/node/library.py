@@ -29,7 +29,6 @@ from typing import Final, Protocol
 from tiebreak.api.agreeing.readers import MAX_SEAL_BYTES, SEAL, Unseal, readers_of
 from tiebreak.api.agreeing.sealing import SUFFIX, Sealed, sealed_bytes
 from tiebreak.api.training.bundle import MAX_ORIGINS_BYTES, ORIGINS
-from tiebreak.api.training.runs import UNCHECKED
 from tiebreak.engine.data import data_identities
 from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER
 from tiebreak.engine.data.disk import Folder, write_whole
@@ -44,6 +43,7 @@ from tiebreak.engine.run.directory import (
     JOB,
     LOGS,
     MAX_NAMES_BYTES,
+    MAX_NOTICE_BYTES,
     MAX_PROGRAM_BYTES,
     MAX_SIGNED_BYTES,
     NAMES,
@@ -52,6 +52,7 @@ from tiebreak.engine.run.directory import (
     RECORD_BYTES,
     RECORDS,
     STATES,
+    UNCHECKED,
     RunDirectory,
     check_root,
     head_name,
@@ -67,7 +68,6 @@ from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 
-MAX_NOTICE_BYTES: Final = 4096
 SPARE_BYTES: Final = 1 << 28
 """Free space that fetching leaves on a disk."""
 COPY_BYTES: Final = 1 << 22

@@ -51,6 +51,8 @@ WIDENED: Final = (Element.BF16, Element.F16)
 MISLEADING: Final = ("auto_map", "transformers_weights")
 """Fields of a configuration that name code to run, or other files to load."""
 SHOWN: Final = 20
+CHECK: Final = "check"
+"""The field of `environment` that says how the program was compared with its model, if that was not the whole of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +139,8 @@ class SignedCertificate:
             if not base_given:
                 root = certificate.adapter.root.hex()
                 said.append(f"That these are adapters of your model: the signers name a base of root {root} (--base).")
+        if (check := certificate.environment.get(CHECK)) is not None:
+            said.append(f"That the program is the model that was captured: by its maker's word, {check}.")
         if rest:
             said.append(
                 f"That the files hold the whole model: {rest} entries of the state, such as moments, are in none."

@@ -25,8 +25,16 @@ from typing import Any, Final
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tiebreak.api.certification.certificates import Found, SignedCertificate, check, read_certificate, read_weights
+from tiebreak.api.certification.certificates import (
+    CHECK,
+    Found,
+    SignedCertificate,
+    check,
+    read_certificate,
+    read_weights,
+)
 from tiebreak.api.machine import environment
+from tiebreak.api.training.reading import CHECKS, check_of
 from tiebreak.api.training.runs import names_of
 from tiebreak.api.training.tasks import PEFT
 from tiebreak.engine.capture.captured import MODEL
@@ -128,11 +136,13 @@ def _certificate(
     shown = {names[tensor] for tensor in found.tensors}
     weights = Weights.of(state_tree(ids), sorted(ids), {n: e for n, e in names.items() if e in shown}, MODEL)
     settlement, audits = (None, ()) if ending is None else ending
+    check = check_of(run)
+    described = [*environment.describe(), *([] if check == "full" else [(CHECK, CHECKS[check])])]
     return Certificate(
         agreement=run.agreement, head=head, record=records[-1], path=tuple(tree.proof(job.checkpoints - 1)),
         files=found.files, settlement=settlement, audits=audits,
         weights=weights, adapter=_adapter(run, ids, shown, found.configuration),
-        environment={n: text.encode("ascii", "replace").decode()[:_WORDS] for n, text in environment.describe()},
+        environment={n: text.encode("ascii", "replace").decode()[:_WORDS] for n, text in described},
     )  # fmt: skip
 
 

@@ -20,7 +20,8 @@ from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import ORIGINS, Bundle, capture_bundle
 from tiebreak.api.training.distributed import joined
 from tiebreak.api.training.evaluation import evaluate_state
-from tiebreak.api.training.tasks import MODULE, adapter_names, as_state_dict, make_task, state_names
+from tiebreak.api.training.reading import CHECKS, check_of
+from tiebreak.api.training.tasks import CHECK, MODULE, adapter_names, as_state_dict, make_task, state_names
 from tiebreak.api.training.trainer import Callbacks, Step, norm_in, tell
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.captured import Captured
@@ -32,7 +33,7 @@ from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
 from tiebreak.engine.run.commit import Commit
-from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, RunDirectory
+from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, UNCHECKED, RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker
@@ -45,10 +46,6 @@ from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateErr
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.program import rounding
 from tiebreak.protocol.tags import Digest
-
-UNCHECKED: Final = "unchecked.txt"
-"""Stands in the folder of a run whose capture was not checked against eager PyTorch."""
-
 
 KEY: Final = instance("a key (tiebreak.load_key reads one)", PrivateKey)
 PRECISION: Final = whole(MIN_PRECISION, MAX_PRECISION)
@@ -78,9 +75,9 @@ class Run:
         return self._run.job
 
     @property
-    def checked(self) -> bool:
-        """Whether the program was compared with eager PyTorch at capture, as far as this folder tells."""
-        return not (self.directory / UNCHECKED).exists()
+    def check(self) -> str:
+        """The comparison of the program with eager PyTorch: "full", "slice" or "none", as the folder says."""
+        return check_of(self._run)
 
     @property
     def steps(self) -> int:
@@ -293,13 +290,13 @@ def train(
 
 @taking(
     model=MODULE, loss=FUNCTION, directory=PATH, client=KEY | NONE, trainer=KEY | NONE, policy=POLICY_OR_PATH | NONE,
-    terms=instance("tiebreak.Terms", Terms) | NONE, precision=PRECISION | NONE, machine=MACHINE, unchecked=FLAG,
+    terms=instance("tiebreak.Terms", Terms) | NONE, precision=PRECISION | NONE, machine=MACHINE, check=CHECK,
     domain=instance("a tiebreak.protocol.commitments.eip712.Domain", Domain) | NONE,
 )  # fmt: skip
 def agree(
     model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path, client: PrivateKey | None = None,
     trainer: PrivateKey | None = None, terms: Terms | None = None, policy: Policy | None = None,
-    precision: int | None = None, domain: Domain | None = None, machine: Machine = Machine(), unchecked: bool = False,
+    precision: int | None = None, domain: Domain | None = None, machine: Machine = Machine(), check: str = "full",
     **options: Any,
 ) -> Run:  # fmt: skip
     """Captures a job, has client and trainer sign it, and returns a run in which nothing is computed yet.
@@ -309,7 +306,7 @@ def agree(
     policy of `tiebreak.calibrate` or the path of its file, for policy `logged` [default: `exact`]. precision: bits of
     results, 16 to 32 [default: the policy's, or 32]. machine: how this process computes the run. If the directory
     already holds a run, that run is opened, provided that it is the same job over the same model, data and settings.
-    unchecked: see `tiebreak.capture`; the run says so. options: the arguments of `tiebreak.make_task`.
+    check: see `tiebreak.capture`; the run says so. options: the arguments of `tiebreak.make_task`.
     """
     if (client is None) != (trainer is None):
         raise ConfigurationError("expected the keys of both client and trainer, or neither, got one")
@@ -323,7 +320,7 @@ def agree(
     there = (folder / "job.bin").exists()
     if not there and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder}: expected a new or empty directory, or a run, got other files")
-    bundle = capture_bundle(task, unchecked=unchecked, device=machine.device)
+    bundle = capture_bundle(task, check=check, device=machine.device)
     client, trainer, terms, policy = client or new_key(), trainer or new_key(), terms or Terms(), as_policy(policy)
     if there:
         opened = RunDirectory.open(folder)
@@ -372,8 +369,8 @@ def draft(
 
 def notice(bundle: Bundle) -> dict[str, bytes]:
     """Files that tell of a run's capture: the origin of each instruction, and a mark if nobody has checked it."""
-    mark = b"captured with --unchecked: never compared with eager PyTorch\n"
-    return ({} if bundle.checked else {UNCHECKED: mark}) | ({ORIGINS: bundle.origins} if bundle.origins else {})
+    mark = {} if bundle.check == "full" else {UNCHECKED: f"{bundle.check}: {CHECKS[bundle.check]}\n".encode()}
+    return mark | ({ORIGINS: bundle.origins} if bundle.origins else {})
 
 
 def open_directory(directory: Path) -> RunDirectory:

@@ -17,14 +17,16 @@ from torch.utils.data import TensorDataset
 from tiebreak.api.data import hugging_face
 from tiebreak.api.machine import DEVICE
 from tiebreak.api.machine.running import usable_device
+from tiebreak.api.training.reading import CHECKS
 from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
 from tiebreak.engine.capture.check import checked
+from tiebreak.engine.capture.slices import Slice
 from tiebreak.engine.capture.task import Batch, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, map_array, open_array
 from tiebreak.engine.optimizers.settings import STEPS
 from tiebreak.engine.run.cost import Cost, cost_of, memory_here
 from tiebreak.engine.run.loop import exact_step
-from tiebreak.protocol.arguments import FLAG, FUNCTION, NONE, TEXT, instance, shown, taking, whole
+from tiebreak.protocol.arguments import FUNCTION, NONE, TEXT, Expectation, instance, shown, taking, whole
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program
 
@@ -46,6 +48,7 @@ PEFT: Final = "base_model.model."
 
 MODULE: Final = instance("a torch.nn.Module", nn.Module)
 TASK: Final = instance("a task of tiebreak.make_task", Task)
+CHECK: Final = Expectation(f"one of {', '.join(CHECKS)}", lambda x: isinstance(x, str) and x in CHECKS)
 
 
 @taking(
@@ -169,36 +172,41 @@ def _factors(schedule: Schedule | None, steps: int) -> Any:
         raise ConfigurationError(f"expected a number for each step in the schedule: {error}") from error
 
 
-@taking(task=TASK, unchecked=FLAG, device=DEVICE)
-def capture(task: Task, *, unchecked: bool = False, device: str = "cpu") -> Captured:
+@taking(task=TASK, check=CHECK, device=DEVICE)
+def capture(task: Task, *, check: str = "full", device: str = "cpu") -> Captured:
     """Captures the task as a program, its initial state and its data, and checks the program against eager PyTorch.
 
-    The check takes about as long as capture itself and a few steps, which a CUDA device may compute; `unchecked` skips
-    it. Raises `ConfigurationError` if the program is not the model, if there is none (it then lists every operator that
-    has no exact form), or, before anything is computed, if this machine has too little memory for the check.
+    The check takes about as long as capture itself and a few steps, which a CUDA device may compute. check: "full";
+    "slice" for a model of which this is too much: three of each list of equal layers are checked, and all others do the
+    same (docs/decisions/capture.md says what this cannot see); or "none". Raises `ConfigurationError` if the program is
+    not the model, if there is none (it then lists every operator that has no exact form), or, before anything is
+    computed, if this machine has too little memory for the check.
     """
-    if unchecked:
+    if check == "none":
         return capture_task(task)
-    chosen = usable_device(device)
+    chosen, part = usable_device(device), Slice.of(task) if check == "slice" else None
+    steps = task if part is None else part.task
     if chosen.type == "cpu":
-        _require_memory(task)
+        _require_memory(task, steps)
 
     def run_step(program: Program, *given: Any) -> Any:
         if given[-1].type == "cpu":
-            _require_memory(task, cost_of(program))
+            _require_memory(task, steps, cost_of(program))
         return exact_step(program, *given)
 
-    return checked(task, run_step, chosen)
+    return checked(task, run_step, chosen, part)
 
 
-def _require_memory(task: Task, step: Cost | None = None) -> None:
+def _require_memory(task: Task, part: Task, step: Cost | None = None) -> None:
     """Raises `ConfigurationError` if capture and its check take more memory than there is here.
 
-    They hold the model, its first state, and the new tensors and gradients of the first step. Added to these are the
-    gradients and values of the second step or, in FP64, the weights, gradients and values of eager PyTorch with the
-    parts of its largest gradient. Without `step`, which the program tells, values and moments are not counted.
+    First the whole model's step is rehearsed: copies of its tensors and two sets of gradients. Then the engine takes
+    two steps of `part`, the task itself or a slice of it, and keeps their gradients, the new state of the first and the
+    new weights of the second. Of these, weights and gradients are still there when eager PyTorch has weights, gradients
+    and values in FP64, with the parts of its largest gradient. Last, the state is copied. Without `step`, which the
+    program tells, values and moments are not counted.
     """
-    tensors = [*task.model.parameters(), *task.model.buffers()]
+    whole, tensors = ([*one.model.parameters(), *one.model.buffers()] for one in (task, part))
     trained = [4 * tensor.numel() for tensor in tensors if tensor.requires_grad]
     first, gradients = sum(4 * tensor.numel() for tensor in tensors), sum(trained)
     new = live = gradients if step is None else gradients + max(0, step.state_bytes - first)
@@ -206,13 +214,17 @@ def _require_memory(task: Task, step: Cost | None = None) -> None:
     if step is not None:
         live, values = max(new, step.live_bytes), max(0, step.passing_bytes - gradients)
     wide = 2 * (first + gradients + values + 3 * max(trained))
-    held = PROCESS + sum(tensor.nbytes for tensor in tensors) + first + new + gradients
-    needed = held + max(gradients + live, wide)
+    engine = max(gradients + live, new + 3 * gradients + values)
+    copied = [tensor for tensor in tensors if part is not task or tensor.dtype != torch.float32]
+    check = sum(4 * tensor.numel() for tensor in copied) + max(engine, 3 * gradients + wide)
+    own = sum(tensor.nbytes for tensor in whole)
+    rehearsal = own + 2 * sum(tensor.nbytes for tensor in whole if tensor.requires_grad)
+    needed = PROCESS + own + max(rehearsal, check, sum(4 * tensor.numel() for tensor in whole))
     if needed > (available := memory_here()):
         raise ConfigurationError(
             f"expected a model whose capture and check fit into the {available / 2**30:.3g} GiB of memory here, got "
             f"one for which they take about {needed / 2**30:.3g} GiB; take smaller batches (`accumulation` adds up "
-            "their gradients) or a machine with more memory, or skip the check (`unchecked`)"
+            'their gradients) or a machine with more memory, or check less (check="slice" or "none")'
         )
 
 

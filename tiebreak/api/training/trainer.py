@@ -14,7 +14,7 @@ from tiebreak.api.auditing.progress import on_stderr
 from tiebreak.api.machine import MACHINE, Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.evaluation import evaluate_state
-from tiebreak.api.training.tasks import CHECKPOINTS, MODULE, TASK, as_state_dict, capture, make_task, state_names
+from tiebreak.api.training.tasks import CHECK, CHECKPOINTS, MODULE, TASK, as_state_dict, capture, make_task, state_names
 from tiebreak.engine.capture.captured import NORM, Captured
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data import FactsCache, data_identities
@@ -80,12 +80,12 @@ class Trainer:
     """
 
     @taking(
-        task=TASK, directory=PATH | NONE, save_every=whole(1) | NONE, machine=MACHINE, unchecked=FLAG,
+        task=TASK, directory=PATH | NONE, save_every=whole(1) | NONE, machine=MACHINE, check=CHECK,
         callbacks=CALLBACKS,
     )  # fmt: skip
     def __init__(
         self, task: Task, *, directory: str | Path | None = None, save_every: int | None = None,
-        machine: Machine = Machine(), unchecked: bool = False, callbacks: Callbacks = (),
+        machine: Machine = Machine(), check: str = "full", callbacks: Callbacks = (),
     ) -> None:  # fmt: skip
         if save_every is not None and directory is None:
             raise ConfigurationError(f"expected a directory to save into with save_every={save_every}, got none")
@@ -102,7 +102,7 @@ class Trainer:
         self._task, self._callbacks = task, callbacks
         self._every = save_every
         self._names = state_names(task.model)
-        self._compiled: Captured = capture(task, unchecked=unchecked, device=machine.device)
+        self._compiled: Captured = capture(task, check=check, device=machine.device)
         self._roots = {
             "program_root": self.program_root,
             "initial_state_root": _state_root(self._compiled.state),
@@ -216,12 +216,12 @@ class Trainer:
 
 
 @taking(
-    model=MODULE, loss=FUNCTION, directory=PATH | NONE, save_every=whole(1) | NONE, machine=MACHINE, unchecked=FLAG,
+    model=MODULE, loss=FUNCTION, directory=PATH | NONE, save_every=whole(1) | NONE, machine=MACHINE, check=CHECK,
     callbacks=CALLBACKS,
 )  # fmt: skip
 def reproducible(
     model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path | None = None,
-    save_every: int | None = None, machine: Machine = Machine(), unchecked: bool = False,
+    save_every: int | None = None, machine: Machine = Machine(), check: str = "full",
     callbacks: Callbacks = (), **options: Any,
 ) -> Trainer:  # fmt: skip
     """Prepares training whose every byte is fixed by model, data and settings, on any machine, with any thread count.
@@ -229,7 +229,7 @@ def reproducible(
     options: the arguments of `tiebreak.make_task`: at least optimizer, data, batch and steps. The initial weights are
     those that the module holds. Torch's seeded initialisation differs between machines, so share the weights as a file
     if others are to repeat the run. directory: the place to save, every `save_every` steps and at the end; if it holds
-    a save of the same run, training continues from it. machine: how this process computes. unchecked: see
+    a save of the same run, training continues from it. machine: how this process computes. check: see
     `tiebreak.capture`. callbacks: one or several, called with each `Step`; those of `evaluate` (`tiebreak.Task`)
     have metrics.
 
@@ -240,7 +240,7 @@ def reproducible(
         raise ConfigurationError("expected save_every instead of checkpoint_every, which is for tiebreak.train")
     return Trainer(
         make_task(model, loss, checkpoint_every=1, **options), directory=directory, save_every=save_every,
-        machine=machine, unchecked=unchecked, callbacks=callbacks,
+        machine=machine, check=check, callbacks=callbacks,
     )  # fmt: skip
 
 

@@ -39,8 +39,9 @@ class Captured:
     """A captured task. `state` is the initial state; `data` is everything else that the steps read.
 
     gradients: by parameter, how to read its gradient, before clipping, from the values of the program's body. draws: as
-    in `Builder`, by index in the body; None also for what is not in it. checked: whether the program was compared with
-    eager PyTorch.
+    in `Builder`, by index in the body; None also for what is not in it. traced: the number of the body's instructions
+    before the update. check: how the program was compared with eager PyTorch: "full", "none", or "slice"
+    (`tiebreak.engine.capture.slices`).
     """
 
     program: Program
@@ -48,7 +49,8 @@ class Captured:
     data: dict[str, Tensor]
     gradients: dict[str, Ref] = field(default_factory=dict)
     draws: tuple[int | None, ...] = ()
-    checked: bool = False
+    traced: int = 0
+    check: str = "none"
 
 
 def capture_task(task: Task) -> Captured:
@@ -61,16 +63,20 @@ def capture_task(task: Task) -> Captured:
         return capture_in_place(task)
 
 
+def first_state(task: Task) -> dict[str, Tensor]:
+    """The entries of the initial state that are copies of the model's tensors."""
+    state = {MODEL + name: tensor for name, tensor in task.initial_state().items()}
+    trained = [name for name, p in task.model.named_parameters() if p.requires_grad and task.average is not None]
+    return state | {AVERAGE + name: state[MODEL + name].clone() for name in trained}
+
+
 def capture_in_place(task: Task, before: Mapping[str, Tensor] | None = None) -> Captured:
     """Does what `capture_task` does, but leaves behind what the user's code changes in the model.
 
-    before: the initial state, from another capture of the task; large models leave no room for it twice.
+    before: the model's tensors in the initial state, which are not copied: large models leave no room for that.
     """
     b = Builder()
-    initial = (
-        task.initial_state() if before is None
-        else {name.removeprefix(MODEL): t for name, t in before.items() if name.startswith(MODEL)}
-    )  # fmt: skip
+    initial = task.initial_state() if before is None else before
     bf16 = task.bf16()
     refs = {
         name: b.state(MODEL + name, PROTOCOL_DTYPES[t.dtype], tuple(t.shape), bf16=name in bf16)
@@ -125,7 +131,8 @@ def capture_in_place(task: Task, before: Mapping[str, Tensor] | None = None) -> 
     data = {name: data[name].contiguous() for name in program.data_spec()}
     placed = {name: replace(g, value=b.indices[g.value]) for name, g in raw.items() if g.value in b.indices}
     draws = tuple(None if value is None else b.indices.get(value) for value in b.draws)
-    return Captured(program, state, data, placed, draws)
+    traced = sum(value < b.traced for value in b.indices)
+    return Captured(program, state, data, placed, draws, traced)
 
 
 def _telling(task: Task) -> Tensor:

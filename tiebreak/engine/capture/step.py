@@ -306,6 +306,7 @@ def capture(
             constants=lowering.constants.data,
         )
         steps.append(step)
+    builder.traced = len(builder.instructions)
     return steps[0] if len(steps) == 1 and divisor is None else _accumulated(builder, steps, divisor)
 
 

@@ -340,13 +340,14 @@ class Task:
         factors = (1.0,) * self.steps if self.schedule is None else self.schedule
         return torch.tensor([self.optimizer.lr * f for f in factors], dtype=torch.float64).to(torch.float32)
 
-    def initial_state(self) -> dict[str, Tensor]:
+    def initial_state(self, device: str | None = None, *, copy: bool = True) -> dict[str, Tensor]:
         """Copies of the parameters and buffers by name; tied ones appear once, under their first name.
 
         Those of bfloat16 are float32 here, and narrow integers int64, as in the program.
         """
         wide = {torch.bfloat16: torch.float32, **dict.fromkeys(NARROW, torch.int64)}
-        return {name: t.detach().to(wide.get(t.dtype, t.dtype), copy=True) for name, t in self._tensors()}
+        tensors = ((name, t.detach().to(device=device)) for name, t in self._tensors())
+        return {name: t.to(wide.get(t.dtype, t.dtype), copy=copy) for name, t in tensors}
 
     def bf16(self) -> frozenset[str]:
         """The names of the parameters and buffers that the model holds in bfloat16."""

@@ -50,6 +50,9 @@ DATA: Final = "data.safetensors"
 NAMES: Final = "state_dict.tsv"
 """The names that the module and its adapter's file have for entries of the state. Nobody signs this file."""
 MAX_NAMES_BYTES: Final = 1 << 26
+UNCHECKED: Final = "unchecked.txt"
+"""Stands in the folder of a run whose capture was not checked against eager PyTorch, or only on a slice."""
+MAX_NOTICE_BYTES: Final = 4096
 STATES: Final = "checkpoints"
 RECORDS: Final = "records.bin"
 HEADS: Final = "heads"
