@@ -35,7 +35,7 @@ from tiebreak.engine.arithmetic.gpu.sums import Form, OperandLayout
 from tiebreak.engine.arithmetic.plan.chains import ChainCode, Member, members_of
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, ReduceFunction
 
 TARGETS: Final = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -68,7 +68,11 @@ KERNELS: Final = (
     "settle",
     "round_listed",
     "find_greatest",
+    "add_up: softmax",
+    "settle: softmax",
+    "find_greatest: softmax",
 )
+"""Those of a softmax have a prologue: exp(x - max), and the scores with their mask."""
 _SCATTERED: Final = "*fp32" + 9 * " *i64" + 4 * " i32"
 OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
     "hash_chunks": (hash_kernels.hash_chunks, hashing.OPTIONS, "*i32 *i32 *i64 *i64 *i64 *i64 i32 i32"),
@@ -150,13 +154,14 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
         return _compiled(name, function, signature, constants, {k: v for k, v in known.items() if k.islower()}, 0)
     function, known = getattr(kernels, re.split(r"\W", kernel)[0]), _known(TARGETS[name], kernel) | options
     # As Triton takes them in a launch.
-    ones = {"run_batch": 1, "run_k": 1} if kernel == "settle" else {}
+    ones = {"run_batch": 1, "run_k": 1} if function is kernels.settle else {}
     constants = {
         "PRECISION": precision,
         "LEAVE": False,
         "FLUSH": sums.FLUSH,
         "PLACE": False,
-        **dict.fromkeys(("sums", "errors", "packed", *(("digits",) if kernel == "settle" else ())), None),
+        **dict.fromkeys(("sums", "errors", "packed", "notes", "numbers", "CHAIN"), None),
+        **({"digits": None} if function is kernels.settle else {}),
     }
     for layout, tables in zip(PRODUCTS.get(kernel, ()), (("a_m", "a_k"), ("b_n", "b_k")), strict=False):
         constants |= dict.fromkeys(() if layout.step is None else tables, None)
@@ -165,10 +170,16 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
     if function not in (kernels.add_parts, kernels.norms, kernels.product):
         constants["sizes"] = None
     constants |= {key: value for key, value in known.items() if key.isupper()} | ones
-    constants = {key: value for key, value in constants.items() if key in function.arg_names}
+    made: dict[str, Any] = {}
+    if kernel.endswith("softmax"):
+        code = _chain("softmax", ReduceFunction.MAX if function is kernels.find_greatest else ReduceFunction.SUM)
+        constants["CHAIN"] = _chain_constants(TARGETS[name], code, precision)["CHAIN"]
+        made = {"a": _pointers(code), "numbers": ("i64",) * len(code.numbers)}
+        made |= {} if function is kernels.settle else {"notes": "*i64"}
+    constants = {key: value for key, value in constants.items() if key in function.arg_names and key not in made}
     given = {key: value for key, value in known.items() if key.islower()}
     signature = {n: "constexpr" if n in constants else "i32" if n in NUMBERS else KINDS.get(n, "*i64")
-                 for n in function.arg_names}  # fmt: skip
+                 for n in function.arg_names} | made  # fmt: skip
     products = 0
     if "BLOCK_N" in known:
         volume, lanes = known["BLOCK_M"] * known["BLOCK_N"] * known["BLOCK_K"], TARGETS[name].warp_size
@@ -190,36 +201,58 @@ def _known(target: GPUTarget, kernel: str) -> dict[str, Any]:
         "contract_twice": {"MANY": sums.MANY, **sums.twice(tile)},
         "add_parts": {"MATRIX": True, **sums.PARTS},
         "round_listed": {**settled, **sums.PARTS},
-        "settle": {"PAIRS": True, **steps, **settled, **sums.settling(target.backend, 1 << 12)},
-    }
-    return known.get(kernel, {"BLOCK_M": 8, "BLOCK_K": 128, "PAIRS": True, **steps, **sums.OPTIONS})
+        "settle": {"PAIRS": True, **steps, **settled, **sums.settling(target.backend, 1 << 12, prologue=False)},
+        "settle: softmax": {
+            **steps, **settled, **sums.settling(target.backend, 1 << 12, prologue=True),
+            "PAIRS": False, "MATRIX": False, "FIRST": 3, "SLICES": 6,
+        },
+    }  # fmt: skip
+    alone = kernel.endswith("softmax")
+    others = {"BLOCK_M": 8 >> alone, "BLOCK_K": 128, "PAIRS": not alone, **steps, **sums.OPTIONS}
+    return known.get(kernel, others)
 
 
 def _compiled(
     name: str, function: Any, signature: dict[str, str], constants: dict[str, Any], given: dict[str, Any], products: int
 ) -> MachineCode:
     target = TARGETS[name]
-    aligned = {(at,): [["tt.divisibility", 16]] for at, kind in enumerate(signature.values()) if kind.startswith("*")}
-    made = triton.compile(ASTSource(function, signature, constants, aligned), target=target, options=given)
+    made = triton.compile(ASTSource(function, signature, constants, _aligned(signature)), target=target, options=given)
     return _machine(name, made, products)
+
+
+def _aligned(signature: dict[str, Any]) -> dict[tuple[int, ...], list[list[Any]]]:
+    """What Triton is told of memory that begins at a multiple of 16 bytes, as all of a launch does."""
+    single = [(at,) for at, kind in enumerate(signature.values()) if "*" in kind[0] and not isinstance(kind, tuple)]
+    several = (
+        (at, n)
+        for at, kinds in enumerate(signature.values())
+        if isinstance(kinds, tuple)
+        for n in range(len(kinds))
+        if "*" in kinds[n]
+    )
+    return dict.fromkeys([*single, *several], [["tt.divisibility", 16]])
 
 
 class Codes:
     """Keeps the code of chains, in place of what runs them."""
 
     functions = chains.LaunchedChains.functions
-    repeats = chains.LaunchedChains.repeats
+    repeats = prologues = True
 
     def __init__(self) -> None:
-        self.made: list[chains.KernelCode] = []
+        self.made: list[tuple[int | None, chains.KernelCode]] = []
+        """Each chain, and the function of the reduction whose prologue it is."""
 
     def make(self, members: Sequence[Member]) -> chains.KernelCode:
-        self.made.append(chains.KernelCode(ChainCode(members)))
-        return self.made[-1]
+        last = members[-1].instruction
+        reduced = last.function if last.opcode == Opcode.REDUCE else None
+        code = chains.KernelCode(ChainCode(members if reduced is None else members[:-1]))
+        self.made.append((reduced, code))
+        return code
 
 
 @cache
-def _codes() -> list[chains.KernelCode]:
+def _codes() -> list[tuple[int | None, chains.KernelCode]]:
     """The chains of a step of GPT-2, and two functions that it does not have."""
     arithmetic, codes, x = Arithmetic(), Codes(), torch.empty(4096)
     arithmetic.chains = codes  # type: ignore[assignment]  # nothing runs
@@ -228,26 +261,35 @@ def _codes() -> list[chains.KernelCode]:
         Instruction(opcode=Opcode.MAP, function=f, dtype=DType.F32, shape=(4096,), operands=(Access(0, 0, (1,)),))
         for f in (MapFunction.ERF, MapFunction.SIN)
     )
-    return [*codes.made, *(chains.KernelCode(ChainCode(members_of([i], [x]))) for i in others)]
+    return [*codes.made, *((None, chains.KernelCode(ChainCode(members_of([i], [x])))) for i in others)]
 
 
-def _chain(name: str) -> chains.KernelCode:
-    having = [code for code in _codes() if any(operation.code == CHAINS[name] for operation in code.operations)]
+def _chain(name: str, reduced: int | None = None) -> chains.KernelCode:
+    """The longest chain that has an operation; reduced: as the prologue of such a reduction."""
+    of_its_kind = [code for function, code in _codes() if function == reduced]
+    wanted = {CHAINS.get(name, MapFunction.EXP if reduced == ReduceFunction.SUM else MapFunction.ADD)}
+    having = [code for code in of_its_kind if wanted & {operation.code for operation in code.operations}]
     return max(having, key=lambda code: len(code.operations))
+
+
+def _pointers(code: chains.KernelCode) -> tuple[str, ...]:
+    return tuple(POINTERS[dtype] for dtype in code.dtypes)
+
+
+def _chain_constants(target: GPUTarget, code: chains.KernelCode, precision: int, **changed: Any) -> dict[str, Any]:
+    constants = code.constants(precision, target.backend, target.arch if target.backend == "cuda" else 0)
+    (wide, apart, _), *operations = constants["CHAIN"]
+    chain = (wide, changed.get("APART", apart), precision), *map(tuple, operations)
+    return constants | {"CHAIN": chain, "STORES": tuple(map(tuple, constants["STORES"]))}
 
 
 def _assemble_chain(target: GPUTarget, code: chains.KernelCode, precision: int, options: dict[str, Any]) -> Any:
     """Compiles a chain as for a launch with memory at multiples of 16 bytes, and a multiple of 16 elements."""
-    arch = target.arch if target.backend == "cuda" else 0
-    constants, aligned = code.constants(precision, target.backend, arch), [["tt.divisibility", 16]]
-    constants |= {key: tuple(map(tuple, constants[key])) for key in ("PROGRAM", "STORES")}
-    constants |= {key: value for key, value in options.items() if key.isupper()}
+    constants = _chain_constants(target, code, precision, **options)
     options = {key: value for key, value in options.items() if key.islower()}
-    pointers = tuple(POINTERS[dtype] for dtype in code.dtypes)
-    signature = {"notes": "*i64", "pointers": pointers, "numbers": ("i64",) * len(code.numbers), "count": "i32"}
+    signature = {"notes": "*i64", "pointers": _pointers(code), "numbers": ("i64",) * len(code.numbers), "count": "i32"}
     signature |= dict.fromkeys(constants, "constexpr")
-    places = [(0,), (3,), *((1, at) for at in range(len(pointers)))]
-    source = ASTSource(chain_kernels.run, signature, constants, dict.fromkeys(places, aligned))
+    source = ASTSource(chain_kernels.run, signature, constants, _aligned(signature) | {(3,): [["tt.divisibility", 16]]})
     return triton.compile(source, target=target, options={**chains.OPTIONS, **options})
 
 

@@ -112,7 +112,7 @@ def test_settling_keeps_little_in_registers(cases: Callable[[int], None]) -> Non
     """Four programs fit on a multiprocessor, and nothing is spilled, whatever number of terms blocks are made for."""
     program = (
         "import json; from benchmarks.kernels import assemble; from tiebreak.engine.arithmetic.gpu import sums; "
-        "made = [assemble(target, 'settle', 32, **sums.settling('cuda', terms)) "
+        "made = [assemble(target, 'settle', 32, **sums.settling('cuda', terms, prologue=False)) "
         "for target in ('sm_80', 'sm_90') for terms in (128, 129)]; "
         "print(json.dumps([[m.registers, m.spilled] for m in made]))"
     )

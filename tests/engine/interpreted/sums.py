@@ -39,7 +39,7 @@ def small(flush: int = 32, programs: int = 4) -> Iterator[None]:
     """Kernels with small blocks, and with flushes and parts where there are few terms."""
     changes = {
         "FLUSH": flush, "FEWEST": 2 * flush, "tile": lambda *_: SMALL, "programs": lambda _: programs,
-        "settling": lambda *_: {"BLOCK_M": 64, "BLOCK_K": 32}, "NORMS": {"BLOCK_M": 32, "BLOCK_K": 16},
+        "settling": lambda *_, **__: {"BLOCK_M": 64, "BLOCK_K": 32}, "NORMS": {"BLOCK_M": 32, "BLOCK_K": 16},
     }  # fmt: skip
     with mock.patch.multiple(launching, **changes):
         yield

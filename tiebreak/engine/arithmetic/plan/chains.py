@@ -228,8 +228,12 @@ class Chains(Protocol):
     def repeats(self) -> bool:
         """Whether computing a cheap result again takes less than storing it and reading it."""
 
+    @property
+    def prologues(self) -> bool:
+        """Whether a maximum or a plain sum may be the last member of a chain, whose elements are its terms."""
+
     def make(self, members: Sequence[Member]) -> PreparedChain:
-        """Prepares a chain of members as in `ChainCode`."""
+        """Prepares a chain of members as in `ChainCode`, or of a prologue and a reduction."""
 
     def run_once(self, instructions: Sequence[Instruction], operands: Sequence[Tensor]) -> list[Tensor]:
         """Runs instructions that read the same operands as one chain, for qualification and tests."""
