@@ -222,15 +222,11 @@ def _compiled(
 
 def _aligned(signature: dict[str, Any]) -> dict[tuple[int, ...], list[list[Any]]]:
     """What Triton is told of memory that begins at a multiple of 16 bytes, as all of a launch does."""
-    single = [(at,) for at, kind in enumerate(signature.values()) if "*" in kind[0] and not isinstance(kind, tuple)]
-    several = (
-        (at, n)
-        for at, kinds in enumerate(signature.values())
-        if isinstance(kinds, tuple)
-        for n in range(len(kinds))
-        if "*" in kinds[n]
-    )
-    return dict.fromkeys([*single, *several], [["tt.divisibility", 16]])
+    several = [kind if isinstance(kind, tuple) else (kind,) for kind in signature.values()]
+    return {
+        (at, n)[: 1 + (kind != (*signature.values(),)[at])]: [["tt.divisibility", 16]]
+        for at, kinds in enumerate(several) for n, kind in enumerate(kinds) if kind.startswith("*")
+    }  # fmt: skip
 
 
 class Codes:

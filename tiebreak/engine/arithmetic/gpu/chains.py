@@ -89,7 +89,7 @@ class LaunchedChains:
         self.begin()
         made = chain.run(dict(enumerate(operands)))
         self.look((chain,))
-        return [made[number] for number in range(len(operands), len(operands) + len(instructions))]
+        return [made[number] for number in sorted(made)]
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)

@@ -285,7 +285,7 @@ class LaunchedSum:
         self._call: _Call | None = None
         """The call that all launches with terms in order share."""
 
-    def run(self, operands: Operands, counts: Counts, near: Collector | None) -> Tensor | None:
+    def run(self, operands: Sequence[Read], counts: Counts, near: Collector | None) -> Tensor | None:
         """The result, f32, contiguous, of the instruction's shape; None if too much is undecided.
 
         `near` collects open elements that are not settled.
@@ -308,7 +308,8 @@ class LaunchedSum:
         if near is not None and c is not None and e is not None:
             if (count := int(found[0])) > room:
                 return None
-            reading = _Listed(ElementReader(self._instruction, operands), call, listed[:count].to(torch.int64))
+            whole = [x for x in operands if isinstance(x, Tensor)]  # nothing is logged of prologues
+            reading = _Listed(ElementReader(self._instruction, whole), call, listed[:count].to(torch.int64))
             self._settle_or_report(reading, read, out, c[:count], e, Settler(self._rounded, counts, near))
             return out
         counters, many = counts.on(device), 0
@@ -411,7 +412,7 @@ class LaunchedSum:
         )  # fmt: skip
 
     def _settle_or_report(
-        self, reading: "_Listed", read: Sequence[Tensor], out: Tensor, c: Tensor, e: Tensor, settler: Settler
+        self, reading: "_Listed", read: Sequence[Any], out: Tensor, c: Tensor, e: Tensor, settler: Settler
     ) -> None:
         """Writes the exact results of listed elements, or reports those that may stay open (policy `logged`)."""
         listed, places = reading.listed, reading.places

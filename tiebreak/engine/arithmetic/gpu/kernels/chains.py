@@ -481,7 +481,7 @@ def usual(x, FUNCTION: tl.constexpr):
 
 @triton.jit
 def transcendental(x, inside, notes, FUNCTION: tl.constexpr, PRECISION: tl.constexpr):
-    """RN of a function. Notes, or null: how many FP64 leaves open, and rounds wrongly, and how many pairs leave open."""
+    """RN of a function. Notes, unless null: how many FP64 leaves open, how many of these it rounds wrongly, pairs do."""
     a = usual(x, FUNCTION)
     y = in_fp64(a, FUNCTION)
     if FUNCTION == LOG:
@@ -581,7 +581,7 @@ def operate(
 def compute(notes, pointers, numbers, first, element, inside, CHAIN: tl.constexpr, BLOCK: tl.constexpr):
     """The values of a chain's operations for elements by number; draws need BLOCK of them from `first` on.
 
-    CHAIN: first whether they are counted in 64 bits, whether products are apart, and the precision; then the operations.
+    CHAIN: whether they are counted in 64 bits, whether products are apart, and the precision; then the operations.
     """
     r = ()
     for k in tl.static_range(1, len(CHAIN)):

@@ -712,7 +712,8 @@ def packed_of(x, term):
 @triton.jit(do_not_specialize=["k", "batches", "step"], do_not_specialize_on_alignment=["run_batch", "run_k"])
 def find_greatest(
     a, a_batch, a_k, out, packed, run_batch, run_k, k, batches, step, notes, numbers,
-    A_STEP: tl.constexpr, CHAIN: tl.constexpr, PLACE: tl.constexpr, LEAVE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    A_STEP: tl.constexpr, CHAIN: tl.constexpr, PLACE: tl.constexpr, LEAVE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The greatest of the terms of BLOCK_M outputs, or with PLACE which it is: NaN above all, of equals the first.
 
