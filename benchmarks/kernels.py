@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +35,7 @@ from tiebreak.engine.arithmetic.gpu.sums import Form, OperandLayout
 from tiebreak.engine.arithmetic.plan.chains import ChainCode, Member, members_of
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, ReduceFunction
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode
 
 TARGETS: Final = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -72,7 +72,7 @@ KERNELS: Final = (
     "settle: softmax",
     "find_greatest: softmax",
 )
-"""Those of a softmax have a prologue: exp(x - max), and the scores with their mask."""
+"""Those of a softmax have a prologue: exp(x - max)."""
 _SCATTERED: Final = "*fp32" + 9 * " *i64" + 4 * " i32"
 OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
     "hash_chunks": (hash_kernels.hash_chunks, hashing.OPTIONS, "*i32 *i32 *i64 *i64 *i64 *i64 i32 i32"),
@@ -172,14 +172,13 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
     constants |= {key: value for key, value in known.items() if key.isupper()} | ones
     made: dict[str, Any] = {}
     if kernel.endswith("softmax"):
-        code = _chain("softmax", ReduceFunction.MAX if function is kernels.find_greatest else ReduceFunction.SUM)
+        code = _softmax()
         constants["CHAIN"] = _chain_constants(TARGETS[name], code, precision)["CHAIN"]
-        made = {"a": _pointers(code), "numbers": ("i64",) * len(code.numbers)}
-        made |= {} if function is kernels.settle else {"notes": "*i64"}
+        made = {"a": _pointers(code), "numbers": ("i64",) * len(code.numbers), "notes": "*i64"}
     constants = {key: value for key, value in constants.items() if key in function.arg_names and key not in made}
     given = {key: value for key, value in known.items() if key.islower()}
-    signature = {n: "constexpr" if n in constants else "i32" if n in NUMBERS else KINDS.get(n, "*i64")
-                 for n in function.arg_names} | made  # fmt: skip
+    signature = {n: "constexpr" if n in constants else made.get(n, "i32" if n in NUMBERS else KINDS.get(n, "*i64"))
+                 for n in function.arg_names}  # fmt: skip
     products = 0
     if "BLOCK_N" in known:
         volume, lanes = known["BLOCK_M"] * known["BLOCK_N"] * known["BLOCK_K"], TARGETS[name].warp_size
@@ -193,7 +192,7 @@ def _known(target: GPUTarget, kernel: str) -> dict[str, Any]:
     tile, settled = sums.tile(target.backend, arch), {"MANY": sums.MANY, "MATRIX": True, "FIRST": 0, "SLICES": 12}
     layouts = PRODUCTS.get(kernel, PRODUCTS["product NN"])
     sides = Form(layouts, None, 0, 0).options
-    steps = {"A_STEP": 0, "B_STEP": 0}
+    steps, alone = {"A_STEP": 0, "B_STEP": 0}, kernel.endswith("softmax")
     if kernel in PRODUCTS:
         return {**sums.product_tile(target.backend, arch, 1024, tables=kernel in CONVOLUTIONS), **sides}
     known: dict[str, dict[str, Any]] = {
@@ -201,15 +200,11 @@ def _known(target: GPUTarget, kernel: str) -> dict[str, Any]:
         "contract_twice": {"MANY": sums.MANY, **sums.twice(tile)},
         "add_parts": {"MATRIX": True, **sums.PARTS},
         "round_listed": {**settled, **sums.PARTS},
-        "settle": {"PAIRS": True, **steps, **settled, **sums.settling(target.backend, 1 << 12, prologue=False)},
-        "settle: softmax": {
-            **steps, **settled, **sums.settling(target.backend, 1 << 12, prologue=True),
-            "PAIRS": False, "MATRIX": False, "FIRST": 3, "SLICES": 6,
-        },
-    }  # fmt: skip
-    alone = kernel.endswith("softmax")
-    others = {"BLOCK_M": 8 >> alone, "BLOCK_K": 128, "PAIRS": not alone, **steps, **sums.OPTIONS}
-    return known.get(kernel, others)
+    }
+    if kernel.startswith("settle"):
+        settled |= {"MATRIX": False, "FIRST": 3, "SLICES": 6} if alone else {}
+        return {"PAIRS": not alone, **steps, **settled, **sums.settling(target.backend, 1 << 12, prologue=alone)}
+    return known.get(kernel, {"BLOCK_M": 8 >> alone, "BLOCK_K": 128, "PAIRS": not alone, **steps, **sums.OPTIONS})
 
 
 def _compiled(
@@ -222,33 +217,29 @@ def _compiled(
 
 def _aligned(signature: dict[str, Any]) -> dict[tuple[int, ...], list[list[Any]]]:
     """What Triton is told of memory that begins at a multiple of 16 bytes, as all of a launch does."""
-    several = [kind if isinstance(kind, tuple) else (kind,) for kind in signature.values()]
-    return {
-        (at, n)[: 1 + (kind != (*signature.values(),)[at])]: [["tt.divisibility", 16]]
-        for at, kinds in enumerate(several) for n, kind in enumerate(kinds) if kind.startswith("*")
-    }  # fmt: skip
+    kinds = {(at,): kind for at, kind in enumerate(signature.values()) if isinstance(kind, str)}
+    kinds |= {
+        (at, n): k for at, kind in enumerate(signature.values()) if (at,) not in kinds for n, k in enumerate(kind)
+    }
+    return {at: [["tt.divisibility", 16]] for at, kind in kinds.items() if kind.startswith("*")}
 
 
 class Codes:
     """Keeps the code of chains, in place of what runs them."""
 
     functions = chains.LaunchedChains.functions
-    repeats = prologues = True
+    repeats, prologues = chains.LaunchedChains.repeats, False
 
     def __init__(self) -> None:
-        self.made: list[tuple[int | None, chains.KernelCode]] = []
-        """Each chain, and the function of the reduction whose prologue it is."""
+        self.made: list[chains.KernelCode] = []
 
     def make(self, members: Sequence[Member]) -> chains.KernelCode:
-        last = members[-1].instruction
-        reduced = last.function if last.opcode == Opcode.REDUCE else None
-        code = chains.KernelCode(ChainCode(members if reduced is None else members[:-1]))
-        self.made.append((reduced, code))
-        return code
+        self.made.append(chains.KernelCode(ChainCode(members)))
+        return self.made[-1]
 
 
 @cache
-def _codes() -> list[tuple[int | None, chains.KernelCode]]:
+def _codes() -> list[chains.KernelCode]:
     """The chains of a step of GPT-2, and two functions that it does not have."""
     arithmetic, codes, x = Arithmetic(), Codes(), torch.empty(4096)
     arithmetic.chains = codes  # type: ignore[assignment]  # nothing runs
@@ -257,15 +248,21 @@ def _codes() -> list[tuple[int | None, chains.KernelCode]]:
         Instruction(opcode=Opcode.MAP, function=f, dtype=DType.F32, shape=(4096,), operands=(Access(0, 0, (1,)),))
         for f in (MapFunction.ERF, MapFunction.SIN)
     )
-    return [*codes.made, *((None, chains.KernelCode(ChainCode(members_of([i], [x])))) for i in others)]
+    return [*codes.made, *(chains.KernelCode(ChainCode(members_of([i], [x]))) for i in others)]
 
 
-def _chain(name: str, reduced: int | None = None) -> chains.KernelCode:
-    """The longest chain that has an operation; reduced: as the prologue of such a reduction."""
-    of_its_kind = [code for function, code in _codes() if function == reduced]
-    wanted = {CHAINS.get(name, MapFunction.EXP if reduced == ReduceFunction.SUM else MapFunction.ADD)}
-    having = [code for code in of_its_kind if wanted & {operation.code for operation in code.operations}]
+def _chain(name: str) -> chains.KernelCode:
+    having = [code for code in _codes() if any(operation.code == CHAINS[name] for operation in code.operations)]
     return max(having, key=lambda code: len(code.operations))
+
+
+def _softmax() -> chains.KernelCode:
+    """exp(x - max) of rows of 512, without memory for it."""
+    common: dict[str, Any] = {"opcode": Opcode.MAP, "dtype": DType.F32, "shape": (8, 512)}
+    less = Instruction(function=MapFunction.SUB, operands=(Access(0, 0, (512, 1)), Access(1, 0, (1, 0))), **common)
+    exp = Instruction(function=MapFunction.EXP, operands=(Access(2, 0, (512, 1)),), **common)
+    members = members_of([less, exp], [torch.empty(4096), torch.empty(8)])
+    return chains.KernelCode(ChainCode([replace(member, exported=False) for member in members]))
 
 
 def _pointers(code: chains.KernelCode) -> tuple[str, ...]:

@@ -234,6 +234,7 @@ class _Repeated:
     def __init__(self, program: Program, units: Sequence[tuple[int, ...]], chained: Chained) -> None:
         self.body = program.body
         self.kept = {commit.operands[0].value for commit in program.commits} | {len(self.body) - 1}
+        self.entries = frozenset(program.sources(SourceKind.STATE))
         self.elementwise = [is_elementwise(i, chained) for i in self.body]
         self.inside = [set(unit) for unit in units]
         self.again: list[set[int]] = [set() for _ in units]
@@ -368,10 +369,10 @@ class _Repeated:
             return
         read = self._operands(wanted) - wanted
         longer = {n for n in read if self.last[n] < readers[-1] - NEAR}
-        if self._bytes(longer) > self._bytes([value]) or any(self.body[n].opcode == Opcode.SOURCE for n in longer):
-            return
+        if any(n in self.entries and self.last[n] < readers[-1] for n in read):
+            return  # their memory may be used again after their last reader
         moved = sum(self._bytes_read(i) - self._bytes_read(self.inside[p]) for p, i in [*units, (maker, left)])
-        if moved >= self._bytes([value]):
+        if max(moved + 1, self._bytes(longer)) > self._bytes([value]):
             return
         for position, inside in units:
             self.again[position] |= inside - self.inside[position]
@@ -390,9 +391,9 @@ class _Repeated:
 
     def _takes_prologue(self, position: int, value: int) -> bool:
         """Whether a unit is a reduction that can have a prologue which computes a value."""
-        i, operand = self.body[max(self.inside[position], default=value)], self.body[value]
-        kinds = (DType.F32, DType.I64) if i.function == ReduceFunction.MAX else (DType.F32,)
-        return i.opcode == Opcode.REDUCE and operand.dtype in kinds and reads_each_once(i, operand.numel)
+        i, dtype = self.body[max(self.inside[position])], self.body[value].dtype
+        fits = dtype == DType.F32 or (dtype == DType.I64 and i.function == ReduceFunction.MAX)
+        return fits and i.opcode == Opcode.REDUCE and reads_each_once(i, self.body[value].numel)
 
     def _may_hold(self, position: int, members: set[int]) -> bool:
         """Whether a unit can consist of these members: a prologue reads something, and draws nothing."""

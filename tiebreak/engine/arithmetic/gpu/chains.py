@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, target
-from tiebreak.engine.arithmetic.gpu.sums import LaunchedSum
+from tiebreak.engine.arithmetic.gpu.sums import LaunchedSum, Prologue
 from tiebreak.engine.arithmetic.plan.chains import Apply, ChainCode, Draw, Iota, Load, Member, members_of
 from tiebreak.engine.arithmetic.plan.options import Options
 from tiebreak.engine.arithmetic.plan.stats import Stats
@@ -119,19 +119,18 @@ class LaunchedChain:
 
     def __init__(self, chains: LaunchedChains, kernel: "KernelCode", first: int) -> None:
         self._chains, self.kernel, self.code, self._first = chains, kernel, kernel.code, first
-        self.numbers = tuple(kernel.numbers)
+        self._numbers = tuple(kernel.numbers)
         self._options = {**kernel.constants(chains.precision, *target(chains.device)), **OPTIONS}
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:
         read, made = self._reading(values), self.code.results(values, given, self._chains.empty)
         launch(
-            kernels("chains").run, ceil(self.code.numel / BLOCK), self.notes, (*made.values(), *read),
-            self.numbers, self.code.numel, **self._options,
+            kernels("chains").run, ceil(self.code.numel / BLOCK), self._notes(), (*made.values(), *read),
+            self._numbers, self.code.numel, **self._options,
         )  # fmt: skip
         return made
 
-    @property
-    def notes(self) -> Tensor:
+    def _notes(self) -> Tensor:
         return self._chains.notes[self._first :]
 
     def _reading(self, values: Mapping[int, Tensor]) -> tuple[Tensor, ...]:
@@ -164,8 +163,8 @@ class LaunchedReduction(LaunchedChain):
         # SAFETY: the terms are elements of the chain, which is trusted to have as many.
         if tables is None or not 0 <= tables.operands[0].reach[0] <= tables.operands[0].reach[1] < self.code.numel:
             raise ValueError(f"expected a reduction of {self.code.numel} elements that has tables, got {i}")
-        self.program = self._options["CHAIN"]
-        self._planned, self._counts = LaunchedSum(i, tables, chains.options, self), chains.stats.of(kind_of(i))
+        prologue = Prologue(self._options["CHAIN"], self._numbers, self._notes)
+        self._planned, self._counts = LaunchedSum(i, tables, chains.options, prologue), chains.stats.of(kind_of(i))
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:  # noqa: ARG002
         read, planned = [self._reading(values)], self._planned

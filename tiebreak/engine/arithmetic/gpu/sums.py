@@ -6,11 +6,11 @@ Under policy `exact` the host waits for nothing: the list has room for all eleme
 policy `logged` the host reads the list; torch computes a result again if it has no room.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -174,15 +174,12 @@ Read = Tensor | tuple[Tensor, ...]
 """What a kernel reads: an operand, or what a chain reads that computes its elements."""
 
 
-class Prologue(Protocol):
+class Prologue(NamedTuple):
     """A chain that computes the operand of a `reduce`, as kernels read it."""
 
     program: tuple[Any, ...]
     numbers: tuple[int, ...]
-
-    @property
-    def notes(self) -> Tensor:
-        """The place of its notes."""
+    notes: Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -226,7 +223,7 @@ class _Call:
     @property
     def chain(self) -> tuple[Any, ...]:
         """The notes and numbers of the prologue; nulls if there is none."""
-        return (None, None) if self.prologue is None else (self.prologue.notes, self.prologue.numbers)
+        return (None, None) if self.prologue is None else (self.prologue.notes(), self.prologue.numbers)
 
     def launch(self, read: Sequence[Any], memory: Sequence[Any], factor: float, **options: Any) -> None:
         """Launches the kernel. memory: out, found, room, listed, sums, errors and sizes, as in `kernels/sums.py`."""
@@ -389,12 +386,10 @@ class LaunchedSum:
             lane = 1
         else:
             batches = len(first.batch) * tables.run_batch
-            steps = {"PAIRS": len(tables.operands) > 1, "A_STEP": first.step, "B_STEP": last.step}
-            chain = {"CHAIN": None if self._prologue is None else self._prologue.program}
-            options, held = (
-                {**lanes(tables, prologue=self._prologue is not None), **steps, **chain},
-                [first.batch, terms[0], last.batch, terms[-1]],
-            )
+            steps: dict[str, Any] = {"PAIRS": len(tables.operands) > 1, "A_STEP": first.step, "B_STEP": last.step}
+            steps |= {"CHAIN": None if self._prologue is None else self._prologue.program}
+            options = {**lanes(tables, prologue=self._prologue is not None), **steps}
+            held = [first.batch, terms[0], last.batch, terms[-1]]
             tiles, numbers = ceil(batches / options["BLOCK_M"]), (tables.run_batch, run_k, k, batches)
             lane = options["BLOCK_K"]
         step, parts = _cut(k, tiles, device)
@@ -442,7 +437,6 @@ class LaunchedSum:
         steps = {"A_STEP": tables.operands[0].step, "B_STEP": tables.operands[-1].step}
         # A plain term is a multiple of 2^-149, below 2^128.
         options = {"MATRIX": call.matrix, "PRECISION": precision, "MANY": many}
-        chain = {"CHAIN": None if call.prologue is None else call.prologue.program}
         options |= {"FIRST": 0, "SLICES": 12} if pairs else {"FIRST": 3, "SLICES": 6}
         room, digits = programs(device) if tables.terms > LONG else 0, None
         if room:
@@ -452,7 +446,7 @@ class LaunchedSum:
         launch(
             kernels("sums").settle, programs(device), read[0], read[-1], *all_tables, out, found, listed, counters,
             digits, m, n, *runs, tables.terms, out.numel(), room, factor, call.chain[1],
-            PAIRS=pairs, **chain, **steps, **options, **blocks,
+            PAIRS=pairs, CHAIN=call.options.get("CHAIN"), **steps, **options, **blocks,
         )  # fmt: skip
         if digits is not None:
             launch(

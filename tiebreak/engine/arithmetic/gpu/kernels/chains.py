@@ -481,7 +481,7 @@ def usual(x, FUNCTION: tl.constexpr):
 
 @triton.jit
 def transcendental(x, inside, notes, FUNCTION: tl.constexpr, PRECISION: tl.constexpr):
-    """RN of a function. Notes, unless null: how many FP64 leaves open, how many of these it rounds wrongly, pairs do."""
+    """RN of a function. Notes, or null: how many FP64 leaves open, how many of these it rounds wrongly, pairs do."""
     a = usual(x, FUNCTION)
     y = in_fp64(a, FUNCTION)
     if FUNCTION == LOG:
