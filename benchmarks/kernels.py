@@ -72,7 +72,7 @@ KERNELS: Final = (
     "settle: softmax",
     "find_greatest: softmax",
 )
-"""Those of a softmax have a prologue: exp(x - max)."""
+"""The kernels of sums. A softmax's have a prologue: exp(x - max)."""
 _SCATTERED: Final = "*fp32" + 9 * " *i64" + 4 * " i32"
 OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
     "hash_chunks": (hash_kernels.hash_chunks, hashing.OPTIONS, "*i32 *i32 *i64 *i64 *i64 *i64 i32 i32"),
@@ -216,7 +216,7 @@ def _compiled(
 
 
 def _aligned(signature: dict[str, Any]) -> dict[tuple[int, ...], list[list[Any]]]:
-    """What Triton is told of memory that begins at a multiple of 16 bytes, as all of a launch does."""
+    """Triton's attributes of pointers to multiples of 16 bytes, as all of a launch are."""
     kinds = {(at,): kind for at, kind in enumerate(signature.values()) if isinstance(kind, str)}
     kinds |= {
         (at, n): k for at, kind in enumerate(signature.values()) if (at,) not in kinds for n, k in enumerate(kind)

@@ -340,7 +340,7 @@ class _Repeated:
         self._forget(self.inside[position] - self._needed(position), position)
 
     def _needed(self, position: int, gone: int = -1) -> set[int]:
-        """What remains of a chain without what nobody reads any more, and without storing `gone`."""
+        """The members of a chain that somebody still reads if nobody outside it reads `gone`."""
         inside = self.inside[position].copy()
         used = Counter(operand for n in inside for operand in self._operands([n]))
         for index in sorted(inside, reverse=True):
