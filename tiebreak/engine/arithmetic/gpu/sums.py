@@ -171,7 +171,7 @@ def _run(table: Integers) -> int:
 
 
 Read = Tensor | tuple[Tensor, ...]
-"""What a kernel reads: an operand, or what a chain reads that computes its elements."""
+"""An operand as kernels read it: a tensor, or all that a chain reads which computes its elements."""
 
 
 class Prologue(NamedTuple):
