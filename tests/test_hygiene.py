@@ -241,7 +241,8 @@ OPTIONAL = {"tiebreak.api.data.hugging_face": "hf", "tiebreak.api.data.tokenizin
 
 
 EXTRAS = {
-    "tiebreak.api.training.huggingface": ["hf"],
+    "tiebreak.api.huggingface": ["hf"],
+    "tiebreak.hf": ["hf"],
     "tiebreak.engine.arithmetic.gpu.kernels": ["gpu"],
     "tiebreak.protocol.commitments.keys": ["fast"],  # with a way of its own where that is missing
     "tiebreak.protocol.chain": ["chain"],

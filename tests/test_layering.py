@@ -14,13 +14,13 @@ from tests.source_tree import LAYERS, ROOT, committed_files, imports_by_name, im
 
 _ENGINE = "native dtypes lowering optimizers data capture arithmetic run logged distributed"
 _PROTOCOL = "errors strict_json tags codec packing numbers hashing trees program commitments game parties chain"
-_API = "machine signing data auditing disputing training agreeing certification chain watching"
+_API = "machine signing data auditing disputing training huggingface agreeing certification chain watching"
 FOLDERS = {
     "tiebreak.protocol": _PROTOCOL.split(),
     "tiebreak.engine": _ENGINE.split(),
     "tiebreak.sim": ["world", "adversaries", "games"],
     "tiebreak.api": _API.split(),
-    "tiebreak": ["protocol", "engine", "sim", "incentives", "api", "node", "demo", "cli", "__main__"],
+    "tiebreak": ["protocol", "engine", "sim", "incentives", "api", "hf", "node", "demo", "cli", "__main__"],
 }
 """Folders of each package and modules beside them, in the order in which they may import: each those before it."""
 

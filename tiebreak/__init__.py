@@ -18,10 +18,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from tiebreak.api.huggingface.training import TiebreakTrainer
     from tiebreak.api.machine import Machine
     from tiebreak.api.signing.keys import load_key, new_key, save_key
     from tiebreak.api.training.calibrating import calibrate
-    from tiebreak.api.training.huggingface import TiebreakTrainer
     from tiebreak.api.training.runs import Run, agree, open_run, train
     from tiebreak.api.training.tasks import capture, make_task
     from tiebreak.api.training.trainer import Step, Trainer, reproducible
@@ -57,7 +57,7 @@ _MODULES: Final = {
     "tiebreak.api.training.calibrating": "calibrate",
     "tiebreak.api.training.runs": "Run agree open_run train",
     "tiebreak.api.training.tasks": "capture make_task",
-    "tiebreak.api.training.huggingface": "TiebreakTrainer",
+    "tiebreak.api.huggingface.training": "TiebreakTrainer",
     "tiebreak.api.training.trainer": "Step Trainer reproducible",
     "tiebreak.engine.capture.captured": "Captured",
     "tiebreak.engine.capture.task": (
@@ -124,6 +124,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "hf":
+        return import_module("tiebreak.hf")
     if name not in _HOME:
         raise AttributeError(f"module 'tiebreak' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOME[name]), name)

@@ -1,296 +1,390 @@
-"""`TiebreakTrainer` against `transformers.Trainer`, given the same examples in the same order; and what it refuses."""
+"""`tiebreak.hf.train` against `transformers.Trainer` itself, in its own order of examples; and what it refuses."""
 
-from collections.abc import Callable, Iterator
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from datasets import IterableDataset
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.utils.data import IterableDataset
 from transformers import (
+    BertConfig,
+    BertForMaskedLM,
     DataCollatorForLanguageModeling,
-    GPT2Config,
-    GPT2LMHeadModel,
-    Seq2SeqTrainingArguments,
+    DataCollatorWithPadding,
+    EarlyStoppingCallback,
+    LlamaForSequenceClassification,
     Trainer,
     TrainerCallback,
     TrainingArguments,
+    set_seed,
 )
+from transformers.trainer_callback import PrinterCallback
 
 import tiebreak
+from tests.source_tree import ROOT
+from tests.tiebreak.hf_cases import arguments, encoded, gpt2, llama, losses, tokenizer
 from tiebreak import ConfigurationError, StateError, TiebreakTrainer
+from tiebreak.api import huggingface
 from tiebreak.api.certification.certificates import verify
 from tiebreak.api.certification.certifying import certify
-from tiebreak.api.training.huggingface import _ASIDE as ASIDE
-from tiebreak.api.training.huggingface import _TAKEN as TAKEN
-from tiebreak.api.training.huggingface import check_arguments
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.protocol.numbers.philox import shuffle
 
-EXAMPLES, LENGTH, SEED = 48, 8, 7
-
-
-def gpt2(dropout: float = 0.0) -> GPT2LMHeadModel:
-    torch.manual_seed(0)
-    config = GPT2Config(
-        vocab_size=32, n_positions=LENGTH, n_layer=1, n_embd=16, n_head=2, bos_token_id=0, eos_token_id=0,
-        resid_pdrop=dropout, embd_pdrop=dropout, attn_pdrop=dropout, loss_type="ForCausalLMLoss",
-    )  # fmt: skip
-    return GPT2LMHeadModel(config)
+Made = Callable[..., Trainer]
 
 
-def rows(count: int = EXAMPLES, ignored: bool = False) -> list[dict[str, Tensor]]:
-    drawn = torch.randint(0, 32, (count, LENGTH), generator=torch.Generator().manual_seed(1))
-    found = [{"input_ids": row, "labels": row.clone()} for row in drawn]
-    if ignored:
-        for i, row in enumerate(found):
-            row["labels"][: i % 4] = -100
-    return found
+def plain(
+    folder: Path, kind: Any = Trainer, model: Any = gpt2, callbacks: Any = None, settings: Any = TrainingArguments,
+    **more: Any,
+) -> Trainer:  # fmt: skip
+    given = {"data_collator": DataCollatorForLanguageModeling(tokenizer(), mlm=False), "processing_class": tokenizer()}
+    given |= {name: more.pop(name) for name in ("train_dataset", "eval_dataset", "data_collator") if name in more}
+    args = arguments(settings, folder, **more)
+    made = kind(model=model(), args=args, callbacks=callbacks, **{"train_dataset": encoded(), **given})
+    made.remove_callback(PrinterCallback)
+    return made
 
 
-def arguments(folder: Path, **more: Any) -> TrainingArguments:
-    given = {"max_steps": 24, "per_device_train_batch_size": 6, "learning_rate": 1e-2, "seed": SEED}
-    given |= {"logging_steps": 5, "adam_epsilon": 1e-6}  # the gradient of a key's bias is noise about 0
-    return TrainingArguments(output_dir=str(folder), use_cpu=True, disable_tqdm=True, **given | more)
-
-
-class InOrder:
-    """A sampler of the job's order: another epoch each time."""
-
-    def __init__(self) -> None:
-        self.epoch = -1
-
-    def __len__(self) -> int:
-        return EXAMPLES
-
-    def __iter__(self) -> Iterator[int]:
-        self.epoch += 1
-        return iter([shuffle(i, SEED, self.epoch, EXAMPLES, 0) for i in range(EXAMPLES)])
-
-
-class Theirs(Trainer):
-    """`transformers.Trainer` with the job's order of examples, that keeps the loss of each step."""
-
-    def _get_train_sampler(self, *_: Any) -> Any:
-        return InOrder()
-
-
-def both(folder: Path, data: list[dict[str, Tensor]], **more: Any) -> tuple[TiebreakTrainer, Theirs]:
-    args = {"logging_steps": 1, "save_strategy": "no"} | more
-    ours = TiebreakTrainer(model=gpt2(), args=arguments(folder / "ours", **args), train_dataset=data)
-    theirs = Theirs(model=gpt2(), args=arguments(folder / "theirs", **args), train_dataset=data)
-    for trainer in (ours, theirs):
-        out = trainer.train()
-        assert out.global_step == trainer.state.global_step == trainer.state.max_steps >= 20
+def both(folder: Path, made: Made, **more: Any) -> tuple[Trainer, Trainer]:
+    ours, theirs = made(folder / "ours", **more), made(folder / "theirs", **more)
+    set_seed(5)
+    theirs.train()
+    set_seed(5)
+    tiebreak.hf.train(ours)
+    assert len(losses(ours)) == len(losses(theirs)) > 0
+    torch.testing.assert_close(losses(ours), losses(theirs), rtol=5e-6, atol=0)
+    torch.testing.assert_close(losses(ours, "grad_norm"), losses(theirs, "grad_norm"), rtol=2e-5, atol=0)
+    assert losses(ours, "learning_rate").equal(losses(theirs, "learning_rate"))
+    ours.model.to(torch.float32)
+    for name, tensor in theirs.model.state_dict().items():
+        torch.testing.assert_close(ours.model.state_dict()[name], tensor, rtol=1e-3, atol=2e-4)
     return ours, theirs
 
 
-def losses(trainer: Trainer) -> Tensor:
-    return torch.tensor([log["loss"] for log in trainer.state.log_history if "loss" in log], dtype=torch.float64)
+class Events(TrainerCallback):
+    """Notes every event, with the step."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("on_"):
+            return super().__getattribute__(name)
+        return lambda args, state, control, **_: self.seen.append((name, state.global_step))
 
 
-CASES: dict[str, dict[str, Any]] = {
-    "weight decay, warm-up, cosine": {
-        "weight_decay": 0.1, "warmup_steps": 4, "lr_scheduler_type": "cosine", "adam_beta2": 0.95, "adam_epsilon": 1e-3,
-        "max_grad_norm": 0.5,
-    },
-    "accumulation by epochs": {"gradient_accumulation_steps": 2, "max_steps": -1, "num_train_epochs": 5.5},
-    "accumulation over unequally many labels": {"gradient_accumulation_steps": 2},
-    "SGD, no clipping": {"optim": "sgd", "max_grad_norm": 0.0, "lr_scheduler_type": "constant", "learning_rate": 0.3},
-    "smoothed labels": {"label_smoothing_factor": 0.1},
-}  # fmt: skip
+class Own(Trainer):
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        labels = inputs.pop("labels")
+        found = model(**inputs)
+        weight = torch.ones(found.logits.shape[-1])
+        weight[:10] = 2.0
+        logits = found.logits[:, :-1].flatten(0, 1)
+        loss = nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), weight, ignore_index=-100)
+        accuracy = (logits.argmax(-1) == labels[:, 1:].flatten()).float().mean().item()
+        self.log({"accuracy": min(0.5, accuracy)})
+        return (loss, found) if return_outputs else loss
+
+
+def test_steps_events_and_logs_are_their_own(tmp_path: Path) -> None:
+    """With a short last batch and step, evaluation, saving, the best model and accumulation over unequal labels."""
+    events = {name: Events() for name in ("ours", "theirs")}
+
+    def made(folder: Path) -> Trainer:
+        return plain(
+            folder, callbacks=[events[folder.name]], eval_dataset=encoded(6), per_device_train_batch_size=3,
+            gradient_accumulation_steps=2, max_steps=20, eval_strategy="steps", eval_steps=5, save_strategy="steps",
+            save_steps=5, save_total_limit=2, load_best_model_at_end=True, lr_scheduler_type="cosine", warmup_steps=3,
+            weight_decay=0.1,
+        )  # fmt: skip
+
+    ours, theirs = both(tmp_path, made)
+    assert [e for e in events["ours"].seen if e[0] != "on_init_end"] == events["theirs"].seen[1:]
+    torch.testing.assert_close(losses(ours, "eval_loss"), losses(theirs, "eval_loss"), rtol=1e-5, atol=0)
+    assert ours.state.best_global_step == theirs.state.best_global_step
+    names = [sorted(p.name for p in t.glob("checkpoint-*")) for t in (tmp_path / "ours", tmp_path / "theirs")]
+    assert names[0] == names[1] != []
+    run = tiebreak.open_run(tmp_path / "ours" / "run")
+    assert (run.step, run.job.checkpoint_interval, run.checked) == (20, 5, True)
+    assert run.audit(sample=2, seed="1").agrees
+
+
+def test_nothing_that_watches_changes_a_bit(tmp_path: Path) -> None:
+    bare = plain(tmp_path / "bare", max_steps=6)
+    watched = plain(
+        tmp_path / "watched", max_steps=6, callbacks=[Events()], eval_dataset=encoded(6), eval_strategy="steps",
+        eval_steps=2, save_strategy="steps", save_steps=6, logging_steps=3,
+    )  # fmt: skip
+    for trainer in (bare, watched):
+        tiebreak.hf.train(trainer)
+    states = [tiebreak.open_run(tmp_path / name / "run").state_dict() for name in ("bare", "watched")]
+    assert all(states[0][name].equal(states[1][name]) for name in states[0])
+
+
+def classified(folder: Path, **more: Any) -> Trainer:
+    rows = encoded().add_column("labels", [i % 3 for i in range(40)])
+    config = llama().config
+    config.num_labels = 3
+    torch.manual_seed(0)
+    model = LlamaForSequenceClassification(config)
+    return plain(
+        folder, model=lambda: model.__class__.from_pretrained(None, config=config, state_dict=model.state_dict()),
+        train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer()), **more,
+    )  # fmt: skip
+
+
+def masked(folder: Path, **more: Any) -> Trainer:
+    made = tokenizer()
+    made.mask_token = "<eos>"
+
+    def model() -> BertForMaskedLM:
+        torch.manual_seed(0)
+        config = BertConfig(
+            vocab_size=320, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=0,
+        )  # fmt: skip
+        return BertForMaskedLM(config)
+
+    return plain(folder, model=model, data_collator=DataCollatorForLanguageModeling(made, mlm=True), **more)
+
+
+def streamed(folder: Path, **more: Any) -> Trainer:
+    rows = list(encoded())
+    return plain(
+        folder, train_dataset=IterableDataset.from_generator(lambda: (rows[i % 40] for i in range(10**6))), **more
+    )
+
+
+CASES: dict[str, tuple[Made, dict[str, Any]]] = {
+    "llama": (plain, {"model": llama}),
+    "its own compute_loss that logs": (plain, {"kind": Own, "model": llama}),
+    "groups by length": (plain, {"train_sampling_strategy": "group_by_length"}),
+    "drops the last": (plain, {"dataloader_drop_last": True, "per_device_train_batch_size": 6}),
+    "epochs": (plain, {"max_steps": -1, "num_train_epochs": 2.5}),
+    "streams": (streamed, {}),
+    "checkpoints activations": (plain, {"gradient_checkpointing": True, "model": llama}),
+    "smooths labels": (plain, {"label_smoothing_factor": 0.1}),
+    "masks drawn anew": (masked, {}),
+    "SGD without clipping": (plain, {"optim": "sgd", "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_weights_are_those_of_their_trainer(tmp_path: Path, case: str) -> None:
-    ours, theirs = both(tmp_path, rows(ignored=case != "accumulation by epochs"), **CASES[case])
-    assert len(losses(ours)) == len(losses(theirs)) == ours.run.steps
-    torch.testing.assert_close(losses(ours), losses(theirs), rtol=2e-5, atol=2e-5)
-    start = gpt2().state_dict()
-    for name, weights in theirs.model.state_dict().items():
-        torch.testing.assert_close(ours.model.state_dict()[name], weights, rtol=2e-4, atol=2e-4)
-    assert any(not torch.allclose(start[name], w, atol=1e-2) for name, w in theirs.model.state_dict().items())
+    made, more = CASES[case]
+    ours, _ = both(tmp_path, made, **more)
+    assert ours.state.global_step >= 20
 
 
 @pytest.mark.slow
 def test_bfloat16_is_their_autocast(tmp_path: Path) -> None:
-    ours, theirs = both(tmp_path, rows(), bf16=True)
-    torch.testing.assert_close(losses(ours), losses(theirs), rtol=5e-3, atol=5e-3)
-    args = arguments(tmp_path / "f32", logging_steps=1, save_strategy="no")
-    exact = TiebreakTrainer(model=gpt2(), args=args, train_dataset=rows())
-    exact.train()
-    assert not torch.allclose(losses(ours), losses(exact), rtol=1e-5, atol=1e-5)
+    found = []
+    for name, train, more in (("theirs", Trainer.train, {"bf16": True}), ("ours", tiebreak.hf.train, {"bf16": True})):
+        found.append(plain(tmp_path / name, **more))
+        set_seed(5)
+        train(found[-1])
+    exact = plain(tmp_path / "exact")
+    tiebreak.hf.train(exact)
+    torch.testing.assert_close(losses(found[1]), losses(found[0]), rtol=5e-3, atol=5e-3)
+    assert not torch.allclose(losses(found[1]), losses(exact), rtol=1e-5, atol=1e-5)
 
 
 def test_a_run_goes_on_and_can_be_audited_and_certified(tmp_path: Path) -> None:
     client, trainer = tiebreak.new_key(), tiebreak.new_key()
 
-    def made() -> TiebreakTrainer:
-        args = arguments(tmp_path, save_steps=4, logging_first_step=True)
-        return TiebreakTrainer(
-            model=gpt2(dropout=0.1), args=args, train_dataset=rows(), client=client, trainer=trainer,
-            terms=tiebreak.Terms(reward=1, trainer_stake=2), eval_dataset=rows(8),
+    class Interrupts(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 11:
+                raise KeyboardInterrupt
+
+    def made(*callbacks: Any) -> Any:
+        def kind(**given: Any) -> TiebreakTrainer:
+            terms = tiebreak.Terms(reward=1, trainer_stake=2)
+            return TiebreakTrainer(client=client, trainer=trainer, terms=terms, **given)
+
+        return plain(
+            tmp_path, kind, lambda: gpt2(0.1), list(callbacks), max_steps=20, save_strategy="steps", save_steps=4,
+            eval_strategy="steps", eval_steps=4, eval_dataset=encoded(6), logging_steps=5,
         )  # fmt: skip
 
-    first = made()
+    first, events = made(Interrupts()), Events()
     with pytest.raises(StateError, match="a run that `train` has made, got none"):
         _ = first.run
-    first._told = lambda step: (_ for _ in ()).throw(KeyboardInterrupt) if step.number == 11 else None  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
         first.train()
     assert first.run.step == 8
 
-    second = made()
+    second = made(events)
     out = second.train(resume_from_checkpoint=True)
-    assert (out.global_step, second.run.signed) == (24, 6)
-    assert out.training_loss == out.metrics["train_loss"] == pytest.approx(sum(second.run.losses) / 24)
-    assert [log["step"] for log in second.state.log_history] == [10, 15, 20, 24]
+    assert (out.global_step, second.run.signed) == (20, 5)
+    assert out.training_loss == pytest.approx(sum(second.run.losses) / 20)
+    logged = [(line["step"], "loss" in line) for line in second.state.log_history[:-1]]
+    evaluated, told = [(step, False) for step in (4, 8, 12, 16, 20)], [(step, True) for step in (5, 10, 15, 20)]
+    assert sorted(logged) == sorted(evaluated + told)
+    begun = [step for event, step in events.seen if event == "on_step_begin"]
+    assert begun == list(range(8, 20))
     assert second.run.audit(sample=2, seed="1").agrees
-    assert second.model.training
-    assert second.evaluate()["eval_loss"] < 3.5
     second.save_model(str(tmp_path / "saved"))
     certify(RunDirectory.open(second.run.directory), tmp_path / "saved", tmp_path / "certificate.json", trainer)
     signed, found = verify(tmp_path / "saved", tmp_path / "certificate.json")
     assert signed.signers == [trainer.address]
     assert "lm_head.weight" not in found.tensors, "tied weights are saved once"
-    with pytest.raises(ConfigurationError, match="initial_state_root"):
+    with pytest.raises(ConfigurationError, match="of this model, data and settings"):
         second.train()
 
 
-class Draws(nn.Module):
-    """A loss that is not divided by the number of labels."""
+def test_a_callback_ends_a_run_at_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Stops(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop |= state.global_step == 5
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(LENGTH, 1)
-
-    def forward(self, input_ids: Tensor, labels: Tensor, **_: Any) -> tuple[Tensor]:
-        return ((self.linear(input_ids.float()) - labels.float()).square().mean(),)
-
-
-class Endless(IterableDataset[Any]):
-    def __iter__(self) -> Iterator[Any]:
-        yield from rows()
+    ended = plain(tmp_path, callbacks=[Stops()], max_steps=20, save_strategy="steps", save_steps=4)
+    assert tiebreak.hf.train(ended).global_step == 8
+    assert "it goes on to step 8, the next checkpoint" in caplog.text
+    run = tiebreak.open_run(tmp_path / "run")
+    assert run.step == 8
+    assert all(ended.model.state_dict()[name].equal(tensor) for name, tensor in run.state_dict().items())
 
 
-def padded(examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Rows that depend on their neighbours."""
-    longest = max(int((example["labels"] == -100).sum()) for example in examples)
-    return {name: torch.stack([example[name] for example in examples])[:, longest:] for name in examples[0]}
+def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:
+    """The loss of an evaluation on other data grows with a rate that is too high."""
+    ended = plain(
+        tmp_path, callbacks=[EarlyStoppingCallback(1)], eval_dataset=encoded(4), max_steps=20, learning_rate=5.0,
+        eval_strategy="steps", eval_steps=2, save_strategy="steps", save_steps=2, load_best_model_at_end=True,
+        metric_for_best_model="loss",
+    )  # fmt: skip
+    out = tiebreak.hf.train(ended)
+    run, best = tiebreak.open_run(tmp_path / "run"), ended.state.best_global_step
+    assert best is not None
+    assert best < out.global_step == run.step < 20
+    assert all(ended.model.state_dict()[name].equal(tensor) for name, tensor in run.state_dict(best).items())
 
 
-def flattened(examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([example[name] for example in examples]) for name in examples[0]}
+class Counts(Trainer):
+    calls = 0
+
+    def compute_loss(self, model: Any, inputs: Any, **more: Any) -> Any:
+        self.calls += 1
+        return self.calls * super().compute_loss(model, inputs, **more)
 
 
-def masked(examples: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    found = {name: torch.stack([example[name] for example in examples]) for name in examples[0]}
-    return found | {"labels": found["labels"].masked_fill(torch.rand(found["labels"].shape) < 0.2, -100)}
+class Steps(Trainer):
+    def training_step(self, *_: Any) -> Tensor:
+        return torch.zeros(())
+
+
+class Averages(Trainer):
+    """A loss that padding changes."""
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        return model(inputs["input_ids"]).logits.float().square().mean()
+
+
+class Clips(TrainerCallback):
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        raise AssertionError
+
+
+class Writes(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any, **_: Any) -> None:
+        with torch.no_grad():
+            next(model.parameters()).mul_(0.5)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "data_seed": ({"data_seed": 1}, "no data_seed other than seed, got 1: a job has one seed"),
-    "drop_last": ({"dataloader_drop_last": True}, "dataloader_drop_last .* got True: nothing is dropped"),
-    "best": ({"save_strategy": "best", "metric_for_best_model": "loss"}, "by steps or epochs"),
-    "kept": ({"save_total_limit": 3}, "save_total_limit=3"),
-    "unknown": ({"torch_empty_cache_steps": 3}, "torch_empty_cache_steps .* a job does nothing by it"),
+    "a counter": ({"kind": Counts}, "it changes an attribute of loss"),
+    "a step of its own": ({"kind": Steps}, "got a training_step of your own, which a run never calls"),
+    "padding that counts": ({"kind": Averages}, "a loss that padding does not change, got others for batch"),
+    "noise on embeddings": ({"neftune_noise_alpha": 5.0}, "got neftune_noise_alpha=5.0: its noise depends on the padd"),
+    "a schedule that reads": (
+        {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "eval_dataset": encoded(4)},
+        "'reduce_lr_on_plateau': it reads",
+    ),
+    "hooks on gradients": ({"callbacks": [Clips()]}, r"Clips.on_pre_optimizer_step: there are no gradients"),
+    "a callback that writes": (
+        {"callbacks": [Writes()]},
+        "callbacks that leave the weights alone, got one that writes",
+    ),
+    "several": (
+        {"kind": Steps, "neftune_noise_alpha": 1.0, "torch_compile": True},
+        r"(?s)\* torch_compile=True: .*\* neftune_noise_alpha=1.0: .*\* a training_step of your own",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_a_job_does_not_do_is_refused_by_name(tmp_path: Path, what: str) -> None:
+def test_what_no_run_could_follow_is_refused_by_name(tmp_path: Path, what: str) -> None:
     given, message = REFUSED[what]
     with pytest.raises(ConfigurationError, match=message):
-        check_arguments(arguments(tmp_path, **given))
+        tiebreak.hf.train(plain(tmp_path, max_steps=3, **given))
 
 
-def test_every_argument_is_taken_or_refused_or_has_nothing_to_do_with_weights(
-    tmp_path: Path, cases: Callable[[], None]
-) -> None:
-    """Whatever `transformers` adds is refused until somebody has looked at it."""
-    for name in vars(arguments(tmp_path)):
-        changed = arguments(tmp_path)
-        if name in TrainingArguments.__dataclass_fields__ and name not in f"{TAKEN} {ASIDE}".split():
-            setattr(changed, name, "something else")
-            with pytest.raises(ConfigurationError, match=f"expected {name} "):
-                check_arguments(changed)
-            cases()
+@dataclass
+class Scale(TrainingArguments):
+    used: float = 2.0
+    left: float = 3.0
 
 
-def test_the_environment_and_other_classes_choose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    with pytest.raises(ConfigurationError, match="bf16=True, or nothing, got bf16 from the environment"):
-        check_arguments(arguments(tmp_path))
-    with pytest.raises(ConfigurationError, match="got Seq2SeqTrainingArguments"):
-        check_arguments(Seq2SeqTrainingArguments(output_dir=str(tmp_path), use_cpu=True))
+class Scaled(Trainer):
+    def compute_loss(self, model: Any, inputs: Any, **more: Any) -> Any:
+        return self.args.used * super().compute_loss(model, inputs, **more)  # type: ignore[attr-defined]
 
 
-MODEL = gpt2()
-ADAM = torch.optim.Adam(MODEL.parameters())
-TRAINED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "a smaller last step": ({"train_dataset": rows(50)}, {}, "multiple of 6 .* got 50: .* leave 2 of them out"),
-    "a loss that is not divided": ({"model": Draws()}, {"gradient_accumulation_steps": 2}, "divided by the number"),
-    "no length": ({"train_dataset": Endless()}, {}, "a length and items by number, got Endless"),
-    "random masks": ({"data_collator": masked}, {}, "the same row each time"),
-    "padding by batch": ({"data_collator": padded, "train_dataset": rows(ignored=True)}, {}, "pad to a fixed length"),
-    "joined rows": ({"data_collator": flattened}, {}, "a row for each example"),
-    "text": ({"data_collator": lambda examples: {"input_ids": "text"}}, {}, "tensors by name"),
-    "a schedule by losses": (
-        {"model": MODEL, "optimizers": (ADAM, ReduceLROnPlateau(ADAM))}, {}, "got ReduceLROnPlateau"
-    ),
-    "another loss in bf16": ({}, {"bf16": True, "label_smoothing_factor": 0.1}, "own loss with bf16"),
-    "another loss, accumulated": (
-        {"compute_loss_func": lambda outputs, labels, num_items_in_batch: outputs["logits"].mean()},
-        {"gradient_accumulation_steps": 2}, "own loss with gradient_accumulation_steps",
-    ),
-}  # fmt: skip
+def test_arguments_that_nobody_reads_are_named(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="nobody has read left of Scale while"):
+        tiebreak.hf.train(plain(tmp_path, Scaled, settings=Scale, max_steps=2))
 
 
-@pytest.mark.parametrize("what", TRAINED)
-def test_what_would_be_another_model_is_refused(tmp_path: Path, what: str) -> None:
-    given, args, message = TRAINED[what]
-    more = {"model": gpt2(), "train_dataset": rows()} | given
-    with pytest.raises(ConfigurationError, match=message):
-        TiebreakTrainer(args=arguments(tmp_path, **args), **more).train()
-    assert not (tmp_path / "run").exists()
-
-
-def test_parts_of_their_trainer_that_would_not_be_called_are_refused(tmp_path: Path) -> None:
-    class Stepping(TiebreakTrainer):
-        def training_step(self, *_: Any) -> Tensor:
-            return torch.zeros(())
-
-    class Own(TiebreakTrainer):
-        def compute_loss(self, model: Any, inputs: Any, **more: Any) -> Any:
-            return 2 * super().compute_loss(model, inputs, **more)
-
-    given = {"model": gpt2(), "args": arguments(tmp_path, max_steps=2), "train_dataset": rows()}
-    with pytest.raises(ConfigurationError, match="Trainer's own training_step, got another one"):
-        Stepping(**given).train()
-    patched = TiebreakTrainer(**given)
-    patched.get_train_dataloader = lambda: iter(rows())  # type: ignore[method-assign]
-    with pytest.raises(ConfigurationError, match="Trainer's own get_train_dataloader"):
-        patched.train()
-    with pytest.raises(ConfigurationError, match="no callbacks, got one"):
-        TiebreakTrainer(**given, callbacks=[TrainerCallback()])
-    with pytest.raises(ConfigurationError, match="a model, args=TrainingArguments"):
-        TiebreakTrainer(model=gpt2(), train_dataset=rows())
+def test_a_trainer_that_cannot_be_driven_names_its_calls(tmp_path: Path) -> None:
+    made: Any = plain(tmp_path, TiebreakTrainer)
     with pytest.raises(ConfigurationError, match="train without a path, a trial or keys"):
-        TiebreakTrainer(**given).train(resume_from_checkpoint="checkpoint-500")
-    doubled = Own(**given).train().training_loss
-    given |= {"model": gpt2(), "args": arguments(tmp_path / "plain", max_steps=2)}
-    plain = TiebreakTrainer(**given, data_collator=DataCollatorForLanguageModeling(FakeTokenizer(), mlm=False)).train()
-    assert doubled == pytest.approx(2 * plain.training_loss, rel=0.05)
+        made.train(resume_from_checkpoint="checkpoint-500")
+    made = plain(tmp_path, data_collator=lambda rows: [row["input_ids"] for row in rows])
+    with pytest.raises(ConfigurationError, match="gives tensors by name, got list"):
+        tiebreak.hf.train(made)
 
 
-class FakeTokenizer:
-    """The part of a tokenizer that their collator for causal models uses on rows of one length."""
+def test_older_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.0")
+    with pytest.raises(ConfigurationError, match=r"expected transformers 5, got 4.57.0"):
+        runpy.run_path(str(huggingface.__file__))
+    monkeypatch.setitem(sys.modules, "trl", SimpleNamespace(__version__="0.24.0"))
+    with pytest.raises(ConfigurationError, match=r"TRL 0.24.0, whose losses"):
+        tiebreak.hf.train(plain(tmp_path))
 
-    pad_token_id = None
-    padding_side = "right"
 
-    def pad(self, examples: list[dict[str, Tensor]], **_: Any) -> dict[str, Tensor]:
-        return {"input_ids": torch.stack([example["input_ids"] for example in examples])}
+def test_a_stream_that_ends_early_ends_the_run(tmp_path: Path) -> None:
+    rows = list(encoded(12))
+    ours, theirs = (
+        plain(tmp_path / name, train_dataset=IterableDataset.from_generator(lambda: iter(rows)), max_steps=7)
+        for name in ("ours", "theirs")
+    )
+    theirs.train()
+    assert tiebreak.hf.train(ours).global_step == theirs.state.global_step == 7
+
+
+@pytest.mark.slow
+def test_a_script_runs_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import sys\nfrom pathlib import Path\nfrom tests.tiebreak.test_huggingface import plain\n"
+        "print(plain(Path(sys.argv[1]), max_steps=2).train().global_step)\n"
+    )
+    for program in (["script.py"], ["-m", "script"]):
+        ran = subprocess.run(
+            [sys.executable, "-m", "tiebreak.hf", *program, f"out{len(program)}"], cwd=tmp_path, check=False,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}, capture_output=True, text=True,
+        )  # fmt: skip
+        assert ran.stdout.splitlines()[-1:] == ["2"], ran.stderr
+        assert tiebreak.open_run(tmp_path / f"out{len(program)}" / "run").step == 2

@@ -1,7 +1,8 @@
 """Runs on disk: committed at every checkpoint, resumable after a crash, open to audits, and disputable if signed."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from math import isfinite
@@ -20,7 +21,7 @@ from tiebreak.api.training.bundle import ORIGINS, Bundle, capture_bundle
 from tiebreak.api.training.distributed import joined
 from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.tasks import as_state_dict, make_task, state_names
-from tiebreak.api.training.trainer import OnStep, Step, tell
+from tiebreak.api.training.trainer import OnStep, Step, norm_in, tell
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.task import Task
@@ -32,7 +33,7 @@ from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
 from tiebreak.engine.run.commit import Commit
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.interpreter import NotFiniteError
+from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
@@ -151,6 +152,23 @@ class Run:
             continue_run(self._run, machine, key=key, until=until, keep=keep, on_progress=told, on_commit=committed)
         return self
 
+    def iterate(self, key: PrivateKey | None = None, *, keep: str = "all") -> Generator[tuple[Step, dict[str, Tensor]]]:
+        """Computes what is left, each step when it is asked for, and yields it with its weights and buffers.
+
+        These are the engine's own tensors, with the keys of `state_dict`, on the device that computes: copy them before
+        the next step is asked for, and never write to them. key, keep: as in `resume`. A loop that ends early leaves
+        the run at its last checkpoint. Raises what `resume` raises.
+        """
+        names, interpreter = names_of(self._run), _interpreter(self._run, self._machine, key)
+        worker = Worker(self._run, interpreter, key=key, keep=Keep.parse(keep), logs=LogsInProgress.of(self._run))
+        with closing(worker.each()) as computed:
+            for progress, state in computed:
+                if not isfinite(progress.loss):
+                    raise NotFiniteError(progress.step, "the loss")
+                weights = {key: state[entry] for key, entry in names.items()}
+                step = Step(progress.step, progress.loss, progress.seconds, norm=norm_in(state))
+                yield step, weights
+
     def _evaluate(self, step: int, callbacks: Sequence[OnStep]) -> None:
         """Measures the state of a checkpoint, if the task can and it is due."""
         task = self._task
@@ -209,13 +227,9 @@ def continue_run(
     `ConfigurationError` if the key is not the trainer's, or if the job has no such step.
     """
     job, kept = run.job, Keep.parse(keep)
-    if key is not None and key.address != job.trainer:
-        raise ConfigurationError(f"expected the key of trainer 0x{job.trainer.hex()}, got 0x{key.address.hex()}")
     if until is not None and not 1 <= until <= job.steps:
         raise ConfigurationError(f"expected until of 1 to {job.steps} steps, got {until}")
-    if machine.policy is None:
-        machine = replace(machine, policy=policy_of(run))
-    interpreter = make_interpreter(run.program, machine, job)
+    interpreter = _interpreter(run, machine, key)
     if isinstance(interpreter, SharedInterpreter) and interpreter.arithmetic.exchange.worker:
         follow(run, interpreter, until, check_finite=bool(interpreter.agreed(bytes(1))[0]))
         return Digest(interpreter.agreed(bytes(32)))
@@ -227,6 +241,14 @@ def continue_run(
     )  # fmt: skip
     root = worker.work(until)
     return Digest(interpreter.agreed(root)) if isinstance(interpreter, SharedInterpreter) else root
+
+
+def _interpreter(run: RunDirectory, machine: Machine, key: PrivateKey | None) -> Interpreter:
+    if key is not None and key.address != run.job.trainer:
+        raise ConfigurationError(f"expected the key of trainer 0x{run.job.trainer.hex()}, got 0x{key.address.hex()}")
+    if machine.policy is None:
+        machine = replace(machine, policy=policy_of(run))
+    return make_interpreter(run.program, machine, run.job)
 
 
 def train(

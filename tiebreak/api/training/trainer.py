@@ -3,7 +3,7 @@
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +15,7 @@ from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.tasks import CHECKPOINTS, as_state_dict, capture, make_task, state_names
-from tiebreak.engine.capture.captured import Captured
+from tiebreak.engine.capture.captured import NORM, Captured
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder
@@ -37,13 +37,15 @@ class Step(NamedTuple):
     """A computed step.
 
     number: from 1. loss: before the step's update. seconds: the time that the step took. metrics: the results of the
-    task's `evaluate` after the step, if it was due.
+    task's `evaluate` after the step, if it was due. norm: of all gradients before clipping, from `reproducible` and
+    `Run.iterate`, if the task has `norm=True`.
     """
 
     number: int
     loss: float
     seconds: float
     metrics: dict[str, float] | None = None
+    norm: float | None = None
 
 
 OnStep = Callable[[Step], None]
@@ -122,7 +124,9 @@ class Trainer:
             self.losses.append(done.result.loss)
             if self.directory is not None and (self.step == self.steps or self._due()):
                 self.save()
-            step = Step(self.step, done.result.loss, time.perf_counter() - started, self._evaluated())
+            step = Step(
+                self.step, done.result.loss, time.perf_counter() - started, self._evaluated(), norm_in(self._state)
+            )
             tell(self._callbacks, step, self._task.model)
             yield step
             started = time.perf_counter()
@@ -221,6 +225,11 @@ def reproducible(
         make_task(model, loss, checkpoint_every=1, **options), directory=directory, save_every=save_every,
         machine=machine, unchecked=unchecked, callbacks=callbacks,
     )  # fmt: skip
+
+
+def norm_in(state: Mapping[str, Tensor]) -> float | None:
+    """The norm of all gradients that a state holds; None for tasks that do not ask for it."""
+    return state[NORM].item() if NORM in state else None
 
 
 def _state_root(state: State) -> str:

@@ -17,7 +17,7 @@ from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.lowering.scalars import wrapped
 from tiebreak.engine.optimizers import tables, update
 from tiebreak.engine.optimizers.averaging import AVERAGE, averaged
-from tiebreak.engine.optimizers.clipping import clipped
+from tiebreak.engine.optimizers.clipping import clipped, total_norm
 from tiebreak.engine.optimizers.translate import TorchOptimizers
 from tiebreak.protocol.errors import ConfigurationError, ProgramError
 from tiebreak.protocol.program.isa import DType, MapFunction
@@ -30,6 +30,8 @@ OPTIMIZER = "optimizer."
 
 TELEMETRY = "telemetry.loss"
 """The state entry that holds the losses since the last checkpoint, which makes every one of them binding."""
+NORM = "telemetry.norm"
+"""The state entry with the last step's norm of all gradients, f32 of rank 0, for tasks that ask for it."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,14 @@ def capture_in_place(task: Task, before: Mapping[str, Tensor] | None = None) -> 
         moving = {name: ref for name, ref in parameters.items() if name in trainable}
         new |= held(averaged(b, task.average, moving, after), lambda entry: entry.removeprefix(AVERAGE))
     new[TELEMETRY] = _telemetry(b, step.loss, task.checkpoint_interval)
+    if task.norm:
+        new[NORM] = total_norm(b, raw)
     program = _finished(b, new, step.loss)
     state = {MODEL + name: t for name, t in initial.items()}
     state |= {OPTIMIZER + name: t for name, t in updated.initial.items()}
     state |= {name: initial[name.removeprefix(AVERAGE)].clone() for name in new if name.startswith(AVERAGE)}
     state[TELEMETRY] = torch.zeros(task.checkpoint_interval)
+    state |= {NORM: torch.zeros(())} if task.norm else {}
     data |= step.constants
     data = {name: data[name].contiguous() for name in program.data_spec()}
     placed = {name: replace(g, value=b.indices[g.value]) for name, g in raw.items() if g.value in b.indices}

@@ -35,7 +35,7 @@ _CLOCKS: Final = frozenset({*_TIMES, os.times})
 _FILES: Final = frozenset({"open", "read", "pread", "stat", "fstat", "listdir", "scandir"})
 _RANDOM: Final = "draw with torch.rand, torch.bernoulli or dropout, which follow the job's seed, or give it as data"
 _STATE: Final = "a tensor in a buffer (`register_buffer`) is state; a schedule and data can change from step to step"
-_SEED: Final = 0x7EB_4EAC
+SEED: Final = 0x7EB_4EAC
 """The seed of both runs; no user's own, whose state would pass for that of a step's start."""
 _LOADER: Final = "give the data to the task itself (`data=`, `batch=`), and take each batch as arguments of the loss"
 
@@ -180,7 +180,7 @@ def _keeper(value: Any, depth: int = 4) -> Callable[[], None]:
     return put_back
 
 
-class _Rehearsal:
+class Rehearsal:
     """Runs a step, forward and backward, in plain PyTorch on copies of what it reads."""
 
     def __init__(self, model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> None:
@@ -247,7 +247,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, rehearsal: _Rehearsal) -> None:
+    def __init__(self, rehearsal: Rehearsal) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._paths = {id(module): name for name, module in rehearsal.step.model.named_modules()}
         self._own = {_storage(t): name for name, t in rehearsal.given.items() if t.numel() and name[:5] != "batch"}
@@ -290,9 +290,9 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
 
     Raises `ConfigurationError`, with the place, if the step fails or does what a program cannot.
     """
-    rehearse = _Rehearsal(model, loss, batch)
+    rehearse = Rehearsal(model, loss, batch)
     rehearse.watch = watch = _Watch(rehearse)
-    torch.manual_seed(_SEED)
+    torch.manual_seed(SEED)
     process = settings()
     rehearse()
     _refuse_settings(model, rehearse, process)
@@ -308,7 +308,7 @@ def examine(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tenso
     _refuse_marks(model, rehearse)
     _refuse_shared_memory(model, rehearse.written())
     reach = Reach(model, loss)
-    torch.manual_seed(_SEED)
+    torch.manual_seed(SEED)
     with _outside_reads(model) as outside:
         rehearse()
     second = rehearse.results()
@@ -344,7 +344,7 @@ def _alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     )
 
 
-def _refuse_strangers(rehearse: _Rehearsal, reach: Reach) -> None:
+def _refuse_strangers(rehearse: Rehearsal, reach: Reach) -> None:
     """Refuses a step whose gradient also goes to tensors that are not the model's: no optimizer would change them."""
     waiting, seen = [getattr(rehearse.loss, "grad_fn", None)], set[Any]()
     own = set(map(id, rehearse.copies.values()))
@@ -368,7 +368,7 @@ def _words(place: str, deed: str, advice: str) -> str:
     )
 
 
-def _refuse_other_memory(model: nn.Module, rehearse: _Rehearsal) -> None:
+def _refuse_other_memory(model: nn.Module, rehearse: Rehearsal) -> None:
     for name, address in rehearse.addresses.items():
         moved = lambda n=name: rehearse.copies[n].data_ptr() != rehearse.addresses[n]  # noqa: E731
         frozen = isinstance(rehearse.given[name], nn.Parameter) and not rehearse.given[name].requires_grad
@@ -383,7 +383,7 @@ def _refuse_other_memory(model: nn.Module, rehearse: _Rehearsal) -> None:
             )
 
 
-def _refuse_settings(model: nn.Module, rehearse: _Rehearsal, before: tuple[Any, ...]) -> None:
+def _refuse_settings(model: nn.Module, rehearse: Rehearsal, before: tuple[Any, ...]) -> None:
     if settings() != before:
         put_back(before)
         place = first_line(rehearse, lambda: settings() != before, model)
@@ -391,7 +391,7 @@ def _refuse_settings(model: nn.Module, rehearse: _Rehearsal, before: tuple[Any, 
         raise ConfigurationError(_words(place, "changes a setting of torch for the next step", advice))
 
 
-def _refuse_marks(model: nn.Module, rehearse: _Rehearsal) -> None:
+def _refuse_marks(model: nn.Module, rehearse: Rehearsal) -> None:
     """Refuses hooks and attributes that the step leaves on its parameters and buffers: the next step has them too."""
     for name in rehearse.given:
         if mark := _mark(rehearse, name):
@@ -400,7 +400,7 @@ def _refuse_marks(model: nn.Module, rehearse: _Rehearsal) -> None:
             raise ConfigurationError(_words(place, f"sets {mark} of {name.removeprefix('model.')}", advice))
 
 
-def _mark(rehearse: _Rehearsal, name: str) -> str:
+def _mark(rehearse: Rehearsal, name: str) -> str:
     """A hook or attribute that the step has put on a tensor; empty if there is none."""
     tensor, before = rehearse.copies[name], vars(rehearse.given[name])
     if tensor.is_leaf and (tensor._backward_hooks or tensor._post_accumulate_grad_hooks):
@@ -456,6 +456,15 @@ def _deed_of_torch(owner: Any, name: str, frame: FrameType) -> tuple[str, str] |
     return None
 
 
+def _asks_for_version(frame: FrameType | None) -> bool:
+    """Whether code looks up an installed package, as accelerate does to know whether PEFT is there."""
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("pathlib", "importlib.metadata")):
+        if frame.f_globals["__name__"] != "pathlib":
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
     """The forbidden deed of a call of a function in C, and advice; None if a step may make that call."""
     owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
@@ -472,7 +481,7 @@ def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
     if name == "putenv":
         return "writes to the environment", _STATE
     opener = frame.f_globals.get("__name__", "").startswith("pathlib") or is_users(frame.f_code.co_filename)
-    if name in _FILES and isinstance(owner, ModuleType) and opener:
+    if name in _FILES and isinstance(owner, ModuleType) and opener and not _asks_for_version(frame):
         return f"reads files (`{name}`)", "read them before and give what is in them as data, or keep it in a buffer"
     if name == "cache_info":
         return "reads how often a cache was used (`cache_info`)", "keep it out of the step"

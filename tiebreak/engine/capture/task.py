@@ -188,6 +188,7 @@ class Task:
     items: the name of an array in data that the loss does not get: int64, the number of items (labels that count) of
     each example. A batch's loss is then a sum over its items, and the step divides by all of its items.
     clip: see `Clip`; applies to the gradients after this division.
+    norm: whether the state also holds the 2-norm of all gradients, before clipping, as `telemetry.norm`.
     average: the decay of a moving average of the trained parameters, which the state holds as `average.NAME`.
     data: arrays by name, float32, int64, bool or narrower integers (`tiebreak.engine.data.narrow`), on the CPU.
     Everything the batch reads must be here.
@@ -210,6 +211,7 @@ class Task:
     accumulation: int = 1
     items: str | None = None
     clip: Clip | None = None
+    norm: bool = False
     average: float | None = None
     evaluate: Evaluation | None = field(default=None)
     evaluate_every: int | None = None

@@ -6,7 +6,8 @@ internals. It is tested with torch 2.13.0; the program made from the graph no lo
 The graph is traced on fake tensors, so nothing is computed and no parameter is copied. Meanwhile torch reports the same
 as inside `torch.export` (`torch.compiler.is_compiling()` and `is_exporting()` are true), which makes libraries take
 paths that do not depend on data. If such a path fails because the library left out an argument there, the path for
-eager PyTorch is traced instead. If a step needs a number, it is traced again with counters that stay tensors.
+eager PyTorch is traced instead. If a step needs a number, it is traced again with counters that stay tensors, and then
+with answers from plain PyTorch, provided that they reach nothing but reports.
 """
 
 import sys
@@ -28,10 +29,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from tiebreak.engine.capture import losses, substitutes
+from tiebreak.engine.capture import losses, reports, substitutes
 from tiebreak.engine.capture.draws import Draws, is_draw
 from tiebreak.engine.capture.hints import operator_hint
 from tiebreak.engine.capture.purity import LossModule, as_written, exchanged
+from tiebreak.engine.capture.reports import Answers
 from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
 from tiebreak.engine.capture.user_code import described, is_users, refusal, user_line
 from tiebreak.protocol.errors import ConfigurationError
@@ -135,12 +137,13 @@ def _written(name: str, buffer: Tensor, value: Tensor) -> None:
 class _Lines(TorchFunctionMode):
     """Notes the user's line of each call of torch, and refuses what only eager PyTorch knows.
 
-    counters: leaves a tensor of one integer as it is where `item()` asks for the number.
+    counters: leaves a tensor of one integer as it is where `item()` asks for the number. answers: to what else the
+    step asks.
     """
 
-    def __init__(self, *, counters: bool) -> None:
+    def __init__(self, *, counters: bool, answers: Answers | None) -> None:
         super().__init__()
-        self._counters = counters
+        self._counters, self._answers = counters, answers
         self._packed = substitutes.PackedSequences()
         self._asked = ""
         """The place where the step first asked for the values of a tensor."""
@@ -172,11 +175,20 @@ class _Lines(TorchFunctionMode):
             return args[0].reshape(()).to(torch.int64, copy=True)
         if is_packed:
             return self._packed.call(func, args, kwargs or {})
+        return self._answered(func, args, kwargs or {}, line)
+
+    def _answered(self, func: Any, args: Any, kwargs: Any, line: str) -> Any:
+        """Calls a function of torch. If it asks for values, the answer is that of plain PyTorch, or an error."""
         try:
-            return _OWN.get(func, func)(*args, **(kwargs or {}))
+            if func is Tensor.__format__:
+                raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
+            return _OWN.get(func, func)(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            self._asked = self._asked or described(_noted().get(_PATH), line)
-            raise
+            answer = None if self._answers is None else self._answers.of(func, args)
+            if answer is None:
+                self._asked = self._asked or described(_noted().get(_PATH), line)
+                raise
+            return answer
 
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         super().__exit__(kind, value, traceback)  # type: ignore[no-untyped-call]
@@ -285,12 +297,19 @@ def trace(
         first, cause = error, error.__cause__
     if isinstance(cause, (AttributeError, TypeError)):
         return _traced(model, loss, batch, assigned, export=False)
-    if not isinstance(cause, DataDependentOutputException):
+    if not isinstance(cause, (DataDependentOutputException, DynamicOutputShapeException)):
         raise first
     try:
         return _traced(model, loss, batch, assigned, export=True, counters=True)
     except ConfigurationError:
+        answers = reports.asked(model, loss, batch)
+    try:
+        found = _traced(model, loss, batch, assigned, export=True, answers=answers)
+    except ConfigurationError:
         raise first from cause
+    if not reports.are_reports(model, loss, batch, answers.used):
+        raise first from cause
+    return found
 
 
 def _traced(
@@ -301,6 +320,7 @@ def _traced(
     *,
     export: bool,
     counters: bool = False,
+    answers: Answers | None = None,
 ) -> JointGraph:
     parameters = dict(model.named_parameters())  # tied parameters appear once: they have one gradient
     buffers = dict(model.named_buffers())
@@ -313,8 +333,10 @@ def _traced(
     def step(*flat: Tensor) -> tuple[Tensor]:
         inputs.close()  # torch calls this more than once
         draws.restart()
+        if answers is not None:
+            answers.restart()
         inputs.enter_context(exchanged(wrapped, dict(zip(names, flat[: len(names)], strict=True))))
-        with _Lines(counters=counters):
+        with _Lines(counters=counters, answers=answers):
             return (wrapped(*flat[len(names) :]),)
 
     # Tensors that the model or the loss closes over (masks, class weights) are constants; they need this mode.

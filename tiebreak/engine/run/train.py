@@ -7,13 +7,13 @@ committed and the head of the run tree signed. Under policy `exact`, each result
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
 from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.run.commit import Commit, Committer
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter, StepResult
+from tiebreak.engine.run.interpreter import Interpreter, State, StepResult
 from tiebreak.engine.run.logs import NO_LOGS, Logs, check_logs
 from tiebreak.engine.run.loop import steps
 from tiebreak.engine.run.retention import ALL, Keep
@@ -80,18 +80,30 @@ class Worker:
         checkpoint is committed while the next steps are computed, so an error in that is raised after a later step, at
         the latest before the next checkpoint.
         """
+        computed = self.each(until)
+        for progress, _ in computed:
+            try:
+                self._on_progress(progress)
+            except BaseException as error:
+                computed.throw(error)  # which raises it again, once the checkpoint in flight is finished
+        return self.run.root()
+
+    def each(self, until: int | None = None) -> Generator[tuple[Progress, State]]:
+        """Does what `work` does, each step when it is asked for, and yields it with the state after it.
+
+        The state must not be read after the next step is asked for. Closed early, it finishes the checkpoint in flight.
+        """
         with self.run.lock():
             step = self.run.last_complete()
             committer = Committer(self.run, key=self._key, keep=self._keep)
             with committer.from_step(step):
                 try:
-                    self._compute(step, self.run.job.steps if until is None else until, committer)
+                    yield from self._compute(step, self.run.job.steps if until is None else until, committer)
                 except BaseException as error:
                     self._settle(committer, error)
                     raise
-        return self.run.root()
 
-    def _compute(self, step: int, last: int, committer: Committer) -> None:
+    def _compute(self, step: int, last: int, committer: Committer) -> Iterator[tuple[Progress, State]]:
         self.interpreter.starts_at(step)
         state = self.interpreter.to_device(self.run.state(step, empty=self.interpreter.empty))
         data = self.interpreter.place_data(self.run.data())
@@ -113,26 +125,25 @@ class Worker:
                     step, self.interpreter.whole(result.state), result.loss_bits, self._logs.log_root(checkpoint)
                 )
             waiting = time.perf_counter() - started - seconds
-            self._tell(step, result, seconds, stats.seconds_resolving - resolving, waiting, entries)
+            resolving = stats.seconds_resolving - resolving
+            yield self._progress(step, result, seconds, resolving, waiting, entries), result.state
             self._told(*commits)
             started, resolving = time.perf_counter(), stats.seconds_resolving
         self._told(committer.wait())
 
-    def _tell(
+    def _progress(
         self, step: int, result: StepResult, seconds: float, resolving: float, waiting: float, entries: int
-    ) -> None:
+    ) -> Progress:
         self.run.add_metric(step, result.loss, seconds)
-        self._on_progress(
-            Progress(
-                step=step,
-                steps=self.run.job.steps,
-                loss=result.loss,
-                loss_bits=result.loss_bits,
-                seconds=seconds,
-                resolving=resolving,
-                waiting=waiting,
-                entries=entries,
-            )
+        return Progress(
+            step=step,
+            steps=self.run.job.steps,
+            loss=result.loss,
+            loss_bits=result.loss_bits,
+            seconds=seconds,
+            resolving=resolving,
+            waiting=waiting,
+            entries=entries,
         )
 
     def _told(self, *commits: Commit | None) -> None:

@@ -1,0 +1,131 @@
+"""`tiebreak.hf.train` with TRL's trainers and PEFT's adapters, beside the original; slow, but for one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForSequenceClassification, Trainer, set_seed
+from transformers.trainer_callback import PrinterCallback
+from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
+
+import tiebreak
+from tests.tiebreak.hf_cases import arguments, gpt2, llama, losses, preferences, texts, tokenizer
+from tiebreak import ConfigurationError
+
+
+def lora(**more: Any) -> LoraConfig:
+    given = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": ["q_proj", "v_proj"]}
+    return LoraConfig(**given | {"task_type": "CAUSAL_LM"} | more)
+
+
+def text() -> Dataset:
+    return Dataset.from_dict({"text": texts()})
+
+
+def completions() -> Dataset:
+    return Dataset.from_dict({"prompt": texts(40, 1, 6), "completion": [f" {line}" for line in texts(40, 2)]})
+
+
+def chats() -> Dataset:
+    rows = [[{"role": "user", "content": line[:20]}, {"role": "assistant", "content": line}] for line in texts(40, 2)]
+    return Dataset.from_dict({"messages": rows})
+
+
+def sft(folder: Path, model: Any = llama, data: Any = text, peft: Any = None, **more: Any) -> Trainer:
+    args = arguments(SFTConfig, folder, **{"bf16": False, **more})
+    return SFTTrainer(model(), args, train_dataset=data(), processing_class=tokenizer(), peft_config=peft)
+
+
+def saved(folder: Path, model: Any = llama) -> str:
+    model().save_pretrained(folder / "base")
+    tokenizer().save_pretrained(folder / "base")
+    return str(folder / "base")
+
+
+def dpo(folder: Path, peft: Any = None, **more: Any) -> Trainer:
+    args = arguments(DPOConfig, folder, **{"bf16": False, "max_steps": 20, **more})
+    return DPOTrainer(
+        saved(folder), args=args, train_dataset=preferences(), processing_class=tokenizer(), peft_config=peft
+    )
+
+
+def reward(folder: Path, **more: Any) -> Trainer:
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(saved(folder), num_labels=1)
+    args = arguments(RewardConfig, folder, **{"bf16": False, "max_steps": 20, **more})
+    return RewardTrainer(model, args, train_dataset=preferences(), processing_class=tokenizer())
+
+
+def both(folder: Path, make: Callable[..., Trainer], **more: Any) -> tuple[Trainer, Trainer]:
+    ours, theirs = make(folder / "ours", **more), make(folder / "theirs", **more)
+    for trainer, train in ((theirs, Trainer.train), (ours, tiebreak.hf.train)):
+        trainer.remove_callback(PrinterCallback)
+        set_seed(5)
+        train(trainer)
+    assert len(losses(ours)) == len(losses(theirs)) == 20
+    torch.testing.assert_close(losses(ours), losses(theirs), rtol=1e-5, atol=0)
+    return ours, theirs
+
+
+def test_an_adapter_with_metrics_that_the_step_reads(tmp_path: Path) -> None:
+    """The tokens are counted and the entropy is logged in `compute_loss`, and none of it reaches the program."""
+    ours, theirs = both(tmp_path, sft, peft=lora())
+    for name in ("entropy", "mean_token_accuracy"):
+        torch.testing.assert_close(losses(ours, name), losses(theirs, name), rtol=1e-4, atol=1e-6)
+    run = tiebreak.open_run(tmp_path / "ours" / "run")
+    assert run.checked
+    assert run.audit(sample=1, seed="1").agrees
+    weights = run.state_dict()
+    for name, tensor in ours.model.named_parameters():
+        assert tensor.equal(weights[name])
+        assert tensor.requires_grad == ("lora_" in name)
+
+
+CASES: dict[str, tuple[Callable[..., Trainer], dict[str, Any]]] = {
+    "all weights": (sft, {}),
+    "GPT-2": (sft, {"model": gpt2}),
+    "accumulation": (sft, {"peft": lora(), "gradient_accumulation_steps": 2, "per_device_train_batch_size": 3}),
+    "packing": (sft, {"packing": True, "max_length": 32, "per_device_train_batch_size": 1}),
+    "packing in batches": (sft, {"packing": True, "max_length": 32, "per_device_train_batch_size": 2, "peft": lora()}),
+    "packing, wrapped": (sft, {"packing": True, "packing_strategy": "wrapped", "max_length": 32}),
+    "without padding": (sft, {"padding_free": True, "max_length": None}),
+    "completions": (sft, {"data": completions}),
+    "chats": (sft, {"data": chats}),
+    "DFT": (sft, {"loss_type": "dft"}),
+    "DoRA": (sft, {"peft": lora(use_dora=True)}),
+    "DPO with a reference": (dpo, {}),
+    "DPO of an adapter": (dpo, {"peft": lora()}),
+    "DPO, computed before": (dpo, {"precompute_ref_log_probs": True}),
+    "rewards": (reward, {}),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_losses_are_those_of_their_trainer(tmp_path: Path, case: str) -> None:
+    make, more = CASES[case]
+    both(tmp_path, make, **more)
+
+
+@pytest.mark.slow
+def test_the_reference_of_a_preference_is_state_of_the_run(tmp_path: Path) -> None:
+    made = dpo(tmp_path, max_steps=2)
+    tiebreak.hf.train(made)
+    run = tiebreak.open_run(tmp_path / "run")
+    before, after = run.state_dict(0), run.state_dict()
+    names = [name for name in after if name.startswith("reference.")]
+    assert len(names) == len(made.ref_model.state_dict())  # type: ignore[attr-defined]
+    assert all(before[name].equal(after[name]) for name in names)
+    assert not any("reference" in name for name, _ in made.model.named_modules())
+
+
+@pytest.mark.slow
+def test_padding_that_a_blind_loss_hides_is_found_in_gradients(tmp_path: Path) -> None:
+    """DPO's loss is ln 2 in each batch before the first step; of a short batch, padding shifts the halves."""
+    made = dpo(tmp_path, per_device_train_batch_size=7)
+    with pytest.raises(ConfigurationError, match="a loss that padding does not change"):
+        tiebreak.hf.train(made)

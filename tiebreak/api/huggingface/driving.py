@@ -1,0 +1,220 @@
+"""Trainer's own loop over the steps of a run, so that logs, callbacks, evaluation and saving are Trainer's own."""
+
+import json
+import logging
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import MethodType
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from transformers import Trainer, TrainerCallback, TrainerState
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
+
+from tiebreak.api.huggingface.recording import Recording, loop, replaced, same_draws
+from tiebreak.api.training.runs import Run
+from tiebreak.api.training.trainer import Step
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import ConfigurationError
+
+_STATE: Final = "trainer_state.json"
+_LOG: Final = logging.getLogger(__name__)
+
+
+def drive(trainer: Trainer, run: Run, recording: Recording, *, key: PrivateKey | None, keep: str) -> Any:
+    """Computes what is left of a run within the trainer's loop, and returns what `trainer.train()` returns.
+
+    The loop passes over the steps that are computed already, with their losses and without callbacks. The model has the
+    weights of the last step then, or those that the trainer loads (`load_best_model_at_end`).
+    """
+    driven = _Driven(trainer, run, recording, run.iterate(key, keep=keep))
+    with driven.in_place():
+        found = loop(trainer)
+    driven.finish()
+    return found
+
+
+class _Driven:
+    """A run in the place of a trainer's steps."""
+
+    def __init__(
+        self, trainer: Any, run: Run, recording: Recording, steps: Generator[tuple[Step, dict[str, Tensor]]]
+    ) -> None:
+        self.trainer, self.run, self.recording = trainer, run, recording
+        self.first, self._losses = run.step, run.losses
+        self._steps = steps
+        self.weights: Mapping[str, Tensor] = {}
+        """Those after the last step, until the next is asked for."""
+        self._loss, self._left = 0.0, 0
+        self._norm: float | None = None
+        self.callbacks = trainer.callback_handler
+        self._written: dict[str, int] = {}
+        """The version of each tensor after it was last written."""
+        self.watched = any(_is_foreign(callback) for callback in self.callbacks.callbacks)
+        """Whether code that this module does not know may look at the weights after each step."""
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Replaces what computes in the trainer."""
+        held, make = self.trainer, self.trainer.create_optimizer
+        taken: list[Any] = []
+
+        def create_optimizer(*args: Any, **options: Any) -> Any:
+            made = make(*args, **options)
+            taken.append(made or held.optimizer)
+            vars(taken[-1])["step"] = MethodType(lambda *_, **__: None, taken[-1])
+            return made
+
+        norms = {name: lambda *_, **__: self._norm for name in ("_clip_grad_norm", "_get_grad_norm")}
+        handler = _Replayed(self) if self.first else self.callbacks
+        keeper = _Keeper(self)
+        self.callbacks.callbacks.append(keeper)
+        try:
+            with (
+                replaced(
+                    held, training_step=self.training_step, create_optimizer=create_optimizer,
+                    callback_handler=handler, get_train_dataloader=lambda: self.recording.loader, **norms,
+                ),
+                replaced(held.args, save_only_model=True),
+            ):  # fmt: skip
+                yield
+        finally:
+            self.callbacks.callbacks.remove(keeper)
+            for optimizer in taken:
+                vars(optimizer).pop("step", None)
+
+    def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        """Stands in for Trainer's: at the first micro-batch of a step it takes the run's next step."""
+        held = self.trainer
+        model.train()
+        if not self._left:
+            self._left, number = held.current_gradient_accumulation_steps, held.state.global_step + 1
+            if number > self.first and hasattr(held, "_metrics") and self._is_logged(number):
+                self._report(model, inputs, num_items_in_batch)
+            self._loss = self._losses[number - 1] if number <= self.first else self._next(number)
+        self._left -= 1
+        loss = self._loss / held.current_gradient_accumulation_steps
+        return torch.tensor(loss, device=held.args.device)
+
+    def _next(self, number: int) -> float:
+        changed = [name for name, tensor in self._tensors() if tensor._version != self._written.get(name)]
+        if changed and self._written and self.watched:
+            raise ConfigurationError(
+                f"expected callbacks that leave the weights alone, got one that writes to {changed[0]} before step "
+                f"{number}: the program does not read it"
+            )
+        step, self.weights = next(self._steps)
+        self._norm = step.norm
+        if self.watched:
+            self.write()
+        return step.loss
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        model = self.trainer.model
+        yield from ((name, p) for name, p in model.named_parameters() if p.requires_grad)
+        yield from ((name, buffer) for name, buffer in model.named_buffers())
+
+    def write(self) -> None:
+        """Gives the module the weights and buffers of the last step."""
+        with torch.no_grad():
+            for name, tensor in self._tensors():
+                if name in self.weights:
+                    tensor.copy_(self.weights[name])
+                self._written[name] = tensor._version
+
+    def _is_logged(self, number: int) -> bool:
+        args, state = self.trainer.args, self.trainer.state
+        by_steps = str(getattr(args.logging_strategy, "value", "")) == "steps"
+        return (number == 1 and args.logging_first_step) or (by_steps and number % max(1, state.logging_steps) == 0)
+
+    def _report(self, model: Any, inputs: Any, items: Any) -> None:
+        """Lets `compute_loss` collect the metrics of TRL's trainers, in plain PyTorch, for a step that is logged."""
+        if self.weights:
+            self.write()
+        with same_draws(), torch.no_grad():
+            prepared = self.trainer._prepare_inputs(dict(inputs))
+            with self.trainer.compute_loss_context_manager():
+                self.trainer.compute_loss(model, prepared, num_items_in_batch=items)
+
+    def finish(self) -> None:
+        """Finishes the last checkpoint, and gives the model the weights of the run unless the trainer chose others."""
+        state = self.trainer.state
+        if state.global_step == self.run.steps:
+            for _ in self._steps:
+                raise AssertionError("the loop has ended before the run")
+        self._steps.close()
+        if not (self.trainer.args.load_best_model_at_end and state.best_model_checkpoint):
+            self.weights = self.run.state_dict()
+            self.write()
+
+
+def _is_foreign(callback: Any) -> bool:
+    return not type(callback).__module__.startswith(("transformers.trainer_callback", "transformers.utils.notebook"))
+
+
+class _Keeper(TrainerCallback):
+    """The last callback: it writes the weights where somebody will look, and ends runs at checkpoints alone."""
+
+    def __init__(self, driven: _Driven) -> None:
+        self._driven, self._stopping = driven, False
+
+    def _at(self, state: Any, control: Any) -> Any:
+        every, driven = self._driven.run.job.checkpoint_interval, self._driven
+        ends = state.global_step % every == 0 or state.global_step >= driven.run.steps
+        if control.should_training_stop and not ends and not self._stopping:
+            self._stopping = True
+            after = min(driven.run.steps, -(-state.global_step // every) * every)
+            _LOG.warning("a callback ends the training; it goes on to step %s, the next checkpoint", after)
+        control.should_training_stop = (control.should_training_stop or self._stopping) and ends
+        looks = control.should_evaluate or control.should_save or control.should_training_stop
+        if looks and driven.weights and not driven.watched:
+            driven.write()
+        return control
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
+        return self._at(state, control)
+
+    on_epoch_end = on_evaluate = on_log = on_save = on_step_end
+
+
+class _Replayed(CallbackHandler):
+    """Keeps Trainer's logs of the steps that are computed already from callbacks, until the first new step."""
+
+    def __init__(self, driven: _Driven) -> None:
+        self._driven, self._live = driven, driven.callbacks
+        super().__init__(  # type: ignore[no-untyped-call]
+            [DefaultFlowCallback()], self._live.model, self._live.processing_class, None, None
+        )
+
+    def call_event(self, event: str, args: Any, state: Any, control: Any, **more: Any) -> Any:
+        held = self._driven.trainer
+        for name in ("model", "optimizer", "lr_scheduler", "train_dataloader"):
+            setattr(self._live, name, getattr(self, name))
+        if event == "on_train_begin":
+            return self._live.call_event(event, args, state, control, **more)
+        if event == "on_step_begin" and state.global_step >= self._driven.first:
+            held.callback_handler = self._live
+            self._remember(held)
+            control = self._live.on_epoch_begin(args, state, control)
+            return self._live.on_step_begin(args, state, control)
+        control = super().call_event(event, args, state, control, **more)  # type: ignore[no-untyped-call]
+        control.should_evaluate = control.should_save = False
+        return control
+
+    def _remember(self, held: Any) -> None:
+        """What the trainer saved beside its last checkpoint in these steps: evaluations, the best, and callbacks."""
+        steps = {int(p.name.rpartition("-")[2]): p for p in Path(held.args.output_dir).glob("checkpoint-[0-9]*")}
+        saved = [steps[n] for n in sorted(steps) if n <= self._driven.first and (steps[n] / _STATE).is_file()]
+        if not saved:
+            return
+        try:
+            before = TrainerState.load_from_json(str(saved[-1] / _STATE))
+        except (json.JSONDecodeError, TypeError) as error:
+            raise ConfigurationError(f"{saved[-1] / _STATE}: expected the state of a trainer, got: {error}") from error
+        for name in ("best_metric", "best_global_step", "best_model_checkpoint", "stateful_callbacks"):
+            setattr(held.state, name, getattr(before, name))
+        later = [line for line in held.state.log_history if line["step"] > before.global_step]
+        held.state.log_history = before.log_history + later
+        held._load_callback_state()

@@ -1,0 +1,116 @@
+"""The loss of one micro-batch as a trainer computes it, for capture, and whether padding changes it."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from types import MethodType
+from typing import Any, Final, cast
+
+import torch
+from accelerate.utils.operations import convert_outputs_to_fp32
+from torch import Tensor
+
+from tiebreak.api.huggingface.recording import ITEMS, WEIGHT, Columns, Recording, replaced
+from tiebreak.protocol.errors import ConfigurationError
+
+_REPORTED: Final = ("_metrics", "_stored_metrics", "_total_train_tokens")
+"""Attributes in which TRL's trainers and Axolotl's collect what they log."""
+_CLOSE: Final = 1e-4
+_CLOSE_IN_BF16: Final = 3e-2
+"""How far gradients of a batch and of the same batch padded may be apart, relative to their norms."""
+
+
+@contextmanager
+def _silent(trainer: Any) -> Iterator[None]:
+    """Lets `compute_loss` report into nothing. All other attributes that it changes stay changed, and are noticed."""
+    aside = {name: copy.deepcopy(vars(trainer)[name]) for name in _REPORTED if name in vars(trainer)}
+    with replaced(trainer, log=lambda *_, **__: None, **aside):
+        yield
+
+
+def objective(trainer: Any, columns: Columns) -> Callable[..., Tensor]:
+    """The loss as a function of the model and a row of the data, each (1, ...); rank 0."""
+
+    def loss(model: Any, **rows: Tensor) -> Tensor:
+        given: dict[str, Any] = {name: rows[name][0].to(dtype) for name, dtype in columns.dtypes.items()}
+        items, weight = given.pop(ITEMS, None), given.pop(WEIGHT, None)
+        found: Tensor = value(trainer, model, given | columns.constants, items)
+        if weight is not None:
+            return cast("Tensor", found * weight)
+        return found if columns.factor == 1 else found * columns.factor
+
+    loss.trainer = trainer  # type: ignore[attr-defined]  # so that capture looks at what it holds, too
+    return loss
+
+
+def value(trainer: Any, model: Any, inputs: Mapping[str, Any], items: Any) -> Tensor:
+    """What the trainer computes for one micro-batch, in f32."""
+    with _silent(trainer), trainer.compute_loss_context_manager():
+        found = trainer.compute_loss(model, dict(inputs), num_items_in_batch=items)
+    return cast("Tensor", found.float())
+
+
+@contextmanager
+def ready(trainer: Any) -> Iterator[None]:
+    """Prepares the model for capture on the CPU, without what changes no bits there; afterwards all is as before.
+
+    That is the checkpointing of activations (a run decides itself what to compute again), and the trainer's device,
+    with which accelerate also wraps `forward` in autocast: the job's is that of the CPU.
+    """
+    model, device = trainer.model, trainer.args.device
+    with ExitStack() as stack:
+        if getattr(model, "is_activation_checkpointing", False):
+            model.activation_checkpointing_disable()  # the second run of the loop enables it again
+        if hasattr(model, "_require_grads_hook"):
+            model.disable_input_require_grads()
+            stack.callback(model.enable_input_require_grads)
+        parts: list[Any] = [model, getattr(trainer, "ref_model", None) or model]
+        for part in parts:
+            if "_original_forward" in vars(part):
+                plain = torch.autocast("cpu", torch.bfloat16)(part._original_forward.__func__)
+                stack.enter_context(replaced(part, forward=MethodType(convert_outputs_to_fp32(plain), part)))
+        stack.enter_context(replaced(trainer.accelerator.state, device=torch.device("cpu")))
+        stack.callback(model.to, device)
+        stack.enter_context(replaced(trainer, train_dataset=None, eval_dataset=None))  # a loss reads its batch
+        model.cpu().train()
+        trainer.current_gradient_accumulation_steps = trainer.args.gradient_accumulation_steps
+        yield
+
+
+def check_padding(trainer: Any, recording: Recording, columns: Columns) -> None:
+    """Compares loss and gradients of the smallest batches as Trainer feeds them with those of their padded rows.
+
+    Gradients too, since a loss alone may be blind: that of DPO is ln 2 for each batch before the first step. Raises
+    `ConfigurationError` if they differ.
+    """
+    loss = objective(trainer, columns)
+    wanted = [p for p in trainer.model.parameters() if p.requires_grad]
+    close = _CLOSE_IN_BF16 if trainer.args.bf16 or any(p.dtype == torch.bfloat16 for p in wanted) else _CLOSE
+    trainer.model.eval()  # without dropout, whose masks have the batch's shape
+    for number, at in columns.smallest:
+        given = {name: tensor[at : at + 1] for name, tensor in columns.data.items()}
+        inputs = {name: v for name, v in recording.inputs[number].items() if name in given or name in columns.constants}
+        if WEIGHT in given:
+            given[WEIGHT] = torch.ones(1)
+        plain, again = (
+            _with_gradients(value(trainer, trainer.model, inputs, recording.items[number]), wanted) for _ in range(2)
+        )
+        padded = _with_gradients(loss(trainer.model, **given) / (1 if WEIGHT in given else columns.factor), wanted)
+        if _near(plain, again, close) and not _near(plain, padded, close):  # capture says why it is not repeated
+            shape = tuple(next(iter(inputs.values())).shape)
+            raise ConfigurationError(
+                f"expected a loss that padding does not change, got others for batch {number} of shape "
+                f"{shape} once it is padded to the shape of the others; set dataloader_drop_last=True, or pad all "
+                "examples to one length"
+            )
+    trainer.model.train()
+
+
+def _near(first: list[Tensor], second: list[Tensor], close: float) -> bool:
+    return all(bool((a - b).norm() <= close * (a.norm() + 1e-6)) for a, b in zip(first, second, strict=True))
+
+
+def _with_gradients(loss: Tensor, wanted: list[Any]) -> list[Tensor]:
+    gradients = list(torch.autograd.grad(loss, wanted, allow_unused=True))
+    zero = torch.zeros(())
+    return [loss.detach(), *(zero if g is None else g.float() for g in cast("list[Tensor | None]", gradients))]

@@ -1,0 +1,298 @@
+"""What each micro-batch of `trainer.train()` is fed: Trainer's own loop runs once with nothing to compute.
+
+So sampler, collator, packing, epochs, the short last step and the counts of labels are Trainer's own, in any version
+whose `training_step(model, inputs, num_items_in_batch)` is public.
+"""
+
+import copy
+import random
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import Trainer
+from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
+
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.numbers.philox import shuffle
+
+ITEMS: Final = "num_items_in_batch"
+"""The number of labels that count in all micro-batches of a step, by which Trainer divides."""
+WEIGHT: Final = "micro_batch_weight"
+"""The factor of a micro-batch's loss, where they differ; 0 for one that fills up a short step."""
+_FILLINGS: Final = {
+    "labels": -100, "shift_labels": -100, "attention_mask": 0, "completion_mask": 0, "position_ids": 0,
+    "token_type_ids": 0, "special_tokens_mask": 1,
+}  # fmt: skip
+_FLASH: Final = frozenset(["cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"])
+"""What collators add for flash attention; other attention takes documents apart by `position_ids`."""
+_MULTIPLE: Final = 8
+_MUCH_PADDING: Final = 0.25
+
+
+@dataclass(slots=True, kw_only=True)
+class Recording:
+    """What the loop did. A micro-batch is what `training_step` gets."""
+
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+    """The inputs of each micro-batch, on the CPU."""
+    items: list[Any] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    """The number of micro-batches in the step of each."""
+    steps: int = 0
+    planned: int = 0
+    """The steps of the schedule: more than there are if a stream of data ends early."""
+    loader: Any = None
+    """Gives the same batches again, epoch by epoch."""
+
+
+class _Loader:
+    """The trainer's data loader, that notes its batches and gives them again in a second run of the loop."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self.epochs: list[list[dict[str, Any]]] = []
+        self.again: Iterator[list[dict[str, Any]]] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.again is not None:
+            yield from next(self.again)
+            return
+        self.epochs.append([])
+        for batch in self._loader:
+            if not isinstance(batch, Mapping):
+                raise ConfigurationError(
+                    f"expected a data_collator that gives tensors by name, got {type(batch).__name__}"
+                )
+            self.epochs[-1].append({k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in batch.items()})
+            yield batch
+
+
+@contextmanager
+def replaced(target: Any, **values: Any) -> Iterator[None]:
+    """Sets attributes of one object, and puts back what was there."""
+    missing = object()
+    before = {name: vars(target).get(name, missing) for name in values}
+    vars(target).update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            vars(target).pop(name, None)
+            if value is not missing:
+                vars(target)[name] = value
+
+
+@contextmanager
+def same_draws() -> Iterator[None]:
+    """Leaves the random numbers of torch, Python and NumPy as they were."""
+    torchs, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torchs)
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def loop(trainer: Trainer) -> Any:
+    """Runs the trainer's own loop, whatever stands in the place of `train`."""
+    own = next(vars(kind)["train"] for kind in type(trainer).__mro__ if "train" in vars(kind) and not _is_ours(kind))
+    return getattr(own, "original", own)(trainer)
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.startswith("tiebreak.")
+
+
+def record(trainer: Trainer) -> Recording:
+    """Runs the trainer's loop without computing or telling anything. The trainer is as before then."""
+    held: Any = trainer
+    found, loader = Recording(), _Loader(trainer.get_train_dataloader())
+
+    def note(_model: Any, _inputs: Any, num_items_in_batch: Any = None) -> Tensor:
+        found.items.append(num_items_in_batch)
+        found.counts.append(held.current_gradient_accumulation_steps)
+        return torch.zeros((), device=trainer.args.device)
+
+    class Flow(DefaultFlowCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
+            control.should_training_stop = state.global_step >= state.max_steps
+            return control
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
+            return control
+
+    silent = cast("Any", CallbackHandler)([Flow()], trainer.model, trainer.processing_class, None, None)
+    state, control = copy.copy(trainer.state), copy.copy(trainer.control)
+    nothing = {name: lambda *_, **__: None for name in ("log", "_clip_grad_norm", "_get_grad_norm", "store_flos")}
+    with (
+        same_draws(),
+        _as_before(trainer),
+        replaced(
+            trainer, training_step=note, callback_handler=silent, get_train_dataloader=lambda: loader,
+            floating_point_ops=lambda _: 0, **nothing,
+        ),
+    ):  # fmt: skip
+        loop(trainer)
+        found.steps, found.planned = trainer.state.global_step, trainer.state.max_steps
+    trainer.state, trainer.control = state, control
+    found.inputs = [batch for epoch in loader.epochs for batch in epoch][: len(found.items)]
+    loader.again, found.loader = iter(loader.epochs), loader
+    if not found.steps:
+        raise ConfigurationError("expected a trainer with at least one step to do, got none; look at its dataset")
+    return found
+
+
+@contextmanager
+def _as_before(trainer: Trainer) -> Iterator[None]:
+    """Puts back optimizer and schedule, which the loop makes anew, or moves on if they are the user's."""
+    held: Any = trainer
+    parts = [(part, copy.deepcopy(part.state_dict())) for part in (held.optimizer, held.lr_scheduler) if part]
+    with replaced(trainer, optimizer=held.optimizer, lr_scheduler=held.lr_scheduler, _created_lr_scheduler=False):
+        yield
+    for part, before in parts:
+        part.load_state_dict(before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """A recording as the data of a job: one row is one micro-batch, and the job's shuffle gives Trainer's order."""
+
+    data: dict[str, Tensor]
+    dtypes: dict[str, torch.dtype]
+    """The types that the model gets; integers are stored in 32 bits."""
+    constants: dict[str, Any]
+    """What is no tensor, and the same in all batches."""
+    factor: float
+    """The factor of each micro-batch's loss, unless the data have one for each."""
+    smallest: tuple[tuple[int, int], ...]
+    """Micro-batches that were padded most, by number, and the row of the data that each is in."""
+
+
+def columns(trainer: Trainer, recording: Recording) -> Columns:
+    """Pads the micro-batches to one shape. Raises `ConfigurationError`, by name, for what has no filling."""
+    held: Any = trainer
+    a = trainer.args.gradient_accumulation_steps
+    sources = _sources(recording, a)
+    rows, shares = [recording.inputs[i] for i in sources], _shares(recording, sources, a)
+    names = [n for n, v in rows[0].items() if isinstance(v, Tensor) and n not in _FLASH]
+    _check_names(trainer, rows, names)
+    items = [recording.items[i] for i in sources]
+    scaled = held.loss_is_scaled_for_ga
+    if scaled is None:
+        scaled = (held.model_accepts_loss_kwargs and items[0] is not None) or held.compute_loss_func is not None
+    weights = [a * bool(share) if scaled else share for share in shares]
+    found = {name: _stacked(trainer, name, [row[name] for row in rows]) for name in names}
+    _tell_padding(rows, found)
+    if items[0] is not None:
+        found[ITEMS] = torch.stack([torch.as_tensor(count).cpu() for count in items])
+    if len(set(weights)) > 1:
+        found[WEIGHT] = torch.tensor(weights, dtype=torch.float32)
+    dtypes = {name: tensor.dtype for name, tensor in found.items()}
+    place = [shuffle(g, trainer.args.seed, 0, len(rows), 0) for g in range(len(rows))]
+    sizes = [sum(row[n].numel() for n in names) for row in rows]
+    widths = [row[names[0]].shape[0] for row in rows]
+    smallest = {sizes.index(min(sizes)), widths.index(min(widths))}
+    return Columns(
+        data={name: _placed(tensor, place) for name, tensor in found.items()}, dtypes=dtypes,
+        constants={n: v for n, v in rows[0].items() if not isinstance(v, Tensor) and n not in _FLASH},
+        factor=1.0 if WEIGHT in found else float(weights[0]),
+        smallest=tuple(
+            (sources[i], place[i]) for i in smallest if any(rows[i][n].shape != found[n].shape[1:] for n in names)
+        ),
+    )  # fmt: skip
+
+
+def _sources(recording: Recording, a: int) -> list[int]:
+    """The micro-batches in order, the last of a short step again until it has `a`."""
+    found, at = list[int](), 0
+    while at < len(recording.counts):
+        count = recording.counts[at]
+        found += [*range(at, at + count), *[at + count - 1] * (a - count)]
+        at += count
+    return found
+
+
+def _shares(recording: Recording, sources: Sequence[int], a: int) -> list[float]:
+    """The weight of each micro-batch in the mean over the `a` of its step."""
+    found = list[float]()
+    for step in range(0, len(sources), a):
+        count = recording.counts[sources[step]]
+        found += [a / count] * count + [0.0] * (a - count)
+    return found
+
+
+def _check_names(trainer: Trainer, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
+    attention = str(getattr(getattr(trainer.model, "config", None), "_attn_implementation", None))
+    if attention.startswith("flash"):
+        raise ConfigurationError(
+            f"expected attention that PyTorch computes (attn_implementation='sdpa' or 'eager'), got {attention!r}"
+        )
+    for row in rows:
+        if row.keys() ^ rows[0].keys():
+            raise ConfigurationError(
+                f"expected batches with the same names, got {sorted(row)} after {sorted(rows[0])}; let the "
+                "data_collator give all of them each time"
+            )
+        for name in row.keys() - {*names} - _FLASH:
+            if isinstance(row[name], Tensor) or row[name] != rows[0][name]:
+                raise ConfigurationError(
+                    f"expected tensors, or what is the same in all batches, got {name} with {row[name]!r} after "
+                    f"{rows[0][name]!r}; leave it out in the data_collator"
+                )
+
+
+def _stacked(trainer: Trainer, name: str, tensors: Sequence[Tensor]) -> Tensor:
+    """One array of all micro-batches, padded at the ends of its dimensions, the second one to a multiple of 8."""
+    top = [max(sizes) for sizes in zip(*(t.shape for t in tensors), strict=True)]
+    if len(top) > 1 and any(t.shape[1] != top[1] for t in tensors):
+        top[1] = -(-top[1] // _MULTIPLE) * _MULTIPLE
+    if all(list(t.shape) == top for t in tensors):
+        return torch.stack(list(tensors))
+    filling = _FILLINGS.get(name, _pad_token(trainer) if name == "input_ids" else None)
+    if filling is None or tensors[0].is_floating_point():
+        raise ConfigurationError(
+            f"expected batches of one shape for {name}, got {tuple(tensors[0].shape)} and others, and no filling is "
+            "known for it; pad it to a fixed length, and set dataloader_drop_last=True"
+        )
+    return torch.stack([
+        F.pad(t, [p for dim in reversed(range(t.ndim)) for p in (0, top[dim] - t.shape[dim])], value=filling)
+        for t in tensors
+    ])  # fmt: skip
+
+
+def _pad_token(trainer: Trainer) -> int:
+    for holder in (trainer.processing_class, getattr(trainer.model, "config", None)):
+        if isinstance(found := getattr(holder, "pad_token_id", None), int):
+            return found
+    return 0
+
+
+def _placed(tensor: Tensor, place: Sequence[int]) -> Tensor:
+    if tensor.dtype == torch.int64 and int(tensor.abs().max()) < 1 << 31:
+        tensor = tensor.to(torch.int32)
+    return torch.empty_like(tensor).index_copy_(0, torch.tensor(place), tensor)
+
+
+def _tell_padding(rows: Sequence[dict[str, Any]], found: Mapping[str, Tensor]) -> None:
+    given = sum(row[name].numel() for row in rows for name in found)
+    share = 1 - given / sum(tensor.numel() for tensor in found.values())
+    if share > _MUCH_PADDING:
+        warnings.warn(
+            f"{share:.0%} of what is computed is padding, since all batches of a job have one shape: cut the longest "
+            "examples, or pack them (packing=True)",
+            stacklevel=4,
+        )

@@ -1,0 +1,115 @@
+"""What a trainer asks for that a run could not follow, all of it in one message, by the names that the user wrote."""
+
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any, Final
+
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from tiebreak.protocol.errors import ConfigurationError
+
+_ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
+    "fp16": ((False,), "a loss scaled by what its gradients were has no program; use bf16"),
+    "torch_compile": ((False,), "the step is captured and runs as a program; leave it out"),
+    "neftune_noise_alpha": ((None, 0), "its noise depends on the padded length of a batch; leave it out"),
+    "use_liger_kernel": ((False,), "the step is captured from PyTorch's own operators; leave it out"),
+    "auto_find_batch_size": ((False,), "the batch size is part of the job; set per_device_train_batch_size"),
+    "deepspeed": ((None,), "a run shares a step by workers of its own (docs/distributed.md)"),
+    "fsdp": ((None, "", [], False), "a run shares a step by workers of its own (docs/distributed.md)"),
+    "parallelism_config": ((None,), "a run shares a step by workers of its own (docs/distributed.md)"),
+    "debug": ((None, "", []), "its hooks read values in the step; leave it out"),
+    "resume_from_checkpoint": ((None,), "a run goes on from its own last checkpoint"),
+    "activation_offloading": ((False,), "a run takes less memory with machine=tiebreak.Machine(memory=...)"),
+    "sync_ref_model": ((False,), "a reference model that moves in a callback is not part of the step"),
+}
+"""By argument: the values that ask for nothing, and why others are refused."""
+_READING: Final = ("ReduceLROnPlateau", "GreedyLR")
+_LIBRARIES: Final = ("transformers.", "trl.", "peft.", "accelerate.", "tiebreak.")
+
+
+def check_trainer(trainer: Trainer) -> None:
+    """Raises `ConfigurationError`, with all reasons, for a trainer whose steps a job could not be."""
+    found = [*_of_arguments(trainer.args), *_of_trainer(trainer), *_of_callbacks(trainer)]
+    if found:
+        listed = found[0] if len(found) == 1 else "".join(f"\n* {line}" for line in found)
+        raise ConfigurationError(f"expected a trainer whose steps one program computes, got {listed}")
+
+
+def _of_arguments(args: TrainingArguments) -> Iterator[str]:
+    for name, (harmless, reason) in _ARGUMENTS.items():
+        if (given := getattr(args, name, harmless[0])) not in harmless:
+            yield f"{name}={given!r}: {reason}"
+    kind = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
+    if kind in ("reduce_lr_on_plateau", "greedy"):
+        yield f"lr_scheduler_type={kind!r}: it reads results; use one that depends on the step alone"
+    if args.world_size > 1 or args.n_gpu > 1:
+        yield (
+            f"{max(args.world_size, args.n_gpu)} processes or GPUs, each with a batch of its own; set use_cpu=True or "
+            "CUDA_VISIBLE_DEVICES=0"
+        )
+    if args.mixed_precision not in ("no", "bf16" if args.bf16 else "no"):
+        yield f"mixed precision {args.mixed_precision} from the environment; set bf16=True, or unset it"
+
+
+def _of_trainer(trainer: Trainer) -> Iterator[str]:
+    held: Any = trainer
+    if held.model_init is not None:
+        yield "model_init: give the model itself"
+    if type(held.lr_scheduler).__name__ in _READING:
+        yield f"{type(held.lr_scheduler).__name__}: it reads results; use a schedule that depends on the step alone"
+    if getattr(held.model, "is_quantized", False) or getattr(held.model, "is_loaded_in_4bit", False):
+        yield (
+            "a quantized model: its weights are packed codes, which no gradient passes as PyTorch defines it; load the "
+            "base in bfloat16, to which the same adapters fit"
+        )
+    if int((version := getattr(sys.modules.get("trl"), "__version__", "1")).partition(".")[0]) < 1:
+        yield f"TRL {version}, whose losses read values in other ways than those of TRL 1: pip install -U trl"
+    if type(held)._prepare_inputs is not Trainer._prepare_inputs:
+        yield (
+            f"{type(held).__name__}, which prepares inputs with the model of the moment: data that depend on the "
+            "weights are no data of a job"
+        )
+    if _is_users(_owner(held, "training_step")):
+        yield "a training_step of your own, which a run never calls: put what it computes into compute_loss"
+    if "unsloth" in f"{type(held).__module__} {type(held.model).__module__}".lower():
+        yield "a model of Unsloth, whose kernels are no operators of PyTorch; the same LoRA works with peft"
+
+
+def _owner(trainer: Any, method: str) -> str:
+    """The module of the code that a method is."""
+    bound = getattr(trainer, method)
+    return str(getattr(getattr(bound, "__func__", bound), "__module__", ""))
+
+
+def _is_users(module: str) -> bool:
+    return not f"{module}.".startswith(_LIBRARIES)
+
+
+def _of_callbacks(trainer: Trainer) -> Iterator[str]:
+    held: Any = trainer
+    for callback in held.callback_handler.callbacks:
+        for event in ("on_pre_optimizer_step", "on_optimizer_step"):
+            own = getattr(type(callback), event) is not getattr(TrainerCallback, event)
+            if own and _is_users(type(callback).__module__):
+                yield (
+                    f"{type(callback).__name__}.{event}: there are no gradients in the module then; what it does to "
+                    "them belongs into the loss, and what it reads of the weights into on_step_end"
+                )
+
+
+def warn_of_unread(args: TrainingArguments, read: set[str]) -> None:
+    """Warns of fields of the user's own arguments that nobody has read while the data were recorded."""
+    own = {f.name for kind in type(args).__mro__ if _is_users(kind.__module__) for f in _own_fields(kind)}
+    if unread := sorted(own - {f.name for f in fields(TrainingArguments)} - read):
+        warnings.warn(
+            f"nobody has read {', '.join(unread)} of {type(args).__name__} while the step was prepared: if a callback "
+            "does not, they do nothing",
+            stacklevel=4,
+        )
+
+
+def _own_fields(kind: type) -> tuple[Any, ...]:
+    names = vars(kind).get("__annotations__", {})
+    return tuple(f for f in vars(kind).get("__dataclass_fields__", {}).values() if f.name in names)

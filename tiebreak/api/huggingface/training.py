@@ -1,0 +1,169 @@
+"""`tiebreak.hf.train(trainer)` in the place of `trainer.train()`, and `TiebreakTrainer`, which does that by itself."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import Trainer
+from transformers.trainer_utils import TrainOutput
+
+from tiebreak.api.huggingface.driving import drive
+from tiebreak.api.huggingface.objective import check_padding, objective, ready
+from tiebreak.api.huggingface.recording import Columns, Recording, columns, record, replaced
+from tiebreak.api.huggingface.refusals import check_trainer, warn_of_unread
+from tiebreak.api.machine import Machine
+from tiebreak.api.training.runs import Run, agree, open_run
+from tiebreak.engine.capture.task import Clip
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import Terms
+from tiebreak.protocol.errors import ConfigurationError, StateError
+
+RUN = "run"
+"""The folder of the run in the trainer's `output_dir`."""
+
+
+def train(
+    trainer: Trainer, *, machine: Machine | None = None, client: PrivateKey | None = None,
+    key: PrivateKey | None = None, terms: Terms | None = None, unchecked: bool = False,
+) -> TrainOutput:  # fmt: skip
+    """Does what `trainer.train()` does, as a run in `output_dir/run` that anyone can audit, and returns the same.
+
+    trainer: a `transformers.Trainer` or a subclass (TRL's SFTTrainer, DPOTrainer, RewardTrainer), ready to train. Its
+    own loop runs twice: once to record what each micro-batch is fed, and once over the steps that the engine computes
+    from that. So order, packing, logs, callbacks, evaluation and saving are its own. Only dropout and other draws
+    within the step follow the job's seed. Called again after an interruption, it goes on from the last checkpoint.
+    machine: how this process computes [default: on the trainer's device]. client, key, terms: the parties' keys and the
+    terms of a job that can be disputed, as client, trainer and terms of `tiebreak.agree`. unchecked: see
+    `tiebreak.capture`.
+
+    Raises `ConfigurationError`, with every reason, if the trainer asks for what a run could not follow.
+    """
+    check_trainer(trainer)
+    with _noting_reads(trainer.args) as read:
+        recording = record(trainer)
+        found = columns(trainer, recording)
+        options = {"client": client, "trainer": key, "terms": terms, "unchecked": unchecked}
+        run = _agreed(trainer, recording, found, machine or Machine(device=str(trainer.args.device)), options)
+    warn_of_unread(trainer.args, read)
+    output: TrainOutput = drive(trainer, run, recording, key=key, keep=_keep(trainer.args))
+    return output
+
+
+@contextmanager
+def _noting_reads(args: Any) -> Iterator[set[str]]:
+    """The names of all attributes that are read of an object."""
+    read, kind = set[str](), type(args)
+
+    def get(held: Any, name: str) -> Any:
+        read.add(name)
+        return object.__getattribute__(held, name)
+
+    args.__class__ = type(kind.__name__, (kind,), {"__getattribute__": get, "__module__": kind.__module__})
+    try:
+        yield read
+    finally:
+        args.__class__ = kind
+
+
+def _agreed(trainer: Any, recording: Recording, found: Columns, machine: Machine, options: dict[str, Any]) -> Run:
+    args = trainer.args
+    with ready(trainer), _reference(trainer), replaced(trainer, **_optimizers(trainer, recording.planned)):
+        if found.smallest:
+            check_padding(trainer, recording, found)
+        return agree(
+            trainer.model, objective(trainer, found), optimizer=trainer.optimizer, schedule=trainer.lr_scheduler,
+            data=found.data, batch=1, accumulation=args.gradient_accumulation_steps, steps=recording.steps,
+            directory=Path(str(args.output_dir), RUN), seed=args.seed,
+            clip=Clip(norm=args.max_grad_norm) if args.max_grad_norm and args.max_grad_norm > 0 else None,
+            norm=True, checkpoint_every=_interval(args, recording), machine=machine, **options,
+        )  # fmt: skip
+
+
+def _optimizers(trainer: Any, steps: int) -> dict[str, Any]:
+    """The trainer's optimizer and schedule, made as it makes them, or the user's."""
+    with replaced(trainer, optimizer=trainer.optimizer, lr_scheduler=trainer.lr_scheduler):
+        trainer.create_optimizer_and_scheduler(steps)
+        made = {"optimizer": trainer.optimizer, "lr_scheduler": trainer.lr_scheduler}
+    if not isinstance(made["lr_scheduler"], LRScheduler):
+        raise ConfigurationError(
+            f"expected a schedule that depends on the step alone, got {type(made['lr_scheduler']).__name__}"
+        )
+    return made
+
+
+@contextmanager
+def _reference(trainer: Any) -> Iterator[None]:
+    """Makes the reference model of DPO a frozen part of the model while the step is captured, so that it is state."""
+    reference = getattr(trainer, "ref_model", None)
+    if reference is None or getattr(trainer, "precompute_ref_logps", False):
+        yield
+        return
+    device = next(reference.parameters()).device
+    trainer.model.add_module("reference", reference.cpu().eval().requires_grad_(False))
+    try:
+        yield
+    finally:
+        del trainer.model._modules["reference"]
+        reference.to(device)
+
+
+def _interval(args: Any, recording: Recording) -> int | None:
+    """Steps between checkpoints: those at which Trainer saves, or else evaluates; None for a tenth of all steps."""
+    epoch = ceil(len(recording.loader.epochs[0]) / args.gradient_accumulation_steps)
+    for strategy, every in ((args.save_strategy, args.save_steps), (args.eval_strategy, args.eval_steps)):
+        match str(getattr(strategy, "value", strategy)):
+            case "steps":
+                found = ceil(every * recording.steps) if every < 1 else int(every)
+            case "epoch":
+                found = epoch
+            case _:
+                continue
+        if found <= recording.steps:
+            return found
+    return None
+
+
+def _keep(args: Any) -> str:
+    saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
+    return "all" if saves and args.save_total_limit is None else "last"
+
+
+class TiebreakTrainer(Trainer):
+    """A `transformers.Trainer` whose `train` is `tiebreak.hf.train`.
+
+    client, trainer, terms: the parties' keys and terms, as in `tiebreak.agree`. others: all arguments of `Trainer`.
+    """
+
+    def __init__(
+        self, *args: Any, client: PrivateKey | None = None, trainer: PrivateKey | None = None,
+        terms: Terms | None = None, **others: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(*args, **others)
+        self._parties = {"client": client, "key": trainer, "terms": terms}
+
+    @property
+    def run(self) -> Run:
+        """The run that `train` has made: to audit, to dispute, to certify. Raises `StateError` before."""
+        folder = Path(str(self.args.output_dir), RUN)
+        if not folder.is_dir():
+            raise StateError("expected a run that `train` has made, got none yet")
+        return open_run(folder, machine=Machine(device=str(self.args.device)))
+
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:  # fmt: skip
+        """Does what `tiebreak.hf.train` does.
+
+        A run that was interrupted goes on from its last checkpoint, whatever `resume_from_checkpoint` says; a path is
+        refused. Call it on the model as it was at the first call: its weights are part of the job.
+        """
+        if isinstance(resume_from_checkpoint, str) or trial is not None or ignore_keys_for_eval:
+            raise ConfigurationError(
+                "expected a call of train without a path, a trial or keys, got one: a run is what its arguments say, "
+                "and goes on from its own last checkpoint"
+            )
+        return train(self, **self._parties)  # type: ignore[arg-type]

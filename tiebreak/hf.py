@@ -1,0 +1,47 @@
+"""Hugging Face trainers, whose runs anyone can check: `tiebreak.hf.train(trainer)` in the place of `trainer.train()`.
+
+For a script that calls `train` itself, `python -m tiebreak.hf SCRIPT ...` or `python -m tiebreak.hf -m MODULE ...`
+(LLaMA-Factory: `-m llamafactory.cli train x.yaml`) runs it with `install` in force.
+"""
+
+import runpy
+import sys
+from typing import Any
+
+from tiebreak.api.huggingface.training import train
+
+# isort: split
+from transformers import Trainer
+
+__all__ = ["install", "train"]
+
+
+def install() -> None:
+    """Makes `train` of every `transformers.Trainer` of this process `tiebreak.hf.train`."""
+    if hasattr(Trainer.train, "original"):
+        return
+
+    def instead(trainer: Trainer, *args: Any, **options: Any) -> Any:  # noqa: ARG001  # a path to resume from means nothing
+        return train(trainer)
+
+    instead.original = Trainer.train  # type: ignore[attr-defined]
+    Trainer.train = instead  # type: ignore[method-assign,assignment]
+
+
+def main() -> None:
+    """Runs a script or a module as Python does, after `install`."""
+    _, *arguments = sys.argv
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(__doc__)
+        return
+    install()
+    if arguments[0] == "-m":
+        sys.argv = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()
