@@ -1,11 +1,21 @@
-"""Puts the compiled contracts, which live in `contracts/artifacts`, into the package that is built."""
+"""What a build adds to `pyproject.toml`: the compiled contracts, and README.md as a package index can show it."""
 
+import re
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-SOURCE = Path(__file__).resolve().parent / "contracts" / "artifacts"
+ROOT = Path(__file__).resolve().parent
+SOURCE = ROOT / "contracts" / "artifacts"
+
+
+def described(readme: str) -> str:
+    """README.md without pictures, and with the names of files in place of links to them: an index has no such files."""
+    without = re.sub(r"!\[[^]]*\]\((?!https?:)[^)]*\)\n*", "", readme)
+    return re.sub(
+        r"\[([^]]*)\]\((?!https?:|#)([^)]*)\)", lambda m: m[1] if m[1] == m[2] else f"{m[1]} ({m[2]})", without
+    )
 
 
 class WithContracts(build_py):
@@ -21,4 +31,8 @@ class WithContracts(build_py):
                 self.copy_file(str(path), str(target / path.name))
 
 
-setup(cmdclass={"build_py": WithContracts})
+setup(
+    cmdclass={"build_py": WithContracts},
+    long_description=described((ROOT / "README.md").read_text(encoding="utf-8")),
+    long_description_content_type="text/markdown",
+)

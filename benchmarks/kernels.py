@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -68,7 +68,11 @@ KERNELS: Final = (
     "settle",
     "round_listed",
     "find_greatest",
+    "add_up: softmax",
+    "settle: softmax",
+    "find_greatest: softmax",
 )
+"""The kernels of sums. A softmax's have a prologue: exp(x - max)."""
 _SCATTERED: Final = "*fp32" + 9 * " *i64" + 4 * " i32"
 OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
     "hash_chunks": (hash_kernels.hash_chunks, hashing.OPTIONS, "*i32 *i32 *i64 *i64 *i64 *i64 i32 i32"),
@@ -150,13 +154,14 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
         return _compiled(name, function, signature, constants, {k: v for k, v in known.items() if k.islower()}, 0)
     function, known = getattr(kernels, re.split(r"\W", kernel)[0]), _known(TARGETS[name], kernel) | options
     # As Triton takes them in a launch.
-    ones = {"run_batch": 1, "run_k": 1} if kernel == "settle" else {}
+    ones = {"run_batch": 1, "run_k": 1} if function is kernels.settle else {}
     constants = {
         "PRECISION": precision,
         "LEAVE": False,
         "FLUSH": sums.FLUSH,
         "PLACE": False,
-        **dict.fromkeys(("sums", "errors", "packed", *(("digits",) if kernel == "settle" else ())), None),
+        **dict.fromkeys(("sums", "errors", "packed", "notes", "numbers", "CHAIN"), None),
+        **({"digits": None} if function is kernels.settle else {}),
     }
     for layout, tables in zip(PRODUCTS.get(kernel, ()), (("a_m", "a_k"), ("b_n", "b_k")), strict=False):
         constants |= dict.fromkeys(() if layout.step is None else tables, None)
@@ -165,9 +170,14 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
     if function not in (kernels.add_parts, kernels.norms, kernels.product):
         constants["sizes"] = None
     constants |= {key: value for key, value in known.items() if key.isupper()} | ones
-    constants = {key: value for key, value in constants.items() if key in function.arg_names}
+    made: dict[str, Any] = {}
+    if kernel.endswith("softmax"):
+        code = _softmax()
+        constants["CHAIN"] = _chain_constants(TARGETS[name], code, precision)["CHAIN"]
+        made = {"a": _pointers(code), "numbers": ("i64",) * len(code.numbers), "notes": "*i64"}
+    constants = {key: value for key, value in constants.items() if key in function.arg_names and key not in made}
     given = {key: value for key, value in known.items() if key.islower()}
-    signature = {n: "constexpr" if n in constants else "i32" if n in NUMBERS else KINDS.get(n, "*i64")
+    signature = {n: "constexpr" if n in constants else made.get(n, "i32" if n in NUMBERS else KINDS.get(n, "*i64"))
                  for n in function.arg_names}  # fmt: skip
     products = 0
     if "BLOCK_N" in known:
@@ -182,7 +192,7 @@ def _known(target: GPUTarget, kernel: str) -> dict[str, Any]:
     tile, settled = sums.tile(target.backend, arch), {"MANY": sums.MANY, "MATRIX": True, "FIRST": 0, "SLICES": 12}
     layouts = PRODUCTS.get(kernel, PRODUCTS["product NN"])
     sides = Form(layouts, None, 0, 0).options
-    steps = {"A_STEP": 0, "B_STEP": 0}
+    steps, alone = {"A_STEP": 0, "B_STEP": 0}, kernel.endswith("softmax")
     if kernel in PRODUCTS:
         return {**sums.product_tile(target.backend, arch, 1024, tables=kernel in CONVOLUTIONS), **sides}
     known: dict[str, dict[str, Any]] = {
@@ -190,25 +200,35 @@ def _known(target: GPUTarget, kernel: str) -> dict[str, Any]:
         "contract_twice": {"MANY": sums.MANY, **sums.twice(tile)},
         "add_parts": {"MATRIX": True, **sums.PARTS},
         "round_listed": {**settled, **sums.PARTS},
-        "settle": {"PAIRS": True, **steps, **settled, **sums.settling(target.backend, 1 << 12)},
     }
-    return known.get(kernel, {"BLOCK_M": 8, "BLOCK_K": 128, "PAIRS": True, **steps, **sums.OPTIONS})
+    if kernel.startswith("settle"):
+        settled |= {"MATRIX": False, "FIRST": 3, "SLICES": 6} if alone else {}
+        return {"PAIRS": not alone, **steps, **settled, **sums.settling(target.backend, 1 << 12, prologue=alone)}
+    return known.get(kernel, {"BLOCK_M": 8 >> alone, "BLOCK_K": 128, "PAIRS": not alone, **steps, **sums.OPTIONS})
 
 
 def _compiled(
     name: str, function: Any, signature: dict[str, str], constants: dict[str, Any], given: dict[str, Any], products: int
 ) -> MachineCode:
     target = TARGETS[name]
-    aligned = {(at,): [["tt.divisibility", 16]] for at, kind in enumerate(signature.values()) if kind.startswith("*")}
-    made = triton.compile(ASTSource(function, signature, constants, aligned), target=target, options=given)
+    made = triton.compile(ASTSource(function, signature, constants, _aligned(signature)), target=target, options=given)
     return _machine(name, made, products)
+
+
+def _aligned(signature: dict[str, Any]) -> dict[tuple[int, ...], list[list[Any]]]:
+    """Triton's attributes of pointers to multiples of 16 bytes, as all of a launch are."""
+    kinds = {(at,): kind for at, kind in enumerate(signature.values()) if isinstance(kind, str)}
+    kinds |= {
+        (at, n): k for at, kind in enumerate(signature.values()) if (at,) not in kinds for n, k in enumerate(kind)
+    }
+    return {at: [["tt.divisibility", 16]] for at, kind in kinds.items() if kind.startswith("*")}
 
 
 class Codes:
     """Keeps the code of chains, in place of what runs them."""
 
     functions = chains.LaunchedChains.functions
-    repeats = chains.LaunchedChains.repeats
+    repeats, prologues = chains.LaunchedChains.repeats, False
 
     def __init__(self) -> None:
         self.made: list[chains.KernelCode] = []
@@ -236,18 +256,33 @@ def _chain(name: str) -> chains.KernelCode:
     return max(having, key=lambda code: len(code.operations))
 
 
+def _softmax() -> chains.KernelCode:
+    """exp(x - max) of rows of 512, without memory for it."""
+    common: dict[str, Any] = {"opcode": Opcode.MAP, "dtype": DType.F32, "shape": (8, 512)}
+    less = Instruction(function=MapFunction.SUB, operands=(Access(0, 0, (512, 1)), Access(1, 0, (1, 0))), **common)
+    exp = Instruction(function=MapFunction.EXP, operands=(Access(2, 0, (512, 1)),), **common)
+    members = members_of([less, exp], [torch.empty(4096), torch.empty(8)])
+    return chains.KernelCode(ChainCode([replace(member, exported=False) for member in members]))
+
+
+def _pointers(code: chains.KernelCode) -> tuple[str, ...]:
+    return tuple(POINTERS[dtype] for dtype in code.dtypes)
+
+
+def _chain_constants(target: GPUTarget, code: chains.KernelCode, precision: int, **changed: Any) -> dict[str, Any]:
+    constants = code.constants(precision, target.backend, target.arch if target.backend == "cuda" else 0)
+    (wide, apart, _), *operations = constants["CHAIN"]
+    chain = (wide, changed.get("APART", apart), precision), *map(tuple, operations)
+    return constants | {"CHAIN": chain, "STORES": tuple(map(tuple, constants["STORES"]))}
+
+
 def _assemble_chain(target: GPUTarget, code: chains.KernelCode, precision: int, options: dict[str, Any]) -> Any:
     """Compiles a chain as for a launch with memory at multiples of 16 bytes, and a multiple of 16 elements."""
-    arch = target.arch if target.backend == "cuda" else 0
-    constants, aligned = code.constants(precision, target.backend, arch), [["tt.divisibility", 16]]
-    constants |= {key: tuple(map(tuple, constants[key])) for key in ("PROGRAM", "STORES")}
-    constants |= {key: value for key, value in options.items() if key.isupper()}
+    constants = _chain_constants(target, code, precision, **options)
     options = {key: value for key, value in options.items() if key.islower()}
-    pointers = tuple(POINTERS[dtype] for dtype in code.dtypes)
-    signature = {"notes": "*i64", "pointers": pointers, "numbers": ("i64",) * len(code.numbers), "count": "i32"}
+    signature = {"notes": "*i64", "pointers": _pointers(code), "numbers": ("i64",) * len(code.numbers), "count": "i32"}
     signature |= dict.fromkeys(constants, "constexpr")
-    places = [(0,), (3,), *((1, at) for at in range(len(pointers)))]
-    source = ASTSource(chain_kernels.run, signature, constants, dict.fromkeys(places, aligned))
+    source = ASTSource(chain_kernels.run, signature, constants, _aligned(signature) | {(3,): [["tt.divisibility", 16]]})
     return triton.compile(source, target=target, options={**chains.OPTIONS, **options})
 
 

@@ -8,7 +8,7 @@ exact parties load a captured bundle, as trainers and auditors do. This works on
 of its parent, so the benchmark resets it through /proc/self/clear_refs.
 
 With --capture, it measures capture and its check instead, from the moment when the model is made. WORKLOADS are then
-those of `benchmarks.real_models`, on sequences of 16 tokens.
+those of `benchmarks.real_models`, on sequences of 16 tokens; WORKLOAD/slice is checked on a slice.
 """
 
 import json
@@ -71,10 +71,11 @@ def peak_of(who: str, source: str) -> int:
 
 def capture_of(name: str) -> dict[str, float]:
     """Measures capture and its check in this process; the figures are named by the units of `CAPTURE`."""
+    name, _, check = name.partition("/")
     task = make_real_task(name, 2, length=16)
     before, seconds = _status("VmRSS"), time.process_time()
     Path("/proc/self/clear_refs").write_text("5")
-    capture(task)
+    capture(task, check=check or "full")
     peak, count = _status("VmHWM"), sum(p.numel() for p in task.model.parameters())
     taken = (peak / 1e6, (peak - before) / count, time.process_time() - seconds)
     return dict(zip(CAPTURE, taken, strict=True))
@@ -118,7 +119,9 @@ def main(workloads: tuple[str, ...], party: str | None, folder: Path, *, capture
     if party is not None:
         click.echo(json.dumps((capture_of if party == "capture" else partial(peak_of, party))(workloads[0])))
         return
-    names = workloads or (("gpt2-124m", "llama-1b-lora") if captures else ("gpt2", "resnet50-32", "resnet50-224"))
+    names = workloads or (
+        ("gpt2-124m", "llama-1b-lora", "llama-1b-lora/slice") if captures else ("gpt2", "resnet50-32", "resnet50-224")
+    )
     rows = [row for name in names for row in (measure_capture if captures else measure)(name)]
     publish("memory", rows, f"peak of {_STEPS} steps, {THREADS} threads", folder=folder)
 

@@ -40,7 +40,7 @@ def measure(name: str) -> list[Row]:
     """Seconds of a step, and what monitoring adds to it, as measured in turns and as added up."""
     client, trainer = new_key(), new_key()
     with tempfile.TemporaryDirectory() as scratch:
-        bundle = capture_bundle(load_task(name, steps=2 * TURNS * STEPS + STEPS), unchecked=True)
+        bundle = capture_bundle(load_task(name, steps=2 * TURNS * STEPS + STEPS), check="none")
         run = agree_on(bundle, Path(scratch) / "run", client=client, trainer=trainer, terms=Terms(), domain=OFF_CHAIN)
         interpreter = make_interpreter(run.program, Machine(threads=1), run.job)
         state, data = interpreter.to_device(run.state(0)), interpreter.place_data(run.data())

@@ -138,7 +138,7 @@ def forged(job: Task, plan: Plan) -> Iterator[tuple[ownership.OwnershipClaim, ow
     """The thief's claim over a run in which some states are made up, with its answer to a challenge."""
     key = new_key()
     with tempfile.TemporaryDirectory() as scratch:
-        bundle = capture_bundle(job, unchecked=True)
+        bundle = capture_bundle(job, check="none")
         run = agree_on(bundle, Path(scratch) / "run", client=key, trainer=key, terms=Terms(), domain=OFF_CHAIN)
         interpreter, state = make_interpreter(run.program, MACHINE, run.job), run.state(0)
         data = interpreter.place_data(run.data())

@@ -37,7 +37,7 @@ def measure(name: str, steps: int, repeats: int) -> list[Row]:
     client, trainer = new_key(), new_key()
     with tempfile.TemporaryDirectory() as scratch:
         task = WORKLOADS["gpt2"]() if name == "gpt2" else load_task(name, steps=steps)
-        bundle = capture_bundle(task, unchecked=True)
+        bundle = capture_bundle(task, check="none")
         run = agree_on(bundle, Path(scratch) / "run", client=client, trainer=trainer, terms=Terms(), domain=OFF_CHAIN)
         machine = Machine()
         continue_run(run, machine, key=trainer, until=None, keep="all", on_progress=lambda _: None,

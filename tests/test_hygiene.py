@@ -243,6 +243,8 @@ OPTIONAL = {"tiebreak.api.data.hugging_face": "hf", "tiebreak.api.data.tokenizin
 EXTRAS = {
     "tiebreak.api.huggingface": ["hf"],
     "tiebreak.hf": ["hf"],
+    "tiebreak.api.training.finetuning": ["finetune", "hf"],
+    "tiebreak.cli.finetune": ["finetune"],
     "tiebreak.engine.arithmetic.gpu.kernels": ["gpu"],
     "tiebreak.protocol.commitments.keys": ["fast"],  # with a way of its own where that is missing
     "tiebreak.protocol.chain": ["chain"],
@@ -283,6 +285,7 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
         "markupsafe": "jinja2",
         "prometheus_client": "prometheus-client",
         "pynvml": "nvidia-ml-py",
+        "yaml": "pyyaml",
     }
     # These appear in web3's own interface (types, providers, errors), in the versions web3 asks for.
     of_web3 = ("eth_abi", "eth_account", "eth_keys", "eth_tester", "eth_typing", "eth_utils", "hexbytes", "requests")

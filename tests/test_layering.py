@@ -13,7 +13,9 @@ import pytest
 from tests.source_tree import LAYERS, ROOT, committed_files, imports_by_name, imports_of, package_modules, parse
 
 _ENGINE = "native dtypes lowering optimizers data capture arithmetic run logged distributed"
-_PROTOCOL = "errors strict_json tags codec packing numbers hashing trees program commitments game parties chain"
+_PROTOCOL = (
+    "errors arguments strict_json tags codec packing numbers hashing trees program commitments game parties chain"
+)
 _API = "machine signing data auditing disputing training huggingface agreeing certification chain watching"
 FOLDERS = {
     "tiebreak.protocol": _PROTOCOL.split(),

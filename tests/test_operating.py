@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests.source_tree import ROOT
@@ -24,16 +25,19 @@ def test_commands_on_the_page_exist(cases: Callable[[], None]) -> None:
 
 def test_services_run_what_they_are_named_after() -> None:
     services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
-    assert set(services) == {"chain", "hub", "client", "trainer", "auditor"}
+    assert set(services) == {"chain", "hub", "client", "trainer", "trainer-cuda", "auditor"}
+    assert services["trainer-cuda"]["gpus"] == "all"
+    assert services["trainer-cuda"]["profiles"] == ["gpu"], "only on request"
     for name, service in services.items():
         if name != "chain":
-            assert service["command"][0] == name
+            assert service["command"][0] == name.removesuffix("-cuda")
             assert service["cap_drop"] == ["ALL"]
             assert [volume.split(":")[1] for volume in service["volumes"]] == ["/party"]
 
 
-def test_containers_carry_what_the_package_needs() -> None:
-    copied = re.findall(r"^COPY (?!--)(.*)$", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+@pytest.mark.parametrize("file", ["Dockerfile", "Dockerfile.cuda"])
+def test_containers_carry_what_the_package_needs(file: str) -> None:
+    copied = re.findall(r"^COPY (?!--)(.*)$", (ROOT / file).read_text(), flags=re.MULTILINE)
     sources = [source for line in copied for source in line.split()[:-1]]
     assert len(sources) >= 8
     allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}

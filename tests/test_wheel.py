@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -81,6 +82,18 @@ def test_it_is_the_wheel_and_beside_it_lie_a_users_own_modules(installed: Instal
     assert Path(where).is_relative_to(installed.python.parents[1])
 
 
+def test_an_index_can_show_the_description(installed: Installed) -> None:
+    code = "from importlib.metadata import metadata as m; print(m('tiebreak')); print(m('tiebreak').get_payload())"
+    shown = installed.run(str(installed.python), "-c", code)
+    assert "Description-Content-Type: text/markdown" in shown
+    assert "Requires-Dist: torch>=2.10" in shown
+    assert "# Tiebreak" in shown
+    assert len(re.findall(r"\(docs/[a-z/-]+\.md\)", shown)) > 5
+    links = re.findall(r"\[[^]]*\]\(([^)]*)\)", shown)
+    assert links
+    assert all(link.startswith("https://") for link in links)
+
+
 def test_a_job_from_capture_to_dispute(installed: Installed) -> None:
     (installed.folder / "task.py").write_text(TASK)
     assert installed.tiebreak("--version").startswith("tiebreak, version ")
@@ -88,10 +101,10 @@ def test_a_job_from_capture_to_dispute(installed: Installed) -> None:
         assert installed.tiebreak("key", f"{name}.pem").startswith("0x")
     assert "program root" in installed.tiebreak("capture", "task.py", "-o", "captured")
     keys = ["--client-key", "client.pem", "--trainer-key", "trainer.pem"]
-    assert "policy  exact" in installed.tiebreak("agree", "captured", *keys, "-o", "run")
+    assert "exact, 32 bits" in installed.tiebreak("agree", "captured", *keys, "-o", "run")
     assert "run root" in installed.tiebreak("train", "run", "--key", "trainer.pem")
     assert "agrees: 3 checkpoints, 7 steps" in installed.tiebreak("audit", "run", "-o", "replay")
-    assert "nothing to dispute" in installed.tiebreak("dispute", "run", "replay")
+    assert "nothing to dispute" in installed.tiebreak("dispute", "run", "replay", code=4)
     assert "exact: " in installed.tiebreak("doctor", "--device", "cpu")
 
 

@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from tiebreak.api.huggingface.training import TiebreakTrainer
+    from tiebreak.api.huggingface.hf_training import TiebreakTrainer
     from tiebreak.api.machine import Machine
     from tiebreak.api.signing.keys import load_key, new_key, save_key
     from tiebreak.api.training.calibrating import calibrate
@@ -57,7 +57,7 @@ _MODULES: Final = {
     "tiebreak.api.training.calibrating": "calibrate",
     "tiebreak.api.training.runs": "Run agree open_run train",
     "tiebreak.api.training.tasks": "capture make_task",
-    "tiebreak.api.huggingface.training": "TiebreakTrainer",
+    "tiebreak.api.huggingface.hf_training": "TiebreakTrainer",
     "tiebreak.api.training.trainer": "Step Trainer reproducible",
     "tiebreak.engine.capture.captured": "Captured",
     "tiebreak.engine.capture.task": (

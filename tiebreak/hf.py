@@ -8,7 +8,7 @@ import runpy
 import sys
 from typing import Any
 
-from tiebreak.api.huggingface.training import train
+from tiebreak.api.huggingface.hf_training import train
 
 # isort: split
 from transformers import Trainer

@@ -128,7 +128,9 @@ def test_a_state_is_not_kept_in_memory(tiny: Captured) -> None:
 
 def test_too_little_memory_for_one_instruction_is_refused(tiny: Captured) -> None:
     least = offload_of(limited(tiny, share=10.0)).least
-    with pytest.raises(ConfigurationError, match="MiB more memory: an instruction of the step"):
+    with pytest.raises(
+        ConfigurationError, match=r"MiB more memory: instruction \d+ of the step \(\w+ to \[.*\] from .*\) reads and"
+    ):
         Interpreter(tiny.program, Arithmetic(), budget=budget(least - 1))
 
 

@@ -9,13 +9,15 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from tests.engine.arithmetic_cases import Maker, random_reduction
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c.buffers import SMALL, Buffers
+from tiebreak.engine.arithmetic.plan.sums import plan_tables, reads_each_once
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.schedule import MAX_MEMBERS, Unit, in_order, plan, reads_in_place, replacements
-from tiebreak.protocol.program.isa import DType, MapFunction, Opcode
+from tiebreak.protocol.program.isa import DType, MapFunction, Opcode, ReduceFunction
 from tiebreak.protocol.program.program import Program
 
 SIZE = 1 << 20
@@ -40,12 +42,13 @@ def check_order(program: Program) -> tuple[Unit, ...]:
     return units
 
 
-def check_again(program: Program) -> tuple[Unit, ...]:
+def check_again(program: Program, *, prologues: bool = False) -> tuple[Unit, ...]:
     """Values are computed again from what is in memory, or from other members in place. Returns that plan.
 
-    Nothing is stored for longer than it is read, and no more than without.
+    Nothing is stored for longer than it is read, and no more than without. A reduction comes last in its unit, reads
+    each element of its prologue once, and is all that is used of it.
     """
-    usual, units = plan(program, MapFunction), plan(program, MapFunction, again=True)
+    usual, units = plan(program, MapFunction), plan(program, MapFunction, again=True, prologues=prologues)
     kept = {commit.operands[0].value for commit in program.commits} | {len(program.body) - 1}
     stored: dict[int, int] = {}
     for position, unit in enumerate(units):
@@ -55,7 +58,13 @@ def check_again(program: Program) -> tuple[Unit, ...]:
         for n in unit.members:
             i = program.body[n]
             for access in i.operands:
-                if access.value in inside:
+                if access.value in inside and i.opcode == Opcode.REDUCE:
+                    assert prologues
+                    assert unit.outputs == (n,) == unit.members[-1:]
+                    assert plan_tables(i) is not None
+                    assert reads_each_once(i, program.body[access.value].numel)
+                    assert not any(program.body[member].opcode == Opcode.RANDOM for member in unit.members)
+                elif access.value in inside:
                     assert reads_in_place(access, i, program.body[access.value])
                 else:
                     assert access.value in stored
@@ -201,7 +210,7 @@ def test_a_real_step_and_random_ones(tiny: Captured, cases: Callable[[int], None
                 case _:
                     values.append(b.map(draw.choice([MapFunction.ADD, MapFunction.SUB]), u, v))
         program = b.finish({f"x{n}": v for n, v in enumerate(draw.choices(values, k=4))}, b.sum(values[-1]))
-        cases(len(check_order(program)) + len(check_again(program)))
+        cases(len(check_order(program)) + len(check_again(program)) + len(check_again(program, prologues=True)))
 
 
 def test_masks_and_activations_are_computed_again() -> None:
@@ -255,6 +264,56 @@ def test_what_is_stored_in_any_case_is_read() -> None:
     out = b.matmul(tanh, twice)
     program = b.finish({"w": b.add(b.mul(out, tanh), h)}, b.sum(b.mul(out, twice)))
     assert check_again(program) == plan(program, MapFunction)
+
+
+def softmax(b: Builder, x: Ref) -> tuple[Ref, Ref]:
+    """A softmax of rows that may be masked wholly, and the scores with their mask."""
+    scores = b.add(x, b.data("mask", DType.F32, (64,)).expand((512, 64)))
+    none = b.compare(MapFunction.EQ, scores, b.const(float("-inf")))
+    some = b.max(b.cast(b.map(MapFunction.NOT, none), DType.I64), (1,), keepdim=True).expand((512, 64))
+    exp = b.map(MapFunction.EXP, b.sub(scores, b.max(scores, (1,), keepdim=True).expand((512, 64))))
+    share = b.div(exp, b.sum(exp, (1,), keepdim=True).expand((512, 64)))
+    return b.mul(share, b.cast(some, DType.F32)), scores
+
+
+def test_maxima_and_sums_have_prologues() -> None:
+    """Of a softmax, its result alone is stored, and everything is computed from the product before it."""
+    b = Builder()
+    weight = b.state("w", DType.F32, (512, 512))
+    product = b.matmul(weight, b.data("x", DType.F32, (512, 64)))
+    share, scores = softmax(b, product)
+    program = b.finish({"w": b.matmul(share, b.data("y", DType.F32, (64, 512)))}, b.sum(b.sum(share, (0,))))
+    units = check_again(program, prologues=True)
+    fused = [u for u in units if len(u.members) > 1 and program.body[u.members[-1]].opcode == Opcode.REDUCE]
+    assert [len(u.members) for u in fused] == [5, 2, 4]  # maxima of (scores != -inf) and of the scores, sum of exp
+    assert all(scores.value in u.members for u in fused)
+    large = {n for u in units for n in u.outputs if program.body[n].shape == (512, 64)}
+    assert large - {n for n, i in enumerate(program.body) if i.opcode == Opcode.SOURCE} == {product.value, share.value}
+    assert check_again(program) == plan(program, MapFunction, again=True)
+
+
+def test_prologues_that_do_not_pay() -> None:
+    """Random numbers, views that read an element twice, what is committed, and an entry that is written to earlier."""
+    b = Builder()
+    x, y = b.state("x", DType.F32, (64, 64)), b.state("y", DType.F32, (64, 64))
+    drawn = b.mul(b.random((64, 64)), b.const(2.0))
+    new = b.mul(x, b.const(0.5))
+    twice = b.mul(y, y)
+    views = [drawn.expand((64, 64)), new, twice.unsqueeze(0).expand((3, 64, 64))]
+    total = b.add(b.add(b.sum(views[0]), b.sum(views[1])), b.sum(views[2]))
+    program = b.finish({"x": new, "y": b.sub(y, b.matmul(new, new))}, total)
+    units = check_again(program, prologues=True)
+    assert [len(u.members) for u in units if program.body[u.members[-1]].opcode == Opcode.REDUCE] == [1] * 4
+    assert set(replacements(program, units, MapFunction)) == {new.value, program.commits[1].operands[0].value}
+
+
+def test_reductions_that_may_have_prologues_have_tables(cases: Callable[[int], None]) -> None:
+    for seed in range(300):
+        i, (operand, *others) = random_reduction(Maker(random.Random(seed)), ReduceFunction.SUM, DType.F32)
+        if reads_each_once(i, operand.numel()):
+            assert not others
+            assert plan_tables(i) is not None
+            cases(1)
 
 
 def test_a_value_is_freed_after_its_last_use() -> None:

@@ -71,7 +71,7 @@ def test_a_machine_that_computes_otherwise_on_resuming_is_stopped(new_run: NewRu
 
 
 def test_a_run_that_diverges_stops_with_the_step_and_the_tensor(tmp_path: Path) -> None:
-    bundle = capture_bundle(replace(make_tiny_task(), schedule=(1.0,) * 5 + (3e39,) * 7), unchecked=True)
+    bundle = capture_bundle(replace(make_tiny_task(), schedule=(1.0,) * 5 + (3e39,) * 7), check="none")
     run = agree_on(bundle, tmp_path / "run", client=CLIENT, trainer=TRAINER, terms=Terms(), domain=DOMAIN)
     with pytest.raises(NotFiniteError, match="no longer finite") as caught:
         train(run)

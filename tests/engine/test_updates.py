@@ -237,12 +237,27 @@ def test_a_recorded_optimizer_steps_as_in_eager_pytorch(name: str) -> None:
     case, model = CASES[name], seeded()
     made = case.make(model)
     captured = checked(task_of(model, made, case.schedules(made)))
-    assert captured.checked
+    assert captured.check == "full"
     losses, parameters = eager(case)
     results = list(islice(stepped(captured), STEPS))
     assert [r.loss for r in results] == pytest.approx(losses, abs=case.near)
     for parameter, wanted in parameters.items():
         torch.testing.assert_close(results[-1].state[f"model.{parameter}"], wanted, rtol=0, atol=5 * case.near)
+
+
+def test_a_long_recording_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = seeded()
+    made = task_of(model, O.Adamax(trained(model)))
+    capture_task(made)
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(updates, "PATIENCE_S", -1.0)
+    capture_task(made)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(",")[0] for line in lines] == [
+        f"recording Adamax: step {step} of {STEPS}" for step in range(1, STEPS)
+    ]
 
 
 def test_a_step_of_bfloat16_is_rounded_as_torch_rounds_it() -> None:
@@ -379,7 +394,7 @@ def test_an_update_that_has_no_fp64_is_checked_in_fp32() -> None:
         mixed = g @ torch.ones(g.shape[1:] * 2).to(torch.float32) if g.ndim == 2 else g
         p.add_(mixed.to(p.dtype), alpha=-0.01)
 
-    assert checked(task_of(LIVE, Own(LIVE, update))).checked
+    assert checked(task_of(LIVE, Own(LIVE, update))).check == "full"
 
 
 class Teacher(nn.Module):

@@ -21,10 +21,11 @@ from tests.protocol.certified import (
     root,
     tensors,
 )
-from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES, Attestation, Certificate, Weights
+from tiebreak.protocol import trees
+from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES, Adapter, Attestation, Certificate, Weights
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope, Payload, base64, from_base64
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
-from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.commitments.job import SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord, state_tree
 from tiebreak.protocol.errors import EncodingError, ProofError, SignatureError, VerificationError
 
@@ -211,6 +212,7 @@ def test_what_differs_is_named() -> None:
         (b'"evidence":"ZXZpZGVuY2U="', b'"evidence":"' + b"AAAA" * 2400 + b'"', "of 1 to 7,168 bytes, got 7,200"),
         (b'"nonce":"', b'"nonce":"00', "attestation, nonce '00.*' instead of"),
         (b'"cpu":', b'"\\u001b":', "printable names"),
+        (b'"places":', b'"suffixes":{},"places":', "with other fields|another spelling"),
         (b"Statement/v1", b"Statement/v2", "expected https"),
         (b"urn:tiebreak:certificate:1", b"urn:tiebreak:certificate:2", "expected urn"),
         (b'"signed":"', b'"signed":"!', "expected base64"),
@@ -285,6 +287,92 @@ def test_an_entry_may_have_several_names_but_one_value() -> None:
         assert weights.root(3, dict.fromkeys(held, root("a"))) == tree.root
     with pytest.raises(VerificationError, match=r"one tensor for model\.a, got two"):
         weights.root(3, {"a": root("a"), "tied": root("b")})
+
+
+WORD = st.sampled_from("abcd")
+PATH = st.lists(WORD, min_size=1, max_size=4).map(".".join)
+
+
+@given(st.dictionaries(PATH, PATH, min_size=1, max_size=12))
+def test_names_of_any_kind_lead_to_their_entries(tensors: dict[str, str]) -> None:
+    ids = {PREFIX + entry: root(entry) for entry in tensors.values()} | {"step": root("step")}
+    entries = {name: PREFIX + entry for name, entry in tensors.items()}
+    weights = Weights.of(state_tree(ids), sorted(ids), entries, PREFIX)
+    assert {name: weights.entry(name) for name in entries} == entries
+    weights.check(len(ids))
+    assert weights.root(len(ids), {name: ids[entry] for name, entry in entries.items()}) == state_tree(ids).root
+
+
+def adapted() -> Certificate:
+    """A certificate for an adapter, over a state that holds its base too."""
+    own = {f"{n}.lora.weight": f"{PREFIX}{n}.lora.default.weight" for n in range(3)}
+    base = {f"{n}.weight": f"{PREFIX}{n}.base_layer.weight" for n in range(4)}
+    ids = {entry: root(entry) for entry in (*own.values(), *base.values(), "step")}
+    record = replace(MADE.record, state_root=state_tree(ids).root)
+    run_root = trees.fold(record.digest, MADE.job.checkpoints - 1, MADE.path)
+    agreed = replace(MADE.job, state_count=len(ids))
+    names = {side: agreed.sign(DOMAIN, key) for side, key in (("client", CLIENT), ("trainer", TRAINER))}
+    head = replace(MADE.head.head, job_id=agreed.id, run_root=run_root)
+    made = [
+        Weights.of(state_tree(ids), sorted(ids), own, PREFIX),
+        Weights.of(state_tree(ids), sorted(ids), base, PREFIX, own.values()),
+    ]
+    return replace(
+        MADE, record=record, head=SignedHead.sign(head, DOMAIN, TRAINER), weights=made[0],
+        agreement=SignedJob(
+            domain=DOMAIN, job=agreed, client_signature=names["client"], trainer_signature=names["trainer"]
+        ),
+        adapter=Adapter(
+            configuration=root("configuration"), root=Adapter.root_of(map(root, base.values())), base=made[1]
+        ),
+    )  # fmt: skip
+
+
+OWN = {f"{n}.lora.weight": root(f"{PREFIX}{n}.lora.default.weight") for n in range(3)}
+BASE = {f"{n}.weight": root(f"{PREFIX}{n}.base_layer.weight") for n in range(4)}
+
+
+def test_an_adapter_has_its_base_in_the_same_state() -> None:
+    made = adapted()
+    assert read(envelope(made).encode()) == made
+    assert (made.weights.suffixes, made.weights.names) == ({".lora.weight": ".lora.default.weight"}, {})
+    made.check_tensors(OWN)
+    made.check_base(OWN, BASE)
+    for wrong, said in (
+        ({**BASE, "0.weight": root("another base")}, "base: expected tensors under state root"),
+        (
+            {**BASE, "0.weight": BASE["1.weight"], "1.weight": BASE["0.weight"]},
+            "base: expected tensors under state root",
+        ),
+        ({**BASE, "more": root("more")}, "expected 7 tensors of the state, got 8"),
+        ({name: BASE[name] for name in list(BASE)[1:]}, "expected 7 tensors of the state, got 6"),
+    ):
+        with pytest.raises(VerificationError, match=said):
+            made.check_base(OWN, wrong)
+    assert made.adapter is not None
+    renamed = replace(made, adapter=replace(made.adapter, root=root("another base")))
+    with pytest.raises(VerificationError, match="base: expected the root"):
+        renamed.check_base(OWN, BASE)
+    with pytest.raises(VerificationError, match="expected one for an adapter"):
+        MADE.check_base(tensors(5), BASE)
+
+
+@pytest.mark.parametrize(
+    ("end", "entry"),
+    [
+        (".lora.weight", ".other.default.weight"), (".lora.weight", ".lora.weight"), (".lora.weight", ".lora.default"),
+        (".lora.default.weight", ".lora.weight"), ("lora.weight", "lora.default.weight"), ("", ".x"), (".", ".x"),
+        (".0.lora.weight", ".1.lora.default.weight"), (".x.lora.weight", ".x.lora.default.weight"),
+        (".a.b", ".a.c.b.d"),
+    ],
+)  # fmt: skip
+def test_a_name_stands_for_an_entry_of_the_same_path(end: str, entry: str) -> None:
+    made = adapted()
+    assert made.adapter is not None
+    wrong = replace(made.weights, suffixes={end: entry})
+    for other in (replace(made, weights=wrong), replace(made, adapter=replace(made.adapter, base=wrong))):
+        with pytest.raises(VerificationError, match="with words inserted"):
+            read(envelope(other).encode())
 
 
 @given(

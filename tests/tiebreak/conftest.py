@@ -12,7 +12,7 @@ from tiebreak.cli.key import PASSPHRASE_VARIABLE
 @pytest.fixture(autouse=True)
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     """No comparison of captures with eager PyTorch, which has tests of its own."""
-    monkeypatch.setattr(tasks, "checked", lambda task, *_: replace(tasks.capture_task(task), checked=True))
+    monkeypatch.setattr(tasks, "checked", lambda task, *_: replace(tasks.capture_task(task), check="full"))
 
 
 QUALIFY = "tiebreak.api.machine.running.qualify"

@@ -146,7 +146,7 @@ def flip(path: Path) -> None:
 
 def tiny_run(folder: Path, steps: int, interval: int, key: PrivateKey = TRAINER) -> RunDirectory:
     """A signed run of the engine's tiny task in which nothing is computed yet."""
-    bundle = capture_bundle(make_tiny_task(steps, interval), unchecked=True)
+    bundle = capture_bundle(make_tiny_task(steps, interval), check="none")
     return agree_on(bundle, folder, client=CLIENT, trainer=key, terms=Terms(), domain=DOMAIN)
 
 

@@ -94,7 +94,7 @@ def test_policy_and_precision(desk: Desk, tmp_path: Path, cases: Callable[[], No
         (["--policy", str(file), "--precision", "28"], (1, 28, policy.tolerances_packed), "logged, 28 bits"),
     ):
         output = tmp_path / "-".join(["run", *(str(n) for n in expected), str(len(more))])
-        assert f"policy  {said}" in desk.agree(output, *more)
+        assert f"policy            {said}" in desk.agree(output, *more)
         made = RunDirectory.open(output)
         assert (made.job.policy, made.job.precision, made.job.tolerances) == expected
         assert policy_of(made) == (policy if expected[0] else None)
@@ -165,21 +165,23 @@ def test_two_machines_sign_the_job_that_one_would(desk: Desk, tmp_path: Path) ->
     desk.agree(tmp_path / "one", *terms)
     desk.offer(tmp_path / "two", *terms)
     said, _ = desk.accept(tmp_path / "two")
-    assert "terms   leave an honest trainer enough time" in said
+    assert "none: the terms leave an honest trainer enough time" in said
     agreement = RunDirectory.open(tmp_path / "two").agreement
     assert agreement == RunDirectory.open(tmp_path / "one").agreement
-    assert f"signed  0x{agreement.trainer_signature.hex()}" in said
+    assert f"0x{agreement.trainer_signature.hex()}" in said
 
 
 def test_terms_that_could_cost_the_stake_are_not_signed(desk: Desk, tmp_path: Path) -> None:
     offer = tmp_path / "offer"
     desk.offer(offer, "--challenge-window", 1)
     out, err = desk.accept(offer, code=1)
-    assert "terms   expected a window of at least" in out
+    assert "objections        expected a window of at least" in out
     assert "nothing is signed" in err
     assert not (offer / "job.bin").exists()
-    judged = desk.command("accept", offer, "--threads", 1)  # without a key the terms are only judged
-    assert " s measured, 1 times" in judged
+    judged = desk.command.tell("accept", offer, "--threads", 1)  # without a key the terms are only judged
+    assert judged["step_seconds"] > 0
+    assert [line.split(" of")[0] for line in judged["objections"]] == ["expected a window"]
+    assert (judged["signed"], judged["trainer_stake"]) == (None, "1 ether")
     desk.accept(offer, "--anyway")
     assert RunDirectory.open(offer).job.challenge_window == 1
 

@@ -166,19 +166,19 @@ def test_a_save_of_something_else_is_not_gone_on_from(tmp_path: Path, cases: Cal
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "no module": ({"model": lambda x: x}, "expected a torch.nn.Module, got function"),
-    "no loss": ({"loss": "mse"}, "expected a loss to call, got str"),
+    "no module": ({"model": lambda x: x}, "expected model as a torch.nn.Module, got a function"),
+    "no loss": ({"loss": "mse"}, "expected loss as a function, got 'mse'"),
     "another model's optimizer": (
         {"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)},
         "an optimizer of the model's own parameters .* shapes .*that the model does not have",
     ),
     "no optimizer": ({"optimizer": "SGD"}, r"such as tiebreak.AdamW\(lr=1e-3\), or optimizers of .* got 'str'"),
-    "no steps": ({"steps": 0}, "at least 1, got 0"),
-    "no data": ({"data": {}}, "expected arrays by name or a TensorDataset"),
-    "a list": ({"data": [1]}, "got list"),
+    "no steps": ({"steps": 0}, "steps as an integer from 1 to .*, got 0"),
+    "no data": ({"data": {}}, "expected data as arrays by name or a TensorDataset"),
+    "a list": ({"data": [1]}, r"got \[1\]"),
     "halves": ({"data": {"x": np.zeros((4, 4), np.float16)}}, "float32, int64 or bool in data 'x'"),
     "an option": ({"dropout": 0.5}, r"got \['dropout'\]"),
-    "batch": ({"batch": 0}, "a batch size of at least 1"),
+    "batch": ({"batch": 0}, "batch as an integer of at least 1, or a tiebreak.Batch, got 0"),
     "large batch": ({"batch": 25}, "a batch of at most all 24 examples, got 25"),
     "order": ({"data": {"y": torch.ones(9, 1), "x": torch.ones(9, 4)}}, "the target of torch's own losses last"),
 }
@@ -198,7 +198,7 @@ def test_a_directory_in_use(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("")
     with pytest.raises(ConfigurationError, match="expected a new or empty directory"):
         tiebreak.train(**regression(), directory=tmp_path)
-    with pytest.raises(ConfigurationError, match="expected a directory and save_every"):
+    with pytest.raises(ConfigurationError, match="expected a directory to save into with save_every=2"):
         tiebreak.reproducible(**regression(), save_every=2)
     trainer = tiebreak.reproducible(**regression())
     with pytest.raises(ConfigurationError, match="expected a directory to save into"):
@@ -290,7 +290,7 @@ def test_a_logged_run_with_a_calibrated_policy(tmp_path: Path) -> None:
         tiebreak.agree(**given, directory=folder)
     with pytest.raises(ConfigurationError, match="expected precision 16 of the policy file, got 24"):
         tiebreak.agree(**regression(), directory=tmp_path / "x", policy=policy, precision=24)
-    with pytest.raises(ConfigurationError, match=r"tasks of tiebreak\.make_task, got str"):
+    with pytest.raises(ConfigurationError, match=r"tasks of tiebreak\.make_task, got 'digits'"):
         tiebreak.calibrate("digits")  # type: ignore[arg-type]
 
 

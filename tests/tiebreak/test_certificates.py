@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from hashlib import sha256
@@ -22,7 +23,9 @@ from securesystemslib.signer import SSlibKey
 from tests.tiebreak.parties import Commands, Parties
 from tiebreak import open_run
 from tiebreak.api.certification.certifying import attesting_key, public_pem
+from tiebreak.api.training.reading import CHECKS
 from tiebreak.cli.key import load_key
+from tiebreak.engine.run.directory import UNCHECKED
 from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, from_base64
 
@@ -90,6 +93,15 @@ def test_a_certificate_is_made_signed_by_others_and_holds(desk: Desk, tmp_path: 
     desk.verify(tmp_path / "renamed.safetensors")
 
 
+def test_a_certificate_says_what_was_compared_with_pytorch(desk: Desk, tmp_path: Path) -> None:
+    assert "by its maker's word" not in desk.verify(desk.weights), "all of it"
+    shutil.copytree(desk.run, tmp_path / "sliced")
+    (tmp_path / "sliced" / UNCHECKED).write_text("slice: whatever else it says")
+    desk.certificate.unlink()
+    desk.certify("trainer", folder=tmp_path / "sliced")
+    assert f"by its maker's word, {CHECKS['slice']}." in desk.verify(desk.weights)
+
+
 def test_in_totos_libraries_read_a_certificate(desk: Desk) -> None:
     document = json.loads(desk.certificate.read_text())
     found = OtherEnvelope.from_dict(json.loads(desk.certificate.read_text()))
@@ -126,7 +138,7 @@ def bias(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], 
     [
         (bias(lambda x: torch.nextafter(x, torch.full_like(x, 9.0))), "another name, type, shape or value"),
         (lambda tensors: tensors.update(more=torch.zeros(2)), "expected 4 tensors of the state, got 5"),
-        (bias(lambda x: x.view(torch.int32)), "expected F32, I64 or BOOL"),
+        (bias(lambda x: x.view(torch.int32)), "expected F32, BF16, F16, I64 or BOOL"),
     ],
     ids=["changed", "added", "retyped"],
 )

@@ -14,11 +14,12 @@ import pytest
 
 import tiebreak as tiebreak_api
 from tests.source_tree import ROOT, imports_of, package_modules, parse
+from tests.tiebreak.parties import Parties
 from tiebreak.api.data import text
 from tiebreak.api.training import calibrating
 from tiebreak.cli import calibrate, data
 from tiebreak.cli.calibrate import MARGIN, ORDERS, SHARE, STEPS
-from tiebreak.cli.main import COMMANDS, EXTRAS, MODULES, run, tiebreak
+from tiebreak.cli.main import COMMANDS, EXTRAS, GROUPS, MODULES, run, tiebreak
 from tiebreak.engine.logged import calibration
 from tiebreak.protocol import errors
 
@@ -114,6 +115,51 @@ def test_help_explains(name: str, capsys: pytest.CaptureFixture[str]) -> None:
             assert parameter.help, f"{parameter.name} says nothing"
 
 
+SILENT = ["auditor", "client", "demo", "hub", "jobs", "games", "simulate", "trainer", "up", "watch", "data"]
+"""Commands that run until they are stopped, write a report into files, or only have commands below them."""
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - set(SILENT)))
+def test_what_reports_can_report_as_json(name: str) -> None:
+    command = tiebreak.get_command(click.Context(tiebreak), name)
+    assert command is not None
+    assert "--json" in [flag for parameter in command.params for flag in parameter.opts]
+
+
+def test_commands_stand_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
+    run(tiebreak, ["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:-1] for line in lines if line.endswith(":") and not line.startswith(" ")] == ["Options", *GROUPS]
+    assert sum(map(len, GROUPS.values())) == len(COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("trian", "train"), ("audti", "audit"), ("prove-owner", "prove-ownership")]
+)
+def test_a_misspelt_command_is_answered_with_the_nearest(
+    wrong: str, right: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(tiebreak, [wrong]) == 1
+    assert f"'{right}'" in capsys.readouterr().err
+
+
+def test_a_shell_completes_commands() -> None:
+    asked = {"_TIEBREAK_COMPLETE": "bash_complete", "COMP_WORDS": "tiebreak che", "COMP_CWORD": "1"}
+    words = [sys.executable, "-c", "from tiebreak.cli.main import main; main()"]
+    done = subprocess.run(words, cwd=ROOT, env=os.environ | asked, capture_output=True, text=True, check=True)
+    assert done.stdout == "plain,check-ownership\n"
+
+
+def test_without_a_terminal_a_key_names_the_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("TIEBREAK_PASSPHRASE", raising=False)
+    monkeypatch.setattr(click, "prompt", lambda *_, **__: (_ for _ in ()).throw(click.Abort()))
+    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115, PTH123 (closed with the process)
+    assert run(tiebreak, ["key", str(tmp_path / "key.pem")]) == 1
+    assert "in the environment variable TIEBREAK_PASSPHRASE" in capsys.readouterr().err
+
+
 def test_the_module_runs() -> None:
     words = [sys.executable, "-m", "tiebreak", "--help"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -128,7 +174,7 @@ def test_every_command_has_its_line_in_the_help() -> None:
 
 
 HEAVY = {"torch", "numpy", "web3", "eth_abi", "sklearn", "scipy", "pydantic", "simpy", "jinja2", "transformers"}
-APART = ("chains", "games", "huggingface", "onchain", "sampling", "weights")
+APART = ("chains", "finetuning", "games", "huggingface", "onchain", "sampling", "weights")
 """Modules of the API that need an extra."""
 SEEN = "import sys\nimport tiebreak\nfrom tiebreak.cli.main import run\nfrom tiebreak.cli import main\n"
 
@@ -162,6 +208,13 @@ def test_what_only_calculates_needs_no_torch(arguments: list[str]) -> None:
     found = running(arguments)
     assert not (HEAVY - {"numpy"}) & found
     assert len(found) < 450
+
+
+def test_the_status_of_a_run_needs_no_torch(parties: Parties) -> None:
+    for folder in ("agreed", "run"):
+        found = running(["status", str(parties.path(folder))])
+        assert not (HEAVY - {"numpy"}) & found
+        assert len(found) < 500
 
 
 def test_importing_the_package_imports_nothing() -> None:
@@ -222,7 +275,7 @@ def test_what_only_trains_and_audits_needs_no_extra() -> None:
         name
         for name, path in package_modules().items()
         if name.startswith(("tiebreak.protocol", "tiebreak.engine", "tiebreak.api", "tiebreak.cli"))
-        and not name.startswith(("tiebreak.protocol.chain", *extra))
+        and not name.startswith(("tiebreak.protocol.chain", "tiebreak.cli.finetune", *extra))
         and not any(other.startswith("tiebreak.node") for _, other in imports_of(parse(path)))
     ]
     assert len(names) > 100

@@ -175,7 +175,9 @@ def test_weights_that_are_not_the_signed_ones_are_not_written(
     assert not no.exists()
 
 
-def test_a_false_head_is_challenged_and_a_true_one_is_not(desk: Desk, tmp_path: Path, command: Commands) -> None:
+def test_a_false_head_is_challenged_and_a_true_one_is_not(
+    desk: Desk, chain: EmbeddedChain, tmp_path: Path, command: Commands
+) -> None:
     for who in ("client", "trainer"):
         desk.send("post", who)
     replay = tmp_path / "replay"
@@ -194,6 +196,13 @@ def test_a_false_head_is_challenged_and_a_true_one_is_not(desk: Desk, tmp_path: 
     assert rows[desk.job.id.hex()]["open_games"] == 1
     assert rows[desk.job.id.hex()]["client"] == f"0x{desk.job.client.hex()}"
     assert command("jobs", "list", *desk.board).startswith("job  ")
+    assert "  1 ether  " in command("jobs", "list", *desk.board)
+    claim = ["games", "claim", game, "--key", desk.parties.path("client.pem"), *desk.board]
+    assert "the contract refused: " in command(*claim, code=1)
+    chain.advance(desk.job.clock + 2 * desk.job.replay_time + desk.job.talk_time + 2)
+    assert desk.tell(*claim)["sent"] == f"a claim that the clock of game {game} ran out"
+    assert desk.tell("games", "show", game, *desk.board)["verdict"] == "defender_lost"
+    assert desk.tell("status", desk.run, "--rpc", "here")["chain"]["status"] == "slashed"
 
 
 def test_a_replay_that_contradicts_the_head_is_a_reason(desk: Desk, parties: Parties, tmp_path: Path) -> None:

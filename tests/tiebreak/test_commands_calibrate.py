@@ -62,6 +62,8 @@ def test_a_task_a_captured_job_and_a_run_give_one_policy(
 def test_several_programs(parties: Parties, output: Path, command: Commands) -> None:
     source = parties.path("captured")
     more = [*QUICK, "--precision", 16, "--margin", 16]
+    told = command.tell("calibrate", "--proven", "--output", output.with_name("proven.json"))
+    assert (told["precision"], told["digest"]) == (32, LoggedPolicy.load(output.with_name("proven.json")).digest)
     assert command("calibrate", source, source, *more, "--output", output).startswith("16 bits")
     policy = LoggedPolicy.load(output)
     assert policy.precision == 16

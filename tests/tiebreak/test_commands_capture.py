@@ -1,6 +1,7 @@
 """`tiebreak capture`: what it says, and what it refuses."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from rich.console import Console
 from tests.tiebreak.parties import TASK, Commands, Parties
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import MANIFEST, load_bundle
+from tiebreak.api.training.reading import CHECKS
 from tiebreak.api.training.runs import agree_on, open_run
 from tiebreak.cli.capture import _size, _waiting
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
@@ -47,8 +49,10 @@ def test_steps_and_the_model_change_what_they_should(
 ) -> None:
     first = load_bundle(parties.path("captured"))
     task.write_text(TASK.replace("nn.Dropout(0.2)", "nn.Dropout(0.3)"))
-    command("capture", task, "--steps", 9, "--output", tmp_path / "out")
+    told = command.tell("capture", task, "--steps", 9, "--output", tmp_path / "out")
     longer = load_bundle(tmp_path / "out")
+    assert {name: told[name] for name in longer.roots()} == longer.roots()
+    assert (told["steps"], told["instructions"]) == (9, len(longer.program.body))
     assert (first.steps, longer.steps) == (7, 9)
     assert first.roots()["initial_state_root"] == longer.roots()["initial_state_root"]
     assert first.roots()["program_root"] != longer.roots()["program_root"]
@@ -65,19 +69,27 @@ def test_an_operator_that_cannot_be_lowered_is_listed(task: Path, tmp_path: Path
 
 def test_a_job_that_was_not_checked_says_so(parties: Parties, tmp_path: Path, command: Commands) -> None:
     checked, unchecked = parties.path("captured"), tmp_path / "unchecked"
-    words = command("capture", parties.path("task.py"), "--unchecked", "--output", unchecked)
+    words = command("capture", parties.path("task.py"), "--check", "none", "--output", unchecked)
     assert "never compared with eager PyTorch" in words
-    assert (load_bundle(checked).checked, load_bundle(unchecked).checked) == (True, False)
+    assert (load_bundle(checked).check, load_bundle(unchecked).check) == ("full", "none")
     assert load_bundle(checked).roots() == load_bundle(unchecked).roots()
-    assert "unchecked" not in (checked / MANIFEST).read_text()
+    assert 'check"' not in (checked / MANIFEST).read_text()
     keys = {name: new_key() for name in ("client", "trainer")}
-    for folder in (checked, unchecked):
+    sliced = tmp_path / "sliced"
+    replace(load_bundle(checked), check="slice").save(sliced)
+    for folder, kind in ((checked, "full"), (unchecked, "none"), (sliced, "slice")):
         run_folder = tmp_path / f"run-{folder.name}"
         agree_on(load_bundle(folder), run_folder, **keys, terms=Terms(), domain=OFF_CHAIN)
-        assert open_run(run_folder).checked == (folder == checked)
-    (unchecked / MANIFEST).write_text((unchecked / MANIFEST).read_text().replace("true", "false"))
-    with pytest.raises(EncodingError, match="unchecked: expected true, or no such field, got 'False'"):
+        assert open_run(run_folder).check == load_bundle(folder).check == kind
+        assert CHECKS[kind] in command("show", run_folder)
+    (unchecked / MANIFEST).write_text((unchecked / MANIFEST).read_text().replace('"none"', '"full"'))
+    with pytest.raises(EncodingError, match="check: expected slice, none, or no such field, got 'full'"):
         load_bundle(unchecked)
+
+
+def test_a_model_without_equal_layers_has_no_slice(task: Path, tmp_path: Path, command: Commands) -> None:
+    message = command("capture", task, "--check", "slice", "--output", tmp_path / "out", code=1)
+    assert "of at least 5 equal layers in a row" in message
 
 
 def test_an_output_that_is_there_is_refused_before_any_work(task: Path, tmp_path: Path, command: Commands) -> None:

@@ -316,6 +316,9 @@ def test_root_reads_once(tmp_path: Path, command: Commands, monkeypatch: pytest.
     save_file({"y": torch.tensor(7)}, tmp_path / "y.safetensors")
     root = ["data", "root", tmp_path / "x.npy", tmp_path / "y.safetensors"]
     first = command(*root).splitlines()
+    told = command.tell(*root)
+    assert [(one["name"], one["shape"], one["not_finite"]) for one in told] == [("x", [2, 4], 1), ("y", [], 0)]
+    assert told[0]["id"] == identity(numbers).hex()
     assert first[0].split()[:5] == ["x", "F32", "2", "x", "4"]
     assert identity(numbers).hex() in first[0]
     assert first[0].endswith("1 not finite: no task takes it")

@@ -1,5 +1,6 @@
 """`tiebreak dispute`: the verdict over a lie, where it stands, and what is not worth a game."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from tests.tiebreak.parties import Commands, Parties
 from tiebreak.api.auditing.audits import difference
 from tiebreak.api.training.runs import open_run
+from tiebreak.cli.dispute import NOTHING_TO_DISPUTE
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.audit import SegmentReport
 from tiebreak.engine.run.directory import RunDirectory
@@ -23,8 +25,8 @@ class Dispute:
     def __init__(self, command: Commands) -> None:
         self._command = command
 
-    def __call__(self, run: Path, replay: Path, *more: object) -> str:
-        return self._command("dispute", run, replay, "--threads", 1, *more)
+    def __call__(self, run: Path, replay: Path, *more: object, code: int = 0) -> str:
+        return self._command.printed("dispute", run, replay, "--threads", 1, *more, code=code)[0]
 
     def error(self, run: Path, replay: Path, *more: object, code: int = 1) -> str:
         return self._command.error("dispute", run, replay, "--threads", 1, *more, code=code)
@@ -60,6 +62,9 @@ def test_a_run_that_leaves_the_program_loses(
     )
     assert re.fullmatch(r"trainer loses after 3 moves: the defender conceded in phase OPEN_(STEPS|VALUES)", line)
     assert re.search(r"^committed [0-9a-f]{8}\ncorrect   [0-9a-f]{8}$", text, flags=re.MULTILINE)
+    found = json.loads(dispute(tmp_path / "cheating", honest, "--json"))
+    assert (found["loser"], found["moves"], found["sentence"]) == ("trainer", 3, sentence)
+    assert [step["tree"] for step in found["walk"]] == trees
     assert "values" in trees
 
 
@@ -77,7 +82,10 @@ def test_what_was_told_and_kept_may_be_missing(
 
 def test_the_first_head_may_be_true(parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute) -> None:
     cheating = parties.cheating(tmp_path / "cheating", 5)
-    assert dispute(cheating, honest, "--count", 1) == f"nothing to dispute: head 1 has the root of {honest}\n"
+    said = f"nothing to dispute: head 1 has the root of {honest}"
+    assert dispute(cheating, honest, "--count", 1, code=NOTHING_TO_DISPUTE) == f"{said}\n"
+    found = json.loads(dispute(cheating, honest, "--count", 1, "--json", code=NOTHING_TO_DISPUTE))
+    assert found == {"loser": None, "sentence": said}
     assert "trainer loses" in dispute(cheating, honest, "--count", 2)
     opened = open_run(cheating)
     assert opened.dispute(honest, count=1) is None
@@ -132,4 +140,4 @@ def test_a_damaged_run(parties: Parties, honest: Path, tmp_path: Path, dispute: 
     (broken / "records.bin").write_bytes(bytes(76))
     assert "EncodingError" in dispute.error(honest, broken, code=2)
     # Its heads are true: what else lies in its folder is not asked for.
-    assert dispute(broken, honest) == f"nothing to dispute: head 3 has the root of {honest}\n"
+    assert dispute(broken, honest, code=NOTHING_TO_DISPUTE) == f"nothing to dispute: head 3 has the root of {honest}\n"

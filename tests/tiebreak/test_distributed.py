@@ -84,6 +84,8 @@ def test_whoever_dies_any_number_of_workers_go_on_to_the_same_run(
     printed = (tmp_path / "printed").read_text()
     assert "rank      : 1" in printed
     assert "exitcode  : -9" in printed
+    assert "worker 0 was told to end, as when another worker is lost; what is committed stays" in printed
+    assert "start any number of workers to go on with the same command" in printed
     assert 2 < together.recorded() < alone.recorded()
     launcher = start(together, 3)
     assert launcher.wait(200) == 0, (tmp_path / "printed").read_text()

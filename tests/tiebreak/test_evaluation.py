@@ -65,6 +65,16 @@ def measured(calls: list[float], **changes: Any) -> dict[str, Any]:
     return given | changes
 
 
+def test_metrics_have_names() -> None:
+    task = load_task("digits", steps=1)
+    state = capture_task(task).state
+    for found, words in ((0.5, "got 0.5"), ([1.0], r"got \[1.0\]"), ({1: 2.0}, "got a dict"), (None, "got None")):
+        with pytest.raises(
+            ConfigurationError, match=rf"evaluate\(model\) to return metrics by name, such as .* {words}"
+        ):
+            evaluate_state(dataclasses.replace(task, evaluate=lambda _, found=found: found), state)
+
+
 def test_a_trainer_evaluates_every_few_steps_and_draws_nothing() -> None:
     calls, told = list[float](), list[Any]()
     made = tiebreak.reproducible(**measured(calls), callbacks=[told.append])
@@ -76,7 +86,9 @@ def test_a_trainer_evaluates_every_few_steps_and_draws_nothing() -> None:
     assert [step.number for step in told if step.metrics] == [3, 6, 7]
     assert calls[-1] == trainer.state_dict()["0.weight"].sum().item()
     assert len(set(calls)) == 3
-    other = tiebreak.reproducible(**measured([], evaluate=None, evaluate_every=None)).run(progress=False)
+    plain = measured([], evaluate=None, evaluate_every=None)
+    other = tiebreak.reproducible(**plain, callbacks=told.append).run(progress=False)
+    assert [step.number for step in told] == [*range(1, 8), *range(1, 8)]
     assert other.digest() == trainer.digest()
 
 
@@ -108,7 +120,7 @@ def test_a_callback_that_would_change_the_model_is_refused(train: str, tmp_path:
 def test_evaluate_every_needs_something_to_call() -> None:
     with pytest.raises(ConfigurationError, match="a function evaluate"):
         tiebreak.make_task(**measured([], evaluate=None))
-    with pytest.raises(ConfigurationError, match="evaluate_every of at least one step"):
+    with pytest.raises(ConfigurationError, match="evaluate_every as an integer from 1"):
         tiebreak.make_task(**measured([], evaluate_every=0))
 
 

@@ -114,7 +114,7 @@ def test_steps_events_and_logs_are_their_own(tmp_path: Path) -> None:
     names = [sorted(p.name for p in t.glob("checkpoint-*")) for t in (tmp_path / "ours", tmp_path / "theirs")]
     assert names[0] == names[1] != []
     run = tiebreak.open_run(tmp_path / "ours" / "run")
-    assert (run.step, run.job.checkpoint_interval, run.checked) == (20, 5, True)
+    assert (run.step, run.job.checkpoint_interval, run.check) == (20, 5, "full")
     assert run.audit(sample=2, seed="1").agrees
 
 

@@ -1,10 +1,12 @@
 """Sums of what a worker tells, by a clock of the test's own, and the lines that show them."""
 
+import io
 import json
 import math
 import re
 
 import pytest
+from rich.console import Console
 
 from tests.tiebreak.test_report import recorded
 from tiebreak.api.auditing import progress as progress_module
@@ -50,6 +52,22 @@ def test_shares_speed_and_time_left_are_of_the_wall_clock() -> None:
         "event": "end", "step": 4, "run_root": "ab", "seconds": 10, "steps_per_second": 0.4, "share": tally.share(),
         "entries": 0, "log_bytes": 7,
     }  # fmt: skip
+
+
+def test_a_notebook_has_one_line_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(progress_module.time, "perf_counter", clock)
+    for quiet in (False, True):
+        file = io.StringIO()
+        with training_progress(Console(file=file, force_jupyter=True, quiet=quiet), "training", 20) as on_step:
+            for step in range(1, 21):
+                clock.now += 0.1
+                on_step(step, 0.5)
+        shown = file.getvalue().split("\r")
+        assert file.getvalue().count("\n") == (not quiet)
+        assert [re.findall(r"step (\d+) of 20", text) for text in shown[1:]] == (
+            [] if quiet else [[str(step)] for step in (1, 4, 7, 10, 13, 16, 19, 20)]
+        )
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])

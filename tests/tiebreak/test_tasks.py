@@ -104,7 +104,7 @@ def infinite() -> nn.Linear:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 0}, "at least one step"),
+        ({"steps": 0}, "steps as an integer from 1"),
         ({"checkpoint_interval": 5}, "1 <= interval <= 4"),
         ({"seed": -1}, "seed"),
         ({"schedule": (1.0,)}, "4 factors"),

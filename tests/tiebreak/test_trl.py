@@ -77,7 +77,7 @@ def test_an_adapter_with_metrics_that_the_step_reads(tmp_path: Path) -> None:
     for name in ("entropy", "mean_token_accuracy"):
         torch.testing.assert_close(losses(ours, name), losses(theirs, name), rtol=1e-4, atol=1e-6)
     run = tiebreak.open_run(tmp_path / "ours" / "run")
-    assert run.checked
+    assert run.check == "full"
     assert run.audit(sample=1, seed="1").agrees
     weights = run.state_dict()
     for name, tensor in ours.model.named_parameters():

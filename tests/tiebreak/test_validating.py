@@ -32,7 +32,7 @@ def told(command: Commands) -> Told:
 
 @pytest.mark.slow
 def test_the_forward_part_gives_every_loss_of_a_run_bit_for_bit(cases: Callable[[], None]) -> None:
-    bundle = capture_bundle(load_task("digits", steps=24), unchecked=True)
+    bundle = capture_bundle(load_task("digits", steps=24), check="none")
     program = loss_alone(bundle.program)
     assert len(program.body) < len(bundle.program.body) / 2
     assert {i.opcode for i in program.body} >= {Opcode.RANDOM, Opcode.SHUFFLE}, "draws keep their streams"

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tiebreak.api.training import bundle as bundle
     from tiebreak.api.training import calibrating as calibrating
     from tiebreak.api.training import distributed as distributed
+    from tiebreak.api.training import finetuning as finetuning
     from tiebreak.api.training import reading as reading
     from tiebreak.api.training import runs as runs
     from tiebreak.api.watching import alarms as alarms

@@ -1,5 +1,6 @@
 """`tiebreak calibrate`: measures how far sums may be from exact on these machines; makes policies of logged runs."""
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tiebreak import api, demo
 from tiebreak.cli.capture import captured
-from tiebreak.cli.options import NEW_FILE, number
+from tiebreak.cli.options import NEW_FILE, json_option, number, tell
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 
@@ -43,9 +44,10 @@ STEPS, ORDERS, MARGIN, SHARE = 3, 4, 8.0, 0.99
 @click.option("--proven", is_flag=True, help="Skip measuring; use the proven bounds.")
 @click.option("--output", "-o", type=NEW_FILE, default=Path("policy.json"), show_default=True,
               help="New file for the policy.")  # fmt: skip
+@json_option
 def calibrate(
     sources: tuple[str, ...], precision: int, steps: int, orders: int, margin: float, share: float,
-    threads: int | None, devices: tuple[str, ...], seed: int, proven: bool, output: Path,
+    threads: int | None, devices: tuple[str, ...], seed: int, proven: bool, output: Path, as_json: bool,
 ) -> None:  # fmt: skip
     """Measure how far sums differ between machines, and write the policy of `tiebreak agree --policy`.
 
@@ -73,6 +75,9 @@ def calibrate(
             threads=threads, devices=devices or None, seed=seed, progress=lambda name: _progress(console, name),
         )  # fmt: skip
     policy.save(output)
+    if as_json:
+        tell({"digest": policy.digest, "file": str(output), **json.loads(policy.encode())}, as_json=True)
+        return
     show(policy)
     click.echo(f"policy {policy.digest} in {output}")
 

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tiebreak import api, demo
-from tiebreak.cli.options import output_option
+from tiebreak.cli.options import json_option, output_option, tell
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,8 +24,15 @@ if TYPE_CHECKING:
 @output_option("captured", "New or empty folder for the captured job.")
 @click.option("--steps", type=click.IntRange(1), help="Number of steps, instead of the task's own.")
 @click.option("--device", default="cpu", show_default=True, help="Torch device for the check, if its memory suffices.")
-@click.option("--unchecked", is_flag=True, help="Do not compare the program with eager PyTorch; the job says so.")
-def capture(task: str, output: Path, steps: int | None, device: str, unchecked: bool) -> None:
+@click.option(
+    "--check",
+    type=click.Choice(["full", "slice", "none"]),
+    default="full",
+    show_default=True,
+    help="Compare the program with eager PyTorch, or only three of each list of equal layers; the job says so.",
+)
+@json_option
+def capture(task: str, output: Path, steps: int | None, device: str, check: str, as_json: bool) -> None:
     """Capture TASK as a program that any party can run without its code.
 
     TASK is digits, text, or a Python file of your own that defines task() and returns a `tiebreak.Task`. The file is
@@ -39,16 +47,20 @@ def capture(task: str, output: Path, steps: int | None, device: str, unchecked: 
         raise ConfigurationError(f"expected a new or empty folder, got {output}; choose another or empty it")
     loaded = demo.loader.load_task(task, steps=steps)
     started = time.perf_counter()
-    bundle = captured(loaded, unchecked=unchecked, device=device)
+    bundle = captured(loaded, check=check, device=device)
     seconds = time.perf_counter() - started
     bundle.save(output)
+    if as_json:
+        counts = {"parameters": bundle.parameters, "instructions": len(bundle.program.body), **asdict(bundle.cost)}
+        tell({**bundle.manifest(), **counts, "seconds": round(seconds, 3), "folder": str(output)}, as_json=True)
+        return
     show(bundle, output, {"capture": f"{seconds:.1f} s"})
 
 
-def captured(task: "Task", *, unchecked: bool = False, device: str = "cpu") -> "Bundle":
+def captured(task: "Task", *, check: str = "full", device: str = "cpu") -> "Bundle":
     """Captures the task; shows a spinner with the time on a terminal, and one line elsewhere."""
     with _waiting(Console(stderr=True), f"capturing {task.name}"):
-        return api.bundle.capture_bundle(task, unchecked=unchecked, device=device)
+        return api.bundle.capture_bundle(task, check=check, device=device)
 
 
 def _waiting(console: Console, title: str) -> AbstractContextManager[Any]:
@@ -73,7 +85,7 @@ def show(bundle: "Bundle", folder: Path, more: dict[str, str] | None = None) -> 
         "instructions": ", ".join(f"{count} {kind}" for kind, count in cost.kinds.items()),
         "model": f"{bundle.parameters:,} numbers; state {_size(cost.state_bytes)}, data {_size(cost.data_bytes)}",
         "a step": f"{cost.flops:.3g} operations, about {_size(cost.memory_bytes)} of memory",
-        **({} if bundle.checked else {"unchecked": "the program was never compared with eager PyTorch"}),
+        **({} if bundle.check == "full" else {"check": api.tasks.CHECKS[bundle.check]}),
         **(more or {}),
         **{name.replace("_", " "): root for name, root in bundle.roots().items()},
         "folder": str(folder),

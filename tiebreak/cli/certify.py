@@ -27,7 +27,7 @@ MODEL = click.Path(exists=True, path_type=Path)
 @click.command()
 @click.argument("run", type=FOLDER)
 @click.option("--weights", type=MODEL, required=True, help="The .safetensors file of the run's final weights, or a "
-              "folder as `save_pretrained` writes it (see `tiebreak weights`).")  # fmt: skip
+              "folder as `save_pretrained` writes it, of a PEFT adapter too (see `tiebreak weights`).")  # fmt: skip
 @click.option("--key", type=FILE, help="Key file of the signer.  [default: only show the certificate]")
 @click.option("--output", "-o", type=NEW_FILE, default=Path("certificate.json"),
               show_default=True, help="The certificate. If it exists, your signature is added.")  # fmt: skip
@@ -86,6 +86,8 @@ def certify(
 @click.option("--resaved", is_flag=True, help="Accept other bytes of the files, if each tensor is the certified one.")
 @click.option("--others", is_flag=True, help="Accept a folder with files from which a loader could take other weights "
               "or code.")  # fmt: skip
+@click.option("--base", type=MODEL, help="Of an adapter: also check that this model is the one that it was trained "
+              "on.")  # fmt: skip
 @rpc_option(required=False)
 @click.option("--attestation-verifier", "verifier", metavar="COMMAND", help="Run `COMMAND TYPE NONCE` on the "
               "evidence in the certificate, which is its standard input, and show what it says.")  # fmt: skip
@@ -93,16 +95,16 @@ def certify(
 @json_option
 def verify(
     model: Path, certificate: Path, require: tuple[Address, ...], resaved: bool, others: bool, rpc: str | None,
-    verifier: str | None, require_attestation: bool, as_json: bool,
+    verifier: str | None, require_attestation: bool, as_json: bool, base: Path | None,
 ) -> int:  # fmt: skip
     """Check that MODEL is what its CERTIFICATE says.
 
-    MODEL is a .safetensors file, or a folder as `save_pretrained` writes it. Without a network the command checks the
-    signatures of client and trainer under the job, the trainer's under the head, and all under the certificate; that
-    each tensor in MODEL is one of the final state that the head commits to, all that the certificate is for and no
-    others; and the SHA-256 of the files. From a folder transformers must load these very files: weights in
-    other formats, code, and names that it does not take are refused. With --rpc it also asks a node whether the job was
-    settled with this head.
+    MODEL is a .safetensors file, or a folder as `save_pretrained` writes it, also of a PEFT adapter alone. Without a
+    network the command checks the signatures of client and trainer under the job, the trainer's under the head, and all
+    under the certificate; that each tensor in MODEL is one of the final state that the head commits to, all that the
+    certificate is for and no others; and the SHA-256 of the files. From a folder transformers or PEFT must load these
+    very files: weights in other formats, code, and names that they do not take are refused. With --rpc it also asks a
+    node whether the job was settled with this head.
     You say who must have signed: addresses of parties that you trust.
 
     It says what that proves, and what it does not. Exit codes: 0 it holds, 2 it does not, 1 not possible as asked. What
@@ -110,9 +112,13 @@ def verify(
     """
     if require_attestation and verifier is None:
         raise ConfigurationError("expected --attestation-verifier with --require-attestation, got none")
-    signed, found = api.certificates.verify(model, certificate, require=require, resaved=resaved, others=others)
+    signed, found = api.certificates.verify(
+        model, certificate, require=require, resaved=resaved, others=others, base=base
+    )
     proves = [*signed.proves(), f"Each of the {len(found.tensors)} tensors in {model} is one of that final state."]
-    open_ = signed.leaves_open(chain_asked=rpc is not None, others=found.others)
+    if base is not None:
+        proves.append(f"{base} is the base that these adapters were trained on: that state has its frozen tensors too.")
+    open_ = signed.leaves_open(chain_asked=rpc is not None, others=found.others, base_given=base is not None)
     if rpc is not None:
         api.onchain.check_ending(api.onchain.board_of(rpc, signed.certificate), signed.certificate)
         proves.append("The node says that the board settled the job with this head.")
@@ -159,6 +165,7 @@ def _document(signed: "SignedCertificate", found: "Found") -> dict[str, Any]:
         "first_state": job.initial_state_root.hex(),
         "final_state": certificate.record.state_root.hex(),
         "run_root": certificate.head.head.run_root.hex(),
+        **({} if certificate.adapter is None else {"base": certificate.adapter.root.hex()}),
         "tensors": len(found.tensors),
         "files": [{"file": name, "sha256": found.files[name].hex()} for name in sorted(found.files)],
         "signatures": [{"by": signed.role(one), "address": f"0x{one.hex()}"} for one in signed.signers],

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from tiebreak import api
-from tiebreak.cli.options import NEW_FILE, options, output_option
+from tiebreak.cli.options import NEW_FILE, json_option, options, output_option, tell
 from tiebreak.protocol.errors import ConfigurationError
 
 CUTS = ("files", "lines", "paragraphs")
@@ -103,14 +103,20 @@ def hf(
 @data.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--no-cache", is_flag=True, help="Ignore cached digests.")
-def root(paths: tuple[Path, ...], no_cache: bool) -> None:
+@json_option
+def root(paths: tuple[Path, ...], no_cache: bool, as_json: bool) -> None:
     """Show name, type, shape and id of the arrays in PATHS: .npy and .safetensors files, and imported folders.
 
     The id is what a job commits to: the root of the array's chunks, with its type and shape. It is computed once for
     each file and kept in the cache as long as the file does not change.
     """
-    for path in paths:
-        _show(path, cached=not no_cache)
+    if not as_json:
+        for path in paths:
+            _show(path, cached=not no_cache)
+        return
+    found = [one for path in paths for one in api.importing.facts(path, cached=not no_cache)]
+    tell([{"name": name, "type": array.element, "shape": array.shape, "id": facts.identity.hex(),
+           "not_finite": facts.not_finite} for name, array, facts in found], as_json=True)  # fmt: skip
 
 
 def _shape(given: str | None) -> tuple[int, ...] | None:

@@ -13,7 +13,7 @@ import click
 
 from tiebreak import api
 from tiebreak.cli.key import load_key, passphrase
-from tiebreak.cli.options import FILE, NEW_FILE, number
+from tiebreak.cli.options import FILE, NEW_FILE, json_option, number, tell
 from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -113,7 +113,10 @@ def _print(running: "Devnet", *, as_json: bool) -> None:
 @click.option("--output", "-o", type=NEW_FILE, default=Path("deployment.json"), show_default=True,
               help="File to write the addresses to; it must not exist.")  # fmt: skip
 @click.option("--check", "checked", type=FILE, help="Deploy nothing: verify a file that an earlier deployment wrote.")
-def deploy(rpc: str, key: Path | None, chain_id: int | None, output: Path, checked: Path | None) -> None:
+@json_option
+def deploy(
+    rpc: str, key: Path | None, chain_id: int | None, output: Path, checked: Path | None, as_json: bool
+) -> None:  # fmt: skip
     """Put the four contracts on a chain, or verify that they stand there.
 
     Each is created by a transaction with EIP-1559 fees that is waited for; address and gas are printed, and written
@@ -126,18 +129,23 @@ def deploy(rpc: str, key: Path | None, chain_id: int | None, output: Path, check
     """
     chain = api.chains.connect(rpc, chain_id)
     if checked is not None:
-        for name, address in api.chains.check(chain, checked).items():
-            click.echo(f"{name:<16}0x{address.hex()}  this version's code")
+        found = {name: f"0x{address.hex()}" for name, address in api.chains.check(chain, checked).items()}
+        tell(found if as_json else {k: f"{at}  this version's code" for k, at in found.items()}, as_json=as_json)
         return
     if key is None:
         raise ConfigurationError("expected --key FILE of the account that pays, or --check FILE, got neither")
     if output.exists():
         raise ConfigurationError(f"{output} already exists; choose another --output")
     signer = load_key(key)
-    click.echo(f"{'chain id':<16}{chain.chain_id}")
-    click.echo(f"{'deployer':<16}0x{signer.address.hex()}")
-    document = api.chains.deploy(chain, signer, _show, lambda text: click.echo(f"warning: {text}", err=True))
+    if not as_json:
+        click.echo(f"{'chain id':<16}{chain.chain_id}")
+        click.echo(f"{'deployer':<16}0x{signer.address.hex()}")
+    told = (lambda _: None) if as_json else _show
+    document = api.chains.deploy(chain, signer, told, lambda text: click.echo(f"warning: {text}", err=True))
     output.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+    if as_json:
+        tell(document, as_json=True)
+        return
     gas = sum(contract["gasUsed"] for contract in document["contracts"].values())
     click.echo(f"{'in all':<16}{gas} gas; written to {output}")
 

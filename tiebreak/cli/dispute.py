@@ -3,8 +3,9 @@
 `dispute` finds where a trainer's run departs from the program. `judge` says offline how a job without a chain ended.
 """
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -19,32 +20,47 @@ if TYPE_CHECKING:
     from tiebreak.api.disputing.disputes import Dispute
 
 
+NOTHING_TO_DISPUTE: Final = 4
+"""The exit code of a dispute over a head that is what the replay says."""
+
+
 @click.command()
 @click.argument("run", type=FOLDER)
 @click.argument("replay", type=FOLDER)
 @click.option("--count", type=click.IntRange(1), help="Checkpoints of the disputed head [default: the last head].")
 @machine_options("threads", "device")
-def dispute(run: Path, replay: Path, count: int | None, machine: Machine) -> None:
+@json_option
+def dispute(run: Path, replay: Path, count: int | None, machine: Machine, as_json: bool) -> int:
     """Play the verification game over a head of RUN against the auditor's REPLAY (see `tiebreak audit`).
 
     Both sides are played here: the defender reveals what follows from RUN, the challenger what follows from REPLAY,
     and the referee judges in integers. A trainer whose checkpoints do not follow from each other cannot answer for
     them and loses; the walk then goes on by REPLAY to the first step, module and instruction whose result differs from
-    what the trainer committed to, or reported as its loss. Exit code 0 says that a verdict was reached; it is printed.
-    In earnest the same moves are signed messages (tiebreak.protocol.game.messages) or transactions.
+    what the trainer committed to, or reported as its loss. In earnest the same moves are
+    signed messages (tiebreak.protocol.game.messages) or transactions.
+
+    Exit codes: 0 a verdict was reached and is printed, 4 there is nothing to dispute: head and replay have one root.
     """
     defended, own = api.disputes.open_both(run, replay)
     found = api.disputes.dispute(defended, own, machine, count)
     if found is None:
-        click.echo(f"nothing to dispute: head {count or len(defended.heads())} has the root of {replay}")
-        return
-    show(found)
+        same = f"nothing to dispute: head {count or len(defended.heads())} has the root of {replay}"
+        click.echo(json.dumps({"loser": None, "sentence": same}) if as_json else same)
+        return NOTHING_TO_DISPUTE
+    show(found, as_json=as_json)
+    return 0
 
 
-def show(dispute: "Dispute") -> None:
+def show(dispute: "Dispute", *, as_json: bool = False) -> None:
     """Prints the sentence that locates the difference, the verdict, the bits, and the walk that found them."""
     verdict = dispute.final.verdict
     assert verdict is not None  # a finished game always has a verdict
+    if as_json:
+        walk = [{"tree": level.name.lower(), "height": h, "position": at} for level, h, at in dispute.walk]
+        found = {"committed": dispute.summary.committed, "correct": dispute.summary.correct, "walk": walk}
+        ended = {"loser": dispute.loser, "moves": dispute.final.moves, "verdict": verdict.detail}
+        tell({**ended, "sentence": str(dispute.sentence), **found}, as_json=True)
+        return
     click.echo(f"{dispute.sentence}")
     click.echo(f"{dispute.loser} loses after {dispute.final.moves} moves: {verdict.detail}")
     for name, bits in (("committed", dispute.summary.committed), ("correct", dispute.summary.correct)):

@@ -4,15 +4,18 @@ A passphrase comes from TIEBREAK_PASSPHRASE or a prompt, never from an argument:
 arguments of all its processes. Nor does it stay in the environment, which every process that a command starts inherits.
 """
 
+import json
 import os
+import sys
 from pathlib import Path
 
 import click
 
 from tiebreak import api
 from tiebreak.api.signing import keys
-from tiebreak.cli.options import PASSPHRASE_VARIABLE
+from tiebreak.cli.options import PASSPHRASE_VARIABLE, json_option
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import ConfigurationError
 
 
 def passphrase(path: Path, *, confirm: bool = False) -> str:
@@ -21,7 +24,15 @@ def passphrase(path: Path, *, confirm: bool = False) -> str:
     given = command.meta.get(PASSPHRASE_VARIABLE) if command else os.environ.get(PASSPHRASE_VARIABLE)
     if given is not None:
         return given
-    asked: str = click.prompt(f"Passphrase of {path}", hide_input=True, confirmation_prompt=confirm, err=True)
+    try:
+        asked: str = click.prompt(f"Passphrase of {path}", hide_input=True, confirmation_prompt=confirm, err=True)
+    except click.Abort as error:
+        if sys.stdin.isatty():
+            raise
+        raise ConfigurationError(
+            f"expected the passphrase of {path} in the environment variable {PASSPHRASE_VARIABLE}, since there is no "
+            f'terminal to ask on, got none; set it, for instance: export {PASSPHRASE_VARIABLE}="$(cat FILE)"'
+        ) from error
     return asked
 
 
@@ -45,7 +56,8 @@ def new_key(path: Path) -> PrivateKey:
 @click.option("--show", is_flag=True, help="Print the address of an existing key; make nothing.")
 @click.option("--card", is_flag=True, help="Print the card of an existing key; make nothing.")
 @click.option("--public", is_flag=True, help="Print the public key of an existing key for cosign and in-toto (PEM).")
-def key(file: Path, show: bool, card: bool, public: bool) -> None:
+@json_option
+def key(file: Path, show: bool, card: bool, public: bool, as_json: bool) -> None:
     """Make a signing key in FILE and print its address.
 
     The address is who you are in a job: client, trainer or auditor. The key is a secp256k1 key, so that a contract can
@@ -58,7 +70,8 @@ def key(file: Path, show: bool, card: bool, public: bool) -> None:
     signed by you. With --public it prints the P-256 key by which other tools check your signature under a certificate.
     """
     found = load_key(file) if show or card or public else new_key(file)
-    if public:
-        click.echo(api.certifying.public_pem(found), nl=False)
-        return
-    click.echo(api.readers.Card.of(found).text(found) if card else f"0x{found.address.hex()}")
+    address = f"0x{found.address.hex()}"
+    told = {"public": lambda: api.certifying.public_pem(found), "card": lambda: api.readers.Card.of(found).text(found)}
+    kind = "public" if public else "card" if card else "address"
+    text = told[kind]() if kind in told else address
+    click.echo(json.dumps({"file": str(file), "address": address, kind: text}) if as_json else text.removesuffix("\n"))

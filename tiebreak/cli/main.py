@@ -1,8 +1,7 @@
 """The command `tiebreak`. Each command lives in a module of `tiebreak.cli`, which is imported when it is called.
 
-Exit codes: 0 success; 1 the request cannot be carried out as given; 2 something from another party does not verify, or
-one of our own checks failed; 130 interrupted. Our own errors take one line, and so do a disk that is full or closed to
-us, and a missing library of an extra. Any other exception is a bug and keeps its traceback.
+Our own errors take one line, and so do a disk that is full or closed to us, and a missing library of an extra. Any
+other exception is a bug and keeps its traceback. The help of `tiebreak` lists the exit codes.
 """
 
 import errno
@@ -22,52 +21,70 @@ VERIFICATION: Final = 2
 INTERRUPTED: Final = 130
 _DISK: Final = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS])
 """Disk errors that are the user's to solve, not bugs."""
-COMMANDS: Final = {
-    "demo": "Play the whole path on real data: agree, train, commit, audit, cheat, dispute, settle.",
-    "up": "Run a chain, a hub with its pages, a client, a trainer and an auditor on this machine, until Ctrl-C.",
-    "client": "Offer jobs, pay for what is right, and receive the weights.",
-    "trainer": "Take offers, train, commit, and defend what was committed.",
-    "auditor": "Replay what trainers commit, and challenge what is false.",
-    "watch": "Replay what trainers commit, and raise an alarm for what is false.",
-    "doctor": "Run the conformance vectors on this machine and show its environment.",
-    "key": "Make a signing key in FILE and print its address.",
-    "data": "Import datasets, and show the ids of arrays.",
-    "capture": "Capture TASK as a program that any party can run without its code.",
-    "calibrate": "Measure how far sums differ between machines, and write the policy of `tiebreak agree --policy`.",
-    "agree": "Sign the CAPTURED job as client and trainer, into a new run folder.",
-    "offer": "Draft a job over CAPTURED and sign it as its client, for a trainer to accept.",
-    "accept": "Judge the offer in FOLDER as its trainer, and sign it.",
-    "train": "Train the signed job in the folder RUN (see `tiebreak agree`).",
-    "plan": "Say how several workers would share a step of RUN, and what each of them would send and hold.",
-    "audit": "Replay the trainer's RUN and compare its signed heads with what the program really produces.",
-    "monitor": "Watch the run in the folder RUN while it is trained, or look at it afterwards.",
-    "validate": "Recompute the committed losses of drawn steps of RUN by the forward part alone, bit for bit.",
-    "dispute": "Play the verification game over a head of RUN against the auditor's REPLAY (see `tiebreak audit`).",
-    "status": "Say how far the run in the folder RUN is, and with --rpc how its job stands on the chain.",
-    "show": "Show the job of the folder RUN at length: who agreed on what, by which roots, and which files there are.",
-    "jobs": "List jobs on a board, or show one of them.",
-    "games": "List the games on a board, or show one of them.",
-    "pack": "Copy what others need of RUN into a folder, and say how big it is.",
-    "publish": "Put what others need of RUN on a hub, as its client or its trainer.",
-    "fetch": "Fetch what is published of JOB from a hub into a folder, and check it.",
-    "weights": "Write the final weights of RUN as .safetensors, once its job is settled.",
-    "certify": "Certify that weights are what RUN ended with, or sign the certificate that is there.",
-    "verify": "Check that MODEL is what its CERTIFICATE says.",
-    "prove-ownership": "Show a checker that RUN is one's own, by opening a few of its states and no more.",
-    "check-ownership": "Challenge the owner of PROOF, and check the answer by replaying what was drawn.",
-    "post": "Send the chain what the job in RUN needs next from the owner of a key.",
-    "challenge": "Start a game on the chain against a signed head of RUN, and put up the challenger's stake.",
-    "settle": "End the job of RUN on the chain.",
-    "judge": "Check the TRANSCRIPTs of a job without a chain, and say who was right and who owes what.",
-    "withdraw": "Withdraw all that a board owes to the account of a key.",
-    "devnet": "Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.",
-    "deploy": "Put the four contracts on a chain, or verify that they stand there.",
-    "hub": "Run a hub until Ctrl-C: signed posts by job, blobs by root, what is new as events.",
-    "simulate": "Play games in which somebody cheats, and check that the system keeps its promises.",
-    "economics": "Recommend stakes, reward, fee and windows for a job, and say how far off your figures may be.",
-    "scale": "Estimate what a job of any size costs, and what gives way first when it grows.",
+GROUPS: Final = {
+    "Start": {
+        "demo": "Play the whole path on real data: agree, train, commit, audit, cheat, dispute, settle.",
+        "up": "Run a chain, a hub with its pages, a client, a trainer and an auditor on this machine, until Ctrl-C.",
+        "doctor": "Run the conformance vectors on this machine and show its environment.",
+        "key": "Make a signing key in FILE and print its address.",
+    },
+    "Train": {
+        "finetune": "Fine-tune the model in a folder by LoRA on conversations, as a run that anyone can check.",
+        "data": "Import datasets, and show the ids of arrays.",
+        "capture": "Capture TASK as a program that any party can run without its code.",
+        "calibrate": "Measure how far sums differ between machines, and write the policy of `tiebreak agree --policy`.",
+        "agree": "Sign the CAPTURED job as client and trainer, into a new run folder.",
+        "train": "Train the signed job in the folder RUN (see `tiebreak agree`).",
+        "plan": "Say how several workers would share a step of RUN, and what each of them would send and hold.",
+        "status": "Say how far the run in the folder RUN is, and with --rpc how its job stands on the chain.",
+        "show": "Show the job of the folder RUN at length: who agreed on what, by which roots, and its files.",
+        "weights": "Write the final weights of RUN as .safetensors, once its job is settled.",
+    },
+    "Audit and dispute": {
+        "audit": "Replay the trainer's RUN and compare its signed heads with what the program really produces.",
+        "validate": "Recompute the committed losses of drawn steps of RUN by the forward part alone, bit for bit.",
+        "monitor": "Watch the run in the folder RUN while it is trained, or look at it afterwards.",
+        "dispute": "Play the verification game over a head of RUN against the auditor's REPLAY (see `tiebreak audit`).",
+        "judge": "Check the TRANSCRIPTs of a job without a chain, and say who was right and who owes what.",
+    },
+    "Certificates": {
+        "certify": "Certify that weights are what RUN ended with, or sign the certificate that is there.",
+        "verify": "Check that MODEL is what its CERTIFICATE says.",
+        "prove-ownership": "Show a checker that RUN is one's own, by opening a few of its states and no more.",
+        "check-ownership": "Challenge the owner of PROOF, and check the answer by replaying what was drawn.",
+    },
+    "Two parties, by hand": {
+        "offer": "Draft a job over CAPTURED and sign it as its client, for a trainer to accept.",
+        "accept": "Judge the offer in FOLDER as its trainer, and sign it.",
+        "pack": "Copy what others need of RUN into a folder, and say how big it is.",
+        "publish": "Put what others need of RUN on a hub, as its client or its trainer.",
+        "fetch": "Fetch what is published of JOB from a hub into a folder, and check it.",
+    },
+    "Parties on a network": {
+        "client": "Offer jobs, pay for what is right, and receive the weights.",
+        "trainer": "Take offers, train, commit, and defend what was committed.",
+        "auditor": "Replay what trainers commit, and challenge what is false.",
+        "watch": "Replay what trainers commit, and raise an alarm for what is false.",
+        "hub": "Run a hub until Ctrl-C: signed posts by job, blobs by root, what is new as events.",
+    },
+    "Chain": {
+        "devnet": "Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.",
+        "deploy": "Put the four contracts on a chain, or verify that they stand there.",
+        "jobs": "List jobs on a board, or show one of them.",
+        "games": "List the games on a board, or show one of them.",
+        "post": "Send the chain what the job in RUN needs next from the owner of a key.",
+        "challenge": "Start a game on the chain against a signed head of RUN, and put up the challenger's stake.",
+        "settle": "End the job of RUN on the chain.",
+        "withdraw": "Withdraw all that a board owes to the account of a key.",
+    },
+    "Studies": {
+        "simulate": "Play games in which somebody cheats, and check that the system keeps its promises.",
+        "economics": "Recommend stakes, reward, fee and windows for a job, and say how far off your figures may be.",
+        "scale": "Estimate what a job of any size costs, and what gives way first when it grows.",
+    },
 }
-"""The commands in the order of the help, with the first sentence of each, so that the help need not import them."""
+"""The commands by what one does, in the order of the help, each with its first sentence. The help imports none."""
+COMMANDS: Final = {name: line for commands in GROUPS.values() for name, line in commands.items()}
 MODULES: Final = {
     "plan": "train",
     "judge": "dispute",
@@ -93,6 +110,7 @@ EXTRAS: Final = {
     **dict.fromkeys(["jinja2", "markupsafe", "sklearn"], "demo"),
     **dict.fromkeys(["httpx", "prometheus_client", "sqlalchemy", "starlette", "uvicorn"], "node"),
     **dict.fromkeys(["datasets", "tokenizers", "transformers"], "hf"),
+    **dict.fromkeys(["peft", "trl", "yaml"], "finetune"),
 }
 """Optional libraries, and the extra of the package that installs each."""
 
@@ -113,9 +131,19 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's)
-        """Writes the table of commands from `COMMANDS` alone."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        """Writes a table for each group, from `GROUPS` alone."""
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the command; of an unknown name, the error suggests the nearest ones."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand as error:
+            raise click.exceptions.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -126,6 +154,9 @@ def tiebreak(context: click.Context) -> None:
 
     A training run is fixed by its program, its initial state and its data: every result is the correctly rounded value
     of its exact one, so two honest parties always get the same bytes. `tiebreak demo` shows the whole path.
+
+    Exit codes: 0 done, or checked and right; 1 not possible as asked; 2 false, or not what a party signed; 3 could
+    not be checked; 4 nothing to dispute; 130 interrupted.
     """
     if (given := os.environ.pop(PASSPHRASE_VARIABLE, None)) is not None:
         # For `tiebreak.cli.key` alone, not for processes that a command starts.

@@ -8,8 +8,8 @@ import click
 from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key
-from tiebreak.cli.options import FILE, FOLDER, machine_options, number, output_option
-from tiebreak.cli.terms import AddressType, job_options, show_job
+from tiebreak.cli.options import FILE, FOLDER, json_option, machine_options, number, output_option, tell
+from tiebreak.cli.terms import AddressType, job_document, job_options
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
@@ -30,9 +30,10 @@ MAX_PATH: Final = 1024
               "holds one. May be given several times; you are always among the readers.")  # fmt: skip
 @output_option("offer", "New or empty folder for the offer.")
 @job_options
+@json_option
 def offer(
     captured: Path, key: Path, trainer: Address, seal_to: tuple[str, ...], output: Path, policy_file: Path | None,
-    precision: int | None, terms: Terms, domain: Domain,
+    precision: int | None, terms: Terms, domain: Domain, as_json: bool,
 ) -> None:  # fmt: skip
     """Draft a job over CAPTURED and sign it as its client, for a trainer to accept.
 
@@ -49,9 +50,7 @@ def offer(
         api.bundle.load_bundle(captured), output, client=load_key(key), trainer=trainer, terms=terms, domain=domain,
         policy=policy_file, precision=precision, readers=[_card(text) for text in seal_to],
     )  # fmt: skip
-    show_job(made.job)
-    click.echo(f"policy  {api.running.policy_words(made.job)}")
-    click.echo(f"offer   {output}, for its trainer to accept")
+    tell({**job_document(made.job), "offer": str(output)}, as_json=as_json)
 
 
 def _card(text: str) -> "Card":
@@ -70,9 +69,10 @@ def _card(text: str) -> "Card":
 @number("--slowdown", 1, 10_000, 1, "Factor by which the worst data slow a step down (tiebreak doctor --worst).")
 @click.option("--anyway", is_flag=True, help="Sign although honest work could lose your stake by these terms.")
 @machine_options("threads", "device", "policy")
+@json_option
 def accept(
     folder: Path, key: Path | None, block_seconds: int, step_seconds: int | None, slowdown: int, anyway: bool,
-    machine: Machine,
+    machine: Machine, as_json: bool,
 ) -> None:  # fmt: skip
     """Judge the offer in FOLDER as its trainer, and sign it.
 
@@ -82,24 +82,28 @@ def accept(
 
     The signature makes a run of the folder: `tiebreak train` computes it. Send `job.bin` back to the client.
     """
-    offered = api.offers.open_offer(folder)
+    offered = api.reading.open_offer(folder)
     seconds = float(step_seconds or 0)
     if step_seconds is None:
         seconds = api.offers.seconds_per_step(offered, machine)
-    show_job(offered.job)
-    click.echo(f"step    {seconds:.3g} s{'' if step_seconds else ' measured'}, {slowdown} times that on the worst data")
     pace = api.offers.pace_of(seconds, block_seconds=block_seconds, slowdown=slowdown)
     reasons = api.offers.objections(offered, pace)
-    for reason in reasons:
-        click.echo(f"terms   {reason}")
-    if reasons and key is not None and not anyway:
-        raise ConfigurationError("expected terms by which honest work keeps its stake, got others; nothing is signed")
-    if not reasons:
-        click.echo("terms   leave an honest trainer enough time")
-    if key is not None:
+    document = {
+        **job_document(offered.job),
+        "step_seconds": float(f"{seconds:.3g}"),
+        "slowdown": slowdown,
+        "objections": list(reasons),
+        "signed": None,
+    }
+    refused = bool(reasons) and key is not None and not anyway
+    if key is not None and not refused:
         run = api.offers.accept(folder, load_key(key), machine.policy)
-        click.echo(f"signed  0x{run.agreement.trainer_signature.hex()}")
-        click.echo(f"run     {folder}; send {folder / 'job.bin'} to the client")
+        document |= {"signed": f"0x{run.agreement.trainer_signature.hex()}", "to_the_client": str(folder / "job.bin")}
+    if not as_json and not reasons:
+        document["objections"] = "none: the terms leave an honest trainer enough time"
+    tell(document, as_json=as_json)
+    if refused:
+        raise ConfigurationError("expected terms by which honest work keeps its stake, got others; nothing is signed")
 
 
 @click.command()
@@ -108,9 +112,10 @@ def accept(
 @click.option("--trainer-key", type=FILE, required=True, help="Key file of the trainer.")
 @output_option("run", "New or empty folder for the run.")
 @job_options
+@json_option
 def agree(
     captured: Path, client_key: Path, trainer_key: Path, output: Path, policy_file: Path | None, precision: int | None,
-    terms: Terms, domain: Domain,
+    terms: Terms, domain: Domain, as_json: bool,
 ) -> None:  # fmt: skip
     """Sign the CAPTURED job as client and trainer, into a new run folder.
 
@@ -133,6 +138,4 @@ def agree(
         policy=policy_file,
         precision=precision,
     )
-    show_job(run.job)
-    click.echo(f"policy  {api.running.policy_words(run.job)}")
-    click.echo(f"run     {output}")
+    tell({**job_document(run.job), "run": str(output)}, as_json=as_json)

@@ -113,7 +113,7 @@ def rpc_option(*, required: bool) -> AnyDecorator:
 
 
 def tell(document: Any, *, as_json: bool) -> None:
-    """Prints what a command found: as JSON, or a name and a value on each line; a list of rows as a table."""
+    """Prints what a command found: as JSON, or a name and a value on each line; rows as a table, texts on lines."""
     if as_json:
         click.echo(json.dumps(document, indent=1))
     elif isinstance(document, list):
@@ -128,6 +128,8 @@ def tell(document: Any, *, as_json: bool) -> None:
             if isinstance(value, list) and value and isinstance(value[0], dict):
                 click.echo(f"{name}:")
                 tell(value, as_json=False)
+            elif isinstance(value, list) and value:
+                click.echo("\n".join(f"{name:<{width}}{line}" for line in value))
             else:
                 click.echo(f"{name:<{width}}{'-' if value is None else value}")
 

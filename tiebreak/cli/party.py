@@ -15,6 +15,7 @@ from tiebreak.cli.options import FOLDER
 from tiebreak.cli.sharing import weights
 from tiebreak.node import settings as party_settings
 from tiebreak.node.parties import deliver
+from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import ConfigurationError
 
 PARTY: Final = click.Path(file_okay=False, path_type=Path)
@@ -56,7 +57,7 @@ def group(role: str) -> click.Group:
     party.add_command(_status(role))
     if role == "client":
         party.add_command(_offer())
-        party.add_command(weights, "fetch")
+        party.add_command(weights)
     return party
 
 
@@ -133,14 +134,14 @@ def _status(role: str) -> click.Command:
 def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = [(name, str(found[name])) for name in ("role", "address") if name in found]
     amounts = ("balance", "floor", "credit", "at_risk")
-    rows += [(f"{name} (wei)", f"{found[name]:,}") for name in amounts if name in found]
+    rows += [(name.replace("_", " "), ether(found[name])) for name in amounts if found.get(name) is not None]
     left = found.get("seconds_left")
     rows.append(("time left", "nothing waits for it" if left is None else f"{left} s"))
     for job_id, job in found["jobs"].items():
         rows.append((f"job {job_id[:8]}", f"{job['status']}, {job['heads']} of {job['checkpoints']} heads"))
     for game in found.get("games", []):
         turn = "its turn" if game["our_turn"] else "the other's turn"
-        rows.append((f"game {game['game'][:8]}", f"{turn}, {game['seconds_left']} s, stake {game['stake']:,} wei"))
+        rows.append((f"game {game['game'][:8]}", f"{turn}, {game['seconds_left']} s, stake {ether(game['stake'])}"))
     return rows
 
 

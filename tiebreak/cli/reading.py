@@ -1,6 +1,6 @@
 """Jobs and games as they stand, on the disk, on a chain or on a hub, and transactions about them by hand.
 
-The commands are `tiebreak status`, `show`, `jobs`, `games`; and `post`, `challenge`, `settle`, `withdraw`.
+The commands are `tiebreak status`, `show`, `jobs`, `games`; `post`, `challenge`, `games claim`, `settle`, `withdraw`.
 """
 
 from pathlib import Path
@@ -13,6 +13,7 @@ from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, AnyFunction, json_option, number, options, rpc_option, tell
 from tiebreak.cli.terms import AddressType, DigestType
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
+from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.tags import Digest
 
@@ -55,7 +56,7 @@ def status(run: Path, rpc: str | None, as_json: bool) -> None:
     chain: heads that are posted, open games, by when the next head is due or when the job can be settled, how many
     seconds are left, what is staked, and what the board owes to client and trainer.
     """
-    opened = api.offers.open_offer(run)
+    opened = api.reading.open_offer(run)
     document = api.reading.status(opened)
     if rpc is not None:
         document["chain"] = api.onchain.standing(api.onchain.board_of(rpc, opened), opened.job)
@@ -68,13 +69,13 @@ def status(run: Path, rpc: str | None, as_json: bool) -> None:
 @click.argument("run", type=FOLDER)
 @json_option
 def show(run: Path, as_json: bool) -> None:
-    """Show the job of the folder RUN at length: who agreed on what, by which roots, and which files there are.
+    """Show the job of the folder RUN at length: who agreed on what, by which roots, and its files.
 
     RUN may also hold an offer that its trainer has not signed yet. Signatures and program are checked, and amounts are
     in wei, times in seconds. The files are those that others need of it, with their sizes; `tiebreak pack` copies them,
     and `tiebreak publish` puts them on a hub.
     """
-    opened = api.offers.open_offer(run)
+    opened = api.reading.open_offer(run)
     count = max((head.head.count for head in opened.heads()), default=0)
     files = [{"file": part.name, "bytes": part.size} for part in node.library.parts(opened, count)]
     tell({**api.reading.show(opened), "files": files}, as_json=as_json)
@@ -97,7 +98,8 @@ def jobs() -> None:
 @json_option
 def list_jobs(rpc: str | None, board: Address | None, hub: str | None, from_block: int, as_json: bool) -> None:
     """List the jobs that were created on a board."""
-    tell(list(api.onchain.jobs(board_from(rpc, board, hub), from_block)), as_json=as_json)
+    found = list(api.onchain.jobs(board_from(rpc, board, hub), from_block))
+    tell(found if as_json else [{**row, "reward": ether(row["reward"])} for row in found], as_json=as_json)
 
 
 @jobs.command("show")
@@ -145,6 +147,21 @@ def show_game(
 
 
 key_option = click.option("--key", type=FILE, required=True, help="Key file of the account that sends and pays.")
+
+
+@games.command("claim")
+@click.argument("game", type=DigestType())
+@key_option
+@rpc_option(required=True)
+@click.option("--board", type=AddressType(), envvar="TIEBREAK_BOARD", required=True,
+              help="Address of the job board; also from TIEBREAK_BOARD.")  # fmt: skip
+@json_option
+def claim_game(game: Digest, key: Path, rpc: str, board: Address, as_json: bool) -> None:
+    """Claim a game in which the side to move has used up its clock.
+
+    Anybody may do it; the board decides the game against that side. If there is time left, nothing is sent.
+    """
+    _told(api.onchain.claim(api.onchain.board_at(rpc, board), game, load_key(key)), as_json)
 
 
 def on_chain(function: AnyFunction) -> click.Command:

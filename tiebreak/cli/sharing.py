@@ -31,7 +31,7 @@ def pack(run: Path, output: Path | None, count: int | None, states: bool, as_jso
     else of RUN is copied: no telemetry, no settings, no key. The result is a run folder, which `tiebreak accept` and
     `tiebreak audit` take and check as they check any other.
     """
-    opened = api.offers.open_offer(run)
+    opened = api.reading.open_offer(run)
     last = max((head.head.count for head in opened.heads()), default=0)
     listed = node.library.parts(opened, last if count is None else count, states=states)
     if output is not None:
@@ -63,7 +63,7 @@ def publish(run: Path, hub: str, key: Path, count: int | None, states: bool, as_
     check it; of a sealed job (`tiebreak offer --seal-to`) the hub gets ciphertext. Files that are there already are not
     sent again, and a publication that broke off goes on when you repeat the command.
     """
-    opened, signer = api.offers.open_offer(run), load_key(key)
+    opened, signer = api.reading.open_offer(run), load_key(key)
     last = max((head.head.count for head in opened.heads()), default=0)
     mail = node.exchange.open_hub(hub, opened.agreement.domain)
     listing, said = node.exchange.publish_to(mail, opened, signer, last if count is None else count, states=states)
@@ -117,7 +117,7 @@ def fetch(
 @click.option("--output", "-o", type=click.Path(path_type=Path), required=True,
               help="New .safetensors file; with --like a new or empty folder.")  # fmt: skip
 @click.option("--like", type=FOLDER, help="Write the layout of `save_pretrained`: copy configuration and tokenizer "
-              "from this folder of the model's, and no code.")  # fmt: skip
+              "from this folder of the model's, and no code. Of a PEFT adapter's: write it alone.")  # fmt: skip
 @rpc_option(required=False)
 @click.option("--unsettled", is_flag=True, help="Take weights that are signed, without asking the chain.")
 @json_option

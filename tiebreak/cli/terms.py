@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import click
 
+from tiebreak import api
 from tiebreak.cli.options import FILE, AnyFunction, number, options
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Domain
 from tiebreak.protocol.commitments.job import MAX_SEATS, Job
@@ -123,9 +124,14 @@ def job_options(function: AnyFunction) -> AnyFunction:
     return options(*terms, *_OTHERS)(called)
 
 
-def show_job(job: Job) -> None:
-    """Prints the parties of a job and the amounts; `tiebreak show` prints all terms."""
-    click.echo(f"job     {job.id.hex()}")
-    click.echo(f"client  0x{job.client.hex()}, pays {ether(job.reward)}")
-    click.echo(f"trainer 0x{job.trainer.hex()}, stakes {ether(job.trainer_stake)}")
-    click.echo(f"stake   {ether(job.challenger_stake)} of a challenger")
+def job_document(job: Job) -> dict[str, Any]:
+    """The parties of a job, its amounts and its rules; `tiebreak show` prints all terms."""
+    return {
+        "job": job.id.hex(),
+        "client": f"0x{job.client.hex()}",
+        "reward": ether(job.reward),
+        "trainer": f"0x{job.trainer.hex()}",
+        "trainer_stake": ether(job.trainer_stake),
+        "challenger_stake": ether(job.challenger_stake),
+        "policy": api.reading.policy_words(job),
+    }

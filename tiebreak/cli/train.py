@@ -150,7 +150,7 @@ class Told:
             "steps": job.steps,
             "checkpoint_interval": job.checkpoint_interval,
         }
-        self._line({"event": "start", **place, "keep": self._keep, "policy": api.running.policy_words(job)})
+        self._line({"event": "start", **place, "keep": self._keep, "policy": api.reading.policy_words(job)})
         if self._how == "bar":
             self._bar = stack.enter_context(api.progress.on_stderr("training", self._job.steps, self._at))
 
@@ -173,7 +173,7 @@ class Told:
         self._line(end_event(self._at, root, self._tally, size))
         if self._how == "bar":
             if self._job.is_logged:
-                click.echo(f"policy   {api.running.policy_words(self._job)}")
+                click.echo(f"policy   {api.reading.policy_words(self._job)}")
                 click.echo(f"logs     {self._tally.entries} entries in {self._tally.steps} steps; {size} bytes in all")
             click.echo(f"run root {root}")
 

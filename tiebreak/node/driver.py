@@ -39,6 +39,7 @@ from tiebreak.node.parties import (
 from tiebreak.node.work import Answer, Compute, Fetch, Publish, Steps, Task, Try
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedJob
+from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import TiebreakError, VerificationError
 from tiebreak.protocol.numbers.float32 import to_float
 from tiebreak.protocol.parties import events as e
@@ -88,7 +89,7 @@ class Driver(PostingDriver):
         self._is_away = False
         self._is_proven = True
         self._is_poor = False
-        self._balance = 0
+        self._balance: int | None = 0
         """The wei that the account could pay with when it was last asked for."""
         self._letters = Flag()
         self._is_met = False
@@ -682,16 +683,15 @@ class Driver(PostingDriver):
             }
         return found
 
-    def ask_balance(self) -> int:
-        """The account's wei. If the node does not answer, which is noted elsewhere, the last answer counts."""
+    def ask_balance(self) -> int | None:
+        """The account's wei; None without a chain. If the node does not answer, the last answer counts."""
         with suppress(TiebreakError):
             balance = self.ground.balance(self.machine.address)
-            if balance < self._floor and not self._is_poor:
-                self.notes.error(
-                    "balance", f"expected {self._floor} wei or more for the transactions of games, got {balance}"
-                )
-            self._is_poor = balance < self._floor
-            self._balance = balance
+            is_poor = balance is not None and balance < self._floor
+            if balance is not None and is_poor and not self._is_poor:
+                needed = f"{ether(self._floor)} or more for the transactions of games"
+                self.notes.error("balance", f"expected {needed}, got {ether(balance)}; send ether to the account")
+            self._is_poor, self._balance = is_poor, balance
         return self._balance
 
     def _show_status(self) -> None:

@@ -43,7 +43,6 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
-from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.parties.ledger import Ledger, Refusal, job_of
 from tiebreak.protocol.parties.machine import PartyMachine
@@ -455,8 +454,8 @@ class HubGround:
     def data_fee(self, size: int) -> int:  # noqa: ARG002  # a hub takes none
         return 0
 
-    def balance(self, account: Address) -> int:  # noqa: ARG002  # on paper, everybody can pay
-        return 1 << 128
+    def balance(self, account: Address) -> None:  # noqa: ARG002  # without a chain nobody pays for transactions
+        return None
 
     def now(self) -> int:
         """The hub's time, in seconds; 0 before anything was heard of it."""
@@ -515,18 +514,6 @@ class HubGround:
 
 AnyGround = ChainGround | HubGround
 """The grounds that a party of a network may stand on."""
-
-
-def _heads_of(transaction: tx.Transaction) -> list[SignedHead]:
-    """The signed heads that a transaction shows."""
-    match transaction:
-        case tx.PostHead(head=head) | tx.Challenge(head=head):
-            return [head]
-        case tx.Report(first=first, second=second):
-            return [first, second]
-        case tx.ReportInconsistency(first=opened, second=other):
-            return [opened.head, other.head]
-    return []
 
 
 def _address(value: object) -> Address:

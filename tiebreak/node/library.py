@@ -26,11 +26,9 @@ from math import prod
 from pathlib import Path
 from typing import Final, Protocol
 
-from tiebreak.api.agreeing.offers import OFFER
 from tiebreak.api.agreeing.readers import MAX_SEAL_BYTES, SEAL, Unseal, readers_of
 from tiebreak.api.agreeing.sealing import SUFFIX, Sealed, sealed_bytes
 from tiebreak.api.training.bundle import MAX_ORIGINS_BYTES, ORIGINS
-from tiebreak.api.training.runs import MAX_NAMES_BYTES, NAMES, UNCHECKED
 from tiebreak.engine.data import data_identities
 from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER
 from tiebreak.engine.data.disk import Folder, write_whole
@@ -44,12 +42,17 @@ from tiebreak.engine.run.directory import (
     HEADS,
     JOB,
     LOGS,
+    MAX_NAMES_BYTES,
+    MAX_NOTICE_BYTES,
     MAX_PROGRAM_BYTES,
     MAX_SIGNED_BYTES,
+    NAMES,
+    OFFER,
     PROGRAM,
     RECORD_BYTES,
     RECORDS,
     STATES,
+    UNCHECKED,
     RunDirectory,
     check_root,
     head_name,
@@ -65,7 +68,6 @@ from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 
-MAX_NOTICE_BYTES: Final = 4096
 SPARE_BYTES: Final = 1 << 28
 """Free space that fetching leaves on a disk."""
 COPY_BYTES: Final = 1 << 22

@@ -33,7 +33,7 @@ class PartyMetrics(Collector):
         """The metrics now. None of an account for a party without a key."""
         found = self._driver.shown
         for name, words in _WEI.items():
-            if name in found:
+            if found.get(name) is not None:
                 yield GaugeMetricFamily(f"tiebreak_{name}_wei", words, value=float(found[name]))
         left = found.get("seconds_left")
         if left is not None:

@@ -66,7 +66,7 @@ def open_party(
     Raises `ConfigurationError` if the folder belongs to another board or key, `StateError` if it is in use.
     """
 
-    def balance() -> int:
+    def balance() -> int | None:
         return driver.ask_balance()
 
     role, notes = settings.role, Log(settings.role, as_json=as_json, verbose=verbose)
@@ -147,7 +147,7 @@ def floor_of(settings: Settings, data_fee: int) -> int:
     return DEAREST * settings.spike_gwei * 10**9 + DATA_SPIKE * data_fee
 
 
-def means_of(settings: Settings, floor: int, balance: Callable[[], int]) -> Means:
+def means_of(settings: Settings, floor: int, balance: Callable[[], int | None]) -> Means:
     """The amounts that a party may put up, from its settings."""
     limits = {name: settings.limit(name) for name in ("most_bond", "most_stake", "most_exposed")}
     return Means(floor=floor, balance=balance, **limits)

@@ -61,6 +61,13 @@ _STORY: Final = frozenset({"offer", "work", "send"})
 """Events of the parties' logs that are part of the story, in addition to warnings."""
 _UNTOLD: Final = ("PostHead", "found move")
 """The beginnings of texts of such events that come too often for a story."""
+_WAITED: Final = {
+    "chain": "a chain with the contracts of a job board",
+    "hub": "the hub and its pages",
+    "capture": "the capture of the task and its check against eager PyTorch",
+    "offer": "the client's signature under the offer",
+}
+"""Results that `up` waits for before the story begins, by process."""
 _MARKS: Final = {
     "client job active": "accepted", "trainer work trained to checkpoint 1": "first head",
     "auditor send Challenge": "challenged",
@@ -313,6 +320,8 @@ class Town:
     def _wait(self, child: Child, found: Callable[[], Any], seconds: float = START_SECONDS) -> Any:
         """Waits for a child's result while the story goes on. Raises `StateError` if it fails, or takes too long."""
         end = time.monotonic() + seconds
+        if not found():
+            self._tell("up", f"waits for {_WAITED[child.name]}; its log is {child.log}")
         while True:
             has_ended = child.has_ended()  # asked first: a process may end well in between
             if result := found():

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import torch
 
-from tiebreak.api.agreeing.offers import complete, open_offer, seconds_per_step
+from tiebreak.api.agreeing.offers import complete, seconds_per_step
 from tiebreak.api.auditing.audits import open_replay
 from tiebreak.api.machine.environment import usable_cores
 from tiebreak.api.machine.running import make_interpreter, use_threads
@@ -29,7 +29,7 @@ from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.cost import cost_of, memory_here, require_memory
-from tiebreak.engine.run.directory import JOB, LOGS, RunDirectory
+from tiebreak.engine.run.directory import JOB, LOGS, RunDirectory, open_offer
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.logs import NO_LOGS, Logs

@@ -63,7 +63,7 @@ data = load_arrays(folder / "imported")
 print(data["x"].shape[0] * 64 // 2**20, "MB of", data["x"].dtype)
 task = Task(name="large", model=model, loss=lambda m, x: ((m(x + 1) - 1) ** 2).mean(), optimizer=SGD(lr=0.1),
             data=data, batch=Batch(size=4, examples=Rows(names=("x",))), steps=4, checkpoint_interval=2)
-bundle = capture_bundle(task, unchecked=True)
+bundle = capture_bundle(task, check="none")
 run = agree_on(bundle, folder / "run", client=key, trainer=key, terms=Terms(), domain=OFF_CHAIN)
 Worker(run, Interpreter(run.program, Arithmetic())).work()
 print(run.recorded(), "checkpoints")

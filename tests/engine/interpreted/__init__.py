@@ -9,6 +9,7 @@ Triton decides on its import whether it interprets.
 import importlib.util
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -30,6 +31,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton import language
 from triton.runtime import interpreter
 
+from tiebreak.engine.arithmetic.gpu.kernels import rounding
 from tiebreak.engine.run import qualify
 
 Mutants = dict[str, tuple[tuple[tuple[str, str], ...], Callable[[], object]]]
@@ -75,9 +77,13 @@ def patch_index() -> None:
 
 
 def changed(kernels: ModuleType, folder: Path, changes: tuple[tuple[str, str], ...]) -> ModuleType:
-    """The kernels from a changed source: each old text, which occurs once, becomes the new one."""
+    """The kernels from a changed source: each old text, which occurs once, becomes the new one.
+
+    Functions of `kernels/rounding.py` are part of that source, in place of their import.
+    """
     assert kernels.__file__ is not None
-    text = Path(kernels.__file__).read_text()
+    text, shared = Path(kernels.__file__).read_text(), Path(rounding.__file__).read_text()
+    text = re.sub(rf"(?m)^from {rounding.__name__} import .*$", lambda _: shared, text)
     for old, new in changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)

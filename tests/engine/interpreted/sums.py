@@ -2,7 +2,8 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
 from math import ceil, floor, prod
@@ -15,7 +16,18 @@ import numpy as np
 import torch
 from triton import language as tl
 
-from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, extreme_of, random_reduction, sum_over
+from tests.engine.arithmetic_cases import (
+    STYLES,
+    Maker,
+    check,
+    elements_of,
+    expected,
+    extreme_of,
+    map_of,
+    random_reduction,
+    sum_over,
+    tensor_of,
+)
 from tests.engine.interpreted import Mutants, NoReads, Suite, changed, killed, main, ran_by, tried
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.gpu import sums as launching
@@ -26,7 +38,7 @@ from tiebreak.engine.arithmetic.plan import ziv
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.run import qualify
 from tiebreak.protocol.numbers.float32 import round_ratio
-from tiebreak.protocol.program.isa import Access, DType, Instruction, ReduceFunction
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, ReduceFunction
 from tiebreak.protocol.program.rounding import SumKind
 
 EXTREMES = ReduceFunction.MAX, ReduceFunction.ARGMAX
@@ -39,7 +51,7 @@ def small(flush: int = 32, programs: int = 4) -> Iterator[None]:
     """Kernels with small blocks, and with flushes and parts where there are few terms."""
     changes = {
         "FLUSH": flush, "FEWEST": 2 * flush, "tile": lambda *_: SMALL, "programs": lambda _: programs,
-        "settling": lambda *_: {"BLOCK_M": 64, "BLOCK_K": 32}, "NORMS": {"BLOCK_M": 32, "BLOCK_K": 16},
+        "settling": lambda *_, **__: {"BLOCK_M": 64, "BLOCK_K": 32}, "NORMS": {"BLOCK_M": 32, "BLOCK_K": 16},
     }  # fmt: skip
     with mock.patch.multiple(launching, **changes):
         yield
@@ -675,6 +687,59 @@ def stays_within_its_bound() -> int:
     return 4
 
 
+def prologue(r: random.Random) -> tuple[list[Instruction], list[int]]:
+    """Two instructions, of which the first may broadcast, and a reduction of the second one's result; its sizes."""
+    rows, columns = r.choice([(1, 90), (7, 3), (5, 40), (20, 17)])
+    size = rows * columns
+    spread = r.choice([(rows * columns, (columns, 1)), (rows, (1, 0)), (columns, (0, 1)), (1, (0, 0))])
+    function = r.choice([MapFunction.ADD, MapFunction.SUB, MapFunction.MUL])
+    accesses = Access(0, 0, (columns, 1)), Access(1, 0, spread[1])
+    result, second = r.choice(
+        [(DType.F32, MapFunction.NEG), (DType.F32, MapFunction.EXP), (DType.I64, MapFunction.CAST)]
+    )
+    chain = [
+        map_of(function, DType.F32, (rows, columns), *accesses),
+        map_of(second, result, (size,), Access(2, 0, (1,))),
+    ]
+    shape, terms, strides = r.choice(
+        [((rows,), (columns,), (columns, 1)), ((columns,), (rows,), (1, columns)), ((), (rows, columns), (columns, 1))]
+    )
+    reduced = sum_over(shape, terms, Access(3, 0, strides))
+    if result == DType.I64:
+        reduced = replace(reduced, function=ReduceFunction.MAX, dtype=result)
+    elif r.random() < 0.3:
+        extreme, dtype = r.choice([(ReduceFunction.MAX, DType.F32), (ReduceFunction.ARGMAX, DType.I64)])
+        reduced = replace(reduced, function=extreme, dtype=dtype)
+    return [*chain, reduced], [size, spread[0]]
+
+
+def prologues(seeds: Iterable[int]) -> int:
+    """Reductions whose terms chains compute, in order and permuted, in parts, and settled in each way."""
+    ran = 0
+    for seed in seeds:
+        r = random.Random(seed)
+        instructions, sizes = prologue(r)
+        operands = [Maker(r).tensor(DType.F32, size, r.choice(STYLES)) for size in sizes]
+        precision, values = 32 - seed % 17, [*operands]
+        for i in instructions:
+            own = replace(i, operands=tuple(replace(a, value=o) for o, a in enumerate(i.operands)))
+            found = expected(own, [values[a.value] for a in i.operands], precision=precision)
+            values.append(tensor_of(i.dtype, found))
+        arithmetic = Arithmetic(permute=seed if seed % 4 == 0 else None, precision=precision)
+        with ExitStack() as stack:
+            if seed % 3:
+                stack.enter_context(in_doubled_precision())
+            if seed % 3 == 2:
+                stack.enter_context(in_fixed_point())
+            if seed % 2:
+                stack.enter_context(mock.patch.object(launching, "LONG", 0))
+            result = arithmetic.chains.run_once(instructions, operands)[0]
+        assert result.shape == instructions[-1].shape
+        assert elements_of(result) == elements_of(values[-1]), (seed, instructions)
+        ran += result.numel()
+    return ran
+
+
 # ---- mutants ----
 
 
@@ -792,6 +857,18 @@ MUTANTS: Mutants = {
     "tables: squares of the first terms": (
         (("at_terms(source, terms, at + t,", "at_terms(source, terms, t,"),), by_tables(decides_cut_rows),
     ),
+    "prologue: what is not used": ((("tl.where(used, made[last], 0)", "made[last]"),), lambda: prologues(range(40))),
+    "prologue: all but the last": ((("len(CHAIN) - 2", "len(CHAIN) - 3"),), lambda: prologues(range(40))),
+    "prologue: the first place": (
+        (("if CHAIN is None else place", "if CHAIN is None else place * 0"),), lambda: prologues(range(40)),
+    ),
+    "prologue: the first row is settled": (
+        (("at_row(a, tl.load(a_batch + o // run_batch) +", "at_row(a, tl.load(a_batch + 0 * o) +"),),
+        lambda: prologues(range(40)),
+    ),
+    "prologue: places for maxima": (
+        (("== tl.int64 and not PLACE", "== tl.int64 and PLACE"),), lambda: prologues(range(40)),
+    ),
     "tables: the result's first row": (
         (("out_m + i, mask=in_m, other=0)[", "out_m + 0 * i, mask=in_m, other=0)["),), by_tables(fixed_products),
     ),
@@ -845,7 +922,7 @@ FAST = {
     "matmul": lambda: property_of(matmul, 1), "affine": lambda: property_of(affine, 1),
     "tables": by_tables(lambda: property_of(matmul, 1)),
     "convolution": lambda: property_of(convolution, 1), "plain": lambda: property_of(plain, 2),
-    "extremes": lambda: extremes(3), "long rows": decides_long_rows,
+    "extremes": lambda: extremes(3), "long rows": decides_long_rows, "prologues": lambda: prologues(range(6)),
 }  # fmt: skip
 SLOW = {
     "hard rows": decides_hard_rows, "hard rows, tables": by_tables(decides_hard_rows), "cut rows": decides_cut_rows,
@@ -861,7 +938,7 @@ SLOW = {
     "parts": conforms_in_parts, "flushes": flushes, "overflows": overflows, "divided": lambda: divides(20),
     "twice": lambda: twice(left=0),
     "twice, few left": lambda: twice(left=8), "no reads": waits_for_nothing, "vectors, small blocks": counted,
-    "near ties": logs, "partial sums": lambda: partial_sums(10),
+    "prologues": lambda: prologues(range(200)), "near ties": logs, "partial sums": lambda: partial_sums(10),
 }  # fmt: skip
 SUITE = Suite(
     fast={name: within(check) for name, check in FAST.items()},

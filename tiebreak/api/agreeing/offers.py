@@ -16,29 +16,24 @@ from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import Policy, as_policy, make_interpreter, make_logging
 from tiebreak.api.training.bundle import Bundle
 from tiebreak.api.training.runs import draft, notice
-from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY
 from tiebreak.engine.run.directory import (
     JOB,
-    MAX_PROGRAM_BYTES,
-    MAX_SIGNED_BYTES,
-    PROGRAM,
+    OFFER,
     RECORDS,
     RunDirectory,
-    decoded,
     lay_out,
+    open_offer,
 )
 from tiebreak.engine.run.loop import steps
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
-from tiebreak.protocol.errors import ConfigurationError, StateError, VerificationError
+from tiebreak.protocol.errors import ConfigurationError, VerificationError
 from tiebreak.protocol.parties.terms import Pace, objections_to_seats, objections_to_training
-from tiebreak.protocol.program.program import Program
 
-OFFER: Final = "offer.bin"
 DRAFT: Final = "draft.txt"
 """The file with the draft's nonce, for a job with seats: from it the client's key alone derives the draw's secret."""
 MEASURED_STEPS: Final = 2
@@ -72,31 +67,6 @@ def _seal(offer: SignedJob, client: PrivateKey, readers: Sequence[Card]) -> dict
     if offer.job.trainer not in [card.address for card in readers]:
         raise ConfigurationError(f"expected a card of trainer 0x{offer.job.trainer.hex()} among the readers, got none")
     return {SEAL: wrapped(secrets.token_bytes(SECRET_BYTES), offer.job.id, [*readers, Card.of(client)])}
-
-
-def open_offer(folder: Path) -> RunDirectory:
-    """Opens the folder of an offer, or of a job that both have signed.
-
-    Raises `StateError` if it holds neither, `VerificationError` if program and signatures are not the job's. State and
-    data are checked when they are read.
-    """
-    with Folder(folder) as files:
-        if files.holds(JOB):
-            return RunDirectory.open(folder)
-        files.check()
-        if not files.holds(OFFER):
-            raise StateError(f"expected an offer in {folder}, got no {OFFER}; make one with `tiebreak offer`")
-        offer = decoded(folder / OFFER, verified_offer, files.read(OFFER, MAX_SIGNED_BYTES))
-        program = decoded(folder / PROGRAM, Program.decode, files.read(PROGRAM, MAX_PROGRAM_BYTES))
-    offer.job.check_program(program)
-    return RunDirectory(folder, offer, program)
-
-
-def verified_offer(data: bytes) -> SignedJob:
-    """Reads a job file that at least its client has signed. Raises `VerificationError`."""
-    found = SignedJob.decode(data)
-    found.verify_offer()
-    return found
 
 
 def seconds_per_step(offered: RunDirectory, machine: Machine) -> float:

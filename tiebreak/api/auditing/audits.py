@@ -31,7 +31,7 @@ from tiebreak.engine.run.audit import (
     signed_records,
     steps_to_replay,
 )
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, RunDirectory
 from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.protocol.commitments.job import SignedHead
@@ -162,7 +162,10 @@ def open_replay(
         if replay.job != trainer.job:
             raise ConfigurationError(f"{folder}: expected a replay of job {trainer.job.id.hex()}, got another job's")
         return replay
-    return RunDirectory.create(folder, trainer.agreement, trainer.program, trainer.state(0), trainer.data(), more)
+    with trainer.folder() as files:
+        names = {NAMES: files.read(NAMES, MAX_NAMES_BYTES)} if files.holds(NAMES) else {}
+    inputs = (trainer.agreement, trainer.program, trainer.state(0), trainer.data())
+    return RunDirectory.create(folder, *inputs, {**more, **names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from tiebreak.api.auditing.replayers import (
     outcome_of,
 )
 from tiebreak.engine.data.disk import Folder, write_whole
-from tiebreak.engine.data.formats import Empty, fresh
+from tiebreak.engine.data.formats import Empty
 from tiebreak.engine.native import cache_directory
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORD_BYTES, RECORDS, STATES, RunDirectory, state_name
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
@@ -89,7 +89,7 @@ class FetchedRun(RunDirectory):
     def kept(self) -> list[int]:
         return self._kept
 
-    def state(self, step: int, root: Digest | None = None, empty: Empty = fresh) -> Any:
+    def state(self, step: int, root: Digest | None = None, empty: Empty | None = None) -> Any:
         name = state_name(step)
         with FileLock(self.path / ".fetching"):
             _fetch(self.path, f"{STATES}/{name}", self._desk)

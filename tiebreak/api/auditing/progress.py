@@ -22,6 +22,8 @@ LOSS_WIDTH: Final = len("loss -1.234e-05")
 SPEED_WIDTH: Final = len("3.33e+06 steps/s")
 TIME_WIDTH: Final = len("0:00:00")
 MIN_BAR: Final = 5
+NOTEBOOK_SECONDS: Final = 0.25
+NOTEBOOK_WIDTH: Final = 120
 SHOWN_WORKERS: Final = 16
 
 
@@ -47,7 +49,7 @@ class _Speed(ProgressColumn):
 
 @contextmanager
 def training_progress(console: Console, title: str, steps: int, done: int = 0) -> Iterator[OnStep]:
-    """Shows a bar that fits 80 columns, or ten lines where the console is not a terminal.
+    """Shows a bar that fits 80 columns, one line that changes in a notebook, or else ten lines.
 
     done: the number of steps that a resumed run already has.
     """
@@ -76,20 +78,27 @@ def training_progress(console: Console, title: str, steps: int, done: int = 0) -
 
 
 def _lines(console: Console, title: str, steps: int) -> OnStep:
-    every = max(1, steps // 10)
+    every, shown = max(1, steps // 10), 0.0
     first: tuple[int, float] | None = None
 
     def on_step(step: int, loss: float, detail: str = "") -> None:
-        nonlocal first
+        nonlocal first, shown
+        now, last = time.perf_counter(), step == steps
         # Counted from the end of the first step: before it, the device was qualified and kernels were compiled.
-        first = first or (step, time.perf_counter())
-        if step % every and step != steps:
+        first = first or (step, now)
+        due = now - shown >= NOTEBOOK_SECONDS if console.is_jupyter else step % every == 0
+        if console.quiet or not (due or last):
             return
+        shown = now
         rate = (step - first[0]) / max(1e-9, time.perf_counter() - first[1])
         speed = f", {rate:.3g} steps/s" if rate else ""
         left = f", {timedelta(seconds=round((steps - step) / rate))} left" if step < steps and rate else ""
         more = f", {detail}" if detail else ""
         line = f"{title}: step {step} of {steps}, loss {loss:.4f}{speed}{left}{more}"
+        if console.is_jupyter:  # a notebook overwrites the line
+            console.file.write(f"\r{line:<{NOTEBOOK_WIDTH}}" + "\n" * last)
+            console.file.flush()
+            return
         # The line may be wider than the console believes; in a log it should still be a single line.
         console.print(escape(line), highlight=False, soft_wrap=True)
 

@@ -3,15 +3,16 @@
 Numbered plan of `verify`: (1) the certificate holds by itself: statement, job, head, record and signatures; (2) the
 parties who are asked for have signed; (3) only plain files are read, no tensor is in two of them, and an index, if
 there is one, says where each is; (4) the files have the SHA-256 that was signed for, whatever they are called now;
-(5) the tensors are those of the final state, all of them and no others; (6) what loads the folder loads these files and
-runs no code of it. One pass over the files gives (4) and (5).
+(5) the tensors are those of the final state, all of them and no others, and an adapter's configuration is the one that
+was signed for; (6) what loads the folder loads these files and runs no code of it; (7) the final state has the tensors
+of the base that is given, under this adapter. One pass over the files gives (4) and (5).
 """
 
 import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from io import FileIO
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Final, Self
 
 from tiebreak.engine.data.arrays import safetensors_in
 from tiebreak.engine.data.disk import Folder, Stamp, opened, read_exactly, read_file
+from tiebreak.engine.data.elements import Element
 from tiebreak.engine.data.files import check_bools
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.protocol.commitments.certificate import Certificate
@@ -40,10 +42,17 @@ TRAINING_ARGUMENTS: Final = "training_args.bin"
 HARMLESS: Final = {"", ".json", ".txt", ".md", ".jinja", ".model", ".sig"}
 """Suffixes of files without weights and code: configuration, tokenizers, certificates and what people read."""
 ADAPTER: Final = "adapter_config.json"
-"""The file that makes transformers load another model, which it names, in place of the weights in its folder."""
+"""The file that makes transformers load another model, which it names, and the adapter in its folder."""
+ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
+"""The name of the tensors in the folder of an adapter, as PEFT's `save_pretrained` writes it."""
+MAX_CONFIGURATION_BYTES: Final = 1 << 20
+WIDENED: Final = (Element.BF16, Element.F16)
+"""Elements that are compared as the F32 of the same value: a state has no narrower ones."""
 MISLEADING: Final = ("auto_map", "transformers_weights")
 """Fields of a configuration that name code to run, or other files to load."""
 SHOWN: Final = 20
+CHECK: Final = "check"
+"""The field of `environment` that says how the program was compared with its model, if that was not the whole of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +64,8 @@ class Found:
     tensors: dict[str, Digest]
     """The ids of all tensors, as a state tree has them, by the names in the files."""
     others: tuple[str, ...] = ()
+    configuration: Digest | None = None
+    """The SHA-256 of an adapter's configuration; None for a model's weights."""
 
 
 def listed(names: Sequence[str]) -> str:
@@ -102,7 +113,9 @@ class SignedCertificate:
                 said.append("The client signed for these weights too.")
         return said
 
-    def leaves_open(self, *, chain_asked: bool = False, others: Sequence[str] = ()) -> list[str]:
+    def leaves_open(
+        self, *, chain_asked: bool = False, others: Sequence[str] = (), base_given: bool = False
+    ) -> list[str]:
         """Sentences that do not follow from it. others: files next to the weights."""
         certificate = self.certificate
         rest = certificate.job.state_count - certificate.weights.count
@@ -117,6 +130,17 @@ class SignedCertificate:
                 f"What the attestation in it, of type {certificate.attestation.kind}, says of a machine: nothing here "
                 "reads it (--attestation-verifier), and no machine's word makes a result right."
             )
+        if certificate.adapter is not None:
+            ends = certificate.weights.suffixes.items()
+            said.append(
+                f"What {ADAPTER} and the names make of the tensors (scale, rank, places): the signers say that the "
+                f"program computed so, with {listed([f'{end} as {entry}' for end, entry in ends])}."
+            )
+            if not base_given:
+                root = certificate.adapter.root.hex()
+                said.append(f"That these are adapters of your model: the signers name a base of root {root} (--base).")
+        if (check := certificate.environment.get(CHECK)) is not None:
+            said.append(f"That the program is the model that was captured: by its maker's word, {check}.")
         if rest:
             said.append(
                 f"That the files hold the whole model: {rest} entries of the state, such as moments, are in none."
@@ -139,13 +163,14 @@ def read_certificate(path: Path) -> SignedCertificate:
 
 
 def verify(
-    model: Path, certificate: Path, *, require: Sequence[Address] = (), resaved: bool = False, others: bool = False
-) -> tuple[SignedCertificate, Found]:
+    model: Path, certificate: Path, *, require: Sequence[Address] = (), resaved: bool = False, others: bool = False,
+    base: Path | None = None,
+) -> tuple[SignedCertificate, Found]:  # fmt: skip
     """Checks a .safetensors file, or a folder as `save_pretrained` writes it, against a certificate.
 
     require: those who must have signed in addition to the trainer. resaved: the files may have other bytes than were
     signed for, as long as every tensor is the same. others: the folder may hold other files from which a loader could
-    take weights or code. Raises `VerificationError`.
+    take weights or code. base: of an adapter, the model that it is to be used with. Raises `VerificationError`.
     """
     signed = read_certificate(certificate)  # (1)
     for address in require:  # (2)
@@ -153,19 +178,27 @@ def verify(
             raise SignatureError(f"{certificate}: expected a signature by 0x{address.hex()}, got none")
     found = read_weights(model)
     check(signed.certificate, found, model, resaved=resaved)
-    if not others and (doubtful := [] if not model.is_dir() else _doubtful(model, found)):  # (6)
-        raise VerificationError(
-            f"{model}: expected {WEIGHTS}, or {INDEX} with the files that it names, and no other weights or code, got "
-            f"{listed(doubtful)}: who loads the folder may get something else; --others leaves that to you"
-        )
+    read = {model: found}
+    if base is not None:
+        read[base] = read_weights(base)
+        signed.certificate.check_base(found.tensors, read[base].tensors)  # (7)
+    for folder, held in read.items():
+        if not others and (doubtful := _doubtful(folder, held) if folder.is_dir() else []):  # (6)
+            right = f"{WEIGHTS}, or {INDEX} with the files that it names,"
+            raise VerificationError(
+                f"{folder}: expected {right if held.configuration is None else ADAPTER_WEIGHTS} and no other weights "
+                f"or code, got {listed(doubtful)}: who loads the folder may get something else; --others leaves that "
+                "to you"
+            )
     return signed, found
 
 
 def _doubtful(model: Path, found: Found) -> list[str]:
     """The files by which `from_pretrained` could take other weights than those of `found`, or code from the folder."""
+    weights = WEIGHTS if found.configuration is None else ADAPTER_WEIGHTS
     # It takes `WEIGHTS` where there is one, else what the index names, else files of other formats.
-    indexed = INDEX in found.others and WEIGHTS not in found.files
-    doubtful = [] if indexed else [name for name in found.files if name != WEIGHTS]
+    indexed = INDEX in found.others and weights == WEIGHTS and WEIGHTS not in found.files
+    doubtful = [] if indexed else [name for name in found.files if name != weights]
     for name in found.others:
         suffix = Path(name).suffix
         misleads = name == ADAPTER or (name.endswith(".index.json") and name != INDEX)
@@ -188,6 +221,16 @@ def _fields(path: Path) -> Mapping[str, object]:
 
 def check(certificate: Certificate, found: Found, model: Path, *, resaved: bool = False) -> None:
     """Raises `VerificationError` unless these are the weights of a certificate."""
+    wanted = None if certificate.adapter is None else certificate.adapter.configuration
+    if wanted != found.configuration:
+        words = [
+            "a model" if digest is None else f"the folder of an adapter whose {ADAPTER} has SHA-256 {digest.hex()}"
+            for digest in (wanted, found.configuration)
+        ]
+        raise VerificationError(
+            f"{model}: expected {words[0]}, got {words[1]}; the configuration decides the result as the tensors do, "
+            "and a merged model has sums that whoever merged it rounded"
+        )
     try:
         certificate.check_tensors(found.tensors)  # (5)
     except VerificationError as error:
@@ -207,7 +250,10 @@ def read_weights(model: Path) -> Found:
             return _joined(model, {model.name: _read(model, file, stamp)})
     with Folder(model) as folder:
         folder.check()  # (3)
-        names = folder.names()
+        names, configuration = folder.names(), None
+        if ADAPTER in names and ADAPTER_WEIGHTS in names:
+            configuration = Digest(sha256(folder.read(ADAPTER, MAX_CONFIGURATION_BYTES)).digest())
+            names.remove(ADAPTER)
         read = {}
         for name in (name for name in names if name.endswith(SUFFIX)):
             with folder.reading(name) as (file, stamp):
@@ -216,7 +262,8 @@ def read_weights(model: Path) -> Found:
             raise ConfigurationError(f"{model}: expected {SUFFIX} files in the folder, got none")
         if INDEX in names:
             _check_index(model / INDEX, folder.read(INDEX, MAX_INDEX_BYTES), read)
-    return _joined(model, read, tuple(name for name in names if name not in read))
+    found = _joined(model, read, tuple(name for name in names if name not in read))
+    return replace(found, configuration=configuration)
 
 
 _Read = tuple[Digest, dict[str, Digest]]
@@ -234,15 +281,18 @@ def _read(path: Path, file: FileIO, stamp: Stamp) -> _Read:
     whole, ids, trees = sha256(header), {}, hasher(os.cpu_count() or 1)
     with ThreadPoolExecutor(1) as second:
         for array in arrays:  # they follow each other without a gap
-            if array.committed is None:
+            wide = array.element in WIDENED
+            committed = DType.F32 if wide else array.committed
+            if committed is None:
                 raise EncodingError(
-                    f"{array}: expected F32, I64 or BOOL, as a run commits to them, got {array.element}"
+                    f"{array}: expected F32, BF16, F16, I64 or BOOL, which a run's tensors fill exactly, got "
+                    f"{array.element}"
                 )
-            stream = TensorStream(array.committed, array.shape, hasher=trees)
+            stream = TensorStream(committed, array.shape, hasher=trees)
             # SAFETY: the file is opened once more by its path, and refused unless it is still the file of this stamp.
             for block in array.blocks():
                 hashed = second.submit(whole.update, block)
-                stream.update(block)
+                stream.update(array.element.convert(array.element.read(block)).data if wide else block)
                 if array.committed == DType.BOOL:
                     check_bools(array, block)
                 hashed.result()  # the next block takes the place of this one

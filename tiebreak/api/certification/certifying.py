@@ -16,6 +16,7 @@ less than the certificate, and prove less: docs/certificates.md.
 """
 
 import json
+from collections.abc import Mapping, Set
 from dataclasses import replace
 from hashlib import sha256, sha512
 from pathlib import Path
@@ -24,16 +25,27 @@ from typing import Any, Final
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tiebreak.api.certification.certificates import Found, SignedCertificate, check, read_certificate, read_weights
+from tiebreak.api.certification.certificates import (
+    CHECK,
+    Found,
+    SignedCertificate,
+    check,
+    read_certificate,
+    read_weights,
+)
 from tiebreak.api.machine import environment
+from tiebreak.api.training.reading import CHECKS, check_of
 from tiebreak.api.training.runs import names_of
+from tiebreak.api.training.tasks import PEFT
 from tiebreak.engine.capture.captured import MODEL
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.directory import RunDirectory, check_root
+from tiebreak.engine.run.schedule import slot_name
 from tiebreak.protocol.commitments.certificate import (
     PAYLOAD_TYPE,
     STATEMENT_TYPE,
+    Adapter,
     Attestation,
     Certificate,
     Logged,
@@ -47,11 +59,18 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import run_tree, state_tree
 from tiebreak.protocol.commitments.seats import salt_of
 from tiebreak.protocol.errors import ConfigurationError, StateError, VerificationError
+from tiebreak.protocol.program.isa import SourceKind
 from tiebreak.protocol.tags import Digest
 
 _PURPOSE: Final = Digest(sha256(b"tiebreak: the P-256 key for certificates, 1").digest())
 _P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 _WORDS: Final = 200
+_WRAPPERS: Final = frozenset(["base_layer", "original_module", "token_adapter"])
+"""The modules that PEFT puts between a base's module and its tensors."""
+_UNKNOWN: Final = (
+    "expected a tensor of the run's model, or the folder of its adapter as PEFT writes it, got another name; certify "
+    "an adapter by itself: a merged model has sums that whoever merged it rounded"
+)
 
 Ending = tuple[Logged, tuple[Seat, ...]]
 """The transaction that settled a job, and the seats that were paid (`tiebreak.api.chain.onchain.ending_of`)."""
@@ -79,7 +98,7 @@ def certify(
     if there is None:
         envelope = Envelope(payload=replace(made, attestation=attestation).payload)
     else:
-        for what in ("agreement", "head", "record"):  # (4)
+        for what in ("agreement", "head", "record", "adapter"):  # (4)
             if getattr(there, what) != getattr(made, what):
                 raise VerificationError(f"{output}: expected the {what} of the run in {run.path}, got another")
         check(there, found, model)
@@ -107,20 +126,55 @@ def _certificate(
     if head.head.count != job.checkpoints:
         raise StateError(f"{run.path}: expected a head of all {job.checkpoints} checkpoints, got {head.head.count}")
     check_root(f"{run.path}: records", head.head.run_root, tree.root)
-    names = names_of(run)
+    names = names_of(run, adapter=found.configuration is not None)
     for tensor, digest in found.tensors.items():  # (3)
         entry = names.setdefault(tensor, MODEL + tensor)
-        if ids.get(entry) != digest:
-            expected = f"as {entry} of the final state" if entry in ids else "to be in the final state"
-            raise VerificationError(f"{model}, {tensor}: expected it {expected}, got another tensor")
+        if entry not in ids:
+            raise VerificationError(f"{model}, {tensor}: {_UNKNOWN}")
+        if ids[entry] != digest:
+            raise VerificationError(f"{model}, {tensor}: expected it as {entry} of the final state, got another tensor")
     shown = {names[tensor] for tensor in found.tensors}
+    weights = Weights.of(state_tree(ids), sorted(ids), {n: e for n, e in names.items() if e in shown}, MODEL)
     settlement, audits = (None, ()) if ending is None else ending
+    check = check_of(run)
+    described = [*environment.describe(), *([] if check == "full" else [(CHECK, CHECKS[check])])]
     return Certificate(
         agreement=run.agreement, head=head, record=records[-1], path=tuple(tree.proof(job.checkpoints - 1)),
         files=found.files, settlement=settlement, audits=audits,
-        weights=Weights.of(state_tree(ids), sorted(ids), {n: e for n, e in names.items() if e in shown}, MODEL),
-        environment={n: text.encode("ascii", "replace").decode()[:_WORDS] for n, text in environment.describe()},
+        weights=weights, adapter=_adapter(run, ids, shown, found.configuration),
+        environment={n: text.encode("ascii", "replace").decode()[:_WORDS] for n, text in described},
     )  # fmt: skip
+
+
+def _adapter(
+    run: RunDirectory, ids: Mapping[str, Digest], shown: Set[str], configuration: Digest | None
+) -> Adapter | None:
+    """The part of a certificate for an adapter with the entries `shown` as its tensors; None for a model's weights."""
+    if configuration is None:
+        return None
+    program = run.program
+    sources = {slot_name(program.body[n]): n for n in program.sources(SourceKind.STATE)}
+    changed = {slot_name(c) for c in program.commits if sources.get(slot_name(c)) != c.operands[0].value}
+    lost = sorted(name for name in changed - shown if name.startswith(MODEL))
+    if lost:
+        raise VerificationError(
+            f"{run.path}: expected all that was trained in the adapter, got {lost[0]} outside, which PEFT does "
+            "not save: certify the weights of the whole model (`tiebreak weights` without --like), or add it to "
+            "modules_to_save and train again"
+        )
+    names = base_names(names_of(run))
+    return Adapter(
+        configuration=configuration, root=Adapter.root_of(ids[entry] for entry in {*names.values()} - shown),
+        base=Weights.of(state_tree(ids), sorted(ids), names, MODEL + PEFT, shown),
+    )  # fmt: skip
+
+
+def base_names(names: Mapping[str, str]) -> dict[str, str]:
+    """The names that tensors had in a base before PEFT wrapped it. names: keys of the module's `state_dict`."""
+    return {
+        ".".join(word for word in key.removeprefix(PEFT).split(".") if word not in _WRAPPERS): entry
+        for key, entry in names.items()
+    }
 
 
 def signed_for_others(envelope: Envelope, key: PrivateKey) -> Envelope:
@@ -148,7 +202,8 @@ def _public(key: ec.EllipticCurvePrivateKey, encoding: serialization.Encoding) -
 def card(signed: SignedCertificate, found: Found, certificate: str) -> str:
     """A section of Markdown for a model card. certificate: the name of the file next to the weights."""
     job, record = signed.certificate.job, signed.certificate.record
-    model = next(iter(found.files)) if len(found.files) == 1 else "."
+    model = next(iter(found.files)) if len(found.files) == 1 and found.configuration is None else "."
+    adapter = signed.certificate.adapter
     signers = [f"| Signed by {signed.role(signer)} | `0x{signer.hex()}` |" for signer in signed.signers]
     required = "".join(f" --require 0x{signer.hex()}" for signer in signed.signers)
     return "\n".join([
@@ -160,14 +215,16 @@ def card(signed: SignedCertificate, found: Found, certificate: str) -> str:
         "",
         "| | |",
         "| --- | --- |",
+        f"| Certificate | `{signed.certificate.payload.digest.hex()}` |",
         f"| Job | `{job.id.hex()}` |",
         f"| Program | `{job.program_root.hex()}` |",
         f"| Data | `{job.data_root.hex()}` |",
         f"| First state | `{job.initial_state_root.hex()}` |",
+        *([] if adapter is None else [f"| Base | `{adapter.root.hex()}` |"]),
         f"| Final state | `{record.state_root.hex()}` |",
         *signers,
         "",
-        f"    tiebreak verify {model} {certificate}{required}",
+        f"    tiebreak verify {model} {certificate}{'' if adapter is None else ' --base BASE'}{required}",
         "",
         "It does not show that the run was computed as agreed: its signers say so, and an audit finds out.",
         "",

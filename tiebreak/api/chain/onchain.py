@@ -125,6 +125,12 @@ def end(chain: Chain, run: RunDirectory, key: PrivateKey, how: str) -> SentTrans
     return SentTransaction(what=f"{how} of job {run.job.id.hex()}", receipt=chain.send(key, call))
 
 
+def claim(chain: Chain, game_id: Digest, key: PrivateKey) -> SentTransaction:
+    """Claims that the side to move has used up its clock. Raises `Reverted`, with the reason, if it has not."""
+    receipt = chain.send(key, Call.of(tx.ClaimTimeout(game_id=game_id)))
+    return SentTransaction(what=f"a claim that the clock of game {game_id.hex()} ran out", receipt=receipt)
+
+
 def concede(chain: Chain, run: RunDirectory, key: PrivateKey, prover: Address) -> SentTransaction:
     """Ends a job by its trainer's word that its last head is false: half of the stake goes to the prover."""
     _require_owner(key, run.job.trainer, "trainer, to concede a head")

@@ -7,9 +7,10 @@ from typing import Final
 
 from safetensors.torch import save_file
 
-from tiebreak.api.certification.certificates import WEIGHTS
+from tiebreak.api.certification.certificates import ADAPTER, ADAPTER_WEIGHTS, WEIGHTS
 from tiebreak.api.chain.onchain import board_of, check_settled
-from tiebreak.api.training.runs import Run
+from tiebreak.api.training.runs import names_of
+from tiebreak.api.training.tasks import as_state_dict
 from tiebreak.engine.data.disk import Folder, storing
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory
@@ -52,7 +53,8 @@ def write_weights(
     """Writes the final weights of a run as .safetensors, under the keys of the module's `state_dict`.
 
     Signature, records and state are checked from the head down to each tensor. output: a new file; with `like`, a new
-    or empty folder in the layout of `save_pretrained`, in which configuration and tokenizer are copied from `like`.
+    or empty folder in the layout of `save_pretrained`, in which configuration and tokenizer are copied from `like`; if
+    that is the folder of an adapter, of which the configuration is enough, then the adapter alone.
     unsettled: do not ask a board. Raises `StateError` if the run is not finished, or its final state is not there.
     """
     run = RunDirectory.open(folder)
@@ -61,8 +63,8 @@ def write_weights(
         raise StateError(f"expected a signed head of all {run.job.checkpoints} checkpoints, got one of {len(records)}")
     settled = not unsettled and settled_root(run, rpc)
     # The root in the signed record covers every tensor, so `state` refuses a file in which one of them differs.
-    run.state(run.job.steps, records[-1].state_root)
-    tensors = Run(run).state_dict(run.job.steps)
+    adapter = like is not None and (like / ADAPTER).is_file()
+    tensors = as_state_dict(run.state(run.job.steps, records[-1].state_root), names_of(run, adapter=adapter))
     if like is None:
         if output.exists():
             raise ConfigurationError(f"{output} already exists; choose another file")
@@ -71,7 +73,7 @@ def write_weights(
         with Folder.make(output) as made:
             if made.names():
                 raise ConfigurationError(f"expected a new or empty folder, got {output}; choose another or empty it")
-        path = output / WEIGHTS
+        path = output / (ADAPTER_WEIGHTS if adapter else WEIGHTS)
         for file in sorted(like.iterdir()):
             if file.suffix in CONFIGURATION and file.is_file() and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, output / file.name)

@@ -46,7 +46,7 @@ class _Driven:
         self.first, self._losses = run.step, run.losses
         self._steps = steps
         self.weights: Mapping[str, Tensor] = {}
-        """Those after the last step, until the next is asked for."""
+        """The weights after the last step, until the next is asked for."""
         self._loss, self._left = 0.0, 0
         self._norm: float | None = None
         self.callbacks = trainer.callback_handler
@@ -204,7 +204,7 @@ class _Replayed(CallbackHandler):
         return control
 
     def _remember(self, held: Any) -> None:
-        """What the trainer saved beside its last checkpoint in these steps: evaluations, the best, and callbacks."""
+        """Loads evaluations, the best model and callbacks from the trainer's last checkpoint in these steps."""
         steps = {int(p.name.rpartition("-")[2]): p for p in Path(held.args.output_dir).glob("checkpoint-[0-9]*")}
         saved = [steps[n] for n in sorted(steps) if n <= self._driven.first and (steps[n] / _STATE).is_file()]
         if not saved:

@@ -10,14 +10,14 @@ import torch
 from accelerate.utils.operations import convert_outputs_to_fp32
 from torch import Tensor
 
-from tiebreak.api.huggingface.recording import ITEMS, WEIGHT, Columns, Recording, replaced
+from tiebreak.api.huggingface.recording import ITEMS, WEIGHT, RecordedColumns, Recording, replaced
 from tiebreak.protocol.errors import ConfigurationError
 
 _REPORTED: Final = ("_metrics", "_stored_metrics", "_total_train_tokens")
 """Attributes in which TRL's trainers and Axolotl's collect what they log."""
 _CLOSE: Final = 1e-4
 _CLOSE_IN_BF16: Final = 3e-2
-"""How far gradients of a batch and of the same batch padded may be apart, relative to their norms."""
+"""Gradients of a batch and of the same batch padded may be this far apart, relative to their norms."""
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def _silent(trainer: Any) -> Iterator[None]:
         yield
 
 
-def objective(trainer: Any, columns: Columns) -> Callable[..., Tensor]:
+def objective(trainer: Any, columns: RecordedColumns) -> Callable[..., Tensor]:
     """The loss as a function of the model and a row of the data, each (1, ...); rank 0."""
 
     def loss(model: Any, **rows: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ def objective(trainer: Any, columns: Columns) -> Callable[..., Tensor]:
 
 
 def value(trainer: Any, model: Any, inputs: Mapping[str, Any], items: Any) -> Tensor:
-    """What the trainer computes for one micro-batch, in f32."""
+    """Computes the trainer's loss of one micro-batch, f32."""
     with _silent(trainer), trainer.compute_loss_context_manager():
         found = trainer.compute_loss(model, dict(inputs), num_items_in_batch=items)
     return cast("Tensor", found.float())
@@ -77,7 +77,7 @@ def ready(trainer: Any) -> Iterator[None]:
         yield
 
 
-def check_padding(trainer: Any, recording: Recording, columns: Columns) -> None:
+def check_padding(trainer: Any, recording: Recording, columns: RecordedColumns) -> None:
     """Compares loss and gradients of the smallest batches as Trainer feeds them with those of their padded rows.
 
     Gradients too, since a loss alone may be blind: that of DPO is ln 2 for each batch before the first step. Raises

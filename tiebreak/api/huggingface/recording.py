@@ -1,4 +1,4 @@
-"""What each micro-batch of `trainer.train()` is fed: Trainer's own loop runs once with nothing to compute.
+"""Records what each micro-batch of `trainer.train()` is fed: Trainer's own loop runs once, with nothing to compute.
 
 So sampler, collator, packing, epochs, the short last step and the counts of labels are Trainer's own, in any version
 whose `training_step(model, inputs, num_items_in_batch)` is public.
@@ -31,14 +31,14 @@ _FILLINGS: Final = {
     "token_type_ids": 0, "special_tokens_mask": 1,
 }  # fmt: skip
 _FLASH: Final = frozenset(["cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"])
-"""What collators add for flash attention; other attention takes documents apart by `position_ids`."""
+"""Columns for flash attention alone; other attention takes documents apart by `position_ids`."""
 _MULTIPLE: Final = 8
 _MUCH_PADDING: Final = 0.25
 
 
 @dataclass(slots=True, kw_only=True)
 class Recording:
-    """What the loop did. A micro-batch is what `training_step` gets."""
+    """The micro-batches of a loop: each is the input of one `training_step`."""
 
     inputs: list[dict[str, Any]] = field(default_factory=list)
     """The inputs of each micro-batch, on the CPU."""
@@ -168,21 +168,21 @@ def _as_before(trainer: Trainer) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
+class RecordedColumns:
     """A recording as the data of a job: one row is one micro-batch, and the job's shuffle gives Trainer's order."""
 
     data: dict[str, Tensor]
     dtypes: dict[str, torch.dtype]
     """The types that the model gets; integers are stored in 32 bits."""
     constants: dict[str, Any]
-    """What is no tensor, and the same in all batches."""
+    """The values that are no tensors, and the same in all batches."""
     factor: float
     """The factor of each micro-batch's loss, unless the data have one for each."""
     smallest: tuple[tuple[int, int], ...]
     """Micro-batches that were padded most, by number, and the row of the data that each is in."""
 
 
-def columns(trainer: Trainer, recording: Recording) -> Columns:
+def columns(trainer: Trainer, recording: Recording) -> RecordedColumns:
     """Pads the micro-batches to one shape. Raises `ConfigurationError`, by name, for what has no filling."""
     held: Any = trainer
     a = trainer.args.gradient_accumulation_steps
@@ -206,7 +206,7 @@ def columns(trainer: Trainer, recording: Recording) -> Columns:
     sizes = [sum(row[n].numel() for n in names) for row in rows]
     widths = [row[names[0]].shape[0] for row in rows]
     smallest = {sizes.index(min(sizes)), widths.index(min(widths))}
-    return Columns(
+    return RecordedColumns(
         data={name: _placed(tensor, place) for name, tensor in found.items()}, dtypes=dtypes,
         constants={n: v for n, v in rows[0].items() if not isinstance(v, Tensor) and n not in _FLASH},
         factor=1.0 if WEIGHT in found else float(weights[0]),

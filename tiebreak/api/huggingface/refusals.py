@@ -1,4 +1,4 @@
-"""What a trainer asks for that a run could not follow, all of it in one message, by the names that the user wrote."""
+"""Refuses trainers that ask for more than a run could follow: all of it in one message, by the user's names."""
 
 import sys
 import warnings
@@ -24,7 +24,7 @@ _ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "activation_offloading": ((False,), "a run takes less memory with machine=tiebreak.Machine(memory=...)"),
     "sync_ref_model": ((False,), "a reference model that moves in a callback is not part of the step"),
 }
-"""By argument: the values that ask for nothing, and why others are refused."""
+"""The values of each argument that ask for nothing, and why others are refused."""
 _READING: Final = ("ReduceLROnPlateau", "GreedyLR")
 _LIBRARIES: Final = ("transformers.", "trl.", "peft.", "accelerate.", "tiebreak.")
 

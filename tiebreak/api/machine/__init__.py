@@ -2,13 +2,18 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.arguments import FLAG, NONE, PATH, Expectation, instance, require_fields, whole
 
 if TYPE_CHECKING:
     from tiebreak.engine.distributed.exchange import Exchange
     from tiebreak.engine.logged.policy import LoggedPolicy
+
+
+MAX_THREADS: Final = 1 << 16
+MAX_SEED: Final = (1 << 63) - 1
+DEVICE: Final = instance("the name of a torch device, such as cuda:0", str)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +42,13 @@ class Machine:
     """Workers check each other once in this many steps (`tiebreak.engine.distributed.check`); None: never."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.device, str):
-            raise ConfigurationError(f"expected the name of a device, such as cuda:0, got {self.device!r}")
-        for name, least in (("threads", 1), ("permute", 0), ("memory", 0), ("check_every", 1)):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= least):
-                raise ConfigurationError(f"expected {name} of at least {least}, or None, got {value!r}")
+        policy = Expectation("a policy of tiebreak.calibrate", lambda x: hasattr(x, "thresholds"))
+        exchange = Expectation("the workers of tiebreak.api.training.distributed.joined", lambda x: hasattr(x, "meet"))
+        require_fields(
+            self, device=DEVICE, threads=whole(1, MAX_THREADS) | NONE, permute=whole(0, MAX_SEED) | NONE,
+            memory=whole(0) | NONE, graphs=FLAG, policy=PATH | policy | NONE, exchange=exchange | NONE,
+            check_every=whole(1) | NONE,
+        )  # fmt: skip
+
+
+MACHINE: Final = instance("a tiebreak.Machine", Machine)

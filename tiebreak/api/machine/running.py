@@ -84,7 +84,11 @@ def make_interpreter(program: Program, machine: Machine = Machine(), job: Job | 
 
 def as_policy(policy: Policy | None) -> LoggedPolicy | None:
     """Loads the policy if it is given as a path. Raises `EncodingError` if the file is not a policy."""
-    return LoggedPolicy.load(Path(policy)) if isinstance(policy, str | Path) else policy
+    if not isinstance(policy, str | Path):
+        return policy
+    if not Path(policy).is_file():
+        raise ConfigurationError(f"expected the file of a policy (tiebreak calibrate), got none at {policy}")
+    return LoggedPolicy.load(Path(policy))
 
 
 def make_logging(job: Job | None, policy: LoggedPolicy | None = None) -> Logging | None:
@@ -106,11 +110,3 @@ def make_logging(job: Job | None, policy: LoggedPolicy | None = None) -> Logging
             f"expected a policy of the job's precision, {job.precision}, got one of {policy.precision}"
         )
     return replace(policy.logging(), tolerances=tolerances)
-
-
-def policy_words(job: Job) -> str:
-    """One line that describes the rules of a job."""
-    if not job.is_logged:
-        return f"exact, {job.precision} bits"
-    tolerances = (f"{kind.name.lower()} 2^-{n}" for kind in SumKind if (n := tolerance_of(job.tolerances, kind)))
-    return f"logged, {job.precision} bits, within {', '.join(tolerances) or 'no tolerance'} of a gap"

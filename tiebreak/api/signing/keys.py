@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tiebreak.api.signing.keystore import MAX_KEYSTORE_BYTES, read_keystore
 from tiebreak.api.signing.signers import SignerKey
+from tiebreak.protocol.arguments import PASSPHRASE, PATH, instance, taking
 from tiebreak.protocol.commitments.keys import RANDOM_BYTES, PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -21,10 +22,13 @@ def new_key() -> PrivateKey:
     return PrivateKey.generate(secrets.token_bytes(RANDOM_BYTES))
 
 
+@taking(key=instance("a key (tiebreak.new_key makes one)", PrivateKey), path=PATH, passphrase=PASSPHRASE)
 def save_key(key: PrivateKey, path: str | Path, passphrase: str) -> None:
     """Writes a new file of mode 0600, either whole or not at all. Raises `ConfigurationError` if the file exists."""
     path, pem = Path(path), key.to_pem(passphrase)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    if not path.parent.is_dir():
+        raise ConfigurationError(f"expected a folder for the key file, got none at {path.parent}; make it first")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -45,6 +49,7 @@ def is_signer(path: str | Path) -> bool:
     return Path(path).is_socket()
 
 
+@taking(path=PATH, passphrase=PASSPHRASE)
 def load_key(path: str | Path, passphrase: str) -> PrivateKey:
     """Reads a key file, or connects to a signer.
 

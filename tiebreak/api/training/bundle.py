@@ -4,8 +4,8 @@
     state.safetensors     the initial state
     data.safetensors      everything else that the steps read
     origins.json          where in the model each instruction comes from, for readers only: no root binds it
-    bundle.json           name, steps, checkpoint interval, and the three roots; written last. `"unchecked": true` if
-                          the program was not compared with eager PyTorch
+    bundle.json           name, steps, checkpoint interval, and the three roots; written last. `"check"` is
+                          "slice" or "none" if not all of the program was compared with eager PyTorch
 
 All of these bytes are untrusted until `load_bundle` has checked them: the program must obey its rules, state and data
 must have exactly the names, dtypes and shapes that it declares, and the roots must be those of the files.
@@ -58,7 +58,8 @@ class Bundle:
     program: Program
     state: dict[str, Tensor]
     data: dict[str, Tensor]
-    checked: bool = True
+    check: str = "full"
+    """The kind of its check (`Captured`), as somebody wrote it."""
     origins: bytes = b""
     """The contents of origins.json, as somebody wrote them: for readers only."""
 
@@ -80,7 +81,7 @@ class Bundle:
             program=captured.program,
             state=captured.state,
             data=captured.data,
-            checked=captured.checked,
+            check=captured.check,
             origins=origins_of(captured),
         )
 
@@ -104,7 +105,7 @@ class Bundle:
     def manifest(self) -> dict[str, Any]:
         """The contents of bundle.json."""
         sizes = {"name": self.name, "steps": self.steps, "checkpoint_interval": self.checkpoint_interval}
-        return {"format": FORMAT, **sizes, **self.roots(), **({} if self.checked else {"unchecked": True})}
+        return {"format": FORMAT, **sizes, **self.roots(), **({} if self.check == "full" else {"check": self.check})}
 
     def save(self, folder: Path) -> None:
         """Writes the files into a new or empty folder, the manifest last."""
@@ -126,9 +127,9 @@ def origins_of(captured: Captured) -> bytes:
     return json.dumps([instruction.origin for instruction in captured.program.body]).encode()
 
 
-def capture_bundle(task: Task, *, unchecked: bool = False, device: str = "cpu") -> Bundle:
+def capture_bundle(task: Task, *, check: str = "full", device: str = "cpu") -> Bundle:
     """Captures a task as `tiebreak.api.training.tasks.capture` does."""
-    made = capture(task, unchecked=unchecked, device=device)
+    made = capture(task, check=check, device=device)
     return Bundle.of(made, name=task.name, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
 
 
@@ -143,8 +144,9 @@ def load_bundle(folder: Path) -> Bundle:
         files.check()
         manifest = JsonObject.parse(str(folder / MANIFEST), files.read(MANIFEST, MAX_MANIFEST_BYTES), MAX_DEPTH)
         manifest.integer("format", FORMAT, FORMAT)
-        if unchecked := "unchecked" in manifest:
-            manifest.take("unchecked", "true, or no such field", lambda found: found is True)
+        check = "full"
+        if "check" in manifest:
+            check = manifest.take("check", "slice, none, or no such field", lambda found: found in ("slice", "none"))
         program = decoded(folder / PROGRAM, Program.decode, files.read(PROGRAM, MAX_PROGRAM_BYTES))
         bundle = Bundle(
             name=manifest.text("name"),
@@ -153,7 +155,7 @@ def load_bundle(folder: Path) -> Bundle:
             program=program,
             state=read_tensors(files, STATE, program.state_spec()),
             data=map_tensors(files, DATA, program.data_spec()),
-            checked=not unchecked,
+            check=check,
             origins=files.read(ORIGINS, MAX_ORIGINS_BYTES) if files.holds(ORIGINS) else b"",
         )
     for (name, root), file in zip(bundle.roots().items(), (PROGRAM, STATE, DATA), strict=True):

@@ -20,8 +20,9 @@ from tiebreak.engine.logged.divergence import variants_of
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.qualify import qualify
+from tiebreak.protocol.arguments import NONE, share, shown, taking, whole
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.numbers.float32 import MAX_PRECISION
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.program.program import Program
 
 STEPS: Final = 3
@@ -92,6 +93,10 @@ def calibrate_subjects(
     return calibration.policy(margin=margin, share=share, environment=environment)
 
 
+@taking(
+    precision=whole(MIN_PRECISION, MAX_PRECISION), steps=whole(1), orders=whole(1, MAX_ORDERS), margin=share(1),
+    share=share(0, 1), threads=whole(1) | NONE, seed=whole(0),
+)  # fmt: skip
 def calibrate(
     *tasks: Task, precision: int = MAX_PRECISION, steps: int = STEPS,
     orders: int = ORDERS, margin: float = MARGIN, share: float = SHARE, threads: int | None = None, seed: int = 0,
@@ -113,5 +118,5 @@ def calibrate(
 
 def _subject(task: object) -> Subject:
     if not isinstance(task, Task):
-        raise ConfigurationError(f"expected tasks of tiebreak.make_task, got {type(task).__name__}")
+        raise ConfigurationError(f"expected tasks of tiebreak.make_task, got {shown(task)}")
     return subject_of(task.name, capture_bundle(task))

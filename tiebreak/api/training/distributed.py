@@ -1,10 +1,13 @@
 """Joins the workers that `torchrun` has started, and finds out which one is gone when they lose each other."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import FrameType
 from typing import Any, Final
 
 import torch.distributed as dist
@@ -21,6 +24,9 @@ BEAT: Final = 1.0
 """Seconds between two signs of life of a worker."""
 TIMEOUT: Final = 600.0
 """Seconds that a worker waits for another, for instance while the first one writes a checkpoint."""
+
+
+GO_ON: Final = "what is committed stays, start any number of workers to go on"
 
 
 class WorkerLost(StateError):
@@ -53,13 +59,39 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
     exchange = Torch() if backend == "nccl" else nearby(timeout)
     beats = _Beats(store.clone(), exchange)
     try:
-        yield exchange
-    except ExchangeError as error:
-        raise WorkerLost(f"{beats.verdict()}; what is committed stays, start any number of workers to go on") from error
+        with _last_words(exchange.worker):
+            try:
+                yield exchange
+            except ExchangeError as error:
+                raise WorkerLost(f"{beats.verdict()}; {GO_ON}") from error
     finally:
         beats.stop()
         exchange.close()
         dist.destroy_process_group()
+
+
+@contextmanager
+def _last_words(worker: int) -> Iterator[None]:
+    """Says how to go on when torchrun ends this worker because another one was killed, before torch's traceback.
+
+    One of the first two says it: at least one of them is there if a single worker is lost.
+    """
+
+    def ended(number: int, _frame: FrameType | None) -> None:
+        if worker < 2:
+            line = f"worker {worker} was told to end, as when another worker is lost; {GO_ON} with the same command\n"
+            os.write(2, line.encode())
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+    before = signal.signal(signal.SIGTERM, ended)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def plan(run: RunDirectory, workers: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from tiebreak.engine.capture.captured import MODEL
 from tiebreak.engine.capture.purity import untouched
 from tiebreak.engine.capture.task import Task
+from tiebreak.protocol.arguments import shown
 from tiebreak.protocol.errors import ConfigurationError
 
 
@@ -27,7 +28,12 @@ def evaluate_state(task: Task, state: Mapping[str, Tensor]) -> dict[str, float]:
     with untouched(task.model):
         model = copy.deepcopy(task.model)
         load_state(model, own)
-        return task.evaluate(model.eval())
+        found: object = task.evaluate(model.eval())
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise ConfigurationError(
+            f"expected evaluate(model) to return metrics by name, such as {{'accuracy': 0.9}}, got {shown(found)}"
+        )
+    return dict(found)
 
 
 def load_state(model: nn.Module, state: dict[str, Tensor]) -> None:

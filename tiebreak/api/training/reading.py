@@ -1,9 +1,18 @@
-"""The properties and the progress of a run in its folder, as JSON data."""
+"""The properties and the progress of a run in its folder, as JSON data. Nothing here needs torch."""
 
-from typing import Any
+from typing import Any, Final
 
-from tiebreak.api.machine.running import policy_words
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import MAX_NOTICE_BYTES, UNCHECKED, RunDirectory, open_offer
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.program.rounding import SumKind, tolerance_of
+
+__all__ = ["CHECKS", "check_of", "open_offer", "policy_words", "show", "status"]
+CHECKS: Final = {
+    "full": "the program was compared with eager PyTorch",
+    "slice": "the program was compared with eager PyTorch on a slice, a few of its equal layers",
+    "none": "the program was never compared with eager PyTorch",
+}
+"""The kinds of checks, and the words for each."""
 
 
 def status(run: RunDirectory) -> dict[str, Any]:
@@ -33,7 +42,24 @@ def show(run: RunDirectory) -> dict[str, Any]:
         "contract": f"0x{domain.contract.hex()}",
         "agreed": bool(run.agreement.trainer_signature),
         "rules": policy_words(job),
+        "check": CHECKS[check_of(run)],
         **job.to_json(),
         "checkpoints": job.checkpoints,
         "instructions": len(run.program.body),
     }
+
+
+def check_of(run: RunDirectory) -> str:
+    """One of `CHECKS`, as whoever made the folder says."""
+    with run.folder() as folder:
+        if not folder.holds(UNCHECKED):
+            return "full"
+        return "slice" if folder.read(UNCHECKED, MAX_NOTICE_BYTES).startswith(b"slice:") else "none"
+
+
+def policy_words(job: Job) -> str:
+    """One line that describes the rules of a job."""
+    if not job.is_logged:
+        return f"exact, {job.precision} bits"
+    tolerances = (f"{kind.name.lower()} 2^-{n}" for kind in SumKind if (n := tolerance_of(job.tolerances, kind)))
+    return f"logged, {job.precision} bits, within {', '.join(tolerances) or 'no tolerance'} of a gap"

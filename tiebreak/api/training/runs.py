@@ -1,7 +1,7 @@
 """Runs on disk: committed at every checkpoint, resumable after a crash, open to audits, and disputable if signed."""
 
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -14,17 +14,18 @@ from torch import Tensor, nn
 from tiebreak.api.auditing.audits import audit_chosen, segments_of
 from tiebreak.api.auditing.progress import Tally, on_stderr
 from tiebreak.api.disputing.disputes import Dispute, dispute, open_both
-from tiebreak.api.machine import Machine
+from tiebreak.api.machine import MACHINE, Machine
 from tiebreak.api.machine.running import Policy, as_policy, make_interpreter
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import ORIGINS, Bundle, capture_bundle
 from tiebreak.api.training.distributed import joined
 from tiebreak.api.training.evaluation import evaluate_state
-from tiebreak.api.training.tasks import as_state_dict, make_task, state_names
-from tiebreak.api.training.trainer import OnStep, Step, norm_in, tell
+from tiebreak.api.training.reading import CHECKS, check_of
+from tiebreak.api.training.tasks import CHECK, MODULE, adapter_names, as_state_dict, make_task, state_names
+from tiebreak.api.training.trainer import Callbacks, Step, norm_in, tell
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.captured import Captured
-from tiebreak.engine.capture.task import Task
+from tiebreak.engine.capture.task import LOSSES, Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.distributed.exchange import Exchange
 from tiebreak.engine.distributed.train import SharedInterpreter, follow
@@ -32,22 +33,23 @@ from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
 from tiebreak.engine.run.commit import Commit
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, UNCHECKED, RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker
+from tiebreak.protocol.arguments import CALLBACKS, FLAG, NONE, PATH, TEXT, instance, taking, whole
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import drawable
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.program import rounding
 from tiebreak.protocol.tags import Digest
 
-NAMES: Final = "state_dict.tsv"
-UNCHECKED: Final = "unchecked.txt"
-"""Stands in the folder of a run whose capture was not checked against eager PyTorch."""
-MAX_NAMES_BYTES: Final = 1 << 26
+KEY: Final = instance("a key (tiebreak.load_key reads one)", PrivateKey)
+PRECISION: Final = whole(MIN_PRECISION, MAX_PRECISION)
+POLICY_OR_PATH: Final = instance("a policy of tiebreak.calibrate", LoggedPolicy) | PATH
 
 
 class Run:
@@ -73,9 +75,9 @@ class Run:
         return self._run.job
 
     @property
-    def checked(self) -> bool:
-        """Whether the program was compared with eager PyTorch at capture, as far as this folder tells."""
-        return not (self.directory / UNCHECKED).exists()
+    def check(self) -> str:
+        """The comparison of the program with eager PyTorch: "full", "slice" or "none", as the folder says."""
+        return check_of(self._run)
 
     @property
     def steps(self) -> int:
@@ -107,6 +109,7 @@ class Run:
         head = self._run.last_head()
         return 0 if head is None else head.head.count
 
+    @taking(step=whole(0) | NONE)
     def state_dict(self, step: int | None = None) -> dict[str, Tensor]:
         """Weights and buffers for the module's `load_state_dict`, checked against their record.
 
@@ -120,9 +123,10 @@ class Run:
             raise StateError(f"the state after step {at} was not kept; replay to it")
         return as_state_dict(self._run.state(at), names_of(self._run))
 
+    @taking(key=KEY | NONE, until=whole(1) | NONE, progress=FLAG, keep=TEXT, callbacks=CALLBACKS)
     def resume(
         self, key: PrivateKey | None = None, *, until: int | None = None, progress: bool = True, keep: str = "all",
-        callbacks: Sequence[OnStep] = (), exchange: Exchange | None = None,
+        callbacks: Callbacks = (), exchange: Exchange | None = None,
     ) -> "Run":  # fmt: skip
         """Computes from the last complete checkpoint to step `until` (default: the end) and returns the run.
 
@@ -152,6 +156,7 @@ class Run:
             continue_run(self._run, machine, key=key, until=until, keep=keep, on_progress=told, on_commit=committed)
         return self
 
+    @taking(key=KEY | NONE, keep=TEXT)
     def iterate(self, key: PrivateKey | None = None, *, keep: str = "all") -> Generator[tuple[Step, dict[str, Tensor]]]:
         """Computes what is left, each step when it is asked for, and yields it with its weights and buffers.
 
@@ -169,7 +174,7 @@ class Run:
                 step = Step(progress.step, progress.loss, progress.seconds, norm=norm_in(state))
                 yield step, weights
 
-    def _evaluate(self, step: int, callbacks: Sequence[OnStep]) -> None:
+    def _evaluate(self, step: int, callbacks: Callbacks) -> None:
         """Measures the state of a checkpoint, if the task can and it is due."""
         task = self._task
         if task is None or task.evaluate is None or (step % (task.evaluate_every or step) and step != self.steps):
@@ -179,6 +184,7 @@ class Run:
         found = Step(step, self.losses[step - 1], time.perf_counter() - started, self.metrics[step])
         tell(callbacks, found, task.model)
 
+    @taking(sample=whole(1) | NONE, seed=TEXT | NONE, from_step=whole(1) | NONE, to_step=whole(1) | NONE, progress=FLAG)
     def audit(
         self, *, sample: int | None = None, seed: str | None = None, from_step: int | None = None,
         to_step: int | None = None, progress: bool = False,
@@ -204,6 +210,7 @@ class Run:
             chosen = segments_of(self._run, len(records), from_step, to_step)
         return audit_chosen(self._run, chosen, records, self._machine, quiet=not progress)
 
+    @taking(replay=PATH, count=whole(1) | NONE)
     def dispute(self, replay: str | Path, *, count: int | None = None) -> Dispute | None:
         """Plays the verification game over a signed head of this run, against the auditor's replay of the same job.
 
@@ -251,9 +258,13 @@ def _interpreter(run: RunDirectory, machine: Machine, key: PrivateKey | None) ->
     return make_interpreter(run.program, machine, run.job)
 
 
+@taking(
+    model=MODULE, loss=LOSSES, directory=PATH, trainer=KEY | NONE, machine=MACHINE, progress=FLAG, keep=TEXT,
+    callbacks=CALLBACKS, distributed=FLAG,
+)  # fmt: skip
 def train(
     model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path, trainer: PrivateKey | None = None,
-    machine: Machine = Machine(), progress: bool = True, keep: str = "all", callbacks: Sequence[OnStep] = (),
+    machine: Machine = Machine(), progress: bool = True, keep: str = "all", callbacks: Callbacks = (),
     distributed: bool = False, **options: Any,
 ) -> Run:  # fmt: skip
     """Trains into a directory and returns the finished run. Called again, it continues the run in that directory.
@@ -277,10 +288,15 @@ def train(
         return Run(RunDirectory.open(Path(directory)), machine).resume(progress=False, keep=keep, exchange=exchange)
 
 
+@taking(
+    model=MODULE, loss=LOSSES, directory=PATH, client=KEY | NONE, trainer=KEY | NONE, policy=POLICY_OR_PATH | NONE,
+    terms=instance("tiebreak.Terms", Terms) | NONE, precision=PRECISION | NONE, machine=MACHINE, check=CHECK,
+    domain=instance("a tiebreak.protocol.commitments.eip712.Domain", Domain) | NONE,
+)  # fmt: skip
 def agree(
     model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path, client: PrivateKey | None = None,
     trainer: PrivateKey | None = None, terms: Terms | None = None, policy: Policy | None = None,
-    precision: int | None = None, domain: Domain | None = None, machine: Machine = Machine(), unchecked: bool = False,
+    precision: int | None = None, domain: Domain | None = None, machine: Machine = Machine(), check: str = "full",
     **options: Any,
 ) -> Run:  # fmt: skip
     """Captures a job, has client and trainer sign it, and returns a run in which nothing is computed yet.
@@ -290,7 +306,7 @@ def agree(
     policy of `tiebreak.calibrate` or the path of its file, for policy `logged` [default: `exact`]. precision: bits of
     results, 16 to 32 [default: the policy's, or 32]. machine: how this process computes the run. If the directory
     already holds a run, that run is opened, provided that it is the same job over the same model, data and settings.
-    unchecked: see `tiebreak.capture`; the run says so. options: the arguments of `tiebreak.make_task`.
+    check: see `tiebreak.capture`; the run says so. options: the arguments of `tiebreak.make_task`.
     """
     if (client is None) != (trainer is None):
         raise ConfigurationError("expected the keys of both client and trainer, or neither, got one")
@@ -302,9 +318,9 @@ def agree(
             f"{task.evaluate_every}; a run on disk is measured at its checkpoints"
         )
     there = (folder / "job.bin").exists()
-    if not there and folder.exists() and any(folder.iterdir()):
+    if not there and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder}: expected a new or empty directory, or a run, got other files")
-    bundle = capture_bundle(task, unchecked=unchecked, device=machine.device)
+    bundle = capture_bundle(task, check=check, device=machine.device)
     client, trainer, terms, policy = client or new_key(), trainer or new_key(), terms or Terms(), as_policy(policy)
     if there:
         opened = RunDirectory.open(folder)
@@ -314,7 +330,9 @@ def agree(
         bundle, folder, client=client, trainer=trainer, terms=terms, domain=domain or OFF_CHAIN, policy=policy,
         precision=precision,
     )  # fmt: skip
-    write_file(folder / NAMES, "".join(f"{key}\t{entry}\n" for key, entry in state_names(model).items()).encode())
+    adapted, names = adapter_names(model), state_names(model)
+    lines = ["\t".join([key, entry, *([adapted[key]] if key in adapted else [])]) for key, entry in names.items()]
+    write_file(folder / NAMES, "".join(f"{line}\n" for line in lines).encode())
     return Run(made, machine, task)
 
 
@@ -351,8 +369,8 @@ def draft(
 
 def notice(bundle: Bundle) -> dict[str, bytes]:
     """Files that tell of a run's capture: the origin of each instruction, and a mark if nobody has checked it."""
-    mark = b"captured with --unchecked: never compared with eager PyTorch\n"
-    return ({} if bundle.checked else {UNCHECKED: mark}) | ({ORIGINS: bundle.origins} if bundle.origins else {})
+    mark = {} if bundle.check == "full" else {UNCHECKED: f"{bundle.check}: {CHECKS[bundle.check]}\n".encode()}
+    return mark | ({ORIGINS: bundle.origins} if bundle.origins else {})
 
 
 def open_directory(directory: Path) -> RunDirectory:
@@ -362,6 +380,7 @@ def open_directory(directory: Path) -> RunDirectory:
     return RunDirectory.open(directory)
 
 
+@taking(directory=PATH, machine=MACHINE)
 def open_run(directory: str | Path, *, machine: Machine = Machine()) -> Run:
     """Opens an existing run, which may come from a stranger.
 
@@ -382,18 +401,28 @@ def _check_same(there: Job, wanted: Job, folder: Path) -> None:
             )
 
 
-def names_of(run: RunDirectory) -> dict[str, str]:
-    """Maps keys of the module's `state_dict` to entries of the state.
+def names_of(run: RunDirectory, *, adapter: bool = False) -> dict[str, str]:
+    """Maps keys of the module's `state_dict` to entries of the state. adapter: the names in its adapter's file instead.
 
-    The file is checked. The command line writes none; then the keys are the entries' own names.
+    The file is checked. The command line writes none; then the keys are the entries' own names. Raises `StateError` if
+    there is no adapter.
     """
     path, entries = run.path / NAMES, run.program.state_spec()
-    if not path.is_file():
+    if not path.is_file() and not adapter:
         return {name.removeprefix("model."): name for name in entries if name.startswith("model.")}
     # Plain lines instead of JSON, because deeply nested JSON from a stranger can exhaust the C stack of its parser.
     with run.folder() as folder:
-        lines = folder.read(NAMES, MAX_NAMES_BYTES).decode("utf-8", "replace").splitlines()
-    names = {key: entry for key, _, entry in (line.partition("\t") for line in lines)}
-    if not names or not all(entry in entries for entry in names.values()):
-        raise EncodingError(f"{path}: expected keys and entries of the state, a tab between them, on lines")
+        text = folder.read(NAMES, MAX_NAMES_BYTES) if folder.holds(NAMES) else b""
+    rows = [line.split("\t") for line in text.decode("utf-8", "replace").splitlines()]
+    if (not rows and not adapter) or not all(len(row) in (2, 3) and row[1] in entries for row in rows):
+        raise EncodingError(
+            f"{path}: expected keys, entries of the state, and names in an adapter's file, tabs between them, on lines"
+        )
+    if not adapter:
+        return {row[0]: row[1] for row in rows}
+    if not (names := {row[2]: row[1] for row in rows if len(row) == 3}):
+        raise StateError(
+            f"{path}: expected the names of an adapter's tensors, which `tiebreak.agree` and `tiebreak.train` write "
+            "down for a PEFT model, got none"
+        )
     return names

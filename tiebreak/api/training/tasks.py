@@ -1,6 +1,7 @@
 """Makes a task from what a PyTorch user has at hand, and reports every mistake before any work is done."""
 
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
@@ -14,13 +15,18 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import TensorDataset
 
 from tiebreak.api.data import hugging_face
+from tiebreak.api.machine import DEVICE
 from tiebreak.api.machine.running import usable_device
+from tiebreak.api.training.reading import CHECKS
 from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
 from tiebreak.engine.capture.check import checked
-from tiebreak.engine.capture.task import Batch, Loss, Optimizer, Rows, Task
+from tiebreak.engine.capture.slices import Slice
+from tiebreak.engine.capture.task import LOSSES, Batch, Loss, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, map_array, open_array
+from tiebreak.engine.optimizers.settings import STEPS
 from tiebreak.engine.run.cost import Cost, cost_of, memory_here
 from tiebreak.engine.run.loop import exact_step
+from tiebreak.protocol.arguments import NONE, TEXT, Expectation, instance, shown, taking, whole
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.program import Program
 
@@ -36,8 +42,19 @@ PROCESS: Final = 1 << 29
 """Bytes that a process takes before it holds a model: torch, its tracer and the engine."""
 CHECKPOINTS: Final = 10
 """The number of checkpoints in a run that does not choose its own interval."""
+PEFT: Final = "base_model.model."
+"""The prefix of a base model's names in a PEFT model."""
 
 
+MODULE: Final = instance("a torch.nn.Module", nn.Module)
+TASK: Final = instance("a task of tiebreak.make_task", Task)
+CHECK: Final = Expectation(f"one of {', '.join(CHECKS)}", lambda x: isinstance(x, str) and x in CHECKS)
+
+
+@taking(
+    model=MODULE, loss=LOSSES, batch=whole(1) | instance("a tiebreak.Batch", Batch), steps=STEPS, name=TEXT,
+    items=TEXT | NONE, checkpoint_every=whole(1) | NONE,
+)  # fmt: skip
 def make_task(
     model: nn.Module, loss: Loss | Sequence[Loss], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
     steps: int, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None, name: str = "run",
@@ -66,7 +83,6 @@ def make_task(
     options: further fields of `tiebreak.Task`.
     """
     losses: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
-    _check_kinds(model, losses, steps)
     optimizer, schedule = _configured(optimizer, schedule)
     arrays = _arrays(data, losses)
     names = tuple(name for name in arrays if name != options.get("items"))
@@ -111,16 +127,6 @@ def _of_steps(given: Any) -> Any:
     return config["scheduler"]
 
 
-def _check_kinds(model: object, losses: Sequence[object], steps: object) -> None:
-    if not isinstance(model, nn.Module):
-        raise ConfigurationError(f"expected a torch.nn.Module, got {type(model).__name__}")
-    for loss in losses:
-        if not callable(loss):
-            raise ConfigurationError(f"expected a loss to call, got {type(loss).__name__}")
-    if not isinstance(steps, int) or steps < 1:
-        raise ConfigurationError(f"expected a number of steps of at least 1, got {steps!r}")
-
-
 def _arrays(data: Any, losses: Sequence[Callable[..., Tensor]]) -> dict[str, Any]:
     if isinstance(getattr(data, "column_names", None), dict):
         raise ConfigurationError(
@@ -131,7 +137,7 @@ def _arrays(data: Any, losses: Sequence[Callable[..., Tensor]]) -> dict[str, Any
     if isinstance(data, TensorDataset):
         data = {f"tensor{i}": tensor for i, tensor in enumerate(data.tensors)}
     if not isinstance(data, Mapping) or not data:
-        raise ConfigurationError(f"expected arrays by name or a TensorDataset, got {type(data).__name__}")
+        raise ConfigurationError(f"expected data as arrays by name or a TensorDataset, got {shown(data)}")
     return {name: _array(name, array) for name, array in data.items()}
 
 
@@ -152,8 +158,11 @@ def _array(name: str, array: object) -> Tensor:
         case str() | Path():
             return map_array(open_array(array))
         case np.ndarray():
-            return torch.from_numpy(array)
-    raise ConfigurationError(f"expected an array or a file in data {name!r}, got {type(array).__name__}")
+            try:
+                return torch.from_numpy(array)
+            except (TypeError, ValueError) as error:  # a dtype or a stride that torch does not have
+                raise ConfigurationError(f"expected numbers that torch can read in data {name!r}: {error}") from error
+    raise ConfigurationError(f"expected an array or a file in data {name!r}, got {shown(array)}")
 
 
 def _loss(loss: Callable[..., Tensor], names: tuple[str, ...], *, by_position: bool) -> Callable[..., Tensor]:
@@ -186,38 +195,50 @@ def _in_order(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _factors(schedule: Schedule | None, steps: int) -> Any:
     if schedule is None or isinstance(schedule, LRScheduler):
         return schedule
-    return tuple(float(schedule(step)) for step in range(steps)) if callable(schedule) else tuple(schedule)
+    if not callable(schedule) and (isinstance(schedule, str | bytes) or not isinstance(schedule, Iterable)):
+        return schedule  # the task refuses it
+    try:
+        found: Any = [schedule(step) for step in range(steps)] if callable(schedule) else schedule
+        return tuple(one if isinstance(one, LRScheduler) else float(one) for one in found)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"expected a number for each step in the schedule: {error}") from error
 
 
-def capture(task: Task, *, unchecked: bool = False, device: str = "cpu") -> Captured:
+@taking(task=TASK, check=CHECK, device=DEVICE)
+def capture(task: Task, *, check: str = "full", device: str = "cpu") -> Captured:
     """Captures the task as a program, its initial state and its data, and checks the program against eager PyTorch.
 
-    The check takes about as long as capture itself and a few steps, which a CUDA device may compute; `unchecked` skips
-    it. Raises `ConfigurationError` if the program is not the model, if there is none (it then lists every operator that
-    has no exact form), or, before anything is computed, if this machine has too little memory for the check.
+    The check takes about as long as capture itself and a few steps, which a CUDA device may compute. check: "full";
+    "slice" for a model of which this is too much: three of each list of equal layers are checked, and all others do the
+    same (docs/decisions/capture.md says what this cannot see); or "none". Raises `ConfigurationError` if the program is
+    not the model, if there is none (it then lists every operator that has no exact form), or, before anything is
+    computed, if this machine has too little memory for the check.
     """
-    if unchecked:
+    if check == "none":
         return capture_task(task)
-    chosen = usable_device(device)
+    chosen, part = usable_device(device), Slice.of(task) if check == "slice" else None
+    steps = task if part is None else part.task
     if chosen.type == "cpu":
-        _require_memory(task)
+        _require_memory(task, steps)
 
     def run_step(program: Program, *given: Any) -> Any:
         if given[-1].type == "cpu":
-            _require_memory(task, cost_of(program))
+            _require_memory(task, steps, cost_of(program))
         return exact_step(program, *given)
 
-    return checked(task, run_step, chosen)
+    return checked(task, run_step, chosen, part)
 
 
-def _require_memory(task: Task, step: Cost | None = None) -> None:
+def _require_memory(task: Task, part: Task, step: Cost | None = None) -> None:
     """Raises `ConfigurationError` if capture and its check take more memory than there is here.
 
-    They hold the model, its first state, and the new tensors and gradients of the first step. Added to these are the
-    gradients and values of the second step or, in FP64, the weights, gradients and values of eager PyTorch with the
-    parts of its largest gradient. Without `step`, which the program tells, values and moments are not counted.
+    First the whole model's step is rehearsed: copies of its tensors and two sets of gradients. Then the engine takes
+    two steps of `part`, the task itself or a slice of it, and keeps their gradients, the new state of the first and the
+    new weights of the second. Of these, weights and gradients are still there when eager PyTorch has weights, gradients
+    and values in FP64, with the parts of its largest gradient. Last, the state is copied. Without `step`, which the
+    program tells, values and moments are not counted.
     """
-    tensors = [*task.model.parameters(), *task.model.buffers()]
+    whole, tensors = ([*one.model.parameters(), *one.model.buffers()] for one in (task, part))
     trained = [4 * tensor.numel() for tensor in tensors if tensor.requires_grad]
     first, gradients = sum(4 * tensor.numel() for tensor in tensors), sum(trained)
     new = live = gradients if step is None else gradients + max(0, step.state_bytes - first)
@@ -225,13 +246,17 @@ def _require_memory(task: Task, step: Cost | None = None) -> None:
     if step is not None:
         live, values = max(new, step.live_bytes), max(0, step.passing_bytes - gradients)
     wide = 2 * (first + gradients + values + 3 * max(trained))
-    held = PROCESS + sum(tensor.nbytes for tensor in tensors) + first + new + gradients
-    needed = held + max(gradients + live, wide)
+    engine = max(gradients + live, new + 3 * gradients + values)
+    copied = [tensor for tensor in tensors if part is not task or tensor.dtype != torch.float32]
+    check = sum(4 * tensor.numel() for tensor in copied) + max(engine, 3 * gradients + wide)
+    own = sum(tensor.nbytes for tensor in whole)
+    rehearsal = own + 2 * sum(tensor.nbytes for tensor in whole if tensor.requires_grad)
+    needed = PROCESS + own + max(rehearsal, check, sum(4 * tensor.numel() for tensor in whole))
     if needed > (available := memory_here()):
         raise ConfigurationError(
             f"expected a model whose capture and check fit into the {available / 2**30:.3g} GiB of memory here, got "
             f"one for which they take about {needed / 2**30:.3g} GiB; take smaller batches (`accumulation` adds up "
-            "their gradients) or a machine with more memory, or skip the check (`unchecked`)"
+            'their gradients) or a machine with more memory, or check less (check="slice" or "none")'
         )
 
 
@@ -239,6 +264,23 @@ def state_names(model: nn.Module) -> dict[str, str]:
     """Maps each key of the module's `state_dict` to its state entry; the keys of tied tensors share one entry."""
     own = {id(t): name for name, t in reversed([*model.named_parameters(), *model.named_buffers()])}
     return {key: MODEL + own[id(t)] for key, t in model.state_dict(keep_vars=True).items() if id(t) in own}
+
+
+def adapter_names(model: nn.Module) -> dict[str, str]:
+    """Maps keys of the module's `state_dict` to the names that PEFT gives them in the file of the active adapter.
+
+    A model without an adapter has none. PEFT itself maps them: it is given numbers in place of the tensors.
+    """
+    peft, keys = sys.modules.get("peft"), list(model.state_dict())
+    marks = {key: torch.tensor(number) for number, key in enumerate(keys)}
+    if peft is not None and isinstance(model, peft.PeftModel):
+        found = peft.get_peft_model_state_dict(model, state_dict=marks, adapter_name=model.active_adapter)
+    elif getattr(model, "_hf_peft_config_loaded", False):  # by `add_adapter` of transformers
+        held: Any = model
+        found = {f"{PEFT}{name}": mark for name, mark in held.get_adapter_state_dict(state_dict=marks).items()}
+    else:
+        return {}
+    return {keys[int(mark)]: name for name, mark in found.items()}
 
 
 def as_state_dict(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:

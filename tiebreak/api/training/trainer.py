@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from tiebreak.api.auditing.progress import on_stderr
-from tiebreak.api.machine import Machine
+from tiebreak.api.machine import MACHINE, Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.evaluation import evaluate_state
-from tiebreak.api.training.tasks import CHECKPOINTS, as_state_dict, capture, make_task, state_names
+from tiebreak.api.training.tasks import CHECK, CHECKPOINTS, MODULE, TASK, as_state_dict, capture, make_task, state_names
 from tiebreak.engine.capture.captured import NORM, Captured
-from tiebreak.engine.capture.task import Task
+from tiebreak.engine.capture.task import LOSSES, Task
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import read_tensors, write_tensors
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.interpreter import State
 from tiebreak.engine.run.loop import exact, steps
+from tiebreak.protocol.arguments import CALLBACKS, FLAG, NONE, PATH, taking, whole
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.protocol.program.isa import DType
@@ -50,9 +51,10 @@ class Step(NamedTuple):
 
 OnStep = Callable[[Step], None]
 """A callback. It is called after each step, before the next is begun. It cannot change what the steps compute."""
+Callbacks = OnStep | Sequence[OnStep]
 
 
-def tell(callbacks: Sequence[OnStep], step: Step, model: nn.Module | None) -> None:
+def tell(callbacks: Callbacks, step: Step, model: nn.Module | None) -> None:
     """Calls callbacks. Raises `ConfigurationError` if one sets a number or text of the model: no step would read it."""
 
     def settings() -> dict[tuple[str, str], object]:
@@ -61,7 +63,7 @@ def tell(callbacks: Sequence[OnStep], step: Step, model: nn.Module | None) -> No
         return {(n, k): v for n, m in held for k, v in vars(m).items() if k != "training" and isinstance(v, kinds)}
 
     before = settings()
-    for callback in callbacks:
+    for callback in [callbacks] if callable(callbacks) else callbacks:
         callback(step)
     if changed := sorted(before.items() ^ settings().items(), key=repr):
         name = ".".join(filter(None, changed[0][0]))
@@ -77,12 +79,18 @@ class Trainer:
     `tiebreak.reproducible` makes one. The user's module is never changed: load `state_dict()` into it.
     """
 
+    @taking(
+        task=TASK, directory=PATH | NONE, save_every=whole(1) | NONE, machine=MACHINE, check=CHECK,
+        callbacks=CALLBACKS,
+    )  # fmt: skip
     def __init__(
         self, task: Task, *, directory: str | Path | None = None, save_every: int | None = None,
-        machine: Machine = Machine(), unchecked: bool = False, callbacks: Sequence[OnStep] = (),
+        machine: Machine = Machine(), check: str = "full", callbacks: Callbacks = (),
     ) -> None:  # fmt: skip
-        if save_every is not None and (directory is None or save_every < 1):
-            raise ConfigurationError(f"expected a directory and save_every >= 1, got {directory} and {save_every}")
+        if save_every is not None and directory is None:
+            raise ConfigurationError(f"expected a directory to save into with save_every={save_every}, got none")
+        if directory is not None and Path(directory).exists() and not Path(directory).is_dir():
+            raise ConfigurationError(f"expected a directory to save into, got the file {directory}; choose another")
         self.directory = None if directory is None else Path(directory)
         self.steps = task.steps
         self.step = 0
@@ -91,10 +99,10 @@ class Trainer:
         """The loss of each computed step."""
         self.metrics: dict[int, dict[str, float]] = {}
         """The results of the task's `evaluate`, by step."""
-        self._task, self._callbacks = task, tuple(callbacks)
+        self._task, self._callbacks = task, callbacks
         self._every = save_every
         self._names = state_names(task.model)
-        self._compiled: Captured = capture(task, unchecked=unchecked, device=machine.device)
+        self._compiled: Captured = capture(task, check=check, device=machine.device)
         self._roots = {
             "program_root": self.program_root,
             "initial_state_root": _state_root(self._compiled.state),
@@ -141,10 +149,11 @@ class Trainer:
     def _due(self) -> bool:
         return self._every is not None and self.step % self._every == 0
 
+    @taking(until=whole(0) | NONE, progress=FLAG)
     def run(self, until: int | None = None, *, progress: bool = True) -> "Trainer":
         """Computes to step `until` (default: the end), with a bar on stderr if `progress`. Returns the trainer."""
         last = self.steps if until is None else until
-        if not 0 <= last <= self.steps:
+        if last > self.steps:
             raise ConfigurationError(f"expected until of at most {self.steps} steps, got {until}")
         with on_stderr("training", self.steps, self.step, quiet=not progress) as on_step:
             while self.step < last:
@@ -160,6 +169,7 @@ class Trainer:
         """SHA-256 root, hex, of what the next step reads: weights, buffers, optimizer. Equal on all machines."""
         return _state_root(self._state)
 
+    @taking(directory=PATH | NONE)
     def save(self, directory: str | Path | None = None) -> Path:
         """Saves the run in a directory (default: its own). If killed at any moment, it leaves one complete save behind.
 
@@ -205,25 +215,32 @@ class Trainer:
         return state
 
 
+@taking(
+    model=MODULE, loss=LOSSES, directory=PATH | NONE, save_every=whole(1) | NONE, machine=MACHINE, check=CHECK,
+    callbacks=CALLBACKS,
+)  # fmt: skip
 def reproducible(
     model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path | None = None,
-    save_every: int | None = None, machine: Machine = Machine(), unchecked: bool = False,
-    callbacks: Sequence[OnStep] = (), **options: Any,
+    save_every: int | None = None, machine: Machine = Machine(), check: str = "full",
+    callbacks: Callbacks = (), **options: Any,
 ) -> Trainer:  # fmt: skip
     """Prepares training whose every byte is fixed by model, data and settings, on any machine, with any thread count.
 
     options: the arguments of `tiebreak.make_task`: at least optimizer, data, batch and steps. The initial weights are
     those that the module holds. Torch's seeded initialisation differs between machines, so share the weights as a file
     if others are to repeat the run. directory: the place to save, every `save_every` steps and at the end; if it holds
-    a save of the same run, training continues from it. machine: how this process computes. unchecked: see
-    `tiebreak.capture`. callbacks: called with each `Step`; those of `evaluate` (`tiebreak.Task`) have metrics.
+    a save of the same run, training continues from it. machine: how this process computes. check: see
+    `tiebreak.capture`. callbacks: one or several, called with each `Step`; those of `evaluate` (`tiebreak.Task`)
+    have metrics.
 
     Raises `ConfigurationError` before any work if something cannot be done; it lists every operator without an exact
     form.
     """
+    if "checkpoint_every" in options:
+        raise ConfigurationError("expected save_every instead of checkpoint_every, which is for tiebreak.train")
     return Trainer(
         make_task(model, loss, checkpoint_every=1, **options), directory=directory, save_every=save_every,
-        machine=machine, unchecked=unchecked, callbacks=callbacks,
+        machine=machine, check=check, callbacks=callbacks,
     )  # fmt: skip
 
 

@@ -68,15 +68,17 @@ class PhaseResults:
 class Captured:
     """A captured task. `state` is the initial state; `data` is everything else that the steps read.
 
-    phases: the results of each phase of a step, of which most have one. checked: whether the program was compared with
-    eager PyTorch.
+    phases: the results of each phase of a step, of which most have one. traced: the number of the body's instructions
+    before the update. check: how the program was compared with eager PyTorch: "full", "none", or "slice"
+    (`tiebreak.engine.capture.slices`).
     """
 
     program: Program
     state: dict[str, Tensor]
     data: dict[str, Tensor]
     phases: tuple[PhaseResults, ...] = ()
-    checked: bool = False
+    traced: int = 0
+    check: str = "none"
 
 
 def capture_task(task: Task) -> Captured:
@@ -89,15 +91,19 @@ def capture_task(task: Task) -> Captured:
         return capture_in_place(task)
 
 
+def first_state(task: Task) -> dict[str, Tensor]:
+    """The entries of the initial state that are copies of the model's tensors."""
+    state = {MODEL + name: tensor for name, tensor in task.initial_state().items()}
+    trained = [name for name, p in task.model.named_parameters() if p.requires_grad and task.average is not None]
+    return state | {AVERAGE + name: state[MODEL + name].clone() for name in trained}
+
+
 def capture_in_place(task: Task, before: Mapping[str, Tensor] | None = None) -> Captured:
     """Does what `capture_task` does, but leaves behind what the user's code changes in the model.
 
-    before: the initial state, from another capture of the task; large models leave no room for it twice.
+    before: the model's tensors in the initial state, which are not copied: large models leave no room for that.
     """
-    initial = (
-        task.initial_state() if before is None
-        else {name.removeprefix(MODEL): t for name, t in before.items() if name.startswith(MODEL)}
-    )  # fmt: skip
+    initial = task.initial_state() if before is None else before
     e = _Emitter(task, initial)
     e.emit_phases()
     new = {MODEL + name: ref for name, ref in e.refs.items()}
@@ -119,7 +125,8 @@ def capture_in_place(task: Task, before: Mapping[str, Tensor] | None = None) -> 
     data |= {"seed": torch.tensor(task.seed), "learning_rate": task.learning_rates()}
     data |= {} if isinstance(task.optimizer, TorchOptimizers) else tables(task.optimizer, task.steps)
     data = {name: data[name].contiguous() for name in program.data_spec()}
-    return Captured(program, state, data, tuple(phase.placed(e.b.indices) for phase in e.phases))
+    traced = sum(value < e.b.traced for value in e.b.indices)
+    return Captured(program, state, data, tuple(phase.placed(e.b.indices) for phase in e.phases), traced)
 
 
 class _Emitter:

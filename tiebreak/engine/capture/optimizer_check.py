@@ -62,7 +62,7 @@ def wrong_update(task: Task, found: Sequence[StepOutcome], device: torch.device)
             return (
                 f"the optimizer's update is not torch's: after step {step + 1}, {name} is {distance:.3g} from what "
                 f"{named} makes of the same gradients, where {allowed:.3g} is "
-                "allowed. Please report this with the settings; `unchecked` skips the check"
+                'allowed. Please report this with the settings; check="none" skips the check'
             )
     return None
 

@@ -195,6 +195,8 @@ class Rehearsal:
         self.watch: Any = nullcontext()
 
     def __call__(self) -> None:
+        self.losses = []
+        self.copies.clear()  # those of the last run: large models leave no room for both
         self.copies.update({n: t.detach().clone().requires_grad_(t.requires_grad) for n, t in self.given.items()})
         self.addresses = {name: tensor.data_ptr() for name, tensor in self.copies.items()}
         kept = [n for n, t in self.given.items() if n.startswith("batch") or t.requires_grad]
@@ -248,7 +250,9 @@ class Rehearsal:
         """The loss, the new buffers and the gradients of the last run."""
         gradients = [tensor.grad.to_dense() for tensor in self.copies.values() if tensor.grad is not None]
         found = [loss for loss in self.losses if isinstance(loss, Tensor)]
-        return [t.detach() for t in (*found, *self.step.assigned.values(), *self.copies.values(), *gradients)]
+        pairs = zip(self.given.values(), self.copies.values(), strict=True)
+        copies = [own if torch.equal(own, copy) else copy for own, copy in pairs]  # few are held beyond the next run
+        return [t.detach() for t in (*found, *self.step.assigned.values(), *copies, *gradients)]
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]

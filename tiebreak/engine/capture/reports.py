@@ -3,13 +3,13 @@
 A program has no Python in it, so a step that asks for values of tensors (`item()`, `if t > 0:`, `x[mask]`) has none,
 unless the loss is the same whatever the answer. That is tried in plain PyTorch: numbers get other answers, masks other
 elements, and each question with the answer yes or no, comparisons of such numbers among them, is also answered the
-other way. If loss, gradients and buffers keep every bit in all of these runs, the answers of a first run are as good as
-any others, and the step is traced with them. What reads values by another way (a text, a file) still reads the true
-ones in a rehearsal, and is refused in a trace.
+other way. If loss, gradients and buffers keep every bit in all of these runs, the answers of a first run are as good
+as any others, and the step is traced with them. Such a number may not be looked up, become a text, or come from
+`int()` and `float()`: nobody could follow it then.
 """
 
 import sys
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -24,11 +24,13 @@ from tiebreak.protocol.errors import ConfigurationError
 
 _NUMBERS: Final = frozenset(["item", "tolist", "__bool__", "__float__", "__int__", "__index__"])
 """Questions for numbers. In a trace, all of them are `item`, once for each number."""
-_OTHERS: Final = frozenset(["__format__", "masked_select", "nonzero"])
+_OTHERS: Final = frozenset(["masked_select", "nonzero"])
 _COMPARES: Final = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 _CALCULATES: Final = tuple(
     f"__{side}{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow") for side in ("", "r")
 )
+_CONVERTS: Final = ("__float__", "__int__", "__index__")
+_UNFOLLOWED: Final = ("__hash__", "__format__", "__str__", "__repr__")
 _MOST_RUNS: Final = 64
 _MOST_QUESTIONS: Final = 100_000
 """More in one run is a loop that waits for an answer."""
@@ -82,7 +84,7 @@ class _Trial(TorchFunctionMode):
 
     def __init__(self, places: set[str], flipped: set[str]) -> None:
         super().__init__()
-        self._places, self._flipped, self._count = places, flipped, 0
+        self._places, self._flipped, self._asked = places, flipped, Counter[str]()
         self.questions: dict[str, None] = {}
         """The questions of yes or no that were asked, in order."""
         self._kinds = {kind: _tracked(kind, self._choice, self._other) for kind in (int, float)}
@@ -92,10 +94,10 @@ class _Trial(TorchFunctionMode):
         place = _place(func, args)
         if place not in self._places:
             return found
+        if func.__name__ in _CONVERTS:  # Python makes plain numbers of them
+            raise ConfigurationError(f"a number that nobody could follow is read at {place}")
         if isinstance(found, bool):
             return self._choice(place, found)
-        if isinstance(found, str):
-            return f"not {found}"
         if isinstance(found, list):
             return tree_map(lambda number: self._other(number, changed=True), found)
         if isinstance(found, Tensor):
@@ -104,11 +106,12 @@ class _Trial(TorchFunctionMode):
         return self._other(found, changed=True)
 
     def _choice(self, place: str, answer: bool) -> bool:
-        self._count += 1
-        if self._count > _MOST_QUESTIONS:
+        self._asked[place] += 1
+        if self._asked[place] > _MOST_QUESTIONS:
             raise ConfigurationError(f"expected code that ends whatever the answer at {place}, got a loop")
-        self.questions[place] = None
-        return answer ^ (place in self._flipped)
+        question = f"{place}, time {self._asked[place]}"
+        self.questions[question] = None
+        return answer ^ (question in self._flipped)
 
     def _other(self, number: Any, *, changed: bool = False) -> Any:
         """A number that remembers where it came from; another one than was given if `changed`."""
@@ -131,9 +134,12 @@ def _tracked(kind: type, choice: Callable[[str, bool], bool], other: Callable[[A
     def calculating(name: str) -> Callable[..., Any]:
         return lambda number, *operands: other(getattr(kind, name)(number, *operands))
 
+    def refusing(_: Any, *__: Any) -> Any:
+        raise ConfigurationError("a number that was read is looked up, or becomes a text")
+
     made = {name: comparing(name) for name in (*_COMPARES, "__bool__")}
     made |= {name: calculating(name) for name in (*_CALCULATES, "__neg__", "__abs__")}
-    return type(f"Read{kind.__name__}", (kind,), {**made, "__hash__": kind.__hash__})
+    return type(f"Read{kind.__name__}", (kind,), {**made, **dict.fromkeys(_UNFOLLOWED, refusing)})
 
 
 def asked(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> Answers:
@@ -144,7 +150,7 @@ def asked(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]
 
 
 def are_reports(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor], places: set[str]) -> bool:
-    """Whether loss, gradients and buffers are the same, bit for bit, with other answers at these places."""
+    """Tries whether loss, gradients and buffers keep every bit with other answers at these places."""
     expected = _results(model, loss, batch, Answers())
     waiting, seen = [set[str]()], dict[str, None]()
     for runs, flipped in enumerate(waiting):

@@ -325,6 +325,7 @@ def capture(
             buffers={name: values[node] for name, node in joint.mutated.items()},
         )
         steps.append(step)
+    constants.builder.traced = len(constants.builder.instructions)
     return steps[0] if len(steps) == 1 and divisor is None else _accumulated(constants.builder, steps, divisor)
 
 

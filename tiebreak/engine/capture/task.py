@@ -14,12 +14,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.optim.lr_scheduler import LRScheduler
 
 from tiebreak.engine.data import not_finite
 from tiebreak.engine.data.narrow import NARROW
 from tiebreak.engine.optimizers.rates import warmup_linear
 from tiebreak.engine.optimizers.settings import (
+    MIN_EPS,
     SGD,
+    STEPS,
     Adafactor,
     Adagrad,
     Adam,
@@ -32,12 +35,23 @@ from tiebreak.engine.optimizers.settings import (
     RAdam,
     RMSprop,
     check_groups,
+    fp32,
     no_decay,
     require,
-    require_count,
-    require_number,
 )
 from tiebreak.engine.optimizers.translate import TorchOptimizers, by_phase, translated
+from tiebreak.protocol.arguments import (
+    FLAG,
+    FUNCTION,
+    NONE,
+    TEXT,
+    Expectation,
+    instance,
+    is_text,
+    require_fields,
+    tuple_of,
+    whole,
+)
 from tiebreak.protocol.errors import ConfigurationError
 
 __all__ = [
@@ -45,6 +59,8 @@ __all__ = [
     "NAdam", "Optimizer", "RAdam", "RMSprop", "Rows", "Task", "Windows", "no_decay", "warmup_linear",
 ]  # fmt: skip
 
+MAX_INDEX: Final = (1 << 63) - 1
+"""The largest int64: steps, places and seeds are int64 in a program."""
 DATA_DTYPES: Final = (torch.float32, torch.int64, torch.bool, *NARROW)
 
 
@@ -56,6 +72,10 @@ class Rows:
     """
 
     names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        require_fields(self, names=tuple_of('names of arrays in a tuple, such as ("x", "y")', is_text))
+        require(len(self.names) > 0, "at least one name of an array", self.names)
 
     def arrays(self) -> tuple[str, ...]:
         """The names of the data that it reads."""
@@ -81,8 +101,7 @@ class Windows:
     stride: int
 
     def __post_init__(self) -> None:
-        require(self.length >= 1, "length >= 1", self.length)
-        require(self.stride >= 1, "stride >= 1", self.stride)
+        require_fields(self, name=TEXT, length=whole(1, MAX_INDEX), stride=whole(1, MAX_INDEX))
 
     def arrays(self) -> tuple[str, ...]:
         """The names of the data that it reads."""
@@ -116,7 +135,8 @@ class Batch:
     examples: Examples
 
     def __post_init__(self) -> None:
-        require(self.size >= 1, "a batch size of at least 1", self.size)
+        examples = instance("tiebreak.Rows or tiebreak.Windows", Rows, Windows)
+        require_fields(self, size=whole(1, MAX_INDEX), examples=examples)
 
 
 Loss = Callable[..., Tensor]
@@ -179,8 +199,46 @@ def _is_named(name: str, losses: Sequence[Loss]) -> bool:
     return any(name in signature(getattr(loss, "loss", loss)).parameters for loss in losses)
 
 
+def _is_schedule(given: object) -> bool:
+    several = given if isinstance(given, list | tuple) else ()
+    factors = all(isinstance(f, int | float) and not isinstance(f, bool) for f in several)
+    schedulers = all(isinstance(one, LRScheduler) for one in several or [given])
+    return schedulers or (bool(several) and factors)
+
+
 Evaluation = Callable[[nn.Module], dict[str, float]]
 """evaluate(model) -> metrics by name. It must not draw from training's random stream, nor train on what it measures."""
+
+
+_FACTORS: Final = (
+    "a factor of at least 0 for each step (of the learning rate) in a list, or as a function of the step, counted from "
+    "0, in tiebreak.make_task; or as a scheduler of torch.optim.lr_scheduler"
+)
+LOSSES: Final = Expectation(
+    "a function of the model and the arrays of the batch, or a list of such functions, one for each phase of a step",
+    lambda x: callable(x) or (isinstance(x, list | tuple) and bool(x) and all(map(callable, x))),
+)
+_FIELDS: Final = {
+    "name": TEXT,
+    "model": instance("a torch.nn.Module", nn.Module),
+    "loss": LOSSES,
+    "data": instance("arrays by name in a dict", Mapping),
+    "batch": instance("a tiebreak.Batch", Batch),
+    "steps": STEPS,
+    "checkpoint_interval": STEPS,
+    "seed": whole(0, MAX_INDEX),
+    "schedule": Expectation(_FACTORS, _is_schedule) | NONE,
+    "accumulation": whole(1, MAX_INDEX),
+    "items": TEXT | NONE,
+    "clip": fp32("a positive number, at least 2^-126, to clip the norm to", lambda x: x >= MIN_EPS)
+    | instance("a tiebreak.Clip", Clip)
+    | NONE,
+    "norm": FLAG,
+    "average": fp32("a decay in [0, 1)", lambda x: 0 <= x < 1) | NONE,
+    "evaluate": FUNCTION | NONE,
+    "evaluate_every": whole(1, MAX_INDEX) | NONE,
+}
+"""The values that the fields of a task may have; `translated` judges the optimizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -203,7 +261,7 @@ class Task:
     Gradients are added in the order of the batches and divided by their number; so is the loss.
     items: the name of an array in data that the loss does not get: int64, the number of items (labels that count) of
     each example. A batch's loss is then a sum over its items, and the step divides by all of its items.
-    clip: see `Clip`; applies to the gradients after this division.
+    clip: see `Clip`; applies to the gradients after this division. A number is the norm to clip to.
     norm: whether the state also holds the 2-norm of all gradients, before clipping, as `telemetry.norm`.
     average: the decay of a moving average of the trained parameters, which the state holds as `average.NAME`.
     data: arrays by name, float32, int64, bool or narrower integers (`tiebreak.engine.data.narrow`), on the CPU.
@@ -235,16 +293,14 @@ class Task:
     """The phases of a step as tasks of their own; most tasks have one, the task itself."""
 
     def __post_init__(self) -> None:
-        require(self.steps >= 1, "at least one step", self.steps)
+        require_fields(self, **_FIELDS)
+        clip: object = self.clip
+        if isinstance(clip, int | float):
+            object.__setattr__(self, "clip", Clip(norm=clip))
         each = self._translate()
         require(1 <= self.checkpoint_interval <= self.steps, f"1 <= interval <= {self.steps}", self.checkpoint_interval)
-        require_count(self.accumulation, "accumulation of at least one batch")
         if self.evaluate_every is not None:
-            require_count(self.evaluate_every, "evaluate_every of at least one step")
             require(self.evaluate is not None, "a function evaluate(model) with evaluate_every", "none")
-        if self.average is not None:
-            require_number(self.average, "0 <= average < 1, a decay", lambda x: 0 <= x < 1)
-        require(0 <= self.seed < 1 << 63, "0 <= seed < 2^63", self.seed)
         if self.schedule is not None:
             require(len(self.schedule) == self.steps, f"{self.steps} factors in the schedule", len(self.schedule))
             require(all(isfinite(f) and f >= 0 for f in self.schedule), "finite factors >= 0", self.schedule)
@@ -291,6 +347,10 @@ class Task:
 
     def _check_data(self) -> None:
         for name, array in self.data.items():
+            require(
+                is_text(name) and isinstance(array, Tensor), "tensors by name in data", (name, type(array).__name__)
+            )
+            require(array.device.type == "cpu", f"data {name!r} on the CPU (`.cpu()`)", str(array.device))
             known = f"float32, int64 or bool in data {name!r}, or uint8, int8, int16 or int32 (convert it)"
             require(array.dtype in DATA_DTYPES, known, array.dtype)
             require(not array.requires_grad, f"data {name!r} without a gradient (`.detach()`)", "requires_grad")
@@ -311,6 +371,8 @@ class Task:
         for name, tensor in self._tensors():
             lazy = isinstance(tensor, UninitializedParameter | UninitializedBuffer)
             require(not lazy, f"{name} to have a shape (call the model once on a batch)", "a lazy module's tensor")
+            place = f"{name} on the CPU (`model.cpu()`; the machine's `device` computes)"
+            require(lazy or tensor.device.type == "cpu", place, str(tensor.device))
             hooks = getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None)
             advice = "scale or clip gradients with `clip=`, or in forward with `register_hook` on a result"
             require(not hooks, f"{name} without hooks on its gradient, which a program cannot call ({advice})", "some")
@@ -336,13 +398,14 @@ class Task:
         factors = (1.0,) * self.steps if self.schedule is None else self.schedule
         return torch.tensor([self.optimizer.lr * f for f in factors], dtype=torch.float64).to(torch.float32)
 
-    def initial_state(self) -> dict[str, Tensor]:
+    def initial_state(self, device: str | None = None, *, copy: bool = True) -> dict[str, Tensor]:
         """Copies of the parameters and buffers by name; tied ones appear once, under their first name.
 
         Those of bfloat16 are float32 here, and narrow integers int64, as in the program.
         """
         wide = {torch.bfloat16: torch.float32, **dict.fromkeys(NARROW, torch.int64)}
-        return {name: t.detach().to(wide.get(t.dtype, t.dtype), copy=True) for name, t in self._tensors()}
+        tensors = ((name, t.detach().to(device=device)) for name, t in self._tensors())
+        return {name: t.to(wide.get(t.dtype, t.dtype), copy=copy) for name, t in tensors}
 
     def bf16(self) -> frozenset[str]:
         """The names of the parameters and buffers that the model holds in bfloat16."""

@@ -180,8 +180,6 @@ class _Lines(TorchFunctionMode):
     def _answered(self, func: Any, args: Any, kwargs: Any, line: str) -> Any:
         """Calls a function of torch. If it asks for values, the answer is that of plain PyTorch, or an error."""
         try:
-            if func is Tensor.__format__:
-                raise DataDependentOutputException(torch.ops.aten._local_scalar_dense.default)
             return _OWN.get(func, func)(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             answer = None if self._answers is None else self._answers.of(func, args)

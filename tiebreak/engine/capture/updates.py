@@ -9,9 +9,12 @@ may differ), all of them are computed and the step selects one. What needs the v
 The state is each symbol that the optimizer holds between two steps.
 """
 
+import sys
+import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cache, partial
 from itertools import count
 from sys import _getframe
@@ -39,6 +42,8 @@ from tiebreak.protocol.program.isa import DType
 
 NUMBERS: Final = "optimizer.numbers"
 """The data entry f32 [steps, K] of what changes from step to step; first the step's form, if there are several."""
+PATIENCE_S: Final = 10.0
+"""The seconds after which each recording says how far it is."""
 FORMS: Final = 4
 """The greatest number of forms."""
 _PARAMETER, _GRADIENT = "parameter ", "gradient "
@@ -319,7 +324,12 @@ def recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> Recorded
     what, form = f"the optimizer ({o.name})", None
     buffers = {buffer: buffer for buffer in task.model.buffers()}  # that no copy of one is taken for a constant
     copies = o.copies({**{parameters[n]: s for n, s in symbols.items()}, **own, **buffers}, task.schedule)
-    for _, optimizers in zip(range(task.steps * o.times), copies, strict=False):
+    total = task.steps * o.times
+    began = said = time.monotonic()
+    for step, optimizers in zip(range(total), copies, strict=False):
+        if step and (now := time.monotonic()) - said > PATIENCE_S:
+            said, left = now, timedelta(seconds=round((now - began) * (total - step) / step))
+            sys.stderr.write(f"recording {o.name}: step {step} of {total}, {left} left\n")
         make = partial(_Recorder, what=what, foreign=foreign, before=form)
         form = _step(optimizers, symbols, trained, make)
         found.forms.extend([] if form in found.forms else [form])

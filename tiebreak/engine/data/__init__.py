@@ -15,20 +15,25 @@ if TYPE_CHECKING:
     from tiebreak.engine.data.elements import Element
     from tiebreak.engine.data.facts import Facts, FactsCache, data_identities, examine, not_finite
     from tiebreak.engine.data.files import ArrayFile
+    from tiebreak.engine.data.formats import Empty, fresh, map_tensors, read_tensors, write_tensors
     from tiebreak.engine.data.mapped import check_unchanged, map_array, source_of
+    from tiebreak.engine.data.tensors import check_spec, identities
 
 _MODULES: Final = {
     "arrays": "open_array open_npy open_raw open_safetensors",
     "elements": "Element",
     "facts": "Facts FactsCache data_identities examine not_finite",
     "files": "ArrayFile",
+    "formats": "Empty fresh map_tensors read_tensors write_tensors",
     "mapped": "check_unchanged map_array source_of",
+    "tensors": "check_spec identities",
 }
 _HOME: Final = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
-    "ArrayFile", "Element", "Facts", "FactsCache", "check_unchanged", "data_identities", "examine", "map_array",
-    "not_finite", "open_array", "open_npy", "open_raw", "open_safetensors", "source_of",
+    "ArrayFile", "Element", "Empty", "Facts", "FactsCache", "check_spec", "check_unchanged", "data_identities",
+    "examine", "fresh", "identities", "map_array", "map_tensors", "not_finite", "open_array", "open_npy", "open_raw",
+    "open_safetensors", "read_tensors", "source_of", "write_tensors",
 ]  # fmt: skip
 
 

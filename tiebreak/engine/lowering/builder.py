@@ -158,6 +158,8 @@ class Builder:
         """The number of streams of random numbers so far."""
         self.draws: list[int | None] = []
         """The value from which each draw of the traced step is made, in order; None for one that nothing reads."""
+        self.traced = 0
+        """The number of instructions before the update."""
         self.indices: dict[int, int] = {}
         """The index in the finished program of each value that is still in it."""
         self._data: dict[str, Ref] = {}

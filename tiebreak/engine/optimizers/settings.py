@@ -15,10 +15,24 @@ from typing import Final
 from torch import nn
 
 from tiebreak.engine.lowering.builder import scalar_bits
+from tiebreak.protocol.arguments import (
+    FLAG,
+    NONE,
+    Expectation,
+    instance,
+    is_text,
+    number,
+    require_fields,
+    taking,
+    tuple_of,
+    whole,
+)
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import to_float
 from tiebreak.protocol.program.isa import DType
 
+STEPS: Final = whole(1, (1 << 32) - 1)
+"""The number of steps of a job, whose table of rates has a number for each."""
 MIN_EPS: Final = 2.0**-126
 """The smallest normal FP32 number."""
 
@@ -34,27 +48,16 @@ def f32(value: float) -> float:
     return to_float(scalar_bits(value, DType.F32))
 
 
-def require_count(value: object, expected: str) -> None:
-    """Requires an integer of at least 1."""
-    require(isinstance(value, int) and not isinstance(value, bool) and value >= 1, expected, value)
+def fp32(words: str, holds: Callable[[float], bool]) -> Expectation:
+    """A number that is finite, in FP32 too, and fulfils the condition."""
+    return number(words, lambda x: isfinite(f32(x)) and holds(x))
 
 
-def require_number(value: object, expected: str, condition: Callable[[float], bool]) -> None:
-    """Requires a number that is finite (in FP32 too) and fulfils the condition."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    require(number and isfinite(f32(value)) and condition(value), expected, value)  # type: ignore[arg-type]
-
-
-def _require_betas(betas: object) -> None:
-    _require_tuple(betas, object, "two betas in [0, 1)", 2)
-    for beta in betas:  # type: ignore[attr-defined]
-        require_number(beta, "two betas in [0, 1), also as FP32 numbers", lambda x: x >= 0 and f32(x) < 1)
-
-
-def _require_tuple(values: object, kind: type, expected: str, length: int | None = None) -> None:
-    """Requires a tuple of elements of one type, of the given length (None: any)."""
-    whole = isinstance(values, tuple) and len(values) == (len(values) if length is None else length)
-    require(whole and all(isinstance(v, kind) for v in values), expected, values)  # type: ignore[attr-defined]
+AT_LEAST_0: Final = fp32("a number of at least 0", lambda x: x >= 0)
+EPS: Final = fp32("a positive number, at least 2^-126", lambda x: x >= MIN_EPS)
+_MOMENTUM: Final = fp32("a number in [0, 1)", lambda x: 0 <= x < 1)
+_BETA: Final = fp32("a number in [0, 1), also as an FP32 number", lambda x: x >= 0 and f32(x) < 1)
+_SQUARED_EPS: Final = fp32("", lambda x: x >= 2.0**-63)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,17 +74,16 @@ class Group:
     weight_decay: float | None = None
 
     def __post_init__(self) -> None:
-        _require_tuple(self.match, str, "a tuple of name patterns in a group")
+        patterns = tuple_of('name patterns in a tuple, such as ("*.bias",)', is_text)
+        require_fields(self, match=patterns, lr_factor=AT_LEAST_0, weight_decay=AT_LEAST_0 | NONE)
         require(len(self.match) > 0, "at least one name pattern in a group", self.match)
-        require_number(self.lr_factor, "lr_factor >= 0 in a group", lambda x: x >= 0)
-        if self.weight_decay is not None:
-            require_number(self.weight_decay, "weight_decay >= 0 in a group", lambda x: x >= 0)
 
     def matches(self, name: str) -> bool:
         """Whether one of the patterns matches the name."""
         return any(fnmatchcase(name, pattern) for pattern in self.match)
 
 
+@taking(model=instance("a torch.nn.Module", nn.Module))
 def no_decay(model: nn.Module) -> Group:
     """The usual exception from weight decay: parameters of fewer than two dims, such as biases and gains of norms."""
     names = [name for name, parameter in model.named_parameters() if parameter.ndim < 2]
@@ -89,20 +91,23 @@ def no_decay(model: nn.Module) -> Group:
     return Group(match=tuple(escape(name) for name in names), weight_decay=0.0)
 
 
-_NUMBERS: Final[dict[str, tuple[str, Callable[[float], bool]]]] = {
-    "lr": ("a positive lr", lambda x: x > 0),
-    "weight_decay": ("weight_decay >= 0", lambda x: x >= 0),
-    "momentum": ("0 <= momentum < 1", lambda x: 0 <= x < 1),
-    "dampening": ("0 <= dampening <= 1", lambda x: 0 <= x <= 1),
-    "beta2_decay": ("-1 <= beta2_decay <= 0", lambda x: -1 <= x <= 0),
-    "d": ("d >= 1", lambda x: x >= 1),
-    "alpha": ("alpha in [0, 1), also as FP32 numbers", lambda x: x >= 0 and f32(x) < 1),
-    "lr_decay": ("lr_decay >= 0", lambda x: x >= 0),
-    "initial_accumulator_value": ("initial_accumulator_value >= 0", lambda x: x >= 0),
-    "eps": ("a positive eps, at least 2^-126", lambda x: x >= MIN_EPS),
-    "momentum_decay": ("momentum_decay >= 0", lambda x: x >= 0),
+_FIELDS: Final[dict[str, Expectation]] = {
+    "lr": fp32("a positive number", lambda x: x > 0),
+    "weight_decay": AT_LEAST_0,
+    "groups": tuple_of("a tuple of tiebreak.Group", lambda x: isinstance(x, Group)),
+    "betas": tuple_of("a pair of numbers in [0, 1), also as FP32 numbers", _BETA.holds, 2),
+    "eps": EPS,
+    "momentum": _MOMENTUM,
+    "dampening": fp32("a number from 0 to 1", lambda x: 0 <= x <= 1),
+    "alpha": _BETA,
+    "beta2_decay": fp32("a number from -1 to 0", lambda x: -1 <= x <= 0),
+    "d": fp32("a number of at least 1", lambda x: x >= 1),
+    "lr_decay": AT_LEAST_0,
+    "initial_accumulator_value": AT_LEAST_0,
+    "momentum_decay": AT_LEAST_0,
+    **dict.fromkeys(["nesterov", "amsgrad", "centered", "decoupled_weight_decay"], FLAG),
 }
-"""Expectations of the numbers among the settings."""
+"""The values that settings of optimizers may have; Adafactor's eps is another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,12 +119,7 @@ class OptimizerSettings:
     groups: tuple[Group, ...] = ()
 
     def __post_init__(self) -> None:
-        _require_tuple(self.groups, Group, "a tuple of groups")
-        for name in (f.name for f in fields(self)):
-            if name == "betas":
-                _require_betas(getattr(self, name))
-            elif name in _NUMBERS:
-                require_number(getattr(self, name), *_NUMBERS[name])
+        require_fields(self, **{field.name: _FIELDS[field.name] for field in fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,13 +177,11 @@ class Adafactor(OptimizerSettings):
     d: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_tuple(self.groups, Group, "a tuple of groups")
-        for name in ("lr", "weight_decay", "beta2_decay", "d"):
-            require_number(getattr(self, name), *_NUMBERS[name])
-        _require_tuple(self.eps, object, "two numbers as eps", 2)
-        if self.eps[0] is not None:
-            require_number(self.eps[0], "eps[0] >= 2^-63 (its square must be normal)", lambda x: x >= 2.0**-63)
-        require_number(self.eps[1], "a positive eps[1], at least 2^-126", lambda x: x >= MIN_EPS)
+        words = "None or a number of at least 2^-63 (its square must be normal), and a number of at least 2^-126"
+        eps = tuple_of(f"a pair: {words}", lambda _: True, 2)
+        require_fields(self, **{field.name: _FIELDS[field.name] for field in fields(self)} | {"eps": eps})
+        fits = (self.eps[0] is None or _SQUARED_EPS.holds(self.eps[0])) and EPS.holds(self.eps[1])
+        require(fits, f"eps as a pair: {words}", self.eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,9 +261,7 @@ class Clip:
 
     def __post_init__(self) -> None:
         require(self.norm is not None or self.value is not None, "a norm or a value to clip to", None)
-        for limit, name in ((self.norm, "norm"), (self.value, "value")):
-            if limit is not None:
-                require_number(limit, f"a positive {name} to clip to, at least 2^-126", lambda x: x >= MIN_EPS)
+        require_fields(self, norm=EPS | NONE, value=EPS | NONE)
 
 
 def settings_of(optimizer: Optimizer, name: str) -> tuple[float, float]:

@@ -12,7 +12,7 @@ them: the bytes of the table count, as those of the initial weights do.
 import copy
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from glob import escape
 from inspect import Parameter, signature
 from itertools import repeat
@@ -73,18 +73,7 @@ class TorchOptimizers:
         The caller lets them step, by `type(copy).step(copy)`, since a scheduler binds `step` to its own optimizer.
         schedule: the factors of all groups' rates, if there are any.
         """
-        memo: dict[int, Any] = {id(own): other for own, other in tensors.items()}
-        originals = [part for given in self.optimizers for part in parts(given)]
-        memo |= {id(one): object.__new__(type(one)) for one in originals}
-        try:
-            for one in originals:  # by hand, because an optimizer's own copy leaves out what its subclass adds
-                memo[id(one)].__dict__.update(
-                    {n: copy.deepcopy(v, memo) for n, v in vars(one).items() if not hasattr(v, "_wrapped_by_lr_sched")}
-                )
-            schedulers = [copy.deepcopy(scheduler, memo) for scheduler in self.schedulers]
-        except Exception as error:  # whatever the user's attributes raise
-            raise ConfigurationError(f"expected an optimizer that can be copied, got {self.name}: {error}") from error
-        optimizers = tuple(memo[id(one)] for one in self.optimizers)
+        optimizers, schedulers = self._copied({id(own): other for own, other in tensors.items()})
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         for group in groups:  # these only choose a kernel
             group.update(dict.fromkeys(group.keys() & {"fused", "capturable"}, False))
@@ -97,6 +86,33 @@ class TorchOptimizers:
                 warnings.simplefilter("ignore")  # that the copies' `step` is not the scheduler's
                 for scheduler in schedulers:
                     scheduler.step()
+
+    def over(self, kept: Sequence[Tensor]) -> "TorchOptimizers":
+        """Copies of the optimizers that hold only these parameters of theirs, which are not copied."""
+        given = [part for one in self.optimizers for part in parts(one)]
+        memo = {id(p): p for part in given for group in part.param_groups for p in group["params"]}
+        optimizers, schedulers = self._copied({**memo})
+        left = memo.keys() - set(map(id, kept))
+        for part in (part for one in optimizers for part in parts(one)):
+            for group in part.param_groups:
+                group["params"] = [p for p in group["params"] if id(p) not in left]
+            for p in [p for p in part.state if id(p) in left]:
+                del part.state[p]
+        return replace(self, optimizers=optimizers, schedulers=tuple(schedulers))
+
+    def _copied(self, memo: dict[int, Any]) -> tuple[tuple[torch.optim.Optimizer, ...], list[LRScheduler]]:
+        """Copies of optimizers and schedulers. memo: as in `copy.deepcopy`."""
+        originals = [part for given in self.optimizers for part in parts(given)]
+        memo |= {id(one): object.__new__(type(one)) for one in originals}
+        try:
+            for one in originals:  # by hand, because an optimizer's own copy leaves out what its subclass adds
+                memo[id(one)].__dict__.update(
+                    {n: copy.deepcopy(v, memo) for n, v in vars(one).items() if not hasattr(v, "_wrapped_by_lr_sched")}
+                )
+            schedulers = [copy.deepcopy(scheduler, memo) for scheduler in self.schedulers]
+        except Exception as error:  # whatever the user's attributes raise
+            raise ConfigurationError(f"expected an optimizer that can be copied, got {self.name}: {error}") from error
+        return tuple(memo[id(one)] for one in self.optimizers), schedulers
 
 
 def parts(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
@@ -117,7 +133,7 @@ def translated(given: Any, schedule: Any, model: nn.Module, steps: int) -> tuple
     schedulers = _schedulers(optimizers, schedule)
     if isinstance(given, Optimizer):
         return given, schedule
-    _check_all(optimizers, model)
+    _check_all(optimizers or (given,), model)
     sampled = [_sampled(one, steps) for one in schedulers]
     rates = [one for one in sampled if one is not None]
     if len(optimizers) == 1 and len(rates) == len(sampled) < 2:

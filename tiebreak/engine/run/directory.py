@@ -25,14 +25,10 @@ from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from torch import Tensor
-
-from tiebreak.engine.data import FactsCache, data_identities
+from tiebreak.engine import data as arrays
 from tiebreak.engine.data.disk import Folder, write_file, write_whole
-from tiebreak.engine.data.formats import Empty, fresh, map_tensors, read_tensors, write_tensors
-from tiebreak.engine.data.tensors import check_spec, identities
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord, data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
@@ -40,10 +36,23 @@ from tiebreak.protocol.program.program import Program, ProgramLimits
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import Frontier
 
+if TYPE_CHECKING:  # torch comes with the first tensor that is read, so that `tiebreak status` need not wait for it
+    from torch import Tensor
+
+    from tiebreak.engine.data import Empty
+
 T = TypeVar("T")
 JOB: Final = "job.bin"
+OFFER: Final = "offer.bin"
+"""The job with its client's signature, until its trainer has signed it."""
 PROGRAM: Final = "program.tbp"
 DATA: Final = "data.safetensors"
+NAMES: Final = "state_dict.tsv"
+"""The names that the module and its adapter's file have for entries of the state. Nobody signs this file."""
+MAX_NAMES_BYTES: Final = 1 << 26
+UNCHECKED: Final = "unchecked.txt"
+"""Stands in the folder of a run whose capture was not checked against eager PyTorch, or only on a slice."""
+MAX_NOTICE_BYTES: Final = 4096
 STATES: Final = "checkpoints"
 RECORDS: Final = "records.bin"
 HEADS: Final = "heads"
@@ -77,8 +86,8 @@ class RunDirectory:
 
     @classmethod
     def create(
-        cls, path: Path, agreement: SignedJob, program: Program, state: Mapping[str, Tensor],
-        data: Mapping[str, Tensor], more: Mapping[str, bytes] = MappingProxyType({}),
+        cls, path: Path, agreement: SignedJob, program: Program, state: Mapping[str, "Tensor"],
+        data: Mapping[str, "Tensor"], more: Mapping[str, bytes] = MappingProxyType({}),
     ) -> "RunDirectory":  # fmt: skip
         """Creates a run. Refuses a directory that is in use and inputs that are not the job's. more: further files."""
         agreement.verify()
@@ -119,26 +128,28 @@ class RunDirectory:
         """The path of the state after a step, whether or not that state was kept."""
         return self.path / STATES / state_name(step)
 
-    def data(self) -> dict[str, Tensor]:
+    def data(self) -> dict[str, "Tensor"]:
         """The job's data, checked against the data root, as tensors on the mapped file, which must not be written to.
 
         They are checked at every call, without a cache, because a party that computes with other bytes loses a stake.
         """
         with self.folder() as folder:
-            tensors = map_tensors(folder, DATA, self.program.data_spec())
-        check_root(f"{self.path / DATA}", self.job.data_root, data_tree(data_identities(tensors)).root)
+            tensors = arrays.map_tensors(folder, DATA, self.program.data_spec())
+        check_root(f"{self.path / DATA}", self.job.data_root, data_tree(arrays.data_identities(tensors)).root)
         return tensors
 
-    def state(self, step: int, root: Digest | None = None, empty: Empty = fresh) -> dict[str, Tensor]:
+    def state(self, step: int, root: Digest | None = None, empty: "Empty | None" = None) -> dict[str, "Tensor"]:
         """The state of a checkpoint (or of step 0), checked against `root`, or else against the root in its record.
 
         empty: makes the tensors into which it is read. Raises `VerificationError`.
         """
         with self.folder(STATES) as states:
-            tensors = read_tensors(states, state_name(step), self.program.state_spec(), empty)
+            tensors = arrays.read_tensors(states, state_name(step), self.program.state_spec(), empty or arrays.fresh)
         if root is None:
             root = self.job.initial_state_root if step == 0 else self.record_of(step).state_root
-        check_root(f"{self.state_path(step)}: state after step {step}", root, state_tree(identities(tensors)).root)
+        check_root(
+            f"{self.state_path(step)}: state after step {step}", root, state_tree(arrays.identities(tensors)).root
+        )
         return tensors
 
     def records(self) -> list[StepRecord]:
@@ -225,10 +236,10 @@ class RunDirectory:
                 if name.startswith(".") and name.endswith(".part"):
                     states.remove(name)
 
-    def write_state(self, step: int, state: Mapping[str, Tensor]) -> None:
+    def write_state(self, step: int, state: Mapping[str, "Tensor"]) -> None:
         """Stores the state after a step."""
         with self.folder(STATES, to_write=True) as states:
-            write_tensors(states, state_name(step), state)
+            arrays.write_tensors(states, state_name(step), state)
 
     def log_bytes(self) -> int:
         """The size of the rounding logs on disk, in bytes."""
@@ -318,24 +329,24 @@ class RunDirectory:
 
 
 def lay_out(
-    path: Path, job: Job, program: Program, state: Mapping[str, Tensor], data: Mapping[str, Tensor],
+    path: Path, job: Job, program: Program, state: Mapping[str, "Tensor"], data: Mapping[str, "Tensor"],
     more: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:  # fmt: skip
     """Writes all files of a new run but its signed job, after checking that they are the job's. more: further files."""
     job.check_program(program)
-    check_spec("state", state, program.state_spec())
-    check_spec("data", data, program.data_spec())
-    check_root("initial state", job.initial_state_root, state_tree(identities(state)).root)
-    check_root("data", job.data_root, data_tree(data_identities(data, cache=FactsCache())).root)
+    arrays.check_spec("state", state, program.state_spec())
+    arrays.check_spec("data", data, program.data_spec())
+    check_root("initial state", job.initial_state_root, state_tree(arrays.identities(state)).root)
+    check_root("data", job.data_root, data_tree(arrays.data_identities(data, cache=arrays.FactsCache())).root)
     with Folder.make(path) as folder:
         if folder.names():
             raise ConfigurationError(f"{path}: expected a new or empty directory; to go on with a run, open it")
         for name in (STATES, HEADS, *([LOGS] if job.is_logged else [])):
             folder.add(name)
         folder.write(PROGRAM, program.encode())
-        write_tensors(folder, DATA, data)
+        arrays.write_tensors(folder, DATA, data)
         with Folder(path, STATES) as states:
-            write_tensors(states, state_name(0), state)
+            arrays.write_tensors(states, state_name(0), state)
         folder.write(RECORDS, b"")
         for name, content in more.items():
             folder.write(name, content)
@@ -369,3 +380,28 @@ def state_name(step: int) -> str:
 def head_name(count: int) -> str:
     """The name, in the folder of heads, of the head over the first `count` checkpoints."""
     return f"{count:012d}.bin"
+
+
+def open_offer(folder: Path) -> RunDirectory:
+    """Opens the folder of an offer, or of a job that both have signed.
+
+    Raises `StateError` if it holds neither, `VerificationError` if program and signatures are not the job's. State and
+    data are checked when they are read.
+    """
+    with Folder(folder) as files:
+        if files.holds(JOB):
+            return RunDirectory.open(folder)
+        files.check()
+        if not files.holds(OFFER):
+            raise StateError(f"expected an offer in {folder}, got no {OFFER}; make one with `tiebreak offer`")
+        offer = decoded(folder / OFFER, verified_offer, files.read(OFFER, MAX_SIGNED_BYTES))
+        program = decoded(folder / PROGRAM, Program.decode, files.read(PROGRAM, MAX_PROGRAM_BYTES))
+    offer.job.check_program(program)
+    return RunDirectory(folder, offer, program)
+
+
+def verified_offer(data: bytes) -> SignedJob:
+    """Reads a job file that at least its client has signed. Raises `VerificationError`."""
+    found = SignedJob.decode(data)
+    found.verify_offer()
+    return found

@@ -108,8 +108,11 @@ class Interpreter:
         self.committed = [commit.operands[0].value for commit in program.commits]
         self._chained = CHAINED if arithmetic.chains is None else arithmetic.chains.functions
         self.in_order = schedule.in_order(program)
-        again = arithmetic.chains is not None and arithmetic.chains.repeats
-        self.planned = schedule.plan(program, self._chained, again=again) if planned is None else planned
+        if planned is None:
+            chains = arithmetic.chains
+            again, prologues = (False, False) if chains is None else (chains.repeats, chains.prologues)
+            planned = schedule.plan(program, self._chained, again=again, prologues=prologues)
+        self.planned = planned
         self.chains = self._make_chains()
         """The chains of the planned order, by position in it."""
         self.finalizers = self._make_finalizers()

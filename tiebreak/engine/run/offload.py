@@ -204,10 +204,14 @@ class Offload:
         if self.least <= self.room:
             return
         worst = max(range(len(self._places)), key=self._least)
-        origin = self._body[self._units[worst].members[-1]].origin
+        number = self._units[worst].members[-1]
+        instruction = self._body[number]
+        kind = instruction.opcode.name.lower()
+        origin = f" from {instruction.origin}" if instruction.origin else ""
         raise ConfigurationError(
-            f"expected {(self.least - self.room >> 20) + 1:,} MiB more memory: an instruction of the step ({origin}) "
-            f"reads and makes {self.least >> 20:,} MiB, and {max(self.room, 0) >> 20:,} MiB are left for values"
+            f"expected {(self.least - self.room >> 20) + 1:,} MiB more memory: instruction {number} of the step "
+            f"({kind} to {list(instruction.shape)}{origin}) reads and makes {self.least >> 20:,} MiB, and "
+            f"{max(self.room, 0) >> 20:,} MiB are left for values"
         )
 
     # ---- between steps ----

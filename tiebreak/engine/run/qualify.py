@@ -33,6 +33,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import identities, is_host
+from tiebreak.engine.arithmetic.plan.sums import reads_each_once
 from tiebreak.engine.data.tensors import canonical, from_bytes, memory_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
 from tiebreak.engine.native import EMULATION, SWITCH, emulation
@@ -179,7 +180,7 @@ def _rehearse(arithmetic: Arithmetic, vectors: Sequence[tuple[_Case, Sequence[in
 def _chained(
     arithmetic: Arithmetic, vectors: Sequence[tuple[_Case, Sequence[int]]]
 ) -> Iterator[tuple[_Case, Sequence[int], Tensor]]:
-    """The elementwise cases once more, as chains: case, right answers, and the device's result."""
+    """Some cases once more, as chains and with prologues: case, right answers, and the device's result."""
     chains, together = arithmetic.chains, defaultdict[object, list[tuple[_Case, Sequence[int]]]](list)
     if chains is None:
         return
@@ -192,6 +193,23 @@ def _chained(
         instructions, operands = [case.instruction for case, _ in members], _operands(arithmetic, members[0][0])
         for (case, right), result in zip(members, chains.run_once(instructions, operands), strict=True):
             yield replace(case, name=f"{case.name} (compiled)"), right, result
+    for case, right in _prologues(vectors) if chains.prologues else ():
+        size = (len(case.operands[0][1]),)
+        copy = _one(Opcode.MAP, DType.F32, size, Access(0, 0, (1,)), function=MapFunction.COPY)
+        reads = replace(case.instruction.operands[0], value=1)
+        reduced = replace(case.instruction, operands=(reads,))
+        yield case, right, chains.run_once([copy, reduced], _operands(arithmetic, case))[0]
+
+
+def _prologues(vectors: Sequence[tuple[_Case, Sequence[int]]]) -> Iterator[tuple[_Case, Sequence[int]]]:
+    """The first sum and the first maximum that may have a prologue, for which a chain copies their operand."""
+    for function in (ReduceFunction.SUM, ReduceFunction.MAX):
+        for case, right in vectors:
+            i = case.instruction
+            plain = (i.opcode, i.function, i.dtype) == (Opcode.REDUCE, function, DType.F32)
+            if plain and reads_each_once(i, len(case.operands[0][1])):
+                yield replace(case, name=f"{case.name} (with a prologue)"), right
+                break
 
 
 def _ids(arithmetic: Arithmetic) -> dict[str, Digest]:

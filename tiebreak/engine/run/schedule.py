@@ -16,9 +16,12 @@ Values are pure, so a program may be executed in any order that computes operand
    all that this takes is small or read by it anyway. A dropout mask is thus drawn twice, and never stored. It may read
    one large value for that which is stored in any case, if this frees as much memory as that takes: an activation and
    its powers are made again from the product before it. A transcendental is computed again only in place of a store.
+6. There, too, a maximum or a plain sum has a chain as its *prologue*, which makes the elements while they are read. A
+   value that such a reduction reads is computed by all its readers and never stored, if fewer bytes are read and
+   written then. So is exp(x - max) of a softmax, once for its sum and once for the quotient.
 
-Everything is linear in the program's size except sorting, because programs come from strangers. Rule 5 adds at most
-`MAX_MEMBERS` instructions to a chain.
+Everything is linear in the program's size except sorting, because programs come from strangers. Rules 5 and 6 add at
+most `MAX_MEMBERS` instructions to a unit.
 """
 
 from collections import Counter
@@ -27,7 +30,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from tiebreak.engine.arithmetic.plan.chains import CHAINED, Chained
-from tiebreak.protocol.program.isa import TRANSCENDENTALS, Access, Instruction, Opcode, Slot, SourceKind, row_major
+from tiebreak.engine.arithmetic.plan.sums import reads_each_once
+from tiebreak.protocol.program.isa import (
+    TRANSCENDENTALS,
+    Access,
+    DType,
+    Instruction,
+    Opcode,
+    ReduceFunction,
+    Slot,
+    SourceKind,
+    row_major,
+)
 from tiebreak.protocol.program.program import Program
 
 MAX_MEMBERS: Final = 64
@@ -36,6 +50,8 @@ EAGER_BYTES: Final = 1 << 20
 """An instruction that frees this many bytes more than its result takes is executed early (rule 2)."""
 FEW: Final = 16
 """A value with this many times fewer elements than a chain is small (rule 5)."""
+NEAR: Final = 8
+"""A value may be read this many units later in place of another without taking memory for much longer (rule 6)."""
 ROUNDS: Final = 4
 """The most times that instructions are added to a chain (rule 5)."""
 SMALL_BYTES: Final = 1 << 16
@@ -75,16 +91,18 @@ def in_order(program: Program) -> tuple[Unit, ...]:
     return with_lifetimes(program, [(index,) for index in range(len(program.body))])
 
 
-def plan(program: Program, chained: Chained = CHAINED, *, again: bool = False) -> tuple[Unit, ...]:
+def plan(
+    program: Program, chained: Chained = CHAINED, *, again: bool = False, prologues: bool = False
+) -> tuple[Unit, ...]:
     """The order that the module describes, where these functions of `map` may be part of a chain.
 
-    again: whether rule 5 holds.
+    again: whether rule 5 holds. prologues: whether rule 6 does, too.
     """
     units = _Planner(program, chained).units()
     if not again:
         return with_lifetimes(program, units)
     repeated = _Repeated(program, units, chained)
-    return with_lifetimes(program, *repeated.units())
+    return with_lifetimes(program, *repeated.units(prologues=prologues))
 
 
 class _Planner:
@@ -211,28 +229,35 @@ Way = tuple[frozenset[int], frozenset[int]]
 
 
 class _Repeated:
-    """The chains of a plan while instructions are added that they compute again (rule 5)."""
+    """The units of a plan while instructions are added that they compute again (rules 5 and 6)."""
 
     def __init__(self, program: Program, units: Sequence[tuple[int, ...]], chained: Chained) -> None:
         self.body = program.body
         self.kept = {commit.operands[0].value for commit in program.commits} | {len(self.body) - 1}
+        self.entries = frozenset(program.sources(SourceKind.STATE))
         self.elementwise = [is_elementwise(i, chained) for i in self.body]
         self.inside = [set(unit) for unit in units]
         self.again: list[set[int]] = [set() for _ in units]
         self.readers: dict[int, set[int]] = {}
         """The units, by position, that read a value which they do not compute."""
+        self.last: dict[int, int] = {}
+        """The last unit that ever read a value."""
         for position, unit in enumerate(units):
             self._read(unit, position)
 
-    def units(self) -> tuple[list[tuple[int, ...]], list[set[int]]]:
+    def units(self, *, prologues: bool) -> tuple[list[tuple[int, ...]], list[set[int]]]:
         """The members of each unit, and those among them that it computes again."""
         chains = [p for p, inside in enumerate(self.inside) if self.elementwise[next(iter(inside))]]
         for position in reversed(chains):
             for _ in range(ROUNDS):
                 if not self._repeat(position):
                     break
-        for position in chains:
+        for position in reversed(chains):
             self._drop(position)
+        if prologues:
+            made_by = {n: p for p in chains for n in self.inside[p] - self.again[p]}
+            for value in sorted(made_by, reverse=True):
+                self._spread(value, made_by[value])
         found = [
             (tuple(sorted(inside)), again) for inside, again in zip(self.inside, self.again, strict=True) if inside
         ]
@@ -244,6 +269,7 @@ class _Repeated:
     def _read(self, members: Iterable[int], position: int) -> None:
         for operand in self._operands(members) - self.inside[position]:
             self.readers.setdefault(operand, set()).add(position)
+            self.last[operand] = max(position, self.last.get(operand, 0))
 
     def _repeat(self, position: int) -> bool:
         """Lets a chain compute some of what it reads, if that pays; returns whether it does."""
@@ -306,16 +332,79 @@ class _Repeated:
     def _bytes(self, values: Iterable[int]) -> int:
         return sum(self.body[n].numel * self.body[n].dtype.size for n in values)
 
+    def _bytes_read(self, members: set[int]) -> int:
+        return self._bytes(self._operands(members) - members)
+
     def _drop(self, position: int) -> None:
         """Takes out of a chain what nobody reads any more."""
-        inside = self.inside[position]
+        self._forget(self.inside[position] - self._needed(position), position)
+
+    def _needed(self, position: int, gone: int = -1) -> set[int]:
+        """The members of a chain that somebody still reads if nobody outside it reads `gone`."""
+        inside = self.inside[position].copy()
         used = Counter(operand for n in inside for operand in self._operands([n]))
         for index in sorted(inside, reverse=True):
-            read = index in self.kept or (index not in self.again[position] and bool(self.readers.get(index)))
-            if not used[index] and not read:
+            stored = index not in self.again[position] and index != gone and bool(self.readers.get(index))
+            if not used[index] and not stored and index not in self.kept:
                 inside.remove(index)
                 used.subtract(self._operands([index]))
+        return inside
+
+    def _forget(self, members: set[int], position: int) -> None:
+        """Takes members out of a unit, and it from the readers of what only they read."""
+        inside = self.inside[position]
+        inside -= members
         self.again[position] &= inside
+        for operand in self._operands(members) - self._operands(inside):
+            self.readers.get(operand, set()).discard(position)
+
+    def _spread(self, value: int, maker: int) -> None:
+        """Rule 6: lets all readers of a value compute it, if a reduction is among them and that pays."""
+        readers, wanted = sorted(self.readers.get(value, ())), self._slice(value, maker)
+        if value in self.kept or not any(self._takes_prologue(p, value) for p in readers):
+            return
+        left, units = self._needed(maker, value), [(p, self.inside[p] | wanted) for p in readers]
+        again = len(readers) + (value in left) - 1
+        if not self._is_cheap(wanted, again <= 1) or not all(self._may_hold(p, inside) for p, inside in units):
+            return
+        read = self._operands(wanted) - wanted
+        longer = {n for n in read if self.last[n] < readers[-1] - NEAR}
+        if any(n in self.entries and self.last[n] < readers[-1] for n in read):
+            return  # their memory may be used again after their last reader
+        moved = sum(self._bytes_read(i) - self._bytes_read(self.inside[p]) for p, i in [*units, (maker, left)])
+        if max(moved + 1, self._bytes(longer)) > self._bytes([value]):
+            return
+        for position, inside in units:
+            self.again[position] |= inside - self.inside[position]
+            self.inside[position] |= inside
+            self._read(inside, position)
+        self._forget(self.inside[maker] - left, maker)
+        self.readers[value] = set()
+
+    def _slice(self, value: int, position: int) -> set[int]:
+        """The members of a chain by which it computes a value."""
+        found, waiting = set[int](), [value]
+        while waiting:
+            found.add(index := waiting.pop())
+            waiting += (self._operands([index]) & self.inside[position]) - found
+        return found
+
+    def _takes_prologue(self, position: int, value: int) -> bool:
+        """Whether a unit is a reduction that can have a prologue which computes a value."""
+        i, dtype = self.body[max(self.inside[position])], self.body[value].dtype
+        fits = dtype == DType.F32 or (dtype == DType.I64 and i.function == ReduceFunction.MAX)
+        return fits and i.opcode == Opcode.REDUCE and reads_each_once(i, self.body[value].numel)
+
+    def _may_hold(self, position: int, members: set[int]) -> bool:
+        """Whether a unit can consist of these members: a prologue reads something, and draws nothing."""
+        chain = {n for n in members if self.elementwise[n]}
+        if chain < members and (
+            any(self.body[n].opcode == Opcode.RANDOM for n in chain)
+            or not self._operands(chain) - chain
+            or not self._takes_prologue(position, max(chain))
+        ):
+            return False
+        return len(members) <= MAX_MEMBERS and self._in_place(chain)
 
 
 def replacements(program: Program, units: Sequence[Unit], chained: Chained = CHAINED) -> dict[int, int]:
@@ -324,7 +413,7 @@ def replacements(program: Program, units: Sequence[Unit], chained: Chained = CHA
     The result must be the entry's new value, nothing after the chain that makes it may read the old value, and the
     chain itself may read it only in place.
     """
-    unit_of = {n: k for k, unit in enumerate(units) for n in unit.members}
+    unit_of = {n: k for k, unit in enumerate(units) for n in unit.outputs}
     dies_in = {value: k for k, unit in enumerate(units) for dying in unit.dying for value in dying}
     found = {}
     for value, source in _renewed(program).items():

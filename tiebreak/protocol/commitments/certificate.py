@@ -9,7 +9,13 @@ to the final state's root and from there to each tensor of the weights:
     finalState    the last step record (root, lossBits, logRoot) and its siblings in the run tree (`path`)
     weights       which leaves of the state tree the weights are (`places`: first leaf and number of leaves, ascending),
                   the nodes that cover all other leaves, from left to right, and how tensors are named in files: tensor
-                  `x` is the state's entry `prefix` || x, but for those that `names` lists
+                  `x` is the state's entry `prefix` || x, but for those that `names` lists. Where a name ends with one
+                  of `suffixes` (absent if there are none; the longest counts), its entry has what that stands for, the
+                  same path with words inserted: `.lora_A.weight` is `.lora_A.default.weight`
+    adapter       absent, or what an adapter has besides: the SHA-256 of its `configuration` file; `base`, with the
+                  fields of `weights`, for the names of the base's tensors, and the places of base and adapter together;
+                  and `root`, by which the base is named: that of a state whose entries are its frozen tensors, each
+                  once, under its id in hex
     audits        seats whose auditors the board has paid; settlement: the transaction that settled the job. Both are
                   absent without a chain, and only a node of that chain can confirm them
     environment   of whoever made the certificate, as it says
@@ -23,13 +29,15 @@ and its address, `sig` the 65 bytes of `keys`. Signatures under other key ids ar
 Numbered plan of `Certificate.verify` and of what comes before and after it: (1) the statement is the one of its content
 (`decode`), (2) client and trainer signed the job, (3) the trainer signed a head of all its checkpoints, (4) the record
 is the last of that head's run, (5) every signature under an address is by that address, and the trainer's is there
-(`signers`), (6) the tensors fill their places of the final state, and none is left over (`check_tensors`).
+(`signers`), (6) the tensors fill their places of the final state, and none is left over (`check_tensors`), (7) so do
+the tensors of an adapter's base together with them, and they are those of the base's root (`check_base`).
 """
 
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from re import fullmatch
 from typing import Any, Final, Self
 
@@ -38,7 +46,7 @@ from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.dsse import Envelope, Payload, base64, from_base64
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
-from tiebreak.protocol.commitments.records import StepRecord, state_leaf
+from tiebreak.protocol.commitments.records import StepRecord, state_leaf, state_tree
 from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
 from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.strict_json import JsonObject
@@ -106,14 +114,21 @@ class Weights:
 
     prefix: str
     names: Mapping[str, str] = field(default_factory=dict)
+    suffixes: Mapping[str, str] = field(default_factory=dict)
     places: tuple[tuple[int, int], ...]
     nodes: tuple[Digest, ...]
 
     @classmethod
-    def of(cls, tree: trees.Tree, entries: Sequence[str], tensors: Mapping[str, str], prefix: str) -> Self:
-        """tree: the state tree. entries: the names of its leaves. tensors: the entry of each tensor of the files."""
+    def of(
+        cls, tree: trees.Tree, entries: Sequence[str], tensors: Mapping[str, str], prefix: str,
+        more: Iterable[str] = (),
+    ) -> Self:  # fmt: skip
+        """tree: the state tree. entries: the names of its leaves. tensors: the entry of each tensor of the files.
+
+        more: entries that are shown too, by tensors of other files.
+        """
         at = {entry: place for place, entry in enumerate(entries)}
-        shown = sorted({at[entry] for entry in tensors.values()})
+        shown = sorted({at[entry] for entry in (*tensors.values(), *more)})
         places, nodes = list[tuple[int, int]](), list[Digest]()
         for place in shown:
             if places and sum(places[-1]) == place:
@@ -126,8 +141,27 @@ class Weights:
             return nodes[-1]
 
         _fold(tree.depth, 0, len(entries), shown, lambda place: tree.node(0, place), hidden)
-        names = {name: entry for name, entry in tensors.items() if entry != prefix + name}
-        return cls(prefix=prefix, names=names, places=tuple(places), nodes=tuple(nodes))
+        suffixes: dict[str, str] = {}
+        for name, entry in tensors.items():
+            if entry != prefix + name and (found := _suffix(name, entry.removeprefix(prefix))):
+                suffixes.setdefault(*found)
+        made = cls(prefix=prefix, suffixes=suffixes, places=tuple(places), nodes=tuple(nodes))
+        return replace(made, names={name: entry for name, entry in tensors.items() if made.entry(name) != entry})
+
+    def entry(self, name: str) -> str:
+        """The entry of the state that the tensor of this name is."""
+        if name in self.names:
+            return self.names[name]
+        end = max((end for end in self.suffixes if name.endswith(end)), key=len, default="")
+        return self.prefix + name.removesuffix(end) + self.suffixes.get(end, "")
+
+    def document(self, leaves: int) -> dict[str, Any]:
+        """The fields of the statement. leaves: the number of entries of the state."""
+        return {
+            "entries": self.count, "of": leaves, "prefix": self.prefix, "names": dict(self.names),
+            **({"suffixes": dict(self.suffixes)} if self.suffixes else {}),
+            "places": [list(place) for place in self.places], "nodes": [node.hex() for node in self.nodes],
+        }  # fmt: skip
 
     @property
     def count(self) -> int:
@@ -139,18 +173,26 @@ class Weights:
         begins = [*(first for first, _ in self.places), leaves]
         if any(end > begin for end, begin in zip(ends, begins, strict=True)) or not all(n for _, n in self.places):
             raise VerificationError(f"weights: expected ascending places below {leaves}, got {str(self.places)[:200]}")
+        for end, replaced in self.suffixes.items():
+            if _suffix(f"x{end}", f"x{replaced}") != (end, replaced):
+                raise VerificationError(f"weights: expected {end} with words inserted in it, got {replaced}")
 
-    def root(self, leaves: int, ids: Mapping[str, Digest]) -> Digest:
-        """The root of the state whose entries these tensors are.
-
-        leaves: the number of entries of the state. ids: ids of the tensors of all files, by their names there. Raises
-        `VerificationError` if these are not the tensors' places.
-        """
+    def entries(self, ids: Mapping[str, Digest]) -> dict[str, Digest]:
+        """The ids of tensors by their entries. ids: by their names in all files. Raises `VerificationError`."""
         found: dict[str, Digest] = {}
         for name, tensor in ids.items():
-            entry = self.names.get(name, self.prefix + name)
+            entry = self.entry(name)
             if found.setdefault(entry, tensor) != tensor:
                 raise VerificationError(f"weights: expected one tensor for {entry}, got two, one of them {name}")
+        return found
+
+    def root(self, leaves: int, ids: Mapping[str, Digest], more: Mapping[str, Digest] = {}) -> Digest:
+        """The root of the state whose entries these tensors are.
+
+        leaves: the number of entries of the state. ids: see `entries`. more: tensors of other files, by their entries;
+        they count where both have one. Raises `VerificationError` if these are not the tensors' places.
+        """
+        found = {**self.entries(ids), **more}
         if len(found) != self.count:
             raise VerificationError(f"weights: expected {self.count} tensors of the state, got {len(found)}")
         self.check(leaves)
@@ -186,6 +228,30 @@ def _fold(
     return trees.parent(*below)
 
 
+def _suffix(name: str, entry: str) -> tuple[str, str] | None:
+    """The end of a name from a dot on, and what stands there in an entry that has words inserted; None for others."""
+    words, more = name.split("."), entry.split(".")
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(words, more, strict=False)))
+    inserted = len(more) - len(words)
+    if same < 2 or inserted < 1 or words[same:] != more[same + inserted :]:
+        return None
+    return ".".join(["", *words[same - 1 :]]), ".".join(["", *more[same - 1 :]])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """The configuration and the base of an adapter, whose own tensors are a certificate's weights. See the module."""
+
+    configuration: Digest
+    root: Digest
+    base: Weights
+
+    @staticmethod
+    def root_of(tensors: Iterable[Digest]) -> Digest:
+        """The root by which a base is named, over the ids of its frozen tensors."""
+        return state_tree({tensor.hex(): tensor for tensor in tensors}).root
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
     """The content of a statement. files: the SHA-256 of each file of the weights, by its name."""
@@ -198,6 +264,7 @@ class Certificate:
     weights: Weights
     audits: tuple[Seat, ...] = ()
     settlement: Logged | None = None
+    adapter: Adapter | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     attestation: Attestation | None = None
 
@@ -216,6 +283,8 @@ class Certificate:
             raise VerificationError(f"head: expected one of all {job.checkpoints} checkpoints, got {head.count}")
         trees.verify(head.run_root, job.run_depth, head.count - 1, self.record.digest, self.path)  # (4)
         self.weights.check(job.state_count)
+        if self.adapter is not None:
+            self.adapter.base.check(job.state_count)
 
     def signers(self, envelope: Envelope) -> list[Address]:
         """The signers of the statement. Raises `SignatureError` if a signature is false, or none is the trainer's."""
@@ -240,10 +309,25 @@ class Certificate:
 
         ids: the id of each tensor of all files, by its name there.
         """
-        root = self.weights.root(self.job.state_count, ids)
-        if root != self.record.state_root:  # (6)
+        self._check_root("weights", self.weights.root(self.job.state_count, ids))  # (6)
+
+    def check_base(self, ids: Mapping[str, Digest], base: Mapping[str, Digest]) -> None:
+        """Raise `VerificationError` unless an adapter is one of this base, and the final state has both.
+
+        ids, base: the id of each tensor of all files, by its name there.
+        """
+        if self.adapter is None:
+            raise VerificationError("certificate: expected one for an adapter, which has a base, got one for a model")
+        own, weights = self.weights.entries(ids), self.adapter.base
+        self._check_root("base", weights.root(self.job.state_count, base, own))  # (7)
+        root = Adapter.root_of(tensor for entry, tensor in weights.entries(base).items() if entry not in own)
+        if root != self.adapter.root:
+            raise VerificationError(f"base: expected the root {self.adapter.root.hex()}, got {root.hex()}")
+
+    def _check_root(self, what: str, root: Digest) -> None:
+        if root != self.record.state_root:
             raise VerificationError(
-                f"weights: expected tensors under state root {self.record.state_root.hex()}, got {root.hex()}: a "
+                f"{what}: expected tensors under state root {self.record.state_root.hex()}, got {root.hex()}: a "
                 "tensor has another name, type, shape or value than the run ended with"
             )
 
@@ -271,11 +355,7 @@ class Certificate:
                 "root": record.state_root.hex(), "lossBits": record.loss_bits, "logRoot": record.log_root.hex(),
                 "path": [node.hex() for node in self.path],
             },
-            "weights": {
-                "entries": self.weights.count, "of": job.state_count, "prefix": self.weights.prefix,
-                "names": dict(self.weights.names), "places": [list(place) for place in self.weights.places],
-                "nodes": [node.hex() for node in self.weights.nodes],
-            },
+            "weights": self.weights.document(job.state_count),
             "environment": dict(self.environment),
         }  # fmt: skip
         if self.audits:
@@ -284,6 +364,11 @@ class Certificate:
             ]
         if self.settlement is not None:
             predicate["settlement"] = self.settlement.document()
+        if self.adapter is not None:
+            predicate["adapter"] = {
+                "configuration": self.adapter.configuration.hex(), "root": self.adapter.root.hex(),
+                "base": self.adapter.base.document(job.state_count),
+            }  # fmt: skip
         if (found := self.attestation) is not None:
             predicate["attestation"] = {
                 "type": found.kind, "nonce": head.run_root.hex(), "evidence": base64(found.evidence),
@@ -316,6 +401,7 @@ class Certificate:
             weights=_weights(predicate.inner("weights")),
             audits=tuple(map(_seat, predicate.take("audits", "seats", _is_list))) if "audits" in predicate else (),
             settlement=Logged.read(predicate.inner("settlement")) if "settlement" in predicate else None,
+            adapter=_adapter(predicate.inner("adapter")) if "adapter" in predicate else None,
             environment=_texts(predicate.inner("environment")),
             attestation=Attestation.read(predicate.inner("attestation")) if "attestation" in predicate else None,
         )  # fmt: skip
@@ -364,8 +450,17 @@ def _weights(found: JsonObject) -> Weights:
     return Weights(
         prefix=found.text("prefix", _WORDS, "printable text"),
         names=_texts(found.inner("names")),
+        suffixes=_texts(found.inner("suffixes")) if "suffixes" in found else {},
         places=tuple((first, count) for first, count in found.take("places", "pairs of integers", _are_places)),
         nodes=_roots(found, "nodes"),
+    )
+
+
+def _adapter(found: JsonObject) -> Adapter:
+    return Adapter(
+        configuration=Digest(_root(found, "configuration")),
+        root=Digest(_root(found, "root")),
+        base=_weights(found.inner("base")),
     )
 
 

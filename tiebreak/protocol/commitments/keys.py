@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 from eth_hash.auto import keccak
 
+from tiebreak.protocol.arguments import PASSPHRASE, Expectation, instance, taking
 from tiebreak.protocol.commitments.dsse import Payload
 from tiebreak.protocol.commitments.eip712 import Address, TypedData
 from tiebreak.protocol.errors import ConfigurationError, SignatureError
@@ -80,6 +81,7 @@ class PrivateKey:
         return f"PrivateKey(address=0x{self.address.hex()})"
 
     @classmethod
+    @taking(randomness=instance(f"{RANDOM_BYTES} random bytes", bytes))
     def generate(cls, randomness: bytes) -> "PrivateKey":
         """Make a key from 48 random bytes: 16 more than a scalar has, which limits the modulo bias to about 2^-128."""
         if len(randomness) != RANDOM_BYTES:
@@ -87,6 +89,7 @@ class PrivateKey:
         return cls.from_int(1 + int.from_bytes(randomness, "big") % (ORDER - 1))
 
     @classmethod
+    @taking(secret=Expectation("an integer", lambda x: isinstance(x, int), secret=True))
     def from_int(cls, secret: int) -> "PrivateKey":
         """The key with this scalar, 1 <= secret < n."""
         if not 1 <= secret < ORDER:
@@ -114,12 +117,14 @@ class PrivateKey:
         assert point.x == r, "R's x coordinate exceeds the group order (chance 2^-128), or the nonce is wrong"
         return r.to_bytes(32, "big") + s.to_bytes(32, "big") + bytes([27 + point.y % 2])
 
+    @taking(passphrase=PASSPHRASE)
     def to_pem(self, passphrase: str) -> bytes:
         """Encrypted PKCS#8 PEM (AES-256; the key derivation is the best PKCS#8 scheme that `cryptography` offers)."""
         encryption = serialization.BestAvailableEncryption(_passphrase_bytes(passphrase))
         return self._key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
 
     @classmethod
+    @taking(pem=instance("the bytes of a PEM file", bytes), passphrase=PASSPHRASE)
     def from_pem(cls, pem: bytes, passphrase: str) -> "PrivateKey":
         """Decrypt. Raises `ConfigurationError` for a wrong passphrase, an unencrypted key or another kind of key."""
         if b"BEGIN ENCRYPTED PRIVATE KEY" not in pem:

@@ -1,7 +1,9 @@
 """The part of a job that client and trainer negotiate, as opposed to what is computed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
+
+from tiebreak.protocol.arguments import require_fields, whole
 
 MAX_SECONDS: Final = 1 << 28
 """Upper bound of a job's window, deadline and the audit time of all its segments: 8.5 years."""
@@ -54,6 +56,9 @@ class Terms:
     seat_bond: int = 0
     descent_levels: int = 1
     nonce: int = 0
+
+    def __post_init__(self) -> None:
+        require_fields(self, **{field.name: whole(0) for field in fields(self)} | {"descent_levels": whole(1, 5)})
 
 
 def ether(wei: int) -> str:

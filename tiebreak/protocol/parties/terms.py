@@ -75,7 +75,7 @@ class Means:
     """The most for all jobs and pools together."""
     floor: int = 0
     """The account keeps this much to pay for the transactions of games."""
-    balance: Callable[[], int] | None = None
+    balance: Callable[[], int | None] | None = None
     """Returns the account's wei; None where everybody can pay."""
 
     def objection(self, *, of_job: int, in_all: int) -> str:

@@ -107,6 +107,7 @@ class CompiledChains:
 
     functions: Final = CHAINED
     repeats: Final = False
+    prologues: Final = False
 
     def __init__(
         self, found: ElementwiseKernel, exact: Transcendentals, stats: Stats, buffers: Buffers, finite: dict[int, bool]

@@ -10,15 +10,14 @@ from tiebreak.engine.arithmetic.gpu.chains import LaunchedChain, LaunchedChains
 from tiebreak.engine.arithmetic.gpu.launching import compile_ahead
 from tiebreak.engine.arithmetic.gpu.random import shuffle
 from tiebreak.engine.arithmetic.gpu.scatter import LaunchedScatter
-from tiebreak.engine.arithmetic.gpu.sums import MOST, LaunchedSum
+from tiebreak.engine.arithmetic.gpu.sums import LaunchedSum
 from tiebreak.engine.arithmetic.plain.backend import Table, TorchBackend
 from tiebreak.engine.arithmetic.plan.chains import Member
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared
 from tiebreak.engine.arithmetic.plan.scatter import plan_scatter
 from tiebreak.engine.arithmetic.plan.stats import Stats
-from tiebreak.engine.arithmetic.plan.sums import PartialSum, ReduceTables, kind_of, plan_tables
+from tiebreak.engine.arithmetic.plan.sums import MOST, PartialSum, ReduceTables, kind_of, plan_tables
 from tiebreak.engine.arithmetic.plan.ziv import Collector
-from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.protocol.program.isa import Access, Instruction, MapFunction, Opcode, ReduceFunction, row_major
 
 
@@ -30,7 +29,7 @@ class GpuBackend(TorchBackend):
 
     def __init__(self, options: Options, stats: Stats) -> None:
         super().__init__(options, stats)
-        self.chains = LaunchedChains(options.device, options.precision, stats)
+        self.chains = LaunchedChains(options, stats)
 
     @property
     def table(self) -> Table:
@@ -70,13 +69,13 @@ class GpuBackend(TorchBackend):
         return self.chains.look(chain for chain in ran if isinstance(chain, LaunchedChain))
 
     def _tabled(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared | None:
-        tables = _tables(i) if dtypes[0] == torch.float32 else None
+        kinds = (torch.float32, torch.int64) if i.function == ReduceFunction.MAX else (torch.float32,)
+        tables = _tables(i) if dtypes[0] in kinds else None
         if tables is None:
             return None
         planned = LaunchedSum(i, tables, self.options)
         if not i.is_f32_sum:
-            place, dtype = i.function == ReduceFunction.ARGMAX, TORCH_DTYPES[i.dtype]
-            return lambda x, *_: planned.greatest(x[0], self.empty(i.shape, dtype), place=place)
+            return lambda x, *_: planned.greatest(x)
         counts = self.stats.of(kind_of(i))
         return self._or_plain(i, dtypes, lambda x, near: planned.run(x, counts, near))
 

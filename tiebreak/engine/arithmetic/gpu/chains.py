@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, target
+from tiebreak.engine.arithmetic.gpu.sums import LaunchedSum, Prologue
 from tiebreak.engine.arithmetic.plan.chains import Apply, ChainCode, Draw, Iota, Load, Member, members_of
+from tiebreak.engine.arithmetic.plan.options import Options
 from tiebreak.engine.arithmetic.plan.stats import Stats
+from tiebreak.engine.arithmetic.plan.sums import kind_of, plan_tables
 from tiebreak.engine.arithmetic.plan.views import Dim
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import TRANSCENDENTALS, DType, Instruction, MapFunction
+from tiebreak.protocol.program.isa import TRANSCENDENTALS, DType, Instruction, MapFunction, Opcode
 
 LOAD: Final = -1
 IOTA: Final = -2
@@ -62,26 +65,31 @@ class LaunchedChains:
     functions: Final = frozenset(MapFunction)
     repeats: Final = True
 
-    def __init__(self, device: torch.device, precision: int, stats: Stats) -> None:
-        self.device, self.precision, self.stats = device, precision, stats
-        self.notes = torch.zeros(1 << 10, dtype=torch.int64, device=device)
+    @property
+    def prologues(self) -> bool:
+        return self.options.logging is None  # a log is made of a sum's terms, which the host reads
+
+    def __init__(self, options: Options, stats: Stats) -> None:
+        self.options, self.device, self.precision, self.stats = options, options.device, options.precision, stats
+        self.notes = torch.zeros(1 << 10, dtype=torch.int64, device=self.device)
         """The kernels' notes: the bits of the loss, then a range for each chain."""
         self._used = _ALIGNMENT
 
     def make(self, members: Sequence[Member]) -> "LaunchedChain":
-        code = KernelCode(ChainCode(members))
+        reduced = members[-1].instruction.opcode == Opcode.REDUCE
+        code = KernelCode(ChainCode(members[:-1] if reduced else members))
         first = -(-self._used // _ALIGNMENT) * _ALIGNMENT
         self._used = first + code.notes
         while self._used > len(self.notes):
             self.notes = torch.cat([self.notes, torch.zeros_like(self.notes)])
-        return LaunchedChain(self, code, first)
+        return LaunchedReduction(self, code, first, members[-1]) if reduced else LaunchedChain(self, code, first)
 
     def run_once(self, instructions: Sequence[Instruction], operands: Sequence[Tensor]) -> list[Tensor]:
         chain = self.make(members_of(instructions, operands))
         self.begin()
         made = chain.run(dict(enumerate(operands)))
         self.look((chain,))
-        return [made[number] for number in range(len(operands), len(operands) + len(instructions))]
+        return [made[number] for number in sorted(made)]
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.empty(tuple(shape), dtype=dtype, device=self.device)
@@ -115,15 +123,19 @@ class LaunchedChain:
         self._options = {**kernel.constants(chains.precision, *target(chains.device)), **OPTIONS}
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:
-        chains = self._chains
-        self.code.operands(values, chains.device.type)
-        made = self.code.results(values, given, chains.empty)
-        read = (values[index].view(-1)[offset:] for index, offset in self.kernel.reads)
+        read, made = self._reading(values), self.code.results(values, given, self._chains.empty)
         launch(
-            kernels("chains").run, ceil(self.code.numel / BLOCK), chains.notes[self._first :], (*made.values(), *read),
+            kernels("chains").run, ceil(self.code.numel / BLOCK), self._notes(), (*made.values(), *read),
             self._numbers, self.code.numel, **self._options,
         )  # fmt: skip
         return made
+
+    def _notes(self) -> Tensor:
+        return self._chains.notes[self._first :]
+
+    def _reading(self, values: Mapping[int, Tensor]) -> tuple[Tensor, ...]:
+        self.code.operands(values, self._chains.device.type)
+        return tuple(values[index].view(-1)[offset:] for index, offset in self.kernel.reads)
 
     def read(self, noted: Sequence[int]) -> dict[int, bool]:
         """Whether finalized results are finite, by index; counts what FP64 left open."""
@@ -140,6 +152,26 @@ class LaunchedChain:
             counts.undecided += undecided
             counts.double_rounded += double_rounded
         return {index: not noted[first + at] for index, at in self.kernel.finalized.items()}
+
+
+class LaunchedReduction(LaunchedChain):
+    """A maximum or a plain sum, and its prologue: a chain that computes the terms while the kernel reads."""
+
+    def __init__(self, chains: LaunchedChains, kernel: "KernelCode", first: int, last: Member) -> None:
+        super().__init__(chains, kernel, first)
+        self._last, i, tables = last, last.instruction, plan_tables(last.instruction)
+        # SAFETY: the terms are elements of the chain, which is trusted to have as many.
+        if tables is None or not 0 <= tables.operands[0].reach[0] <= tables.operands[0].reach[1] < self.code.numel:
+            raise ValueError(f"expected a reduction of {self.code.numel} elements that has tables, got {i}")
+        prologue = Prologue(self._options["CHAIN"], self._numbers, self._notes)
+        self._planned, self._counts = LaunchedSum(i, tables, chains.options, prologue), chains.stats.of(kind_of(i))
+
+    def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:  # noqa: ARG002
+        read, planned = [self._reading(values)], self._planned
+        is_sum = self._last.instruction.is_f32_sum
+        result = planned.run(read, self._counts, None) if is_sum else planned.greatest(read)
+        assert result is not None  # nothing is logged
+        return {self._last.index: result}
 
 
 class KernelCode:
@@ -171,11 +203,9 @@ class KernelCode:
 
     def constants(self, precision: int, backend: str, arch: int) -> dict[str, Any]:
         """The constants of the kernel's compilation for a target of Triton, such as ("cuda", 90)."""
-        return {
-            "APART": backend == "cuda" and arch >= 100,
-            "PROGRAM": tuple(self.operations), "STORES": tuple(self.stores), "LATE": self.late,
-            "WIDE": self.code.numel >= WIDE, "PRECISION": precision, "BLOCK": BLOCK,
-        }  # fmt: skip
+        apart, wide = backend == "cuda" and arch >= 100, self.code.numel >= WIDE
+        chain = (wide, apart, precision), *self.operations
+        return {"CHAIN": chain, "STORES": tuple(self.stores), "LATE": self.late, "BLOCK": BLOCK}
 
     def _operation(self, operation: Load | Iota | Draw | Apply) -> Operation:
         match operation:

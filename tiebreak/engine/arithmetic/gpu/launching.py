@@ -36,18 +36,18 @@ def kernels(name: str) -> ModuleType:
     return import_module(f"{__package__}.kernels.{name}")
 
 
-def launch(kernel: Any, programs: int, first: Tensor, *others: Any, **options: Any) -> None:
-    """Launches a number of programs of a kernel on the device of its first argument.
+def launch(kernel: Any, programs: int, first: Tensor | tuple[Tensor, ...], *others: Any, **options: Any) -> None:
+    """Launches a number of programs of a kernel on the device of its first argument, or of the first in that.
 
     What Triton chose for arguments of some kind is kept, since its own choice takes most of a launch's time.
     """
-    found = _FOUND.get()
-    with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
+    found, tensor = _FOUND.get(), first[0] if isinstance(first, tuple) else first
+    with torch.cuda.device_of(tensor):  # type: ignore[no-untyped-call]
         if found is not None:
             _find(found, kernel, tuple(map(_form, (first, *others))), options)
             return
         arguments = first, *others
-        key = id(kernel), first.device, tuple(map(_kind, arguments)), tuple(map(_kind, options.values()))
+        key = id(kernel), tensor.device, tuple(map(_kind, arguments)), tuple(map(_kind, options.values()))
         if (known := _CHOSEN.get(key)) is None:
             chosen = kernel[(programs,)](*arguments, **options)
             if _keeps():

@@ -6,11 +6,11 @@ Under policy `exact` the host waits for nothing: the list has room for all eleme
 policy `logged` the host reads the list; torch computes a result again if it has no room.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, prod
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -24,14 +24,13 @@ from tiebreak.engine.arithmetic.plan.stats import Counts
 from tiebreak.engine.arithmetic.plan.sums import Partial, ReduceTables, progression, shuffle
 from tiebreak.engine.arithmetic.plan.views import Integers, check_reach
 from tiebreak.engine.arithmetic.plan.ziv import DENSE, Collector, coefficient
-from tiebreak.protocol.program.isa import Instruction
+from tiebreak.engine.dtypes import TORCH_DTYPES
+from tiebreak.protocol.program.isa import Instruction, ReduceFunction
 
 FLUSH: Final = 256
 """The number of terms after which an accumulator joins the total."""
 FEWEST: Final = 2 * FLUSH
 """The least number of terms in a part."""
-MOST: Final = 1 << 30
-"""The most terms of a sum, which the kernels count in 32 bits."""
 ROOM: Final = 64
 """The room of the list of undecided elements, in addition to one in `DENSE`, under policy `logged`."""
 OPTIONS: Final = {"enable_fp_fusion": False, "num_warps": 8}
@@ -75,20 +74,25 @@ def twice(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "BLOCK_M": min(32, options["BLOCK_M"])}
 
 
-def lanes(tables: ReduceTables) -> dict[str, Any]:
-    """The blocks of `add_up` and the compiler's options: along the terms, or along outputs that lie side by side."""
+def lanes(tables: ReduceTables, *, prologue: bool) -> dict[str, Any]:
+    """The blocks of `add_up` and the compiler's options: along the terms, or along outputs that lie side by side.
+
+    A prologue takes registers, so a program has half the elements then.
+    """
     across = tables.terms <= 16 or (tables.run_batch > 1 and tables.run_k < 32)
-    return {"BLOCK_M": 128 if across else 8, "BLOCK_K": 8 if across else 128, **OPTIONS}
+    return {"BLOCK_M": (128 if across else 8) >> prologue, "BLOCK_K": 8 if across else 128, **OPTIONS}
 
 
-def settling(backend: str, terms: int) -> dict[str, Any]:
+def settling(backend: str, terms: int, *, prologue: bool) -> dict[str, Any]:
     """The blocks of `settle` and the compiler's options for a target: one element at a time if it has many terms.
 
     128 registers let four programs run on a multiprocessor of NVIDIA's, which wait for memory most of the time.
+    Prologues need up to 168, with which it runs three.
     """
-    block = 512 if terms > 128 else 64
-    options = {"BLOCK_M": 512 // block, "BLOCK_K": block, "enable_fp_fusion": False, "num_warps": 4}
-    return {**options, "maxnreg": 128} if backend == "cuda" else options
+    elements = 512 >> prologue
+    block = elements if terms > 128 else 64
+    options = {"BLOCK_M": elements // block, "BLOCK_K": block, "enable_fp_fusion": False, "num_warps": 4}
+    return {**options, "maxnreg": 168 if prologue else 128} if backend == "cuda" else options
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,18 @@ def _run(table: Integers) -> int:
     return 1
 
 
+Read = Tensor | tuple[Tensor, ...]
+"""An operand as kernels read it: a tensor, or all that a chain reads which computes its elements."""
+
+
+class Prologue(NamedTuple):
+    """A chain that computes the operand of a `reduce`, as kernels read it."""
+
+    program: tuple[Any, ...]
+    numbers: tuple[int, ...]
+    notes: Callable[[], Tensor]
+
+
 @dataclass(frozen=True)
 class _Call:
     """One launch: `numbers` are the kernel's arguments between `sizes` and `step`."""
@@ -181,7 +197,9 @@ class _Call:
     """The most terms of a part; the last one may have fewer."""
     roundings: int
     """The number of roundings on a term's path, additions of parts included."""
+    device: torch.device
     form: Form | None
+    prologue: Prologue | None
 
     def places(self, numbers: Tensor) -> Tensor:
         """The places of elements in the result, by their row-major numbers over (batch, m, n)."""
@@ -202,7 +220,12 @@ class _Call:
         first, second, _, batches = self.numbers
         return (batches, first, second) if self.matrix else (batches, 1, 1)
 
-    def launch(self, read: Sequence[Tensor], memory: Sequence[Any], factor: float, **options: Any) -> None:
+    @property
+    def chain(self) -> tuple[Any, ...]:
+        """The notes and numbers of the prologue; nulls if there is none."""
+        return (None, None) if self.prologue is None else (self.prologue.notes(), self.prologue.numbers)
+
+    def launch(self, read: Sequence[Any], memory: Sequence[Any], factor: float, **options: Any) -> None:
         """Launches the kernel. memory: out, found, room, listed, sums, errors and sizes, as in `kernels/sums.py`."""
         tables: list[Tensor | None] = [*self.tables]
         numbers, sides = (*self.numbers, self.step), {}
@@ -210,7 +233,7 @@ class _Call:
             *others, sizes = memory
             batches, m, n = self.shape
             if sizes is None:
-                sizes = torch.empty((form.cuts, batches, m + n), dtype=torch.float64, device=read[0].device)
+                sizes = torch.empty((form.cuts, batches, m + n), dtype=torch.float64, device=self.device)
             memory, sides, steps = (*others, sizes), form.options, [step or 0 for step in form.steps]
             tables = [t if at % 3 == 0 or form.steps[at // 3] is None else None for at, t in enumerate(self.tables)]
             tiles = batches * sum(ceil(rows / NORMS["BLOCK_M"]) for rows in (m, n))
@@ -220,8 +243,8 @@ class _Call:
             )  # fmt: skip
             numbers = (*self.numbers, form.cuts, self.step, *steps)
         launch(
-            self.kernel, self.tiles * self.parts, read[0], read[-1], *tables, *memory, *numbers, factor, FLUSH=FLUSH,
-            **sides, **self.options, **options,
+            self.kernel, self.tiles * self.parts, read[0], read[-1], *tables, *memory, *numbers, factor,
+            *(self.chain if form is None else ()), FLUSH=FLUSH, **sides, **self.options, **options,
         )  # fmt: skip
 
     @property
@@ -229,12 +252,12 @@ class _Call:
         """The number of pieces of the terms whose sizes are left."""
         return self.parts if self.form is None else self.form.cuts
 
-    def leave(self, read: Sequence[Tensor]) -> list[Tensor]:
+    def leave(self, read: Sequence[Read]) -> list[Tensor]:
         """FP64 sums (parts, batches, m n) and what bounds are made of (cuts, batches, m + n), of each part and cut."""
         batches, m, n = self.shape
         forms = ((self.parts, m * n), (self.cuts, m + n)) if self.matrix else ((self.parts, 1), (self.cuts, 1))
         sums, sizes = (
-            torch.empty((count, batches, width), dtype=torch.float64, device=read[0].device) for count, width in forms
+            torch.empty((count, batches, width), dtype=torch.float64, device=self.device) for count, width in forms
         )
         self.launch(read, (None, None, 0, None, sums, None, sizes), 0.0, PRECISION=32, LEAVE=True)
         return [sums, sizes]
@@ -248,15 +271,18 @@ def _cut(terms: int, tiles: int, device: torch.device) -> tuple[int, int]:
 
 
 class LaunchedSum:
-    """A `reduce` of f32 that kernels compute, planned once. With `shuffled`, terms are taken in random order."""
+    """A `reduce` that kernels compute, planned once. With `shuffled`, terms are taken in random order."""
 
-    def __init__(self, instruction: Instruction, tables: ReduceTables, options: Options) -> None:
-        self._instruction, self._tables = instruction, tables
+    def __init__(
+        self, instruction: Instruction, tables: ReduceTables, options: Options, prologue: Prologue | None = None
+    ) -> None:
+        """prologue: what computes the operand; then all that is read takes its place among the operands."""
+        self._instruction, self._tables, self._prologue = instruction, tables, prologue
         self._shuffled, self._rounded = options.shuffled, options.rounding(instruction)
         self._call: _Call | None = None
         """The call that all launches with terms in order share."""
 
-    def run(self, operands: Operands, counts: Counts, near: Collector | None) -> Tensor | None:
+    def run(self, operands: Sequence[Read], counts: Counts, near: Collector | None) -> Tensor | None:
         """The result, f32, contiguous, of the instruction's shape; None if too much is undecided.
 
         `near` collects open elements that are not settled.
@@ -265,7 +291,7 @@ class LaunchedSum:
         call, read = self._reading(operands)
         factor = coefficient(call.roundings) if tables.terms > 1 else 0.0
         factor = _up(factor if near is None else near.coefficient(factor))
-        device, numel = read[0].device, prod(call.shape)
+        device, numel = call.device, prod(call.shape)
         out = torch.empty(self._instruction.shape, dtype=torch.float32, device=device)
         found = torch.zeros(2, dtype=torch.int64, device=device)
         room = numel if near is None else numel // DENSE + ROOM
@@ -279,7 +305,8 @@ class LaunchedSum:
         if near is not None and c is not None and e is not None:
             if (count := int(found[0])) > room:
                 return None
-            reading = _Listed(ElementReader(self._instruction, operands), call, listed[:count].to(torch.int64))
+            whole = [x for x in operands if isinstance(x, Tensor)]  # nothing is logged of prologues
+            reading = _Listed(ElementReader(self._instruction, whole), call, listed[:count].to(torch.int64))
             self._settle_or_report(reading, read, out, c[:count], e, Settler(self._rounded, counts, near))
             return out
         counters, many = counts.on(device), 0
@@ -302,36 +329,44 @@ class LaunchedSum:
         rows, columns = torch.split(size, list(call.shape[1:]), 1)
         return Partial(total.view(call.shape), (rows, columns), call.roundings, self._tables.source)
 
-    def greatest(self, operand: Tensor, out: Tensor, *, place: bool) -> Tensor:
-        """Writes the greatest term of each output into `out`, or its position among the terms, which is i64."""
-        call, (read,) = self._reading([operand])
+    def greatest(self, operands: Sequence[Read]) -> Tensor:
+        """The greatest term of each output, or its position among the terms, which is i64."""
+        (call, (read,)), i = self._reading(operands), self._instruction
+        out, place = (
+            torch.empty(i.shape, dtype=TORCH_DTYPES[i.dtype], device=call.device),
+            i.function == ReduceFunction.ARGMAX,
+        )
         run_batch, run_k, k, batches = call.numbers
         left = None
         if call.parts > 1:
-            left = torch.empty((call.parts, batches), dtype=torch.int64, device=operand.device)
+            left = torch.empty((call.parts, batches), dtype=torch.int64, device=call.device)
         options = {name: value for name, value in call.options.items() if name not in ("PAIRS", "B_STEP")}
         launch(
             kernels("sums").find_greatest, call.tiles * call.parts, read, *call.tables[:2], out, left,
-            run_batch, run_k, k, batches, call.step, PLACE=place, LEAVE=left is not None, **options,
+            run_batch, run_k, k, batches, call.step, *call.chain, PLACE=place, LEAVE=left is not None, **options,
         )  # fmt: skip
         if left is None:
             return out
         greatest = left.amax(0)
         if place:
-            out.view(-1).copy_(0xFFFFFFFF - greatest.bitwise_and(0xFFFFFFFF))
-        else:
+            greatest = 0xFFFFFFFF - greatest.bitwise_and(0xFFFFFFFF)
+        elif out.dtype == torch.float32:
             order = (greatest >> 32).to(torch.int32)
-            out.view(-1).copy_(torch.where(order < 0, order ^ 0x7FFFFFFF, order).view(torch.float32))
+            greatest = torch.where(order < 0, order ^ 0x7FFFFFFF, order).view(torch.float32)
+        out.view(-1).copy_(greatest)
         return out
 
-    def _reading(self, operands: Operands) -> tuple[_Call, list[Tensor]]:
-        read = [operands[o.index] for o in self._tables.operands]
-        for operand, tensor in zip(self._tables.operands, read, strict=True):
-            check_reach(tensor, operand.reach)
+    def _reading(self, operands: Sequence[Read]) -> tuple[_Call, list[Any]]:
+        read, device = [operands[o.index] for o in self._tables.operands], None
+        for operand, x in zip(self._tables.operands, read, strict=True):
+            if isinstance(x, Tensor):
+                check_reach(x, operand.reach)
+            device = x.device if isinstance(x, Tensor) else x[0].device
+        assert device is not None  # it has an operand
         if self._shuffled is not None and self._instruction.is_f32_sum:
-            return self._prepare(read[0].device, self._shuffled), read
+            return self._prepare(device, self._shuffled), read
         if self._call is None:
-            self._call = self._prepare(read[0].device, None)
+            self._call = self._prepare(device, None)
         return self._call, read
 
     def _prepare(self, device: torch.device, shuffled: torch.Generator | None) -> _Call:
@@ -351,15 +386,17 @@ class LaunchedSum:
             lane = 1
         else:
             batches = len(first.batch) * tables.run_batch
-            steps = {"PAIRS": len(tables.operands) > 1, "A_STEP": first.step, "B_STEP": last.step}
-            options, held = {**lanes(tables), **steps}, [first.batch, terms[0], last.batch, terms[-1]]
+            steps: dict[str, Any] = {"PAIRS": len(tables.operands) > 1, "A_STEP": first.step, "B_STEP": last.step}
+            steps |= {"CHAIN": None if self._prologue is None else self._prologue.program}
+            options = {**lanes(tables, prologue=self._prologue is not None), **steps}
+            held = [first.batch, terms[0], last.batch, terms[-1]]
             tiles, numbers = ceil(batches / options["BLOCK_M"]), (tables.run_batch, run_k, k, batches)
             lane = options["BLOCK_K"]
         step, parts = _cut(k, tiles, device)
         # In a product a term stays in its lane; `add_up` adds the lanes in the end.
         roundings = min(k, FLUSH + ceil(step / (FLUSH * lane)) + lane + parts)
         on_device = [torch.from_numpy(t).to(device) for t in held]
-        return _Call(kernel, on_device, numbers, options, tiles, parts, step, roundings, form)
+        return _Call(kernel, on_device, numbers, options, tiles, parts, step, roundings, device, form, self._prologue)
 
     def _join(self, call: _Call, left: Sequence[Tensor], memory: Sequence[Any], factor: float) -> None:
         """Adds the parts, tests and rounds; memory: out, found, room, listed, sums and errors."""
@@ -370,7 +407,7 @@ class LaunchedSum:
         )  # fmt: skip
 
     def _settle_or_report(
-        self, reading: "_Listed", read: Sequence[Tensor], out: Tensor, c: Tensor, e: Tensor, settler: Settler
+        self, reading: "_Listed", read: Sequence[Any], out: Tensor, c: Tensor, e: Tensor, settler: Settler
     ) -> None:
         """Writes the exact results of listed elements, or reports those that may stay open (policy `logged`)."""
         listed, places = reading.listed, reading.places
@@ -389,7 +426,7 @@ class LaunchedSum:
         out.view(-1)[places] = values
 
     def _settle(
-        self, call: _Call, read: Sequence[Tensor], out: Tensor, found: Tensor, listed: Tensor,
+        self, call: _Call, read: Sequence[Any], out: Tensor, found: Tensor, listed: Tensor,
         counters: Tensor | None, many: int,
     ) -> None:  # fmt: skip
         """Writes the exact results of `found` listed elements, without waiting for anything."""
@@ -404,11 +441,12 @@ class LaunchedSum:
         room, digits = programs(device) if tables.terms > LONG else 0, None
         if room:
             digits = torch.zeros((2 * options["SLICES"] + 1, room), dtype=torch.int64, device=device)
-        blocks = settling(target(device)[0], tables.terms)
+        blocks = settling(target(device)[0], tables.terms, prologue=call.prologue is not None)
         factor = _up(coefficient(ceil(tables.terms / blocks["BLOCK_K"]) + 2 * blocks["BLOCK_K"]))
         launch(
             kernels("sums").settle, programs(device), read[0], read[-1], *all_tables, out, found, listed, counters,
-            digits, m, n, *runs, tables.terms, out.numel(), room, factor, PAIRS=pairs, **steps, **options, **blocks,
+            digits, m, n, *runs, tables.terms, out.numel(), room, factor, call.chain[1],
+            PAIRS=pairs, CHAIN=call.options.get("CHAIN"), **steps, **options, **blocks,
         )  # fmt: skip
         if digits is not None:
             launch(

@@ -228,24 +228,33 @@ class Chains(Protocol):
     def repeats(self) -> bool:
         """Whether computing a cheap result again takes less than storing it and reading it."""
 
+    @property
+    def prologues(self) -> bool:
+        """Whether a maximum or a plain sum may be the last member of a chain, whose elements are its terms."""
+
     def make(self, members: Sequence[Member]) -> PreparedChain:
-        """Prepares a chain of members as in `ChainCode`."""
+        """Prepares a chain of members as in `ChainCode`, or of a prologue and a reduction."""
 
     def run_once(self, instructions: Sequence[Instruction], operands: Sequence[Tensor]) -> list[Tensor]:
-        """Runs instructions that read the same operands as one chain, for qualification and tests."""
+        """Runs instructions as `members_of` takes them as one chain, for qualification and tests."""
 
 
 def members_of(instructions: Sequence[Instruction], operands: Sequence[Tensor]) -> tuple[Member, ...]:
-    """A chain of instructions that read the same operands, after which their values are numbered."""
-    dtypes, numels = [PROTOCOL_DTYPES[x.dtype] for x in operands], [x.numel() for x in operands]
+    """A chain of instructions that read the same operands, after which their values are numbered.
+
+    If the last one is a reduction, it may read the others' results, and only its own is used.
+    """
+    dtypes = [*(PROTOCOL_DTYPES[x.dtype] for x in operands), *(i.dtype for i in instructions)]
+    numels = [*(x.numel() for x in operands), *(i.numel for i in instructions)]
+    chain = instructions[-1].opcode != Opcode.REDUCE
     return tuple(
         Member(
             number,
             i,
             tuple(dtypes[access.value] for access in i.operands),
             tuple(numels[access.value] for access in i.operands),
-            exported=True,
-            committed=True,
+            exported=chain,
+            committed=chain,
         )
         for number, i in enumerate(instructions, len(operands))
     )

@@ -7,7 +7,7 @@ one offset per group, so a plan for kernels consists of a few offset tables.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import ceil, isqrt
+from math import ceil, isqrt, prod
 from typing import Final
 
 import numpy as np
@@ -24,6 +24,8 @@ FEW: Final = 64
 """The most terms that are taken one by one in random order; longer sums are cut into pieces."""
 RUN: Final = 32
 """The least number of terms in such a piece, which kernels add side by side."""
+MOST: Final = 1 << 30
+"""The most terms of a sum that kernels on GPUs add: they count them in 32 bits."""
 LINES: Final = 12
 """The lines of memory, of sixteen numbers, whose terms are mixed with each other."""
 
@@ -133,6 +135,18 @@ def plan_tables(instruction: Instruction) -> ReduceTables | None:
     )  # fmt: skip
     out = tuple(offsets_of([(dim.size, place) for dim, place in group]) for group in groups if matrix)
     return ReduceTables(operands, out, run_k, run_batch)
+
+
+def reads_each_once(instruction: Instruction, numel: int) -> bool:
+    """Whether a `reduce` has tables, and reads each of the `numel` elements of one operand for one term."""
+    dims = coalesced(instruction)
+    return (
+        len(instruction.operands) == 1
+        and prod(instruction.index_space) == numel
+        and 1 < prod(instruction.reduction) <= MOST
+        and all(d.strides[0] for d in (*dims[0], *dims[1]))
+        and sum(size_of(d) // _run(d) for d in dims) + 2 <= MAX_TABLE
+    )
 
 
 def _run(dims: Sequence[Dim]) -> int:

@@ -53,7 +53,7 @@ import triton
 import triton.language as tl
 
 from tiebreak.engine.arithmetic.gpu.kernels.random import philox
-from tiebreak.engine.arithmetic.gpu.kernels.sums import round_pair, round_to, two_sum
+from tiebreak.engine.arithmetic.gpu.kernels.rounding import round_pair, round_to, two_sum
 from tiebreak.protocol.numbers.transcendental import pi
 from tiebreak.protocol.program.isa import DType, MapFunction
 
@@ -481,7 +481,7 @@ def usual(x, FUNCTION: tl.constexpr):
 
 @triton.jit
 def transcendental(x, inside, notes, FUNCTION: tl.constexpr, PRECISION: tl.constexpr):
-    """RN of a function. Notes: how many FP64 leaves open, how many of these it rounds wrongly, how many pairs do."""
+    """RN of a function. Notes, or null: how many FP64 leaves open, how many of these it rounds wrongly, pairs do."""
     a = usual(x, FUNCTION)
     y = in_fp64(a, FUNCTION)
     if FUNCTION == LOG:
@@ -494,9 +494,10 @@ def transcendental(x, inside, notes, FUNCTION: tl.constexpr, PRECISION: tl.const
         settled = round_pair(h, low - h * OPEN, PRECISION)
         left = undecided & (settled != round_pair(h, low + h * OPEN, PRECISION))
         wrong = undecided & (settled != round_to(y, PRECISION))
-        tl.atomic_add(notes, tl.sum(undecided.to(tl.int64)))
-        tl.atomic_add(notes + 1, tl.sum(wrong.to(tl.int64)))
-        tl.atomic_add(notes + 2, tl.sum(left.to(tl.int64)))
+        if notes is not None:
+            tl.atomic_add(notes, tl.sum(undecided.to(tl.int64)))
+            tl.atomic_add(notes + 1, tl.sum(wrong.to(tl.int64)))
+            tl.atomic_add(notes + 2, tl.sum(left.to(tl.int64)))
         result = tl.where(undecided, settled, result)
     if (FUNCTION == TANH) | (FUNCTION == ERF) | (FUNCTION == SIN):
         result = float_of(bits_of(result) ^ (bits_of(x) & -0x80000000))
@@ -568,10 +569,28 @@ def operate(
         seed, step = only(r[A], inside), only(r[B], inside)
         value = draw(first, seed, step, number(numbers, C), number(numbers, C + 1), D, BLOCK)
     elif (CODE >= EXP) & (CODE <= COS):
-        value = transcendental(tl.where(inside, r[A], 0.0), inside, notes + D, CODE, PRECISION)
+        value = transcendental(
+            tl.where(inside, r[A], 0.0), inside, None if notes is None else notes + D, CODE, PRECISION
+        )
     else:
         value = apply(CODE, D, r[A], r[B], r[C], APART)
     return value
+
+
+@triton.jit
+def compute(notes, pointers, numbers, first, element, inside, CHAIN: tl.constexpr, BLOCK: tl.constexpr):
+    """The values of a chain's operations for elements by number; draws need BLOCK of them from `first` on.
+
+    CHAIN: whether they are counted in 64 bits, whether products are apart, and the precision; then the operations.
+    """
+    r = ()
+    for k in tl.static_range(1, len(CHAIN)):
+        r += (operate(
+            r, notes, pointers, numbers, first, element, inside,
+            CHAIN[k][0], CHAIN[k][1], CHAIN[k][2], CHAIN[k][3], CHAIN[k][4],
+            CHAIN[0][0], CHAIN[0][1], CHAIN[0][2], BLOCK,
+        ),)  # fmt: skip
+    return r
 
 
 @triton.jit
@@ -587,23 +606,16 @@ def store(x, notes, pointer, element, inside, NOTE: tl.constexpr):
 @triton.jit
 def run(
     notes, pointers, numbers, count,
-    PROGRAM: tl.constexpr, STORES: tl.constexpr, LATE: tl.constexpr,
-    WIDE: tl.constexpr, APART: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
+    CHAIN: tl.constexpr, STORES: tl.constexpr, LATE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A block of a chain of `count` elements; `gpu/chains.py` describes programs and stores.
+    """A block of a chain of `count` elements; `gpu/chains.py` describes operations and stores.
 
     LATE: of the stores, those from this one on overwrite operands.
     """
     first = tl.program_id(0).to(tl.int64) * BLOCK
     element = first + tl.arange(0, BLOCK)
     inside = element < count
-    r = ()
-    for k in tl.static_range(len(PROGRAM)):
-        r += (operate(
-            r, notes, pointers, numbers, first, element, inside,
-            PROGRAM[k][0], PROGRAM[k][1], PROGRAM[k][2], PROGRAM[k][3], PROGRAM[k][4],
-            WIDE, APART, PRECISION, BLOCK,
-        ),)  # fmt: skip
+    r = compute(notes, pointers, numbers, first, element, inside, CHAIN, BLOCK)
     for k in tl.static_range(len(STORES)):
         if k == LATE:
             tl.debug_barrier()  # other threads may have to read the operand

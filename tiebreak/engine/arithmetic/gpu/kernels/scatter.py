@@ -12,7 +12,8 @@ data that nobody has checked: those outside the box are left out, as SPEC 4.3 sa
 import triton
 import triton.language as tl
 
-from tiebreak.engine.arithmetic.gpu.kernels.sums import round_listed, round_to
+from tiebreak.engine.arithmetic.gpu.kernels.rounding import round_to
+from tiebreak.engine.arithmetic.gpu.kernels.sums import round_listed
 
 __all__ = ["add_open", "add_terms", "decide_sums", "round_listed"]
 

@@ -45,24 +45,19 @@ patterns of S, modulo 2^64. Integers add exactly in any order. What does not fit
 long sums are divided among programs, at most 2^20, which add their digits in memory by atomic additions, in halves of
 24 bits, so that sums of these are below 2^53; another kernel rounds them.
 
+**Prologues.** A plain sum or an extreme may have a chain (`kernels/chains.py`), of which its operand is the last
+result. Then nothing is read where a term lies: the chain computes the element of that number. `settle` computes the
+terms of listed elements once more, by the same operations, so they are the same terms. `a` is the tuple of pointers to
+what the chain reads, CHAIN its program, and `numbers` and `notes` are its own, without notes where terms were noted.
+
 **No contraction.** Kernels are compiled with `enable_fp_fusion=False`, and a test reads the machine code.
 """
 
 import triton
 import triton.language as tl
 
-
-@triton.jit
-def round_to(x, PRECISION: tl.constexpr):
-    """FP64 to an f32 number of b bits: `arithmetic/plan/rounding.py` has the proof. A zero has any sign."""
-    if PRECISION == 32:
-        return x.to(tl.float32)
-    drop: tl.constexpr = 61 - PRECISION
-    bits = x.to(tl.int64, bitcast=True)
-    kept = (bits + ((bits >> drop) & 1) + ((1 << (drop - 1)) - 1)) & (-1 << drop)
-    shift: tl.constexpr = 1.5 * 2.0 ** (-65 - PRECISION)
-    rounded = tl.where(tl.abs(x) < 2.0**-126, (x + shift) - shift, kept.to(tl.float64, bitcast=True))
-    return tl.where(x == x, rounded, x).to(tl.float32)
+from tiebreak.engine.arithmetic.gpu.kernels.chains import compute
+from tiebreak.engine.arithmetic.gpu.kernels.rounding import round_pair, round_to, to_odd, two_sum
 
 
 @triton.jit
@@ -251,12 +246,30 @@ def product(
 
 
 @triton.jit
-def load_terms(row, column, a_k, b_k, inside, term, end, run_k, PAIRS: tl.constexpr):
+def at_row(x, place, CHAIN: tl.constexpr):
+    """The address of a place in an operand; the place itself if a chain computes what would lie there."""
+    return x + place if CHAIN is None else place
+
+
+@triton.jit
+def element_of(place, used, chain, CHAIN: tl.constexpr):
+    """What lies at a place as `at_row` returns them, 0 where it is not used. chain: pointers, notes and numbers."""
+    if CHAIN is None:
+        x = tl.load(place, mask=used, other=0.0)
+    else:
+        made = compute(chain[1], chain[0], chain[2], None, place, used, CHAIN, 0)
+        last: tl.constexpr = len(CHAIN) - 2
+        x = tl.where(used, made[last], 0)
+    return x
+
+
+@triton.jit
+def load_terms(row, column, a_k, b_k, inside, term, end, run_k, chain, PAIRS: tl.constexpr, CHAIN: tl.constexpr):
     """Terms (elements, terms) in FP64 of elements whose operands begin at `row` and `column`; 0 from `end` on."""
     in_k = term < end
     used = inside[:, None] & in_k[None, :]
     skip = tl.load(a_k + term // run_k, mask=in_k, other=0) + term % run_k
-    x = tl.load(row[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
+    x = element_of(row[:, None] + skip[None, :], used, chain, CHAIN).to(tl.float64)
     if PAIRS:
         skip = tl.load(b_k + term // run_k, mask=in_k, other=0) + term % run_k
         x *= tl.load(column[:, None] + skip[None, :], mask=used, other=0.0).to(tl.float64)
@@ -267,8 +280,8 @@ def load_terms(row, column, a_k, b_k, inside, term, end, run_k, PAIRS: tl.conste
 def add_up(
     a, b, a_batch, a_k, b_batch, b_k,
     out, found, room, listed, sums, errors, sizes,
-    run_batch, run_k, k, batches, step, coefficient,
-    PAIRS: tl.constexpr, A_STEP: tl.constexpr, B_STEP: tl.constexpr,
+    run_batch, run_k, k, batches, step, coefficient, notes, numbers,
+    PAIRS: tl.constexpr, A_STEP: tl.constexpr, B_STEP: tl.constexpr, CHAIN: tl.constexpr,
     PRECISION: tl.constexpr, LEAVE: tl.constexpr, FLUSH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -281,8 +294,8 @@ def add_up(
     tile, part = task % tiles, task // tiles
     o, t = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     inside = o < batches
-    row = a + tl.load(a_batch + o // run_batch, mask=inside, other=0) + o % run_batch * A_STEP
-    column = row
+    row = at_row(a, tl.load(a_batch + o // run_batch, mask=inside, other=0) + o % run_batch * A_STEP, CHAIN)
+    column, chain = row, (a, notes, numbers)
     if PAIRS:
         column = b + tl.load(b_batch + o // run_batch, mask=inside, other=0) + o % run_batch * B_STEP
     begin = (part * step).to(tl.int32)
@@ -293,7 +306,7 @@ def add_up(
     for first in range(begin, end, FLUSH * BLOCK_K):
         c = tl.zeros((BLOCK_M, BLOCK_K), tl.float64)
         for at in range(first, tl.minimum(first + FLUSH * BLOCK_K, end), BLOCK_K):
-            x = load_terms(row, column, a_k, b_k, inside, at + t, end, run_k, PAIRS)
+            x = load_terms(row, column, a_k, b_k, inside, at + t, end, run_k, chain, PAIRS, CHAIN)
             c += x
             size += tl.abs(x)
         total += c
@@ -339,29 +352,6 @@ def add_parts(
 
 
 # ---- twice ----
-
-
-@triton.jit
-def two_sum(a, b):
-    """(s, t) with s = fl(a + b) and s + t = a + b."""
-    s = a + b
-    v = s - a
-    return s, (a - (s - v)) + (b - v)
-
-
-@triton.jit
-def to_odd(s, t):
-    """s + t, |t| <= ulp(s) / 2, rounded to FP64, to the neighbour with odd significand unless it is exact."""
-    bits = s.to(tl.int64, bitcast=True)
-    away = tl.where((s < 0) == (t < 0), 1, -1)
-    return tl.where((t != 0) & ((bits & 1) == 0), bits + away, bits).to(tl.float64, bitcast=True)
-
-
-@triton.jit
-def round_pair(s, t, PRECISION: tl.constexpr):
-    """RN(s + t) of any two FP64 numbers."""
-    high, low = two_sum(s, t)
-    return round_to(to_odd(high, low), PRECISION)
 
 
 @triton.jit
@@ -467,15 +457,16 @@ def join(s, low, size, s2, low2, size2):
 
 @triton.jit
 def add_doubled(
-    row, column, a_k, b_k, inside, k, run_k, PAIRS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr
-):
+    row, column, a_k, b_k, inside, k, run_k, chain,
+    PAIRS: tl.constexpr, CHAIN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """Sums of the terms of BLOCK_M elements, of the errors of their additions, and of the sizes of these errors."""
     # Backwards, Triton sees no places side by side in the tables, so their entries are loaded into the lanes that need
     # them. Else they would pass through shared memory, with four barriers in each step.
     s, t = tl.zeros((BLOCK_M, BLOCK_K), tl.float64), BLOCK_K - 1 - tl.arange(0, BLOCK_K)
     low, size = s, s
     for at in range(0, k, BLOCK_K):
-        s, error = two_sum(s, load_terms(row, column, a_k, b_k, inside, at + t, k, run_k, PAIRS))
+        s, error = two_sum(s, load_terms(row, column, a_k, b_k, inside, at + t, k, run_k, chain, PAIRS, CHAIN))
         low += error
         size += tl.abs(error)
     return tl.reduce((s, low, size), 1, join)
@@ -628,8 +619,9 @@ def round_listed(
 
 @triton.jit
 def add_exactly(
-    row, column, a_k, b_k, inside, begin, until, run_k,
-    PAIRS: tl.constexpr, FIRST: tl.constexpr, SLICES: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    row, column, a_k, b_k, inside, begin, until, run_k, chain,
+    PAIRS: tl.constexpr, CHAIN: tl.constexpr, FIRST: tl.constexpr, SLICES: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The digits of the sums of terms begin ... until - 1 of BLOCK_M elements, and whether these terms are finite."""
     t, digits = tl.arange(0, BLOCK_K), zeros((BLOCK_M,), SLICES + 1)
@@ -637,7 +629,7 @@ def add_exactly(
     for start in range(begin, until, SAFE):
         sums, end = zeros((BLOCK_M, BLOCK_K), SLICES), tl.minimum(start + SAFE, until)
         for at in range(start, end, BLOCK_K):
-            x = load_terms(row, column, a_k, b_k, inside, at + t, end, run_k, PAIRS)
+            x = load_terms(row, column, a_k, b_k, inside, at + t, end, run_k, chain, PAIRS, CHAIN)
             finite = tl.where(tl.abs(x) < 2.0**256, finite, 0)
             sums = add_slices(sums, x, FIRST, SLICES)
         digits = add_digits(digits, sums, tl.cdiv(end - start, BLOCK_K) * BLOCK_K, FIRST, SLICES)
@@ -650,8 +642,8 @@ def add_exactly(
 def settle(
     a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
     out, found, listed, counters, digits,
-    m, n, run_batch, run_k, k, elements, room, coefficient,
-    MATRIX: tl.constexpr, PAIRS: tl.constexpr, A_STEP: tl.constexpr, B_STEP: tl.constexpr,
+    m, n, run_batch, run_k, k, elements, room, coefficient, numbers,
+    MATRIX: tl.constexpr, PAIRS: tl.constexpr, CHAIN: tl.constexpr, A_STEP: tl.constexpr, B_STEP: tl.constexpr,
     FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr, MANY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -681,18 +673,20 @@ def settle(
             column = b + tl.load(b_batch + batch) + tl.load(b_n + j)
             place = tl.load(out_batch + batch) + tl.load(out_m + i) + tl.load(out_n + j)
         else:
-            row = a + tl.load(a_batch + o // run_batch) + o % run_batch * A_STEP
+            row = at_row(a, tl.load(a_batch + o // run_batch) + o % run_batch * A_STEP, CHAIN)
             column = row
             if PAIRS:
                 column = b + tl.load(b_batch + o // run_batch) + o % run_batch * B_STEP
-        s, low, size = add_doubled(row, column, a_k, b_k, inside, doubled, run_k, PAIRS, BLOCK_M, BLOCK_K)
+        s, low, size = add_doubled(
+            row, column, a_k, b_k, inside, doubled, run_k, (a, None, numbers), PAIRS, CHAIN, BLOCK_M, BLOCK_K
+        )
         e = tl.where(doubled > 0, size * coefficient, float("nan"))
         inside, otherwise = put_doubled(s, low, e, place, inside, out, PRECISION)
         differ += otherwise
         if tl.max(inside.to(tl.int32), 0) > 0:
             held, good = add_exactly(
-                row, column, a_k, b_k, inside, (part * step).to(tl.int32), until, run_k,
-                PAIRS, FIRST, SLICES, BLOCK_M, width,
+                row, column, a_k, b_k, inside, (part * step).to(tl.int32), until, run_k, (a, None, numbers),
+                PAIRS, CHAIN, FIRST, SLICES, BLOCK_M, width,
             )  # fmt: skip
             if digits is not None and count <= room:
                 share_digits(held, good, digits + first + lane, room, inside, SLICES)
@@ -707,21 +701,30 @@ def settle(
         count_settled(counters, exact, differ, count, BLOCK_M)
 
 
+@triton.jit
+def packed_of(x, term):
+    bits = x.to(tl.int32, bitcast=True)
+    order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    order = tl.where(x == 0, 0, tl.where(x == x, order, 0x7FFFFFFF)).to(tl.int64)
+    return (order << 32) + (0xFFFFFFFF - term[None, :].to(tl.int64))
+
+
 @triton.jit(do_not_specialize=["k", "batches", "step"], do_not_specialize_on_alignment=["run_batch", "run_k"])
 def find_greatest(
-    a, a_batch, a_k, out, packed, run_batch, run_k, k, batches, step,
-    A_STEP: tl.constexpr, PLACE: tl.constexpr, LEAVE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+    a, a_batch, a_k, out, packed, run_batch, run_k, k, batches, step, notes, numbers,
+    A_STEP: tl.constexpr, CHAIN: tl.constexpr, PLACE: tl.constexpr, LEAVE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The greatest of the terms of BLOCK_M outputs, or with PLACE which it is: NaN above all, of equals the first.
 
-    A term is packed as 2^32 times a number that is ordered as f32 are, and 2^32 - 1 less its position. With LEAVE the
-    greatest goes to `packed` (part, batch).
+    An f32 is packed as 2^32 times a number that is ordered as f32 are, and 2^32 - 1 less its position. With LEAVE the
+    greatest goes to `packed` (part, batch). An i64 is its own number.
     """
     tiles, task = tl.cdiv(batches, BLOCK_M), tl.program_id(0).to(tl.int64)
     tile, part = task % tiles, task // tiles
     o, t = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     inside = o < batches
-    row = a + tl.load(a_batch + o // run_batch, mask=inside, other=0) + o % run_batch * A_STEP
+    row = at_row(a, tl.load(a_batch + o // run_batch, mask=inside, other=0) + o % run_batch * A_STEP, CHAIN)
     begin = (part * step).to(tl.int32)
     end = tl.minimum(begin + step, k)
     best = tl.full((BLOCK_M, BLOCK_K), -(1 << 63), tl.int64)
@@ -730,15 +733,15 @@ def find_greatest(
         in_k = term < end
         used = inside[:, None] & in_k[None, :]
         skip = tl.load(a_k + term // run_k, mask=in_k, other=0) + term % run_k
-        x = tl.load(row[:, None] + skip[None, :], mask=used, other=0.0)
-        bits = x.to(tl.int32, bitcast=True)
-        order = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-        order = tl.where(x == 0, 0, tl.where(x == x, order, 0x7FFFFFFF)).to(tl.int64)
-        found = (order << 32) + (0xFFFFFFFF - term[None, :].to(tl.int64))
+        found = element_of(row[:, None] + skip[None, :], used, (a, notes, numbers), CHAIN)
+        if found.dtype == tl.float32:
+            found = packed_of(found, term)
         best = tl.where(used, tl.maximum(best, found), best)
     greatest = tl.max(best, 1)
     if LEAVE:
         tl.store(packed + part * batches + o, greatest, mask=inside)
+    elif out.dtype.element_ty == tl.int64 and not PLACE:
+        tl.store(out + o, greatest, mask=inside)
     elif PLACE:
         tl.store(out + o, 0xFFFFFFFF - (greatest & 0xFFFFFFFF), mask=inside)
     else:

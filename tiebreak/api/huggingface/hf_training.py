@@ -12,7 +12,7 @@ from transformers.trainer_utils import TrainOutput
 
 from tiebreak.api.huggingface.driving import drive
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
-from tiebreak.api.huggingface.recording import Columns, Recording, columns, record, replaced
+from tiebreak.api.huggingface.recording import RecordedColumns, Recording, columns, record, replaced
 from tiebreak.api.huggingface.refusals import check_trainer, warn_of_unread
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.runs import Run, agree, open_run
@@ -27,7 +27,7 @@ RUN = "run"
 
 def train(
     trainer: Trainer, *, machine: Machine | None = None, client: PrivateKey | None = None,
-    key: PrivateKey | None = None, terms: Terms | None = None, unchecked: bool = False,
+    key: PrivateKey | None = None, terms: Terms | None = None, check: str = "full",
 ) -> TrainOutput:  # fmt: skip
     """Does what `trainer.train()` does, as a run in `output_dir/run` that anyone can audit, and returns the same.
 
@@ -36,7 +36,7 @@ def train(
     from that. So order, packing, logs, callbacks, evaluation and saving are its own. Only dropout and other draws
     within the step follow the job's seed. Called again after an interruption, it goes on from the last checkpoint.
     machine: how this process computes [default: on the trainer's device]. client, key, terms: the parties' keys and the
-    terms of a job that can be disputed, as client, trainer and terms of `tiebreak.agree`. unchecked: see
+    terms of a job that can be disputed, as client, trainer and terms of `tiebreak.agree`. check: see
     `tiebreak.capture`.
 
     Raises `ConfigurationError`, with every reason, if the trainer asks for what a run could not follow.
@@ -45,7 +45,7 @@ def train(
     with _noting_reads(trainer.args) as read:
         recording = record(trainer)
         found = columns(trainer, recording)
-        options = {"client": client, "trainer": key, "terms": terms, "unchecked": unchecked}
+        options = {"client": client, "trainer": key, "terms": terms, "check": check}
         run = _agreed(trainer, recording, found, machine or Machine(device=str(trainer.args.device)), options)
     warn_of_unread(trainer.args, read)
     output: TrainOutput = drive(trainer, run, recording, key=key, keep=_keep(trainer.args))
@@ -68,7 +68,9 @@ def _noting_reads(args: Any) -> Iterator[set[str]]:
         args.__class__ = kind
 
 
-def _agreed(trainer: Any, recording: Recording, found: Columns, machine: Machine, options: dict[str, Any]) -> Run:
+def _agreed(
+    trainer: Any, recording: Recording, found: RecordedColumns, machine: Machine, options: dict[str, Any]
+) -> Run:
     args = trainer.args
     with ready(trainer), _reference(trainer), replaced(trainer, **_optimizers(trainer, recording.planned)):
         if found.smallest:
