@@ -82,12 +82,12 @@ def test_linear_keeps_its_older_name() -> None:
     ("make", "message"),
     [
         (lambda: rates.constant(3, 3), "0 <= warmup < 3 steps, got 3"),
-        (lambda: rates.cosine(3, -1), "0 <= warmup < 3 steps, got -1"),
-        (lambda: rates.linear(3, floor=1.5), r"a floor in 0 \.\.\. 1, got 1.5"),
+        (lambda: rates.cosine(3, -1), "expected warmup as an integer from 0 to .*, got -1"),
+        (lambda: rates.linear(3, floor=1.5), "floor as a number from 0 to 1, got 1.5"),
         (lambda: rates.step_decay(5, [3, 2]), r"milestones in 1 \.\.\. 4, ascending, got \[3, 2\]"),
         (lambda: rates.step_decay(5, [5]), "milestones in 1"),
-        (lambda: rates.step_decay(5, [2], gamma=-1.0), "0 <= gamma <= 1, got -1.0"),
-        (lambda: rates.one_cycle(5, 2, start=2.0), "0 <= start <= 1, got 2.0"),
+        (lambda: rates.step_decay(5, [2], gamma=-1.0), "gamma as a number from 0 to 1, got -1.0"),
+        (lambda: rates.one_cycle(5, 2, start=2.0), "start as a number from 0 to 1, got 2.0"),
     ],
 )
 def test_schedules_that_make_no_sense_are_refused(make: Callable[[], object], message: str) -> None:
