@@ -168,7 +168,7 @@ class _Emitter:
             trained = {n for n, p in task.model.named_parameters() if phase.trains(p)}
             gradients = self.held({name: g for name, g in step.gradients.items() if name in trained})
             updated = self._update(phase, gradients)
-            self.refs |= self.held(updated.parameters)
+            self.refs |= updated.parameters
             self.entries |= updated.state
             self.initial |= updated.initial
             after: dict[str, Ref | None] = {MODEL + n: ref for n, ref in self.refs.items() if ref != before[n]}
@@ -185,12 +185,14 @@ class _Emitter:
             gradients = self.held(clipped(b, phase.clip, gradients))
         if not isinstance(o, TorchOptimizers):
             updated = update(b, o, rate, phase.steps, parameters, gradients)
+            updated.parameters = self.held(updated.parameters)
             updated.state = self.held(updated.state, lambda entry: entry.partition(".")[2])
             return updated
         if o.prefix not in self._recordings:
             self._recordings[o.prefix] = recorded(phase, o, list(gradients))
-        # Its state has dtypes of its own.
-        return torch_update(self.constants, self._recordings[o.prefix], parameters, gradients)
+        updated = torch_update(self.constants, self._recordings[o.prefix], parameters, gradients)
+        updated.parameters = self.held(updated.parameters)  # its state has dtypes of its own
+        return updated
 
 
 def _telling(task: Task) -> Tensor:
