@@ -122,10 +122,11 @@ def test_nothing_that_watches_changes_a_bit(tmp_path: Path) -> None:
     bare = plain(tmp_path / "bare", max_steps=6)
     watched = plain(
         tmp_path / "watched", max_steps=6, callbacks=[Events()], eval_dataset=encoded(6), eval_strategy="steps",
-        eval_steps=2, save_strategy="steps", save_steps=6, logging_steps=3,
+        eval_steps=2, save_strategy="steps", save_steps=6, logging_steps=3, report_to="tensorboard",
     )  # fmt: skip
     for trainer in (bare, watched):
         tiebreak.hf.train(trainer)
+    assert [*tmp_path.glob("watched/**/events.out.tfevents*")] != []
     states = [tiebreak.open_run(tmp_path / name / "run").state_dict() for name in ("bare", "watched")]
     assert all(states[0][name].equal(states[1][name]) for name in states[0])
 
@@ -220,7 +221,7 @@ def test_a_run_goes_on_and_can_be_audited_and_certified(tmp_path: Path) -> None:
     first, events = made(Interrupts()), Events()
     with pytest.raises(StateError, match="a run that `train` has made, got none"):
         _ = first.run
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as held:  # with its frames, as a notebook holds them
         first.train()
     assert first.run.step == 8
 
@@ -231,6 +232,7 @@ def test_a_run_goes_on_and_can_be_audited_and_certified(tmp_path: Path) -> None:
     logged = [(line["step"], "loss" in line) for line in second.state.log_history[:-1]]
     evaluated, told = [(step, False) for step in (4, 8, 12, 16, 20)], [(step, True) for step in (5, 10, 15, 20)]
     assert sorted(logged) == sorted(evaluated + told)
+    assert held.traceback
     begun = [step for event, step in events.seen if event == "on_step_begin"]
     assert begun == list(range(8, 20))
     assert second.run.audit(sample=2, seed="1").agrees

@@ -3,7 +3,7 @@
 import json
 import logging
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from types import MethodType
 from typing import Any, Final
@@ -29,10 +29,11 @@ def drive(trainer: Trainer, run: Run, recording: Recording, *, key: PrivateKey |
     The loop passes over the steps that are computed already, with their losses and without callbacks. The model has the
     weights of the last step then, or those that the trainer loads (`load_best_model_at_end`).
     """
-    driven = _Driven(trainer, run, recording, run.iterate(key, keep=keep))
-    with driven.in_place():
-        found = loop(trainer)
-    driven.finish()
+    with closing(run.iterate(key, keep=keep)) as steps:  # whatever happens: it holds the lock of the folder
+        driven = _Driven(trainer, run, recording, steps)
+        with driven.in_place():
+            found = loop(trainer)
+        driven.finish()
     return found
 
 
@@ -131,6 +132,8 @@ class _Driven:
 
     def _report(self, model: Any, inputs: Any, items: Any) -> None:
         """Lets `compute_loss` collect the metrics of TRL's trainers, in plain PyTorch, for a step that is logged."""
+        if self.first and not self.weights:
+            self.weights = self.run.state_dict()
         if self.weights:
             self.write()
         with same_draws(), torch.no_grad():
