@@ -167,7 +167,7 @@ def test_a_save_of_something_else_is_not_gone_on_from(tmp_path: Path, cases: Cal
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no module": ({"model": lambda x: x}, "expected model as a torch.nn.Module, got a function"),
-    "no loss": ({"loss": "mse"}, "expected loss as a function, got 'mse'"),
+    "no loss": ({"loss": "mse"}, "expected loss as a function of the model .*, got 'mse'"),
     "another model's optimizer": (
         {"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)},
         "an optimizer of the model's own parameters .* shapes .*that the model does not have",
