@@ -243,9 +243,9 @@ def test_training_and_replays_stand_still_while_a_move_is_sought(
             held.pop().close()
         lock(file, kind)
 
-    tell = Worker._tell
+    tell = Worker._progress
     monkeypatch.setattr(fcntl, "flock", meet)
-    monkeypatch.setattr(Worker, "_tell", lambda *given: (computed.append("step"), tell(*given)))
+    monkeypatch.setattr(Worker, "_progress", lambda *given: (computed.append("step"), tell(*given))[1])
     seek()
     root = answer(own, Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)).root
     seek()
