@@ -110,7 +110,7 @@ def multiply(c: Context, x: Any, y: Any) -> Complex:
 
 
 def divide(c: Context, x: Complex, y: Any) -> Complex:
-    """x / y for a real y."""
+    """Divides a complex number by a real one; a complex divisor is refused."""
     if isinstance(y, Complex | complex):
         raise NotImplementedError("a complex divisor; multiply by its conjugate and divide by its squared size")
     divisor = _pair(c, y).real
