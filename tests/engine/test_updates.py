@@ -426,7 +426,7 @@ FOLLOWING: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("optimizer", ["settings", "recorded"])
+@pytest.mark.parametrize("optimizer", slow_except(["settings", "recorded"], "settings"))
 @pytest.mark.parametrize("how", slow_except(FOLLOWING, "assigned"))
 def test_a_teacher_that_follows_its_student_is_state(how: str, optimizer: str) -> None:
     def make() -> tuple[nn.Module, O.Optimizer]:

@@ -148,6 +148,7 @@ def test_a_margin_ends_where_a_condition_breaks(cases: Callable[[], None], gas: 
             cases()
 
 
+@pytest.mark.slow
 def test_the_value_of_a_lie_and_the_audits_may_be_off_by_the_margin(gas: dict[str, int]) -> None:
     f = small()
     found = {margin.figure: margin for margin in margins(f, gas, recommend(f, gas))}
