@@ -1,4 +1,4 @@
-"""Computes on a machine that is not here: `python -m scripts.emulated arm64`, or `s390x`, which is big-endian.
+"""Computes on a machine that is not here: `python -m tests.golden.emulated arm64`, or `s390x`, which is big-endian.
 
 QEMU executes the other machine's Python (Debian's packages, in a folder of its own) with wheels from the package index.
 On ARM the golden runs and a run of the demo have to reach the roots that x86 reaches, with kernels by a cross compiler
@@ -20,7 +20,7 @@ from typing import Final
 
 from tests.golden.bundle import NAMES, STEPS, TINY, load
 
-ROOT: Final = Path(__file__).resolve().parent.parent
+ROOT: Final = Path(__file__).resolve().parents[2]
 PYTHON: Final = "usr/bin/python3.11"
 TORCH: Final = "torch==2.10.0"
 """Later wheels for ARM need CUDA's packages. The wheels of torch 2.13 that constraints.txt names are x86's."""
