@@ -81,15 +81,17 @@ const Json *member(const Json *object, const char *key) {
 
 uint64_t number_of(const Json *from) {
     uint64_t out = 0;
-    if (!from->text.left || from->text.left > 19) refuse("expected a number, got %zu digits", from->text.left);
+    if (!from->text.left || from->text.left > 20) refuse("expected a number, got %zu digits", from->text.left);
     for (size_t k = 0; k < from->text.left; k++) {
         if (from->text.at[k] < '0' || from->text.at[k] > '9') refuse("expected digits, got byte %02x", from->text.at[k]);
-        out = 10 * out + from->text.at[k] - '0';
+        uint64_t digit = (uint64_t)(from->text.at[k] - '0');
+        if (out > (UINT64_MAX - digit) / 10) refuse("expected a number below 2^64, got a larger one");
+        out = 10 * out + digit;
     }
     return out;
 }
 
-static uint8_t digit(uint8_t c) {
+static uint8_t nibble(uint8_t c) {
     if (c >= '0' && c <= '9') return (uint8_t)(c - '0');
     if (c >= 'a' && c <= 'f') return (uint8_t)(c - 'a' + 10);
     refuse("expected lower-case hexadecimal, got byte %02x", c);
@@ -99,7 +101,7 @@ Bytes bytes_of(const Json *from) {
     Bytes in = from->text;
     if (from->kind != '"' || in.left % 2 || !same(cut(&in, 2), text("0x"))) refuse("expected 0x and pairs of digits");
     uint8_t *out = take(in.left / 2, 1);
-    for (size_t k = 0; k < in.left / 2; k++) out[k] = (uint8_t)(digit(in.at[2 * k]) << 4 | digit(in.at[2 * k + 1]));
+    for (size_t k = 0; k < in.left / 2; k++) out[k] = (uint8_t)(nibble(in.at[2 * k]) << 4 | nibble(in.at[2 * k + 1]));
     return (Bytes){out, in.left / 2};
 }
 

@@ -178,7 +178,9 @@ static uint64_t map_i64(int function, uint64_t x, uint64_t y) {
 }
 
 uint64_t map(int function, const uint8_t *types, uint8_t result, const uint64_t *words, int precision) {
-    uint64_t x = words[0], y = words[1];
+    uint64_t x = words[0], y = words[1], z = words[2];
+    if (types[0] == F32) x = canonical((uint32_t)x);
+    if (function == 27 && types[1] == F32) y = canonical((uint32_t)y), z = canonical((uint32_t)z);
     switch (function) {
     case 0: return x;
     case 8: return extreme(types[0], x, y, 1);
@@ -190,7 +192,7 @@ uint64_t map(int function, const uint8_t *types, uint8_t result, const uint64_t 
     case 24: return x & y;
     case 25: return x | y;
     case 26: return !x;
-    case 27: return x ? y : words[2];
+    case 27: return x ? y : z;
     case 28: return cast(types[0], result, x);
     default: return types[0] == F32 ? map_f32(function, (uint32_t)x, (uint32_t)y, precision) : map_i64(function, x, y);
     }

@@ -250,14 +250,19 @@ Program decode_program(Bytes in) {
     return p;
 }
 
+Digest instruction_leaf(Bytes encoding) {
+    size_t before = mark();
+    Buffer out = buffer("tb.instr");
+    put(&out, encoding.at, encoding.left);
+    Digest leaf = sha256(written(&out));
+    release(before);
+    return leaf;
+}
+
 Digest program_root(const Program *p) {
     size_t before = mark();
     Digest *leaves = take(p->body + p->states, sizeof *leaves);
-    for (uint32_t at = 0; at < p->body + p->states; at++) {
-        Buffer out = buffer("tb.instr");
-        put(&out, p->code[at].encoding.at, p->code[at].encoding.left);
-        leaves[at] = sha256(written(&out));
-    }
+    for (uint32_t at = 0; at < p->body + p->states; at++) leaves[at] = instruction_leaf(p->code[at].encoding);
     Digest left = pad(tree(leaves, p->body), depth_of(p->body), p->depth);
     Digest right = pad(tree(leaves + p->body, p->states), depth_of(p->states), p->depth);
     release(before);

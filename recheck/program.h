@@ -45,7 +45,16 @@ Instruction decode_instruction(Bytes in);
 void check_operand(const Instruction *i, size_t k, uint8_t dtype, uint64_t elements);
 void check_types(const Instruction *i, const uint8_t *types);
 Program decode_program(Bytes in);
+Digest instruction_leaf(Bytes encoding);
 Digest program_root(const Program *program);
+
+/* Rounding logs (section 5.1): a step's codes, one byte an element, by body instruction; NULL where it logs nothing. */
+bool is_logged(const Instruction *i);
+uint8_t code_in(const uint8_t word[32], size_t element);
+void log_word(const uint8_t *codes, uint64_t elements, uint64_t chunk, uint8_t word[32]);
+Digest word_leaf(const uint8_t word[32]);
+/* The step log; with `path`, also the siblings of a word of a logged sum: those of its chunk, then those of its value. */
+Digest step_log(const Program *program, uint8_t *const *codes, uint32_t value, uint64_t chunk, Digest *path);
 
 int accumulator_kind(const Instruction *i, uint8_t source_dtype);
 bool accumulates(const Instruction *i);
