@@ -5,11 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t load(const Value *from, uint64_t at) {
-    size_t size = SIZE_OF[from->dtype];
+static uint64_t word_at(uint8_t dtype, const uint8_t *data, uint64_t at) {
     uint64_t word = 0;
+    for (size_t k = SIZE_OF[dtype]; k-- > 0;) word = word << 8 | data[at * SIZE_OF[dtype] + k];
+    return word;
+}
+
+static uint64_t load(const Value *from, uint64_t at) {
     if (at >= from->elements) abort(); /* a map whose bounds were checked never gets here */
-    for (size_t k = 0; k < size; k++) word |= (uint64_t)from->data[at * size + k] << 8 * k;
+    uint64_t word = word_at(from->dtype, from->data, at);
     return from->dtype == F32 ? canonical((uint32_t)word) : word;
 }
 
@@ -102,8 +106,11 @@ static Bytes find(const Tensors *tensors, const Instruction *i) {
         if (!same(tensors->names[k], i->name)) continue;
         Bytes data = tensors->data[k];
         if (data.left != i->elements * SIZE_OF[i->dtype]) break;
-        for (size_t at = 0; i->dtype == BOOL && at < data.left; at++)
-            if (data.at[at] > 1) refuse("expected bytes of 0 and 1 in a bool, got %d", data.at[at]);
+        for (size_t at = 0; at < i->elements && i->dtype != I64; at++) {
+            uint64_t word = word_at(i->dtype, data.at, at);
+            if (i->dtype == BOOL ? word > 1 : canonical((uint32_t)word) != word)
+                refuse("expected a bool of 0 or 1, or the NaN %08x, got %08x", NAN_BITS, (uint32_t)word);
+        }
         return data;
     }
     refuse("expected a tensor %.*s of %" PRIu64 " elements, got none", (int)i->name.left, (const char *)i->name.at, i->elements);

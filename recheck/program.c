@@ -90,7 +90,7 @@ static void check_scatter(const Instruction *i) {
     for (size_t d = i->rank; d-- > 0;) {
         if (!i->match[d]) continue;
         if (i->operand[0].stride[d] || i->operand[1].stride[d]) refuse("expected stride 0 along matched dim %zu", d);
-        if (i->dims[d] > 1 && i->match[d] != expected) refuse("expected a row-major match stride in dim %zu", d);
+        if (i->match[d] != expected) refuse("expected a row-major match stride in dim %zu", d);
         expected *= (int64_t)i->dims[d];
     }
     for (size_t d = 0; d < i->rank; d++)
