@@ -1,4 +1,4 @@
-#include "base.h"
+#include "recheck.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -69,7 +69,6 @@ void nothing_after(Bytes in, const char *what) {
 }
 
 bool same(Bytes a, Bytes b) { return a.left == b.left && (!a.left || !memcmp(a.at, b.at, a.left)); }
-
 Bytes text(const char *string) { return (Bytes){(const uint8_t *)string, strlen(string)}; }
 
 Bytes read_file(const char *path) {
@@ -104,7 +103,6 @@ void put_number(Buffer *out, uint64_t value, size_t width) {
 }
 
 void put_digest(Buffer *out, Digest digest) { put(out, digest.b, 32); }
-
 Bytes written(const Buffer *out) { return (Bytes){out->at, out->size}; }
 
 Digest digest_at(const uint8_t *bytes) {
@@ -113,7 +111,6 @@ Digest digest_at(const uint8_t *bytes) {
     return digest;
 }
 
-bool equal(Digest a, Digest b) { return !memcmp(a.b, b.b, 32); }
 
 unsigned depth_of(uint64_t leaves) {
     unsigned depth = 0;

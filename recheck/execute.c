@@ -1,4 +1,4 @@
-#include "program.h"
+#include "recheck.h"
 
 #include <inttypes.h>
 #include <stdio.h>

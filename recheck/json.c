@@ -1,4 +1,4 @@
-#include "json.h"
+#include "recheck.h"
 
 static uint8_t peek(Bytes *in) {
     while (in->left && (*in->at == ' ' || *in->at == '\n' || *in->at == '\r' || *in->at == '\t')) cut(in, 1);
@@ -89,20 +89,6 @@ uint64_t number_of(const Json *from) {
         out = 10 * out + digit;
     }
     return out;
-}
-
-static uint8_t nibble(uint8_t c) {
-    if (c >= '0' && c <= '9') return (uint8_t)(c - '0');
-    if (c >= 'a' && c <= 'f') return (uint8_t)(c - 'a' + 10);
-    refuse("expected lower-case hexadecimal, got byte %02x", c);
-}
-
-Bytes bytes_of(const Json *from) {
-    Bytes in = from->text;
-    if (from->kind != '"' || in.left % 2 || !same(cut(&in, 2), text("0x"))) refuse("expected 0x and pairs of digits");
-    uint8_t *out = take(in.left / 2, 1);
-    for (size_t k = 0; k < in.left / 2; k++) out[k] = (uint8_t)(nibble(in.at[2 * k]) << 4 | nibble(in.at[2 * k + 1]));
-    return (Bytes){out, in.left / 2};
 }
 
 Tensors tensors_of(Bytes in) {

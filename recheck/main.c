@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "program.h"
+#include "recheck.h"
 
 static uint64_t argument(const char *from, uint64_t least, uint64_t most) {
     char *end;

@@ -1,12 +1,10 @@
-#include "numbers.h"
+#include "recheck.h"
 
 static const uint32_t SIGN = 0x80000000, INFINITE = 0x7f800000;
 static const Rounding NEAREST = {.precision = 32}, TO_BF16 = {.precision = 16};
 
 bool is_nan(uint32_t x) { return (x & ~SIGN) > INFINITE; }
-
 bool is_finite(uint32_t x) { return (x & INFINITE) != INFINITE; }
-
 uint32_t canonical(uint32_t x) { return is_nan(x) ? NAN_BITS : x; }
 
 Parts parts_of(uint32_t x) {
@@ -246,22 +244,6 @@ void put_accumulator(Buffer *out, const Accumulator *held) {
     default: put_number(out, held->value, 8);
     }
     if (held->kind == ARGMAX || held->kind == ARGMAX_I64) put_number(out, (uint64_t)held->index, 8);
-}
-
-Accumulator accumulator_at(int kind, Bytes in) {
-    Accumulator held = start(kind);
-    if (kind == SUM || kind == SUM_BF16) {
-        uint64_t flag = number(&in, 1);
-        held.nan = flag, held.sum = wide_at(cut(&in, 8 * LIMBS));
-        if (flag > 1 || (flag && !is_zero(held.sum))) refuse("expected a flag of 0, or 1 with a sum of 0, got others");
-    } else {
-        held.value = number(&in, kind == MAX || kind == ARGMAX ? 4 : 8);
-        if ((kind == MAX || kind == ARGMAX) && canonical((uint32_t)held.value) != held.value)
-            refuse("expected the NaN %08x, got %08x", NAN_BITS, (uint32_t)held.value);
-        if (kind == ARGMAX || kind == ARGMAX_I64) held.index = (int64_t)number(&in, 8);
-    }
-    nothing_after(in, "an accumulator");
-    return held;
 }
 
 void philox(const uint32_t counter[4], uint64_t seed, uint32_t out[4]) {

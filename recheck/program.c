@@ -1,4 +1,4 @@
-#include "program.h"
+#include "recheck.h"
 
 #include <stdlib.h>
 

@@ -2,7 +2,7 @@
 
 Fixed point means 448 bits of fraction. Series stop where their terms are zero; each operation loses less than a unit,
 so `slack` bits below which the ends of an enclosure differ are bounds with a wide margin. */
-#include "numbers.h"
+#include "recheck.h"
 
 enum { POINT = 448 };
 enum { EXP = 10, LOG, TANH, ERF, SIN, COS };

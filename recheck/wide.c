@@ -1,4 +1,4 @@
-#include "numbers.h"
+#include "recheck.h"
 
 #include <string.h>
 
@@ -65,7 +65,6 @@ Wide quotient(Wide a, Wide b, Wide *rest) {
 }
 
 bool is_zero(Wide a) { return bits_of(a) == 0; }
-
 bool negative(Wide a) { return a.w[LIMBS - 1] >> 63; }
 
 int compare(Wide a, Wide b) {

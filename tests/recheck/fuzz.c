@@ -6,7 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "program.h"
+#include "recheck.h"
 
 static uint64_t state;
 

@@ -3,10 +3,25 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "json.h"
+#include "log.h"
 
 static const char *folder;
 static const Rounding PLAIN = {.precision = 32};
+
+static uint8_t nibble(uint8_t c) {
+    if (c >= '0' && c <= '9') return (uint8_t)(c - '0');
+    if (c >= 'a' && c <= 'f') return (uint8_t)(c - 'a' + 10);
+    refuse("expected lower-case hexadecimal, got byte %02x", c);
+}
+
+/* Of a string of hexadecimal digits after 0x. */
+static Bytes bytes_of(const Json *from) {
+    Bytes in = from->text;
+    if (from->kind != '"' || in.left % 2 || !same(cut(&in, 2), text("0x"))) refuse("expected 0x and pairs of digits");
+    uint8_t *out = take(in.left / 2, 1);
+    for (size_t k = 0; k < in.left / 2; k++) out[k] = (uint8_t)(nibble(in.at[2 * k]) << 4 | nibble(in.at[2 * k + 1]));
+    return (Bytes){out, in.left / 2};
+}
 
 static Json *file(const char *name) {
     char path[4096];
@@ -32,7 +47,6 @@ static Digest digest_of(const Json *object, const char *key) {
 }
 
 static uint64_t count_of(const Json *object, const char *key) { return number_of(member(object, key)); }
-
 static const Json *items(const Json *object, const char *key) { return member(object, key)->first; }
 
 static uint64_t scalars(void) {
@@ -118,6 +132,22 @@ static uint64_t hardest(void) {
         nothing_after(cases, key);
     }
     return done;
+}
+
+static Accumulator accumulator_at(int kind, Bytes in) {
+    Accumulator held = start(kind);
+    if (kind == SUM || kind == SUM_BF16) {
+        uint64_t flag = number(&in, 1);
+        held.nan = flag, held.sum = wide_at(cut(&in, 8 * LIMBS));
+        if (flag > 1 || (flag && !is_zero(held.sum))) refuse("expected a flag of 0, or 1 with a sum of 0, got others");
+    } else {
+        held.value = number(&in, kind == MAX || kind == ARGMAX ? 4 : 8);
+        if ((kind == MAX || kind == ARGMAX) && canonical((uint32_t)held.value) != held.value)
+            refuse("expected the NaN %08x, got %08x", NAN_BITS, (uint32_t)held.value);
+        if (kind == ARGMAX || kind == ARGMAX_I64) held.index = (int64_t)number(&in, 8);
+    }
+    nothing_after(in, "an accumulator");
+    return held;
 }
 
 static int kind_named(Bytes name) {

@@ -1,4 +1,4 @@
-#include "program.h"
+#include "log.h"
 
 #include <string.h>
 
