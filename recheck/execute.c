@@ -5,15 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint64_t word_at(uint8_t dtype, const uint8_t *data, uint64_t at) {
-    uint64_t word = 0;
-    for (size_t k = SIZE_OF[dtype]; k-- > 0;) word = word << 8 | data[at * SIZE_OF[dtype] + k];
-    return word;
-}
-
 static uint64_t load(const Value *from, uint64_t at) {
+    size_t size = SIZE_OF[from->dtype];
+    uint64_t word = 0;
     if (at >= from->elements) abort(); /* a map whose bounds were checked never gets here */
-    uint64_t word = word_at(from->dtype, from->data, at);
+    for (size_t k = size; k-- > 0;) word = word << 8 | from->data[at * size + k];
     return from->dtype == F32 ? canonical((uint32_t)word) : word;
 }
 
@@ -101,17 +97,19 @@ uint8_t *execute(const Instruction *i, const Value *operands, uint64_t step, Rou
     return result;
 }
 
+/* The tensor's bytes, of its own, with the one NaN. */
 static Bytes find(const Tensors *tensors, const Instruction *i) {
     for (size_t k = 0; k < tensors->count; k++) {
         if (!same(tensors->names[k], i->name)) continue;
         Bytes data = tensors->data[k];
         if (data.left != i->elements * SIZE_OF[i->dtype]) break;
-        for (size_t at = 0; at < i->elements && i->dtype != I64; at++) {
-            uint64_t word = word_at(i->dtype, data.at, at);
-            if (i->dtype == BOOL ? word > 1 : canonical((uint32_t)word) != word)
-                refuse("expected a bool of 0 or 1, or the NaN %08x, got %08x", NAN_BITS, (uint32_t)word);
+        uint8_t *own = take(data.left, 1);
+        for (uint64_t at = 0; at < i->elements; at++) {
+            uint64_t word = load(&(Value){i->dtype, i->elements, data.at}, at);
+            if (i->dtype == BOOL && word > 1) refuse("expected a bool of 0 or 1, got %d", (int)word);
+            store(i->dtype, own, at, word);
         }
-        return data;
+        return (Bytes){own, data.left};
     }
     refuse("expected a tensor %.*s of %" PRIu64 " elements, got none", (int)i->name.left, (const char *)i->name.at, i->elements);
 }
@@ -186,13 +184,7 @@ Digest run(const Program *p, const Tensors *state, const Tensors *data, Job job)
     if (work > job.work / job.steps) refuse("expected at most %" PRIu64 " terms in all, got more", job.work);
     Run r = {p, take(p->states, sizeof(void *)), take(p->datas, sizeof(void *)), take(p->states, sizeof(Bytes)),
              take(p->datas, sizeof(Bytes)), take(p->body, sizeof(Value)), take(p->body, sizeof(Digest)), job};
-    for (uint32_t k = 0; k < p->states; k++) {
-        r.commits[k] = &p->code[p->body + k];
-        Bytes from = find(state, r.commits[k]);
-        uint8_t *own = take(from.left, 1);
-        memcpy(own, from.at, from.left);
-        r.state[k] = (Bytes){own, from.left};
-    }
+    for (uint32_t k = 0; k < p->states; k++) r.commits[k] = &p->code[p->body + k], r.state[k] = find(state, r.commits[k]);
     for (uint32_t k = 0; k < p->datas; k++) r.sources[k] = &p->code[p->data_source[k]], r.data[k] = find(data, r.sources[k]);
     if (!job.quiet) {
         print_digest("program ", program_root(p), "\n");
