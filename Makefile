@@ -19,7 +19,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOURCES := .ci tiebreak tests benchmarks examples model scripts contracts/scripts
 
-.PHONY: help setup demo test test-all models pages lint format types vectors newest hardest gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
+.PHONY: help setup demo test test-all models pages lint format types vectors newest hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -67,6 +67,9 @@ newest: ## The core on the newest Python there is, without torch
 
 hardest: setup ## Search all 2^32 arguments of each transcendental for the hardest to round (minutes; needs a C compiler)
 	$(BIN)/python -m tests.hardest.search tests/vectors/hardest.json --check --threads $(WORKERS)
+
+recheck: ## The second implementation, in C: build it, hold it against the vectors and fuzz it (needs a C compiler)
+	$(MAKE) -C recheck test
 
 gpu: setup ## Measure a GPU in slices of 4 minutes; killed, it goes on (OPTIONS=--list: what is done; "--device cpu": a trial without one)
 	$(BIN)/python -m benchmarks.gpu $(OPTIONS)

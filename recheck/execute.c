@@ -1,0 +1,202 @@
+#include "recheck.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t load(const Value *from, uint64_t at) {
+    size_t size = SIZE_OF[from->dtype];
+    uint64_t word = 0;
+    if (at >= from->elements) abort(); /* a map whose bounds were checked never gets here */
+    for (size_t k = size; k-- > 0;) word = word << 8 | from->data[at * size + k];
+    return from->dtype == F32 ? canonical((uint32_t)word) : word;
+}
+
+static void store(uint8_t dtype, uint8_t *data, uint64_t at, uint64_t word) {
+    for (size_t k = 0; k < SIZE_OF[dtype]; k++) data[at * SIZE_OF[dtype] + k] = (uint8_t)(word >> 8 * k);
+}
+
+/* Row-major coordinates of a position. */
+static void coordinates(const uint64_t *dims, size_t rank, uint64_t position, uint64_t *c) {
+    for (size_t d = rank; d-- > 0; position /= dims[d]) c[d] = position % dims[d];
+}
+
+/* The affine map modulo 2^64, which is exact where its result is inside a tensor. */
+static uint64_t dot(uint64_t from, const int64_t *strides, size_t rank, const uint64_t *c) {
+    for (size_t d = 0; d < rank; d++) from += c[d] * (uint64_t)strides[d];
+    return from;
+}
+
+static uint64_t read(const Instruction *i, size_t k, const Value *operands, const uint64_t *c, uint64_t further) {
+    const Operand *operand = &i->operand[k];
+    return load(&operands[k], dot((uint64_t)operand->offset + further, operand->stride, (size_t)i->rank + i->reduction, c));
+}
+
+bool accumulates(const Instruction *i) { return i->opcode == REDUCE || i->opcode == SCATTER; }
+
+int accumulator_kind(const Instruction *i, uint8_t source) {
+    if (i->opcode == SCATTER) return i->function ? SUM_BF16 : SUM;
+    int kinds[] = {source == F32 ? SUM : SUM_I64, source == F32 ? MAX : MAX_I64, source == F32 ? ARGMAX : ARGMAX_I64, SUM_BF16};
+    return kinds[i->function];
+}
+
+static uint64_t sum_up(const Instruction *i, const Value *operands, uint64_t *c, Rounding rounding, Buffer *leaves) {
+    Accumulator held = start(accumulator_kind(i, operands[0].dtype));
+    uint64_t wanted = dot(0, i->match, i->rank, c);
+    for (uint64_t term = 0; term < i->terms; term++) {
+        coordinates(i->dims + i->rank, i->reduction, term, c + i->rank);
+        bool matches = i->opcode == REDUCE || read(i, 1, operands, c, 0) == wanted;
+        size_t count = i->opcode == REDUCE ? i->operands : 1;
+        uint64_t factors[2] = {0};
+        for (size_t k = 0; matches && k < count; k++) factors[k] = read(i, k, operands, c, 0);
+        if (matches) add_term(&held, factors, count, (int64_t)term);
+        if (leaves && (term % 4 == 3 || term + 1 == i->terms)) put_accumulator(leaves, &held);
+    }
+    return finish(&held, rounding);
+}
+
+static uint64_t look_through(const Instruction *i, const Value *operands, const uint64_t *c) {
+    uint64_t inside[MAX_RANK];
+    for (size_t d = 0; d < i->rank; d++) {
+        uint64_t from = c[d] - (uint64_t)i->low[d];
+        if (c[d] < (uint64_t)i->low[d] || c[d] >= (uint64_t)i->high[d] || from % i->every[d])
+            return i->function ? read(i, 1, operands, c, 0) : i->bits;
+        inside[d] = from / i->every[d];
+    }
+    return read(i, 0, operands, inside, 0);
+}
+
+uint64_t element(const Instruction *i, const Value *operands, uint64_t position, uint64_t step, Rounding rounding,
+                 Buffer *leaves) {
+    uint64_t c[2 * MAX_RANK] = {0}, words[3] = {0};
+    uint8_t types[3] = {0};
+    coordinates(i->dims, i->rank, position, c);
+    if (accumulates(i)) return sum_up(i, operands, c, rounding, leaves);
+    switch (i->opcode) {
+    case SOURCE: return i->function == CONST ? i->bits : step - 1;
+    case GATHER: {
+        uint64_t j = read(i, 1, operands, c, 0);
+        if (j >= i->bits) return i->dtype == F32 ? NAN_BITS : 0; /* a negative one is above every bound */
+        return read(i, 0, operands, c, j * (uint64_t)i->shift);
+    }
+    case WINDOW: return look_through(i, operands, c);
+    case IOTA: return dot((uint64_t)i->shift, i->match, i->rank, c);
+    default: break;
+    }
+    for (size_t k = 0; k < i->operands; k++) words[k] = read(i, k, operands, c, 0), types[k] = operands[k].dtype;
+    if (i->opcode == RANDOM) return random_number(words[0], words[1], i->slot, position);
+    if (i->opcode == SHUFFLE) return (uint64_t)shuffle((int64_t)words[0], words[1], words[2], i->bits, i->slot);
+    return i->opcode == MAP ? map(i->function, types, i->dtype, words, rounding.precision) : words[0];
+}
+
+uint8_t *execute(const Instruction *i, const Value *operands, uint64_t step, Rounding rounding) {
+    uint8_t *result = take(i->elements, SIZE_OF[i->dtype]);
+    for (uint64_t at = 0; at < i->elements; at++)
+        store(i->dtype, result, at, element(i, operands, at, step, rounding, NULL));
+    return result;
+}
+
+/* The tensor's bytes, of its own, with the one NaN. */
+static Bytes find(const Tensors *tensors, const Instruction *i) {
+    for (size_t k = 0; k < tensors->count; k++) {
+        if (!same(tensors->names[k], i->name)) continue;
+        Bytes data = tensors->data[k];
+        if (data.left != i->elements * SIZE_OF[i->dtype]) break;
+        uint8_t *own = take(data.left, 1);
+        for (uint64_t at = 0; at < i->elements; at++) {
+            uint64_t word = load(&(Value){i->dtype, i->elements, data.at}, at);
+            if (i->dtype == BOOL && word > 1) refuse("expected a bool of 0 or 1, got %d", (int)word);
+            store(i->dtype, own, at, word);
+        }
+        return (Bytes){own, data.left};
+    }
+    refuse("expected a tensor %.*s of %" PRIu64 " elements, got none", (int)i->name.left, (const char *)i->name.at, i->elements);
+}
+
+static Digest id_of(const Instruction *i, Bytes data) { return tensor_id(i->dtype, i->rank, i->dims, chunk_root(data)); }
+
+static Digest entries_root(const char *tag, const Instruction *const *entries, const Bytes *data, uint32_t count) {
+    size_t before = mark();
+    if (!count) return empty();
+    Digest *leaves = take(count, sizeof *leaves);
+    for (uint32_t k = 0; k < count; k++) leaves[k] = entry_leaf(tag, entries[k]->name, id_of(entries[k], data[k]));
+    Digest root = tree(leaves, count);
+    release(before);
+    return root;
+}
+
+/* What a run holds between steps. */
+typedef struct {
+    const Program *program;
+    const Instruction **commits, **sources;
+    Bytes *state, *data;
+    Value *values;
+    Digest *ids;
+    Job job;
+} Run;
+
+void print_digest(const char *before, Digest digest, const char *after) {
+    printf("%s", before);
+    for (int k = 0; k < 32; k++) printf("%02x", digest.b[k]);
+    printf("%s", after);
+}
+
+/* One step; the state's bytes are replaced in place. Its record. */
+static Digest take_step(Run *r, uint64_t step) {
+    const Program *p = r->program;
+    size_t before = mark();
+    for (uint32_t at = 0; at < p->body; at++) {
+        const Instruction *i = &p->code[at];
+        Value operands[3];
+        for (size_t k = 0; k < i->operands; k++) operands[k] = r->values[i->operand[k].value];
+        bool named = i->opcode == SOURCE && i->function >= STATE;
+        const uint8_t *data = !named ? execute(i, operands, step, (Rounding){.precision = r->job.precision})
+                                     : (i->function == STATE ? r->state : r->data)[i->slot].at;
+        r->values[at] = (Value){i->dtype, i->elements, data};
+        r->ids[at] = id_of(i, (Bytes){data, i->elements * SIZE_OF[i->dtype]});
+    }
+    uint8_t **next = take(p->states, sizeof *next);
+    for (uint32_t k = 0; k < p->states; k++) /* all are read before one is written: a value may be a state's bytes */
+        next[k] = execute(r->commits[k], &r->values[r->commits[k]->operand[0].value], step, (Rounding){.precision = 32});
+    uint32_t loss = (uint32_t)load(&r->values[p->body - 1], 0);
+    for (uint32_t k = 0; k < p->states; k++) memcpy((void *)(uintptr_t)r->state[k].at, next[k], r->state[k].left);
+    Digest state = entries_root("tb.state", r->commits, r->state, p->states), zero = {{0}};
+    Digest body = pad(tree(r->ids, p->body), depth_of(p->body), p->depth);
+    Digest values = node(body, pad(state, depth_of(p->states), p->depth)), made = record(step, state, loss, zero);
+    release(before);
+    if (r->job.quiet) return made;
+    printf("step %" PRIu64 " loss %08x", step, loss);
+    print_digest(" state ", state, "");
+    print_digest(" values ", values, "");
+    print_digest(" record ", made, "\n");
+    return made;
+}
+
+static uint64_t work_of(const Program *p) {
+    u128 work = 0;
+    for (uint32_t at = 0; at < p->body + p->states; at++) work += (u128)p->code[at].elements * p->code[at].terms;
+    return work > UINT64_MAX ? UINT64_MAX : (uint64_t)work;
+}
+
+Digest run(const Program *p, const Tensors *state, const Tensors *data, Job job) {
+    uint64_t work = work_of(p), checkpoints = (job.steps + job.interval - 1) / job.interval;
+    if (work > job.work / job.steps) refuse("expected at most %" PRIu64 " terms in all, got more", job.work);
+    Run r = {p, take(p->states, sizeof(void *)), take(p->datas, sizeof(void *)), take(p->states, sizeof(Bytes)),
+             take(p->datas, sizeof(Bytes)), take(p->body, sizeof(Value)), take(p->body, sizeof(Digest)), job};
+    for (uint32_t k = 0; k < p->states; k++) r.commits[k] = &p->code[p->body + k], r.state[k] = find(state, r.commits[k]);
+    for (uint32_t k = 0; k < p->datas; k++) r.sources[k] = &p->code[p->data_source[k]], r.data[k] = find(data, r.sources[k]);
+    if (!job.quiet) {
+        print_digest("program ", program_root(p), "\n");
+        print_digest("state ", entries_root("tb.state", r.commits, r.state, p->states), "\n");
+        print_digest("data ", entries_root("tb.data.", r.sources, r.data, p->datas), "\n");
+    }
+    Digest *records = take(checkpoints, sizeof *records);
+    for (uint64_t step = 1; step <= job.steps; step++) {
+        Digest made = take_step(&r, step);
+        if (step % job.interval == 0 || step == job.steps) records[(step - 1) / job.interval] = made;
+    }
+    Digest root = tree(records, checkpoints);
+    if (!job.quiet) print_digest("run ", root, "\n");
+    return root;
+}

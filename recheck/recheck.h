@@ -1,0 +1,222 @@
+/* recheck: programs and runs of the specification (docs/SPEC.md) again, by integers alone. */
+#ifndef RECHECK_H
+#define RECHECK_H
+
+#include <setjmp.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* Memory, refusals, bytes, hashes and trees (SPEC sections 1 to 3). */
+
+__extension__ typedef __int128 i128;
+__extension__ typedef unsigned __int128 u128;
+
+/* A place in bytes that somebody else made: reading beyond its end is refused. */
+typedef struct {
+    const uint8_t *at;
+    size_t left;
+} Bytes;
+
+typedef struct {
+    uint8_t *at;
+    size_t size, room;
+} Buffer;
+
+typedef struct {
+    uint8_t b[32];
+} Digest;
+
+enum { F32, I64, BOOL };
+enum { CHUNK = 512, MAX_RANK = 8 };
+static const uint32_t NAN_BITS = 0x7fc00000;
+static const size_t SIZE_OF[] = {4, 8, 1};
+
+/* Ends the work in hand: jumps to `on_refusal` if it is set, else leaves the process with status 2. */
+_Noreturn void refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
+extern jmp_buf *on_refusal;
+extern char refusal[256];
+
+/* Zeroed memory until `release` of a mark taken before; all of it together is limited. */
+void *take(size_t count, size_t size);
+size_t mark(void);
+void release(size_t mark);
+
+uint64_t number(Bytes *in, size_t width);
+Bytes cut(Bytes *in, size_t size);
+void nothing_after(Bytes in, const char *what);
+bool same(Bytes a, Bytes b);
+Bytes text(const char *string);
+Bytes read_file(const char *path);
+
+Buffer buffer(const char *start);
+void put(Buffer *out, const void *bytes, size_t size);
+void put_number(Buffer *out, uint64_t value, size_t width);
+void put_digest(Buffer *out, Digest digest);
+Bytes written(const Buffer *out);
+
+Digest sha256(Bytes in);
+Digest digest_at(const uint8_t *bytes);
+
+unsigned depth_of(uint64_t leaves);
+Digest empty(void);
+Digest node(Digest left, Digest right);
+Digest tree(const Digest *leaves, size_t count);
+Digest pad(Digest root, unsigned depth, unsigned padded);
+void siblings(const Digest *leaves, size_t count, size_t position, Digest *out);
+Digest fold(Digest leaf, uint64_t position, const Digest *siblings, size_t count);
+
+Digest chunk_root(Bytes data);
+Digest tensor_id(uint8_t dtype, uint8_t rank, const uint64_t *dims, Digest chunks);
+Digest entry_leaf(const char *tag, Bytes name, Digest tensor);
+Digest record(uint64_t step, Digest state, uint32_t loss, Digest log);
+
+/* Integers of 768 bits, and every number of SPEC sections 4.4 to 7 by integers alone. */
+
+enum { LIMBS = 12, ACCUMULATOR_BYTES = 97, UNIT = 298 };
+
+/* Two's complement, modulo 2^768; least limb first. */
+typedef struct {
+    uint64_t w[LIMBS];
+} Wide;
+
+Wide wide(u128 value);
+Wide plus(Wide a, Wide b);
+Wide minus(Wide a, Wide b);
+Wide shifted(Wide a, int left);
+Wide times(Wide a, Wide b, int right);
+Wide over(Wide a, uint64_t b);
+Wide quotient(Wide a, Wide b, Wide *rest);
+bool is_zero(Wide a);
+bool negative(Wide a);
+int compare(Wide a, Wide b);
+int bits_of(Wide a);
+Wide wide_at(Bytes big_endian);
+void put_wide(Buffer *out, Wide value, size_t bytes);
+
+/* How a result is rounded: to `precision` bits, and under policy `logged` along a code within a tolerance. */
+typedef struct {
+    int precision, tolerance, code;
+} Rounding;
+
+typedef struct {
+    bool negative;
+    uint64_t mantissa;
+    int exponent;
+} Parts;
+
+bool is_nan(uint32_t x);
+bool is_finite(uint32_t x);
+uint32_t canonical(uint32_t x);
+Parts parts_of(uint32_t x);
+uint32_t round_number(bool negative, Wide magnitude, int exponent, bool sticky, Rounding rounding);
+uint32_t transcendental(int function, uint32_t x, int precision);
+/* Whether the enclosure of f(x) that was computed meets [v, v + 1) * 2^e. */
+bool encloses(int function, uint32_t x, Wide v, int e);
+
+/* Words: an f32's pattern, an i64 or a bool. */
+uint64_t map(int function, const uint8_t *types, uint8_t result, const uint64_t *words, int precision);
+bool map_types(int function, const uint8_t *types, size_t count, uint8_t result);
+bool greater(uint8_t type, uint64_t a, uint64_t b);
+
+enum { SUM, SUM_I64, MAX, MAX_I64, ARGMAX, ARGMAX_I64, SUM_BF16 };
+
+typedef struct {
+    int kind;
+    bool nan;
+    Wide sum;
+    uint64_t value;
+    int64_t index;
+} Accumulator;
+
+Accumulator start(int kind);
+void add_term(Accumulator *held, const uint64_t *factors, size_t count, int64_t position);
+uint64_t finish(const Accumulator *held, Rounding rounding);
+void put_accumulator(Buffer *out, const Accumulator *held);
+
+void philox(const uint32_t counter[4], uint64_t seed, uint32_t out[4]);
+uint32_t random_number(uint64_t seed, uint64_t step, uint32_t stream, uint64_t element);
+int64_t shuffle(int64_t index, uint64_t seed, uint64_t epoch, uint64_t n, uint32_t stream);
+
+/* Programs (SPEC section 4): decoding, every rule that is checked before one runs, and execution (sections 4 to 7). */
+
+enum { SOURCE = 1, MAP, REDUCE, GATHER, SCATTER, WINDOW, IOTA, RANDOM, SHUFFLE, COMMIT };
+enum { CONST, STEP, STATE, DATA };
+
+typedef struct {
+    uint32_t value;
+    int64_t offset, stride[2 * MAX_RANK];
+} Operand;
+
+typedef struct {
+    uint8_t opcode, function, dtype, rank, reduction, operands;
+    uint64_t dims[2 * MAX_RANK]; /* output dims, then reduction dims */
+    uint64_t elements, terms;    /* their products */
+    Operand operand[3];
+    Bytes encoding, name;
+    uint32_t slot;                                /* or the stream of random numbers */
+    uint64_t bits;                                /* a constant, a fill, gather's bound or shuffle's n */
+    int64_t shift;                                /* gather's index stride, iota's offset */
+    int64_t match[MAX_RANK];                      /* scatter's match strides, iota's strides */
+    int64_t low[MAX_RANK], high[MAX_RANK];        /* window's box */
+    uint64_t every[MAX_RANK];                     /* and its steps */
+} Instruction;
+
+typedef struct {
+    uint32_t body, states, datas;
+    unsigned depth; /* D of section 4 */
+    Instruction *code;
+    uint32_t *data_source; /* by data slot, the instruction that names it */
+} Program;
+
+/* A tensor that a program can read: elements little-endian, as committed. */
+typedef struct {
+    uint8_t dtype;
+    uint64_t elements;
+    const uint8_t *data;
+} Value;
+
+Instruction decode_instruction(Bytes in);
+/* The checks of an operand of that dtype and size; those of the function and of all parameters are in decoding. */
+void check_operand(const Instruction *i, size_t k, uint8_t dtype, uint64_t elements);
+void check_types(const Instruction *i, const uint8_t *types);
+Program decode_program(Bytes in);
+Digest instruction_leaf(Bytes encoding);
+Digest program_root(const Program *program);
+
+int accumulator_kind(const Instruction *i, uint8_t source_dtype);
+bool accumulates(const Instruction *i);
+/* One element of the result, at a row-major position; `leaves`, if there is one, gets the accumulators on the way. */
+uint64_t element(const Instruction *i, const Value *operands, uint64_t position, uint64_t step, Rounding rounding,
+                 Buffer *leaves);
+uint8_t *execute(const Instruction *i, const Value *operands, uint64_t step, Rounding rounding);
+
+/* Tensors by name, as in a safetensors file. */
+typedef struct {
+    size_t count;
+    Bytes *names, *data;
+} Tensors;
+
+Tensors tensors_of(Bytes safetensors);
+typedef struct {
+    uint64_t steps, interval, work;
+    int precision;
+    bool quiet;
+} Job;
+/* Runs a job of policy `exact`, printing each step's record; the run root. */
+Digest run(const Program *program, const Tensors *state, const Tensors *data, Job job);
+void print_digest(const char *before, Digest digest, const char *after);
+
+/* JSON as far as test vectors and safetensors headers need it: strings have no escapes. */
+
+typedef struct Json {
+    char kind; /* {, [, ", or 0 for a number or word */
+    Bytes key, text;
+    struct Json *first, *next;
+} Json;
+
+Json *parse_json(Bytes in);
+const Json *member(const Json *object, const char *key);
+uint64_t number_of(const Json *value);
+
+#endif

@@ -1,0 +1,186 @@
+"""The second implementation, `recheck/`: written in C from SPEC.md alone, it must agree with all that is checked in.
+
+Built here with sanitizers: an access outside an object or an undefined operation ends it with another status.
+"""
+
+import json
+import lzma
+import random
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.golden.bundle import FOLDER, INTERVAL, NAMES, STEPS, load
+from tests.protocol.whole_steps import execute, new_state
+from tiebreak.protocol.errors import VerificationError
+from tiebreak.protocol.program.program import Program, ProgramLimits
+
+ROOT = Path(__file__).resolve().parents[2]
+MUTANTS = 600
+RANGES = ProgramLimits(value_elements=1 << 40, total_elements=1 << 60, total_terms=1 << 92)
+"""Those of the specification, without what this machine could run."""
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (shutil.which("cc") and shutil.which("make")), reason="needs a C compiler"),
+]
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with `recheck`, `vectors` and `fuzz`, built with warnings as errors."""
+    folder = tmp_path_factory.mktemp("recheck")
+    targets = [f"BUILD={folder}", *(str(folder / name) for name in ("recheck", "vectors", "fuzz"))]
+    subprocess.run(["make", "-s", "-C", "recheck", *targets], cwd=ROOT, check=True)
+    return folder
+
+
+def _run(*command: object) -> str:
+    done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def _inputs(name: str, build: Path) -> tuple[Path, Path, Path]:
+    program = build / f"{name}.tbp"
+    program.write_bytes(lzma.decompress((FOLDER / name / "program.xz").read_bytes()))
+    return program, FOLDER / name / "state.safetensors", FOLDER / name / "data.safetensors"
+
+
+def _roots(output: str) -> tuple[dict[str, str], dict[int, tuple[str, int]]]:
+    """The roots by name, and (state root, loss bits) by step, of what `recheck run` prints."""
+    lines = [line.split() for line in output.splitlines()]
+    steps = {int(line[1]): (line[5], int(line[3], 16)) for line in lines if line[0] == "step"}
+    return {line[0]: line[1] for line in lines if line[0] != "step"}, steps
+
+
+def test_vectors(build: Path) -> None:
+    found = {
+        name: int(count)
+        for name, count in (line.split(": ") for line in _run(build / "vectors", "tests/vectors").splitlines())
+    }
+    scalars = json.loads((ROOT / "tests/vectors/scalars.json").read_text())
+    bulk = json.loads((ROOT / "tests/vectors/transcendentals.json").read_text())
+    assert found["scalars"] == sum(scalars[name]["count"] for name in scalars["names"])
+    assert found["transcendentals"] == bulk["cases"] * len(bulk["names"])
+    for name in ("rounding", "instructions", "snapshots", "seats"):
+        assert found[name] == json.loads((ROOT / f"tests/vectors/{name}.json").read_text())["count"]
+    others = {"hardest", "accumulators", "refused accumulators", "philox", "trees", "logs", "blobs"}
+    assert all(found[name] > 0 for name in others)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden_runs(name: str, build: Path) -> None:
+    expected = load(name).expected
+    roots, steps = _roots(_run(build / "recheck", "run", *_inputs(name, build), STEPS, INTERVAL))
+    assert roots == {
+        "program": expected.program_root,
+        "state": expected.initial_state_root,
+        "data": expected.data_root,
+        "run": expected.run_root,
+    }
+    assert len(steps) == STEPS
+    for step, state_root, loss in expected.records:
+        assert steps[step] == (state_root, loss)
+
+
+def _instructions(program: bytes) -> list[bytearray]:
+    place, found = 16, []
+    while place < len(program):
+        (length,) = struct.unpack_from(">I", program, place)
+        found.append(bytearray(program[place + 4 : place + 4 + length]))
+        place += 4 + length
+    return found
+
+
+def _join(head: bytes, instructions: list[bytearray]) -> bytes:
+    return head + b"".join(struct.pack(">I", len(i)) + bytes(i) for i in instructions)
+
+
+def _wide(draw: random.Random, i: bytearray) -> None:
+    place = 6 + 8 * draw.randrange(max(1, (len(i) - 6) // 8))
+    number = draw.choice([0, 1, -1, 2, 3, 2**40, 2**40 + 1, 2**32, -(2**63), 2**63 - 1, draw.randrange(-8, 8)])
+    i[place : place + 8] = struct.pack(">q", number)
+
+
+def _byte(draw: random.Random, i: bytearray) -> None:
+    i[draw.randrange(len(i))] = draw.randrange(256)
+
+
+def _field(draw: random.Random, i: bytearray) -> None:
+    i[draw.randrange(6)] = draw.randrange(12)
+
+
+def _step(draw: random.Random, i: bytearray) -> None:
+    place = draw.randrange(len(i))
+    i[place] = (i[place] + draw.choice([1, 255])) % 256
+
+
+def _end(draw: random.Random, i: bytearray) -> None:
+    i[-draw.randrange(1, 9) :] = bytes(draw.randrange(3) for _ in range(draw.randrange(9)))
+
+
+CHANGES: tuple[Callable[[random.Random, bytearray], None], ...] = (_wide, _byte, _field, _step, _end)
+
+
+def _mutant(draw: random.Random, program: bytes) -> bytes:
+    instructions = _instructions(program)
+    for _ in range(draw.choice([1, 1, 2])):
+        k, j = draw.randrange(len(instructions)), draw.randrange(len(instructions))
+        change = draw.randrange(len(CHANGES) + 1)
+        if change == len(CHANGES):
+            instructions[k] = bytearray(instructions[j])
+        else:
+            CHANGES[change](draw, instructions[k])
+    return _join(program[:16], instructions)
+
+
+def _root_or_none(encoded: bytes) -> str | None:
+    try:
+        return Program.decode(encoded, RANGES).root.hex()
+    except VerificationError:
+        return None
+
+
+def test_both_accept_the_same_programs(build: Path) -> None:
+    draw = random.Random(42)
+    sources = [_inputs(name, build)[0].read_bytes() for name in ("mlp", "mixed", "resnet")]
+    mutants = [_mutant(draw, draw.choice(sources)) for _ in range(MUTANTS)]
+    paths = [build / f"mutant-{number}" for number in range(MUTANTS)]
+    for path, mutant in zip(paths, mutants, strict=True):
+        path.write_bytes(mutant)
+    expected = [_root_or_none(mutant) for mutant in mutants]
+    found = _run(build / "recheck", "check", *paths).splitlines()
+    assert [None if line.startswith("refused: ") else line for line in found] == expected
+    assert MUTANTS // 50 < sum(root is not None for root in expected) < MUTANTS // 2
+
+
+@pytest.mark.parametrize("precision", [16, 24, 31])
+def test_both_compute_the_same_steps(precision: int, build: Path) -> None:
+    """Mutants that are accepted compute what nobody captured; here at other precisions than the golden runs."""
+    draw, bundle = random.Random(precision), load("mlp")
+    path, *tensors = _inputs("mlp", build)
+    ran = 0
+    while ran < 4:
+        mutant = _mutant(draw, path.read_bytes()) if ran else path.read_bytes()
+        if _root_or_none(mutant) is None:
+            continue
+        program = Program.decode(mutant, RANGES)
+        if program.data_spec() != bundle.program.data_spec() or program.state_spec() != bundle.program.state_spec():
+            continue
+        (build / "mutant.tbp").write_bytes(mutant)
+        values = execute(program, bundle.state(), bundle.data(), 1, precision)
+        _, steps = _roots(_run(build / "recheck", "run", build / "mutant.tbp", *tensors, 1, 1, precision))
+        state_root = bundle.state_root(new_state(program, values)).hex()
+        assert steps == {1: (state_root, int.from_bytes(values[-1], "little"))}
+        ran += 1
+
+
+def test_hostile_bytes(build: Path) -> None:
+    """Mutated programs, states and data are refused or run; nothing is read or written outside its object."""
+    output = _run(build / "fuzz", 6, 1, *_inputs("mlp", build))
+    tried, ran = (int(part.split()[0]) for part in output.split(", "))
+    assert tried > ran > 0

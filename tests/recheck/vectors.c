@@ -1,0 +1,465 @@
+/* Holds recheck against tests/vectors: `vectors FOLDER` prints how many cases of each file agree, or the first that does not. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "log.h"
+
+static const char *folder;
+static const Rounding PLAIN = {.precision = 32};
+
+static uint8_t nibble(uint8_t c) {
+    if (c >= '0' && c <= '9') return (uint8_t)(c - '0');
+    if (c >= 'a' && c <= 'f') return (uint8_t)(c - 'a' + 10);
+    refuse("expected lower-case hexadecimal, got byte %02x", c);
+}
+
+/* Of a string of hexadecimal digits after 0x. */
+static Bytes bytes_of(const Json *from) {
+    Bytes in = from->text;
+    if (from->kind != '"' || in.left % 2 || !same(cut(&in, 2), text("0x"))) refuse("expected 0x and pairs of digits");
+    uint8_t *out = take(in.left / 2, 1);
+    for (size_t k = 0; k < in.left / 2; k++) out[k] = (uint8_t)(nibble(in.at[2 * k]) << 4 | nibble(in.at[2 * k + 1]));
+    return (Bytes){out, in.left / 2};
+}
+
+static Json *file(const char *name) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s.json", folder, name);
+    return parse_json(read_file(path));
+}
+
+static void expect_same(Bytes found, Bytes expected, const char *what, uint64_t at) {
+    if (!same(found, expected)) refuse("%s: expected another result in case %" PRIu64, what, at);
+}
+
+static void expect_number(uint64_t found, uint64_t expected, const char *what, uint64_t at) {
+    if (found != expected) refuse("%s: expected %" PRIx64 " in case %" PRIu64 ", got %" PRIx64, what, expected, at, found);
+}
+
+static void expect_digest(Digest found, const Json *object, const char *key, const char *what, uint64_t at) {
+    expect_same((Bytes){found.b, 32}, bytes_of(member(object, key)), what, at);
+}
+
+static Digest digest_of(const Json *object, const char *key) {
+    Bytes found = bytes_of(member(object, key));
+    return digest_at(cut(&found, 32).at);
+}
+
+static uint64_t count_of(const Json *object, const char *key) { return number_of(member(object, key)); }
+static const Json *items(const Json *object, const char *key) { return member(object, key)->first; }
+
+static uint64_t scalars(void) {
+    const Json *all = file("scalars");
+    uint64_t done = 0;
+    for (const Json *name = items(all, "names"); name; name = name->next) {
+        char key[64];
+        snprintf(key, sizeof key, "%.*s", (int)name->text.left, (const char *)name->text.at);
+        const Json *group = member(all, key);
+        Bytes types = bytes_of(member(group, "operandTypes")), cases = bytes_of(member(group, "cases"));
+        int function = (int)count_of(group, "function"), precision = (int)count_of(group, "precision");
+        uint8_t result = (uint8_t)count_of(group, "resultType");
+        if (!map_types(function, types.at, types.left, result)) refuse("expected %s to be allowed, got a refusal", key);
+        for (uint64_t k = 0; k < count_of(group, "count"); k++, done++) {
+            uint64_t words[3] = {0};
+            for (size_t o = 0; o < types.left; o++) words[o] = number(&cases, 8);
+            expect_number(map(function, types.at, result, words, precision), number(&cases, 8), key, k);
+        }
+        nothing_after(cases, key);
+    }
+    return done;
+}
+
+/* The rule that draws a case: tests/vectors/transcendentals.py. */
+static uint32_t draw(const Json *group, int function, uint32_t at, int *precision) {
+    Buffer out = buffer("");
+    put_number(&out, (uint64_t)function, 1), put_number(&out, at, 4);
+    Digest h = sha256(written(&out));
+    Bytes first = {h.b, 32}, anchors = bytes_of(member(group, "anchors"));
+    uint32_t word = (uint32_t)number(&first, 4), sign = word & 0x80000000;
+    *precision = 16 + h.b[5] % 17;
+    if (h.b[4] % 8 == 0) return word;
+    if (function == 11) word &= 0x7fffffff, sign = 0;
+    if (h.b[4] % 8 < 5) {
+        const Json *low = items(group, "exponents");
+        return (word & 0x807fffff) | (uint32_t)(number_of(low) + h.b[6] % number_of(low->next)) << 23;
+    }
+    cut(&anchors, 4 * ((size_t)(h.b[6] << 8 | h.b[7]) % (anchors.left / 4)));
+    uint32_t anchor = (uint32_t)number(&anchors, 4), offset = h.b[4] % 8 > 5 ? h.b[8] % 17 - 8u : 0;
+    return sign | ((anchor + offset) & 0x7fffffff);
+}
+
+static uint64_t transcendentals(void) {
+    const Json *all = file("transcendentals");
+    uint64_t done = 0, cases = count_of(all, "cases"), run_length = count_of(all, "run");
+    for (const Json *name = items(all, "names"); name; name = name->next) {
+        char key[64];
+        snprintf(key, sizeof key, "%.*s", (int)name->text.left, (const char *)name->text.at);
+        const Json *group = member(all, key);
+        int function = (int)count_of(group, "function"), precision;
+        Bytes digests = bytes_of(member(group, "digests"));
+        for (uint32_t first = 0; first < cases; first += (uint32_t)run_length) {
+            size_t before = mark();
+            Buffer results = buffer("");
+            for (uint32_t k = 0; k < run_length; k++, done++) {
+                uint32_t x = draw(group, function, first + k, &precision);
+                put_number(&results, transcendental(function, x, precision), 4);
+            }
+            Digest h = sha256(written(&results));
+            expect_same((Bytes){h.b, 4}, cut(&digests, 4), key, first);
+            release(before);
+        }
+    }
+    return done;
+}
+
+static uint64_t hardest(void) {
+    const Json *all = file("hardest");
+    uint64_t done = 0;
+    for (const Json *name = items(all, "names"); name; name = name->next) {
+        char key[64];
+        snprintf(key, sizeof key, "%.*s", (int)name->text.left, (const char *)name->text.at);
+        const Json *group = member(all, key);
+        Bytes cases = bytes_of(member(group, "cases"));
+        int function = (int)count_of(group, "function");
+        for (uint64_t k = 0; k < count_of(group, "count"); k++, done++) {
+            uint32_t x = (uint32_t)number(&cases, 4);
+            int precision = (int)number(&cases, 1);
+            expect_number(transcendental(function, x, precision), number(&cases, 4), key, k);
+            Wide v = wide_at(cut(&cases, 32));
+            if (!encloses(function, x, v, (int16_t)number(&cases, 2))) refuse("%s: expected another enclosure of %08x", key, x);
+        }
+        nothing_after(cases, key);
+    }
+    return done;
+}
+
+static Accumulator accumulator_at(int kind, Bytes in) {
+    Accumulator held = start(kind);
+    if (kind == SUM || kind == SUM_BF16) {
+        uint64_t flag = number(&in, 1);
+        held.nan = flag, held.sum = wide_at(cut(&in, 8 * LIMBS));
+        if (flag > 1 || (flag && !is_zero(held.sum))) refuse("expected a flag of 0, or 1 with a sum of 0, got others");
+    } else {
+        held.value = number(&in, kind == MAX || kind == ARGMAX ? 4 : 8);
+        if ((kind == MAX || kind == ARGMAX) && canonical((uint32_t)held.value) != held.value)
+            refuse("expected the NaN %08x, got %08x", NAN_BITS, (uint32_t)held.value);
+        if (kind == ARGMAX || kind == ARGMAX_I64) held.index = (int64_t)number(&in, 8);
+    }
+    nothing_after(in, "an accumulator");
+    return held;
+}
+
+static int kind_named(Bytes name) {
+    static const char *const NAMES[] = {"F32_SUM", "I64_SUM", "F32_MAX", "I64_MAX", "F32_ARGMAX", "I64_ARGMAX", "BF16_SUM"};
+    for (int kind = 0; kind < 7; kind++)
+        if (same(name, text(NAMES[kind]))) return kind;
+    refuse("expected a kind of accumulator, got %.*s", (int)name.left, (const char *)name.at);
+}
+
+static uint64_t accumulators(void) {
+    const Json *all = file("accumulators");
+    uint64_t done = 0;
+    for (const Json *name = items(all, "kinds"); name; name = name->next) {
+        char key[64];
+        snprintf(key, sizeof key, "%.*s", (int)name->text.left, (const char *)name->text.at);
+        const Json *group = member(all, key);
+        uint64_t length = count_of(group, "length"), factors = count_of(group, "factors");
+        Bytes cases = bytes_of(member(group, "cases"));
+        for (uint64_t k = 0; k < count_of(group, "count"); k++, done++) {
+            Accumulator held = accumulator_at(kind_named(name->text), cut(&cases, length));
+            uint64_t words[2] = {0};
+            for (uint64_t f = 0; f < factors; f++) words[f] = number(&cases, 8);
+            add_term(&held, words, factors, (int64_t)number(&cases, 8));
+            Buffer out = buffer("");
+            put_accumulator(&out, &held);
+            expect_same(written(&out), cut(&cases, length), key, k);
+        }
+        nothing_after(cases, key);
+    }
+    Bytes finished = bytes_of(member(member(all, "finish"), "cases"));
+    for (uint64_t k = 0; k < count_of(member(all, "finish"), "count"); k++) {
+        Accumulator held = accumulator_at(SUM, cut(&finished, ACCUMULATOR_BYTES));
+        for (int precision = 32; precision >= 16; precision--, done++)
+            expect_number(finish(&held, (Rounding){.precision = precision}), number(&finished, 4), "finish", k);
+    }
+    nothing_after(finished, "finish");
+    return done;
+}
+
+/* Whether bytes are refused as an accumulator, in a work of their own. */
+static bool refuses(int kind, Bytes in) {
+    jmp_buf place, *outer = on_refusal;
+    on_refusal = &place;
+    if (setjmp(place)) {
+        on_refusal = outer;
+        return true;
+    }
+    accumulator_at(kind, in);
+    on_refusal = outer;
+    return false;
+}
+
+static uint64_t refused_accumulators(void) {
+    const Json *all = file("accumulators"), *kind = items(all, "refusedKinds");
+    uint64_t done = 0;
+    for (const Json *at = items(all, "refused"); at; at = at->next, kind = kind->next, done++)
+        if (!refuses(kind_named(kind->text), bytes_of(at))) refuse("expected accumulator %" PRIu64 " to be refused", done);
+    return done;
+}
+
+static uint64_t rounding(void) {
+    const Json *all = file("rounding");
+    Bytes cases = bytes_of(member(all, "cases"));
+    uint64_t count = count_of(all, "count");
+    for (uint64_t k = 0; k < count; k++) {
+        Accumulator held = accumulator_at(SUM, cut(&cases, ACCUMULATOR_BYTES));
+        uint64_t how = number(&cases, 4);
+        Rounding logged = {.precision = how & 255, .tolerance = how >> 8 & 255, .code = how >> 16 & 255};
+        expect_number(finish(&held, logged), number(&cases, 4), "rounding", k);
+    }
+    nothing_after(cases, "rounding");
+    return count;
+}
+
+static uint64_t instructions(void) {
+    uint64_t done = 0;
+    for (const Json *at = items(file("instructions"), "cases"); at; at = at->next, done++) {
+        Instruction i = decode_instruction(bytes_of(member(at, "instruction")));
+        Bytes types = bytes_of(member(at, "operandTypes"));
+        Value operands[3];
+        size_t k = 0;
+        if (types.left != i.operands) refuse("expected %d operands, got %zu", i.operands, types.left);
+        for (const Json *operand = items(at, "operands"); operand; operand = operand->next, k++) {
+            Bytes data = bytes_of(operand);
+            operands[k] = (Value){types.at[k], data.left / SIZE_OF[types.at[k]], data.at};
+            check_operand(&i, k, types.at[k], operands[k].elements);
+        }
+        check_types(&i, types.at);
+        uint8_t *result = execute(&i, operands, 3, PLAIN);
+        expect_same((Bytes){result, i.elements * SIZE_OF[i.dtype]}, bytes_of(member(at, "result")), "instructions", done);
+        Buffer leaves = buffer(""), expected = buffer("");
+        if (accumulates(&i)) element(&i, operands, i.elements - 1, 3, PLAIN, &leaves);
+        for (const Json *leaf = items(at, "accumulators"); leaf; leaf = leaf->next)
+            put(&expected, bytes_of(leaf).at, bytes_of(leaf).left);
+        expect_same(written(&leaves), written(&expected), "accumulators of instructions", done);
+    }
+    return done;
+}
+
+static uint64_t philox_numbers(void) {
+    const Json *all = file("philox");
+    Bytes blocks = bytes_of(member(all, "blocks")), draws = bytes_of(member(all, "random"));
+    Bytes walks = bytes_of(member(all, "shuffle"));
+    uint64_t block_count = count_of(all, "blockCount"), random_count = count_of(all, "randomCount");
+    for (uint64_t k = 0; k < block_count; k++) {
+        uint32_t counter[4], block[4];
+        for (int w = 0; w < 4; w++) counter[w] = (uint32_t)number(&blocks, 4);
+        uint64_t low = number(&blocks, 4), high = number(&blocks, 4);
+        philox(counter, high << 32 | low, block);
+        for (int w = 0; w < 4; w++) expect_number(block[w], number(&blocks, 4), "philox", k);
+    }
+    for (uint64_t k = 0; k < random_count; k++) {
+        uint64_t seed = number(&draws, 8), step = number(&draws, 8), stream = number(&draws, 8), at = number(&draws, 8);
+        expect_number(random_number(seed, step, (uint32_t)stream, at), number(&draws, 8), "random", k);
+    }
+    for (uint64_t k = 0; k < count_of(all, "shuffleCount"); k++) {
+        uint64_t index = number(&walks, 8), seed = number(&walks, 8), epoch = number(&walks, 8), n = number(&walks, 8);
+        uint64_t stream = number(&walks, 8), found = (uint64_t)shuffle((int64_t)index, seed, epoch, n, (uint32_t)stream);
+        expect_number(found, number(&walks, 8), "shuffle", k);
+    }
+    nothing_after(blocks, "blocks"), nothing_after(draws, "random"), nothing_after(walks, "shuffle");
+    return block_count + random_count + count_of(all, "shuffleCount");
+}
+
+static const Digest *digests(Bytes in, size_t *count) {
+    *count = in.left / 32;
+    Digest *out = take(*count + 1, sizeof *out);
+    for (size_t k = 0; k < *count; k++) out[k] = digest_at(cut(&in, 32).at);
+    nothing_after(in, "digests");
+    return out;
+}
+
+static void one_tree(const Json *at, uint64_t number_of_tree) {
+    size_t count, length, position = 0, size = (size_t)1 << count_of(at, "depth");
+    const Digest *given = digests(bytes_of(member(at, "leaves")), &count);
+    unsigned depth = (unsigned)count_of(at, "depth"), least = depth_of(count);
+    Digest *leaves = take(size, sizeof *leaves);
+    if (count > size || depth > 16) refuse("expected at most %zu leaves, got %zu", size, count);
+    for (size_t k = 0; k < size; k++) leaves[k] = k < count ? given[k] : empty();
+    Digest root = tree(leaves, count ? count : 1);
+    expect_digest(pad(root, least, depth), at, "root", "tree", number_of_tree);
+    expect_digest(pad(root, least, depth + 3), at, "paddedBy3", "pad", number_of_tree);
+    for (const Json *proof = items(at, "proofs"); proof; proof = proof->next, position++) {
+        const Digest *path = digests(bytes_of(proof), &length);
+        Digest mine[65];
+        siblings(leaves, size, position, mine);
+        expect_same((Bytes){(const uint8_t *)mine, 32 * depth}, bytes_of(proof), "proof", number_of_tree);
+        expect_digest(fold(leaves[position], position, path, length), at, "root", "fold", position);
+    }
+    expect_number(position, size, "proofs", number_of_tree);
+}
+
+static uint64_t trees(void) {
+    const Json *all = file("trees");
+    uint64_t done = 0;
+    expect_digest(empty(), all, "empty", "empty", 0);
+    for (const Json *at = items(all, "trees"); at; at = at->next) one_tree(at, done++);
+    for (const Json *at = items(all, "tensors"); at; at = at->next, done++) {
+        uint64_t dims[MAX_RANK] = {0};
+        uint8_t rank = 0;
+        for (const Json *dim = items(at, "dims"); dim; dim = dim->next) dims[rank++] = number_of(dim);
+        Digest chunks = chunk_root(bytes_of(member(at, "data")));
+        expect_digest(chunks, at, "chunkRoot", "chunk root", done);
+        expect_digest(tensor_id((uint8_t)count_of(at, "dtype"), rank, dims, chunks), at, "id", "tensor", done);
+    }
+    for (const Json *at = items(all, "entries"); at; at = at->next, done++) {
+        Digest tensor = digest_of(at, "tensor");
+        expect_digest(entry_leaf("tb.state", member(at, "name")->text, tensor), at, "stateLeaf", "state leaf", done);
+        expect_digest(entry_leaf("tb.data.", member(at, "name")->text, tensor), at, "dataLeaf", "data leaf", done);
+    }
+    for (const Json *at = items(all, "records"); at; at = at->next, done++) {
+        Digest made = record(count_of(at, "step"), digest_of(at, "stateRoot"), (uint32_t)count_of(at, "lossBits"), digest_of(at, "logRoot"));
+        expect_digest(made, at, "digest", "record", done);
+    }
+    for (const Json *at = items(all, "instructions"); at; at = at->next, done++)
+        expect_digest(instruction_leaf(bytes_of(member(at, "instruction"))), at, "leaf", "instruction leaf", done);
+    return done;
+}
+
+static uint64_t one_step_log(const Program *p, const Json *step, uint64_t at) {
+    uint8_t **codes = take(p->body, sizeof *codes);
+    uint64_t done = 0;
+    for (Bytes entries = bytes_of(member(step, "entries")); entries.left;) {
+        uint64_t value = number(&entries, 4), place = number(&entries, 4);
+        if (value >= p->body || place >= p->code[value].elements) refuse("expected entries inside the program, got another");
+        if (!codes[value]) codes[value] = take(p->code[value].elements, 1);
+        codes[value][place] = (uint8_t)number(&entries, 1);
+    }
+    for (const Json *opening = items(step, "openings"); opening; opening = opening->next, done++) {
+        uint64_t value = count_of(opening, "value"), chunk = count_of(opening, "chunk"), none = p->code[value].elements;
+        uint8_t word[32], *zeros = take(none, 1);
+        Digest path[128];
+        Bytes expected = bytes_of(member(opening, "siblings"));
+        log_word(codes[value] ? codes[value] : zeros, none, chunk, word);
+        expect_same((Bytes){word, 32}, bytes_of(member(opening, "word")), "log word", at);
+        expect_digest(word_leaf(word), opening, "leaf", "log leaf", at);
+        expect_digest(step_log(p, codes, (uint32_t)value, chunk, path), step, "stepLog", "step log", at);
+        expect_same((Bytes){(const uint8_t *)path, expected.left}, expected, "log siblings", at);
+        Digest folded = fold(word_leaf(word), count_of(opening, "position"), path, expected.left / 32);
+        expect_digest(folded, step, "stepLog", "fold of a log word", at);
+    }
+    return done;
+}
+
+static uint64_t logs(void) {
+    const Json *all = file("logs"), *proof = items(all, "logProofs");
+    Program p = decode_program(bytes_of(member(all, "program")));
+    uint64_t done = 0, steps = 0;
+    Digest roots[16], path[8];
+    expect_number(p.depth, count_of(all, "depth"), "depth of logs", 0);
+    for (const Json *step = items(all, "steps"); step; step = step->next) {
+        done += one_step_log(&p, step, steps);
+        roots[steps++ % 16] = digest_of(step, "stepLog");
+    }
+    expect_digest(tree(roots, steps), all, "logRoot", "log root", 0);
+    for (uint64_t k = 0; k < steps; k++, proof = proof->next) {
+        siblings(roots, steps, k, path);
+        expect_same((Bytes){(const uint8_t *)path, 32 * depth_of(steps)}, bytes_of(proof), "log proof", k);
+    }
+    Bytes word = bytes_of(member(all, "word")), codes = bytes_of(member(all, "codes"));
+    for (size_t k = 0; k < codes.left; k++) expect_number(code_in(word.at, k), codes.at[k], "code", k);
+    return done;
+}
+
+/* H(tag, members in order): a name alone is bytes, one of width w a number. */
+static Digest hash_of(const char *tag, const Json *object, const char *const *keys, const size_t *widths) {
+    Buffer out = buffer(tag);
+    for (size_t k = 0; keys[k]; k++) {
+        if (widths[k]) put_number(&out, count_of(object, keys[k]), widths[k]);
+        else put(&out, bytes_of(member(object, keys[k])).at, bytes_of(member(object, keys[k])).left);
+    }
+    return sha256(written(&out));
+}
+
+static uint64_t seats(void) {
+    static const size_t HEAD[] = {0, 8, 0, 0}, PLAIN_BYTES[] = {0, 0, 0, 0};
+    uint64_t done = 0;
+    for (const Json *at = items(file("seats"), "cases"); at; at = at->next, done++) {
+        const char *const head[] = {"jobId", "headCount", "runRoot", "salt", NULL}, *const secret[] = {"secret", NULL};
+        const char *const root[] = {"jobId", "auditor", "runRoot", "salt", NULL};
+        const char *const seed[] = {"jobId", "entropy", "secret", NULL};
+        expect_digest(hash_of("tb.hseal", at, head, HEAD), at, "headSeal", "head seal", done);
+        expect_digest(hash_of("tb.rseal", at, root, PLAIN_BYTES), at, "rootSeal", "root seal", done);
+        expect_digest(hash_of("tb.secrt", at, secret, PLAIN_BYTES), at, "nonce", "secret", done);
+        expect_digest(hash_of("tb.seed.", at, seed, PLAIN_BYTES), at, "seed", "seed", done);
+        uint64_t place = 0, length = count_of(at, "poolLength");
+        for (const Json *slot = items(at, "slots"); slot; slot = slot->next, place++) {
+            Buffer out = buffer("tb.seat.");
+            put_digest(&out, digest_of(at, "seed"));
+            put_number(&out, place / 32, 1), put_number(&out, place % 32, 1);
+            Digest drawn = sha256(written(&out));
+            Wide rest;
+            quotient(wide_at((Bytes){drawn.b, 32}), wide(length), &rest);
+            expect_number(rest.w[0], number_of(slot), "slot", place);
+        }
+    }
+    return done;
+}
+
+static uint64_t snapshots(void) {
+    static const char *const NAMES[] = {"phase", "level", "height", "fresh", "dtype", "summation", "lastChunkBytes",
+        "position", "element", "leaves", "step", "instruction", "termLeaves"};
+    static const size_t WIDTHS[] = {1, 1, 1, 1, 1, 1, 2, 8, 8, 8, 8, 4, 4};
+    uint64_t done = 0;
+    for (const Json *at = items(file("snapshots"), "cases"); at; at = at->next, done++) {
+        Buffer out = buffer("tb.snap.");
+        for (size_t k = 0; k < 13; k++) put_number(&out, count_of(at, NAMES[k]), WIDTHS[k]);
+        put_digest(&out, digest_of(at, "node")), put_digest(&out, digest_of(at, "opened")), put_digest(&out, digest_of(at, "log"));
+        Bytes encoded = written(&out);
+        cut(&encoded, 8);
+        expect_same(encoded, bytes_of(member(at, "encoded")), "snapshot", done);
+        expect_digest(sha256(written(&out)), at, "id", "snapshot's id", done);
+    }
+    return done;
+}
+
+static uint64_t blobs(void) {
+    enum { PIECE = 1 << 20 };
+    uint64_t done = 0;
+    for (const Json *at = items(file("posts"), "blobs"); at; at = at->next, done++) {
+        uint64_t size = count_of(at, "size"), pieces = size ? (size + PIECE - 1) / PIECE : 1;
+        Digest leaves[8];
+        const Json *expected = items(at, "pieces");
+        for (uint64_t k = 0; k < pieces && k < 8; k++, expected = expected->next) {
+            size_t before = mark();
+            Buffer out = buffer("tb.piece");
+            for (uint64_t b = k * PIECE; b < size && b < (k + 1) * PIECE; b++) put_number(&out, b % 251, 1);
+            leaves[k] = sha256(written(&out));
+            expect_same((Bytes){leaves[k].b, 32}, bytes_of(expected), "piece", done);
+            release(before);
+        }
+        Buffer out = buffer("tb.blob.");
+        put_number(&out, size, 8), put_digest(&out, tree(leaves, pieces));
+        expect_digest(sha256(written(&out)), at, "root", "blob", done);
+    }
+    return done;
+}
+
+int main(int count, char **arguments) {
+    static const struct {
+        const char *name;
+        uint64_t (*check)(void);
+    } CHECKS[] = {{"scalars", scalars}, {"transcendentals", transcendentals}, {"hardest", hardest},
+        {"accumulators", accumulators}, {"refused accumulators", refused_accumulators}, {"rounding", rounding},
+        {"instructions", instructions}, {"philox", philox_numbers}, {"trees", trees}, {"logs", logs}, {"seats", seats},
+        {"snapshots", snapshots}, {"blobs", blobs}};
+    if (count != 2) return fputs("vectors FOLDER\n", stderr), 1;
+    folder = arguments[1];
+    for (size_t k = 0; k < sizeof CHECKS / sizeof *CHECKS; k++) {
+        printf("%s: %" PRIu64 "\n", CHECKS[k].name, CHECKS[k].check());
+        fflush(stdout);
+        release(0);
+    }
+    return 0;
+}
