@@ -1,12 +1,13 @@
 """The one door to the back-ends: which of them computes on a device, and what else depends on where that is."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.c import chains, scatter, sums
+from tiebreak.engine.arithmetic.c import chains, integers, scatter, sums
 from tiebreak.engine.arithmetic.c.backend import CBackend
 from tiebreak.engine.arithmetic.gpu import hashing
 from tiebreak.engine.arithmetic.gpu.backend import GpuBackend
@@ -33,7 +34,19 @@ def launches(device: torch.device) -> bool:
 
 def builds() -> dict[str, Build]:
     """The kernels in C, by what they compute, or the reasons why there are none."""
-    return {"sums": sums.build(), "scatter": scatter.build(), "chains": chains.build()}
+    return {"sums": sums.build(), "integers": integers.build(), "scatter": scatter.build(), "chains": chains.build()}
+
+
+def integer_products() -> tuple[tuple[str, str], ...]:
+    """How products of typical sizes are computed, by size; empty if this machine never computes them by integers."""
+    return integers.describe()
+
+
+@contextmanager
+def by_integers() -> Iterator[bool]:
+    """Prepares all matrix products inside the block by integers, if this machine would compute any so: says whether."""
+    with integers.forced() as found:
+        yield found
 
 
 def is_host(device: torch.device) -> bool:
