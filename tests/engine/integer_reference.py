@@ -80,11 +80,14 @@ def _zeros(r: np.random.Generator, m: int, k: int) -> Matrix:
 
 
 def _ties(r: np.random.Generator, m: int, k: int) -> Matrix:
-    """1 + 2^-24 in the even rows, and 2^-60 more or less in others, which integers of the first few bits still hold."""
+    """Sums midway between two f32 numbers; a little more in some rows, and less than integers hold in others.
+
+    What is more has up to 35 bits here, and 55 with the last column of `factors`.
+    """
     x = np.zeros((m, k), np.float32)
-    x[:, 0] = r.integers(1, 100, m)
-    x[:, k // 2] = np.float32(2.0**-24) * (1 + r.integers(0, 2, m))
-    x[1::3, k - 1] = np.ldexp(1.0, -r.integers(25, 40, len(x[1::3])))
+    x[:, 0] = 1 + r.integers(0, 8, m) * 2.0**-23
+    x[:, k // 2] = 2.0**-24
+    x[1::3, k - 1] = np.ldexp(1.0, -r.integers(25, 36, len(x[1::3])))
     x[2::3, k - 1] = -(2.0**-60)
     return x
 
@@ -113,11 +116,13 @@ HOSTILE: dict[str, Callable[[np.random.Generator, int, int], Matrix]] = {
 
 
 def factors(kind: str, m: int, k: int, n: int) -> tuple[Matrix, Matrix]:
-    """A of a kind, and B of which ties, zeros and cancelling are rows as well: repeated, or ones."""
+    """A of a kind, and B: of the same kind, but where sums of products are to be ties or to cancel."""
     r = np.random.default_rng(m * k * n)
     a = HOSTILE[kind](r, m, k)
     if kind in ("ties", "subnormal"):
-        return a, np.ones((k, n), np.float32)
+        b = np.ones((k, n), np.float32)
+        b[k - 1, ::2] = 2.0**-20
+        return a, b
     if kind == "cancelling":
         b = _gauss(r, n, k)
         b[:, k // 2 : k // 2 * 2] = b[:, : k // 2]

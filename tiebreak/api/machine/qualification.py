@@ -65,8 +65,7 @@ def lines(found: tuple[KernelStatus, ...]) -> Iterator[tuple[str, str]]:
     yield from describe_cuda()
     for kernel in found:
         yield f"kernel {kernel.name}", kernel.detail if kernel.compiled else f"none: {kernel.detail}"
-    for shape, way in integer_products():
-        yield f"product {shape}", way
+    yield from integer_products()
 
 
 def worst_factors(kernels: tuple[KernelStatus, ...]) -> dict[str, Slowdown]:

@@ -1,7 +1,7 @@
 """The one door to the back-ends: which of them computes on a device, and what else depends on where that is."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 
 import torch
@@ -38,15 +38,13 @@ def builds() -> dict[str, Build]:
 
 
 def integer_products() -> tuple[tuple[str, str], ...]:
-    """How products of typical sizes are computed, by size; empty if this machine never computes them by integers."""
+    """The way in which products of typical sizes are computed, or that this machine computes none by integers."""
     return integers.describe()
 
 
-@contextmanager
-def by_integers() -> Iterator[bool]:
-    """Prepares all matrix products inside the block by integers, if this machine would compute any so: says whether."""
-    with integers.forced() as found:
-        yield found
+def by_integers() -> AbstractContextManager[bool]:
+    """Prepares all matrix products inside it by integers, if this machine would compute any so: says whether."""
+    return integers.forced()
 
 
 def is_host(device: torch.device) -> bool:

@@ -541,9 +541,8 @@ static void sort_out(const contraction *t, const moduli *p, const block *at, int
         float *place = to + t->out_n[at->n0 + j];
         const double c = held.sum[j], e = held.error[j];
         if (!is_open(c, e, (int)shared->precision)) continue;
-        if (e != e) { /* a factor is not finite */
-            *place = NAN;
-        } else if (tie && cut[j] == 0) {
+        if (e != e) continue; /* a factor is not finite, and the result is NaN */
+        if (tie && cut[j] == 0) {
             held.tied[row / 32 * at->pairs + j / 32] = 1;
             found->tied++;
         } else {

@@ -6,7 +6,6 @@ for tests.
 """
 
 import ctypes
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from tiebreak.engine import native
 from tiebreak.engine.arithmetic.c.progress import ZivProgress
 from tiebreak.engine.arithmetic.c.threads import together
 from tiebreak.engine.arithmetic.plan.sums import ReduceTables
@@ -27,8 +27,6 @@ from tiebreak.engine.arithmetic.plan.views import Floats
 from tiebreak.engine.arithmetic.plan.ziv import Collector
 from tiebreak.engine.native import Build, load
 
-SWITCH: Final = "TIEBREAK_INTEGERS"
-"""The environment variable that forces integers if it is 1, and forbids them if it is 0."""
 MODULI: Final = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217)
 """Coprime in pairs. A sum takes the first few of them."""
 LONG: Final = 4000
@@ -50,7 +48,7 @@ RESIDUES: Final = 1 << 28
 PAYS: Final = 0.9
 """Integers compute a product if they take at most this part of the cycles of FP64."""
 LEFT: Final = 2
-"""What integers.c returns if too much would be undecided."""
+"""The result of integers.c if too much would be undecided."""
 _START: Final = 1 << 30
 _held = threading.local()
 
@@ -89,30 +87,26 @@ def unit() -> str:
 
 @contextmanager
 def forced() -> Iterator[bool]:
-    """Runs the block with integers wherever they are possible, and says whether this machine has them at all.
+    """Prepares all matrix products in the block by integers, if this machine would compute any so: says whether.
 
-    Where they are switched off, or only forced ones would be used, they stay as they are.
+    If the environment forces integers or forbids them, nothing changes.
     """
-    before = os.environ.get(SWITCH)
-    if before is not None or unit() != "AMX":
+    if native.integers() or unit() != "AMX":
         yield False
         return
-    os.environ[SWITCH] = "1"
-    try:
+    with native.forced_integers():
         yield True
-    finally:
-        del os.environ[SWITCH]
 
 
 def count_of(terms: int, precision: int) -> int:
-    """The number of moduli for sums of so many terms, rounded to b bits: 11 for FP32, 7 for bfloat16."""
+    """The number of moduli for sums of `terms` terms, rounded to b bits: 11 for FP32, 7 for bfloat16."""
     return 7 + ceil((precision - 16) / 4) + (terms > LONG) - (precision == 32 and terms <= SHORT)
 
 
 def describe() -> tuple[tuple[str, str], ...]:
-    """How this machine computes typical products, by size."""
+    """The way in which this machine computes typical products, by size; or that it computes none by integers."""
     if unit() != "AMX":
-        return ()
+        return (("products by integers", "none: no AMX here, without which FP64 is faster"),)
     shapes = (512, 768, 3072), (512, 3072, 768), (2048, 768, 768), (512, 768, 50257), (512, 64, 512)
     rows = []
     for (m, k, n), precision in product_of(shapes, (32, 16)):
@@ -120,7 +114,7 @@ def describe() -> tuple[tuple[str, str], ...]:
         integers, fp64 = cost(1, m, k, n, count)
         way = f"{count} moduli" if integers <= PAYS * fp64 else "FP64"
         name = f"{'bf16 ' if precision == 16 else ''}{m} x {k} x {n}"
-        rows.append((name, f"{way} (integers would take {integers / fp64:.2f} of FP64's cycles, by estimate)"))
+        rows.append((name, f"{way}; integers are estimated at {integers / fp64:.2f} of FP64's cycles"))
     return tuple(rows)
 
 
@@ -142,7 +136,7 @@ def _up(size: int, step: int) -> int:
 
 def choose(tables: ReduceTables, precision: int) -> "IntegerSum | None":
     """Computes a sum of products by integers; None if FP64 is faster, or nothing can."""
-    if len(tables.operands) < 2 or not tables.out or (wanted := os.environ.get(SWITCH)) == "0":
+    if len(tables.operands) < 2 or not tables.out or (wanted := native.integers()) == "0":
         return None
     batches, m, n = map(len, tables.out)
     count = count_of(tables.terms, precision)
