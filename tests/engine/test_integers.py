@@ -280,12 +280,14 @@ def test_what_would_leave_much_undecided_is_left_to_fp64(forced: None) -> None:
 
 
 @needs_kernel
-def test_near_ties_are_reported_and_others_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integers, "unit", lambda: "AMX")
-    rules = Logging({}, {SumKind.PRODUCTS: 8, SumKind.PLAIN: 8})
-    for permute in (None, 3):
-        report = qualify(Arithmetic(logging=rules, permute=permute))
-        assert "reduce sum of products by integers" in report.operations
+def test_sums_that_report_near_ties_stay_in_fp64(forced: None, runs: list[bool]) -> None:
+    rules = Logging({}, {SumKind.PRODUCTS: 8})
+    i, operands = matmul(8, 70, 8), [torch.ones(560), torch.ones(560)]
+    arithmetic = Arithmetic(logging=rules)
+    arithmetic.execute_logged(i, operands, 0)
+    assert runs == []
+    arithmetic.execute(i, operands, 0)
+    assert runs == [True]
 
 
 # ---- which products ----

@@ -579,7 +579,7 @@ static int finish_block(const contraction *t, const moduli *p, const block *at, 
     memset(held.tied, 0, (size_t)(at->strips * at->pairs));
     if (!pass(t, p, at, &found, 0, shared)) return DONE;
     const int dense = found.all >= WIDE && found.all * DENSE >= found.rows * at->n;
-    if (dense && !(shared->limit > 0 || p->stays)) return LEFT;
+    if (dense && !p->stays) return LEFT;
     if (found.tied) settle_ties(t, p, at, shared);
     if (!found.all) return DONE;
     pass(t, p, at, &found, 1, shared);

@@ -24,7 +24,6 @@ from tiebreak.engine.arithmetic.c.progress import ZivProgress
 from tiebreak.engine.arithmetic.c.threads import together
 from tiebreak.engine.arithmetic.plan.sums import ReduceTables
 from tiebreak.engine.arithmetic.plan.views import Floats
-from tiebreak.engine.arithmetic.plan.ziv import Collector
 from tiebreak.engine.native import Build, load
 
 MODULI: Final = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217)
@@ -170,19 +169,18 @@ class IntegerSum:
         self._library, self._shape = library, shape
         self.moduli = _moduli(shape, count, precision)
 
-    def run(self, task: ctypes.Structure, threads: int, progress: ZivProgress, near: Collector | None) -> bool:
+    def run(self, task: ctypes.Structure, threads: int, progress: ZivProgress) -> bool:
         """Computes what `task`, a contraction of sums.py, says; False if FP64 must, as too much would be undecided."""
         shape, plan = self._shape, self.moduli
         held = _memory(shape.batches * plan.strips * 32, plan)
         plan.residues, plan.row_sizes = (int(memory.ctypes.data) for memory in held)
-        plan.ties = near is None and shape.k <= TIES
         _set_blocks(plan, shape, threads)
         arguments = ctypes.byref(task), ctypes.byref(plan), ctypes.byref(progress)
         for kernel in (self._library.pack_rows, self._library.multiply_packed):
             progress.next = 0
             done = together(lambda: kernel(*arguments), threads)  # noqa: B023
             if LEFT in done:
-                progress.undecided = progress.twice = progress.wrong = progress.logged = 0
+                progress.undecided = progress.twice = progress.wrong = 0
                 return False
             if not all(done):
                 raise MemoryError(f"no memory to compute {shape.batches} x {shape.m} x {shape.n} sums")
@@ -216,7 +214,7 @@ def _moduli(shape: Shape, count: int, precision: int) -> _Moduli:
     panel = ceil(tiles / ceil(tiles / PANEL))
     panels = ceil(tiles / panel)
     plan = _Moduli(
-        count=count, tiles=tiles, panel=panel, strips=ceil(shape.m / 32), product=product,
+        count=count, ties=shape.k <= TIES, tiles=tiles, panel=panel, strips=ceil(shape.m / 32), product=product,
         reach=isqrt(product // 2) * (1 - 2.0**-20), slack=product * 2.0**-52 * (panels / 2 + 3) * (1 + 2.0**-30),
         loose=2.0 ** (precision - 7) * sqrt(shape.k), centre=panels // 2,
     )  # fmt: skip
