@@ -196,32 +196,35 @@ static void fetch_tile(const side *s, int64_t row, int64_t tile, float *x) {
 
 static inline __m512d half_of(const float *x) { return _mm512_cvtps_pd(_mm256_loadu_ps(x)); }
 
-/* Scales of 32 rows from `row` on: the greatest powers of two with which their norms, as integers, stay in reach. */
-static void find_scales(const moduli *p, const side *s, int64_t row, sizes to) {
-    const double most = p->reach - sqrt((double)s->terms) / 2 - 1;
-    for (int64_t half = 0; half < 32; half += 16) {
-        __m512d sums[16] = {0};
-        double squares[16];
-        for (int64_t tile = 0; tile < p->tiles; tile++) {
-            float x[16 * TERMS];
-            fetch_tile(s, row + half, tile, x);
-            for (int i = 0; i < 16 * TERMS; i += 8) {
-                const int at = s->right ? i / 8 % 2 : i / TERMS;
-                const __m512d y = half_of(x + i);
-                sums[at] = _mm512_fmadd_pd(y, y, sums[at]);
-            }
+/* Adds the squares of 16 rows from `row` on, tiles [k0, k1). */
+static void add_squares(const side *s, int64_t row, int64_t k0, int64_t k1, double *squares) {
+    __m512d sums[16] = {0};
+    for (int64_t tile = k0; tile < k1; tile++) {
+        float x[16 * TERMS];
+        fetch_tile(s, row, tile, x);
+        for (int i = 0; i < 16 * TERMS; i += 8) {
+            const int at = s->right ? i / 8 % 2 : i / TERMS;
+            const __m512d y = half_of(x + i);
+            sums[at] = _mm512_fmadd_pd(y, y, sums[at]);
         }
-        for (int r = 0; r < 16; r++) squares[r] = _mm512_reduce_add_pd(sums[r]);
-        if (s->right) memcpy(squares, sums, sizeof squares);
-        for (int r = 0; r < 16; r++) {
-            const double norm = sqrt(squares[r]) * (1 + 0x1p-20);
-            int exponent;
-            frexp(most / norm, &exponent);
-            const double scale = norm == 0 ? 0 : norm < INFINITY ? power_of_two(exponent - 1) : NAN;
-            to.scale[half + r] = scale;
-            to.back[half + r] = scale != 0 ? 1 / scale : 0; /* zeros stay zeros, and NaN NaN */
-            to.size[half + r] = to.cut[half + r] = 0;
-        }
+    }
+    for (int h = 0; s->right && h < 2; h++)
+        _mm512_storeu_pd(squares + 8 * h, _mm512_add_pd(_mm512_loadu_pd(squares + 8 * h), sums[h]));
+    for (int r = 0; !s->right && r < 16; r++) squares[r] += _mm512_reduce_add_pd(sums[r]);
+}
+
+/* Scales of rows whose squares are in `size`: the greatest powers of two with which their norms, as integers, stay in
+ * reach. Clears sizes. */
+static void set_scales(const moduli *p, int64_t terms, sizes to, int64_t count) {
+    const double most = p->reach - sqrt((double)terms) / 2 - 1;
+    for (int64_t r = 0; r < count; r++) {
+        const double norm = sqrt(to.size[r]) * (1 + 0x1p-20);
+        int exponent;
+        frexp(most / norm, &exponent);
+        const double scale = norm == 0 ? 0 : norm < INFINITY ? power_of_two(exponent - 1) : NAN;
+        to.scale[r] = scale;
+        to.back[r] = scale != 0 ? 1 / scale : 0; /* zeros stay zeros, and NaN NaN */
+        to.size[r] = to.cut[r] = 0;
     }
 }
 
@@ -269,9 +272,10 @@ static inline __attribute__((always_inline)) void find_residues(
     }
 }
 
-/* Residues of 32 rows from `row` on, tiles [k0, k1): [modulus][tile][half]. Squares of norms are added to `to`. */
-static void pack_pair(const moduli *p, const side *s, int64_t row, int64_t k0, int64_t k1, sizes to, int8_t *residues) {
-    const int64_t stride = (k1 - k0) * 2 * TILE;
+/* Residues of 32 rows from `row` on, tiles [k0, k1): [modulus][tile][half], of a modulus after `stride` bytes. Squares of
+ * norms are added to `to`. */
+static void pack_pair(
+    const moduli *p, const side *s, int64_t row, int64_t k0, int64_t k1, sizes to, int8_t *residues, int64_t stride) {
     float x[16 * TERMS];
     for (int64_t half = 0; half < 32; half += 16) {
         double *size = to.size + half, *cut = to.cut + half, *scale = to.scale + half;
@@ -325,8 +329,10 @@ int pack_rows(const contraction *t, const moduli *p, progress *shared) {
         const int64_t batch = task / p->strips, strip = task % p->strips;
         const side rows = rows_of(t, batch);
         const sizes to = row_sizes(t, p, batch, 32 * strip);
-        find_scales(p, &rows, 32 * strip, to);
-        pack_pair(p, &rows, 32 * strip, 0, p->tiles, to, strip_at(p, batch, strip));
+        memset(to.size, 0, 8 * 32);
+        for (int half = 0; half < 32; half += 16) add_squares(&rows, 32 * strip + half, 0, p->tiles, to.size + half);
+        set_scales(p, t->k, to, 32);
+        pack_pair(p, &rows, 32 * strip, 0, p->tiles, to, strip_at(p, batch, strip), p->tiles * 2 * TILE);
         take_roots(to, 32);
     }
     return DONE;
@@ -420,12 +426,16 @@ static double cut_part(sizes of, int64_t count, int squares) {
 static int accumulate(const contraction *t, const moduli *p, const block *at) {
     const side from = columns_of(t, at->batch);
     const sizes rows = row_sizes(t, p, at->batch, at->m0), columns = sizes_at(held.columns, p->width, 0);
-    for (int64_t j = 0; j < at->pairs; j++) find_scales(p, &from, at->n0 + 32 * j, sizes_at(held.columns, p->width, 32 * j));
+    memset(columns.size, 0, 8 * (size_t)p->width);
+    for (int64_t k = 0; k < p->tiles; k++) /* lines and pages of a term are near each other */
+        for (int64_t n = 0; n < 32 * at->pairs; n += 16) add_squares(&from, at->n0 + n, k, k + 1, columns.size + n);
+    set_scales(p, t->k, columns, 32 * at->pairs);
     for (int64_t k = 0; k < p->tiles; k += p->panel) {
-        const int64_t end = least(k + p->panel, p->tiles);
-        for (int64_t j = 0; j < at->pairs; j++)
-            pack_pair(p, &from, at->n0 + 32 * j, k, end, sizes_at(held.columns, p->width, 32 * j),
-                      held.b + j * p->count * (end - k) * 2 * TILE);
+        const int64_t end = least(k + p->panel, p->tiles), each = (end - k) * 2 * TILE;
+        for (int64_t tile = k; tile < end; tile++)
+            for (int64_t j = 0; j < at->pairs; j++)
+                pack_pair(p, &from, at->n0 + 32 * j, tile, tile + 1, sizes_at(held.columns, p->width, 32 * j),
+                          held.b + j * p->count * each + (tile - k) * 2 * TILE, each);
         if (p->loose * (cut_part(rows, at->m, 0) + cut_part(columns, at->n, 1)) * MUCH > 1 && !p->stays) return LEFT;
         multiply_panel(p, at, k, end);
     }
@@ -514,7 +524,7 @@ static void settle_ties(const contraction *t, const moduli *p, const block *at, 
             if (!packed++) {
                 sizes own = sizes_at(unused, 32, 0);
                 own.scale = sizes_at(held.columns, p->width, 32 * j).scale;
-                pack_pair(p, &columns, at->n0 + 32 * j, 0, p->tiles, own, held.tie);
+                pack_pair(p, &columns, at->n0 + 32 * j, 0, p->tiles, own, held.tie, p->tiles * 2 * TILE);
             }
             settle_strip(t, p, at, strip, j, shared);
         }
