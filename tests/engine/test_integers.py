@@ -174,9 +174,10 @@ def test_residues_of_the_kernel() -> None:
     residues, sizes = packed[0]
     scale = sizes.reshape(4, -1)[0]
     assert by_kernel.moduli.count == plan.count
-    shape = (plan.strips, plan.count, plan.tiles, 2, 16, 16, 4)  # strip, modulus, tile, half, row, lane, byte
+    strips = -(-len(a) // 32)
+    shape = (strips, plan.count, plan.tiles, 2, 16, 16, 4)  # strip, modulus, tile, half, row, lane, byte
     tiles = residues.view(np.uint8)[: prod(shape)].reshape(shape).transpose(0, 3, 4, 1, 2, 6, 5)
-    found = tiles.reshape(32 * plan.strips, plan.count, k)[: len(a)].astype(np.int64)
+    found = tiles.reshape(32 * strips, plan.count, k)[: len(a)].astype(np.int64)
     whole = [[round(Fraction(float(x)) * Fraction(scale[row])) for x in line] for row, line in enumerate(a)]
     for t, m in enumerate(MODULI[: plan.count]):
         want = np.array([[x % m for x in line] for line in whole])
@@ -230,6 +231,19 @@ def test_products_against_those_in_fp64(
         finally:
             torch.set_num_threads(before)
     assert runs == [True] * 8 * (k > 1 or n > 1)
+
+
+@needs_kernel
+def test_rows_whose_residues_do_not_fit_together(
+    forced: None, runs: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = factors("ties", 100, 70, 40)
+    want = exact_product(a, b, 32)
+    monkeypatch.setattr(integers, "RESIDUES", 40 * 128 * 11)  # of 32 rows
+    assert np.array_equal(multiply(a, b), want)
+    monkeypatch.setattr(integers, "RESIDUES", 31 * 128 * 11)  # not even of these
+    assert np.array_equal(multiply(a, b), want)
+    assert runs == [True]
 
 
 @needs_kernel

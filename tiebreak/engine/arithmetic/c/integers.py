@@ -43,7 +43,7 @@ MOST_TERMS: Final = 1 << 22
 TIES: Final = 1 << 15
 """The most terms whose products of residues fit 30 bits, so that exact ties can be decided by residues."""
 RESIDUES: Final = 1 << 28
-"""The most bytes that the residues of all rows may take."""
+"""The most bytes that residues of rows may take; other rows are computed after these."""
 PAYS: Final = 0.9
 """Integers compute a product if they take at most this part of the cycles of FP64."""
 LEFT: Final = 2
@@ -106,24 +106,25 @@ def describe() -> tuple[tuple[str, str], ...]:
     """The way in which this machine computes typical products, by size; or that it computes none by integers."""
     if unit() != "AMX":
         return (("products by integers", "none: no AMX here, without which FP64 is faster"),)
-    shapes = (512, 768, 3072), (512, 3072, 768), (2048, 768, 768), (512, 768, 50257), (512, 64, 512)
+    shapes = (512, 768, 3072), (512, 3072, 768), (2048, 768, 768), (512, 768, 50257), (512, 50257, 768), (512, 64, 512)
     rows = []
     for (m, k, n), precision in product_of(shapes, (32, 16)):
         count = count_of(k, precision)
-        integers, fp64 = cost(1, m, k, n, count)
+        integers, fp64 = cost(Shape(1, m, n, k), count)
         way = f"{count} moduli" if integers <= PAYS * fp64 else "FP64"
         name = f"{'bf16 ' if precision == 16 else ''}{m} x {k} x {n}"
         rows.append((name, f"{way}; integers are estimated at {integers / fp64:.2f} of FP64's cycles"))
     return tuple(rows)
 
 
-def cost(batches: int, m: int, k: int, n: int, count: int) -> tuple[float, float]:
+def cost(shape: "Shape", count: int) -> tuple[float, float]:
     """Cycles of a core with AMX for a product by integers, and in FP64.
 
     The rates were measured on a Sapphire Rapids core with an earlier kernel of the same design: packing half a cycle
     for each residue and two for each factor, 370 products of residues in a cycle, and ten products of FP64.
     """
-    packed = (m + n * ceil(m / HEIGHT)) * k * (count / 2 + 2)
+    batches, m, n, k = shape.batches, shape.m, shape.n, shape.k
+    packed = (m + n * ceil(m / max(1, min(HEIGHT, shape.rows(count))))) * k * (count / 2 + 2)
     folded = m * n * (4 + ceil(k / (PANEL * TILE)) * count * 3 / 16)
     multiplied = _up(m, 32) * _up(n, 32) * _up(k, TILE) * count / 370
     return batches * (packed + multiplied + folded), batches * m * n * k / 10
@@ -131,25 +132,6 @@ def cost(batches: int, m: int, k: int, n: int, count: int) -> tuple[float, float
 
 def _up(size: int, step: int) -> int:
     return ceil(size / step) * step
-
-
-def choose(tables: ReduceTables, precision: int) -> "IntegerSum | None":
-    """Computes a sum of products by integers; None if FP64 is faster, or nothing can."""
-    if len(tables.operands) < 2 or not tables.out or (wanted := native.integers()) == "0":
-        return None
-    batches, m, n = map(len, tables.out)
-    count = count_of(tables.terms, precision)
-    integers, fp64 = cost(batches, m, tables.terms, n, count)
-    if tables.terms > MOST_TERMS or batches * _up(m, 32) * _up(tables.terms, TILE) * count > RESIDUES:
-        return None
-    if wanted != "1" and integers > PAYS * fp64:
-        return None
-    library = build().library
-    if library is None or _tiles(library) < (1 if wanted == "1" else 2):
-        return None
-    found = IntegerSum(library, Shape(batches, m, n, tables.terms), count, precision)
-    found.moduli.stays = wanted == "1"
-    return found
 
 
 @dataclass(frozen=True)
@@ -161,6 +143,29 @@ class Shape:
     n: int
     k: int
 
+    def rows(self, count: int) -> int:
+        """The number of rows of each batch, a multiple of 32, whose residues fit `RESIDUES` together."""
+        return RESIDUES // (self.batches * _up(self.k, TILE) * count) // 32 * 32
+
+
+def choose(tables: ReduceTables, precision: int) -> "IntegerSum | None":
+    """Computes a sum of products by integers; None if FP64 is faster, or nothing can."""
+    if len(tables.operands) < 2 or not tables.out or (wanted := native.integers()) == "0":
+        return None
+    batches, m, n = map(len, tables.out)
+    shape, count = Shape(batches, m, n, tables.terms), count_of(tables.terms, precision)
+    if tables.terms > MOST_TERMS or not shape.rows(count):
+        return None
+    integers, fp64 = cost(shape, count)
+    if wanted != "1" and integers > PAYS * fp64:
+        return None
+    library = build().library
+    if library is None or _tiles(library) < (1 if wanted == "1" else 2):
+        return None
+    found = IntegerSum(library, shape, count, precision)
+    found.moduli.stays = wanted == "1"
+    return found
+
 
 class IntegerSum:
     """A matrix product by integers. Only one thread at a time may run it."""
@@ -171,20 +176,32 @@ class IntegerSum:
 
     def run(self, task: ctypes.Structure, threads: int, progress: ZivProgress) -> bool:
         """Computes what `task`, a contraction of sums.py, says; False if FP64 must, as too much would be undecided."""
-        shape, plan = self._shape, self.moduli
-        held = _memory(shape.batches * plan.strips * 32, plan)
-        plan.residues, plan.row_sizes = (int(memory.ctypes.data) for memory in held)
-        _set_blocks(plan, shape, threads)
-        arguments = ctypes.byref(task), ctypes.byref(plan), ctypes.byref(progress)
-        for kernel in (self._library.pack_rows, self._library.multiply_packed):
-            progress.next = 0
-            done = together(lambda: kernel(*arguments), threads)  # noqa: B023
+        shape, rows = self._shape, self._shape.rows(self.moduli.count)
+        for first in range(0, shape.m, rows):
+            part = type(task).from_buffer_copy(task)
+            part.m = min(rows, shape.m - first)
+            part.a_m, part.out_m = part.a_m + 8 * first, part.out_m + 8 * first
+            done = self._multiply(part, threads, progress)
             if LEFT in done:
                 progress.undecided = progress.twice = progress.wrong = 0
                 return False
             if not all(done):
                 raise MemoryError(f"no memory to compute {shape.batches} x {shape.m} x {shape.n} sums")
         return True
+
+    def _multiply(self, task: ctypes.Structure, threads: int, progress: ZivProgress) -> list[int]:
+        """Packs rows, then multiplies them; returns the last results of integers.c."""
+        plan = self.moduli
+        plan.strips = ceil(task.m / 32)
+        held = _memory(task.batches * plan.strips * 32, plan)
+        plan.residues, plan.row_sizes = (int(memory.ctypes.data) for memory in held)
+        _set_blocks(plan, task, threads)
+        arguments = ctypes.byref(task), ctypes.byref(plan), ctypes.byref(progress)
+        done: list[int] = []
+        for kernel in (self._library.pack_rows, self._library.multiply_packed):
+            progress.next = 0
+            done = together(lambda: kernel(*arguments), threads)  # noqa: B023
+        return done
 
 
 def _memory(rows: int, plan: _Moduli) -> tuple[NDArray[np.int8], Floats]:
@@ -197,10 +214,11 @@ def _memory(rows: int, plan: _Moduli) -> tuple[NDArray[np.int8], Floats]:
     return memory, np.empty(4 * rows)
 
 
-def _set_blocks(plan: _Moduli, shape: Shape, threads: int) -> None:
+def _set_blocks(plan: _Moduli, task: ctypes.Structure, threads: int) -> None:
     """Chooses blocks that give every thread work."""
-    plan.width, plan.high = min(WIDTH, _up(shape.n, 32)), min(HEIGHT, _up(shape.m, 32))
-    while shape.batches * ceil(shape.m / plan.high) * ceil(shape.n / plan.width) < 2 * threads > 2:
+    plan.width, plan.high = min(WIDTH, _up(task.n, 32)), min(HEIGHT, _up(task.m, 32))
+    wanted = 1 if threads == 1 else 2 * threads
+    while task.batches * ceil(task.m / plan.high) * ceil(task.n / plan.width) < wanted:
         if max(plan.width, plan.high) == 32:
             return
         name = "width" if plan.width > 64 or plan.high == 32 else "high"
@@ -214,7 +232,7 @@ def _moduli(shape: Shape, count: int, precision: int) -> _Moduli:
     panel = ceil(tiles / ceil(tiles / PANEL))
     panels = ceil(tiles / panel)
     plan = _Moduli(
-        count=count, ties=shape.k <= TIES, tiles=tiles, panel=panel, strips=ceil(shape.m / 32), product=product,
+        count=count, ties=shape.k <= TIES, tiles=tiles, panel=panel, product=product,
         reach=isqrt(product // 2) * (1 - 2.0**-20), slack=product * 2.0**-52 * (panels / 2 + 3) * (1 + 2.0**-30),
         loose=2.0 ** (precision - 7) * sqrt(shape.k), centre=panels // 2,
     )  # fmt: skip
