@@ -364,6 +364,29 @@ def test_the_machine_code_for_amx(tmp_path: Path) -> None:
     assert all(name in ("tdpbusd", "tileloadd", "leaq", "addq", "incq", "cmpq") for name in loop[1:] if "." not in name)
 
 
+EMULATED = ("#if defined(__AMX_INT8__)", (Path(__file__).parent / "tiles.h").read_text() + "\n#if 1")
+"""The change by which the instructions of AMX are computed in C."""
+TILES = [
+    ("_tile_loadd(5, a + TILE, 64);", "_tile_loadd(5, a, 64);"),  # the upper rows twice
+    ("_tile_stored(2, c + 512, 64);", "_tile_stored(2, c + 768, 64);"),
+    ("_tile_loadconfig(&shape);", ""),
+    ("shape.bytes[i] = 64, shape.rows[i] = 16;", "shape.bytes[i] = 64, shape.rows[i] = 8;"),
+]
+
+
+@needs_kernel
+@pytest.mark.skipif(UNIT == "AMX", reason="has the instructions")
+@pytest.mark.parametrize("fault", slow_except([(), *((f,) for f in TILES)], ()))
+def test_the_code_for_amx_with_its_instructions_emulated(
+    fault: tuple[tuple[str, str], ...], forced: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built = kernel_with(tmp_path, EMULATED, *fault, name="integers")
+    monkeypatch.setattr(integers, "build", lambda: built)
+    right = [wrong(kind) == 0 for kind in ("gauss", "ties")]
+    assert integers.unit() == "AMX"
+    assert all(right) == (not fault)
+
+
 # ---- faults ----
 
 CARRY = "g = _mm512_add_epi64(g, _mm512_srli_epi64(h, 52));"

@@ -61,7 +61,7 @@ static sizes sizes_at(double *from, int64_t count, int64_t first) {
 
 #define START (1 << 30) /* what c begins with, so that it is never negative */
 
-#if defined(__AMX_INT8__) && !defined(WITHOUT_TILES)
+#if defined(__AMX_INT8__)
 #include <sys/syscall.h>
 
 enum { FOUND = 2 };
