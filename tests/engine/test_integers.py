@@ -394,8 +394,8 @@ FAULTS = [
     ("cut[h] = _mm512_fmadd_pd(rest, rest, cut[h]);", "", "wide"),  # the norm of what was cut
     (CARRY, "", "ties"),  # the carry of a panel
     ("_mm512_mask_add_epi8(all, _mm512_movepi8_mask(all), all, ", "_mm512_maskz_add_epi8(-1ull, all, ", "gauss"),
-    ("| (sum != sum >> drop << drop)", "", "ties"),  # rounded twice
-    ("const int negative = sum > whole / 2;", "const int negative = 0;", "ties"),
+    ("| (size != size >> drop << drop)", "", "ties"),  # rounded twice
+    ("return negative ? -found : found;", "return found;", "ties"),
     ("scale != 0 ? 1 / scale : 0;", "1 / scale;", "zeros"),
     ("held.tie + q * each, p->tiles,", "held.tie, p->tiles,", "ties"),  # one modulus for all
     ("held.f + strip * at->pairs * 1024);", "held.f);", "gauss"),

@@ -37,6 +37,7 @@ typedef struct {
     uint64_t over[2 * MOST], whole[2], weight[MOST]; /* P / m, P: low halves first; v */
     int32_t low[MOST], high_bytes[MOST], first[MOST], minus[MOST], modulus[MOST];
     float inverse[MOST], add[MOST];
+    double reciprocal[MOST];
     int8_t *residues;  /* of all rows: [batch][strip][modulus][tile][half] */
     double *row_sizes; /* of all rows: four tables, see `sizes` */
 } moduli;
@@ -420,7 +421,7 @@ static double cut_part(sizes of, int64_t count, int squares) {
     return sum / (double)count;
 }
 
-#define MUCH 16 /* a block of which more than one element in so many would be undecided is left to FP64 */
+#define MUCH 64 /* if more than one element in so many is undecided, settling them takes longer than FP64 */
 
 /* Fractions of a block; LEFT if too much of it would be undecided. */
 static int accumulate(const contraction *t, const moduli *p, const block *at) {
@@ -472,22 +473,27 @@ static inline __attribute__((always_inline)) int64_t test_sums(int64_t n, const 
 
 /* ---- exact ties ---- */
 
-/* The sum of integers whose residues are c - START, as FP64 rounded to odd: it may be rounded again. */
+/* The sum of integers whose residues are c - START, as FP64 rounded to odd: it may be rounded again. Quotients are
+ * estimated in FP64, which holds c v, and are off by one at most. */
 static double integer_of(const moduli *p, const int32_t *c, int64_t stride) {
-    unsigned __int128 sum = 0, whole = (unsigned __int128)p->whole[1] << 64 | p->whole[0];
+    const __int128 whole = (__int128)((unsigned __int128)p->whole[1] << 64 | p->whole[0]);
+    __int128 sum = 0;
+    double wholes = 0;
     for (int64_t t = 0; t < p->count; t++) {
-        const int64_t m = p->modulus[t], residue = ((int64_t)c[t * stride] - START) % m;
-        const uint64_t part = (uint64_t)(residue < 0 ? residue + m : residue) * p->weight[t] % (uint64_t)m;
-        sum += ((unsigned __int128)p->over[2 * t + 1] << 64 | p->over[2 * t]) * part;
+        const double m = p->modulus[t], x = ((double)c[t * stride] - START) * (double)p->weight[t];
+        double part = x - floor(x * p->reciprocal[t]) * m;
+        part += part < 0 ? m : part >= m ? -m : 0;
+        wholes += part * p->reciprocal[t];
+        sum += (__int128)((unsigned __int128)p->over[2 * t + 1] << 64 | p->over[2 * t]) * (int64_t)part;
     }
-    sum %= whole;
-    const int negative = sum > whole / 2;
-    if (negative) sum = whole - sum;
-    int drop = 0;
-    while (sum >> drop >> 53) drop++;
-    const uint64_t kept = (uint64_t)(sum >> drop) | (sum != sum >> drop << drop);
-    const double size = (double)kept * power_of_two(drop);
-    return negative ? -size : size;
+    sum -= whole * (int64_t)(wholes + 0.5); /* within P / 2, or on its edge, which S does not reach */
+    const int negative = sum < 0;
+    const unsigned __int128 size = (unsigned __int128)(negative ? -sum : sum);
+    const uint64_t high = (uint64_t)(size >> 53);
+    const int drop = high ? 64 - __builtin_clzll(high) : 0;
+    const uint64_t kept = (uint64_t)(size >> drop) | (size != size >> drop << drop);
+    const double found = (double)kept * power_of_two(drop);
+    return negative ? -found : found;
 }
 
 /* Decides the undecided sums of one strip and 32 columns in which nothing was cut. */
@@ -536,8 +542,7 @@ static void settle_ties(const contraction *t, const moduli *p, const block *at, 
 
 typedef struct {
     element open[OPEN];
-    int64_t waiting, all; /* all: how many, of `rows` rows */
-    int64_t rows, tied;
+    int64_t waiting, all, tied; /* in `open`; undecided but for ties; ties */
 } undecided;
 
 /* Sorts out the undecided elements of a row that was just read and tested: ties, non-finite ones and others. */
@@ -546,7 +551,6 @@ static void sort_out(const contraction *t, const moduli *p, const block *at, int
     const float *a = t->a + t->a_batch[at->batch] + t->a_m[at->m0 + row], *b = t->b + t->b_batch[at->batch];
     float *to = t->out + t->out_batch[at->batch] + t->out_m[at->m0 + row];
     const double *cut = sizes_at(held.columns, p->width, 0).cut;
-    const int64_t before = found->all;
     for (int64_t j = 0; j < at->n; j++) {
         float *place = to + t->out_n[at->n0 + j];
         const double c = held.sum[j], e = held.error[j];
@@ -562,7 +566,6 @@ static void sort_out(const contraction *t, const moduli *p, const block *at, int
             found->open[found->waiting++] = (element){a, b + t->b_n[at->n0 + j], place, c, e};
         }
     }
-    found->rows += found->all > before;
 }
 
 /* Reads all rows of a block, and writes what is decided or, the second time, settles what is not. */
@@ -588,8 +591,7 @@ static int finish_block(const contraction *t, const moduli *p, const block *at, 
     undecided found = {.all = 0};
     memset(held.tied, 0, (size_t)(at->strips * at->pairs));
     if (!pass(t, p, at, &found, 0, shared)) return DONE;
-    const int dense = found.all >= WIDE && found.all * DENSE >= found.rows * at->n;
-    if (dense && !p->stays) return LEFT;
+    if (found.all >= WIDE && found.all * MUCH > at->m * at->n && !p->stays) return LEFT;
     if (found.tied) settle_ties(t, p, at, shared);
     if (!found.all) return DONE;
     pass(t, p, at, &found, 1, shared);

@@ -63,6 +63,7 @@ class _Moduli(ctypes.Structure):
         ("weight", ctypes.c_uint64 * len(MODULI)),
         *((n, ctypes.c_int32 * len(MODULI)) for n in ("low", "high_bytes", "first", "minus", "modulus")),
         *((name, ctypes.c_float * len(MODULI)) for name in ("inverse", "add")),
+        ("reciprocal", ctypes.c_double * len(MODULI)),
         *((name, ctypes.c_void_p) for name in ("residues", "row_sizes")),
     ]
 
@@ -258,4 +259,5 @@ def _set_quotient(plan: _Moduli, t: int, m: int) -> None:
     plan.high_bytes[t] = int.from_bytes(bytes(p & 255 for p in powers[4:]), "little")
     plan.first[t] = 0x4B000000 + m * whole - 0x38 * pow(256, 6, m) % m - 2**23
     plan.minus[t], plan.modulus[t] = -m & 0xFFFF, m
+    plan.reciprocal[t] = 1 / m
     plan.inverse[t], plan.add[t] = 1 / m, float(3 * 2**22 - whole + (whole & 255))
