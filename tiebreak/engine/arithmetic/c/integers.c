@@ -13,13 +13,11 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "contraction.h"
 #include "exact.h"
 
 #define MOST 12  /* moduli */
-#define TILE 1024
 #define TERMS 64 /* of a tile */
 
 /* How an instruction is computed; integers.py fills it in, and says how each number of a modulus is made. */
@@ -52,96 +50,11 @@ enum { OUT_OF_MEMORY, DONE, LEFT }; /* LEFT: too much would be undecided, and FP
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && \
     defined(__AVX512IFMA__) && defined(__AVX512VNNI__)
 
-#include <immintrin.h>
+#include "tiles.h"
 
 static sizes sizes_at(double *from, int64_t count, int64_t first) {
     return (sizes){from + first, from + count + first, from + 2 * count + first, from + 3 * count + first};
 }
-
-/* ---- products of tiles ---- */
-
-#define START (1 << 30) /* what c begins with, so that it is never negative */
-
-#if defined(__AMX_INT8__)
-#include <sys/syscall.h>
-
-enum { FOUND = 2 };
-static _Alignas(64) int32_t beginning[TILE / 4];
-
-/* Asks the system for tiles, once for the process. */
-static int ask(void) {
-    for (int i = 0; i < TILE / 4; i++) beginning[i] = START;
-    return syscall(SYS_arch_prctl, 0x1023, 18) == 0; /* ARCH_REQ_XCOMP_PERM, XTILEDATA */
-}
-
-static void begin_tiles(void) {
-    struct {
-        uint8_t palette, start, zero[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } shape = {.palette = 1};
-    for (int i = 0; i < 8; i++) shape.bytes[i] = 64, shape.rows[i] = 16;
-    _tile_loadconfig(&shape);
-}
-
-static void end_tiles(void) { _tile_release(); }
-
-/* c of 32 rows and 32 columns: (upper, left), (upper, right), (lower, left), (lower, right). */
-static void multiply_tiles(const int8_t *a, const int8_t *b, int64_t tiles, int32_t *c) {
-    _tile_loadd(0, beginning, 64);
-    _tile_loadd(1, beginning, 64);
-    _tile_loadd(2, beginning, 64);
-    _tile_loadd(3, beginning, 64);
-    for (int64_t k = 0; k < tiles; k++, a += 2 * TILE, b += 2 * TILE) {
-        _tile_loadd(6, b, 64);
-        _tile_loadd(4, a, 64);
-        _tile_dpbusd(0, 4, 6);
-        _tile_loadd(7, b + TILE, 64);
-        _tile_dpbusd(1, 4, 7);
-        _tile_loadd(5, a + TILE, 64);
-        _tile_dpbusd(2, 5, 6);
-        _tile_dpbusd(3, 5, 7);
-    }
-    _tile_stored(0, c, 64);
-    _tile_stored(1, c + 256, 64);
-    _tile_stored(2, c + 512, 64);
-    _tile_stored(3, c + 768, 64);
-}
-
-#else /* the same by vectors */
-
-enum { FOUND = 1 };
-static int ask(void) { return 1; }
-static void begin_tiles(void) {}
-static void end_tiles(void) {}
-
-static void multiply_tiles(const int8_t *a, const int8_t *b, int64_t tiles, int32_t *c) {
-    for (int64_t r0 = 0; r0 < 32; r0 += 8) { /* eight rows and all columns in registers */
-        const int8_t *row = a + r0 / 16 * TILE + r0 % 16 * 64;
-        __m512i sum[8][2];
-#pragma GCC unroll 8
-        for (int r = 0; r < 8; r++) sum[r][0] = sum[r][1] = _mm512_set1_epi32(START);
-        for (int64_t at = 0; at < 16 * tiles; at++) {
-            const int8_t *right = b + at / 16 * 2 * TILE + at % 16 * 64, *left = row + at / 16 * 2 * TILE + at % 16 * 4;
-            const __m512i b0 = _mm512_load_si512(right), b1 = _mm512_load_si512(right + TILE);
-#pragma GCC unroll 8
-            for (int r = 0; r < 8; r++) {
-                int32_t four;
-                memcpy(&four, left + 64 * r, 4);
-                const __m512i x = _mm512_set1_epi32(four);
-                sum[r][0] = _mm512_dpbusd_epi32(sum[r][0], x, b0);
-                sum[r][1] = _mm512_dpbusd_epi32(sum[r][1], x, b1);
-            }
-        }
-        int32_t *to = c + r0 / 16 * 512 + r0 % 16 * 16;
-        for (int r = 0; r < 8; r++) {
-            _mm512_store_si512(to + 16 * r, sum[r][0]);
-            _mm512_store_si512(to + 256 + 16 * r, sum[r][1]);
-        }
-    }
-}
-
-#endif
 
 /* How tiles are multiplied: 2 by the matrix unit, 1 by vectors; 0 if the processor or the system does not let us. */
 int find_tiles(void) {
@@ -229,18 +142,16 @@ static void set_scales(const moduli *p, int64_t terms, sizes to, int64_t count) 
     }
 }
 
-/* Four vectors of 16 factors, times powers of two, as residues: to[modulus * stride], byte i of a lane from vector i. The
- * squares of the integers and of what rounding cut are added to sums. */
-static inline __attribute__((always_inline)) void find_residues(
-    const moduli *p, const float *x, const int step, __m512d scale_low, __m512d scale_high, int8_t *to, int64_t stride,
-    const int right, __m512d size[2], __m512d cut[2]) {
+/* Four vectors of 16 factors, times powers of two, as integers: their low and high halves in two's complement. Their
+ * squares, and those of what rounding cut, are added to sums. */
+static inline __attribute__((always_inline)) void cut_factors(
+    const float *x, const int step, const __m512d by[2], __m512i low[4], __m512i high[4], __m512d size[2], __m512d cut[2]) {
     const __m512d magic = _mm512_set1_pd(0x1.8p52);
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
-    __m512i low[4], high[4];
 #pragma GCC unroll 4
     for (int i = 0; i < 4; i++) {
-        const __m512d a[2] = {half_of(x + i * step), half_of(x + i * step + 8)}, by[2] = {scale_low, scale_high};
+        const __m512d a[2] = {half_of(x + i * step), half_of(x + i * step + 8)};
         __m512i whole[2];
 #pragma GCC unroll 2
         for (int h = 0; h < 2; h++) {
@@ -253,6 +164,15 @@ static inline __attribute__((always_inline)) void find_residues(
         low[i] = _mm512_permutex2var_epi32(whole[0], even, whole[1]);
         high[i] = _mm512_permutex2var_epi32(whole[0], odd, whole[1]);
     }
+}
+
+/* The same factors as residues: to[modulus * stride], byte i of a lane from vector i. */
+static inline __attribute__((always_inline)) void find_residues(
+    const moduli *p, const float *x, const int step, __m512d scale_low, __m512d scale_high, int8_t *to, int64_t stride,
+    const int right, __m512d size[2], __m512d cut[2]) {
+    const __m512d by[2] = {scale_low, scale_high};
+    __m512i low[4], high[4];
+    cut_factors(x, step, by, low, high, size, cut);
     const __m512i byte = _mm512_set1_epi32(0xff), third = _mm512_set1_epi32(0xff0000), lower = _mm512_set1_epi32(0xffff);
     for (int64_t t = 0; t < p->count; t++) {
         const __m512i first = _mm512_set1_epi32(p->first[t]), minus = _mm512_set1_epi32(p->minus[t]);
