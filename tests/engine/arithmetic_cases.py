@@ -218,8 +218,8 @@ PLAIN = ("#ifdef ADD_LOW", "#if 0")
 """The change that leaves out what needs products of 52 bits."""
 
 
-def kernel_with(folder: Path, *changes: tuple[str, str]) -> Build:
-    """The kernel of sums compiled from a changed source: each old text, which occurs once, becomes the new one."""
+def kernel_with(folder: Path, *changes: tuple[str, str], name: str = "sums") -> Build:
+    """A kernel of `c` compiled from a changed source: each old text, which occurs once, becomes the new one."""
     original = Path(sums.__file__).parent
     counts = [0] * len(changes)
     for path in original.glob("*.[ch]"):
@@ -229,6 +229,6 @@ def kernel_with(folder: Path, *changes: tuple[str, str]) -> Build:
             text = text.replace(old, new)
         (folder / path.name).write_text(text)
     assert counts == [1] * len(changes)
-    built = load(folder / "sums.c")
+    built = load(folder / f"{name}.c")
     assert built.library is not None, built.reason
     return built

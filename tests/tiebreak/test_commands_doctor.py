@@ -42,7 +42,7 @@ def test_this_machine_is_exact_with_kernels_and_without(command: Commands) -> No
     assert rows["torch"] == torch.__version__
     assert rows["torch threads"] == "1"
     assert rows["torch instruction set"] == torch.backends.cpu.get_cpu_capability()
-    assert {rows[f"kernel {name}"] for name in ("sums", "scatter", "chains")} == {builds()["sums"].reason}
+    assert {rows[f"kernel {name}"] for name in ("sums", "integers", "scatter", "chains")} == {builds()["sums"].reason}
     assert rows["kernel hasher"].startswith("compiled with")
 
 
@@ -62,7 +62,8 @@ def test_as_json_and_without_kernels(monkeypatch: pytest.MonkeyPatch, command: C
     assert document["qualification"][0]["cases"] > 1000
     assert document["environment"]["torch"] == torch.__version__
     assert [(k["name"], k["compiled"], k["detail"]) for k in document["kernels"]] == [
-        (name, False, "switched off by TIEBREAK_NATIVE=0") for name in ("sums", "scatter", "chains", "hasher")
+        (name, False, "switched off by TIEBREAK_NATIVE=0")
+        for name in ("sums", "integers", "scatter", "chains", "hasher")
     ]
 
 

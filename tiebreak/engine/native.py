@@ -45,6 +45,8 @@ PATIENCE_S: Final = 3
 """The time after which a user who waits for a compiler is told so."""
 SWITCH: Final = "TIEBREAK_NATIVE"
 """The environment variable that switches compiled kernels off when it is 0."""
+INTEGERS: Final = "TIEBREAK_INTEGERS"
+"""The environment variable that forces products by integers if it is 1, and forbids them if it is 0."""
 
 EMULATION: Final = "CUBLAS_EMULATE_DOUBLE_PRECISION"
 """The environment variable by which cuBLAS composes FP64 products from narrower formats, unless it is 0 or empty."""
@@ -87,15 +89,33 @@ def emulation() -> str:
 @contextmanager
 def pure_path() -> Iterator[None]:
     """Runs the block without compiled kernels. It works at once, because the variable is read at every use."""
-    before = os.environ.get(SWITCH)
-    os.environ[SWITCH] = "0"
+    with _setting(SWITCH, "0"):
+        yield
+
+
+def integers() -> str:
+    """The value of `INTEGERS`; empty if it is not set."""
+    return os.environ.get(INTEGERS, "")
+
+
+@contextmanager
+def forced_integers() -> Iterator[None]:
+    """Prepares every matrix product in the block by integers that can be, whether or not that is faster."""
+    with _setting(INTEGERS, "1"):
+        yield
+
+
+@contextmanager
+def _setting(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ[SWITCH]
+            del os.environ[name]
         else:
-            os.environ[SWITCH] = before
+            os.environ[name] = before
 
 
 def compile_in_parallel(jobs: Sequence[Callable[[], object]], cache_folder: Path) -> None:

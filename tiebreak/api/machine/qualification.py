@@ -10,7 +10,7 @@ import torch
 from tiebreak.api.machine.environment import KernelStatus, describe, describe_cuda
 from tiebreak.api.machine.running import usable_device
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.backend import launches
+from tiebreak.engine.arithmetic.backend import integer_products, launches
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.engine.run.worst import Slowdown, worst
@@ -65,6 +65,7 @@ def lines(found: tuple[KernelStatus, ...]) -> Iterator[tuple[str, str]]:
     yield from describe_cuda()
     for kernel in found:
         yield f"kernel {kernel.name}", kernel.detail if kernel.compiled else f"none: {kernel.detail}"
+    yield from integer_products()
 
 
 def worst_factors(kernels: tuple[KernelStatus, ...]) -> dict[str, Slowdown]:

@@ -1,12 +1,13 @@
 """The one door to the back-ends: which of them computes on a device, and what else depends on where that is."""
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from importlib.util import find_spec
 
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.c import chains, scatter, sums
+from tiebreak.engine.arithmetic.c import chains, integers, scatter, sums
 from tiebreak.engine.arithmetic.c.backend import CBackend
 from tiebreak.engine.arithmetic.gpu import hashing
 from tiebreak.engine.arithmetic.gpu.backend import GpuBackend
@@ -33,7 +34,17 @@ def launches(device: torch.device) -> bool:
 
 def builds() -> dict[str, Build]:
     """The kernels in C, by what they compute, or the reasons why there are none."""
-    return {"sums": sums.build(), "scatter": scatter.build(), "chains": chains.build()}
+    return {"sums": sums.build(), "integers": integers.build(), "scatter": scatter.build(), "chains": chains.build()}
+
+
+def integer_products() -> tuple[tuple[str, str], ...]:
+    """The way in which products of typical sizes are computed, or that this machine computes none by integers."""
+    return integers.describe()
+
+
+def by_integers() -> AbstractContextManager[bool]:
+    """Prepares all matrix products inside it by integers, if this machine would compute any so: says whether."""
+    return integers.forced()
 
 
 def is_host(device: torch.device) -> bool:

@@ -6,7 +6,8 @@
    terms, long and wide enough that the device takes its fast kernels.
    Devices other than CPUs also compute one large matrix product, because a vendor's library may emulate FP64 there.
 3. max and argmax (zeros, NaN, equal values), gather, window, iota, casts, random, shuffle.
-4. Ids of tensors of all dtypes, around the boundaries of words, blocks, chunks and tree levels, with NaN of all kinds.
+4. Where matrix products may be computed by integers, those of 2 so, whatever their sizes.
+5. Ids of tensors of all dtypes, around the boundaries of words, blocks, chunks and tree levels, with NaN of all kinds.
 
 An arithmetic that logs near ties is also checked for what it reports: each reported value must lie within the error
 that it claims, and each result that is not reported must be exact.
@@ -32,7 +33,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.backend import identities, is_host
+from tiebreak.engine.arithmetic.backend import by_integers, identities, is_host
 from tiebreak.engine.arithmetic.plan.sums import reads_each_once
 from tiebreak.engine.data.tensors import canonical, from_bytes, memory_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
@@ -141,6 +142,11 @@ def qualify(arithmetic: Arithmetic) -> QualificationReport:
         operations[case.name] = operations.get(case.name, 0) + _compare(arithmetic, case, right)
     for chained, wanted, result in _chained(arithmetic, vectors):
         _compare_result(arithmetic, chained, wanted, result)
+    with by_integers() as prepared:
+        for case, right in vectors if prepared and is_host(arithmetic.device) else ():
+            if case.instruction.is_f32_sum and len(case.instruction.operands) == 2:
+                other = replace(case, name=f"{case.name} by integers", instruction=replace(case.instruction))
+                operations[other.name] = operations.get(other.name, 0) + _compare(arithmetic, other, right)
     operations["hashing"] = _compare_ids(arithmetic)
     return QualificationReport(
         device=str(arithmetic.device),

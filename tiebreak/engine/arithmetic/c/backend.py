@@ -8,7 +8,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.c import chains, scatter, sums
+from tiebreak.engine.arithmetic.c import chains, integers, scatter, sums
 from tiebreak.engine.arithmetic.c.buffers import Buffers
 from tiebreak.engine.arithmetic.c.threads import spread, torch_alone
 from tiebreak.engine.arithmetic.plain.backend import Table, TorchBackend
@@ -80,8 +80,8 @@ class CBackend(TorchBackend):
         if not i.is_f32_sum:
             found, dtype = sums.TabledSum(library, tables, None), TORCH_DTYPES[i.dtype]
             return lambda x, *_: found.greatest(x[0], torch.empty(i.shape, dtype=dtype), place=place)
-        planned = sums.TabledSum(library, tables, self.options.shuffled)
         counts, precision = self.stats.of(kind_of(i)), self.options.rounding(i).precision
+        planned = sums.TabledSum(library, tables, self.options.shuffled, integers.choose(tables, precision))
         return lambda x, _, near: planned.run(x, self.empty(i.shape, torch.float32), counts, precision, near)
 
     def _scattered(self, i: Instruction, _: Sequence[torch.dtype]) -> Prepared | None:

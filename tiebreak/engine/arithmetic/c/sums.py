@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tiebreak.engine.arithmetic.c.integers import IntegerSum
 from tiebreak.engine.arithmetic.c.progress import ZivProgress, run_kernel
 from tiebreak.engine.arithmetic.c.threads import sharing, together
 from tiebreak.engine.arithmetic.plan.options import Operands
@@ -70,10 +71,14 @@ class _Call:
 class TabledSum:
     """A `reduce` of f32 that sums.c computes. Only one thread at a time may run it.
 
-    With `shuffled`, the terms are taken in random order.
+    With `shuffled`, the terms are taken in random order. With `integers`, they are tried first.
     """
 
-    def __init__(self, library: ctypes.CDLL, tables: ReduceTables, shuffled: torch.Generator | None) -> None:
+    def __init__(
+        self, library: ctypes.CDLL, tables: ReduceTables, shuffled: torch.Generator | None,
+        integers: IntegerSum | None = None,
+    ) -> None:  # fmt: skip
+        self._integers = integers
         self._library, self._tables, self._shuffled = library, tables, shuffled
         self._kernel = library.contract if tables.out else library.add_up
         self._calls: dict[int, _Call] = {}
@@ -85,9 +90,13 @@ class TabledSum:
         task, threads = call.task, call.threads
         task.out = out.data_ptr()
         task.coefficient = call.coefficient if near is None else near.coefficient(call.coefficient)
-        parts = call.room() if task.parts > 1 else []
+        parts: list[Floats] = []
+        integers = self._integers if near is None else None  # auditors expect near ties of FP64 to be reported
 
         def compute(progress: ZivProgress) -> bool:
+            if integers is not None and integers.run(task, threads, progress):
+                return True
+            parts.extend(call.room() if task.parts > 1 else [])
             for what in (_ADD, _FINISH) if task.parts > 1 else (_ADD,):
                 progress.next = 0
                 if not all(together(lambda: self._kernel(ctypes.byref(task), what, ctypes.byref(progress)), threads)):  # noqa: B023
@@ -95,7 +104,6 @@ class TabledSum:
             return True
 
         progress = run_kernel(compute, out, precision, self._tables.terms, near)
-        del parts
         counts.elements += out.numel()
         progress.add_to(counts, threads)
         return out

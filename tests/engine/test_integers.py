@@ -1,0 +1,464 @@
+"""Products by integers: every inequality of docs/integers.md, the kernel against integers, and kernels with a fault."""
+
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from itertools import combinations, product
+from math import gcd, prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.engine.arithmetic_cases import kernel_with, matmul
+from tests.engine.integer_reference import HOSTILE, Matrix, Scaled, exact_product, factors, fraction_of, squares
+from tests.parts import slow_except
+from tiebreak.engine.arithmetic import Arithmetic, Logging
+from tiebreak.engine.arithmetic.backend import by_integers, integer_products
+from tiebreak.engine.arithmetic.c import integers
+from tiebreak.engine.arithmetic.c.integers import MODULI, IntegerSum, Shape, choose, count_of
+from tiebreak.engine.arithmetic.plan.sums import plan_tables
+from tiebreak.engine.native import FLAGS, _compiler
+from tiebreak.engine.run.qualify import qualify
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.rounding import SumKind
+
+UNIT = integers.unit()
+needs_kernel = pytest.mark.skipif(not UNIT, reason="needs AVX-512 with VNNI and IFMA, and a C compiler")
+
+
+@pytest.fixture
+def forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TIEBREAK_INTEGERS", "1")
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """What each product by integers said: whether integers computed it."""
+    found: list[bool] = []
+    run = IntegerSum.run
+    monkeypatch.setattr(IntegerSum, "run", lambda self, *given: found.append(run(self, *given)) or found[-1])
+    return found
+
+
+def plan_for(k: int, precision: int = 32, m: int = 40, n: int = 40) -> Any:
+    return integers._moduli(Shape(1, m, n, k), count_of(k, precision), precision)
+
+
+def multiply(a: Matrix, b: Matrix, precision: int = 32, *, permute: int | None = None) -> Any:
+    """The bits of a product."""
+    i = matmul(len(a), a.shape[1], b.shape[1])
+    operands = [torch.from_numpy(np.ascontiguousarray(x)).view(-1) for x in (a, b)]
+    found = Arithmetic(precision=precision, permute=permute).execute(i, operands, 0)
+    return found.view(torch.int32).numpy().view(np.uint32).reshape(len(a), b.shape[1])
+
+
+# ---- the numbers ----
+
+
+def test_moduli_are_coprime_and_tables_are_theirs() -> None:
+    assert all(gcd(x, y) == 1 for x, y in combinations(MODULI, 2))
+    for k, precision in ((1, 16), (64, 32), (65, 32), (768, 32), (4001, 32), (768, 16), (5000, 20)):
+        plan = plan_for(k, precision)
+        moduli, whole = MODULI[: plan.count], prod(MODULI[: plan.count])
+        assert plan.whole[0] | plan.whole[1] << 64 == whole < 1 << 95
+        assert 2 * Fraction(plan.reach) ** 2 < whole * (1 - Fraction(1, 1 << 20))
+        assert plan.reach < 2**47
+        for t, m in enumerate(moduli):
+            assert (plan.over[2 * t] | plan.over[2 * t + 1] << 64) * plan.weight[t] % whole % m == 1
+            assert plan.v1[t] << 52 | plan.v2[t] == (plan.weight[t] << 104) // m
+        for x in (0, 1, -1, 12345678912345, whole // 2, -(whole // 2) + 1):
+            total = sum(Fraction(x % m * plan.weight[t], m) for t, m in enumerate(moduli)) % 1
+            assert total == Fraction(x, whole) % 1
+
+
+def test_moduli_that_are_not_coprime_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integers, "MODULI", (256, 254, *MODULI[2:]))
+    with pytest.raises(ValueError, match="not invertible"):
+        plan_for(768)
+
+
+@pytest.mark.parametrize(("terms", "precision", "count"), [
+    (64, 32, 10), (65, 32, 11), (4000, 32, 11), (4001, 32, 12), (64, 16, 7), (4000, 16, 7), (4001, 16, 8), (64, 24, 9),
+])  # fmt: skip
+def test_how_many_moduli_a_sum_takes(terms: int, precision: int, count: int) -> None:
+    assert count_of(terms, precision) == count <= len(MODULI)
+
+
+def test_every_sum_of_bytes_becomes_its_residue() -> None:
+    """The quotient by one FP32 multiplication and addition, rounded once, for all sums that bytes can have."""
+    plan = plan_for(5000)
+    for t, m in enumerate(MODULI):
+        powers = [
+            byte - 256 if byte > 127 else byte
+            for word, count in ((plan.low[t], 4), (plan.high_bytes[t], 3))
+            for byte in (word & (1 << 32) - 1).to_bytes(4, "little")[:count]
+        ]
+        assert all((p - 256**i) % m == 0 for i, p in enumerate(powers))
+        first = plan.first[t] - 0x4B000000 + 2**23
+        x = np.arange(first + 255 * sum(min(p, 0) for p in powers), first + 255 * sum(max(p, 0) for p in powers) + 1)
+        assert 2**23 < x[0] < x[-1] < 2**24
+        assert first % m == -0x38 * 256**6 % m
+        significand = int(Fraction(plan.inverse[t]) * 2**32)
+        assert significand == Fraction(plan.inverse[t]) * 2**32
+        exact = x * significand + (int(plan.add[t]) << 32)  # in units of 2^-32, below 2^56
+        quotient = (exact + (1 << 31) - 1 + (exact >> 32 & 1)) >> 32  # to the nearest integer, ties to even
+        assert 2**23 <= quotient.min() <= quotient.max() < 2**24
+        low = (quotient - 2**23 & 0xFFFF).astype(np.int64)
+        low = np.where(low > 32767, low - 65536, low)
+        residue = (x - 2**23 + low * (-m)) & 255
+        residue = np.where(residue > 127, residue - 256, residue)
+        assert ((residue - x) % m == 0).all()
+
+
+def test_the_fraction_is_short_by_what_the_proof_says() -> None:
+    r = np.random.default_rng(4)
+    for k, precision in ((64, 32), (768, 32), (3000, 16), (50257, 32), (1 << 22, 32)):
+        plan = plan_for(k, precision)
+        moduli, whole = MODULI[: plan.count], prod(MODULI[: plan.count])
+        panels = -(-plan.tiles // plan.panel)
+        for extreme in (False, True) if panels < 100 else (False,):
+            spread = [
+                [int(c) + (1 << 30) for c in (r.integers(-3, 3, plan.count) + (1 << 29) * (1 if extreme else 0))]
+                for _ in range(panels)
+            ]
+            exact = sum(
+                Fraction((c - (1 << 30)) * plan.weight[t], m)
+                for s in spread
+                for t, (c, m) in enumerate(zip(s, moduli, strict=True))
+            )
+            difference = (exact * 2**52 - (fraction_of(plan, spread) - plan.added)) % 2**52
+            assert difference < panels + 1 or difference > 2**52 - 1
+            assert plan.slack > Fraction(whole, 1 << 52) * (Fraction(panels, 2) + 3)
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_norms_bound_sums_and_what_was_cut(kind: str) -> None:
+    a, b = factors(kind, 4, 70, 4)
+    plan = plan_for(70)
+    whole = prod(MODULI[: plan.count])
+    for row, column in product(a, b.T):
+        x, y = Scaled(row, int(plan.reach)), Scaled(column, int(plan.reach))
+        total = sum(p * q for p, q in zip(x.integers, y.integers, strict=True))
+        assert 2 * abs(total) < whole
+        scale = Fraction(2) ** (x.exponent + y.exponent)
+        exact = scale * sum(Fraction(float(p)) * Fraction(float(q)) for p, q in zip(row, column, strict=True))
+        sizes, cuts = ([squares(v) for v in pair] for pair in ((x.integers, y.integers), (x.cut, y.cut)))
+        # (p + q + r)^2 <= 3 (p^2 + q^2 + r^2): without roots
+        assert (exact - total) ** 2 <= 3 * (cuts[0] * sizes[1] + sizes[0] * cuts[1] + cuts[0] * cuts[1])
+
+
+# ---- the kernel ----
+
+
+@needs_kernel
+def test_residues_of_the_kernel() -> None:
+    """Every residue of every modulus, small and large, of rows packed by the kernel."""
+    k, library = 512, integers.build().library
+    r = np.random.default_rng(7)
+    a = np.concatenate([r.integers(-(1 << 24), 1 << 24, (20, k)), np.arange(-10 * k, 10 * k).reshape(20, k)])
+    a = a.astype(np.float32)
+    a[::2, 0] = 2.0**44  # the others are small beside it
+    i = matmul(len(a), k, 40)
+    plan = plan_for(k, m=len(a))
+    by_kernel = IntegerSum(library, Shape(1, len(a), 40, k), plan.count, 32)
+    packed: list[Any] = []
+    memory = integers._memory
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(integers, "_memory", lambda *given: packed.append(memory(*given)) or packed[-1])
+        patch.setattr("tiebreak.engine.arithmetic.c.integers.choose", lambda *_: by_kernel)
+        Arithmetic().execute(i, [torch.from_numpy(a).view(-1), torch.ones(40 * k)], 0)
+    residues, sizes = packed[0]
+    scale = sizes.reshape(4, -1)[0]
+    assert by_kernel.moduli.count == plan.count
+    strips = -(-len(a) // 32)
+    shape = (strips, plan.count, plan.tiles, 2, 16, 16, 4)  # strip, modulus, tile, half, row, lane, byte
+    tiles = residues.view(np.uint8)[: prod(shape)].reshape(shape).transpose(0, 3, 4, 1, 2, 6, 5)
+    found = tiles.reshape(32 * strips, plan.count, k)[: len(a)].astype(np.int64)
+    whole = [[round(Fraction(float(x)) * Fraction(scale[row])) for x in line] for row, line in enumerate(a)]
+    for t, m in enumerate(MODULI[: plan.count]):
+        want = np.array([[x % m for x in line] for line in whole])
+        assert (found[:, t] == want).all()
+        assert set(want.ravel().tolist()) == set(range(m))
+
+
+SIZES = [(40, 70, 33), (33, 800, 40), (5, 1, 3)]
+
+
+@needs_kernel
+@pytest.mark.parametrize("kind", slow_except(list(HOSTILE), "gauss", "ties", "wide"))
+@pytest.mark.parametrize("size", slow_except(SIZES, SIZES[0]))
+def test_products_of_hostile_factors(kind: str, size: tuple[int, int, int], forced: None, runs: list[bool]) -> None:
+    a, b = factors(kind, *size)
+    for precision in (32, 20, 16):
+        want = exact_product(a, b, precision)
+        for permute in (None, 3):
+            assert np.array_equal(multiply(a, b, precision, permute=permute), want), (precision, permute)
+    assert runs == [True] * 6
+
+
+SHAPES = [(1, 1, 700, 1), (97, 192, 25, 2), (2, 20011, 30, 1), (2100, 70, 3, 1), (300, 40, 300, 1), (2, 2, 2, 30)]
+
+
+@needs_kernel
+@pytest.mark.parametrize("shape", slow_except(SHAPES, SHAPES[1]))
+def test_products_against_those_in_fp64(
+    shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch, runs: list[bool], cases: Callable[[], None]
+) -> None:
+    m, k, n, batch = shape
+    r = np.random.default_rng(m)
+    left = np.concatenate([HOSTILE[kind](r, batch * m // 3 + 1, k) for kind in ("gauss", "ties", "lognormal")])
+    operands = [
+        torch.from_numpy(left[: batch * m]).reshape(-1),
+        torch.from_numpy(HOSTILE["heavy tails"](r, batch * n, k)).view(-1),
+    ]
+    operands[0][5 % m * k] = torch.inf
+    before = torch.get_num_threads()
+    for transposed in product((False, True), (False, True)):
+        instruction = matmul(m, k, n, batch, transposed=transposed)
+        monkeypatch.setenv("TIEBREAK_INTEGERS", "0")
+        right = Arithmetic().execute(instruction, operands, 0)
+        monkeypatch.setenv("TIEBREAK_INTEGERS", "1")
+        try:
+            for threads, permute in ((1, None), (3, 5)):
+                torch.set_num_threads(threads)
+                found = Arithmetic(permute=permute).execute(replace(instruction), operands, 0)
+                assert torch.equal(found.nan_to_num(7.0), right.nan_to_num(7.0))
+                cases()
+        finally:
+            torch.set_num_threads(before)
+    assert runs == [True] * 8 * (k > 1 or n > 1)
+
+
+@needs_kernel
+def test_rows_whose_residues_do_not_fit_together(
+    forced: None, runs: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = factors("ties", 100, 70, 40)
+    want = exact_product(a, b, 32)
+    monkeypatch.setattr(integers, "RESIDUES", 40 * 128 * 11)  # of 32 rows
+    assert np.array_equal(multiply(a, b), want)
+    monkeypatch.setattr(integers, "RESIDUES", 31 * 128 * 11)  # not even of these
+    assert np.array_equal(multiply(a, b), want)
+    assert runs == [True]
+
+
+@needs_kernel
+def test_what_is_not_finite_is_nan_and_nothing_else(forced: None, runs: list[bool]) -> None:
+    a, b = factors("gauss", 20, 100, 40)
+    b[:, 11] = 0
+    want = exact_product(a, b, 32)
+    a[1, 3], a[2, 4], b[5, 7] = np.inf, np.nan, -np.inf
+    found = multiply(a, b)
+    nan = np.zeros_like(found, bool)
+    nan[1] = nan[2] = nan[:, 7] = True
+    assert np.array_equal(found[~nan], want[~nan])
+    assert np.isnan(found.view(np.float32)[nan]).all()
+    assert runs == [True]
+
+
+def left_to_fp64(a: Matrix, b: Matrix, **changes: object) -> bool:
+    """Whether a product, whose result must be right, is left to FP64 by a plan that may leave it."""
+    tables = plan_tables(matmul(len(a), a.shape[1], b.shape[1]))
+    assert tables is not None
+    made = choose(tables, 32)
+    assert made is not None
+    for name, value in {"stays": 0, **changes}.items():
+        setattr(made.moduli, name, value)
+    found: list[bool] = []
+    run = made.run
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made, "run", lambda *given: found.append(run(*given)) or found[-1])
+        patch.setattr(integers, "choose", lambda *_: made)
+        assert np.array_equal(multiply(a, b), exact_product(a, b, 32))
+    assert len(found) == 1
+    return not found[0]
+
+
+@needs_kernel
+def test_what_would_leave_much_undecided_is_left_to_fp64(forced: None) -> None:
+    assert not left_to_fp64(*factors("gauss", 64, 96, 64))
+    ties, ones = factors("ties", 64, 96, 64)
+    ties[2::3] = ties[1]
+    assert not left_to_fp64(ties, ones)
+    cancelling, ones = factors("cancelling", 64, 96, 64)
+    assert not left_to_fp64(cancelling, ones)  # nothing is cut: ties by integers
+    cancelling[:, 47], cancelling[:, 95] = 0, 1e-12 * cancelling[:, 0]  # of which the most is cut
+    assert left_to_fp64(cancelling, ones)
+    wide, other = factors("wide", 64, 96, 64)
+    assert left_to_fp64(wide, other, loose=2.0**40)
+    assert left_to_fp64(wide, other)
+
+
+@needs_kernel
+def test_sums_that_report_near_ties_stay_in_fp64(forced: None, runs: list[bool]) -> None:
+    rules = Logging({}, {SumKind.PRODUCTS: 8})
+    i, operands = matmul(8, 70, 8), [torch.ones(560), torch.ones(560)]
+    arithmetic = Arithmetic(logging=rules)
+    arithmetic.execute_logged(i, operands, 0)
+    assert runs == []
+    arithmetic.execute(i, operands, 0)
+    assert runs == [True]
+
+
+# ---- which products ----
+
+
+def test_by_default_only_a_matrix_unit_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = plan_tables(matmul(512, 768, 3072))
+    small = plan_tables(matmul(64, 64, 64, 96))
+    assert tables is not None
+    assert small is not None
+    library = integers.build().library
+    for unit, chosen in ((0, False), (1, False), (2, True)):
+        monkeypatch.setattr(integers, "_tiles", lambda _, unit=unit: unit)
+        assert (choose(tables, 32) is not None) == (chosen and library is not None)
+        assert choose(small, 32) is None
+    monkeypatch.setenv("TIEBREAK_INTEGERS", "0")
+    assert choose(tables, 32) is None
+
+
+def test_the_table_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integers, "unit", lambda: "vectors")
+    assert dict(integer_products())["products by integers"].startswith("none: no AMX")
+    monkeypatch.setattr(integers, "unit", lambda: "AMX")
+    found = dict(integer_products())
+    assert found["512 x 768 x 3072"].startswith("11 moduli")
+    assert found["512 x 64 x 512"].startswith("FP64")
+    assert found["bf16 512 x 768 x 3072"].startswith("7 moduli")
+
+
+@needs_kernel
+def test_qualification_tries_integers_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any("by integers" in name for name in qualify(Arithmetic()).operations) or UNIT == "AMX"
+    monkeypatch.setattr(integers, "unit", lambda: "AMX")
+    with by_integers() as found:
+        assert found
+    assert any("to bf16 by integers" in name for name in qualify(Arithmetic()).operations)
+
+
+COMPILER = _compiler()
+
+
+@pytest.mark.skipif(COMPILER is None or not UNIT, reason="needs a C compiler for this processor")
+def test_the_machine_code_for_amx(tmp_path: Path) -> None:
+    """Compiled for a matrix unit: eight tiles, no other memory in the loop, permission asked, tiles released."""
+    assert COMPILER is not None
+    source = Path(integers.__file__).with_suffix(".c")
+    command = [*COMPILER, *FLAGS, "-march=native", "-mamx-tile", "-mamx-int8", "-S", str(source), "-o", "-"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode and "mamx" in done.stderr:
+        pytest.skip("the compiler does not know AMX")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines() if line.strip() and not line.startswith("#")]
+    names = [line[0] for line in lines]
+    assert {"ldtilecfg", "tilerelease"} <= set(names)
+    first = names.index("tdpbusd")
+    begin = max(at for at in range(first) if names[at].endswith(":"))
+    end = next(at for at in range(first, len(names)) if names[at].startswith("j"))
+    loop = names[begin:end]
+    assert [loop.count(name) for name in ("tdpbusd", "tileloadd", "tilestored")] == [4, 4, 0]
+    assert all(name in ("tdpbusd", "tileloadd", "leaq", "addq", "incq", "cmpq") for name in loop[1:] if "." not in name)
+
+
+EMULATED = ("#if defined(__AMX_INT8__)", (Path(__file__).parent / "tiles.h").read_text() + "\n#if 1")
+"""The change by which the instructions of AMX are computed in C."""
+TILES = [
+    ("_tile_loadd(5, a + TILE, 64);", "_tile_loadd(5, a, 64);"),  # the upper rows twice
+    ("_tile_stored(2, c + 512, 64);", "_tile_stored(2, c + 768, 64);"),
+    ("_tile_loadconfig(&shape);", ""),
+    ("shape.bytes[i] = 64, shape.rows[i] = 16;", "shape.bytes[i] = 64, shape.rows[i] = 8;"),
+]
+
+
+@needs_kernel
+@pytest.mark.skipif(UNIT == "AMX", reason="has the instructions")
+@pytest.mark.parametrize("fault", slow_except([(), *((f,) for f in TILES)], ()))
+def test_the_code_for_amx_with_its_instructions_emulated(
+    fault: tuple[tuple[str, str], ...], forced: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    built = kernel_with(tmp_path, EMULATED, *fault, name="integers")
+    monkeypatch.setattr(integers, "build", lambda: built)
+    right = [wrong(kind) == 0 for kind in ("gauss", "ties")]
+    assert integers.unit() == "AMX"
+    assert all(right) == (not fault)
+
+
+# ---- faults ----
+
+CARRY = "g = _mm512_add_epi64(g, _mm512_srli_epi64(h, 52));"
+FAULTS = [
+    ("cut[h] = _mm512_fmadd_pd(rest, rest, cut[h]);", "", "wide"),  # the norm of what was cut
+    (CARRY, "", "ties"),  # the carry of a panel
+    ("_mm512_mask_add_epi8(all, _mm512_movepi8_mask(all), all, ", "_mm512_maskz_add_epi8(-1ull, all, ", "gauss"),
+    ("| (size != size >> drop << drop)", "", "ties"),  # rounded twice
+    ("return negative ? -found : found;", "return found;", "ties"),
+    ("scale != 0 ? 1 / scale : 0;", "1 / scale;", "zeros"),
+    ("held.tie + q * each, p->tiles,", "held.tie, p->tiles,", "ties"),  # one modulus for all
+    ("held.f + strip * at->pairs * 1024);", "held.f);", "gauss"),
+]  # fmt: skip
+
+
+def case(kind: str) -> tuple[Matrix, Matrix]:
+    a, b = factors(kind, 40, 900, 40)
+    return (a, -b) if kind == "ties" else (a, b)
+
+
+def wrong(kind: str) -> int:
+    a, b = case(kind)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIEBREAK_INTEGERS", "0")
+        right = multiply(a, b)
+    values = multiply(a, b).view(np.float32)
+    return int(
+        (
+            np.nan_to_num(values, nan=7).view(np.uint32) != np.nan_to_num(right.view(np.float32), nan=7).view(np.uint32)
+        ).sum()
+    )
+
+
+@needs_kernel
+@pytest.mark.parametrize(("old", "new", "kind"), slow_except(FAULTS, FAULTS[0], several=True))
+def test_a_kernel_with_a_fault_is_caught(
+    old: str, new: str, kind: str, forced: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert wrong(kind) == 0
+    built = kernel_with(tmp_path, (old, new), name="integers")
+    library = built.library
+    assert library is not None
+    monkeypatch.setattr(integers, "build", lambda: built)
+    assert wrong(kind) > 0
+
+
+@needs_kernel
+def test_qualification_refuses_a_kernel_with_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    built = kernel_with(tmp_path, (CARRY, "g = f;"), name="integers")
+    monkeypatch.setattr(integers, "unit", lambda: "AMX")
+    monkeypatch.setattr(integers, "build", lambda: built)
+    with pytest.raises(ConfigurationError, match="does not compute reduce sum of products by integers exactly"):
+        qualify(Arithmetic())
+
+
+@needs_kernel
+@pytest.mark.parametrize(("fault", "kind"), [("reach", "aligned"), ("added", "ties")])
+def test_tables_with_a_fault_are_caught(fault: str, kind: str, forced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Norms beyond what P allows; and an offset cut once for each modulus."""
+    real = integers._moduli
+
+    def faulty(shape: Shape, count: int, precision: int) -> Any:
+        plan = real(shape, count, precision)
+        if fault == "reach":
+            plan.reach *= 4
+        else:
+            plan.added -= plan.count
+            plan.ties = 0
+        return plan
+
+    a, b = factors("positive", 40, 900, 40) if kind == "aligned" else case(kind)
+    want = exact_product(a, b, 32)
+    assert np.array_equal(multiply(a, b), want)
+    monkeypatch.setattr(integers, "_moduli", faulty)
+    assert not np.array_equal(multiply(a, b), want)
