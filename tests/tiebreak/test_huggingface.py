@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,15 +119,29 @@ def test_steps_events_and_logs_are_their_own(tmp_path: Path) -> None:
     assert run.audit(sample=2, seed="1").agrees
 
 
-def test_nothing_that_watches_changes_a_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["tensorboard", "mlflow", *(["wandb"] if find_spec("wandb") else [])])
+def test_nothing_that_watches_changes_a_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """W&B runs where it is installed; its offline file and MLflow's folder hold what Trainer logs."""
+    settings = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    for name, value in {**settings, "MLFLOW_TRACKING_URI": f"file:{tmp_path}/ml"}.items():
+        monkeypatch.setenv(name, value)
     bare = plain(tmp_path / "bare", max_steps=6)
     watched = plain(
         tmp_path / "watched", max_steps=6, callbacks=[Events()], eval_dataset=encoded(6), eval_strategy="steps",
-        eval_steps=2, save_strategy="steps", save_steps=6, logging_steps=3, report_to="tensorboard",
+        eval_steps=2, save_strategy="steps", save_steps=6, logging_steps=3, report_to=kind,
     )  # fmt: skip
     for trainer in (bare, watched):
         tiebreak.hf.train(trainer)
-    assert [*tmp_path.glob("watched/**/events.out.tfevents*")] != []
+    if kind == "mlflow":
+        metrics = next(tmp_path.glob("ml/*/*/metrics"))
+        for name in ("loss", "grad_norm", "learning_rate", "epoch", "eval_loss"):
+            lines = [line.split() for line in (metrics / name).read_text().splitlines()]
+            told = [(line["step"], line[name]) for line in watched.state.log_history if name in line]
+            assert [(int(step), float(value)) for _, value, step in lines] == told
+        sys.modules["mlflow"].end_run()
+    else:
+        found = {"tensorboard": "watched/**/events.out.tfevents*", "wandb": "wandb/offline-run-*/*.wandb"}[kind]
+        assert [*tmp_path.glob(found)] != []
     states = [tiebreak.open_run(tmp_path / name / "run").state_dict() for name in ("bare", "watched")]
     assert all(states[0][name].equal(states[1][name]) for name in states[0])
 
@@ -337,6 +352,7 @@ def test_what_no_run_could_follow_is_refused_by_name(tmp_path: Path, what: str) 
 class Scale(TrainingArguments):
     used: float = 2.0
     left: float = 3.0
+    unset: float = 4.0
 
 
 class Scaled(Trainer):
@@ -346,7 +362,7 @@ class Scaled(Trainer):
 
 def test_arguments_that_nobody_reads_are_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="nobody has read left of Scale while"):
-        tiebreak.hf.train(plain(tmp_path, Scaled, settings=Scale, max_steps=2))
+        tiebreak.hf.train(plain(tmp_path, Scaled, settings=Scale, max_steps=2, left=1.0))
 
 
 def test_a_trainer_that_cannot_be_driven_names_its_calls(tmp_path: Path) -> None:
@@ -363,8 +379,11 @@ def test_older_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigurationError, match=r"expected transformers 5, got 4.57.0"):
         runpy.run_path(str(huggingface.__file__))
     monkeypatch.setitem(sys.modules, "trl", SimpleNamespace(__version__="0.24.0"))
-    with pytest.raises(ConfigurationError, match=r"TRL 0.24.0, whose losses"):
-        tiebreak.hf.train(plain(tmp_path))
+    older = type("SFTTrainer", (Trainer,), {"__module__": "trl.trainer.sft_trainer"})
+    with pytest.raises(ConfigurationError, match=r"a trainer of TRL 0.24.0, whose losses"):
+        tiebreak.hf.train(plain(tmp_path, older))
+    monkeypatch.delattr(Trainer, "loss_is_scaled_for_ga")  # as in transformers 5.6, with which LLaMA-Factory loads
+    assert tiebreak.hf.train(plain(tmp_path, max_steps=2)).global_step == 2  # such a TRL, but not its trainers
 
 
 def test_a_stream_that_ends_early_ends_the_run(tmp_path: Path) -> None:

@@ -24,7 +24,10 @@ _CLOSE_IN_BF16: Final = 3e-2
 def _silent(trainer: Any) -> Iterator[None]:
     """Lets `compute_loss` report into nothing. All other attributes that it changes stay changed, and are noticed."""
     aside = {name: copy.deepcopy(vars(trainer)[name]) for name in _REPORTED if name in vars(trainer)}
-    with replaced(trainer, log=lambda *_, **__: None, **aside):
+    tokens = {}
+    if getattr(trainer.args, "include_tkps", False):  # Axolotl's counts, in its state
+        tokens = {"tokens": {"trainable": torch.zeros(1), "total": torch.zeros(1)}}
+    with replaced(trainer, log=lambda *_, **__: None, **aside), replaced(trainer.state, **tokens):
         yield
 
 

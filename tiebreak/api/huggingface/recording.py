@@ -191,7 +191,7 @@ def columns(trainer: Trainer, recording: Recording) -> RecordedColumns:
     names = [n for n, v in rows[0].items() if isinstance(v, Tensor) and n not in _FLASH]
     _check_names(trainer, rows, names)
     items = [recording.items[i] for i in sources]
-    scaled = held.loss_is_scaled_for_ga
+    scaled = getattr(held, "loss_is_scaled_for_ga", None)  # which transformers 5.6 does not have
     if scaled is None:
         scaled = (held.model_accepts_loss_kwargs and items[0] is not None) or held.compute_loss_func is not None
     weights = [a * bool(share) if scaled else share for share in shares]
