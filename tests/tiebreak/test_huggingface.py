@@ -386,6 +386,14 @@ def test_older_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert tiebreak.hf.train(plain(tmp_path, max_steps=2)).global_step == 2  # such a TRL, but not its trainers
 
 
+def test_the_cost_of_padding_is_said(tmp_path: Path) -> None:
+    rows = [{"input_ids": [5] * (200 if i == 7 else 8)} for i in range(8)]
+    with pytest.warns(
+        UserWarning, match=r"1,344 of 1,600 elements of input_ids \(84% .*\) are padding to 200 a batch, since"
+    ):
+        tiebreak.hf.train(plain(tmp_path, model=llama, train_dataset=rows, max_steps=8, per_device_train_batch_size=1))
+
+
 def test_a_stream_that_ends_early_ends_the_run(tmp_path: Path) -> None:
     rows = list(encoded(12))
     ours, theirs = (
