@@ -1,5 +1,6 @@
 """`tiebreak.hf.train` against `transformers.Trainer` itself, in its own order of examples; and what it refuses."""
 
+import importlib.metadata
 import os
 import runpy
 import subprocess
@@ -11,17 +12,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import importlib_metadata
 import pytest
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
     DataCollatorForLanguageModeling,
+    DataCollatorForSeq2Seq,
     DataCollatorWithPadding,
     EarlyStoppingCallback,
     LlamaForSequenceClassification,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -31,7 +38,7 @@ from transformers.trainer_callback import PrinterCallback
 
 import tiebreak
 from tests.source_tree import ROOT
-from tests.tiebreak.hf_cases import arguments, encoded, gpt2, llama, losses, tokenizer
+from tests.tiebreak.hf_cases import arguments, encoded, gpt2, llama, losses, texts, tokenizer
 from tiebreak import ConfigurationError, StateError, TiebreakTrainer
 from tiebreak.api import huggingface
 from tiebreak.api.certification.certificates import verify
@@ -180,6 +187,24 @@ def streamed(folder: Path, **more: Any) -> Trainer:
     )
 
 
+def translated(folder: Path, **more: Any) -> Trainer:
+    """A model whose decoder is fed shifted labels, and that is evaluated by what it generates."""
+
+    def model() -> T5ForConditionalGeneration:
+        torch.manual_seed(0)
+        config = T5Config(vocab_size=320, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0)
+        config.decoder_start_token_id = 0
+        return T5ForConditionalGeneration(config)
+
+    ids = [[tokenizer()(line).input_ids for line in texts(40, seed)] for seed in (1, 2)]
+    rows = Dataset.from_dict({"input_ids": ids[0], "labels": ids[1]})
+    return plain(
+        folder, Seq2SeqTrainer, model, settings=Seq2SeqTrainingArguments, train_dataset=rows,
+        eval_dataset=rows.select(range(4)), data_collator=DataCollatorForSeq2Seq(tokenizer(), model=model()),
+        predict_with_generate=True, generation_max_length=8, eval_strategy="steps", eval_steps=10, **more,
+    )  # fmt: skip
+
+
 CASES: dict[str, tuple[Made, dict[str, Any]]] = {
     "llama": (plain, {"model": llama}),
     "its own compute_loss that logs": (plain, {"kind": Own, "model": llama}),
@@ -188,6 +213,7 @@ CASES: dict[str, tuple[Made, dict[str, Any]]] = {
     "epochs": (plain, {"max_steps": -1, "num_train_epochs": 2.5}),
     "streams": (streamed, {}),
     "checkpoints activations": (plain, {"gradient_checkpointing": True, "model": llama}),
+    "translates": (translated, {}),
     "smooths labels": (plain, {"label_smoothing_factor": 0.1}),
     "masks drawn anew": (masked, {}),
     "SGD without clipping": (plain, {"optim": "sgd", "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}),
@@ -320,6 +346,14 @@ class Writes(TrainerCallback):
             next(model.parameters()).mul_(0.5)
 
 
+def fast() -> Any:
+    """A model whose forward Unsloth has replaced, as it does in transformers' own classes."""
+    kind = type(gpt2())
+    made = type("GPT2LMHeadModel", (kind,), {"__module__": kind.__module__, "forward": lambda *_, **__: None})
+    made.forward.__module__ = "unsloth.models.llama"
+    return made(gpt2().config)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a counter": ({"kind": Counts}, "it changes an attribute of loss"),
     "a step of its own": ({"kind": Steps}, "got a training_step of your own, which a run never calls"),
@@ -334,6 +368,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"callbacks": [Writes()]},
         "callbacks that leave the weights alone, got one that writes",
     ),
+    "Unsloth": ({"model": fast}, "got a model or a trainer of Unsloth, .* same LoRA with peft"),
     "several": (
         {"kind": Steps, "neftune_noise_alpha": 1.0, "torch_compile": True},
         r"(?s)\* torch_compile=True: .*\* neftune_noise_alpha=1.0: .*\* a training_step of your own",
@@ -392,6 +427,16 @@ def test_the_cost_of_padding_is_said(tmp_path: Path) -> None:
         UserWarning, match=r"1,344 of 1,600 elements of input_ids \(84% .*\) are padding to 200 a batch, since"
     ):
         tiebreak.hf.train(plain(tmp_path, model=llama, train_dataset=rows, max_steps=8, per_device_train_batch_size=1))
+
+
+class Asks(Trainer):
+    def compute_loss(self, *given: Any, **more: Any) -> Any:
+        assert importlib_metadata.version("torch") == importlib.metadata.version("torch")  # as accelerate asks for PEFT
+        return super().compute_loss(*given, **more)
+
+
+def test_a_step_may_ask_which_packages_there_are(tmp_path: Path) -> None:
+    assert tiebreak.hf.train(plain(tmp_path, Asks, max_steps=1)).global_step == 1
 
 
 def test_a_stream_that_ends_early_ends_the_run(tmp_path: Path) -> None:

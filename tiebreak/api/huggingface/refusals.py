@@ -75,13 +75,17 @@ def _of_trainer(trainer: Trainer) -> Iterator[str]:
         )
     if _is_users(_owner(held, "training_step")):
         yield "a training_step of your own, which a run never calls: put what it computes into compute_loss"
-    if "unsloth" in f"{type(held).__module__} {type(held.model).__module__}".lower():
-        yield "a model of Unsloth, whose kernels are no operators of PyTorch; the same LoRA works with peft"
+    kinds = {type(held), *map(type, held.model.modules())}
+    if any("unsloth" in f"{kind.__module__} {_owner(kind, 'forward')}".lower() for kind in kinds):
+        yield (
+            "a model or a trainer of Unsloth, whose kernels are no operators of PyTorch: load the same base with "
+            "AutoModelForCausalLM, and give it the same LoRA with peft"
+        )
 
 
-def _owner(trainer: Any, method: str) -> str:
-    """The module of the code that a method is."""
-    bound = getattr(trainer, method)
+def _owner(holder: Any, method: str) -> str:
+    """The module of the code that a method is, if there is one."""
+    bound = getattr(holder, method, None)
     return str(getattr(getattr(bound, "__func__", bound), "__module__", ""))
 
 
