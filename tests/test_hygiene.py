@@ -243,6 +243,7 @@ OPTIONAL = {"tiebreak.api.data.hugging_face": "hf", "tiebreak.api.data.tokenizin
 EXTRAS = {
     "tiebreak.api.huggingface": ["hf"],
     "tiebreak.hf": ["hf"],
+    "tiebreak.axolotl": ["hf"],
     "tiebreak.api.training.finetuning": ["finetune", "hf"],
     "tiebreak.cli.finetune": ["finetune"],
     "tiebreak.engine.arithmetic.gpu.kernels": ["gpu"],
@@ -254,6 +255,9 @@ EXTRAS = {
     "tiebreak.demo": ["chain", "sim", "demo"],
 }
 """What nobody needs who only trains or audits, and the extras that bring its libraries."""
+
+HOSTS = {"tiebreak.axolotl": ["axolotl"]}
+"""Plugins, which nothing but the program that they extend imports."""
 
 
 def names_of(requirements: list[str]) -> set[str]:
@@ -296,7 +300,7 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
             if top not in sys.stdlib_module_names and top != "tiebreak":
                 extras = next((e for folder, e in EXTRAS.items() if f"{name}.".startswith(f"{folder}.")), [])
                 extras = [*extras, OPTIONAL[name]] if name in OPTIONAL else extras
-                asked_for = declared.union(*(optional[extra] for extra in extras))
+                asked_for = declared.union(*(optional[extra] for extra in extras), HOSTS.get(name, []))
                 assert modules.get(top, top) in asked_for, (
                     f"{name} imports {top}, which pyproject.toml does not ask for"
                 )

@@ -22,7 +22,7 @@ FOLDERS = {
     "tiebreak.engine": _ENGINE.split(),
     "tiebreak.sim": ["world", "adversaries", "games"],
     "tiebreak.api": _API.split(),
-    "tiebreak": ["protocol", "engine", "sim", "incentives", "api", "hf", "node", "demo", "cli", "__main__"],
+    "tiebreak": ["protocol", "engine", "sim", "incentives", "api", "axolotl", "hf", "node", "demo", "cli", "__main__"],
 }
 """Folders of each package and modules beside them, in the order in which they may import: each those before it."""
 

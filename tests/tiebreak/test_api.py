@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 import tiebreak
 from tests.engine.logged_cases import log_of
@@ -119,7 +119,11 @@ def test_ways_to_say_the_same(cases: Callable[[], None]) -> None:
     losses = tiebreak.reproducible(**regression(data=turned, loss=by_name)).run(progress=False).losses
     assert losses == trainer.losses
     dataset = TensorDataset(given["data"]["x"], given["data"]["y"])
-    assert tiebreak.reproducible(**regression(data=dataset)).run(progress=False).losses == losses
+    named = [{"x": x, "y": y} for x, y in dataset]
+    pairs = [(x.double().numpy(), y.double().numpy()) for x, y in dataset]
+    for data in (dataset, [*dataset], pairs, named, Subset(dataset, range(len(dataset))), DataLoader(dataset, 5, True)):
+        assert tiebreak.reproducible(**regression(data=data)).run(progress=False).losses == losses
+        cases()
     other = tiebreak.reproducible(**regression(seed=1)).run(progress=False)
     assert other.digest() != expected
 
@@ -165,6 +169,19 @@ def test_a_save_of_something_else_is_not_gone_on_from(tmp_path: Path, cases: Cal
         cases()
 
 
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([torch.ones(4)])
+
+
+class Drawn(Dataset[Any]):
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, at: int) -> Any:
+        return torch.rand(4), torch.ones(1)
+
+
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no module": ({"model": lambda x: x}, "expected model as a torch.nn.Module, got a function"),
     "no loss": ({"loss": "mse"}, "expected loss as a function of the model .*, got 'mse'"),
@@ -174,7 +191,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no optimizer": ({"optimizer": "SGD"}, r"such as tiebreak.AdamW\(lr=1e-3\), or optimizers of .* got 'str'"),
     "no steps": ({"steps": 0}, "steps as an integer from 1 to .*, got 0"),
-    "no data": ({"data": {}}, "expected data as arrays by name or a TensorDataset"),
+    "no data": ({"data": {}}, "expected data as arrays by name, a dataset with a length"),
+    "a stream": ({"data": DataLoader(Stream())}, "a DataLoader or a list of examples, got a Stream"),
+    "a collator": ({"data": DataLoader([1], collate_fn=list)}, "a DataLoader without a collate_fn, got one"),
+    "unequal examples": ({"data": [(torch.ones(1), 1), (torch.ones(2), 1)]}, "examples of numbers in equal shapes"),
+    "texts": ({"data": [("a", 1), ("b", 2)]}, "examples of numbers in equal shapes"),
+    "nested examples": ({"data": [([1.0, 2.0], 1)]}, "examples of numbers in equal shapes"),
+    "augmentation": ({"data": Drawn()}, "gives the same example each time, got another at the second look"),
     "a list": ({"data": [1]}, r"got \[1\]"),
     "halves": ({"data": {"x": np.zeros((4, 4), np.float16)}}, "float32, int64 or bool in data 'x'"),
     "an option": ({"dropout": 0.5}, r"got \['dropout'\]"),

@@ -198,3 +198,11 @@ def test_what_is_shown_is_short() -> None:
     assert shown(10**5000) == "a very large integer"
     with pytest.raises(ConfigurationError, match="expected it as nothing, got 3"):
         Expectation("nothing", lambda _: False).require("it", 3)
+
+
+def test_each_worker_of_torchrun_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    assert tiebreak.Machine(device="cuda").device == "cuda"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "one")
+    names = ["cuda", "cuda:1", "cpu"]
+    assert [tiebreak.Machine(device=name).device for name in names] == ["cuda:3", "cuda:1", "cpu"]

@@ -1,26 +1,34 @@
 """`tiebreak.hf.train` against `transformers.Trainer` itself, in its own order of examples; and what it refuses."""
 
+import importlib.metadata
 import os
 import runpy
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import importlib_metadata
 import pytest
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
     DataCollatorForLanguageModeling,
+    DataCollatorForSeq2Seq,
     DataCollatorWithPadding,
     EarlyStoppingCallback,
     LlamaForSequenceClassification,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -30,7 +38,7 @@ from transformers.trainer_callback import PrinterCallback
 
 import tiebreak
 from tests.source_tree import ROOT
-from tests.tiebreak.hf_cases import arguments, encoded, gpt2, llama, losses, tokenizer
+from tests.tiebreak.hf_cases import arguments, encoded, gpt2, llama, losses, texts, tokenizer
 from tiebreak import ConfigurationError, StateError, TiebreakTrainer
 from tiebreak.api import huggingface
 from tiebreak.api.certification.certificates import verify
@@ -118,15 +126,29 @@ def test_steps_events_and_logs_are_their_own(tmp_path: Path) -> None:
     assert run.audit(sample=2, seed="1").agrees
 
 
-def test_nothing_that_watches_changes_a_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["tensorboard", "mlflow", *(["wandb"] if find_spec("wandb") else [])])
+def test_nothing_that_watches_changes_a_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """W&B runs where it is installed; its offline file and MLflow's folder hold what Trainer logs."""
+    settings = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "MLFLOW_ALLOW_FILE_STORE": "true"}
+    for name, value in {**settings, "MLFLOW_TRACKING_URI": f"file:{tmp_path}/ml"}.items():
+        monkeypatch.setenv(name, value)
     bare = plain(tmp_path / "bare", max_steps=6)
     watched = plain(
         tmp_path / "watched", max_steps=6, callbacks=[Events()], eval_dataset=encoded(6), eval_strategy="steps",
-        eval_steps=2, save_strategy="steps", save_steps=6, logging_steps=3, report_to="tensorboard",
+        eval_steps=2, save_strategy="steps", save_steps=6, logging_steps=3, report_to=kind,
     )  # fmt: skip
     for trainer in (bare, watched):
         tiebreak.hf.train(trainer)
-    assert [*tmp_path.glob("watched/**/events.out.tfevents*")] != []
+    if kind == "mlflow":
+        metrics = next(tmp_path.glob("ml/*/*/metrics"))
+        for name in ("loss", "grad_norm", "learning_rate", "epoch", "eval_loss"):
+            lines = [line.split() for line in (metrics / name).read_text().splitlines()]
+            told = [(line["step"], line[name]) for line in watched.state.log_history if name in line]
+            assert [(int(step), float(value)) for _, value, step in lines] == told
+        sys.modules["mlflow"].end_run()
+    else:
+        found = {"tensorboard": "watched/**/events.out.tfevents*", "wandb": "wandb/offline-run-*/*.wandb"}[kind]
+        assert [*tmp_path.glob(found)] != []
     states = [tiebreak.open_run(tmp_path / name / "run").state_dict() for name in ("bare", "watched")]
     assert all(states[0][name].equal(states[1][name]) for name in states[0])
 
@@ -165,6 +187,24 @@ def streamed(folder: Path, **more: Any) -> Trainer:
     )
 
 
+def translated(folder: Path, **more: Any) -> Trainer:
+    """A model whose decoder is fed shifted labels, and that is evaluated by what it generates."""
+
+    def model() -> T5ForConditionalGeneration:
+        torch.manual_seed(0)
+        config = T5Config(vocab_size=320, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0)
+        config.decoder_start_token_id = 0
+        return T5ForConditionalGeneration(config)
+
+    ids = [[tokenizer()(line).input_ids for line in texts(40, seed)] for seed in (1, 2)]
+    rows = Dataset.from_dict({"input_ids": ids[0], "labels": ids[1]})
+    return plain(
+        folder, Seq2SeqTrainer, model, settings=Seq2SeqTrainingArguments, train_dataset=rows,
+        eval_dataset=rows.select(range(4)), data_collator=DataCollatorForSeq2Seq(tokenizer(), model=model()),
+        predict_with_generate=True, generation_max_length=8, eval_strategy="steps", eval_steps=10, **more,
+    )  # fmt: skip
+
+
 CASES: dict[str, tuple[Made, dict[str, Any]]] = {
     "llama": (plain, {"model": llama}),
     "its own compute_loss that logs": (plain, {"kind": Own, "model": llama}),
@@ -173,6 +213,7 @@ CASES: dict[str, tuple[Made, dict[str, Any]]] = {
     "epochs": (plain, {"max_steps": -1, "num_train_epochs": 2.5}),
     "streams": (streamed, {}),
     "checkpoints activations": (plain, {"gradient_checkpointing": True, "model": llama}),
+    "translates": (translated, {}),
     "smooths labels": (plain, {"label_smoothing_factor": 0.1}),
     "masks drawn anew": (masked, {}),
     "SGD without clipping": (plain, {"optim": "sgd", "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}),
@@ -305,6 +346,14 @@ class Writes(TrainerCallback):
             next(model.parameters()).mul_(0.5)
 
 
+def fast() -> Any:
+    """A model whose forward Unsloth has replaced, as it does in transformers' own classes."""
+    kind = type(gpt2())
+    made = type("GPT2LMHeadModel", (kind,), {"__module__": kind.__module__, "forward": lambda *_, **__: None})
+    made.forward.__module__ = "unsloth.models.llama"
+    return made(gpt2().config)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a counter": ({"kind": Counts}, "it changes an attribute of loss"),
     "a step of its own": ({"kind": Steps}, "got a training_step of your own, which a run never calls"),
@@ -319,6 +368,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"callbacks": [Writes()]},
         "callbacks that leave the weights alone, got one that writes",
     ),
+    "Unsloth": ({"model": fast}, "got a model or a trainer of Unsloth, .* same LoRA with peft"),
     "several": (
         {"kind": Steps, "neftune_noise_alpha": 1.0, "torch_compile": True},
         r"(?s)\* torch_compile=True: .*\* neftune_noise_alpha=1.0: .*\* a training_step of your own",
@@ -337,6 +387,7 @@ def test_what_no_run_could_follow_is_refused_by_name(tmp_path: Path, what: str) 
 class Scale(TrainingArguments):
     used: float = 2.0
     left: float = 3.0
+    unset: float = 4.0
 
 
 class Scaled(Trainer):
@@ -346,7 +397,7 @@ class Scaled(Trainer):
 
 def test_arguments_that_nobody_reads_are_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="nobody has read left of Scale while"):
-        tiebreak.hf.train(plain(tmp_path, Scaled, settings=Scale, max_steps=2))
+        tiebreak.hf.train(plain(tmp_path, Scaled, settings=Scale, max_steps=2, left=1.0))
 
 
 def test_a_trainer_that_cannot_be_driven_names_its_calls(tmp_path: Path) -> None:
@@ -363,8 +414,29 @@ def test_older_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigurationError, match=r"expected transformers 5, got 4.57.0"):
         runpy.run_path(str(huggingface.__file__))
     monkeypatch.setitem(sys.modules, "trl", SimpleNamespace(__version__="0.24.0"))
-    with pytest.raises(ConfigurationError, match=r"TRL 0.24.0, whose losses"):
-        tiebreak.hf.train(plain(tmp_path))
+    older = type("SFTTrainer", (Trainer,), {"__module__": "trl.trainer.sft_trainer"})
+    with pytest.raises(ConfigurationError, match=r"a trainer of TRL 0.24.0, whose losses"):
+        tiebreak.hf.train(plain(tmp_path, older))
+    monkeypatch.delattr(Trainer, "loss_is_scaled_for_ga")  # as in transformers 5.6, with which LLaMA-Factory loads
+    assert tiebreak.hf.train(plain(tmp_path, max_steps=2)).global_step == 2  # such a TRL, but not its trainers
+
+
+def test_the_cost_of_padding_is_said(tmp_path: Path) -> None:
+    rows = [{"input_ids": [5] * (200 if i == 7 else 8)} for i in range(8)]
+    with pytest.warns(
+        UserWarning, match=r"1,344 of 1,600 elements of input_ids \(84% .*\) are padding to 200 a batch, since"
+    ):
+        tiebreak.hf.train(plain(tmp_path, model=llama, train_dataset=rows, max_steps=8, per_device_train_batch_size=1))
+
+
+class Asks(Trainer):
+    def compute_loss(self, *given: Any, **more: Any) -> Any:
+        assert importlib_metadata.version("torch") == importlib.metadata.version("torch")  # as accelerate asks for PEFT
+        return super().compute_loss(*given, **more)
+
+
+def test_a_step_may_ask_which_packages_there_are(tmp_path: Path) -> None:
+    assert tiebreak.hf.train(plain(tmp_path, Asks, max_steps=1)).global_step == 1
 
 
 def test_a_stream_that_ends_early_ends_the_run(tmp_path: Path) -> None:

@@ -8,7 +8,13 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForSequenceClassification, Trainer, set_seed
+from transformers import (
+    AutoModelForSequenceClassification,
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    set_seed,
+)
 from transformers.trainer_callback import PrinterCallback
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
@@ -109,6 +115,51 @@ CASES: dict[str, tuple[Callable[..., Trainer], dict[str, Any]]] = {
 def test_losses_are_those_of_their_trainer(tmp_path: Path, case: str) -> None:
     make, more = CASES[case]
     both(tmp_path, make, **more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_a_script_as_people_write_it(tmp_path: Path, kind: str) -> None:
+    """Epochs with a short last step, evaluation, the best model, early stopping, and an interruption."""
+
+    class Interrupts(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 5:
+                raise KeyboardInterrupt
+
+    def made(folder: Path, *callbacks: TrainerCallback) -> Trainer:
+        settings = {
+            "eval_strategy": "steps", "eval_steps": 3, "save_strategy": "steps", "save_steps": 3, "bf16": False,
+            "load_best_model_at_end": True, "metric_for_best_model": "eval_loss", "max_steps": -1,
+            "num_train_epochs": 2, "gradient_accumulation_steps": 2, "save_total_limit": 2,
+            "per_device_train_batch_size": 2,
+        }  # fmt: skip
+        if kind == "sft":
+            args = arguments(SFTConfig, folder, packing=True, max_length=64, **settings)
+            found, model, data = SFTTrainer, llama(), text()
+        else:
+            found, model, data = DPOTrainer, saved(tmp_path), preferences()
+            args = arguments(DPOConfig, folder, **settings)
+        trainer: Trainer = found(
+            model, args=args, train_dataset=data, eval_dataset=data.select(range(6)), processing_class=tokenizer(),
+            peft_config=lora(), callbacks=[EarlyStoppingCallback(2), *callbacks],
+        )  # fmt: skip
+        trainer.remove_callback(PrinterCallback)
+        set_seed(5)
+        return trainer
+
+    theirs = made(tmp_path / "theirs")
+    theirs.train()
+    with pytest.raises(KeyboardInterrupt):
+        tiebreak.hf.train(made(tmp_path / "ours", Interrupts()))
+    ours = made(tmp_path / "ours")
+    tiebreak.hf.train(ours)
+    for name in ("loss", "eval_loss"):
+        assert len(losses(ours, name)) == len(losses(theirs, name)) > 1
+        torch.testing.assert_close(losses(ours, name), losses(theirs, name), rtol=1e-5, atol=0)
+    assert ours.state.best_global_step == theirs.state.best_global_step
+    files = [{str(p.relative_to(t)) for p in t.rglob("*.[jms]*")} for t in (tmp_path / "theirs", tmp_path / "ours")]
+    assert files[0] == {name for name in files[1] if not name.startswith("run/")}
 
 
 @pytest.mark.slow

@@ -28,8 +28,9 @@ WEIGHT: Final = "micro_batch_weight"
 """The factor of a micro-batch's loss, where they differ; 0 for one that fills up a short step."""
 _FILLINGS: Final = {
     "labels": -100, "shift_labels": -100, "attention_mask": 0, "completion_mask": 0, "position_ids": 0,
-    "token_type_ids": 0, "special_tokens_mask": 1,
+    "token_type_ids": 0, "special_tokens_mask": 1, "decoder_attention_mask": 0,
 }  # fmt: skip
+_TOKENS: Final = frozenset(["input_ids", "decoder_input_ids"])
 _FLASH: Final = frozenset(["cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"])
 """Columns for flash attention alone; other attention takes documents apart by `position_ids`."""
 _MULTIPLE: Final = 8
@@ -191,7 +192,7 @@ def columns(trainer: Trainer, recording: Recording) -> RecordedColumns:
     names = [n for n, v in rows[0].items() if isinstance(v, Tensor) and n not in _FLASH]
     _check_names(trainer, rows, names)
     items = [recording.items[i] for i in sources]
-    scaled = held.loss_is_scaled_for_ga
+    scaled = getattr(held, "loss_is_scaled_for_ga", None)  # which transformers 5.6 does not have
     if scaled is None:
         scaled = (held.model_accepts_loss_kwargs and items[0] is not None) or held.compute_loss_func is not None
     weights = [a * bool(share) if scaled else share for share in shares]
@@ -262,7 +263,7 @@ def _stacked(trainer: Trainer, name: str, tensors: Sequence[Tensor]) -> Tensor:
         top[1] = -(-top[1] // _MULTIPLE) * _MULTIPLE
     if all(list(t.shape) == top for t in tensors):
         return torch.stack(list(tensors))
-    filling = _FILLINGS.get(name, _pad_token(trainer) if name == "input_ids" else None)
+    filling = _FILLINGS.get(name, _pad_token(trainer) if name in _TOKENS else None)
     if filling is None or tensors[0].is_floating_point():
         raise ConfigurationError(
             f"expected batches of one shape for {name}, got {tuple(tensors[0].shape)} and others, and no filling is "
@@ -288,11 +289,13 @@ def _placed(tensor: Tensor, place: Sequence[int]) -> Tensor:
 
 
 def _tell_padding(rows: Sequence[dict[str, Any]], found: Mapping[str, Tensor]) -> None:
-    given = sum(row[name].numel() for row in rows for name in found)
-    share = 1 - given / sum(tensor.numel() for tensor in found.values())
-    if share > _MUCH_PADDING:
+    """Says what padding costs, by the widest array of the data."""
+    name = max(found, key=lambda name: found[name].numel())
+    given, computed = sum(row[name].numel() for row in rows), found[name].numel()
+    if (share := 1 - given / computed) > _MUCH_PADDING:
         warnings.warn(
-            f"{share:.0%} of what is computed is padding, since all batches of a job have one shape: cut the longest "
-            "examples, or pack them (packing=True)",
+            f"{computed - given:,} of {computed:,} elements of {name} ({share:.0%} of what is computed) are padding to "
+            f"{found[name][0].numel():,} a batch, since all batches of a job have one shape: cut the longest examples, "
+            "or pack them (packing=True)",
             stacklevel=4,
         )

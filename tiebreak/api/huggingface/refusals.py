@@ -21,12 +21,13 @@ _ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "parallelism_config": ((None,), "a run shares a step by workers of its own (docs/distributed.md)"),
     "debug": ((None, "", []), "its hooks read values in the step; leave it out"),
     "resume_from_checkpoint": ((None,), "a run goes on from its own last checkpoint"),
-    "activation_offloading": ((False,), "a run takes less memory with machine=tiebreak.Machine(memory=...)"),
+    "activation_offloading": ((False, None), "a run takes less memory with machine=tiebreak.Machine(memory=...)"),
+    "layer_offloading": ((False, None), "a run takes less memory with machine=tiebreak.Machine(memory=...)"),
     "sync_ref_model": ((False,), "a reference model that moves in a callback is not part of the step"),
 }
 """The values of each argument that ask for nothing, and why others are refused."""
 _READING: Final = ("ReduceLROnPlateau", "GreedyLR")
-_LIBRARIES: Final = ("transformers.", "trl.", "peft.", "accelerate.", "tiebreak.")
+_LIBRARIES: Final = ("transformers.", "trl.", "peft.", "accelerate.", "axolotl.", "tiebreak.")
 
 
 def check_trainer(trainer: Trainer) -> None:
@@ -64,8 +65,9 @@ def _of_trainer(trainer: Trainer) -> Iterator[str]:
             "a quantized model: its weights are packed codes, which no gradient passes as PyTorch defines it; load the "
             "base in bfloat16, to which the same adapters fit"
         )
-    if int((version := getattr(sys.modules.get("trl"), "__version__", "1")).partition(".")[0]) < 1:
-        yield f"TRL {version}, whose losses read values in other ways than those of TRL 1: pip install -U trl"
+    version = getattr(sys.modules.get("trl"), "__version__", "1")
+    if int(version.partition(".")[0]) < 1 and any(kind.__module__.startswith("trl.") for kind in type(held).__mro__):
+        yield f"a trainer of TRL {version}, whose losses read values as TRL 1 does not: pip install -U trl"
     if type(held)._prepare_inputs is not Trainer._prepare_inputs:
         yield (
             f"{type(held).__name__}, which prepares inputs with the model of the moment: data that depend on the "
@@ -73,13 +75,17 @@ def _of_trainer(trainer: Trainer) -> Iterator[str]:
         )
     if _is_users(_owner(held, "training_step")):
         yield "a training_step of your own, which a run never calls: put what it computes into compute_loss"
-    if "unsloth" in f"{type(held).__module__} {type(held.model).__module__}".lower():
-        yield "a model of Unsloth, whose kernels are no operators of PyTorch; the same LoRA works with peft"
+    kinds = {type(held), *map(type, held.model.modules())}
+    if any("unsloth" in f"{kind.__module__} {_owner(kind, 'forward')}".lower() for kind in kinds):
+        yield (
+            "a model or a trainer of Unsloth, whose kernels are no operators of PyTorch: load the same base with "
+            "AutoModelForCausalLM, and give it the same LoRA with peft"
+        )
 
 
-def _owner(trainer: Any, method: str) -> str:
-    """The module of the code that a method is."""
-    bound = getattr(trainer, method)
+def _owner(holder: Any, method: str) -> str:
+    """The module of the code that a method is, if there is one."""
+    bound = getattr(holder, method, None)
     return str(getattr(getattr(bound, "__func__", bound), "__module__", ""))
 
 
@@ -100,8 +106,10 @@ def _of_callbacks(trainer: Trainer) -> Iterator[str]:
 
 
 def warn_of_unread(args: TrainingArguments, read: set[str]) -> None:
-    """Warns of fields of the user's own arguments that nobody has read while the data were recorded."""
+    """Warns of the user's own arguments that are set, and that nobody has read while the data were recorded."""
+    fresh = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(args)}
     own = {f.name for kind in type(args).__mro__ if _is_users(kind.__module__) for f in _own_fields(kind)}
+    own -= {name for name in own if getattr(args, name, None) == fresh.get(name)}
     if unread := sorted(own - {f.name for f in fields(TrainingArguments)} - read):
         warnings.warn(
             f"nobody has read {', '.join(unread)} of {type(args).__name__} while the step was prepared: if a callback "

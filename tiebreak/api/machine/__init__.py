@@ -1,5 +1,6 @@
 """The machine that computes: its settings, its description, and its qualification by the specification."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -24,7 +25,8 @@ class Machine:
     """
 
     device: str = "cpu"
-    """The torch device. It is qualified by the conformance vectors first."""
+    """The torch device. It is qualified by the conformance vectors first. For a worker that torchrun has started,
+    `cuda` is the GPU of its number on this machine, `cuda:LOCAL_RANK`."""
     threads: int | None = None
     """Threads that torch may use, in the whole process; None: torch's choice."""
     permute: int | None = None
@@ -49,6 +51,8 @@ class Machine:
             memory=whole(0) | NONE, graphs=FLAG, policy=PATH | policy | NONE, exchange=exchange | NONE,
             check_every=whole(1) | NONE,
         )  # fmt: skip
+        if self.device == "cuda" and "TORCHELASTIC_RUN_ID" in os.environ:  # as in torch's is_torchelastic_launched
+            object.__setattr__(self, "device", f"cuda:{int(os.environ['LOCAL_RANK'])}")
 
 
 MACHINE: Final = instance("a tiebreak.Machine", Machine)

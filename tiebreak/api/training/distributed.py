@@ -10,6 +10,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
@@ -55,6 +56,8 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
     patience = timedelta(seconds=timeout)
     store, worker, workers = next(iter(rendezvous("env://", timeout=patience)))
     backend = "nccl" if device.startswith("cuda") else "gloo"
+    if backend == "nccl":
+        torch.cuda.set_device(device)  # where nccl meets
     dist.init_process_group(backend, store=store, rank=worker, world_size=workers, timeout=patience)
     exchange = Torch() if backend == "nccl" else nearby(timeout)
     beats = _Beats(store.clone(), exchange)

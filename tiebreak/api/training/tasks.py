@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
 from tiebreak.api.data import hugging_face
 from tiebreak.api.machine import DEVICE
@@ -33,7 +33,7 @@ from tiebreak.protocol.program.program import Program
 Schedule = Sequence[float] | Callable[[int], float] | LRScheduler | Sequence[LRScheduler]
 AnyOptimizer = Optimizer | torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 Data = Any
-"""Arrays by name, a `TensorDataset`, or a Hugging Face `datasets.Dataset`."""
+"""Arrays by name, a dataset of PyTorch's or Hugging Face's, a `DataLoader`, or a list of examples."""
 _NAMES: Final = "name model loss optimizer data batch steps seed schedule checkpoint_interval"
 _OWN: Final = frozenset(_NAMES.split())
 TARGETS: Final = frozenset(["y", "target", "targets", "label", "labels"])
@@ -73,7 +73,9 @@ def make_task(
         `configure_optimizers` of Lightning returns, if its schedulers go by steps.
     data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32 or
         integer tensors, numpy arrays, or files (.npy, .safetensors; these stay on the disk). Or a `TensorDataset`, or a
-        Hugging Face `datasets.Dataset`: the columns that the loss names are taken, or all that are numbers.
+        Hugging Face `datasets.Dataset`: the columns that the loss names are taken, or all that are numbers. Or a list
+        of examples, each a dict, a tuple or a pair, or any PyTorch dataset of such (`Subset` too), or a `DataLoader`
+        over one, without its order and batches, which are the job's.
     batch: examples per step, drawn without replacement in each epoch, in an order that the seed fixes; or a
         `tiebreak.Batch` (`tiebreak.Windows` cuts a long array of tokens).
     schedule: factor of the learning rate for each step (from 0), as a sequence or, as with `LambdaLR`, a function.
@@ -84,6 +86,7 @@ def make_task(
     """
     losses: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
     optimizer, schedule = _configured(optimizer, schedule)
+    data = _collated(data)
     arrays = _arrays(data, losses)
     names = tuple(name for name in arrays if name != options.get("items"))
     taken: Any = [_loss(one, names, by_position=isinstance(data, TensorDataset)) for one in losses]
@@ -137,8 +140,39 @@ def _arrays(data: Any, losses: Sequence[Callable[..., Tensor]]) -> dict[str, Any
     if isinstance(data, TensorDataset):
         data = {f"tensor{i}": tensor for i, tensor in enumerate(data.tensors)}
     if not isinstance(data, Mapping) or not data:
-        raise ConfigurationError(f"expected data as arrays by name or a TensorDataset, got {shown(data)}")
+        raise ConfigurationError(
+            f"expected data as arrays by name, a dataset with a length, a DataLoader or a list of examples, got "
+            f"{shown(data)}"
+        )
     return {name: _array(name, array) for name, array in data.items()}
+
+
+def _collated(data: Any) -> Any:
+    """The examples of a list, of a dataset of PyTorch's or of a loader as arrays, as default_collate stacks them."""
+    if isinstance(data, DataLoader):
+        if data.collate_fn is not default_collate:
+            raise ConfigurationError("expected a DataLoader without a collate_fn, got one; give what it gives, by name")
+        data = data.dataset
+    listed = isinstance(data, list | tuple) and bool(data) and isinstance(data[0], list | tuple | Mapping)
+    known = isinstance(data, TensorDataset | IterableDataset) or not hasattr(data, "__len__")
+    if not listed and (known or not isinstance(data, Dataset) or hasattr(data, "column_names")):
+        return data
+    try:
+        found, again = (default_collate([data[i] for i in range(count)]) for count in (len(data), 1))
+        named = isinstance(found, Mapping)
+        pairs = [(found[key], again[key]) for key in (found if named else range(len(found)))]
+        repeats = all(torch.equal(whole[:1], one) for whole, one in pairs)
+    except (TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError) as error:
+        raise ConfigurationError(
+            f"expected examples of numbers in equal shapes, as tuples or dicts, got others: {error}"
+        ) from error
+    if not repeats:
+        raise ConfigurationError(
+            "expected a dataset that gives the same example each time, got another at the second look: a job's data "
+            "are fixed; draw augmentations in the step (torch.rand, dropout), or take them out"
+        )
+    narrow = [t.float() if t.dtype == torch.float64 else t for t, _ in pairs]
+    return dict(zip(found, narrow, strict=True)) if named else TensorDataset(*narrow)
 
 
 def _arguments(loss: Callable[..., Tensor]) -> list[str]:

@@ -472,7 +472,8 @@ def _deed_of_torch(owner: Any, name: str, frame: FrameType) -> tuple[str, str] |
 
 def _asks_for_version(frame: FrameType | None) -> bool:
     """Whether code looks up an installed package, as accelerate does to know whether PEFT is there."""
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(("pathlib", "importlib.metadata")):
+    finders = ("pathlib", "importlib.metadata", "importlib_metadata")  # the last one installs itself over Python's
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(finders):
         if frame.f_globals["__name__"] != "pathlib":
             return True
         frame = frame.f_back

@@ -8,12 +8,13 @@ from typing import Final
 
 from tiebreak.api.certification.certificates import SignedCertificate
 from tiebreak.node.pages import words
+from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job, LogReceipt, SignedHead, SignedJob
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.tags import Digest
 
-MAX_FORM_BYTES: Final = 1 << 16
+MAX_FORM_BYTES: Final = MAX_ENVELOPE_BYTES + (1 << 14)
 MAX_PARTS: Final = 16
 _BOUNDARY: Final = pattern('multipart/form-data *;.*boundary="?(?P<text>[^";, ]{1,70})', IGNORECASE)
 JobOf = Callable[[Digest], Job | None]

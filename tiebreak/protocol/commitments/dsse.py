@@ -17,7 +17,8 @@ from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.strict_json import JsonObject
 from tiebreak.protocol.tags import Digest
 
-MAX_ENVELOPE_BYTES: Final = 48 << 10
+MAX_ENVELOPE_BYTES: Final = 128 << 10
+"""Room for the certificate of an adapter on all linear layers of a model with 126 layers, with an attestation."""
 MAX_SIGNATURES: Final = 64
 MAX_SIGNATURE_BYTES: Final = 512
 _DEPTH: Final = 3
