@@ -249,7 +249,7 @@ class Task:
     bytes of its parameters and buffers are the initial state.
     loss: see `Loss`. It may use only the model and the batch. Several losses, with as many optimizers of torch, are
     phases of a step (the two sides of a GAN): each is computed over the step's batches from the weights and buffers
-    that the phase before it leaves, and trains the parameters of its optimizer only. The loss of the step is their sum. An
+    that the phase before it leaves, and trains the parameters of its optimizer only. The step's loss is their sum. An
     optimizer may stand there more than once. `clip` is by phase; schedulers and `average` move on after the last.
     optimizer: settings, or one of `torch.optim`'s optimizers of the model's parameters that has not stepped; the task
     then holds the settings that it stands for.

@@ -22,17 +22,14 @@ from tiebreak.protocol.numbers.transcendental import odd_series, pi
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 PARTWISE: Final = frozenset({
-    "_neg_view.default", "_unsafe_view.default", "add.Scalar", "add.Tensor", "alias.default",
-    "as_strided.default", "cat.default", "clone.default", "constant_pad_nd.default", "copy.default",
-    "cumsum.default", "detach.default", "diagonal.default", "empty_like.default", "empty_strided.default",
-    "expand.default", "flip.default", "full.default", "full_like.default", "gather.default", "index.Tensor",
-    "index_put.default", "index_select.default", "lift_fresh_copy.default", "mean.default", "mean.dim",
-    "neg.default", "new_empty_strided.default", "new_full.default", "permute.default", "reshape.default",
-    "roll.default", "scalar_tensor.default", "select.int", "select_scatter.default", "slice.Tensor",
-    "slice_scatter.default", "split.Tensor", "split_with_sizes.default", "squeeze.dim", "squeeze.dims",
-    "stack.default", "sub.Scalar", "sub.Tensor", "sum.default", "sum.dim_IntList", "t.default", "transpose.int",
-    "tril.default", "triu.default", "unbind.int", "unsqueeze.default", "view.default", "where.ScalarOther",
-    "where.ScalarSelf", "where.self", "zeros_like.default",
+    "_neg_view.default", "add.Scalar", "add.Tensor", "alias.default", "as_strided.default", "cat.default",
+    "clone.default", "constant_pad_nd.default", "copy.default", "cumsum.default", "diagonal.default",
+    "empty_strided.default", "expand.default", "flip.default", "full.default", "full_like.default", "gather.default",
+    "index.Tensor", "index_put.default", "index_select.default", "lift_fresh_copy.default", "mean.default",
+    "mean.dim", "neg.default", "new_empty_strided.default", "permute.default", "roll.default",
+    "scalar_tensor.default", "select.int", "slice.Tensor", "slice_scatter.default", "split_with_sizes.default",
+    "squeeze.dims", "sub.Scalar", "sub.Tensor", "sum.dim_IntList", "tril.default", "triu.default",
+    "unsqueeze.default", "view.default", "where.self",
 })  # fmt: skip
 """Operators that act on real and imaginary parts alike."""
 _SELECTING: Final = ("condition", "index", "indices")
