@@ -118,8 +118,8 @@ def run_integers(captured: Captured, steps: int = 1) -> dict[str, Tensor]:
 
 
 def torch_batch(task: Task, program: Program, step: int) -> list[Tensor]:
-    """The examples of a step, of all its batches, by SPEC 7 in plain integers, as FP64."""
-    n, size = task.examples, task.batch.size * task.accumulation
+    """The examples of a step, by SPEC 7 in plain integers, as FP64."""
+    n, size = task.examples, task.batch.size
     stream = next(i.params.stream for i in program.body if i.opcode == Opcode.SHUFFLE)  # type: ignore[union-attr]
     draws = [(step - 1) * size + j for j in range(size)]
     chosen = torch.tensor([shuffle(g % n, task.seed, g // n, n, stream) for g in draws])

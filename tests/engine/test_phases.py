@@ -152,12 +152,13 @@ def run_eager(
     draws: Sequence[Sequence[Tensor | None]],
 ) -> list[float]:  # fmt: skip
     """A step of eager PyTorch in FP64, as one would write it, with the engine's draws."""
-    batch, losses = torch_batch(task, program, step), []
+    a, losses = task.accumulation, list[float]()
+    batches = [torch_batch(task, program, (step - 1) * a + number) for number in range(1, a + 1)]
     for phase, optimizer, numbers in zip(task.phases, optimizers, draws, strict=True):
         optimizer.zero_grad()
         with GivenDraws(numbers):
-            for part in zip(*(tensor.split(task.batch.size) for tensor in batch), strict=True):
-                loss = phase.loss(model, *part) / task.accumulation
+            for batch in batches:
+                loss = phase.loss(model, *batch) / a
                 loss.backward()
                 losses.append(loss.item())
         if task.clip is not None and task.clip.norm is not None:

@@ -436,15 +436,15 @@ def _eager_step(
     }
     for name, parameter in parameters.items():
         own[MODEL + name] = nn.Parameter(own[MODEL + name], parameter.requires_grad)
+    cast = [[_moved(t.to(device), dtype, seed) for t in batch] for batch in batches]  # before draws are watched
     step = LossModule(task.model, partial(_by_name, task))
     default = nullcontext() if device == CPU else device
     watching: Any = nullcontext([]) if outputs is None else _outputs(task.model, outputs)
     with default, GivenDraws(ours.drawn) as draws, watching as collected:
-        for batch in batches:
-            cast = [_moved(t.to(device), dtype, seed) for t in batch]
+        for batch in cast:
             collected.clear()
             with exchanged(step, own):
-                losses.append(step(*cast) / divisor)
+                losses.append(step(*batch) / divisor)
                 count = len(collected)
                 losses[-1].backward()
                 del collected[count:]  # a checkpointed part has called its modules again
