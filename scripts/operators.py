@@ -26,9 +26,10 @@ apart. Dtypes are float32, int64, bool, and bfloat16, which is held as float32 a
 time step, forward and backward.
 
 Complex numbers (complex64) may stand between the operators of a step, as pairs of real ones, but are neither
-parameters, buffers nor data. Of these operators they have those that act on both parts alike, and products, division
-by real numbers, `abs`, `exp`, `polar`, `conj`, `view_as_complex`, `view_as_real`, and products of matrices. `torch.fft`
-of a fixed length (all its norms, over one dim or several), `stft` and `istft` are products with a table of cosines.
+parameters, buffers nor data. Of these operators they have those that act on both parts alike, and products, quotients,
+powers with real exponents, roots, `==`, `abs`, `angle`, `exp`, `log`, `polar`, `conj`, `view_as_complex`,
+`view_as_real`, and products of matrices. `torch.fft` of a fixed length (all its norms, over one dim or several), `stft`
+and `istft` are products with a table of cosines.
 """
 
 

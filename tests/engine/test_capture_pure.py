@@ -369,6 +369,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "clamp": (lambda: Layer(clamping), r"writes to 0\.linear\.weight in place"),
     "renorm": (lambda: Layer(lambda s, x: s.e(torch.arange(2)) + x, e=nn.Embedding(9, 4, max_norm=0.1)), "max_norm"),
     "batch": (lambda: Layer(lambda _, x: x), "writes to batch tensor 0 in place"),
+    "backward": (lambda: Layer(lambda _, x: x), "it calls `backward`; return the loss instead"),
     "generator=": (lambda: Layer(lambda s, x: x * torch.rand(4, generator=s.g), g=torch.Generator()), "generator="),
     "numpy()": (lambda: Layer(lambda _, x: x * torch.from_numpy(x.detach().numpy())), "torch's operators only"),
     "deque": (lambda: stepping(partial(deque().append, 0)), "changes variable change of <lambda>"),
@@ -452,7 +453,11 @@ def test_what_a_program_cannot_hold_is_refused_with_its_place(name: str) -> None
     make, message = REFUSED[name]
     model = nn.Sequential(make())
     head = nn.Linear(4, 4)
-    losses = {"batch": lambda m, x: m(x.mul_(2)).mean(), "trained elsewhere": lambda m, x: head(m(x)).mean()}
+    losses = {
+        "batch": lambda m, x: m(x.mul_(2)).mean(),
+        "backward": lambda m, x: (loss := m(x).mean(), loss.backward(retain_graph=True))[0],
+        "trained elsewhere": lambda m, x: head(m(x)).mean(),
+    }
     with pytest.raises(ConfigurationError) as caught:
         captured(model, losses.get(name))
     text = " ".join(str(caught.value).split())

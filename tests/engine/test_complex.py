@@ -58,6 +58,13 @@ FUNCTIONS: dict[str, Function] = {
     "mixing": lambda x: torch.fft.fft(torch.fft.fft(x, dim=-1), dim=-2).real,
     "analytic signal": lambda x: torch.fft.ifft(torch.fft.fft(x) * torch.tensor([1.0, 2, 2, 1, 0, 0])).abs(),
     "hermitian": lambda x: torch.fft.hfft(complexes(x)),
+    "quotient": lambda x: torch.view_as_real(complexes(x) / (complexes(x).conj() + 2j) + x / complexes(x) + 1j / x),
+    "reciprocal": lambda x: 1e30 * (1 / (1e30 * complexes(x))).abs() + 1e-30 * (1 / (1e-30 * complexes(x))).abs(),
+    "angle": lambda x: complexes(x).angle(),
+    "logarithm": lambda x: torch.view_as_real(complexes(x).log()),
+    "powers": lambda x: torch.view_as_real(complexes(x) ** 2 + complexes(x) ** -1.5 + complexes(x) ** 3),
+    "roots": lambda x: torch.view_as_real(complexes(x).sqrt() + complexes(x).rsqrt()),
+    "equal": lambda x: torch.where(complexes(x) == complexes(x).conj().conj(), x, 0.0),
     "shifted": lambda x: torch.fft.ifft2(torch.fft.ifftshift(torch.fft.fft2(x))).real,
 }
 
@@ -169,9 +176,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: capture_task(task_of(Through(lambda x: x), lambda m, x: complexes(m.linear(x)).tan().abs().sum())),
         r"tan.default .* of complex numbers it has no form; use sums",
     ),
-    "divisor": (
-        lambda: capture_task(task_of(Through(lambda x: x), lambda m, x: (1 / complexes(m.linear(x))).real.sum())),
-        "of complex numbers it has no form|a complex divisor",
+    "exponent": (
+        lambda: capture_task(task_of(Through(lambda x: x), lambda m, x: (complexes(m.linear(x)) ** 1j).real.sum())),
+        "a complex exponent; write it as `exp` of a product with `log`",
     ),
     "wide": (
         lambda: capture_task(task_of(Through(lambda x: x), lambda m, x: m.linear(x).to(torch.cdouble).abs().sum())),

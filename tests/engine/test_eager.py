@@ -347,6 +347,20 @@ def test_rare_errors_of_single_precision_are_noise() -> None:
     checked(normed(8, two_norms))
 
 
+def advantages(model: nn.Module, x: Tensor, reward: Tensor) -> Tensor:
+    """A policy gradient whose loss is zero but for rounding, whatever the weights are."""
+    chosen, groups = model(x).log_softmax(1)[:, 0], reward.view(-1, 4)
+    gain = (groups - groups.mean(1, keepdim=True)) / (groups.std(1, keepdim=True) + 1e-4)
+    return -((chosen - chosen.detach()).exp() * gain.flatten()).mean()
+
+
+@pytest.mark.parametrize("seed", [0, 5, 8])
+def test_a_loss_that_is_zero_but_for_rounding_passes(seed: int) -> None:
+    torch.manual_seed(seed)
+    rewards = torch.randn(16) if seed % 2 else torch.randint(0, 4, (16,)).float()
+    checked(make_task(network(), {"x": torch.randn(16, 4), "reward": rewards}, 8, rate=0.1, loss=advantages))
+
+
 @pytest.mark.parametrize("name", ["relu.default", "mm.default"])
 def test_among_such_errors_a_wrong_rule_is_still_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def leaking(*given: Any, **more: Any) -> Any:

@@ -152,16 +152,18 @@ def run_eager(
     draws: Sequence[Sequence[Tensor | None]],
 ) -> list[float]:  # fmt: skip
     """A step of eager PyTorch in FP64, as one would write it, with the engine's draws."""
-    batch, losses = torch_batch(task, program, step), []
+    a, losses = task.accumulation, list[float]()
+    batches = [torch_batch(task, program, (step - 1) * a + number) for number in range(1, a + 1)]
     for phase, optimizer, numbers in zip(task.phases, optimizers, draws, strict=True):
         optimizer.zero_grad()
         with GivenDraws(numbers):
-            loss = phase.loss(model, *batch)
-        loss.backward()
+            for batch in batches:
+                loss = phase.loss(model, *batch) / a
+                loss.backward()
+                losses.append(loss.item())
         if task.clip is not None and task.clip.norm is not None:
             nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], task.clip.norm)
         optimizer.step()
-        losses.append(loss.item())
     return losses
 
 
@@ -213,6 +215,23 @@ def assert_near(state: dict[str, Tensor], model: nn.Module) -> None:
 @pytest.mark.usefixtures("kept_dtype")
 def test_phases_are_eager_pytorchs(case: str) -> None:
     assert_near(*along_torch(task_of(case), CASES[case][3]))
+
+
+@pytest.mark.usefixtures("kept_dtype")
+def test_each_phase_accumulates_over_the_batches_of_the_step() -> None:
+    case = "an actor and a critic over one trunk"
+    assert_near(*along_torch(task_of(case, 20, batch=2, accumulation=3), CASES[case][3]))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kept_dtype")
+def test_phases_that_count_items_accumulate() -> None:
+    """The number of items divides each phase's loss; batch norm and dropout go from batch to batch."""
+    counted = data()["images"] | {"count": torch.ones(16, dtype=torch.int64)}
+    losses = [lambda m, x: judges(m, x) * 4, lambda m, x: makes(m, x) * 4]
+    model = Images()
+    more = {"data": counted, "batch": 4, "steps": 2, "accumulation": 2, "items": "count"}
+    assert checked(make_task(model, losses, optimizer=sides(model), **more)).check == "full"
 
 
 @pytest.mark.slow
@@ -292,7 +311,7 @@ def test_a_count_of_one_phase_that_another_reads_is_refused() -> None:
 REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
     "settings": (lambda _: {"optimizer": SGD(lr=0.1)}, "as many optimizers of torch as losses, 2,"),
     "one optimizer": (lambda m: {"optimizer": sides(m)[:1]}, "as many optimizers of torch as losses, 2,"),
-    "accumulation": (lambda _: {"accumulation": 2}, "several losses without `accumulation`"),
+    "norm": (lambda _: {"norm": True}, "several losses without `norm`"),
     "an optimizer of another model": (lambda _: {"optimizer": sides(Images())}, "of the model's own parameters"),
     "another scheduler": (
         lambda _: {"schedule": lr_scheduler.StepLR(sides(Images())[0], 1)},

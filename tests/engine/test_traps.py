@@ -12,15 +12,17 @@
 | seeded initialisation that depends on the instruction set | test_matrix and test_golden start from bytes |
 | running statistics of batch norm | test_lowering_layers |
 | tied weights | models/test_language, tiebreak/test_huggingface |
+| another default dtype (`torch.set_default_dtype`) in the process that trains | here |
 | a check of 5 steps that passes where 20 fork | test_matrix runs 25 |
 """
 
 from collections.abc import Callable
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.engine.lowering_bench import make_task, run_engine
+from tests.engine.lowering_bench import make_task, run_engine, same_bits
 from tests.engine.test_lowering_accuracy import Elementwise
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.protocol.numbers import float32
@@ -60,3 +62,18 @@ def test_roots_are_correctly_rounded_and_the_inverse_one_is_a_quotient() -> None
     roots = [float32.square_root(x) for x in bits(X)]
     assert result_of(torch.sqrt, X) == roots
     assert result_of(torch.rsqrt, X) == [float32.divide(0x3F800000, root) for root in roots]
+
+
+@pytest.mark.usefixtures("kernel")
+def test_the_default_dtype_of_the_process_changes_no_bit() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Dropout(0.2), nn.Linear(4, 3), nn.LayerNorm(3), nn.GELU())
+    data = {"x": torch.arange(24).reshape(8, 3) % 7}
+    captured = capture_task(make_task(model, data, 4, loss=lambda m, x: (m(x).sort(1).values ** 2).cumsum(1).mean()))
+    expected = run_engine(captured, 3)
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = run_engine(captured, 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert same_bits(found | {"loss": found["loss"].float()}, expected) == []

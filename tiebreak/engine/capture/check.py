@@ -55,7 +55,7 @@ SUSPECT: Final = 2.0**-14
 COARSE: Final = 2.0**12
 """The factor of both allowances for a comparison with FP32 if the program rounds to bfloat16."""
 MOST: Final = 16
-"""The most runs in FP32, from weights moved by one rounding, that tell noise from a difference."""
+"""The most runs in FP32, from weights and data moved by one rounding, that tell noise from a difference."""
 PERTURBED: Final = 3
 """The number of such runs in FP64."""
 CLOCKS: Final = ("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns")
@@ -398,7 +398,7 @@ def _eager(
     """A step of plain PyTorch from the state that the engine's step was given. None if FP64 does not run on the CPU.
 
     python: puts back what the model's attributes held after the step before; here, those after this step are kept.
-    seed: moves every weight by one rounding. outputs: gets the outputs of all modules.
+    seed: moves every weight, and the data, by one rounding. outputs: gets the outputs of all modules.
     """
     release()
     default, held = torch.get_default_dtype(), {} if python is None else python
@@ -436,17 +436,15 @@ def _eager_step(
     }
     for name, parameter in parameters.items():
         own[MODEL + name] = nn.Parameter(own[MODEL + name], parameter.requires_grad)
+    cast = [[_moved(t.to(device), dtype, seed) for t in batch] for batch in batches]  # before draws are watched
     step = LossModule(task.model, partial(_by_name, task))
     default = nullcontext() if device == CPU else device
     watching: Any = nullcontext([]) if outputs is None else _outputs(task.model, outputs)
     with default, GivenDraws(ours.drawn) as draws, watching as collected:
-        for batch in batches:
-            cast = tuple(
-                t.to(device, dtype if t.is_floating_point() else t.dtype, copy=not t.is_floating_point()) for t in batch
-            )
+        for batch in cast:
             collected.clear()
             with exchanged(step, own):
-                losses.append(step(*cast) / divisor)
+                losses.append(step(*batch) / divisor)
                 count = len(collected)
                 losses[-1].backward()
                 del collected[count:]  # a checkpointed part has called its modules again
@@ -466,8 +464,9 @@ def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
         return tensor.to(dtype, copy=True) if not dtype.is_floating_point else tensor.clone()
     if seed is None:
         return tensor.to(dtype, copy=True)
-    signs = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(seed)) * 2 - 1
-    return tensor.to(dtype) * (1 + signs.to(tensor.device) * max(2.0**-23, torch.finfo(dtype).eps)).to(dtype)
+    signs = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(seed)).to(tensor.device) * 2 - 1
+    signs = signs.where(tensor.frac() != 0, signs.clamp(min=0))  # whole numbers in data may become integers
+    return tensor.to(dtype) * (1 + signs * max(2.0**-23, torch.finfo(dtype).eps)).to(dtype)
 
 
 # The first module that departs

@@ -13,8 +13,8 @@ _RANDOM = (
 _DRAWN = "a draw has no gradient in its distribution's shape; detach that, or draw by `.sample()`"
 _MATRIX = "decompositions of matrices have no form; move it out of the step or write it with products"
 COMPLEX: Final = (
-    "of complex numbers it has no form; use sums, products, abs, exp and Fourier transforms, or "
-    "write real and imaginary parts apart"
+    "of complex numbers it has no form; use sums, products, quotients, real powers, abs, exp, log and Fourier "
+    "transforms, or write real and imaginary parts apart"
 )
 _FUNCTION = "it has no form of stated accuracy (docs/OPERATORS.md); move it out of the step or approximate it"
 _COMPLEX = "of complex numbers only complex64 has a form, within a step; write real and imaginary parts apart"

@@ -248,8 +248,8 @@ class Task:
     model: initialised, float32 or bfloat16; each module is captured in the mode (train or eval) that it is in. The
     bytes of its parameters and buffers are the initial state.
     loss: see `Loss`. It may use only the model and the batch. Several losses, with as many optimizers of torch, are
-    phases of a step (the two sides of a GAN): each is computed over the step's batch from the weights and buffers that
-    the phase before it leaves, and trains the parameters of its optimizer only. The loss of the step is their sum. An
+    phases of a step (the two sides of a GAN): each is computed over the step's batches from the weights and buffers
+    that the phase before it leaves, and trains the parameters of its optimizer only. The step's loss is their sum. An
     optimizer may stand there more than once. `clip` is by phase; schedulers and `average` move on after the last.
     optimizer: settings, or one of `torch.optim`'s optimizers of the model's parameters that has not stepped; the task
     then holds the settings that it stands for.
@@ -313,9 +313,7 @@ class Task:
         losses: Any = self.loss
         if isinstance(losses, list | tuple):
             require(len(losses) > 0, "at least one loss", losses)
-            plain = self.accumulation == 1 and self.items is None and not self.norm
-            require(plain, "several losses without `accumulation`, `items` and `norm` (each phase is one batch; take a "
-                    "larger one)", (self.accumulation, self.items, self.norm))  # fmt: skip
+            require(not self.norm, "several losses without `norm` (each phase has a norm of its own)", self.norm)
             each, schedule = by_phase(self.optimizer, self.schedule, self.model, len(losses))
             optimizers = tuple(one for phase in each for one in phase.optimizers)
             schedulers = tuple(dict.fromkeys(one for phase in each for one in phase.schedulers))

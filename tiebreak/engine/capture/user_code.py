@@ -126,12 +126,13 @@ _IN_CODE: Final = (
     ("label", "give the model no labels, and compute the loss from its result in the loss function"),
 )
 """Texts that an error, or the code near the line that needs values, may hold, and the advice for each."""
+_BACKWARD: Final = "it calls `backward`; return the loss instead, whose gradients are a part of the program"
 _ADVICE: Final = (
     (("DataDependent", "DynamicOutputShape", "data-dependent"), _VALUES),
     (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),
     (("requires_grad flags",), "freeze parameters before capture, and use `.detach()` where no gradient is to flow"),
     (("SyntaxError",), "draw integers by `torch.randint(low, high, shape)` instead of `random_(low, high)`"),
-    (("mirrored meta", "does not require grad"), "return the loss; its gradients are a part of the program"),
+    (("mirrored meta", "does not require grad"), _BACKWARD),
     (("estedTensor",), "give nn.TransformerEncoder enable_nested_tensor=False, for which PyTorch has another kernel"),
     (("placeholders=",), "torch cannot trace a write to a tensor without elements; leave that tensor out"),
     (
@@ -156,10 +157,9 @@ _ELSE: Final = (
 def refusal(error: Exception, model: nn.Module, what: str, otherwise: str = _ELSE) -> ConfigurationError:
     """An error of torch or of the user's code, in one message with its place."""
     kind, text = type(error).__name__, " ".join(str(error).split())
-    said = f": {kind}: {text[:300]}"
     advice = next((advice for words, advice in _ADVICE if any(w in f"{kind} {text}" for w in words)), otherwise)
     place, code = place_of(error, model)
+    said = "" if advice in (_VALUES, _BACKWARD) else f": {kind}: {text[:300]}"  # names that tell nobody anything
     if advice is _VALUES:
-        said = ""  # a name of torch's own that tells nobody anything
         advice = "; ".join([advice, *(hint for part in (text, *code) for word, hint in _IN_CODE if word in part)][:2])
     return ConfigurationError(f"{what}: {place}{said}; {advice}")

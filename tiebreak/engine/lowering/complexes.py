@@ -7,7 +7,7 @@ it has the same bytes everywhere. Each result of a transform is one exact sum of
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial, reduce
 from math import prod, sqrt
 from typing import Any, Final
 
@@ -22,17 +22,14 @@ from tiebreak.protocol.numbers.transcendental import odd_series, pi
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 PARTWISE: Final = frozenset({
-    "_neg_view.default", "_unsafe_view.default", "add.Scalar", "add.Tensor", "alias.default",
-    "as_strided.default", "cat.default", "clone.default", "constant_pad_nd.default", "copy.default",
-    "cumsum.default", "detach.default", "diagonal.default", "empty_like.default", "empty_strided.default",
-    "expand.default", "flip.default", "full.default", "full_like.default", "gather.default", "index.Tensor",
-    "index_put.default", "index_select.default", "lift_fresh_copy.default", "mean.default", "mean.dim",
-    "neg.default", "new_empty_strided.default", "new_full.default", "permute.default", "reshape.default",
-    "roll.default", "scalar_tensor.default", "select.int", "select_scatter.default", "slice.Tensor",
-    "slice_scatter.default", "split.Tensor", "split_with_sizes.default", "squeeze.dim", "squeeze.dims",
-    "stack.default", "sub.Scalar", "sub.Tensor", "sum.default", "sum.dim_IntList", "t.default", "transpose.int",
-    "tril.default", "triu.default", "unbind.int", "unsqueeze.default", "view.default", "where.ScalarOther",
-    "where.ScalarSelf", "where.self", "zeros_like.default",
+    "_neg_view.default", "add.Scalar", "add.Tensor", "alias.default", "as_strided.default", "cat.default",
+    "clone.default", "constant_pad_nd.default", "copy.default", "cumsum.default", "diagonal.default",
+    "empty_strided.default", "expand.default", "flip.default", "full.default", "full_like.default", "gather.default",
+    "index.Tensor", "index_put.default", "index_select.default", "lift_fresh_copy.default", "mean.default",
+    "mean.dim", "neg.default", "new_empty_strided.default", "permute.default", "roll.default",
+    "scalar_tensor.default", "select.int", "slice.Tensor", "slice_scatter.default", "split_with_sizes.default",
+    "squeeze.dims", "sub.Scalar", "sub.Tensor", "sum.dim_IntList", "tril.default", "triu.default",
+    "unsqueeze.default", "view.default", "where.self",
 })  # fmt: skip
 """Operators that act on real and imaginary parts alike."""
 _SELECTING: Final = ("condition", "index", "indices")
@@ -109,12 +106,43 @@ def multiply(c: Context, x: Any, y: Any) -> Complex:
     return Complex(real, b.add(b.mul(left.real, right.imag), b.mul(left.imag, right.real)))
 
 
-def divide(c: Context, x: Complex, y: Any) -> Complex:
-    """Divides a complex number by a real one; a complex divisor is refused."""
+def divide(c: Context, x: Any, y: Any) -> Complex:
+    """x / y. A complex divisor is first divided by the greater of its parts, so that its square is from 1 to 2."""
+    b, divisor, above = c.b, _pair(c, y), _pair(c, x)
     if isinstance(y, Complex | complex):
-        raise NotImplementedError("a complex divisor; multiply by its conjugate and divide by its squared size")
-    divisor = _pair(c, y).real
-    return Complex(c.b.div(x.real, divisor), c.b.div(x.imag, divisor))
+        greatest = b.map(MapFunction.MAX, b.abs(divisor.real), b.abs(divisor.imag))
+        unit = Complex(b.div(divisor.real, greatest), b.neg(b.div(divisor.imag, greatest)))
+        square = b.add(b.mul(unit.real, unit.real), b.mul(unit.imag, unit.imag))
+        above = multiply(c, x, unit)
+        above, divisor = Complex(b.div(above.real, square), b.div(above.imag, square)), Complex(greatest, greatest)
+    return Complex(b.div(above.real, divisor.real), b.div(above.imag, divisor.real))
+
+
+def size_of(c: Context, x: Complex) -> Ref:
+    """The magnitude."""
+    found: Ref = RULES["hypot.default"](_real(c), x.real, x.imag)
+    return found
+
+
+def angle(c: Context, x: Complex) -> Ref:
+    """The angle from the real axis, from -pi to pi; 0 at 0."""
+    found: Ref = RULES["atan2.default"](_real(c), x.imag, x.real)
+    return found
+
+
+def power(c: Context, x: Complex, exponent: Scalar | complex) -> Complex:
+    """x to a real number: a product if that is one of 2, 3, 4, else by size and angle."""
+    if isinstance(exponent, complex):
+        raise NotImplementedError("a complex exponent; write it as `exp` of a product with `log`")
+    if exponent in (2, 3, 4):
+        return reduce(partial(multiply, c), [x] * int(exponent))
+    return polar(c, RULES["pow.Tensor_Scalar"](_real(c), size_of(c, x), exponent), c.b.scale(angle(c, x), exponent))
+
+
+def equal(c: Context, x: Any, y: Any) -> Ref:
+    """Whether both parts are equal."""
+    left, right = _pair(c, x), _pair(c, y)
+    return c.b.both(c.b.eq(left.real, right.real), c.b.eq(left.imag, right.imag))
 
 
 def matmul(c: Context, x: Any, y: Any) -> Complex:
@@ -221,7 +249,14 @@ _RULES: Final[dict[str, Rule]] = {
     "complex.default": lambda c, *parts: Complex(*(c.ref(x, DType.F32).expand(c.shape) for x in parts)),
     "exp.default": lambda c, x: polar(c, c.b.map(MapFunction.EXP, x.real), x.imag),
     "polar.default": polar,
-    "abs.default": lambda c, x: RULES["hypot.default"](_real(c), x.real, x.imag),
+    "abs.default": size_of,
+    "angle.default": angle,
+    "log.default": lambda c, x: Complex(c.b.map(MapFunction.LOG, size_of(c, x)), angle(c, x)),
+    "pow.Tensor_Scalar": power,
+    "reciprocal.default": lambda c, x: divide(c, 1.0, x),
+    "rsqrt.default": lambda c, x: power(c, x, -0.5),
+    "sqrt.default": lambda c, x: power(c, x, 0.5),
+    **dict.fromkeys(("eq.Scalar", "eq.Tensor"), equal),
     "view_as_complex.default": lambda _, x: Complex(x.select(-1, 0), x.select(-1, 1)),
     "view_as_real.default": lambda c, x: c.b.cat([x.real.unsqueeze(-1), x.imag.unsqueeze(-1)], -1),
     "_to_copy.default": to_copy,

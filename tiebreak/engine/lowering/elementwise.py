@@ -18,12 +18,6 @@ def add(c: Context, x: Operand, y: Operand, *, alpha: Scalar = 1, function: MapF
     return c.b.map(function, c.ref(x), scaled)
 
 
-@lowers("rsub.Scalar", "rsub.Tensor")
-def rsub(c: Context, x: Operand, y: Operand, *, alpha: Scalar = 1) -> Ref:
-    """y - alpha * x."""
-    return add(c, y, x, alpha=alpha, function=MapFunction.SUB)
-
-
 @lowers("mul.Tensor", "mul.Scalar")
 def mul(c: Context, x: Operand, y: Operand) -> Ref:
     """x * y; of bools: and."""
@@ -78,12 +72,6 @@ def sigmoid(c: Context, x: Ref) -> Ref:
     """1 / (1 + exp(-x))."""
     one = c.b.const(1.0)
     return c.b.div(one, c.b.add(one, c.b.map(MapFunction.EXP, c.b.neg(c.ref(x)))))
-
-
-@lowers("silu.default")
-def silu(c: Context, x: Ref) -> Ref:
-    """x * sigmoid(x)."""
-    return c.b.mul(x, sigmoid(c, x))
 
 
 @lowers("gelu.default")
@@ -149,7 +137,7 @@ def greater_number(c: Context, x: Ref, y: Ref, *, function: MapFunction, of_bool
     return greater(c, x, y, function=function, of_bools=of_bools)
 
 
-@lowers("clamp.default", "clamp.Tensor", "clamp_min.default")
+@lowers("clamp.default", "clamp.Tensor")
 def clamp(c: Context, x: Ref, low: Operand | None = None, high: Operand | None = None) -> Ref:
     """min(max(x, low), high), of the limits that are given."""
     x = c.ref(x)
@@ -178,8 +166,8 @@ def compare(c: Context, x: Operand, y: Operand, *, function: MapFunction, swap: 
     return c.b.compare(function, right, left) if swap else c.b.compare(function, left, right)
 
 
-@lowers("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
-def where(c: Context, condition: Ref, x: Operand, y: Operand) -> Ref:
+@lowers("where.self")
+def where(c: Context, condition: Ref, x: Ref, y: Ref) -> Ref:
     """x where the condition holds, else y."""
     return c.b.where(condition, c.ref(x), c.ref(y))
 
@@ -196,18 +184,15 @@ def copy(c: Context, _into: Ref, source: Ref, _non_blocking: bool = False) -> Re
     return c.ref(source).expand(c.shape)
 
 
-@lowers("scalar_tensor.default", "full.default", "full_like.default", "new_full.default", fixed=None)
-@lowers("zeros.default", "zeros_like.default", "new_zeros.default", fixed=0)
-@lowers("ones.default", "ones_like.default", "new_ones.default", fixed=1)
-def full(c: Context, *args: Any, fixed: Scalar | None, **_: Any) -> Ref:
+@lowers("scalar_tensor.default", "full.default", "full_like.default")
+def full(c: Context, *args: Any, **_: Any) -> Ref:
     """One constant at every place: a source of one element."""
-    return c.b.full(c.shape, args[-1] if fixed is None else fixed, c.dtype)
+    return c.b.full(c.shape, args[-1], c.dtype)
 
 
-@lowers("arange.start_step", "arange.start", "arange.default")
-def arange(c: Context, *args: Scalar, **_: Any) -> Ref:
+@lowers("arange.start_step")
+def arange(c: Context, start: Scalar, _end: Scalar, step: Scalar = 1, **_: Any) -> Ref:
     """start, start + step, ...: integers, or multiples of 2^-16; cast to f32 if asked (exact below 2^24 of them)."""
-    start, _end, step = {1: (0, args[0], 1), 2: (args[0], args[-1], 1), 3: args}[len(args)]
     parts = 1 if int(start) == start and int(step) == step else 1 << 16
     if int(start * parts) != start * parts or int(step * parts) != step * parts:
         raise NotImplementedError("arange with fractions other than multiples of 2^-16")

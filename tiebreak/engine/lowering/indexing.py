@@ -15,13 +15,17 @@ def embedding(c: Context, weight: Ref, index: Ref, *_: Scalar) -> Ref:
     return c.b.rows(weight, index)
 
 
+def _require_unscaled(scale_by_frequency: bool) -> None:
+    if scale_by_frequency:
+        raise NotImplementedError("embedding with scale_grad_by_freq")
+
+
 @lowers("embedding_dense_backward.default", whole=True)
 def embedding_backward(
     c: Context, grad: Ref, index: Ref, rows: int, padding_index: int, scale_by_frequency: bool
 ) -> Ref:
     """Exact sums of the rows of grad with the same index; the padding row gets none."""
-    if scale_by_frequency:
-        raise NotImplementedError("embedding with scale_grad_by_freq")
+    _require_unscaled(scale_by_frequency)
     if padding_index >= 0:
         hit = c.b.eq(index, c.b.i64(padding_index))
         index = c.b.where(hit, c.b.i64(-1), index)
@@ -90,11 +94,6 @@ class _Bags:
 _MEAN, _MAX = 1, 2
 
 
-def _require_unscaled(scale_by_frequency: bool) -> None:
-    if scale_by_frequency:
-        raise NotImplementedError("embedding with scale_grad_by_freq")
-
-
 @lowers("_embedding_bag.default")
 def embedding_bag(
     c: Context, weight: Ref, index: Ref, offsets: Ref, scale_by_frequency: bool = False, mode: int = 0,
@@ -150,7 +149,7 @@ def index_select(c: Context, x: Ref, d: int, index: Ref) -> Ref:
     return c.b.rows(x.permute(order), index).unpermute(order)
 
 
-@lowers("index.Tensor", "_unsafe_index.Tensor")
+@lowers("index.Tensor")
 def index_tensor(c: Context, x: Ref, indices: Sequence[Ref | None]) -> Ref:
     """x[index, ...] for integer tensors in any positions; known ranges cost no instruction."""
     if (several := Indexed.of(c, x, indices)) is None:

@@ -14,7 +14,7 @@ _WHOLE: Final = float(1 << 24)
 """Below it every whole number is an f32."""
 
 
-@lowers("div.Tensor_mode", "div.Scalar_mode", "floor_divide.default")
+@lowers("div.Tensor_mode", "div.Scalar_mode")
 def divide(c: Context, x: Operand, y: Operand, *, rounding_mode: str | None = "floor") -> Ref:
     """x / y; with a rounding mode the whole number below it, or (trunc) that of the rounded quotient towards zero."""
     if rounding_mode is None:

@@ -40,12 +40,6 @@ def bernoulli_p(c: Context, x: Ref, p: Ref | float = 0.5, **_: Any) -> Ref:
     return c.b.cast(c.b.lt(_noted(c.b, c.b.random(x.shape)), c.ref(p, DType.F32)), x.dtype)
 
 
-@lowers("bernoulli.default")
-def bernoulli(c: Context, x: Ref, **_: Any) -> Ref:
-    """1 with the probability that stands in x, else 0: random < x."""
-    return bernoulli_p(c, x, x)
-
-
 @lowers("rand.default", "rand_like.default")
 def rand(c: Context, *_: Any, **__: Any) -> Ref:
     """Uniform in [0, 1)."""
@@ -182,8 +176,7 @@ def native_dropout(c: Context, x: Ref, p: float, train: bool | None) -> tuple[Re
     return b.mul(x, b.scale(b.cast(kept, DType.F32), 1 / (1 - p))), kept
 
 
-@lowers("empty.memory_format", "empty_like.default", "new_empty.default", "empty_permuted.default",
-        "empty_strided.default", "new_empty_strided.default")  # fmt: skip
+@lowers("empty.memory_format", "empty_permuted.default", "empty_strided.default", "new_empty_strided.default")
 def empty(c: Context, *_: Any, **__: Any) -> Ref:
     """Zeros: memory that torch leaves unset must have one value here."""
     return c.b.full(c.shape, 0, c.dtype)

@@ -16,7 +16,7 @@ def _dims(x: Ref, dims: Sequence[int] | int | None) -> Sequence[int]:
     return chosen or list(range(x.rank))
 
 
-@lowers("sum.dim_IntList", "sum.default")
+@lowers("sum.dim_IntList")
 def sum_(c: Context, x: Ref, dims: Sequence[int] | None = None, keepdim: bool = False, **_: Any) -> Ref:
     """Exact sum; of bools and integers an i64."""
     x = c.ref(x)
@@ -95,13 +95,13 @@ def var(
     return var_mean(c, x, dims, correction=correction, keepdim=keepdim)[0]
 
 
-@lowers("mm.default", "bmm.default", "matmul.default")
+@lowers("mm.default", "bmm.default")
 def matmul(c: Context, a: Ref, b: Ref) -> Ref:
     """A product of matrices, or of batches of them."""
     return c.b.matmul(a, b)
 
 
-@lowers("addmm.default", "baddbmm.default", "addmv.default", "addbmm.default")
+@lowers("addmm.default", "addmv.default", "addbmm.default")
 def addmm(c: Context, bias: Ref, x: Ref, y: Ref, *, beta: Scalar = 1, alpha: Scalar = 1) -> Ref:
     """beta * bias + alpha * (x @ y), or (addbmm) times the sum of all products: it is rounded before the sum."""
     if y.rank == 1:

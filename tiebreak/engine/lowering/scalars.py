@@ -28,7 +28,7 @@ def wrapped(b: Builder, x: Ref, low: int, bits: int) -> Ref:
     return b.add(b.map(MapFunction.MOD, b.sub(x, least), size), least)
 
 
-@lowers("sign.default", "sgn.default")
+@lowers("sign.default")
 def sign(c: Context, x: Ref) -> Ref:
     """1, -1, or 0 for zeros and NaN."""
     zero, one = c.b.const(0, x.dtype), c.b.const(1, x.dtype)

@@ -130,7 +130,7 @@ def index_reduce(
     return scatter_reduce(c, x, d, places.expand(source.shape), source, kind, include_self=include_self)
 
 
-@lowers("index_put.default", "_unsafe_index_put.default")
+@lowers("index_put.default")
 def index_put(c: Context, x: Ref, indices: Sequence[Ref | None], values: Ref, accumulate: bool = False) -> Ref:
     """x[index, ...] replaced, of several at one place by the last; or (accumulate) with exact sums added.
 

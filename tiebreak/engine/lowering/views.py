@@ -10,7 +10,7 @@ from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import row_major
 
 
-@lowers("view.default", "view_copy.default", "_unsafe_view.default", "reshape.default")
+@lowers("view.default", "view_copy.default")
 def view(c: Context, x: Ref, _shape: Sequence[int]) -> Ref:
     """The same elements in another shape."""
     return c.b.reshape(x, c.shape)
@@ -20,21 +20,6 @@ def view(c: Context, x: Ref, _shape: Sequence[int]) -> Ref:
 def permute(_c: Context, x: Ref, dims: Sequence[int]) -> Ref:
     """Dims in another order."""
     return x.permute(dims)
-
-
-@lowers("transpose.int")
-def transpose(_c: Context, x: Ref, a: int, b: int) -> Ref:
-    """Two dims exchanged."""
-    order = list(range(x.rank))
-    a, b = x.dim(a), x.dim(b)
-    order[a], order[b] = order[b], order[a]
-    return x.permute(order)
-
-
-@lowers("t.default")
-def t(_c: Context, x: Ref) -> Ref:
-    """A matrix transposed."""
-    return x.permute(list(range(x.rank))[::-1])
 
 
 @lowers("expand.default")
@@ -49,10 +34,10 @@ def unsqueeze(_c: Context, x: Ref, d: int) -> Ref:
     return x.unsqueeze(d)
 
 
-@lowers("squeeze.dims", "squeeze.dim")
-def squeeze(_c: Context, x: Ref, dims: Sequence[int] | int) -> Ref:
+@lowers("squeeze.dims")
+def squeeze(_c: Context, x: Ref, dims: Sequence[int]) -> Ref:
     """The tensor without dims of size 1."""
-    return x.squeeze([dims] if isinstance(dims, int) else dims)
+    return x.squeeze(dims)
 
 
 @lowers("slice.Tensor")
@@ -128,21 +113,19 @@ def diagonal_scatter(c: Context, x: Ref, src: Ref, offset: int = 0, d1: int = 0,
     return c.b.reshape(replaced, moved.shape).unpermute(order)
 
 
-@lowers("split_with_sizes.default", "split.Tensor")
-def split(_c: Context, x: Ref, sizes: Sequence[int] | int, d: int = 0) -> list[Ref]:
+@lowers("split_with_sizes.default")
+def split(_c: Context, x: Ref, sizes: Sequence[int], d: int = 0) -> list[Ref]:
     """Consecutive parts of a dim."""
-    if isinstance(sizes, int):
-        sizes = [sizes] * -(-x.shape[x.dim(d)] // sizes)
     return [x.slice(d, end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-@lowers("unbind.int", "unbind_copy.int")
+@lowers("unbind_copy.int")
 def unbind(_c: Context, x: Ref, d: int = 0) -> list[Ref]:
     """Every index of a dim."""
     return [x.select(d, index) for index in range(x.shape[x.dim(d)])]
 
 
-@lowers("alias.default", "detach.default", "clone.default", "lift_fresh_copy.default", "contiguous.default")
+@lowers("alias.default", "clone.default", "lift_fresh_copy.default")
 def same(_c: Context, x: Ref, **_: Any) -> Ref:
     """The same values."""
     return x
@@ -161,12 +144,6 @@ def cat(c: Context, parts: Sequence[Ref], d: int = 0) -> Ref:
     """The parts one after the other; parts of size 0 are skipped as in torch."""
     whole = [c.ref(part) for part in parts if 0 not in part.shape]
     return c.b.cat(whole, d) if whole else c.b.full(c.shape, 0, c.dtype)
-
-
-@lowers("stack.default")
-def stack(c: Context, parts: Sequence[Ref], d: int = 0) -> Ref:
-    """Stacks tensors of one shape along a new dim."""
-    return c.b.cat([c.ref(part).unsqueeze(d) for part in parts], d)
 
 
 @lowers("constant_pad_nd.default")
@@ -193,11 +170,3 @@ def slice_scatter(
     lo = [span.start if e == d else 0 for e in range(x.rank)]
     steps = [step if e == d else 1 for e in range(x.rank)]
     return c.b.window(x.shape, c.ref(src), lo, step=steps, outside=c.ref(x))
-
-
-@lowers("select_scatter.default")
-def select_scatter(c: Context, x: Ref, src: Ref, d: int, index: int) -> Ref:
-    """x with one index of a dim replaced."""
-    d = x.dim(d)
-    index = range(x.shape[d])[index]
-    return slice_scatter(c, x, src.unsqueeze(d), d, index, index + 1)

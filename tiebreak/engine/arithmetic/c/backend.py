@@ -90,5 +90,5 @@ class CBackend(TorchBackend):
             return None
         counts, precision = self.stats.of("scatter_sum"), self.options.rounding(i).precision
         return lambda x, _, near: scatter.scatter(
-            library, tables, x, torch.zeros(i.shape), counts, shuffled, precision, near
+            library, tables, x, torch.zeros(i.shape, dtype=torch.float32), counts, shuffled, precision, near
         )

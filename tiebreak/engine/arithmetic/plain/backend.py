@@ -57,7 +57,7 @@ class TorchBackend:
         """Whether each value that was finalized in the step is finite in all its elements."""
         self.left: set[int] = set()
         """The ids of the instructions that are left to torch alone."""
-        self._loss = torch.zeros(())
+        self._loss = torch.zeros((), dtype=torch.float32)
         self._sums: dict[int, PlainSums] = {}
         shuffles, pieces = random.Shuffles(on_host=options.pieces.on_host), options.pieces
         self._complete: Table = {
