@@ -20,10 +20,11 @@ from tiebreak.engine.data.tensors import identities, identity, widened
 from tiebreak.engine.run import commit
 from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.commit import Committer, make_record
+from tiebreak.engine.run.cost import cost_of, require_memory
 from tiebreak.engine.run.directory import STATES, RunDirectory, state_name
 from tiebreak.engine.run.interpreter import NotFiniteError, State
 from tiebreak.protocol.commitments.records import state_tree
-from tiebreak.protocol.errors import EncodingError, VerificationError
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.program.isa import DType
 
 from .frozen_cases import BIAS, EMBEDDING, INTERVAL, STEPS, adapted, machine, new_run, work
@@ -50,6 +51,18 @@ def test_the_entries_that_no_step_changes() -> None:
     assert not {name for name in made.program.frozen if "down" in name or "up" in name or "optimizer" in name}
     held = {name for name, tensor in narrowed(made.state).items() if tensor.dtype == torch.bfloat16}
     assert held == made.program.frozen - {BIAS}
+
+
+def test_what_no_step_changes_takes_memory_once() -> None:
+    program, frozen = adapted().program, 4 * (11 * 8 + 8 * 8 + 8 + 2 * 8 + 11)
+    cost = cost_of(program)
+    assert cost.state_bytes - cost.changed_bytes == frozen
+    assert cost.memory_bytes == 2 * cost.changed_bytes + frozen + cost.data_bytes + cost.live_bytes
+    scratch = max(8 * sum(program.body[a.value].numel for a in i.operands) for i in program.body if i.is_reduction)
+    least = cost.memory_bytes - cost.data_bytes + scratch
+    require_memory(program, least)
+    with pytest.raises(ConfigurationError, match="GiB of memory here"):
+        require_memory(program, least - 1)
 
 
 def test_all_bit_patterns_survive(tmp_path: Path, cases: CaseCounter) -> None:

@@ -90,7 +90,7 @@ class FetchedRun(RunDirectory):
         return self._kept
 
     def state(self, step: int, root: Digest | None = None, empty: Empty | None = None, *, narrow: bool = False) -> Any:
-        names = {state_name(0), state_name(step)}  # the first has what no step changes
+        names = {state_name(step), *([state_name(0)] if self.program.frozen else [])}  # which has what no step changes
         with FileLock(self.path / ".fetching"):
             for name in names:
                 _fetch(self.path, f"{STATES}/{name}", self._desk)
