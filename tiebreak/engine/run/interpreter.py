@@ -350,12 +350,18 @@ class Planned:
 
     def operands(self, index: int) -> list[Tensor]:
         found = [self.values[operand.value] for operand in self.body[index].operands]
-        return found if self.body[index].opcode == Opcode.GATHER else [widened(tensor) for tensor in found]
+        return found if self.body[index].opcode == Opcode.GATHER else [self._wide(tensor) for tensor in found]
+
+    def _wide(self, tensor: Tensor) -> Tensor:
+        """A tensor as f32, if it is held in bfloat16: in memory of the back-end's, which costs no page faults."""
+        if tensor.dtype != torch.bfloat16:
+            return tensor
+        return self.machine.arithmetic.backend.empty(tensor.shape, torch.float32).copy_(tensor)
 
     def _widened(self, members: Sequence[int]) -> Mapping[int, Tensor]:
         """The values, with those as f32 that are held in bfloat16 and that a chain of these members reads."""
         read = {operand.value for index in members for operand in self.body[index].operands} & self.narrow
-        return {**self.values, **{n: widened(self.values[n]) for n in read}} if read else self.values
+        return {**self.values, **{n: self._wide(self.values[n]) for n in read}} if read else self.values
 
     def value(self, index: int) -> Tensor:
         """The value of instruction `index`, from operands that are already computed."""
