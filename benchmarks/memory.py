@@ -2,6 +2,7 @@
 
     python -m benchmarks.memory [WORKLOAD ...]
     python -m benchmarks.memory --capture [WORKLOAD ...]
+    python -m benchmarks.memory --train [WORKLOAD ...]
 
 The figure is the peak resident size while making the model and taking three steps, minus the resident size before. The
 exact parties load a captured bundle, as trainers and auditors do. This works on Linux only: a process inherits the peak
@@ -9,6 +10,9 @@ of its parent, so the benchmark resets it through /proc/self/clear_refs.
 
 With --capture, it measures capture and its check instead, from the moment when the model is made. WORKLOADS are then
 those of `benchmarks.real_models`, on sequences of 16 tokens; WORKLOAD/slice is checked on a slice.
+
+With --train, it captures one of these on a sequence of 1,024 tokens, checks it on a slice, and trains it in a run on
+disk; each figure is the process's peak in that phase, with the model itself.
 """
 
 import json
@@ -16,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -27,9 +32,16 @@ from benchmarks.real_models import make_real_task
 from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, placed, publish, rows_of
 from benchmarks.workloads import STEPS, WORKLOADS
-from tiebreak.api.training.bundle import Bundle, load_bundle
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.signing.keys import new_key
+from tiebreak.api.training.bundle import Bundle, capture_bundle, load_bundle
+from tiebreak.api.training.runs import agree_on
 from tiebreak.api.training.tasks import capture
+from tiebreak.engine.capture.agreement import Terms
 from tiebreak.engine.capture.captured import Captured, capture_task
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 
 EAGER: Final = {"eager FP32": torch.float32, "eager FP64": torch.float64}
 EXACT: Final = ("trainer", "auditor, permuted")
@@ -39,6 +51,14 @@ CAPTURE: Final = {
     "s": ("processor time", ""),
 }
 """Metrics of capture and its check, and their targets, by unit."""
+TRAIN: Final = {
+    "capture: peak memory, 1 x 1,024 tokens": ("MB", "<= 24000"),
+    "training: peak memory, 1 x 1,024 tokens": ("MB", "<= 24000"),
+    "training: time of the last step": ("s", ""),
+    "initial state on the disk": ("MB", ""),
+    "checkpoint on the disk": ("MB", ""),
+}
+"""Metrics of capture and training on a long sequence, with their units and targets."""
 THREADS: Final = 2
 _STEPS: Final = 3
 
@@ -81,6 +101,28 @@ def capture_of(name: str) -> dict[str, float]:
     return dict(zip(CAPTURE, taken, strict=True))
 
 
+def training_of(name: str) -> list[float]:
+    """Measures capture and a run in this process; the figures are in the order of `TRAIN`."""
+    task, seconds = make_real_task(name, _STEPS, length=8 if "small" in name else 1024), list[float]()
+    Path("/proc/self/clear_refs").write_text("5")
+    bundle = capture_bundle(task, check="none" if "small" in name else "slice")
+    with tempfile.TemporaryDirectory() as folder:
+        key = new_key()
+        run = agree_on(bundle, Path(folder) / "run", client=key, trainer=new_key(), terms=Terms(), domain=OFF_CHAIN)
+        del bundle
+        captured = _status("VmHWM")
+        Path("/proc/self/clear_refs").write_text("5")
+        interpreter = make_interpreter(run.program, Machine(threads=THREADS), run.job)
+        Worker(run, interpreter, on_progress=lambda progress: seconds.append(progress.seconds)).work()
+        sizes = [run.state_path(step).stat().st_size for step in (0, _STEPS)]
+    return [captured / 1e6, _status("VmHWM") / 1e6, seconds[-1], *(size / 1e6 for size in sizes)]
+
+
+def measure_training(name: str) -> list[Row]:
+    found = zip(TRAIN.items(), _in_a_process("train", name), strict=True)
+    return [Row(metric=m, case=name, value=value, unit=unit, target=goal) for (m, (unit, goal)), value in found]
+
+
 def measure(name: str) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bundle"
@@ -112,17 +154,22 @@ def _in_a_process(who: str, source: str) -> Any:
 @click.argument("workloads", nargs=-1)
 @placed
 @click.option("--capture", "captures", is_flag=True, help="Measure capture and its check.")
+@click.option("--train", "trains", is_flag=True, help="Measure capture and a run of a long sequence.")
 @click.option("--party", hidden=True, help="Measure one party in this process; WORKLOADS is then its source.")
-def main(workloads: tuple[str, ...], party: str | None, folder: Path, *, captures: bool) -> None:
+def main(workloads: tuple[str, ...], party: str | None, folder: Path, *, captures: bool, trains: bool) -> None:
     """Measure WORKLOADS (default: GPT-2 and ResNet-50; of capture, GPT-2 and a Llama of a billion parameters)."""
     torch.set_num_threads(THREADS)
     if party is not None:
-        click.echo(json.dumps((capture_of if party == "capture" else partial(peak_of, party))(workloads[0])))
+        special: dict[str, Callable[[str], Any]] = {"capture": capture_of, "train": training_of}
+        click.echo(json.dumps(special.get(party, partial(peak_of, party))(workloads[0])))
         return
-    names = workloads or (
-        ("gpt2-124m", "llama-1b-lora", "llama-1b-lora/slice") if captures else ("gpt2", "resnet50-32", "resnet50-224")
-    )
-    rows = [row for name in names for row in (measure_capture if captures else measure)(name)]
+    usual: tuple[str, ...] = ("gpt2", "resnet50-32", "resnet50-224")
+    measuring = measure
+    if captures:
+        usual, measuring = ("gpt2-124m", "llama-1b-lora", "llama-1b-lora/slice"), measure_capture
+    elif trains:
+        usual, measuring = ("llama-1b-lora-all",), measure_training
+    rows = [row for name in workloads or usual for row in measuring(name)]
     publish("memory", rows, f"peak of {_STEPS} steps, {THREADS} threads", folder=folder)
 
 

@@ -17,8 +17,8 @@ from transformers import (
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
 
 REAL: Final = ("gpt2-124m", "resnet-50", "llama-60m")
-BF16: Final = ("gpt2-124m-bf16", "llama-1b-lora")
-SMALL: Final = ("gpt2-small", "gpt2-small-bf16", "resnet-small", "llama-small-lora")
+BF16: Final = ("gpt2-124m-bf16", "llama-1b-lora", "llama-1b-lora-all")
+SMALL: Final = ("gpt2-small", "gpt2-small-bf16", "resnet-small", "llama-small-lora", "llama-small-lora-all")
 """Small models, to try on a CPU what is meant for a GPU: they take seconds, and nobody uses them otherwise."""
 
 
@@ -72,12 +72,16 @@ def _llama() -> nn.Module:
     )  # fmt: skip
 
 
-def _with_lora(config: LlamaConfig, rank: int) -> nn.Module:
-    """A Llama in bfloat16; only LoRA of its queries and values is trained, which is the default of PEFT."""
+def _with_lora(config: LlamaConfig, rank: int, *, everywhere: bool = False) -> nn.Module:
+    """A Llama in bfloat16; only LoRA of its queries and values is trained, which is the default of PEFT.
+
+    everywhere: of all linear layers but the head.
+    """
     model = LlamaForCausalLM(config).bfloat16().requires_grad_(requires_grad=False)
-    for layer in model.model.layers:
-        for name in ("q_proj", "v_proj"):
-            setattr(layer.self_attn, name, LoRA(getattr(layer.self_attn, name), rank))
+    for part in [part for layer in model.model.layers for part in (layer.self_attn, layer.mlp)]:
+        for name in [n for n, m in part.named_children() if isinstance(m, nn.Linear)]:
+            if everywhere or name in ("q_proj", "v_proj"):
+                setattr(part, name, LoRA(getattr(part, name), rank))
     return model
 
 
@@ -130,8 +134,9 @@ def make_real_task(name: str, steps: int, *, size: int = 1, length: int = 64, pi
         match name:
             case "gpt2-124m" | "gpt2-124m-bf16":
                 return _text(name, _gpt2(), 50257, 8 * size, length, steps, mixed=name.endswith("bf16"))
-            case "llama-1b-lora":
-                return _text(name, _with_lora(_llama_1b(length), 16), 128256, size, length, steps)
+            case "llama-1b-lora" | "llama-1b-lora-all":
+                llama_1b = _with_lora(_llama_1b(length), 16, everywhere=name.endswith("all"))
+                return _text(name, llama_1b, 128256, size, length, steps)
             case "llama-60m":
                 return _text(name, _llama(), 32000, 8 * size, 64, steps)
             case "resnet-50":
@@ -140,12 +145,12 @@ def make_real_task(name: str, steps: int, *, size: int = 1, length: int = 64, pi
             case "gpt2-small" | "gpt2-small-bf16":
                 model = _gpt2(vocab_size=97, n_positions=16, n_embd=16, n_layer=1, n_head=2)
                 return _text(name, model, 97, 2, 8, steps, mixed=name.endswith("bf16"))
-            case "llama-small-lora":
+            case "llama-small-lora" | "llama-small-lora-all":
                 llama = LlamaConfig(
                     vocab_size=97, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                     num_key_value_heads=1, max_position_embeddings=16, bos_token_id=0, eos_token_id=0,
                 )  # fmt: skip
-                return _text(name, _with_lora(llama, 2), 97, 1, 8, steps)
+                return _text(name, _with_lora(llama, 2, everywhere=name.endswith("all")), 97, 1, 8, steps)
             case "resnet-small":
                 config = ResNetConfig(
                     embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", num_labels=10

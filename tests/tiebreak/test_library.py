@@ -8,12 +8,15 @@ from io import FileIO
 from pathlib import Path
 
 import pytest
+from safetensors.torch import save_file
 
+from tests.engine import frozen_cases
 from tests.tiebreak.parties import Parties, flip
 from tiebreak.api.agreeing import offers
 from tiebreak.api.training.bundle import ORIGINS, load_bundle
 from tiebreak.cli.key import load_key
 from tiebreak.engine.data.disk import read_exactly
+from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.policy import POLICY
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
 from tiebreak.node import library
@@ -106,6 +109,28 @@ def test_what_was_published_is_a_run_that_can_be_audited(
     assert there.state(7).keys() == trained.state(7).keys()
     assert there.kept() == [0, 3, 6, 7]
     assert parties.audit(there.path, tmp_path / "r", "--sample", "1", "--seed", "s") == 0
+
+
+def test_states_without_what_no_step_changes(shelf: Shelf, tmp_path: Path) -> None:
+    run = frozen_cases.new_run(tmp_path / "run")
+    frozen_cases.work(run)
+    body, steps = published(run, shelf, 6, states=True), [0, 4, 8, 12, 16, 20, 24]
+    found = Fetcher(tmp_path / "there", shelf, run.job, run.agreement.domain, [body]).fetch(6, states=True)
+    assert not any(found.missing.values())
+    there = RunDirectory.open(tmp_path / "there")
+    assert there.kept() == steps
+    for step in steps:
+        assert identities(there.state(step)) == identities(run.state(step))
+        assert there.state_path(step).read_bytes() == run.state_path(step).read_bytes()
+    last = run.state_path(24)
+    whole = {name: tensor.clone() for name, tensor in run.state(24).items()}
+    for change, message in ((0.0, ""), (1.0, "state: expected root")):  # whole states pass too, if they are true
+        whole[frozen_cases.EMBEDDING][1, 1] += change
+        save_file(whole, last)
+        found = take(run, tmp_path / f"changed {change}", shelf, published(run, shelf, 6), count=6)
+        reasons = found.missing.get(f"checkpoints/{last.name}", [])
+        assert message in " ".join(reasons)
+        assert bool(reasons) == bool(message)
 
 
 def test_fetching_again_moves_on_with_the_run(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:

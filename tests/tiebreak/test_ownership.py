@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
 
+from tests.engine import frozen_cases
 from tests.tiebreak.parties import Commands, Parties, flip
 from tiebreak.api.certification import ownership
 from tiebreak.api.disputing.judging import read_posts
@@ -94,6 +96,18 @@ def test_the_disputed_weights_are_those_of_the_same_head(desk: Desk, parties: Pa
     (tmp_path / "other").mkdir()
     other.answered()
     assert "these weights are of another run" in other.check(*link, code=2)
+
+
+def test_opened_states_hold_what_no_step_changes(parties: Parties, tmp_path: Path, command: Commands) -> None:
+    """In the run only the initial state does, which is not opened unless it is drawn."""
+    client, trainer = (load_key(parties.path(f"{who}.pem")) for who in ("client", "trainer"))
+    run = frozen_cases.new_run(tmp_path / "run", client, trainer)
+    frozen_cases.work(run, key=trainer)
+    found = Desk(parties, tmp_path, command, run.path).answered("trainer", "--top", 2).check()
+    assert (found["holds"], found["role"]) == (True, "trainer")
+    shown = max((tmp_path / "proof" / "checkpoints").iterdir())
+    assert load_file(shown).keys() == run.program.state_spec().keys()
+    assert load_file(run.path / "checkpoints" / shown.name).keys() == load_file(shown).keys() - run.program.frozen
 
 
 def test_a_false_segment_is_not_reproduced(desk: Desk, parties: Parties, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ from tiebreak.api.training.bundle import MAX_ORIGINS_BYTES, ORIGINS
 from tiebreak.engine.data import data_identities
 from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER
 from tiebreak.engine.data.disk import Folder, write_whole
-from tiebreak.engine.data.formats import map_tensors, read_tensors
+from tiebreak.engine.data.formats import map_tensors
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.encoding import max_sparse_bytes
 from tiebreak.engine.logged.files import FILE_HEADER_BYTES, log_path
@@ -56,6 +56,7 @@ from tiebreak.engine.run.directory import (
     RunDirectory,
     check_root,
     head_name,
+    read_state,
     state_name,
 )
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
@@ -269,7 +270,7 @@ class Fetcher:
         if self._program is None:
             return
         self._want(DATA, _most_bytes(self._program.data_spec()), self._check_data, large=True)
-        first = self._check_state(self._job.initial_state_root)
+        first = self._check_state(self._job.initial_state_root, first=True)
         self._want(f"{STATES}/{state_name(0)}", self._state_bytes(), first, large=True)
         self._want(NAMES, MAX_NAMES_BYTES, _unchecked)  # it is checked whenever it is read
         self._want(UNCHECKED, MAX_NOTICE_BYTES, _unchecked)
@@ -405,10 +406,10 @@ class Fetcher:
         tensors = map_tensors(folder, name, self._program.data_spec())
         check_root("data", self._job.data_root, data_tree(data_identities(tensors)).root)
 
-    def _check_state(self, root: Digest) -> "Check":
+    def _check_state(self, root: Digest, *, first: bool = False) -> "Check":
         def check(folder: Folder, name: str) -> None:
             assert self._program is not None
-            tensors = read_tensors(folder, name, self._program.state_spec())
+            tensors = read_state(folder, name, self._program, first=first, narrow=True)
             check_root("state", root, state_tree(identities(tensors)).root)
 
         return check

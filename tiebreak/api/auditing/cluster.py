@@ -89,15 +89,17 @@ class FetchedRun(RunDirectory):
     def kept(self) -> list[int]:
         return self._kept
 
-    def state(self, step: int, root: Digest | None = None, empty: Empty | None = None) -> Any:
-        name = state_name(step)
+    def state(self, step: int, root: Digest | None = None, empty: Empty | None = None, *, narrow: bool = False) -> Any:
+        names = {state_name(step), *([state_name(0)] if self.program.frozen else [])}  # which has what no step changes
         with FileLock(self.path / ".fetching"):
-            _fetch(self.path, f"{STATES}/{name}", self._desk)
+            for name in names:
+                _fetch(self.path, f"{STATES}/{name}", self._desk)
         try:
-            return super().state(step, root, empty)
+            return super().state(step, root, empty, narrow=narrow)
         except VerificationError:
             with self.folder(STATES, to_write=True) as states:
-                states.remove(name)
+                for name in names:
+                    states.remove(name)
             raise
 
 

@@ -117,7 +117,7 @@ def _certificate(
     job, records = run.job, run.records()
     if len(records) != job.checkpoints:  # (1)
         raise StateError(f"{run.path}: expected records of all {job.checkpoints} checkpoints, got {len(records)}")
-    ids = identities(run.state(job.steps, records[-1].state_root))
+    ids = identities(run.state(job.steps, records[-1].state_root, narrow=True))
     tree = run_tree([record.digest for record in records], job.steps, job.checkpoint_interval)
     head = run.last_head() or head  # (2)
     if head is None:

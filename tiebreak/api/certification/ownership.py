@@ -45,6 +45,7 @@ from tiebreak.api.machine.running import make_interpreter
 from tiebreak.engine.capture.captured import MODEL
 from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.data.disk import Folder, read_file, storing, write_file
+from tiebreak.engine.data.formats import write_tensors
 from tiebreak.engine.run import directory as run_files
 from tiebreak.engine.run.audit import detection_probability, draw_segments, kept_steps, signed_records
 from tiebreak.engine.run.commit import make_record
@@ -249,8 +250,9 @@ def answer(run: RunDirectory, made: OwnershipClaim, challenge: OwnershipChalleng
             f"0x{key.address.hex()}"
         )
     shown, folder = opened(made, challenge), made.run.path
-    for step in shown:
-        _copy(run.state_path(step), folder / run_files.STATES / run_files.state_name(step))
+    with Folder(folder, run_files.STATES, to_write=True) as states:
+        for step in shown:  # whole, since the initial state is perhaps not among them
+            write_tensors(states, run_files.state_name(step), run.state(step, narrow=True), narrow=True)
     _copy(run.path / run_files.DATA, folder / run_files.DATA)
     signed = sign(Envelope(payload=Payload(kind=PAYLOAD_TYPE, data=challenge.encode())), key)
     write_file(folder / ANSWER, signed.encode())

@@ -64,7 +64,9 @@ def write_weights(
     settled = not unsettled and settled_root(run, rpc)
     # The root in the signed record covers every tensor, so `state` refuses a file in which one of them differs.
     adapter = like is not None and (like / ADAPTER).is_file()
-    tensors = as_state_dict(run.state(run.job.steps, records[-1].state_root), names_of(run, adapter=adapter))
+    tensors = as_state_dict(
+        run.state(run.job.steps, records[-1].state_root, narrow=True), names_of(run, adapter=adapter)
+    )
     if like is None:
         if output.exists():
             raise ConfigurationError(f"{output} already exists; choose another file")

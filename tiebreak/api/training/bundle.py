@@ -115,7 +115,7 @@ class Bundle:
             if made.names():
                 raise ConfigurationError(f"expected a new or empty folder, got {folder}; choose another or empty it")
             made.write(PROGRAM, self.program.encode())
-            write_tensors(made, STATE, self.state)
+            write_tensors(made, STATE, self.state, narrow=True)
             write_tensors(made, DATA, self.data)
             if self.origins:
                 made.write(ORIGINS, self.origins)

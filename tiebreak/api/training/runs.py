@@ -121,7 +121,7 @@ class Run:
             raise StateError(f"expected the step of a checkpoint so far, got {step}")
         if not self._run.state_path(at).is_file():
             raise StateError(f"the state after step {at} was not kept; replay to it")
-        return as_state_dict(self._run.state(at), names_of(self._run))
+        return as_state_dict(self._run.state(at, narrow=True), names_of(self._run))
 
     @taking(key=KEY | NONE, until=whole(1) | NONE, progress=FLAG, keep=TEXT, callbacks=CALLBACKS)
     def resume(
@@ -161,8 +161,8 @@ class Run:
         """Computes what is left, each step when it is asked for, and yields it with its weights and buffers.
 
         These are the engine's own tensors, with the keys of `state_dict`, on the device that computes: copy them before
-        the next step is asked for, and never write to them. key, keep: as in `resume`. A loop that ends early leaves
-        the run at its last checkpoint. Raises what `resume` raises.
+        the next step is asked for, and never write to them. Frozen ones may be in bfloat16. key, keep: as in `resume`.
+        A loop that ends early leaves the run at its last checkpoint. Raises what `resume` raises.
         """
         names, interpreter = names_of(self._run), _interpreter(self._run, self._machine, key)
         worker = Worker(self._run, interpreter, key=key, keep=Keep.parse(keep), logs=LogsInProgress.of(self._run))
@@ -180,7 +180,7 @@ class Run:
         if task is None or task.evaluate is None or (step % (task.evaluate_every or step) and step != self.steps):
             return
         started = time.perf_counter()
-        self.metrics[step] = evaluate_state(task, self._run.state(step))
+        self.metrics[step] = evaluate_state(task, self._run.state(step, narrow=True))
         found = Step(step, self.losses[step - 1], time.perf_counter() - started, self.metrics[step])
         tell(callbacks, found, task.model)
 

@@ -23,6 +23,7 @@ from tiebreak.engine.capture.check import checked
 from tiebreak.engine.capture.slices import Slice
 from tiebreak.engine.capture.task import LOSSES, Batch, Loss, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, map_array, open_array
+from tiebreak.engine.data.tensors import widened
 from tiebreak.engine.optimizers.settings import STEPS
 from tiebreak.engine.run.cost import Cost, cost_of, memory_here
 from tiebreak.engine.run.loop import exact_step
@@ -319,4 +320,4 @@ def adapter_names(model: nn.Module) -> dict[str, str]:
 
 def as_state_dict(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
     """The argument of `load_state_dict`: copies of the tensors, on the CPU."""
-    return {key: state[entry].detach().to("cpu", copy=True) for key, entry in names.items()}
+    return {key: widened(state[entry].detach()).to("cpu", copy=True) for key, entry in names.items()}

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import prod
+from typing import Final
 
 import numpy as np
 import torch
@@ -11,11 +12,15 @@ from tiebreak.engine.data.elements import Element
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
 from tiebreak.protocol.commitments.records import TensorData, identify_all
+from tiebreak.protocol.commitments.streaming import TensorStream
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.hashing import one_nan
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
+
+PIECE: Final = 1 << 22
+"""The number of elements that are widened or narrowed at once."""
 
 Spec = Mapping[str, tuple[DType, tuple[int, ...]]]
 """Dtype and shape by name."""
@@ -34,9 +39,15 @@ def canonical(tensor: Tensor) -> Tensor:
     return torch.where(nan, torch.tensor(NAN_BITS, dtype=torch.int32, device=tensor.device), bits).view(torch.float32)
 
 
+def widened(tensor: Tensor) -> Tensor:
+    """The f32 numbers, bit for bit, of a tensor that holds them in bfloat16; any other tensor as it is."""
+    return tensor.to(torch.float32) if tensor.dtype == torch.bfloat16 else tensor
+
+
 def memory_of(tensor: Tensor) -> memoryview:
     """The tensor's own bytes, without changing NaN: a view of its memory if it is contiguous and on the CPU."""
-    array = tensor.detach().to("cpu").contiguous().numpy()
+    host = tensor.detach().to("cpu").contiguous()
+    array = (host.view(torch.int16) if host.dtype == torch.bfloat16 else host).numpy()
     if array.dtype.byteorder == ">":  # pragma: no cover - no supported device is big-endian
         array = array.astype(array.dtype.newbyteorder("<"))
     return memoryview(array.reshape(-1).view(np.uint8).data)
@@ -76,12 +87,24 @@ def identity(tensor: Tensor) -> Digest:
 
 
 def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
-    """The id of each tensor by name. They are hashed together, by as many threads as torch has."""
-    entries = [
-        TensorData(dtype=PROTOCOL_DTYPES[tensor.dtype], shape=tuple(tensor.shape), data=memory_of(tensor))
-        for tensor in tensors.values()
-    ]
-    return dict(zip(tensors, identify_all(entries, hasher=hasher(torch.get_num_threads())), strict=True))
+    """The id of each tensor by name. They are hashed together, by as many threads as torch has.
+
+    One that is held in bfloat16 is hashed as the f32 numbers that it stands for, piece by piece.
+    """
+    entries = {
+        name: TensorData(dtype=PROTOCOL_DTYPES[tensor.dtype], shape=tuple(tensor.shape), data=memory_of(tensor))
+        for name, tensor in tensors.items()
+        if tensor.dtype != torch.bfloat16
+    }
+    hashing = hasher(torch.get_num_threads())
+    ids = dict(zip(entries, identify_all([*entries.values()], hasher=hashing), strict=True))
+    for name in tensors.keys() - ids.keys():
+        stream = TensorStream(DType.F32, tensors[name].shape, hasher=hashing)
+        flat = tensors[name].reshape(-1)
+        for start in range(0, flat.numel(), PIECE):
+            stream.update(memory_of(widened(flat[start : start + PIECE])))
+        ids[name] = stream.identity()
+    return {name: ids[name] for name in tensors}
 
 
 def check_spec(what: str, tensors: Mapping[str, Tensor], spec: Spec) -> None:

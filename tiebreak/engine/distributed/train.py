@@ -70,6 +70,10 @@ class SharedInterpreter(Interpreter):
         """This worker's shards of whole entries, on its device."""
         return super().to_device({name: self._shard(tensor) for name, tensor in tensors.items()})
 
+    @property
+    def narrow(self) -> bool:
+        return False  # shards of f32 are gathered and exchanged
+
     def _shard(self, tensor: Tensor) -> Tensor:
         split = self.partition.state_layout(tensor.shape)
         if split is None:

@@ -23,7 +23,7 @@ from math import prod
 from typing import Final
 
 from tiebreak.engine.data import check_unchanged
-from tiebreak.engine.run.commit import make_record
+from tiebreak.engine.run.commit import Identified, make_record
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs, check_logs
@@ -162,6 +162,7 @@ class SegmentAuditor:
         interpreter.check_job(run.job)
         self._run, self._interpreter, self._records = run, interpreter, records
         self._data = interpreter.place_data(run.data())  # (3)
+        self._ids = Identified(run.program)
         self._all_kept = kept_steps(run, len(records))
 
     def audit(
@@ -210,7 +211,9 @@ class SegmentAuditor:
                 report = SegmentReport(
                     checkpoint=reached, first_step=job.first_step(reached), last_step=step,
                     committed=self._records[reached],
-                    replayed=make_record(step, result.state, result.loss_bits, self._logs.log_root(reached)),
+                    replayed=make_record(
+                        step, result.state, result.loss_bits, self._logs.log_root(reached), self._ids.of
+                    ),
                 )  # fmt: skip
                 self._audit.checked.append(report)
                 if not report.agrees:  # (5)
@@ -236,7 +239,7 @@ class SegmentAuditor:
         job = self._run.job
         expected = self._records[job.checkpoint_of(step)].state_root if step else job.initial_state_root
         try:
-            tensors = self._run.state(step, expected, self._interpreter.empty)
+            tensors = self._run.state(step, expected, self._interpreter.empty, narrow=self._interpreter.narrow)
         except VerificationError:
             self._audit.refused.append(step)
             self._kept = [kept for kept in self._kept if kept != step]

@@ -11,12 +11,13 @@ once, over its memory too.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from tiebreak.engine.arithmetic.backend import identities, launches, new_stream
 from tiebreak.engine.run.directory import RunDirectory
@@ -26,6 +27,7 @@ from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, state_tree
 from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Frontier
 
@@ -45,10 +47,27 @@ class Commit:
     """The time until state, record and head were on disk."""
 
 
-def make_record(step: int, state: State, loss_bits: int, log_root: Digest = ZERO_DIGEST) -> StepRecord:
-    """The record of a step. log_root: that of its segment under policy `logged`."""
-    root = state_tree(identities(state)).root
-    return StepRecord(step=step, state_root=root, loss_bits=loss_bits, log_root=log_root)
+class Identified:
+    """The ids of the states of one run. Those of entries that no step changes are computed once for each tensor."""
+
+    def __init__(self, program: Program) -> None:
+        self._frozen = program.frozen
+        self._known: dict[str, tuple[Tensor, Digest]] = {}
+
+    def of(self, state: State) -> dict[str, Digest]:
+        """The id of each entry. The tensors of entries that no step changes must not have been written to."""
+        known = {name: digest for name, (tensor, digest) in self._known.items() if state[name] is tensor}
+        ids = known | identities({name: tensor for name, tensor in state.items() if name not in known})
+        self._known = {name: (state[name], ids[name]) for name in self._frozen}
+        return {name: ids[name] for name in state}
+
+
+def make_record(
+    step: int, state: State, loss_bits: int, log_root: Digest = ZERO_DIGEST,
+    ids: Callable[[State], dict[str, Digest]] = identities,
+) -> StepRecord:  # fmt: skip
+    """The record of a step. log_root: that of its segment under policy `logged`. ids: identifies the entries."""
+    return StepRecord(step=step, state_root=state_tree(ids(state)).root, loss_bits=loss_bits, log_root=log_root)
 
 
 class Committer:
@@ -59,6 +78,7 @@ class Committer:
         self._run = run
         self._key = key
         self._keep = keep
+        self._identified = Identified(run.program)
         self._frontier = Frontier()
         self._newest = 0
         # A new thread has torch's number of threads at its first use, which may be amid a step (`threads.torch_alone`).
@@ -130,7 +150,7 @@ class Committer:
         started = time.perf_counter()
         # A tensor that is hashed where it lies is moved to be written; any other once, because it is read twice.
         state = {name: tensor if launches(tensor.device) else tensor.to("cpu") for name, tensor in state.items()}
-        record = make_record(step, state, loss_bits, log_root)
+        record = make_record(step, state, loss_bits, log_root, self._identified.of)
         hashed = time.perf_counter()
         checkpoint, recorded = self._run.job.checkpoint_of(step), self._run.recorded()
         if checkpoint < recorded and (known := self._run.record_at(checkpoint)) != record:

@@ -21,13 +21,15 @@ from tiebreak.protocol.program.program import Program
 class Cost:
     """The cost of one step; bytes are those of tensors as committed.
 
-    flops: f32 additions, multiplications and elementwise functions. live_bytes: the largest total size of the step's
-    values (without state and data) at any time. passing_bytes: the same, if what goes into the new state took no memory
-    after its last use. kinds: the number of body instructions per opcode, most frequent first.
+    flops: f32 additions, multiplications and elementwise functions. changed_bytes: those of the state entries of which
+    a step makes new ones. live_bytes: the largest total size of the step's values (without state and data) at any time.
+    passing_bytes: the same, if what goes into the new state took no memory after its last use. kinds: the number of
+    body instructions per opcode, most frequent first.
     """
 
     flops: int
     state_bytes: int
+    changed_bytes: int
     data_bytes: int
     live_bytes: int
     passing_bytes: int
@@ -35,8 +37,11 @@ class Cost:
 
     @property
     def memory_bytes(self) -> int:
-        """An estimate of the memory for training: the state before and after a step, the data and the live values."""
-        return 2 * self.state_bytes + self.data_bytes + self.live_bytes
+        """An estimate of the memory for training: the state before and after a step, the data and the live values.
+
+        What no step changes counts once, and as f32.
+        """
+        return self.state_bytes + self.changed_bytes + self.data_bytes + self.live_bytes
 
 
 def cost_of(program: Program) -> Cost:
@@ -44,7 +49,8 @@ def cost_of(program: Program) -> Cost:
     kinds = Counter(instruction.opcode.name.lower() for instruction in program.body)
     return Cost(
         flops=sum(_flops(instruction) for instruction in program.body),
-        state_bytes=sum(_bytes(dtype, shape) for dtype, shape in program.state_spec().values()),
+        state_bytes=(state := _state_bytes(program))[0],
+        changed_bytes=state[1],
         data_bytes=sum(_bytes(dtype, shape) for dtype, shape in program.data_spec().values()),
         live_bytes=_peak(program)[0],
         passing_bytes=_peak(program, held=False)[0],
@@ -54,6 +60,12 @@ def cost_of(program: Program) -> Cost:
 
 def _bytes(dtype: DType, shape: tuple[int, ...]) -> int:
     return prod(shape) * dtype.size
+
+
+def _state_bytes(program: Program) -> tuple[int, int]:
+    """The bytes of all state entries, and of those that steps change."""
+    sizes = {name: _bytes(*entry) for name, entry in program.state_spec().items()}
+    return sum(sizes.values()), sum(size for name, size in sizes.items() if name not in program.frozen)
 
 
 def _flops(i: Instruction) -> int:
@@ -91,8 +103,7 @@ def require_memory(program: Program, available: int | None = None) -> None:
     scratch = max(
         (8 * sum(program.body[a.value].numel for a in i.operands) for i in program.body if i.is_reduction), default=0
     )
-    state = sum(_bytes(dtype, shape) for dtype, shape in program.state_spec().values())
-    if (needed := 2 * state + live + scratch) > available:
+    if (needed := sum(_state_bytes(program)) + live + scratch) > available:
         i = program.body[index]
         raise ConfigurationError(
             f"expected a step that fits into the {available / 2**30:.3g} GiB of memory here, got one that needs about "

@@ -3,7 +3,9 @@
     job.bin                         the signed job (tiebreak.protocol.commitments.job)
     program.tbp                     the program (SPEC 4.1)
     data.safetensors                the job's data
-    checkpoints/000000000040.safetensors   the state after step 40; step 0 is the initial state
+    checkpoints/000000000000.safetensors   the initial state
+    checkpoints/000000000040.safetensors   the state after step 40; without the entries that no step changes, which are
+                                    those of the initial state, or with all of them
     records.bin                     one 76-byte record per checkpoint (`StepRecord.encode`)
     heads/000000000004.bin          the signed head of count 4
     logs/000000000040.log           policy `logged`: the rounding logs of the segment that ends with step 40
@@ -138,13 +140,16 @@ class RunDirectory:
         check_root(f"{self.path / DATA}", self.job.data_root, data_tree(arrays.data_identities(tensors)).root)
         return tensors
 
-    def state(self, step: int, root: Digest | None = None, empty: "Empty | None" = None) -> dict[str, "Tensor"]:
+    def state(
+        self, step: int, root: Digest | None = None, empty: "Empty | None" = None, *, narrow: bool = False
+    ) -> dict[str, "Tensor"]:
         """The state of a checkpoint (or of step 0), checked against `root`, or else against the root in its record.
 
-        empty: makes the tensors into which it is read. Raises `VerificationError`.
+        empty: makes the tensors into which it is read. narrow: whether f32 entries that no step changes may be in
+        bfloat16, if that holds them exactly. Raises `VerificationError`.
         """
         with self.folder(STATES) as states:
-            tensors = arrays.read_tensors(states, state_name(step), self.program.state_spec(), empty or arrays.fresh)
+            tensors = read_state(states, state_name(step), self.program, empty, first=step == 0, narrow=narrow)
         if root is None:
             root = self.job.initial_state_root if step == 0 else self.record_of(step).state_root
         check_root(
@@ -237,9 +242,10 @@ class RunDirectory:
                     states.remove(name)
 
     def write_state(self, step: int, state: Mapping[str, "Tensor"]) -> None:
-        """Stores the state after a step."""
+        """Stores the state after a step, without the entries that no step changes."""
+        changed = {name: tensor for name, tensor in state.items() if not step or name not in self.program.frozen}
         with self.folder(STATES, to_write=True) as states:
-            arrays.write_tensors(states, state_name(step), state)
+            arrays.write_tensors(states, state_name(step), changed, narrow=True)
 
     def log_bytes(self) -> int:
         """The size of the rounding logs on disk, in bytes."""
@@ -321,7 +327,7 @@ class RunDirectory:
         """The step of the last checkpoint whose record and state both exist and agree; 0 if there is none."""
         for step in reversed(self.kept()):
             try:
-                self.state(step)
+                self.state(step, narrow=True)
             except VerificationError:
                 continue
             return step
@@ -346,10 +352,27 @@ def lay_out(
         folder.write(PROGRAM, program.encode())
         arrays.write_tensors(folder, DATA, data)
         with Folder(path, STATES) as states:
-            arrays.write_tensors(states, state_name(0), state)
+            arrays.write_tensors(states, state_name(0), state, narrow=True)
         folder.write(RECORDS, b"")
         for name, content in more.items():
             folder.write(name, content)
+
+
+def read_state(
+    states: Folder, name: str, program: Program, empty: "Empty | None" = None, *, first: bool = False,
+    narrow: bool = False,
+) -> dict[str, "Tensor"]:  # fmt: skip
+    """The state in a file. Entries that no step changes, and that it lacks, are taken from the initial state beside it.
+
+    first: whether it is the initial state, which has all. Nothing is checked against a root. For the rest see
+    `RunDirectory.state`.
+    """
+    spec, frozen, made = program.state_spec(), program.frozen, empty or arrays.fresh
+    held = frozen if narrow else frozenset()
+    tensors = arrays.read_tensors(states, name, spec, made, absent=frozenset() if first else frozen, narrow=held)
+    if missing := spec.keys() - tensors.keys():
+        tensors |= arrays.read_tensors(states, state_name(0), spec, made, wanted=missing, narrow=held)
+    return {entry: tensors[entry] for entry in spec}
 
 
 def check_root(what: str, expected: bytes, found: bytes) -> None:

@@ -17,7 +17,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import identity
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.data.tensors import tensor_bytes
-from tiebreak.engine.run.commit import make_record
+from tiebreak.engine.run.commit import Identified, make_record
 from tiebreak.engine.run.interpreter import Interpreter, Observer, State, Sums
 from tiebreak.engine.run.logs import NO_LOGS, Logs, RunIdentity, check_logs
 from tiebreak.engine.run.loop import ComputedStep, steps
@@ -67,6 +67,7 @@ class Evidence:
         self._interpreter = interpreter
         self._logs = logs
         self._data: State | None = None
+        self._ids = Identified(run.program)
         self._held: tuple[int, State] | None = None
         self._records: dict[int, StepRecord] = {}
         self.replayed_steps = 0
@@ -177,7 +178,8 @@ class Evidence:
         """Computes the records of a segment's steps, with only one of their states in memory at a time."""
         first, last = self.job.first_step(checkpoint), self.job.last_step(checkpoint)
         for step, result, _ in self._steps(first, last, self._state_after(first - 1)):
-            self._records[step] = make_record(step, result.state, result.loss_bits, self._logs.log_root(checkpoint))
+            log_root = self._logs.log_root(checkpoint)
+            self._records[step] = make_record(step, result.state, result.loss_bits, log_root, self._ids.of)
 
     def _state_after(self, step: int) -> State:
         """The state after a step. The last one is cached, because a dispute stays with the step that it has reached."""

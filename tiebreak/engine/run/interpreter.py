@@ -15,7 +15,7 @@ from tiebreak.engine.arithmetic.plain.backend import Finalizer
 from tiebreak.engine.arithmetic.plan.chains import CHAINED, Member, PreparedChain
 from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.data.formats import Empty, fresh
-from tiebreak.engine.data.tensors import canonical
+from tiebreak.engine.data.tensors import canonical, widened
 from tiebreak.engine.native import traces
 from tiebreak.engine.run import schedule
 from tiebreak.engine.run.graphs import INTERVAL, Graphs
@@ -115,6 +115,10 @@ class Interpreter:
         self.planned = planned
         self.chains = self._make_chains()
         """The chains of the planned order, by position in it."""
+        self._frozen, self._looked = program.frozen, dict[str, tuple[Tensor, bool]]()
+        sourced = program.sources(SourceKind.STATE)
+        self.unchanged = frozenset(n for n in sourced if slot_name(program.body[n]) in self._frozen)
+        """The sources of the entries that no step changes."""
         self.finalizers = self._make_finalizers()
         """Finalizers of committed f32 values that come from no chain, by value."""
         self._ran = (*self.chains.values(), *self.finalizers.values())
@@ -147,6 +151,11 @@ class Interpreter:
     def empty(self) -> Empty:
         """Makes the tensors, of undefined contents, into which a state for `to_device` is read."""
         return fresh if self.offload is None else self.offload.on_disk
+
+    @property
+    def narrow(self) -> bool:
+        """Whether entries that no step changes may be in bfloat16, which each instruction that reads them widens."""
+        return is_host(self.arithmetic.device) and self.offload is None
 
     def place_data(self, data: Mapping[str, Tensor]) -> State:
         """The job's data where the steps read them: on this interpreter's device, except tables too large for it."""
@@ -192,11 +201,19 @@ class Interpreter:
                 finite, bits = backend.look(self._ran)
             if check_finite:
                 for name, index in zip(new, self.committed, strict=True):
-                    if not finite.get(index, True):
+                    if not (self._stays_finite(name, new[name]) if name in self._frozen else finite.get(index, True)):
                         raise NotFiniteError(number, name)
             if self.offload is not None and observe is None:
                 self.offload.end(new)
         return StepResult(new, _unsigned(bits))
+
+    def _stays_finite(self, name: str, tensor: Tensor) -> bool:
+        """Whether an entry that no step changes is finite, which is looked at once for each tensor."""
+        known, found = self._looked.get(name, (None, True))
+        if known is not tensor and tensor.dtype in (torch.float32, torch.bfloat16):
+            found = self.arithmetic.backend.is_finite(widened(tensor))
+            self._looked[name] = tensor, found
+        return found
 
     def _steps_before(self, number: int) -> Tensor:
         return torch.full((), number - 1, dtype=torch.int64, device=self.arithmetic.device)
@@ -264,7 +281,7 @@ class Interpreter:
         from_chains = {n for chain in self.chains.values() for n in chain.code.finalized}
         for index in self.committed:
             i = self.program.body[index]
-            if i.dtype != DType.F32 or index in from_chains or index in made:
+            if i.dtype != DType.F32 or index in from_chains or index in made or index in self.unchanged:
                 continue
             made[index] = self.arithmetic.backend.finalize(index, i)
         return made
@@ -298,6 +315,8 @@ class Planned:
     donated: bool = False
     """Whether the state may be emptied."""
     values: dict[int, Tensor] = field(default_factory=dict)
+    narrow: set[int] = field(default_factory=set)
+    """The values that are held in bfloat16."""
     _finalized: set[int] = field(default_factory=set)
 
     @cached_property
@@ -307,6 +326,7 @@ class Planned:
     def run(self) -> State:
         """Computes everything; returns the new state."""
         self.values = self.machine.constants | {n: self._read(i) for n, i in self.machine.read}
+        self.narrow = {n for n in self.machine.unchanged if self.values[n].dtype == torch.bfloat16}
         for unit, chain in self.machine.work:
             self.execute(unit, chain)
         return self.new_state()
@@ -319,7 +339,7 @@ class Planned:
                 for dead in dying:
                     del self.values[dead]
         else:
-            self.put(unit, chain.run(self.values, self.given))
+            self.put(unit, chain.run(self._widened(unit.members) if self.narrow else self.values, self.given))
 
     def put(self, unit: Unit, results: Mapping[int, Tensor]) -> None:
         """Takes the results of a unit that was executed as a whole."""
@@ -329,7 +349,19 @@ class Planned:
                 self.values.pop(dead, None)  # intermediate results of a chain were never made
 
     def operands(self, index: int) -> list[Tensor]:
-        return [self.values[operand.value] for operand in self.body[index].operands]
+        found = [self.values[operand.value] for operand in self.body[index].operands]
+        return found if self.body[index].opcode == Opcode.GATHER else [self._wide(tensor) for tensor in found]
+
+    def _wide(self, tensor: Tensor) -> Tensor:
+        """A tensor as f32, if it is held in bfloat16: in memory of the back-end's, which costs no page faults."""
+        if tensor.dtype != torch.bfloat16:
+            return tensor
+        return self.machine.arithmetic.backend.empty(tensor.shape, torch.float32).copy_(tensor)
+
+    def _widened(self, members: Sequence[int]) -> Mapping[int, Tensor]:
+        """The values, with those as f32 that are held in bfloat16 and that a chain of these members reads."""
+        read = {operand.value for index in members for operand in self.body[index].operands} & self.narrow
+        return {**self.values, **{n: self._wide(self.values[n]) for n in read}} if read else self.values
 
     def value(self, index: int) -> Tensor:
         """The value of instruction `index`, from operands that are already computed."""
@@ -338,7 +370,7 @@ class Planned:
             return self._read(instruction)
         operands, arithmetic = self.operands(index), self.machine.arithmetic
         if self.sums is None or sum_kind(instruction) is None:
-            return arithmetic.execute(instruction, operands, 0)
+            return widened(arithmetic.execute(instruction, operands, 0))
         result, near = arithmetic.execute_logged(instruction, operands, 0)
         self.sums.settle(index, instruction, operands, result, near)
         return result
@@ -405,7 +437,7 @@ class OneByOne(Planned):
 
     observe: Observer
     finite: dict[int, bool] = field(default_factory=dict)
-    """Whether each committed f32 value is finite in all its elements."""
+    """Whether each f32 value that the step committed anew is finite in all its elements."""
 
     def run(self) -> State:
         for unit in self.machine.in_order:
@@ -413,11 +445,17 @@ class OneByOne(Planned):
         return self.new_state()
 
     def value(self, index: int) -> Tensor:
-        return self.observe(index, super().value(index))
+        return self._observed(index, super().value(index))
+
+    def _observed(self, leaf: int, value: Tensor) -> Tensor:
+        """A value after the observer has seen it as f32; one that it did not replace stays as narrow as it was."""
+        wide = widened(value)
+        seen = self.observe(leaf, wide)
+        return value if seen is wide else seen
 
     def commit(self, index: int, leaf: int) -> Tensor:
-        tensor = self.observe(leaf, super().commit(index, leaf))
-        if tensor.dtype == torch.float32:
+        tensor = self._observed(leaf, super().commit(index, leaf))
+        if tensor.dtype == torch.float32 and index not in self.machine.unchanged:
             is_finite = self.machine.arithmetic.backend.is_finite(tensor)
             self.finite[index] = is_finite and self.finite.get(index, True)
         return tensor

@@ -105,7 +105,9 @@ class Worker:
 
     def _compute(self, step: int, last: int, committer: Committer) -> Iterator[tuple[Progress, State]]:
         self.interpreter.starts_at(step)
-        state = self.interpreter.to_device(self.run.state(step, empty=self.interpreter.empty))
+        held = self.run.state(step, empty=self.interpreter.empty, narrow=self.interpreter.narrow)
+        state = self.interpreter.to_device(held)
+        del held
         data = self.interpreter.place_data(self.run.data())
         job, stats = self.run.job, self.interpreter.arithmetic.stats
         computed = steps(

@@ -17,6 +17,7 @@ the object of an instruction when that is first asked for.
 """
 
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -293,6 +294,14 @@ class Program:
     def state_spec(self) -> dict[str, tuple[DType, tuple[int, ...]]]:
         """The dtype and shape of every state entry by name, in slot order."""
         return {_slot(i).name: (i.dtype, i.shape) for i in self.commits}
+
+    @cached_property
+    def frozen(self) -> frozenset[str]:
+        """The names of the state entries that every step commits as it read them, and under no other name."""
+        read = {n: _slot(self.body[n]).name for n in self.sources(SourceKind.STATE)}
+        committed = Counter(i.operands[0].value for i in self.commits)
+        once = (i for i in self.commits if committed[i.operands[0].value] == 1)
+        return frozenset(_slot(i).name for i in once if read.get(i.operands[0].value) == _slot(i).name)
 
     def data_spec(self) -> dict[str, tuple[DType, tuple[int, ...]]]:
         """The dtype and shape of every data entry by name, in slot order."""
