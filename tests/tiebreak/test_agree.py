@@ -181,12 +181,8 @@ def test_an_offer_goes_to_the_client_of_a_folder(desk: Desk, tmp_path: Path) -> 
     offered = open_offer(tmp_path / "offer")
     assert offered.job.client == load_key(party / "key.pem").address
     assert open_offer(party / "jobs" / offered.job.id.hex()).agreement == offered.agreement
-    found = {
-        "role": "client",
-        "balance": 10**17,
-        "seconds_left": None,
-        "jobs": {"ab" * 32: {"status": "active", "heads": 1, "checkpoints": 3}},
-    }
+    job = {"status": "active", "heads": 1, "checkpoints": 3}
+    found = {"role": "client", "balance": 10**17, "seconds_left": None, "jobs": {"ab" * 32: job}}
     (party / "status.json").write_text(json.dumps(found))
     assert desk.command.tell("status", party) == found
     shown = desk.command("status", party)
