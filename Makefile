@@ -19,7 +19,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOURCES := .ci tiebreak tests benchmarks examples model scripts contracts/scripts
 
-.PHONY: help setup demo test test-all models pages lint format types vectors newest hardest gpu contracts anvil model model-quick nightly ci clean
+.PHONY: help setup demo test test-all models pages lint format types vectors newest hardest gpu arm big-endian contracts anvil model model-quick nightly ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -71,6 +71,12 @@ hardest: setup ## Search all 2^32 arguments of each transcendental for the harde
 gpu: setup ## Measure a GPU in slices of 4 minutes; killed, it goes on (OPTIONS=--list: what is done; "--device cpu": a trial without one)
 	$(BIN)/python -m benchmarks.gpu $(OPTIONS)
 
+arm: setup ## Golden runs and a run of the demo on ARM, which QEMU emulates, with compiled kernels and without (minutes; Debian)
+	$(BIN)/python -m scripts.emulated arm64
+
+big-endian: setup ## The core and two golden runs by the integer reference on a big-endian machine, which QEMU emulates (minutes; Debian)
+	$(BIN)/python -m scripts.emulated s390x
+
 contracts: setup ## Solidity: format, build, test, compare with Python, gas and artifacts (needs Node)
 	$(MAKE) -C contracts setup fmt-check build test differential snapshot-check artifacts-check
 
@@ -85,7 +91,7 @@ model: ## The game and the job board, model-checked by SPIN within bounds, with 
 model-quick: ## The same without the properties whose bounds are large
 	$(PYTHON) model/check.py --quick
 
-nightly: setup model hardest models ## What is too slow for each change and rarely tells anything (docs/verification.md)
+nightly: setup model hardest models arm big-endian ## What is too slow for each change and rarely tells anything (docs/verification.md)
 	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m nightly
 	FOUNDRY_PROFILE=nightly $(MAKE) -C contracts setup test symbolic
 	$(BIN)/mypy --python-version 3.13

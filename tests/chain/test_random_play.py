@@ -126,7 +126,7 @@ def _turn(duel: Duel, player: Party, last: Move | None, seen: list[Move], rng: R
 GAMES = [(play, seed) for play in (random_game, random_logged_game) for seed in range(4)]
 
 
-@pytest.mark.parametrize(("play", "seed"), slow_except(GAMES, GAMES[0], GAMES[4], several=True))
+@pytest.mark.parametrize(("play", "seed"), slow_except(GAMES, GAMES[4], several=True))
 def test_random_moves_have_one_fate(
     chain: EmbeddedChain, play: Callable[..., Duel], seed: int, cases: Callable[[int], None]
 ) -> None:

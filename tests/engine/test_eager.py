@@ -372,6 +372,7 @@ class Padded(nn.Module):
         return self.head(self.encoder(x[:, None] * torch.ones(3, 1), src_key_padding_mask=padding).mean(1))
 
 
+@pytest.mark.slow
 def test_what_pytorch_does_only_without_hooks_is_found() -> None:
     torch.manual_seed(0)
     checked(task(Padded(nested=False)))

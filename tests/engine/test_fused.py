@@ -23,7 +23,10 @@ def python(*arguments: str) -> str:
     return printed(*arguments, without=["TIEBREAK_NATIVE"], OMP_NUM_THREADS="1")
 
 
-@pytest.mark.parametrize("names", [["sums", "hashing"], ["chains", "indices", "graphs"]], ids=["sums", "others"])
+FEW = [["sums", "hashing"], ["chains", "indices", "graphs"]]
+
+
+@pytest.mark.parametrize("names", slow_except(FEW, FEW[0]), ids=["sums", "others"])
 def test_each_kernel_agrees_with_integers_in_the_interpreter(names: list[str], cases: Callable[[int], None]) -> None:
     found = json.loads(python("-m", "tests.engine.interpreted", *names))
     assert list(found) == names

@@ -16,6 +16,7 @@ import torch
 from tests.engine.processes import printed
 from tests.golden.bundle import COMMAND, FOLDER, INTERVAL, MODELS, NAMES, STEPS, TINY, load
 from tests.golden.train import first_record, inputs, make_run, train
+from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.tracing import TESTED_TORCH
 from tiebreak.engine.run.directory import RunDirectory
@@ -62,7 +63,7 @@ def test_the_engine_reaches_the_root(name: str, tmp_path: Path) -> None:
     assert root == expected.run_root
 
 
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", slow_except(TINY, TINY[0]))
 def test_integers_alone_reach_every_record(name: str, cases: Callable[[int], None]) -> None:
     """All steps of the smallest ones, in a process that never imports torch or the engine."""
     found = process("reference", name, str(STEPS))

@@ -146,7 +146,7 @@ class Bits(nn.Module):
         return (self.parameter * unused).sum()
 
 
-@pytest.mark.parametrize("dtype", slow_except(DTYPES, torch.int64, torch.uint8), ids=str)
+@pytest.mark.parametrize("dtype", slow_except(DTYPES, torch.uint8), ids=str)
 def test_bits(dtype: torch.dtype, cases: CaseCounter) -> None:
     model = Bits(dtype)
     captured = capture_task(make_task(model, {"u": torch.ones(1, 1)}, batch=1))

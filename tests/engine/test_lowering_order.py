@@ -242,6 +242,7 @@ FUNCTIONS: dict[str, Function] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_gradients(cases: CaseCounter) -> None:
     check_modules(FUNCTIONS, (4, 5))
     cases(len(FUNCTIONS))

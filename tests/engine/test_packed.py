@@ -65,7 +65,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(LAYERS, "lstm", "rnn, relu"))
+@pytest.mark.parametrize("name", slow_except(LAYERS, "rnn, relu"))
 def test_recurrent_layers_over_packed_sequences_are_pytorchs(name: str) -> None:
     torch.manual_seed(0)
     made = reading(LAYERS[name](), steps=20)

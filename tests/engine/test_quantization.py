@@ -72,7 +72,7 @@ OBSERVING: dict[str, Callable[[], Task]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(OBSERVING, "x86"))
+@pytest.mark.parametrize("name", slow_except(OBSERVING, "watching"))
 def test_quantization_aware_training_is_pytorchs(name: str) -> None:
     made = OBSERVING[name]()
     assert checked(made).check == "full"

@@ -97,7 +97,7 @@ RIGHT: dict[str, Callable[[], Task]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(RIGHT, "plain", "everything"))
+@pytest.mark.parametrize("name", slow_except(RIGHT, "plain"))
 def test_equal_layers_are_checked_by_a_few(name: str) -> None:
     torch.manual_seed(0)
     made = RIGHT[name]()

@@ -232,7 +232,7 @@ def seeded() -> Net:
     return Net()
 
 
-@pytest.mark.parametrize("name", slow_except(CASES, "muon and adamw", "one cycle of betas", "lookahead", "lamb"))
+@pytest.mark.parametrize("name", slow_except(CASES, "muon and adamw", "one cycle of betas"))
 def test_a_recorded_optimizer_steps_as_in_eager_pytorch(name: str) -> None:
     case, model = CASES[name], seeded()
     made = case.make(model)
@@ -426,7 +426,7 @@ FOLLOWING: dict[str, Callable[[Tensor, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("optimizer", ["settings", "recorded"])
+@pytest.mark.parametrize("optimizer", slow_except(["settings", "recorded"], "settings"))
 @pytest.mark.parametrize("how", slow_except(FOLLOWING, "assigned"))
 def test_a_teacher_that_follows_its_student_is_state(how: str, optimizer: str) -> None:
     def make() -> tuple[nn.Module, O.Optimizer]:

@@ -85,4 +85,4 @@ def write_expected(folder: Path, expected: Expected) -> None:
 
 
 def _tensor_data(path: Path) -> dict[str, bytes]:
-    return {name: array.tobytes() for name, array in load_file(path).items()}
+    return {name: array.astype(array.dtype.newbyteorder("<")).tobytes() for name, array in load_file(path).items()}

@@ -269,6 +269,7 @@ def test_a_signed_run_and_a_lie_in_it(tmp_path: Path) -> None:
     assert (audit.agrees, audit.refused, audit.starts) == (True, [4], [2])
 
 
+@pytest.mark.slow
 def test_a_logged_run_with_a_calibrated_policy(tmp_path: Path) -> None:
     given = regression(steps=24)
     task = tiebreak.make_task(**given)

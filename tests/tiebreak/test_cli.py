@@ -14,6 +14,7 @@ import click
 import pytest
 
 import tiebreak as tiebreak_api
+from tests.parts import slow_except
 from tests.source_tree import ROOT, imports_of, package_modules, parse
 from tests.tiebreak.parties import Parties
 from tiebreak.api.data import text
@@ -204,7 +205,10 @@ def test_help_imports_nothing_heavy() -> None:
     assert not (HEAVY - {"numpy"}) & running(*([name, "--help"] for name in COMMANDS))
 
 
-@pytest.mark.parametrize("arguments", [["economics", "--preset", "gpt2"], ["scale"]], ids=lambda words: words[0])
+CALCULATING = [["economics", "--preset", "gpt2"], ["scale"]]
+
+
+@pytest.mark.parametrize("arguments", slow_except(CALCULATING, ["scale"]), ids=lambda words: words[0])
 def test_what_only_calculates_needs_no_torch(arguments: list[str]) -> None:
     found = running(arguments)
     assert not (HEAVY - {"numpy"}) & found

@@ -105,6 +105,7 @@ def test_endpoints_that_are_none(command: Commands, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- a hub
 
 
+@pytest.mark.slow
 def test_a_hub_is_made_runs_and_ends(tmp_path: Path, command: Commands) -> None:
     folder = tmp_path / "hub"
     address = command("hub", "--folder", folder, "--init")[:42]

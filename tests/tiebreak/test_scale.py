@@ -98,6 +98,7 @@ def test_numbers_for_people(value: float, unit: str, text: str) -> None:
 # ---------------------------------------------------------------- economics
 
 
+@pytest.mark.slow
 def test_a_preset_a_file_and_options_give_terms_that_agree_takes(
     parties: Parties, tmp_path: Path, command: Commands
 ) -> None:

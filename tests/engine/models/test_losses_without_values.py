@@ -72,6 +72,7 @@ def recogniser(loss: nn.Module) -> Task:
     return make_task(nn.Linear(5, CLASSES), data, 4, rate=0.5, loss=of_model)
 
 
+@pytest.mark.slow
 def test_a_model_is_captured_and_trains_as_in_eager_pytorch() -> None:
     torch.manual_seed(0)
     assert checked(recogniser(nn.CTCLoss())).program.body

@@ -17,6 +17,7 @@ LONG = {"clock": 3600, "challenge_window": 7200}
 SEATED = {"challenge_window": 600, **SEATS}
 
 
+@pytest.mark.slow
 def test_blocks_do_vanish_and_late_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """The adversaries do what they are named for."""
     vanished, halted = list[int](), list[int]()
@@ -41,6 +42,7 @@ def test_blocks_do_vanish_and_late_they_are(monkeypatch: pytest.MonkeyPatch) -> 
     assert sum(halted) >= 10
 
 
+@pytest.mark.slow
 def test_answers_to_choices_that_vanished_hurt_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is made where another choice stands by then, and reverts."""
     builders, begin = list[Retaking](), Retaking.start

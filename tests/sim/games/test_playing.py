@@ -26,6 +26,7 @@ def test_everyone_goes_by_a_slug_that_says_the_name(cases: Callable[[], None]) -
     assert {fact["role"] for fact in playing.facts().values()} <= {role.value for role in Role}
 
 
+@pytest.mark.slow
 def test_everyone_can_play_somewhere() -> None:
     players = playing.repertoire()
     assert len(players.pairs) == 6134, "other pairs would deal other games for every seed"

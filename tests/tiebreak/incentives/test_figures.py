@@ -122,6 +122,7 @@ def test_a_smaller_stake_would_not_do(changes: dict[str, object], gas: dict[str,
     assert not all(c.holds for at in worst for c in (honesty(at), disbelief(at))) or not stuffing(worst[0]).holds
 
 
+@pytest.mark.slow
 def test_a_margin_ends_where_a_condition_breaks(cases: Callable[[], None], gas: dict[str, int]) -> None:
     f = small()
     found = recommend(f, gas)
@@ -147,6 +148,7 @@ def test_a_margin_ends_where_a_condition_breaks(cases: Callable[[], None], gas: 
             cases()
 
 
+@pytest.mark.slow
 def test_the_value_of_a_lie_and_the_audits_may_be_off_by_the_margin(gas: dict[str, int]) -> None:
     f = small()
     found = {margin.figure: margin for margin in margins(f, gas, recommend(f, gas))}
@@ -169,6 +171,7 @@ def test_a_window_beyond_the_contracts_is_refused(gas: dict[str, int]) -> None:
         recommend(f, gas)
 
 
+@pytest.mark.slow
 def test_findings_are_the_same_for_people_and_programs(gas: dict[str, int]) -> None:
     found = find(small(), gas)
     content = json.loads(json.dumps(document(found)))

@@ -449,6 +449,7 @@ def test_a_database_belongs_to_one_hub_and_one_domain(database: str) -> None:
         Store("nothing")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif("postgres" not in DATABASES, reason="needs PostgreSQL")
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 def test_two_clerks_do_not_share_a_database(database: str) -> None:

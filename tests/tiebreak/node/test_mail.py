@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from tests import waiting
+from tests.parts import slow_except
 from tests.protocol.runs import DOMAIN, TRAINER
 from tests.tiebreak.node.hubs import (
     HUB,
@@ -399,7 +400,7 @@ def test_only_own_jobs_and_new_offers_are_read(tmp_path: Path) -> None:
             list(forgetful)
 
 
-@pytest.mark.parametrize("case", ["the same", "empty", "filled again"])
+@pytest.mark.parametrize("case", slow_except(["the same", "empty", "filled again"], "empty"))
 def test_a_hub_that_forgot_is_found_out_when_it_comes_back(tmp_path: Path, case: str) -> None:
     """Its key is the same, and so may be the number of its posts."""
     with running(settings(tmp_path / "hub")) as hub:

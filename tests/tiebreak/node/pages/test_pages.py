@@ -54,6 +54,7 @@ def paths(source: Staged) -> list[str]:
     return found + [f"/games/{game.hex()}" for game in source.board.games]
 
 
+@pytest.mark.slow
 def test_every_page_at_every_moment_is_valid_and_needs_nothing_from_elsewhere(cases: Callable[[int], None]) -> None:
     for source in moments():
         asked = client(source)
