@@ -1,5 +1,6 @@
 """Keys, and the signed job that comes of a captured one."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -10,12 +11,12 @@ import pytest
 
 from tests.tiebreak.parties import PASSPHRASE, Commands, Parties
 from tiebreak.api.agreeing.offers import objections, open_offer
-from tiebreak.api.training.bundle import ORIGINS, load_bundle
+from tiebreak.api.training.bundle import load_bundle
 from tiebreak.cli.key import PASSPHRASE_VARIABLE, load_key
 from tiebreak.cli.terms import AddressType, Ether
 from tiebreak.engine.logged.calibration import proven_policy
 from tiebreak.engine.logged.policy import policy_of
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import ORIGINS, RunDirectory
 from tiebreak.node.parties import draw_secret
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.seats import drawable, nonce_of
@@ -169,6 +170,24 @@ def test_two_machines_sign_the_job_that_one_would(desk: Desk, tmp_path: Path) ->
     agreement = RunDirectory.open(tmp_path / "two").agreement
     assert agreement == RunDirectory.open(tmp_path / "one").agreement
     assert f"0x{agreement.trainer_signature.hex()}" in said
+
+
+def test_an_offer_goes_to_the_client_of_a_folder(desk: Desk, tmp_path: Path) -> None:
+    party, to = tmp_path / "party", ["--trainer", desk.address]
+    assert "expected --key FILE or --client FOLDER" in desk.command("offer", desk.captured, *to, code=1)
+    desk.command("client", "init", party)
+    assert "start the party: tiebreak ROLE run" in desk.command("status", party, code=1)
+    desk.command("offer", desk.captured, "--client", party, *to, "-o", tmp_path / "offer")
+    offered = open_offer(tmp_path / "offer")
+    assert offered.job.client == load_key(party / "key.pem").address
+    assert open_offer(party / "jobs" / offered.job.id.hex()).agreement == offered.agreement
+    job = {"status": "active", "heads": 1, "checkpoints": 3}
+    found = {"role": "client", "balance": 10**17, "seconds_left": None, "jobs": {"ab" * 32: job}}
+    (party / "status.json").write_text(json.dumps(found))
+    assert desk.command.tell("status", party) == found
+    shown = desk.command("status", party)
+    for line in ("balance       0.1 ether", "time left     nothing waits for it", "job abababab  active, 1 of 3 heads"):
+        assert line in shown
 
 
 def test_terms_that_could_cost_the_stake_are_not_signed(desk: Desk, tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from tests.tiebreak.parties import Parties
-from tiebreak.api.training.bundle import DATA, MANIFEST, ORIGINS, PROGRAM, STATE, Bundle, load_bundle
+from tiebreak.api.training.bundle import DATA, MANIFEST, PROGRAM, STATE, Bundle, load_bundle
+from tiebreak.engine.run.directory import ORIGINS
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 
 

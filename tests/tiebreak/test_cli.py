@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import click
@@ -214,9 +215,9 @@ def test_what_only_calculates_needs_no_torch(arguments: list[str]) -> None:
     assert len(found) < 450
 
 
-def test_the_status_of_a_run_needs_no_torch(parties: Parties) -> None:
-    for folder in ("agreed", "run"):
-        found = running(["status", str(parties.path(folder))])
+def test_what_shows_a_run_needs_no_torch(parties: Parties) -> None:
+    for folder, command in product(("agreed", "run"), ("status", "show")):
+        found = running([command, str(parties.path(folder))])
         assert not (HEAVY - {"numpy"}) & found
         assert len(found) < 500
 

@@ -14,8 +14,8 @@ from tests.tiebreak.parties import STEPS, Commands, Parties
 from tests.tiebreak.test_commands_train import root_of
 from tiebreak.api.auditing.audits import MARK
 from tiebreak.cli.audit import COULD_NOT_CHECK, AuditFailure
-from tiebreak.engine.run.audit import compare, detection_probability, draw_segments, kept_steps
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.audit import compare, detection_probability, draw_segments
+from tiebreak.engine.run.directory import RunDirectory, kept_steps
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.tags import Digest
 

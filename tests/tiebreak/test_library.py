@@ -13,14 +13,15 @@ from safetensors.torch import save_file
 from tests.engine import frozen_cases
 from tests.tiebreak.parties import Parties, flip
 from tiebreak.api.agreeing import offers
-from tiebreak.api.training.bundle import ORIGINS, load_bundle
+from tiebreak.api.training.bundle import load_bundle
 from tiebreak.cli.key import load_key
 from tiebreak.engine.data.disk import read_exactly
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.policy import POLICY
-from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
+from tiebreak.engine.run.directory import DATA, JOB, ORIGINS, PROGRAM, RECORDS, RunDirectory
 from tiebreak.node import library
-from tiebreak.node.library import Fetcher, FilePart, pack, parts, publish
+from tiebreak.node.library import Fetcher, pack, publish
+from tiebreak.node.parts import FilePart, parts
 from tiebreak.protocol import errors
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN

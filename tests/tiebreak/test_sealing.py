@@ -14,10 +14,10 @@ from tests.tiebreak.test_library import Shelf, names
 from tiebreak.api.agreeing import offers
 from tiebreak.api.agreeing.readers import SEAL, Card, opened_by, readers_of, wrapped
 from tiebreak.api.agreeing.sealing import SALT_BYTES, TAG_BYTES, Sealed, sealed_bytes
-from tiebreak.api.training.bundle import ORIGINS
 from tiebreak.cli.key import load_key
-from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
-from tiebreak.node.library import Fetcher, parts, publish, secret_of
+from tiebreak.engine.run.directory import DATA, JOB, ORIGINS, PROGRAM, RECORDS, RunDirectory
+from tiebreak.node.library import Fetcher, publish, secret_of
+from tiebreak.node.parts import parts
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, SignatureError, VerificationError

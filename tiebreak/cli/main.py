@@ -36,7 +36,7 @@ GROUPS: Final = {
         "agree": "Sign the CAPTURED job as client and trainer, into a new run folder.",
         "train": "Train the signed job in the folder RUN (see `tiebreak agree`).",
         "plan": "Say how several workers would share a step of RUN, and what each of them would send and hold.",
-        "status": "Say how far the run in the folder RUN is, and with --rpc how its job stands on the chain.",
+        "status": "Say how a run stands, or a party (client, trainer, auditor, watcher), by what is in FOLDER.",
         "show": "Show the job of the folder RUN at length: who agreed on what, by which roots, and its files.",
         "weights": "Write the final weights of RUN as .safetensors, once its job is settled.",
     },

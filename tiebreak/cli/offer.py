@@ -10,6 +10,8 @@ from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, json_option, machine_options, number, output_option, tell
 from tiebreak.cli.terms import AddressType, job_document, job_options
+from tiebreak.node import settings
+from tiebreak.node.parties import deliver
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
@@ -23,7 +25,9 @@ MAX_PATH: Final = 1024
 
 @click.command()
 @click.argument("captured", type=FOLDER)
-@click.option("--key", type=FILE, required=True, help="Key file of the client, who offers and pays.")
+@click.option("--key", type=FILE, help="Key file of the client, who offers and pays.  [default: that of --client]")
+@click.option("--client", type=FOLDER, help="Folder of a client (`tiebreak client init`) that is to offer the job: its "
+              "key signs, and it takes a copy, at once if it runs.")  # fmt: skip
 @click.option("--trainer", type=AddressType(), required=True, help="Address of the trainer.")
 @click.option("--seal-to", multiple=True, metavar="CARD",
               help="Encrypt the published job to this reader as well: a card (tiebreak key --card) or a file that "
@@ -32,24 +36,31 @@ MAX_PATH: Final = 1024
 @job_options
 @json_option
 def offer(
-    captured: Path, key: Path, trainer: Address, seal_to: tuple[str, ...], output: Path, policy_file: Path | None,
-    precision: int | None, terms: Terms, domain: Domain, as_json: bool,
+    captured: Path, key: Path | None, client: Path | None, trainer: Address, seal_to: tuple[str, ...], output: Path,
+    policy_file: Path | None, precision: int | None, terms: Terms, domain: Domain, as_json: bool,
 ) -> None:  # fmt: skip
     """Draft a job over CAPTURED and sign it as its client, for a trainer to accept.
 
     The folder that is made holds the offer, the program, the initial state and the data. Give it to the trainer, or put
-    it on a hub (`tiebreak publish`). It becomes a run when the trainer signs (`tiebreak accept`); with the trainer's
-    `job.bin` put into it, your copy is one as well. Your signature alone binds you to nothing: on a chain you pay when
-    you create the job there. The terms are those of `tiebreak agree`; `tiebreak economics` recommends some.
+    it on a hub (`tiebreak publish`); with --client, a client that runs does the rest. It becomes a run when the trainer
+    signs (`tiebreak accept`); with the trainer's `job.bin` put into it, your copy is one as well. Your signature alone
+    binds you to nothing: on a chain you pay when you create the job there. The terms are those of `tiebreak agree`;
+    `tiebreak economics` recommends some.
 
     With --seal-to, all published files of the job are encrypted to its readers, and a hub sees ciphertext. That
     protects program, state and data where they are stored and on their way. It does not protect them from the trainer,
     who must read them to train, nor hide sizes, losses or heads. In the folder here nothing is encrypted.
     """
+    if client is not None:
+        key = key or client / settings.read("client", client).key
+    if key is None:
+        raise ConfigurationError("expected --key FILE or --client FOLDER, got neither")
     made = api.offers.offer_on(
         api.bundle.load_bundle(captured), output, client=load_key(key), trainer=trainer, terms=terms, domain=domain,
         policy=policy_file, precision=precision, readers=[_card(text) for text in seal_to],
     )  # fmt: skip
+    if client is not None:
+        deliver(output, client)
     tell({**job_document(made.job), "offer": str(output)}, as_json=as_json)
 
 

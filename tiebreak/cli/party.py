@@ -3,27 +3,22 @@
 The folder holds `party.toml`, the key file, the journal, and the files of jobs. It belongs to one board and one key.
 """
 
-import json
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from tiebreak.cli.key import load_key, new_key
-from tiebreak.cli.options import FOLDER
 from tiebreak.cli.sharing import weights
 from tiebreak.node import settings as party_settings
-from tiebreak.node.parties import deliver
-from tiebreak.protocol.commitments.terms import ether
-from tiebreak.protocol.errors import ConfigurationError
 
 PARTY: Final = click.Path(file_okay=False, path_type=Path)
 _NEEDED: Final = {"trainer": ": set clients and most_stake in it", "auditor": ": set most_stake in it"}
 _ABOUT: Final = {
     "client": """Offer jobs, pay for what is right, and receive the weights.
 
-    A job that `tiebreak client offer` put into the folder is offered to its trainer through the hub, created on the
+    A job that `tiebreak offer --client` put into the folder is offered to its trainer through the hub, created on the
     board, and followed to its end: a trainer that falls silent is given up, and what the board owes is withdrawn.
     """,
     "trainer": """Take offers, train, commit, and defend what was committed.
@@ -54,26 +49,9 @@ def group(role: str) -> click.Group:
 
     party.add_command(_init(role))
     party.add_command(_run(role))
-    party.add_command(_status(role))
     if role == "client":
-        party.add_command(_offer())
         party.add_command(weights)
     return party
-
-
-def _offer() -> click.Command:
-    @click.command("offer")
-    @click.argument("folder", type=PARTY)
-    @click.argument("offered", type=FOLDER)
-    def offer(folder: Path, offered: Path) -> None:
-        """Let the client of FOLDER offer the job in the folder OFFERED (`tiebreak offer`) to its trainer.
-
-        The files are copied. A client that runs takes the job at once, any other when it is started.
-        """
-        place = deliver(offered, folder)
-        click.echo(f"job {place.name} will be offered by the client of {folder}")
-
-    return offer
 
 
 def _init(role: str) -> click.Command:
@@ -107,42 +85,6 @@ def _run(role: str) -> click.Command:
         running.run(found, key, as_json=as_json or found.json_log, verbose=verbose)
 
     return run
-
-
-def _status(role: str) -> click.Command:
-    @click.command("status", help=f"Show what the {role} of FOLDER last said of itself: money, what is at stake, and "
-                   "how much time is left.")  # fmt: skip
-    @click.argument("folder", type=PARTY)
-    @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
-    def status(folder: Path, *, as_json: bool) -> None:
-        path = folder / "status.json"
-        try:
-            text = path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigurationError(
-                f"expected {path}, got none; start it with `tiebreak {role} run {folder}`"
-            ) from error
-        if as_json:
-            click.echo(text, nl=False)
-            return
-        for name, value in _rows(json.loads(text)):
-            click.echo(f"{name:<16}{value}")
-
-    return status
-
-
-def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
-    rows: list[tuple[str, str]] = [(name, str(found[name])) for name in ("role", "address") if name in found]
-    amounts = ("balance", "floor", "credit", "at_risk")
-    rows += [(name.replace("_", " "), ether(found[name])) for name in amounts if found.get(name) is not None]
-    left = found.get("seconds_left")
-    rows.append(("time left", "nothing waits for it" if left is None else f"{left} s"))
-    for job_id, job in found["jobs"].items():
-        rows.append((f"job {job_id[:8]}", f"{job['status']}, {job['heads']} of {job['checkpoints']} heads"))
-    for game in found.get("games", []):
-        turn = "its turn" if game["our_turn"] else "the other's turn"
-        rows.append((f"game {game['game'][:8]}", f"{turn}, {game['seconds_left']} s, stake {ether(game['stake'])}"))
-    return rows
 
 
 client, trainer, auditor, watch = (group(role) for role in ("client", "trainer", "auditor", "watch"))

@@ -3,8 +3,9 @@
 The commands are `tiebreak status`, `show`, `jobs`, `games`; `post`, `challenge`, `games claim`, `settle`, `withdraw`.
 """
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +13,7 @@ from tiebreak import api, node
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, AnyFunction, json_option, number, options, rpc_option, tell
 from tiebreak.cli.terms import AddressType, DigestType
+from tiebreak.node.settings import FILE as SETTINGS
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import ConfigurationError
@@ -46,23 +48,53 @@ def board_from(rpc: str | None, board: Address | None, hub: str | None, *jobs: D
 
 
 @click.command()
-@click.argument("run", type=FOLDER)
+@click.argument("folder", type=FOLDER)
 @rpc_option(required=False)
 @json_option
-def status(run: Path, rpc: str | None, as_json: bool) -> None:
-    """Say how far the run in the folder RUN is, and with --rpc how its job stands on the chain.
+def status(folder: Path, rpc: str | None, as_json: bool) -> None:
+    """Say how a run stands, or a party (client, trainer, auditor, watcher), by what is in FOLDER.
 
-    From the disk: checkpoints that are complete, those that are signed, the last loss and the root so far. From the
-    chain: heads that are posted, open games, by when the next head is due or when the job can be settled, how many
-    seconds are left, what is staked, and what the board owes to client and trainer.
+    Of a party, what it last said of itself: money, what is at stake, and how much time is left.
+
+    Of a run, from the disk: checkpoints that are complete, those that are signed, the last loss and the root so far.
+    With --rpc, from its chain: heads that are posted, open games, by when the next head is due or when the job can be
+    settled, how many seconds are left, what is staked, and what the board owes to client and trainer.
     """
-    opened = api.reading.open_offer(run)
+    if (folder / SETTINGS).is_file():
+        tell_party(folder, as_json=as_json)
+        return
+    opened = api.reading.open_offer(folder)
     document = api.reading.status(opened)
     if rpc is not None:
         document["chain"] = api.onchain.standing(api.onchain.board_of(rpc, opened), opened.job)
     if not as_json:
         document |= {f"chain {name}": value for name, value in document.pop("chain", {}).items()}
     tell(document, as_json=as_json)
+
+
+def tell_party(folder: Path, *, as_json: bool) -> None:
+    """Prints what the party of a folder last wrote about itself."""
+    try:
+        found = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigurationError(
+            f"expected {folder / 'status.json'}, got none; start the party: tiebreak ROLE run {folder}"
+        ) from error
+    tell(found if as_json else _party_rows(found), as_json=as_json)
+
+
+def _party_rows(found: dict[str, Any]) -> dict[str, str]:
+    rows: list[tuple[str, str]] = [(name, str(found[name])) for name in ("role", "address") if name in found]
+    amounts = ("balance", "floor", "credit", "at_risk")
+    rows += [(name.replace("_", " "), ether(found[name])) for name in amounts if found.get(name) is not None]
+    left = found.get("seconds_left")
+    rows.append(("time left", "nothing waits for it" if left is None else f"{left} s"))
+    for job_id, job in found["jobs"].items():
+        rows.append((f"job {job_id[:8]}", f"{job['status']}, {job['heads']} of {job['checkpoints']} heads"))
+    for game in found.get("games", []):
+        turn = "its turn" if game["our_turn"] else "the other's turn"
+        rows.append((f"game {game['game'][:8]}", f"{turn}, {game['seconds_left']} s, stake {ether(game['stake'])}"))
+    return dict(rows)
 
 
 @click.command()
@@ -77,7 +109,7 @@ def show(run: Path, as_json: bool) -> None:
     """
     opened = api.reading.open_offer(run)
     count = max((head.head.count for head in opened.heads()), default=0)
-    files = [{"file": part.name, "bytes": part.size} for part in node.library.parts(opened, count)]
+    files = [{"file": part.name, "bytes": part.size} for part in node.parts.parts(opened, count)]
     tell({**api.reading.show(opened), "files": files}, as_json=as_json)
 
 

@@ -33,7 +33,7 @@ def pack(run: Path, output: Path | None, count: int | None, states: bool, as_jso
     """
     opened = api.reading.open_offer(run)
     last = max((head.head.count for head in opened.heads()), default=0)
-    listed = node.library.parts(opened, last if count is None else count, states=states)
+    listed = node.parts.parts(opened, last if count is None else count, states=states)
     if output is not None:
         node.library.pack(opened, listed, output)
     total = sum(part.size for part in listed)

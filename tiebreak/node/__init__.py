@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tiebreak.node import exchange as exchange
     from tiebreak.node import library as library
+    from tiebreak.node import parts as parts
 
 
 def __getattr__(name: str) -> Any:

@@ -11,8 +11,9 @@ from typing import Final
 from tiebreak.api.agreeing.offers import complete
 from tiebreak.api.agreeing.readers import opened_by
 from tiebreak.engine.run.directory import JOB, RunDirectory
-from tiebreak.node.library import Fetched, Fetcher, parts, publish, secret_of
+from tiebreak.node.library import Fetched, Fetcher, publish, secret_of
 from tiebreak.node.mail import Letter, Mail, MailStopped
+from tiebreak.node.parts import parts
 from tiebreak.node.pieces import pieces_of
 from tiebreak.protocol.commitments.blobs import blob_root
 from tiebreak.protocol.commitments.eip712 import Domain

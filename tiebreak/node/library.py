@@ -28,15 +28,13 @@ from typing import Final, Protocol
 
 from tiebreak.api.agreeing.readers import MAX_SEAL_BYTES, SEAL, Unseal, readers_of
 from tiebreak.api.agreeing.sealing import SUFFIX, Sealed, sealed_bytes
-from tiebreak.api.training.bundle import MAX_ORIGINS_BYTES, ORIGINS
 from tiebreak.engine.data import data_identities
 from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER
 from tiebreak.engine.data.disk import Folder, write_whole
 from tiebreak.engine.data.formats import map_tensors
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.encoding import max_sparse_bytes
-from tiebreak.engine.logged.files import FILE_HEADER_BYTES, log_path
-from tiebreak.engine.run.audit import kept_steps
+from tiebreak.engine.logged.files import FILE_HEADER_BYTES
 from tiebreak.engine.run.directory import (
     DATA,
     HEADS,
@@ -44,10 +42,12 @@ from tiebreak.engine.run.directory import (
     LOGS,
     MAX_NAMES_BYTES,
     MAX_NOTICE_BYTES,
+    MAX_ORIGINS_BYTES,
     MAX_PROGRAM_BYTES,
     MAX_SIGNED_BYTES,
     NAMES,
     OFFER,
+    ORIGINS,
     PROGRAM,
     RECORD_BYTES,
     RECORDS,
@@ -59,11 +59,12 @@ from tiebreak.engine.run.directory import (
     read_state,
     state_name,
 )
+from tiebreak.node.parts import FilePart, log_name
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord, data_tree, run_tree, state_tree
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError, VerificationError
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.parties.posts import LibraryBody, PublishedFile
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
@@ -92,54 +93,7 @@ class PublishedFiles(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True)
-class FilePart:
-    """One file of a publication: its path in the folder of the job, and the number of its bytes that belong to it."""
-
-    name: str
-    size: int
-
-    @property
-    def inside(self) -> tuple[str, ...]:
-        """The folders, within that of the job, in which it lies."""
-        return tuple(self.name.split("/")[:-1])
-
-    @property
-    def file(self) -> str:
-        """Its name within the folder that `inside` leads to."""
-        return self.name.rsplit("/", 1)[-1]
-
-
 # ---------------------------------------------------------------- published files
-
-
-def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[FilePart]:
-    """The files that others need of a run up to checkpoint `count`; 0: those that a trainer needs of an offer.
-
-    It is the signed job or the offer, program, data and first state; then records, the head of `count` and, under
-    policy `logged`, the logs; with the last checkpoint the final state, which is what the client pays for. states: all
-    kept states, from which an auditor can check a few segments alone. Raises `StateError` if there is no such head.
-    """
-    job = run.job
-    with run.folder() as folder:
-        names = [name for name in (JOB, OFFER, SEAL, PROGRAM, DATA, NAMES, ORIGINS, UNCHECKED) if folder.holds(name)]
-        found = [FilePart(name, folder.size(name)) for name in names]
-    with run.folder(STATES) as folder:
-        kept = kept_steps(run, count) if states else [0]
-        if count == job.checkpoints and job.steps not in kept:
-            kept.append(job.steps)
-        found += [FilePart(f"{STATES}/{state_name(step)}", folder.size(state_name(step))) for step in kept]
-    if count:
-        with run.folder(HEADS) as folder:
-            if not folder.holds(head_name(count)):
-                raise StateError(f"{run.path}: expected a signed head of count {count}, got none")
-            found.append(FilePart(f"{HEADS}/{head_name(count)}", folder.size(head_name(count))))
-        found.append(FilePart(RECORDS, RECORD_BYTES * count))
-    if count and job.is_logged:
-        with run.folder(LOGS) as folder:
-            for name in (_log_name(job, checkpoint) for checkpoint in range(count)):
-                found.append(FilePart(f"{LOGS}/{name}", folder.size(name)))
-    return found
 
 
 def pack(run: RunDirectory, listed: Iterable[FilePart], output: Path) -> None:
@@ -292,7 +246,7 @@ class Fetcher:
             for checkpoint in range(count):
                 most = FILE_HEADER_BYTES + self._job.segment_steps(checkpoint) * (longest + FRAME_BYTES)
                 # A log is checked against its record when it is followed; here only its size is.
-                self._want(f"{LOGS}/{_log_name(self._job, checkpoint)}", most, _unchecked, large=True)
+                self._want(f"{LOGS}/{log_name(self._job, checkpoint)}", most, _unchecked, large=True)
         if count == self._job.checkpoints:
             self._state(self._job.steps)
 
@@ -455,10 +409,6 @@ def _opened(folder: Folder, part: FilePart, hidden: str, size: int, sealed: Seal
     with folder.reading(hidden) as (source, _), folder.changing(hidden + OPENED, make=True) as target:
         sealed.open(part.name, source, size, target)
     return hidden + OPENED
-
-
-def _log_name(job: Job, checkpoint: int) -> str:
-    return log_path(Path(), job.last_step(checkpoint)).name
 
 
 def _most_bytes(spec: Spec) -> int:

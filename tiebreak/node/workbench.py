@@ -35,8 +35,9 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.node.exchange import Roots
-from tiebreak.node.library import Fetcher, parts, publish, secret_of
+from tiebreak.node.library import Fetcher, publish, secret_of
 from tiebreak.node.mail import SECONDS, Mail
+from tiebreak.node.parts import parts
 from tiebreak.node.work import (
     Answer,
     Bench,

@@ -101,7 +101,9 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
     """
     head = trainer.last_head()
     if head is None:
-        raise ConfigurationError(f"{trainer.path}: expected at least one signed head, got none; nothing to audit yet")
+        raise ConfigurationError(
+            f"{trainer.path}: expected at least one signed head, got none; train with the key that signs them"
+        )
     replay, last = _own_replay(trainer, folder), trainer.job.last_step(head.head.count - 1)
     resumed = min(last, replay.last_complete())
     logs: Logs = NO_LOGS

@@ -23,8 +23,8 @@ from typing import Any, Final
 from tiebreak.api.auditing.cluster import Cluster
 from tiebreak.api.auditing.replayers import Advance, AuditTask, Event, Lost, Processes, TaskOutcome
 from tiebreak.api.machine.environment import own_mark
-from tiebreak.engine.run.audit import SegmentAudit, SegmentReport, kept_steps
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
+from tiebreak.engine.run.directory import RunDirectory, kept_steps
 from tiebreak.engine.run.logs import FindingKind, LogFinding, LogReport
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError, TiebreakError

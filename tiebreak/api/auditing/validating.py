@@ -24,9 +24,9 @@ from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.engine.capture.captured import TELEMETRY
 from tiebreak.engine.data import check_unchanged
-from tiebreak.engine.run.audit import draw_segments, kept_steps, signed_records
+from tiebreak.engine.run.audit import draw_segments, signed_records
 from tiebreak.engine.run.cost import cost_of
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import RunDirectory, kept_steps
 from tiebreak.engine.run.interpreter import Interpreter, State, loss_bits
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, VerificationError

@@ -47,9 +47,9 @@ from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.data.disk import Folder, read_file, storing, write_file
 from tiebreak.engine.data.formats import write_tensors
 from tiebreak.engine.run import directory as run_files
-from tiebreak.engine.run.audit import detection_probability, draw_segments, kept_steps, signed_records
+from tiebreak.engine.run.audit import detection_probability, draw_segments, signed_records
 from tiebreak.engine.run.commit import make_record
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import RunDirectory, kept_steps
 from tiebreak.engine.run.loop import exact, steps
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.certificate import sign

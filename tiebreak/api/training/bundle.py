@@ -26,7 +26,7 @@ from tiebreak.engine.data.disk import Folder, read_file
 from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensors
 from tiebreak.engine.data.tensors import check_spec, identities
 from tiebreak.engine.run.cost import Cost, cost_of
-from tiebreak.engine.run.directory import MAX_PROGRAM_BYTES, decoded
+from tiebreak.engine.run.directory import MAX_ORIGINS_BYTES, MAX_PROGRAM_BYTES, ORIGINS, decoded
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.program import Program
@@ -35,12 +35,10 @@ from tiebreak.protocol.strict_json import JsonObject
 PROGRAM: Final = "program.tbp"
 STATE: Final = "state.safetensors"
 DATA: Final = "data.safetensors"
-ORIGINS: Final = "origins.json"
 MANIFEST: Final = "bundle.json"
 MAX_DEPTH: Final = 2
 FORMAT: Final = 1
 MAX_STEPS: Final = (1 << 64) - 1
-MAX_ORIGINS_BYTES: Final = 1 << 24
 MAX_MANIFEST_BYTES: Final = 4096
 """A manifest takes about 400 bytes. A limit is needed because deeply nested JSON can exhaust its parser's C stack."""
 

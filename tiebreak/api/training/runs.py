@@ -17,7 +17,7 @@ from tiebreak.api.disputing.disputes import Dispute, dispute, open_both
 from tiebreak.api.machine import MACHINE, Machine
 from tiebreak.api.machine.running import Policy, as_policy, make_interpreter
 from tiebreak.api.signing.keys import new_key
-from tiebreak.api.training.bundle import ORIGINS, Bundle, capture_bundle
+from tiebreak.api.training.bundle import Bundle, capture_bundle
 from tiebreak.api.training.distributed import joined
 from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.reading import CHECKS, check_of
@@ -33,7 +33,7 @@ from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
 from tiebreak.engine.run.commit import Commit
-from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, UNCHECKED, RunDirectory
+from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, ORIGINS, UNCHECKED, RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker

@@ -24,7 +24,7 @@ from typing import Final
 
 from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.run.commit import Identified, make_record
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import RunDirectory, kept_steps
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs, check_logs
 from tiebreak.engine.run.loop import steps
@@ -121,7 +121,9 @@ def signed_records(run: RunDirectory) -> tuple[list[StepRecord], SignedHead]:
     """
     head = run.last_head()
     if head is None:
-        raise ConfigurationError(f"{run.path}: expected at least one signed head, got none; nothing to audit yet")
+        raise ConfigurationError(
+            f"{run.path}: expected at least one signed head, got none; train with the key that signs them"
+        )
     records = run.records()[: head.head.count]
     root = run.root(len(records))
     if len(records) < head.head.count or root != head.head.run_root:
@@ -130,12 +132,6 @@ def signed_records(run: RunDirectory) -> tuple[list[StepRecord], SignedHead]:
             f"with {root.hex()}; a whole audit needs none of them"
         )
     return records, head
-
-
-def kept_steps(run: RunDirectory, count: int) -> list[int]:
-    """The steps, ascending, of the initial state and the first `count` checkpoints whose states are still on disk."""
-    last = run.job.last_step(count - 1) if count else 0
-    return [step for step in run.kept() if step <= last]
 
 
 def steps_to_replay(run: RunDirectory, checkpoints: Sequence[int]) -> int:

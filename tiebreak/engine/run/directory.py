@@ -52,6 +52,8 @@ DATA: Final = "data.safetensors"
 NAMES: Final = "state_dict.tsv"
 """The names that the module and its adapter's file have for entries of the state. Nobody signs this file."""
 MAX_NAMES_BYTES: Final = 1 << 26
+ORIGINS: Final = "origins.json"
+MAX_ORIGINS_BYTES: Final = 1 << 24
 UNCHECKED: Final = "unchecked.txt"
 """Stands in the folder of a run whose capture was not checked against eager PyTorch, or only on a slice."""
 MAX_NOTICE_BYTES: Final = 4096
@@ -403,6 +405,12 @@ def state_name(step: int) -> str:
 def head_name(count: int) -> str:
     """The name, in the folder of heads, of the head over the first `count` checkpoints."""
     return f"{count:012d}.bin"
+
+
+def kept_steps(run: RunDirectory, count: int) -> list[int]:
+    """The steps, ascending, of the initial state and the first `count` checkpoints whose states are still on disk."""
+    last = run.job.last_step(count - 1) if count else 0
+    return [step for step in run.kept() if step <= last]
 
 
 def open_offer(folder: Path) -> RunDirectory:

@@ -125,6 +125,17 @@ def test_nothing_is_wider_than_the_window(page: Page, site: Site, width: int, ca
                 cases()
 
 
+def test_a_narrow_page_shows_money_before_lists(page: Page, site: Site) -> None:
+    source = moments()[-1]
+    site.stage.show(source)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{site.address}/jobs/{next(iter(source.board.jobs)).hex()}", wait_until="load")
+    places = [page.locator(name).bounding_box() for name in ("#live_training", "#money", "#live_heads", "#live_said")]
+    tops = [place["y"] for place in places if place]
+    assert len(tops) == 4
+    assert tops == sorted(tops)
+
+
 def test_a_game_goes_on_before_the_readers_eyes(page: Page, site: Site) -> None:
     games = [source for source in moments() if source.board.games]
     site.stage.show(games[0])

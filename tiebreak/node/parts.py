@@ -1,0 +1,79 @@
+"""The files of a run that others need, listed from the disk. It needs no torch, so `tiebreak show` starts at once."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiebreak.api.agreeing.readers import SEAL
+from tiebreak.engine.logged.files import log_path
+from tiebreak.engine.run.directory import (
+    DATA,
+    HEADS,
+    JOB,
+    LOGS,
+    NAMES,
+    OFFER,
+    ORIGINS,
+    PROGRAM,
+    RECORD_BYTES,
+    RECORDS,
+    STATES,
+    UNCHECKED,
+    RunDirectory,
+    head_name,
+    kept_steps,
+    state_name,
+)
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.errors import StateError
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """One file of a publication: its path in the folder of the job, and the number of its bytes that belong to it."""
+
+    name: str
+    size: int
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """The folders, within that of the job, in which it lies."""
+        return tuple(self.name.split("/")[:-1])
+
+    @property
+    def file(self) -> str:
+        """Its name within the folder that `inside` leads to."""
+        return self.name.rsplit("/", 1)[-1]
+
+
+def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[FilePart]:
+    """The files that others need of a run up to checkpoint `count`; 0: those that a trainer needs of an offer.
+
+    It is the signed job or the offer, program, data and first state; then records, the head of `count` and, under
+    policy `logged`, the logs; with the last checkpoint the final state, which is what the client pays for. states: all
+    kept states, from which an auditor can check a few segments alone. Raises `StateError` if there is no such head.
+    """
+    job = run.job
+    with run.folder() as folder:
+        names = [name for name in (JOB, OFFER, SEAL, PROGRAM, DATA, NAMES, ORIGINS, UNCHECKED) if folder.holds(name)]
+        found = [FilePart(name, folder.size(name)) for name in names]
+    with run.folder(STATES) as folder:
+        kept = kept_steps(run, count) if states else [0]
+        if count == job.checkpoints and job.steps not in kept:
+            kept.append(job.steps)
+        found += [FilePart(f"{STATES}/{state_name(step)}", folder.size(state_name(step))) for step in kept]
+    if count:
+        with run.folder(HEADS) as folder:
+            if not folder.holds(head_name(count)):
+                raise StateError(f"{run.path}: expected a signed head of count {count}, got none")
+            found.append(FilePart(f"{HEADS}/{head_name(count)}", folder.size(head_name(count))))
+        found.append(FilePart(RECORDS, RECORD_BYTES * count))
+    if count and job.is_logged:
+        with run.folder(LOGS) as folder:
+            for name in (log_name(job, checkpoint) for checkpoint in range(count)):
+                found.append(FilePart(f"{LOGS}/{name}", folder.size(name)))
+    return found
+
+
+def log_name(job: Job, checkpoint: int) -> str:
+    """The name of the file with the logs of the steps up to a checkpoint."""
+    return log_path(Path(), job.last_step(checkpoint)).name
