@@ -23,10 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = 600
 RANGES = ProgramLimits(value_elements=1 << 40, total_elements=1 << 60, total_terms=1 << 92)
 """Those of the specification, without what this machine could run."""
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (shutil.which("cc") and shutil.which("make")), reason="needs a C compiler"),
-]
+CAN_BUILD = shutil.which("cc") and shutil.which("make")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not CAN_BUILD, reason="needs a C compiler")]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
 from tests.engine.models.harness import check, randomised, task_of, tokens
-from tests.parts import slow_except
 
 VOCABULARY, EXAMPLES, LENGTH = 31, 4, 6
 SIZES = {
@@ -21,10 +20,12 @@ def causal(model: nn.Module, x: Tensor) -> Tensor:
     return loss
 
 
+pytestmark = pytest.mark.slow
+
 KINDS = [("Mixtral", "grouped_mm"), ("Qwen2Moe", "batched_mm")]
 
 
-@pytest.mark.parametrize(("kind", "experts"), slow_except(KINDS, several=True))
+@pytest.mark.parametrize(("kind", "experts"), KINDS)
 def test_mixture_of_experts(kind: str, experts: str, cases: CaseCounter) -> None:
     config = getattr(transformers, f"{kind}Config")(**SIZES, num_local_experts=4, num_experts=4)
     config._experts_implementation = experts
