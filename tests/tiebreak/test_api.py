@@ -270,9 +270,17 @@ def test_another_job_in_the_directory(tmp_path: Path) -> None:
             tiebreak.train(**regression(**change), directory=tmp_path)
 
 
+def test_the_trainers_key_alone_signs_a_run(tmp_path: Path) -> None:
+    given = {**regression(), "directory": tmp_path / "run", "trainer": tiebreak.new_key(), "checkpoint_every": 2}
+    for _ in range(2):  # another throwaway key in the client's place does not make it another run
+        run = tiebreak.train(**given, progress=False)
+    assert run.signed == 4
+    assert run.audit().agrees
+
+
 def test_a_signed_run_and_a_lie_in_it(tmp_path: Path) -> None:
     client, trainer, stranger = (tiebreak.new_key() for _ in range(3))
-    with pytest.raises(ConfigurationError, match="both client and trainer, or neither"):
+    with pytest.raises(ConfigurationError, match="the trainer's key too, got the client's alone"):
         tiebreak.agree(**regression(), directory=tmp_path / "x", client=client)
     folder, terms = tmp_path / "run", tiebreak.Terms(reward=5, descent_levels=2)
     run = tiebreak.train(
