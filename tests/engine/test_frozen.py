@@ -134,6 +134,9 @@ def test_what_is_not_finite_is_refused_however_it_is_held() -> None:
         interpreter = machine()
         with pytest.raises(NotFiniteError, match="step 1"):
             interpreter.step(1, interpreter.to_device({**state, EMBEDDING: broken}), interpreter.place_data(made.data))
+        given = {**state, EMBEDDING: torch.full_like(broken, -float("nan"))}
+        found = machine().step(1, given, made.data, check_finite=False).state[EMBEDDING]
+        assert set(found.view(torch.int32).flatten().tolist()) == {0x7FC00000}
 
 
 def test_a_checkpoint_holds_only_what_changed(run: RunDirectory) -> None:

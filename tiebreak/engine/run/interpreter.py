@@ -199,10 +199,12 @@ class Interpreter:
                 else:
                     new = self._launch(state, data, self._steps_before(number), sums, donated=donate)
                 finite, bits = backend.look(self._ran)
-            if check_finite:
-                for name, index in zip(new, self.committed, strict=True):
-                    if not (self._stays_finite(name, new[name]) if name in self._frozen else finite.get(index, True)):
-                        raise NotFiniteError(number, name)
+            for name, index in zip(new, self.committed, strict=True):
+                is_finite = self._stays_finite(name, new[name]) if name in self._frozen else finite.get(index, True)
+                if check_finite and not is_finite:
+                    raise NotFiniteError(number, name)
+                if name in self._frozen and not is_finite:
+                    new[name] = canonical(widened(new[name]))
             if self.offload is not None and observe is None:
                 self.offload.end(new)
         return StepResult(new, _unsigned(bits))
