@@ -302,11 +302,12 @@ def agree(
     """Captures a job, has client and trainer sign it, and returns a run in which nothing is computed yet.
 
     client, trainer: their keys; throwaway keys sign the job in the place of those left out, and a trainer without a key
-    signs no heads. terms: reward, stakes, windows. domain: the chain and contract on which disputes are played [default: none]. policy: a
-    policy of `tiebreak.calibrate` or the path of its file, for policy `logged` [default: `exact`]. precision: bits of
-    results, 16 to 32 [default: the policy's, or 32]. machine: how this process computes the run. If the directory
-    already holds a run, that run is opened, provided that it is the same job over the same model, data and settings.
-    check: see `tiebreak.capture`; the run says so. options: the arguments of `tiebreak.make_task`.
+    signs no heads. terms: reward, stakes, windows. domain: the chain and contract on which disputes are played
+    [default: none]. policy: a policy of `tiebreak.calibrate` or the path of its file, for policy `logged` [default:
+    `exact`]. precision: bits of results, 16 to 32 [default: the policy's, or 32]. machine: how this process computes
+    the run. If the directory already holds a run, that run is opened, provided that it is the same job over the same
+    model, data and settings. check: see `tiebreak.capture`; the run says so. options: the arguments of
+    `tiebreak.make_task`.
     """
     if client is not None and trainer is None:
         raise ConfigurationError("expected the trainer's key too, got the client's alone")
