@@ -183,6 +183,9 @@ def test_an_offer_goes_to_the_client_of_a_folder(desk: Desk, tmp_path: Path) -> 
     assert open_offer(party / "jobs" / offered.job.id.hex()).agreement == offered.agreement
     job = {"status": "active", "heads": 1, "checkpoints": 3}
     found = {"role": "client", "balance": 10**17, "seconds_left": None, "jobs": {"ab" * 32: job}}
+    for wrong in ("{", "[]", "[" * 99, '{"jobs": 1}'):
+        (party / "status.json").write_text(wrong)
+        assert "expected what a party says of itself" in desk.command("status", party, code=2)
     (party / "status.json").write_text(json.dumps(found))
     assert desk.command.tell("status", party) == found
     shown = desk.command("status", party)

@@ -3,7 +3,6 @@
 The commands are `tiebreak status`, `show`, `jobs`, `games`; `post`, `challenge`, `games claim`, `settle`, `withdraw`.
 """
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,16 +12,20 @@ from tiebreak import api, node
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, AnyFunction, json_option, number, options, rpc_option, tell
 from tiebreak.cli.terms import AddressType, DigestType
+from tiebreak.engine.data.disk import Folder
 from tiebreak.node.settings import FILE as SETTINGS
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.commitments.terms import ether
-from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.errors import ConfigurationError, TiebreakError, VerificationError
+from tiebreak.protocol.strict_json import parse_json
 from tiebreak.protocol.tags import Digest
 
 if TYPE_CHECKING:
     from tiebreak.api.chain.onchain import HubBoard, SentTransaction
     from tiebreak.protocol.chain import Chain
 
+
+MAX_STATUS_BYTES = 1 << 24
 
 from_block = number("--from-block", 0, None, 0, "The first block to look at; of a hub, the first place.")
 
@@ -75,12 +78,20 @@ def status(folder: Path, rpc: str | None, as_json: bool) -> None:
 def tell_party(folder: Path, *, as_json: bool) -> None:
     """Prints what the party of a folder last wrote about itself."""
     try:
-        found = json.loads((folder / "status.json").read_text(encoding="utf-8"))
-    except OSError as error:
+        with Folder(folder) as opened:
+            text = opened.read("status.json", MAX_STATUS_BYTES)
+    except (OSError, TiebreakError) as error:
         raise ConfigurationError(
             f"expected {folder / 'status.json'}, got none; start the party: tiebreak ROLE run {folder}"
         ) from error
-    tell(found if as_json else _party_rows(found), as_json=as_json)
+    try:
+        found = parse_json(text, 8)
+        rows = {n: "".join(c if c.isprintable() else "?" for c in row) for n, row in _party_rows(found).items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise VerificationError(
+            f"{folder / 'status.json'}: expected what a party says of itself, got {error}"
+        ) from error
+    tell(found if as_json else rows, as_json=as_json)
 
 
 def _party_rows(found: dict[str, Any]) -> dict[str, str]:

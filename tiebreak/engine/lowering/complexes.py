@@ -119,7 +119,7 @@ def divide(c: Context, x: Any, y: Any) -> Complex:
 
 
 def size_of(c: Context, x: Complex) -> Ref:
-    """The magnitude."""
+    """The distance of x from 0, without overflow on the way."""
     found: Ref = RULES["hypot.default"](_real(c), x.real, x.imag)
     return found
 
