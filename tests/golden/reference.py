@@ -7,11 +7,12 @@ import json
 import sys
 from collections.abc import Iterator
 
-from tests.golden.bundle import Bundle, load
+from tests.golden.bundle import load
 from tests.protocol.whole_steps import execute, new_state
+from tiebreak.api.corpus.programs import CorpusProgram
 
 
-def records(bundle: Bundle, steps: int) -> Iterator[tuple[int, str, int]]:
+def records(bundle: CorpusProgram, steps: int) -> Iterator[tuple[int, str, int]]:
     """(step, state root, loss bits) of each step, by `tiebreak.protocol.program.reference` from the initial state."""
     state, data = bundle.state(), bundle.data()
     for step in range(1, steps + 1):
@@ -25,7 +26,7 @@ def main() -> None:
     bundle = load(sys.argv[1])
     committed = {step for step, _, _ in bundle.expected.records}
     found = [record for record in records(bundle, int(sys.argv[2])) if record[0] in committed]
-    imported = [module for module in ("torch", "transformers", "tiebreak.engine") if module in sys.modules]
+    imported = [module for module in ("torch", "transformers", "tiebreak.engine.arithmetic", "tiebreak.engine.run") if module in sys.modules]
     sys.stdout.write(json.dumps({"records": found, "imported": imported}) + "\n")
 
 

@@ -3,6 +3,7 @@
 import hmac
 import os
 import platform
+import re
 import secrets
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,11 @@ from tiebreak.engine.data.disk import Folder, storing
 from tiebreak.engine.native import EMULATION, enabled
 
 _CPUINFO = Path("/proc/cpuinfo")
+SETS = (
+    "sse4_2", "avx", "fma", "avx2", "avx512f", "avx512bw", "avx512vl", "avx512ifma", "avx512_vnni", "amx_int8", "asimd",
+    "sve",
+)  # fmt: skip
+"""Instruction sets that decide which kernels torch and a compiler choose."""
 _KEY = "own-work.key"
 _KEY_BYTES = 32
 
@@ -32,11 +38,19 @@ class KernelStatus:
 
 def cpu_name() -> str:
     """The CPU's marketing name, where the system reports it."""
-    if _CPUINFO.is_file():
-        for line in _CPUINFO.read_text(errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return next(iter(_cpu_lines("model name")), "") or platform.processor() or platform.machine()
+
+
+def cpu_sets() -> str:
+    """The instruction sets of `SETS` that the CPU has, where the system reports them."""
+    found = set(re.findall(r"\S+", " ".join(_cpu_lines("flags") + _cpu_lines("Features"))))
+    return " ".join(name for name in SETS if name in found)
+
+
+def _cpu_lines(name: str) -> list[str]:
+    """What the system reports under a name, of each core."""
+    lines = _CPUINFO.read_text(errors="replace").splitlines() if _CPUINFO.is_file() else []
+    return [line.partition(":")[2].strip() for line in lines if line.startswith(name)]
 
 
 def usable_cores() -> int:
