@@ -26,7 +26,8 @@ def main() -> None:
     bundle = load(sys.argv[1])
     committed = {step for step, _, _ in bundle.expected.records}
     found = [record for record in records(bundle, int(sys.argv[2])) if record[0] in committed]
-    imported = [module for module in ("torch", "transformers", "tiebreak.engine.arithmetic", "tiebreak.engine.run") if module in sys.modules]
+    others = ("torch", "transformers", "tiebreak.engine.arithmetic", "tiebreak.engine.run")
+    imported = [module for module in others if module in sys.modules]
     sys.stdout.write(json.dumps({"records": found, "imported": imported}) + "\n")
 
 
