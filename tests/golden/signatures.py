@@ -57,7 +57,7 @@ class Mixer(Body):
         self.scale = self.add(const(0x5D800000))
 
     def mix(self, dtype: DType, value: int) -> None:
-        """Mixes a value in. Numbers, bounded by 4, are also counted in units of 2^-60, which keeps all of their bits."""
+        """Mixes a value in. Numbers, bounded by 4, are also counted in units of 2^-60, which keeps their bits."""
         own = self.held[dtype]
         if dtype == BOOL:
             self.held[dtype] = self.map(MapFunction.NE, BOOL, SHAPE, own, value)

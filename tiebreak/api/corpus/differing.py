@@ -40,7 +40,7 @@ from tiebreak.protocol.trees import Tree
 def first_difference(
     program: CorpusProgram, choice: BackendChoice, run: RunDirectory, scratch: Path
 ) -> FirstDifference | None:
-    """Where a finished run leaves its program. scratch: a new folder.
+    """The place where a finished run leaves its program. scratch: a new folder.
 
     Returns None if that is not found: the logs differ, or the back-end computes something else each time.
     """
@@ -83,7 +83,7 @@ def _truth(
 
 
 def _difference(summary: Summary, shown: Evidence, truth: Evidence, by: str) -> FirstDifference | None:
-    """What a finished game found, in numbers."""
+    """The end of a finished game, in numbers; None if it did not reach an instruction."""
     step, leaf, program = summary.step, summary.leaf, truth.program
     if step is None or leaf is None:
         return None
@@ -146,7 +146,7 @@ class _Watched(Interpreter):
 
 
 class _Shown(Evidence):
-    """What a watched interpreter computes of a step: planned where it makes a value, one by one elsewhere."""
+    """The values of a watched interpreter: those that its planned step makes, and between them those one by one."""
 
     KEPT: ClassVar[Mapping[str, int]] = {"leaves": 2, "tensor_tree": 4, "accumulators": 1, "log_tree": 2}
     _interpreter: _Watched

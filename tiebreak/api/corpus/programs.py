@@ -29,7 +29,7 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.strict_json import JsonObject
 from tiebreak.protocol.tags import Digest
 
-_PACKAGED: Final = Path(__file__).resolve().parent / "programs"
+_PACKAGED: Final = Path(__file__).resolve().parent / "bundled"
 CORPUS: Final = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).resolve().parents[3] / "corpus"
 """The corpus of this installation: the wheel's copy, or that of the checkout."""
 PROGRAM: Final = "program.xz"
@@ -48,7 +48,7 @@ Record = tuple[int, str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedRun:
-    """What a run of a program must give. Digests in hex.
+    """The roots that a run of a program must reach, and its terms. Digests in hex.
 
     torch, transformers: the versions that captured the program. tolerances: as in a job; 0 for policy `exact`. records:
     after step 1 and of each checkpoint.
@@ -143,7 +143,7 @@ def names(corpus: Path = CORPUS) -> tuple[str, ...]:
 
 
 def expected(name: str, corpus: Path = CORPUS) -> tuple[ExpectedRun, Digest]:
-    """What a program must give, and the SHA-256 of the file that says so. Raises `ConfigurationError`."""
+    """The roots that a program must reach, and the SHA-256 of the file that says so. Raises `ConfigurationError`."""
     path = corpus / name / EXPECTED
     if not fullmatch(NAME, name) or not path.is_file():
         raise ConfigurationError(f"expected one of the programs {', '.join(names(corpus))}, got {name!r}")

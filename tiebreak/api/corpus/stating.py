@@ -71,10 +71,11 @@ def state(
 
 def machine(restricted: str = "") -> dict[str, str]:
     """The processor, what torch and the kernels use of it, and the accelerators."""
+    (sets, of), own = cpu_sets(), platform.machine()
     found = {
-        "architecture": platform.machine(),
-        "cpu": cpu_name(),
-        "instruction sets": cpu_sets(),
+        "architecture": own,
+        "cpu": cpu_name() if of in ("", own) else f"emulated on {cpu_name()}, {of}",
+        "instruction sets": sets if of == own else "unknown",
         "torch uses": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
     }

@@ -66,7 +66,7 @@ class OperandElement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstDifference:
-    """Where a run leaves its program, as a dispute finds it, and what the element there was computed from.
+    """The place where a run leaves its program, as a dispute finds it, and the operands of the element there.
 
     instruction: a leaf of the value tree of the step. name: of the instruction. computed, correct: the element's bits
     in hex. operands: the elements that both sides agree on, at most `MAX_OPERANDS_SHOWN` of them. of: how many there
@@ -160,7 +160,7 @@ class ComputedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusStatement:
-    """What one machine computed. programs: the SHA-256 of each program's `expected.json`, by its name."""
+    """The runs that one machine computed. programs: the SHA-256 of each program's `expected.json`, by its name."""
 
     programs: Mapping[str, Digest]
     machine: Mapping[str, str]
