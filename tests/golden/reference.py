@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from tests.golden.bundle import load
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.api.corpus.programs import CorpusProgram
+from tiebreak.protocol.commitments.records import identify, state_tree
 
 
 def records(bundle: CorpusProgram, steps: int) -> Iterator[tuple[int, str, int]]:
@@ -18,7 +19,9 @@ def records(bundle: CorpusProgram, steps: int) -> Iterator[tuple[int, str, int]]
     for step in range(1, steps + 1):
         values = execute(bundle.program, state, data, step)
         state = new_state(bundle.program, values)
-        yield step, bundle.state_root(state).hex(), int.from_bytes(values[-1], "little")
+        spec = bundle.program.state_spec()
+        root = state_tree({name: identify(*spec[name], state[name]) for name in spec}).root
+        yield step, root.hex(), int.from_bytes(values[-1], "little")
 
 
 def main() -> None:

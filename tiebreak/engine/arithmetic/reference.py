@@ -1,7 +1,4 @@
-"""Instructions by the integer reference, element by element: the definition itself as a back-end. For small programs.
-
-It takes microseconds for each term, and shares no arithmetic with the other back-ends.
-"""
+"""Instructions by the integer reference: the definition itself as a back-end, in some microseconds for each term."""
 
 from collections.abc import Sequence
 
