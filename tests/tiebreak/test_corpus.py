@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tests.conftest import CaseCounter
 from tests.golden import make, more, tasks
+from tests.parts import slow_except
 from tests.source_tree import ROOT
 from tests.tiebreak.test_cli import HEAVY, running
 from tiebreak.api.corpus import programs, statements
@@ -290,9 +291,9 @@ def test_the_first_difference_of_a_wrong_back_end_is_found(fault: str, monkeypat
     assert found.problem in str(found)
 
 
-@pytest.mark.parametrize("name", ["gru", "logged"])
+@pytest.mark.parametrize("name", slow_except(["narrow", "gru", "logged", "lora"], "narrow"))
 def test_a_long_sum_names_some_of_its_operands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also at another precision, and where logs are followed."""
+    """Also at other precisions, where logs are followed, and where frozen entries are held in bfloat16."""
     choice = by_c()
     wrong_sums(monkeypatch)
     found = compute(programs.read(name), choice)

@@ -18,7 +18,7 @@ from tiebreak.api.machine.running import make_logging, usable_device
 from tiebreak.api.signing.keys import new_key
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import builds, is_host, launches
-from tiebreak.engine.arithmetic.reference import IntegerArithmetic
+from tiebreak.engine.arithmetic.reference import integer_arithmetic
 from tiebreak.engine.data.tensors import from_bytes, identities
 from tiebreak.engine.logged.encoding import decode_sparse
 from tiebreak.engine.logged.journal import LogsInProgress
@@ -59,7 +59,7 @@ class BackendChoice:
     def arithmetic(self, job: Job) -> Arithmetic:
         """Makes an arithmetic by the rules of a job; it is not qualified, because its results are compared."""
         if self.backend == INTEGERS:
-            return IntegerArithmetic(precision=job.precision, logging=make_logging(job))
+            return integer_arithmetic(job.precision, make_logging(job))
         return Arithmetic(usable_device(self.device), precision=job.precision, logging=make_logging(job))
 
 
