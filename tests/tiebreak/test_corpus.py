@@ -30,6 +30,7 @@ from tiebreak.engine.arithmetic.c.chains import CompiledChain
 from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.capture import task
 from tiebreak.engine.native import enabled
+from tiebreak.engine.run.interpreter import OneByOne, Planned, State
 from tiebreak.protocol.commitments.dsse import Envelope, Payload
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.statement import payload_of, sign
@@ -303,6 +304,24 @@ def test_a_long_sum_names_some_of_its_operands(name: str, monkeypatch: pytest.Mo
     assert place[7].count("value") <= SHOWN
 
 
+def test_a_wrong_commit_is_found_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every value is right, and what becomes the state is not."""
+    right = Planned.new_state
+
+    def new_state(self: Planned) -> State:
+        state = right(self)
+        if isinstance(self, OneByOne) or self.machine.arithmetic.backend.name != TORCH:
+            return state
+        name = next(name for name, tensor in state.items() if tensor.dtype == torch.float32 and tensor.numel() > 10)
+        return state | {name: flipped(state[name].clone(), 5)}
+
+    monkeypatch.setattr(Planned, "new_state", new_state)
+    found = compute(programs.read("mlp"), BackendChoice(backend=TORCH))
+    place = PLACE.fullmatch(found.problem)
+    assert place
+    assert (place[1], place[3], place[4]) == ("1", "commit", "5")
+
+
 def test_a_wrong_checkpoint_later_in_the_run_is_found_in_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything before it is right, and so is what the kernels compute of other steps."""
     right, choice, program = CompiledChain.run, by_c(), programs.read("mlp")
@@ -342,15 +361,16 @@ def test_a_fault_that_does_not_come_again_is_reported_as_such(monkeypatch: pytes
     assert UNREPEATED in str(found)
 
 
-def test_a_run_that_stops_is_stated_without_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [ConfigurationError, RuntimeError])
+def test_a_run_that_stops_is_stated_without_a_path(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
-        raise ConfigurationError("no memory\nleft")
+        raise kind("no memory\nleft")
 
     monkeypatch.setattr(TorchBackend, "prepare", refuse)
     found = compute(programs.read("every"), BackendChoice(backend=TORCH))
-    assert (found.root, found.problem) == (None, "ConfigurationError: no memory left")
+    assert (found.root, found.problem) == (None, f"{kind.__name__}: no memory left")
     assert ComputedRun.read(found.document()) == found
-    assert "got none; ConfigurationError: no memory left" in str(found)
+    assert f"got none; {found.problem}" in str(found)
 
 
 # ---------------------------------------------------------------- statements

@@ -135,7 +135,7 @@ def compute(program: CorpusProgram, choice: BackendChoice) -> ComputedRun:
                 truth = Interpreter(run.program, BackendChoice(backend=INTEGERS).arithmetic(run.job))
                 records = program.expected.records
                 problem = first_difference(run, interpreter, records, truth, followed, Path(scratch)) or UNREPEATED
-        except TiebreakError as error:
+        except (TiebreakError, RuntimeError, ValueError) as error:  # torch's own are of the last two
             problem = " ".join(f"{type(error).__name__}: {error}".replace(scratch, "").split())
     return ComputedRun(
         program=program.name, device=choice.device, backend=choice.backend, root=root, expected=expected,
