@@ -37,10 +37,7 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.tags import Digest
 
-C: Final = "C"
-TRITON: Final = "Triton"
-TORCH: Final = "torch"
-INTEGERS: Final = "integers"
+C, TRITON, TORCH, INTEGERS = "C", "Triton", "torch", "integers"
 NOWHERE: Final = Domain(chain_id=0, contract=Address(bytes(ADDRESS_BYTES)))
 UNREPEATED: Final = "computed again for the bug report, the step gave another result"
 

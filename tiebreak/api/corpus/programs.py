@@ -27,11 +27,8 @@ from tiebreak.protocol.tags import Digest
 _PACKAGED: Final = Path(__file__).resolve().parent / "bundled"
 CORPUS: Final = _PACKAGED if _PACKAGED.is_dir() else Path(__file__).resolve().parents[3] / "corpus"
 """The corpus of this installation: the wheel's copy, or that of the checkout."""
-PROGRAM: Final = "program.xz"
-STATE: Final = "state.safetensors"
-DATA: Final = "data.safetensors"
-EXPECTED: Final = "expected.json"
-LOGS: Final = "logs.xz"
+PROGRAM, STATE, DATA = "program.xz", "state.safetensors", "data.safetensors"
+EXPECTED, LOGS = "expected.json", "logs.xz"
 NAME: Final = "[a-z0-9][a-z0-9-]{0,31}"
 """Names of programs."""
 MAX_FILE_BYTES: Final = 1 << 26
