@@ -21,12 +21,13 @@ from tiebreak.engine.arithmetic.backend import by_integers, integer_products
 from tiebreak.engine.arithmetic.c import integers
 from tiebreak.engine.arithmetic.c.integers import MODULI, IntegerSum, Shape, choose, count_of
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
-from tiebreak.engine.native import FLAGS, _compiler
+from tiebreak.engine.native import FLAGS, _compiler, forced_integers
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.rounding import SumKind
 
-UNIT = integers.unit()
+with forced_integers():
+    UNIT = integers.unit()
 needs_kernel = pytest.mark.skipif(not UNIT, reason="needs AVX-512 with VNNI and IFMA, and a C compiler")
 
 
@@ -313,12 +314,31 @@ def test_by_default_only_a_matrix_unit_is_used(monkeypatch: pytest.MonkeyPatch) 
     assert tables is not None
     assert small is not None
     library = integers.build().library
+    monkeypatch.setattr(integers, "_has_amx", lambda: True)
     for unit, chosen in ((0, False), (1, False), (2, True)):
         monkeypatch.setattr(integers, "_tiles", lambda _, unit=unit: unit)
         assert (choose(tables, 32) is not None) == (chosen and library is not None)
         assert choose(small, 32) is None
     monkeypatch.setenv("TIEBREAK_INTEGERS", "0")
     assert choose(tables, 32) is None
+
+
+def test_nothing_is_compiled_where_there_is_no_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = plan_tables(matmul(512, 768, 3072))
+    assert tables is not None
+    compiled: list[None] = []
+    build = integers.build
+    monkeypatch.setattr(integers, "build", lambda: compiled.append(None) or build())
+    monkeypatch.setattr(integers, "_has_amx", lambda: False)
+    assert choose(tables, 32) is None
+    assert integers.unit() == ""
+    assert len(integer_products()) == 1
+    with by_integers() as found:
+        assert not found
+    assert compiled == []
+    monkeypatch.setenv("TIEBREAK_INTEGERS", "1")
+    assert (choose(tables, 32) is not None) == bool(UNIT)
+    assert compiled
 
 
 def test_the_table_of_products(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,12 +75,22 @@ def build() -> Build:
 
 
 @cache
+def _has_amx() -> bool:
+    return "amx_int8" in native.processor_features().split()
+
+
+@cache
 def _tiles(library: ctypes.CDLL) -> int:
     return int(library.find_tiles())
 
 
 def unit() -> str:
-    """The unit of this machine that multiplies bytes: "AMX", "vectors", or "" if there is none."""
+    """The unit by which this machine would multiply bytes: "AMX", or "vectors" if integers are forced; "" if none would.
+
+    The kernel, which takes seconds to compile, is compiled only where one of them may be used.
+    """
+    if native.integers() != "1" and not _has_amx():
+        return ""
     library = build().library
     return "" if library is None else ("", "vectors", "AMX")[_tiles(library)]
 
@@ -158,10 +168,9 @@ def choose(tables: ReduceTables, precision: int) -> "IntegerSum | None":
     if tables.terms > MOST_TERMS or not shape.rows(count):
         return None
     integers, fp64 = cost(shape, count)
-    if wanted != "1" and integers > PAYS * fp64:
+    if wanted != "1" and (integers > PAYS * fp64 or unit() != "AMX"):
         return None
-    library = build().library
-    if library is None or _tiles(library) < (1 if wanted == "1" else 2):
+    if not unit() or (library := build().library) is None:
         return None
     found = IntegerSum(library, shape, count, precision)
     found.moduli.stays = wanted == "1"
