@@ -418,7 +418,7 @@ FAULTS = [
     ("return negative ? -found : found;", "return found;", "ties"),
     ("scale != 0 ? 1 / scale : 0;", "1 / scale;", "zeros"),
     ("held.tie + q * each, p->tiles,", "held.tie, p->tiles,", "ties"),  # one modulus for all
-    ("held.f + strip * at->pairs * 1024);", "held.f);", "gauss"),
+    ("held.f + strip * at->pairs * 1024;", "held.f;", "gauss"),
 ]  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def _tiles(library: ctypes.CDLL) -> int:
 
 
 def unit() -> str:
-    """The unit by which this machine would multiply bytes: "AMX", or "vectors" if integers are forced; "" if none would.
+    """The unit by which this machine would multiply bytes: "AMX", or "vectors" if integers are forced, or none: "".
 
     The kernel, which takes seconds to compile, is compiled only where one of them may be used.
     """
