@@ -65,11 +65,12 @@ def test_moduli_are_coprime_and_tables_are_theirs() -> None:
     for k, precision in ((1, 16), (64, 32), (65, 32), (768, 32), (4001, 32), (768, 16), (5000, 20)):
         plan = plan_for(k, precision)
         moduli, whole = MODULI[: plan.count], prod(MODULI[: plan.count])
-        assert plan.whole[0] | plan.whole[1] << 64 == whole < 1 << 95
+        assert plan.whole[0] | plan.whole[1] << 44 == whole < 1 << 95
+        assert max(*plan.over, plan.whole[0]) < 1 << 44
         assert 2 * Fraction(plan.reach) ** 2 < whole * (1 - Fraction(1, 1 << 20))
         assert plan.reach < 2**47
         for t, m in enumerate(moduli):
-            assert (plan.over[2 * t] | plan.over[2 * t + 1] << 64) * plan.weight[t] % whole % m == 1
+            assert (plan.over[2 * t] | plan.over[2 * t + 1] << 44) * plan.weight[t] % whole % m == 1
             assert plan.v1[t] << 52 | plan.v2[t] == (plan.weight[t] << 104) // m
         for x in (0, 1, -1, 12345678912345, whole // 2, -(whole // 2) + 1):
             total = sum(Fraction(x % m * plan.weight[t], m) for t, m in enumerate(moduli)) % 1
@@ -414,8 +415,9 @@ FAULTS = [
     ("cut[h] = _mm512_fmadd_pd(rest, rest, cut[h]);", "", "wide"),  # the norm of what was cut
     (CARRY, "", "ties"),  # the carry of a panel
     ("_mm512_mask_add_epi8(all, _mm512_movepi8_mask(all), all, ", "_mm512_maskz_add_epi8(-1ull, all, ", "gauss"),
-    ("| (size != size >> drop << drop)", "", "ties"),  # rounded twice
-    ("return negative ? -found : found;", "return found;", "ties"),
+    ("return add_odd((vec)_mm512_cvtepi64_pd(high) * 0x1p44,", "return (vec)((vec)_mm512_cvtepi64_pd(high) * 0x1p44 +", "ties"),
+    ("_mm512_cvtepi64_pd(high) * 0x1p44", "_mm512_cvtepu64_pd(high) * 0x1p44", "ties"),  # signs
+    ("high = _mm512_add_epi64(high, _mm512_srai_epi64(low, 44));", "", "ties"),
     ("scale != 0 ? 1 / scale : 0;", "1 / scale;", "zeros"),
     ("held.tie + q * each, p->tiles,", "held.tie, p->tiles,", "ties"),  # one modulus for all
     ("held.f + strip * at->pairs * 1024;", "held.f;", "gauss"),

@@ -32,7 +32,7 @@ typedef struct {
     double loose;                /* what a cut of one part of a norm leaves undecided, as a share of elements */
     uint64_t added, centre;      /* what START adds, and half of what is cut off, in units of 2^-52 */
     uint64_t v1[MOST], v2[MOST]; /* 52 bits each of v / m */
-    uint64_t over[2 * MOST], whole[2], weight[MOST]; /* P / m, P: low halves first; v */
+    uint64_t over[2 * MOST], whole[2], weight[MOST]; /* P / m, P: the lowest 44 bits first; v */
     int32_t low[MOST], high_bytes[MOST], first[MOST], minus[MOST], modulus[MOST];
     float inverse[MOST], add[MOST];
     double reciprocal[MOST];
@@ -532,50 +532,61 @@ static int multiply_block(block *at) {
 
 /* ---- exact ties ---- */
 
-/* The sum of integers whose residues are c - START, as FP64 rounded to odd: it may be rounded again. Quotients are
- * estimated in FP64, which holds c v, and are off by one at most. */
-static double integer_of(const moduli *p, const int32_t *c, int64_t stride) {
-    const __int128 whole = (__int128)((unsigned __int128)p->whole[1] << 64 | p->whole[0]);
-    __int128 sum = 0;
-    double wholes = 0;
-    for (int64_t t = 0; t < p->count; t++) {
-        const double m = p->modulus[t], x = ((double)c[t * stride] - START) * (double)p->weight[t];
-        double part = x - floor(x * p->reciprocal[t]) * m;
-        part += part < 0 ? m : part >= m ? -m : 0;
-        wholes += part * p->reciprocal[t];
-        sum += (__int128)((unsigned __int128)p->over[2 * t + 1] << 64 | p->over[2 * t]) * (int64_t)part;
+/* Eight sums of integers whose residues are c - START, as FP64 rounded to odd: they may be rounded again. Quotients are
+ * estimated in FP64, which holds c v, and are off by one at most. S is kept in two parts of 44 bits, the upper one signed. */
+static vec integers_of(const moduli *p, const int32_t *c, int64_t stride) {
+    __m512i low = _mm512_setzero_si512(), high = low;
+    __m512d wholes = _mm512_set1_pd(0.5); /* within P / 2, or on its edge, which S does not reach */
+    for (int64_t t = 0; t < p->count; t++, c += stride) {
+        const __m512d m = _mm512_set1_pd(p->modulus[t]), by = _mm512_set1_pd(p->reciprocal[t]);
+        const __m512i sum = _mm512_cvtepi32_epi64(_mm256_load_si256((const __m256i *)(const void *)c));
+        const __m512d x = _mm512_cvtepi64_pd(_mm512_sub_epi64(sum, _mm512_set1_epi64(START)));
+        const __m512d weighed = _mm512_mul_pd(x, _mm512_set1_pd((double)p->weight[t]));
+        const __m512d quotient = _mm512_roundscale_pd(_mm512_mul_pd(weighed, by), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+        __m512d part = _mm512_fnmadd_pd(quotient, m, weighed);
+        part = _mm512_mask_add_pd(part, _mm512_cmp_pd_mask(part, _mm512_setzero_pd(), _CMP_LT_OQ), part, m);
+        part = _mm512_mask_sub_pd(part, _mm512_cmp_pd_mask(part, m, _CMP_GE_OQ), part, m);
+        wholes = _mm512_fmadd_pd(part, by, wholes);
+        const __m512i small = _mm512_cvtpd_epi64(part);
+        low = _mm512_madd52lo_epu64(low, small, _mm512_set1_epi64((int64_t)p->over[2 * t]));
+        high = _mm512_madd52lo_epu64(high, small, _mm512_set1_epi64((int64_t)p->over[2 * t + 1]));
     }
-    sum -= whole * (int64_t)(wholes + 0.5); /* within P / 2, or on its edge, which S does not reach */
-    const int negative = sum < 0;
-    const unsigned __int128 size = (unsigned __int128)(negative ? -sum : sum);
-    const uint64_t high = (uint64_t)(size >> 53);
-    const int drop = high ? 64 - __builtin_clzll(high) : 0;
-    const uint64_t kept = (uint64_t)(size >> drop) | (size != size >> drop << drop);
-    const double found = (double)kept * power_of_two(drop);
-    return negative ? -found : found;
+    const __m512i times = _mm512_cvttpd_epi64(wholes);
+    low = _mm512_sub_epi64(low, _mm512_mullo_epi64(times, _mm512_set1_epi64((int64_t)p->whole[0])));
+    high = _mm512_sub_epi64(high, _mm512_mullo_epi64(times, _mm512_set1_epi64((int64_t)p->whole[1])));
+    high = _mm512_add_epi64(high, _mm512_srai_epi64(low, 44));
+    low = _mm512_and_si512(low, _mm512_set1_epi64((1ll << 44) - 1));
+    return add_odd((vec)_mm512_cvtepi64_pd(high) * 0x1p44, (vec)_mm512_cvtepi64_pd(low));
 }
 
-/* Decides the undecided sums of one strip and 32 columns in which nothing was cut. */
-static void settle_strip(const block *at, int64_t strip, int64_t j) {
+/* Decides the undecided sums among eight of a row that was read, in which nothing was cut. */
+static void settle_eight(const block *at, int64_t row, int64_t column, const int32_t *c) {
     const contraction *t = at->t;
+    const int precision = (int)at->shared->precision;
+    vec found;
+    int ready = 0;
+    for (int64_t x = column; x < column + 8 && x < at->n; x++) {
+        if (at->columns.cut[x] != 0 || !is_open(held.sum[x], held.error[x], precision)) continue;
+        if (!ready++) found = integers_of(at->p, c, 1024);
+        const float value = round_to(found[x - column] * (at->rows.back[row] * at->columns.back[x]), precision) + 0.0f;
+        t->out[t->out_batch[at->batch] + t->out_m[at->m0 + row] + t->out_n[at->n0 + x]] = value;
+        at->shared->undecided++;
+        at->shared->twice++;
+        at->shared->wrong += value != round_to(held.sum[x], precision);
+    }
+}
+
+/* Decides those of one strip and 32 columns. */
+static void settle_strip(const block *at, int64_t strip, int64_t j) {
     const moduli *p = at->p;
     const int8_t *a = strip_at(p, at->batch, at->m0 / 32 + strip);
-    const int precision = (int)at->shared->precision;
     const int64_t each = p->tiles * 2 * TILE;
     for (int64_t q = 0; q < p->count; q++) multiply_tiles(a + q * each, held.tie + q * each, p->tiles, held.c + q * 1024);
     for (int64_t y = 0; y < 32 && 32 * strip + y < at->m; y++) {
-        const int64_t row = 32 * strip + y;
-        if (at->rows.cut[row] != 0) continue;
-        read_row(at, row);
-        for (int64_t x = 32 * j; x < 32 * j + 32 && x < at->n; x++) {
-            if (at->columns.cut[x] != 0 || !is_open(held.sum[x], held.error[x], precision)) continue;
-            const int32_t *c = held.c + (y / 16 * 2 + x / 16 % 2) * 256 + y % 16 * 16 + x % 16;
-            const float value = round_to(integer_of(p, c, 1024) * (at->rows.back[row] * at->columns.back[x]), precision) + 0.0f;
-            t->out[t->out_batch[at->batch] + t->out_m[at->m0 + row] + t->out_n[at->n0 + x]] = value;
-            at->shared->undecided++;
-            at->shared->twice++;
-            at->shared->wrong += value != round_to(held.sum[x], precision);
-        }
+        if (at->rows.cut[32 * strip + y] != 0) continue;
+        read_row(at, 32 * strip + y);
+        for (int64_t x = 0; x < 32; x += 8)
+            settle_eight(at, 32 * strip + y, 32 * j + x, held.c + (y / 16 * 2 + x / 16) * 256 + y % 16 * 16 + x % 16);
     }
 }
 

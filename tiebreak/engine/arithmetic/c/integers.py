@@ -253,9 +253,9 @@ def _moduli(shape: Shape, count: int, precision: int) -> _Moduli:
         total += Fraction(weight, m)
         fraction = (weight << 104) // m
         plan.v1[t], plan.v2[t] = fraction >> 52, fraction & (1 << 52) - 1
-        plan.over[2 * t], plan.over[2 * t + 1], plan.weight[t] = over & (1 << 64) - 1, over >> 64, weight
+        plan.over[2 * t], plan.over[2 * t + 1], plan.weight[t] = over & (1 << 44) - 1, over >> 44, weight
         _set_quotient(plan, t, m)
-    plan.whole[0], plan.whole[1] = product & (1 << 64) - 1, product >> 64
+    plan.whole[0], plan.whole[1] = product & (1 << 44) - 1, product >> 44
     plan.added = int(_START * panels * total % 1 * (1 << 52))
     return plan
 
