@@ -14,7 +14,17 @@ import pytest
 import torch
 
 from tests.engine.arithmetic_cases import kernel_with, matmul
-from tests.engine.integer_reference import HOSTILE, Matrix, Scaled, exact_product, factors, fraction_of, squares
+from tests.engine.integer_reference import (
+    HOSTILE,
+    Matrix,
+    Scaled,
+    exact_product,
+    factors,
+    fraction_of,
+    integers_of,
+    squares,
+)
+from tests.engine.integer_reference import UNIT as PLACES
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging
 from tiebreak.engine.arithmetic.backend import by_integers, integer_products
@@ -295,11 +305,47 @@ def test_what_would_leave_much_undecided_is_left_to_fp64(forced: None) -> None:
     assert left_to_fp64(wide, other)
 
 
+def _reported(rules: Logging, a: Matrix, b: Matrix) -> tuple[Any, Any]:
+    """Results, and c and e of the near ties by element."""
+    i = matmul(len(a), a.shape[1], b.shape[1])
+    operands = [torch.from_numpy(np.ascontiguousarray(x)).view(-1) for x in (a, b)]
+    result, near = Arithmetic(logging=rules).execute_logged(i, operands, 0)
+    bits = result.view(torch.int32).numpy().view(np.uint32).reshape(-1)
+    return bits, dict(zip(near.elements.tolist(), zip(near.values, near.errors, strict=True), strict=True))
+
+
 @needs_kernel
-def test_sums_that_report_near_ties_stay_in_fp64(forced: None, runs: list[bool]) -> None:
-    rules = Logging({}, {SumKind.PRODUCTS: 8})
+@pytest.mark.parametrize(("kind", "threshold"), [("gauss", 2.0**19), ("ties", None), ("ties", 30.0)])
+def test_near_ties_are_reported_as_by_fp64(
+    kind: str, threshold: float | None, monkeypatch: pytest.MonkeyPatch, runs: list[bool]
+) -> None:
+    """The same but at the edge, where the values of two machines lie on both sides of the error."""
+    a, b = factors(kind, 60, 300, 60)
+    rules = Logging({SumKind.PRODUCTS: threshold}, {SumKind.PRODUCTS: 2})
+    exact = [Fraction(int(x), 1 << 2 * PLACES) for x in integers_of(a).dot(integers_of(b)).ravel()]
+    monkeypatch.setenv("TIEBREAK_INTEGERS", "0")
+    _, wanted = _reported(rules, a, b)
+    assert runs == []
+    monkeypatch.setenv("TIEBREAK_INTEGERS", "1")
+    bits, found = _reported(rules, a, b)
+    assert runs == [True]
+    for n, (c, e) in found.items():
+        assert abs(Fraction(c) - exact[n]) <= Fraction(e)
+        assert wanted.get(n, (c, e))[1] <= e <= 1.01 * wanted.get(n, (c, e))[1]
+    edge = wanted.keys() ^ found.keys()
+    for n in edge:
+        c, e = found[n] if n in found else wanted[n]
+        gap = Fraction(float(np.spacing(np.abs(np.float32(c)))))
+        assert abs(gap / 2 - abs(Fraction(float(np.float32(c))) - Fraction(c))) > Fraction(e) / 2
+    assert len(edge) <= len(wanted) / 3
+    others = np.setdiff1d(np.arange(len(bits)), list(found))
+    assert np.array_equal(bits[others], exact_product(a, b, 32).ravel()[others])
+
+
+@needs_kernel
+def test_calibration_measures_fp64(forced: None, runs: list[bool]) -> None:
     i, operands = matmul(8, 70, 8), [torch.ones(560), torch.ones(560)]
-    arithmetic = Arithmetic(logging=rules)
+    arithmetic = Arithmetic(logging=Logging.reporting_all())
     arithmetic.execute_logged(i, operands, 0)
     assert runs == []
     arithmetic.execute(i, operands, 0)
@@ -415,7 +461,7 @@ FAULTS = [
     ("cut[h] = _mm512_fmadd_pd(rest, rest, cut[h]);", "", "wide"),  # the norm of what was cut
     (CARRY, "", "ties"),  # the carry of a panel
     ("_mm512_mask_add_epi8(all, _mm512_movepi8_mask(all), all, ", "_mm512_maskz_add_epi8(-1ull, all, ", "gauss"),
-    ("return add_odd((vec)_mm512_cvtepi64_pd(high) * 0x1p44,", "return (vec)((vec)_mm512_cvtepi64_pd(high) * 0x1p44 +", "ties"),
+    ("add_odd((vec)_mm512_cvtepi64_pd(high) * 0x1p44,", "((vec)_mm512_cvtepi64_pd(high) * 0x1p44 +", "ties"),
     ("_mm512_cvtepi64_pd(high) * 0x1p44", "_mm512_cvtepu64_pd(high) * 0x1p44", "ties"),  # signs
     ("high = _mm512_add_epi64(high, _mm512_srai_epi64(low, 44));", "", "ties"),
     ("scale != 0 ? 1 / scale : 0;", "1 / scale;", "zeros"),

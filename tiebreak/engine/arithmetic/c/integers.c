@@ -348,17 +348,21 @@ static int32_t *sums_of(const block *at, int64_t strip) { return held.c + strip 
 
 /* ---- the end of a row ---- */
 
-/* What read_eight takes from a row: in its own order, P, half a unit, norms, all times 1 / its scale; and its fractions. */
+/* What read_eight takes from a row: P, what rounding adds, and norms, all times 1 / its scale; and its fractions. */
 typedef struct {
-    __m512d unit, slack, cut, size;
+    __m512d unit, slack, cut, size, least; /* by which factor of columns' norms an error is bounded from below */
+    int reports;                           /* near ties, whose errors are not less than those of FP64 would be */
     const uint64_t *fractions;
 } line;
+
+static int reports(const block *at) { return at->shared->limit > 0; }
 
 static inline __attribute__((always_inline)) line line_of(const block *at, int64_t row) {
     const moduli *p = at->p;
     const double scale = at->rows.back[row], up = (1 + 0x1p-40) * scale; /* powers of two round nothing */
     return (line){_mm512_set1_pd(p->product * 0x1p-64 * scale), _mm512_set1_pd(p->slack * scale),
                   _mm512_set1_pd(at->rows.cut[row] * up), _mm512_set1_pd(at->rows.size[row] * up),
+                  _mm512_set1_pd(at->t->coefficient * at->rows.size[row] * scale), reports(at),
                   held.f + row / 32 * at->pairs * 1024 + row % 32 / 16 * 512 + row % 16 * 16};
 }
 
@@ -371,7 +375,8 @@ static inline __attribute__((always_inline)) void read_eight(
     const __m512d back = _mm512_load_pd(at->columns.back + j);
     const __m512d crossed = _mm512_fmadd_pd(l->size, _mm512_load_pd(at->columns.cut + j), l->slack);
     *sum = _mm512_mul_pd(_mm512_mul_pd(_mm512_cvtepi64_pd(z), l->unit), back);
-    *error = _mm512_mul_pd(_mm512_fmadd_pd(l->cut, _mm512_load_pd(at->columns.size + j), crossed), back);
+    const __m512d size = _mm512_load_pd(at->columns.size + j), found = _mm512_fmadd_pd(l->cut, size, crossed);
+    *error = _mm512_mul_pd(l->reports ? _mm512_max_pd(_mm512_mul_pd(l->least, size), found) : found, back); /* found: NaN too */
 }
 
 static void read_row(const block *at, int64_t row) {
@@ -420,7 +425,7 @@ static void sort_out(block *at, int64_t row, int settles) {
     const contraction *t = at->t;
     const float *a = t->a + t->a_batch[at->batch] + t->a_m[at->m0 + row], *b = t->b + t->b_batch[at->batch];
     float *to = t->out + t->out_batch[at->batch] + t->out_m[at->m0 + row];
-    const int tie = at->p->ties && at->rows.cut[row] == 0;
+    const int tie = at->p->ties && at->rows.cut[row] == 0 && !reports(at);
     for (int64_t j = 0; j < at->n; j++) {
         const double c = held.sum[j], e = held.error[j];
         if (!is_open(c, e, (int)at->shared->precision)) continue;

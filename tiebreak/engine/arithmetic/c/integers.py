@@ -193,7 +193,7 @@ class IntegerSum:
             part.a_m, part.out_m = part.a_m + 8 * first, part.out_m + 8 * first
             done = self._multiply(part, threads, progress)
             if LEFT in done:
-                progress.undecided = progress.twice = progress.wrong = 0
+                progress.undecided = progress.twice = progress.wrong = progress.logged = 0
                 return False
             if not all(done):
                 raise MemoryError(f"no memory to compute {shape.batches} x {shape.m} x {shape.n} sums")
