@@ -310,6 +310,7 @@ def _reported(rules: Logging, a: Matrix, b: Matrix) -> tuple[Any, Any]:
     i = matmul(len(a), a.shape[1], b.shape[1])
     operands = [torch.from_numpy(np.ascontiguousarray(x)).view(-1) for x in (a, b)]
     result, near = Arithmetic(logging=rules).execute_logged(i, operands, 0)
+    assert len(set(near.elements.tolist())) == len(near)
     bits = result.view(torch.int32).numpy().view(np.uint32).reshape(-1)
     return bits, dict(zip(near.elements.tolist(), zip(near.values, near.errors, strict=True), strict=True))
 
@@ -340,6 +341,31 @@ def test_near_ties_are_reported_as_by_fp64(
     assert len(edge) <= len(wanted) / 3
     others = np.setdiff1d(np.arange(len(bits)), list(found))
     assert np.array_equal(bits[others], exact_product(a, b, 32).ravel()[others])
+
+
+@needs_kernel
+def test_near_ties_of_blocks_before_the_one_that_is_left_to_fp64_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch, runs: list[bool]
+) -> None:
+    cancelling, alike = factors("cancelling", 128, 96, 64)
+    cancelling[:, 47], cancelling[:, 95] = 0, 1e-12 * cancelling[:, 0]  # of which the most is cut
+    a, (_, b) = np.ascontiguousarray(alike.T), factors("gauss", 64, 96, 128)
+    b = np.concatenate([b, cancelling.T], 1)  # two blocks
+    rules = Logging({SumKind.PRODUCTS: 2.0**16}, {SumKind.PRODUCTS: 2})
+    tables = plan_tables(matmul(64, 96, 256))
+    assert tables is not None
+    monkeypatch.setenv("TIEBREAK_INTEGERS", "0")
+    bits, wanted = _reported(rules, a, b)
+    monkeypatch.setenv("TIEBREAK_INTEGERS", "1")
+    made = choose(tables, 32)
+    assert made is not None
+    made.moduli.stays = 0
+    monkeypatch.setattr(integers, "choose", lambda *_: made)
+    found, again = _reported(rules, a, b)
+    assert runs == [False]
+    assert any(n % 256 < 128 for n in wanted)
+    assert np.array_equal(found, bits)
+    assert again == wanted
 
 
 @needs_kernel
