@@ -64,8 +64,11 @@ def test_vectors(build: Path) -> None:
     bulk = json.loads((ROOT / "tests/vectors/transcendentals.json").read_text())
     assert found["scalars"] == sum(scalars[name]["count"] for name in scalars["names"])
     assert found["transcendentals"] == bulk["cases"] * len(bulk["names"])
-    for name in ("rounding", "instructions", "snapshots", "seats"):
+    for name in ("rounding", "instructions", "snapshots", "seats", "receipts", "posts"):
         assert found[name] == json.loads((ROOT / f"tests/vectors/{name}.json").read_text())["count"]
+    snapshots = json.loads((ROOT / "tests/vectors/snapshots.json").read_text())
+    changes = [len(bytes.fromhex(game["changes"][2:])) // 12 + len(game["states"]) for game in snapshots["entered"]]
+    assert found["entered snapshots"] == len(snapshots["refused"]) + sum(changes)
     others = {"hardest", "accumulators", "refused accumulators", "philox", "trees", "logs", "blobs"}
     assert all(found[name] > 0 for name in others)
 
@@ -178,7 +181,10 @@ def test_both_compute_the_same_steps(precision: int, build: Path) -> None:
 
 
 def test_hostile_bytes(build: Path) -> None:
-    """Mutated programs, states and data are refused or run; nothing is read or written outside its object."""
-    output = _run(build / "fuzz", 6, 1, *_inputs("mlp", build))
-    tried, ran = (int(part.split()[0]) for part in output.split(", "))
-    assert tried > ran > 0
+    """Mutated bytes are refused or taken; nothing is read or written outside its object."""
+    vectors = [ROOT / f"tests/vectors/{name}.json" for name in ("posts", "snapshots")]
+    lines = _run(build / "fuzz", 6, 1, *_inputs("mlp", build), *vectors).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["programs", "states", "data", "posts", "snapshots"]
+    for line in lines:
+        tried, taken = (int(part.split()[0]) for part in line.split(": ")[1].split(", "))
+        assert tried > taken > 0, line

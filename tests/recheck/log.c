@@ -1,4 +1,4 @@
-#include "log.h"
+#include "protocol.h"
 
 #include <string.h>
 
