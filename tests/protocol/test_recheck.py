@@ -9,12 +9,13 @@ import random
 import shutil
 import struct
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.golden.bundle import FOLDER, INTERVAL, NAMES, STEPS, load
+from tests.golden.bundle import FOLDER, INTERVAL, NAMES, STEPS, TINY, load
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.program.program import Program, ProgramLimits
@@ -86,6 +87,16 @@ def test_golden_runs(name: str, build: Path) -> None:
     assert len(steps) == STEPS
     for step, state_root, loss in expected.records:
         assert steps[step] == (state_root, loss)
+
+
+@pytest.mark.parametrize("precision", [32, 19])
+@pytest.mark.parametrize("name", TINY)
+def test_the_reference_prints_the_same_lines(name: str, precision: int, build: Path) -> None:
+    """Also the roots of all values of each step, which no golden run holds."""
+    files = _inputs(name, build)
+    expected = _run(build / "recheck", "run", *files, 4, 2, precision)
+    assert _run(sys.executable, "-m", "conformance", "run", *files, 4, 2, precision) == expected
+    assert expected.count("values") == 4
 
 
 def _instructions(program: bytes) -> list[bytearray]:
