@@ -180,6 +180,8 @@ static void check_subject(const Post *post, Digest domain) {
     }
     if (post->kind == GAME) made = game_of(first, first + 1, envelope[5].bytes, domain), game = (Bytes){made.b, 32};
     if (post->kind == MOVE_RECEIPT) game = receipt_at(first->bytes).items[0].bytes;
+    if ((post->kind == MESSAGE || post->kind == MOVE_RECEIPT) && same(game, job))
+        refuse("expected the id of a game, got that of its job twice");
     if (!same(job, envelope[0].bytes) || !same(game, envelope[1].bytes))
         refuse("expected a body about the job and game of its envelope, got another");
 }
