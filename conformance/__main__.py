@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     chosen.add_argument("steps", type=int)
     chosen.add_argument("interval", type=int, nargs="?", help="steps of a checkpoint [all]")
     chosen.add_argument("precision", type=int, nargs="?", default=32, help="bits of a rounded result, 16 to 32 [32]")
+    chosen.add_argument("logs", type=Path, nargs="?", help="policy `logged`: a plain log file (SPEC section 5.1)")
     chosen = commands.add_parser("export", help="write vectors and golden runs for an implementation under test")
     chosen.add_argument("folder", type=Path, help="a folder that does not exist")
     return parser
@@ -99,7 +100,8 @@ def main() -> int:
             case "golden":
                 agree = [compare(name, run.golden(GOLDEN / name, options.steps)) for name in options.names]
             case "run":
-                opened = run.opened(options.program, options.state, options.data, options.precision)
+                files = options.program, options.state, options.data
+                opened = run.opened(*files, options.steps, options.precision, options.logs)
                 for line in run.lines(opened, options.steps, options.interval or options.steps):
                     print(line, flush=True)
             case _:

@@ -215,11 +215,19 @@ def trees(found: Json) -> Cases:
         yield case["leaf"], unhex(case["leaf"]), instruction_digest(unhex(case["instruction"]))
 
 
-def _log(cases: Reader) -> StepLog:
+def log_of(cases: Reader) -> StepLog:
+    """A step's log from ascending records of u32 value, u32 element and u8 code; the program is not asked.
+
+    Raises `EncodingError` for another order, or a code other than 1 and 2.
+    """
     entries: dict[int, list[tuple[int, int]]] = {}
+    before = -1
     while cases.remaining:
-        value, place, code = cases.unsigned(4), cases.unsigned(4), cases.unsigned(1)
-        entries.setdefault(value, []).append((place, code))
+        place, code = cases.unsigned(8), cases.unsigned(1)
+        if place <= before or code not in (Direction.DOWN, Direction.UP):
+            raise EncodingError(f"expected ascending places with codes 1 or 2, got {place:016x} with {code}")
+        before = place
+        entries.setdefault(place >> 32, []).append((place & 0xFFFFFFFF, code))
     arrays = {value: np.array(pairs, dtype=np.int64) for value, pairs in entries.items()}
     return StepLog({value: Entries(pairs[:, 0], pairs[:, 1] == Direction.UP) for value, pairs in arrays.items()})
 
@@ -228,7 +236,7 @@ def logs(found: Json) -> Cases:
     program, step_logs = Program.decode(unhex(found["program"])), []
     yield "depth", found["depth"], program.half_depth
     for number, step in enumerate(found["steps"], 1):
-        log = _log(fields(step, "entries"))
+        log = log_of(fields(step, "entries"))
         log.check(program, number)
         tree = LogTree(program, log)
         step_logs.append(tree.root)

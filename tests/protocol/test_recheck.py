@@ -10,7 +10,7 @@ import shutil
 import struct
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from tests.golden.bundle import FOLDER, INTERVAL, NAMES, STEPS, TINY, load
 from tests.protocol.whole_steps import execute, new_state
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.program.program import Program, ProgramLimits
+from tiebreak.protocol.program.rounding import sum_kind
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = 600
@@ -97,6 +98,60 @@ def test_the_reference_prints_the_same_lines(name: str, precision: int, build: P
     expected = _run(build / "recheck", "run", *files, 4, 2, precision)
     assert _run(sys.executable, "-m", "conformance", "run", *files, 4, 2, precision) == expected
     assert expected.count("values") == 4
+
+
+def _plain_logs(tolerances: int, steps: Sequence[Sequence[tuple[int, int, int]]]) -> bytes:
+    """A plain log file of (value, element, code) in each step."""
+    logs = (struct.pack(">I", len(log)) + b"".join(struct.pack(">IIB", *entry) for entry in log) for log in steps)
+    return struct.pack(">I", tolerances) + b"".join(logs)
+
+
+@pytest.mark.parametrize("precision", [32, 17])
+def test_runs_of_policy_logged_are_the_same(precision: int, build: Path) -> None:
+    """Along drawn logs, with the widest tolerances; codes have an effect, so the states are not those without."""
+    draw, program = random.Random(precision), load("mlp").program
+    sums = [(number, i.numel) for number, i in enumerate(program.body) if sum_kind(i) is not None]
+    steps = [
+        [(value, at, draw.choice((1, 2))) for value, numel in sums for at in range(numel) if draw.random() < 0.3]
+        for _ in range(5)
+    ]
+    path = build / "logs"
+    path.write_bytes(_plain_logs(0x020202, steps))
+    files = (*_inputs("mlp", build), 5, 2, precision)
+    found = _run(build / "recheck", "run", *files, path)
+    assert _run(sys.executable, "-m", "conformance", "run", *files, path) == found
+    logged, exact = (_roots(output)[1] for output in (found, _run(build / "recheck", "run", *files)))
+    assert len(logged) == 5
+    assert all(logged[step][0] != exact[step][0] for step in logged)
+
+
+SUM = next(n for n, i in enumerate(load("mlp").program.body) if sum_kind(i) is not None)
+OTHER = next(n for n, i in enumerate(load("mlp").program.body) if sum_kind(i) is None)
+ENTRY = (SUM, 0, 1)
+REFUSED_LOGS = {
+    "a code of 3": (0, [[(SUM, 0, 3)], []]),
+    "a code of 0": (0, [[(SUM, 0, 0)], []]),
+    "no logged sum": (0, [[(OTHER, 0, 1)], []]),
+    "no instruction": (0, [[(1 << 20, 0, 1)], []]),
+    "an element beyond": (0, [[(SUM, load("mlp").program.body[SUM].numel, 1)], []]),
+    "an element twice": (0, [[ENTRY, ENTRY], []]),
+    "one step": (0, [[ENTRY]]),
+    "three steps": (0, [[ENTRY], [], []]),
+    "a tolerance of 1": (0x000100, [[], []]),
+    "a tolerance of 65": (0x410000, [[], []]),
+    "a fourth tolerance": (0x02000000, [[], []]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_LOGS)
+def test_both_refuse_logs(name: str, build: Path) -> None:
+    tolerances, steps = REFUSED_LOGS[name]
+    path = build / "logs"
+    path.write_bytes(_plain_logs(tolerances, steps))
+    for command in ([build / "recheck"], [sys.executable, "-m", "conformance"]):
+        arguments = [*command, "run", *_inputs("mlp", build), 2, 2, 32, path]
+        done = subprocess.run([str(part) for part in arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr[:9]) == (2, "refused: ")
 
 
 def _instructions(program: bytes) -> list[bytearray]:
@@ -195,7 +250,7 @@ def test_hostile_bytes(build: Path) -> None:
     """Mutated bytes are refused or taken; nothing is read or written outside its object."""
     vectors = [ROOT / f"tests/vectors/{name}.json" for name in ("posts", "snapshots")]
     lines = _run(build / "fuzz", 6, 1, *_inputs("mlp", build), *vectors).splitlines()
-    assert [line.split(":")[0] for line in lines] == ["programs", "states", "data", "posts", "snapshots"]
+    assert [line.split(":")[0] for line in lines] == ["programs", "states", "data", "logs", "posts", "snapshots"]
     for line in lines:
         tried, taken = (int(part.split()[0]) for part in line.split(": ")[1].split(", "))
         assert tried > taken > 0, line

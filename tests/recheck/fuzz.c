@@ -47,7 +47,7 @@ static Bytes mutated(Bytes in) {
     return (Bytes){exact, out.left};
 }
 
-enum { PROGRAM, INITIAL, EXAMPLES, POSTED, PLACES, TARGETS };
+enum { PROGRAM, INITIAL, EXAMPLES, LOGS, POSTED, PLACES, TARGETS };
 
 static const Json *drawn(const Json *all, const char *key) {
     const Json *first = member(all, key)->first, *at = first;
@@ -55,12 +55,30 @@ static const Json *drawn(const Json *all, const char *key) {
     return at;
 }
 
+/* A plain log file of two steps: the first and the last element of each logged sum. */
+static Bytes two_logs(const Program *p) {
+    Buffer all = buffer(""), one = buffer("");
+    uint64_t count = 0;
+    for (uint32_t at = 0; at < p->body; at++) {
+        if (!is_logged(&p->code[at])) continue;
+        uint64_t elements = p->code[at].elements, last = elements > 1;
+        put_number(&one, at, 4), put_number(&one, 0, 4), put_number(&one, 1, 1);
+        if (last) put_number(&one, at, 4), put_number(&one, elements - 1, 4), put_number(&one, 2, 1);
+        count += 1 + last;
+    }
+    put_number(&all, 0x400202, 4);
+    for (int step = 0; step < 2; step++) put_number(&all, count, 4), put(&all, one.at, one.size);
+    return written(&all);
+}
+
 static void run_two_steps(const Bytes *files, int which) {
     Program program = decode_program(which == PROGRAM ? mutated(files[0]) : files[0]);
     program_root(&program);
     Tensors initial = tensors_of(which == INITIAL ? mutated(files[1]) : files[1]);
     Tensors data = tensors_of(which == EXAMPLES ? mutated(files[2]) : files[2]);
-    run(&program, &initial, &data, (Job){.steps = 2, .interval = 1, .work = 1 << 16, .precision = 32, .quiet = true});
+    Job job = {.steps = 2, .interval = 2, .work = 1 << 16, .precision = 32, .quiet = true};
+    if (which == LOGS) read_tolerances(&job, mutated(two_logs(&program)));
+    run(&program, &initial, &data, job);
 }
 
 /* A post, and for some of those that are taken a key that could have signed its content. */
@@ -70,7 +88,8 @@ static void read_post(const Json *posts) {
 }
 
 static void read_snapshot(const Json *snapshots) {
-    Ground ground = {1 + draw(9), 1 + draw(3), 1 + draw(5), draw(2), (unsigned)draw(21), 1 + draw(99), 1 + draw(9), 1 + draw(3)};
+    Ground ground = {.steps = 1 + draw(9), .interval = 1 + draw(3), .levels = 1 + draw(5), .policy = draw(2),
+                     .depth = (unsigned)draw(21), .body = 1 + draw(99), .states = 1 + draw(9), .count = 1 + draw(3)};
     Bytes in = mutated(bytes_of(member(drawn(snapshots, "cases"), "encoded")));
     if (misplaced(in, &ground) != IN_PLACE) refuse("expected a snapshot of that game, got another");
 }
@@ -100,8 +119,8 @@ int main(int count, char **arguments) {
     const Json *posts = parse_json(files[3]), *snapshots = parse_json(files[4]);
     time_t end = time(NULL) + atoi(arguments[1]);
     state = strtoull(arguments[2], NULL, 10);
-    static const int SHARES[] = {PROGRAM, PROGRAM, PROGRAM, PROGRAM, INITIAL, EXAMPLES, POSTED, POSTED, POSTED, PLACES};
-    static const char *const NAMES[] = {"programs", "states", "data", "posts", "snapshots"};
+    static const int SHARES[] = {PROGRAM, PROGRAM, PROGRAM, PROGRAM, INITIAL, EXAMPLES, LOGS, POSTED, POSTED, PLACES};
+    static const char *const NAMES[] = {"programs", "states", "data", "logs", "posts", "snapshots"};
     uint64_t tried[TARGETS] = {0}, taken[TARGETS] = {0};
     while (time(NULL) < end) {
         int which = SHARES[draw(10)];

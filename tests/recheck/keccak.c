@@ -21,7 +21,10 @@ static void permute(uint64_t a[25]) {
             x = y, y = row;
         }
         for (int k = 0; k < 25; k++) a[k] = b[k] ^ (~b[k / 5 * 5 + (k + 1) % 5] & b[k / 5 * 5 + (k + 2) % 5]);
-        for (int k = 1; k <= 64; k *= 2, bits = (uint8_t)(bits << 1 ^ (bits >> 7) * 0x71)) a[0] ^= (uint64_t)(bits & 1) << (k - 1);
+        for (int k = 1; k <= 64; k *= 2) {
+            a[0] ^= (uint64_t)(bits & 1) << (k - 1);
+            bits = (uint8_t)(bits << 1 ^ (bits >> 7) * 0x71);
+        }
     }
 }
 

@@ -5,13 +5,18 @@
 
 /* What `recheck` itself has no use for, and only the vectors need. */
 
-/* Rounding logs (section 5.1): a step's codes, one byte an element, by body instruction; NULL where it logs nothing. */
-bool is_logged(const Instruction *i);
+/* Rounding logs (section 5.1): a code of a word, and the siblings of a word of a logged sum, up to the step log. */
 uint8_t code_in(const uint8_t word[32], size_t element);
-void log_word(const uint8_t *codes, uint64_t elements, uint64_t chunk, uint8_t word[32]);
-Digest word_leaf(const uint8_t word[32]);
-/* The step log; with `path`, also the siblings of a word of a logged sum: those of its chunk, then those of its value. */
-Digest step_log(const Program *program, uint8_t *const *codes, uint32_t value, uint64_t chunk, Digest *path);
+void log_path(const Program *p, uint8_t *const *codes, uint32_t value, uint64_t chunk, Digest *path);
+
+/* The bytes of a string of hexadecimal digits after 0x, and what stands in bytes. */
+Bytes bytes_of(const Json *from);
+Digest digest_at(const uint8_t *bytes);
+Wide wide_at(Bytes big_endian);
+void put_wide(Buffer *out, Wide value, size_t bytes);
+void put_accumulator(Buffer *out, const Accumulator *held);
+/* The root that a leaf and its siblings lead to (section 2). */
+Digest fold(Digest leaf, uint64_t position, const Digest *siblings, size_t count);
 
 /* Signatures (section 8). An EIP-712 structure is its type's hash, then one word of 32 bytes for each field. */
 Digest keccak256(Bytes in);
@@ -23,9 +28,6 @@ Digest domain_of(uint64_t chain, Bytes contract);
 Digest to_sign(Digest domain, const Buffer *structure);
 /* The address that signed, as a word. */
 Digest signer_of(Digest signed_digest, Bytes signature);
-
-/* The bytes of a string of hexadecimal digits after 0x. */
-Bytes bytes_of(const Json *from);
 
 /* msgpack in its one form (section 9): kind is u for a number, b for bytes, ( for an array. */
 typedef struct Packed {

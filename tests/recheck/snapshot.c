@@ -83,7 +83,8 @@ static int outside_segment(const Snapshot *s, const Ground *g) {
 
 /* Rules 5 and 6. */
 static int outside_tree(const Snapshot *s, const Ground *g) {
-    uint64_t checkpoints = (g->steps - 1) / g->interval + 1, d = g->depth + 1, p = s->position, half = (uint64_t)1 << g->depth;
+    uint64_t checkpoints = (g->steps - 1) / g->interval + 1, d = g->depth + 1;
+    uint64_t p = s->position, half = (uint64_t)1 << g->depth;
     uint64_t leaves = s->level == TERMS ? s->terms : s->leaves;
     bool leaf = s->phase > 2, values = s->level == VALUES;
     if (!values) d = depth_of(s->level == RUN ? checkpoints : leaves);

@@ -229,10 +229,14 @@ static uint64_t instructions(void) {
             check_operand(&i, k, types.at[k], operands[k].elements);
         }
         check_types(&i, types.at);
-        uint8_t *result = execute(&i, operands, 3, PLAIN);
+        uint8_t *result = execute(&i, operands, 3, PLAIN, NULL);
         expect_same((Bytes){result, i.elements * SIZE_OF[i.dtype]}, bytes_of(member(at, "result")), "instructions", done);
         Buffer leaves = buffer(""), expected = buffer("");
-        if (accumulates(&i)) element(&i, operands, i.elements - 1, 3, PLAIN, &leaves);
+        for (uint64_t terms = 0; accumulates(&i) && terms < i.terms;) {
+            terms = i.terms - terms < 4 ? i.terms : terms + 4;
+            Accumulator held = accumulate(&i, operands, i.elements - 1, terms);
+            put_accumulator(&leaves, &held);
+        }
         for (const Json *leaf = items(at, "accumulators"); leaf; leaf = leaf->next)
             put(&expected, bytes_of(leaf).at, bytes_of(leaf).left);
         expect_same(written(&leaves), written(&expected), "accumulators of instructions", done);
@@ -321,23 +325,23 @@ static uint64_t trees(void) {
 }
 
 static uint64_t one_step_log(const Program *p, const Json *step, uint64_t at) {
-    uint8_t **codes = take(p->body, sizeof *codes);
+    Bytes entries = bytes_of(member(step, "entries"));
+    Buffer counted = buffer("");
+    put_number(&counted, entries.left / 9, 4), put(&counted, entries.at, entries.left);
+    Bytes in = written(&counted);
+    uint8_t **codes = read_log(p, &in);
     uint64_t done = 0;
-    for (Bytes entries = bytes_of(member(step, "entries")); entries.left;) {
-        uint64_t value = number(&entries, 4), place = number(&entries, 4);
-        if (value >= p->body || place >= p->code[value].elements) refuse("expected entries inside the program, got another");
-        if (!codes[value]) codes[value] = take(p->code[value].elements, 1);
-        codes[value][place] = (uint8_t)number(&entries, 1);
-    }
+    nothing_after(in, "a log");
+    expect_digest(step_log(p, codes), step, "stepLog", "step log", at);
     for (const Json *opening = items(step, "openings"); opening; opening = opening->next, done++) {
-        uint64_t value = count_of(opening, "value"), chunk = count_of(opening, "chunk"), none = p->code[value].elements;
-        uint8_t word[32], *zeros = take(none, 1);
+        uint64_t value = count_of(opening, "value"), chunk = count_of(opening, "chunk");
+        uint8_t word[32];
         Digest path[128];
         Bytes expected = bytes_of(member(opening, "siblings"));
-        log_word(codes[value] ? codes[value] : zeros, none, chunk, word);
+        log_word(codes[value], p->code[value].elements, chunk, word);
         expect_same((Bytes){word, 32}, bytes_of(member(opening, "word")), "log word", at);
         expect_digest(word_leaf(word), opening, "leaf", "log leaf", at);
-        expect_digest(step_log(p, codes, (uint32_t)value, chunk, path), step, "stepLog", "step log", at);
+        log_path(p, codes, (uint32_t)value, chunk, path);
         expect_same((Bytes){(const uint8_t *)path, expected.left}, expected, "log siblings", at);
         Digest folded = fold(word_leaf(word), count_of(opening, "position"), path, expected.left / 32);
         expect_digest(folded, step, "stepLog", "fold of a log word", at);
@@ -423,14 +427,20 @@ static uint64_t snapshots(void) {
 }
 
 static Ground ground_in(const Json *at) {
-    return (Ground){count_of(at, "steps"), count_of(at, "checkpointInterval"), count_of(at, "descentLevels"), count_of(at, "policy"),
-                    (unsigned)count_of(at, "depth"), count_of(at, "bodyCount"), count_of(at, "stateCount"), count_of(at, "count")};
+    return (Ground){.steps = count_of(at, "steps"), .interval = count_of(at, "checkpointInterval"),
+                    .levels = count_of(at, "descentLevels"), .policy = count_of(at, "policy"),
+                    .depth = (unsigned)count_of(at, "depth"), .body = count_of(at, "bodyCount"),
+                    .states = count_of(at, "stateCount"), .count = count_of(at, "count")};
 }
 
 static Bytes encoded_case(const Json *all, uint64_t wanted) {
     const Json *at = items(all, "cases");
     for (uint64_t k = 0; at && k < wanted; k++) at = at->next;
     return at ? bytes_of(member(at, "encoded")) : (Bytes){0};
+}
+
+static void expect_place(Bytes snapshot, const Ground *ground, uint64_t expected, uint64_t at) {
+    expect_number((uint64_t)misplaced(snapshot, ground), expected, "entered snapshots", at);
 }
 
 static uint64_t entered(void) {
@@ -441,15 +451,15 @@ static uint64_t entered(void) {
     for (const Json *at = items(all, "entered"); at; at = at->next) {
         Ground ground = ground_in(at);
         for (const Json *state = items(at, "states"); state; state = state->next, done++)
-            expect_number((uint64_t)misplaced(encoded_case(all, number_of(state)), &ground), IN_PLACE, "entered", number_of(state));
+            expect_place(encoded_case(all, number_of(state)), &ground, IN_PLACE, number_of(state));
         for (Bytes changes = bytes_of(member(at, "changes")); changes.left; done++) {
             uint64_t number_of_case = number(&changes, 1), offset = number(&changes, 1), size = number(&changes, 1);
-            int refused_at = (int)number(&changes, 1);
+            uint64_t refused_at = number(&changes, 1);
             Bytes value = cut(&changes, 8), given = encoded_case(all, number_of_case);
             uint8_t changed[SNAPSHOT_BYTES];
-            if (given.left != SNAPSHOT_BYTES || size > 8 || offset + size > SNAPSHOT_BYTES) refuse("expected a change inside");
+            if (given.left != SNAPSHOT_BYTES || size > 8 || offset + size > SNAPSHOT_BYTES) refuse("expected it inside");
             memcpy(changed, given.at, SNAPSHOT_BYTES), memcpy(changed + offset, value.at, size);
-            expect_number((uint64_t)misplaced((Bytes){changed, SNAPSHOT_BYTES}, &ground), (uint64_t)refused_at, "changed snapshot", done);
+            expect_place((Bytes){changed, SNAPSHOT_BYTES}, &ground, refused_at, done);
         }
     }
     return done;
@@ -491,12 +501,13 @@ static void check_signatures(const Post *post, const Packed *job, Digest domain,
         break;
     default: return;
     }
-    if (signature->number) expect_signer(to_sign(domain, &structure), signature->bytes, signer->bytes, "signature in a post", at);
+    if (!signature->number) return; /* of an answer that declines */
+    expect_signer(to_sign(domain, &structure), signature->bytes, signer->bytes, "signature in a post", at);
 }
 
 static uint64_t posts(void) {
-    static const char *const NAMES[KINDS] = {NULL, "offer", "answer", "head", "log_receipt", "game", "move", "receipt", "library",
-        "steps", "replayed", "transaction", "concession"};
+    static const char *const NAMES[KINDS] = {NULL, "offer", "answer", "head", "log_receipt", "game", "move", "receipt",
+        "library", "steps", "replayed", "transaction", "concession"};
     const Json *all = file("posts"), *complete = member(all, "complete");
     Digest domain = domain_in(all);
     Bytes hub = bytes_of(member(all, "hub"));

@@ -21,26 +21,26 @@ enum { MOST_BODY = 1 << 18 };
 static const struct {
     char form;
     size_t least, most;
-} BYTES[] = {{'a', 20, 20}, {'d', 32, 32}, {'s', 65, 65}, {'p', 144, 144}, {'k', 0, 97}, {'c', 0, 512}, {'i', 0, 4096}, {'b', 0, MOST_BODY}},
+} BYTES[] = {{'a', 20, 20}, {'d', 32, 32}, {'s', 65, 65}, {'k', 0, 97}, {'c', 0, 512}, {'i', 0, 4096}, {'b', 0, MOST_BODY}},
   LISTS[] = {{'+', 0, 32}, {'*', 0, 64}, {'#', 0, 7000}, {'~', 0, MOST_BODY}};
 
 /* By kind of move (section 9). */
 static const char *const MOVES[] = {NULL, "(+d)", "(du*dd)", "(+d*ddud)", "(dud+d*dd*d)", "(i*d+d)", "(cd*d)", "(ucd)",
     "(uuu+dk*d)", "(ik*d+(uu*ud*d)+(uuc*d)Wd)", "()"};
 /* By kind of post, and by number of the transaction (section 12). */
-static const char *const POSTS[KINDS] = {NULL, "(J)", "(Jb)", "(H#d)", "(H)", "(Hu)", "(b)", "(b)", "(uu~(bud))", "(u~uuuu)", "(udu)",
-    "(T)", "(C)"};
-static const char *const TRANSACTIONS[] = {"(Ji)", "(d)", "(d)", "(H)", "(HH)", "(u(Hd*d)(Hd*d))", "(H)", "(d)", "(d)", "(d)", "(d)",
-    "(du)", "(dud)", "(Ji)", "(dud)", "(Hi)", "(duadi)", "(d)", "(Huu)", "(duM)", "(duii)", "((duii)M*i)", "((dudsds))", "(d)", "(d)",
-    "(a)", "(C)"};
+static const char *const POSTS[KINDS] = {NULL, "(J)", "(Jb)", "(H#d)", "(H)", "(Hu)", "(b)", "(b)", "(uu~(bud))", "(u~uuuu)",
+    "(udu)", "(T)", "(C)"};
+static const char *const TRANSACTIONS[] = {"(Ji)", "(d)", "(d)", "(H)", "(HH)", "(u(Hd*d)(Hd*d))", "(H)", "(d)", "(d)", "(d)",
+    "(d)", "(du)", "(dud)", "(Ji)", "(dud)", "(Hi)", "(duadi)", "(d)", "(Huu)", "(duM)", "(duii)", "((duii)M*i)", "((dudsds))",
+    "(d)", "(d)", "(a)", "(C)"};
 
 static Packed unpack_one(Bytes *in, int depth) {
     static const struct {
         uint8_t first, width;
         char kind;
         uint64_t least;
-    } FORMS[] = {{0xc4, 1, 'b', 0}, {0xc5, 2, 'b', 1 << 8}, {0xc6, 4, 'b', 1 << 16}, {0xcc, 1, 'u', 1 << 7}, {0xcd, 2, 'u', 1 << 8},
-        {0xce, 4, 'u', 1 << 16}, {0xcf, 8, 'u', (uint64_t)1 << 32}, {0xdc, 2, '(', 1 << 4}, {0xdd, 4, '(', 1 << 16}};
+    } FORMS[] = {{0xc4, 1, 'b', 0}, {0xc5, 2, 'b', 1 << 8}, {0xc6, 4, 'b', 1 << 16}, {0xcc, 1, 'u', 1 << 7},
+        {0xcd, 2, 'u', 1 << 8}, {0xce, 4, 'u', 1 << 16}, {0xcf, 8, 'u', (uint64_t)1 << 32}, {0xdc, 2, '(', 1 << 4}, {0xdd, 4, '(', 1 << 16}};
     uint8_t first = (uint8_t)number(in, 1);
     Packed out = {.kind = first < 0x80 ? 'u' : first >> 4 == 9 ? '(' : 0, .number = first < 0x80 ? first : first & 15};
     if (depth > 16) refuse("expected arrays in at most 16 others, got more");
@@ -90,7 +90,8 @@ static void check_items(const Packed *p, const char *form) {
         for (form++; *form != ')' && k < p->number; form = form_after(form)) check(&p->items[k++], form);
         for (least = most = k; *form != ')'; form = form_after(form)) least = ++most;
     }
-    if (p->number < least || p->number > most) refuse("expected an array of %d to %d items, got another", (int)least, (int)most);
+    if (p->number < least || p->number > most)
+        refuse("expected an array of %d to %d items, got another", (int)least, (int)most);
     for (; k < p->number; k++) check(&p->items[k], form + 1);
 }
 
@@ -197,18 +198,4 @@ Post post_at(Bytes wire, Digest domain) {
     check(body, POSTS[post.kind]);
     check_subject(&post, domain);
     return post;
-}
-
-static uint8_t nibble(uint8_t c) {
-    if (c >= '0' && c <= '9') return (uint8_t)(c - '0');
-    if (c >= 'a' && c <= 'f') return (uint8_t)(c - 'a' + 10);
-    refuse("expected lower-case hexadecimal, got byte %02x", c);
-}
-
-Bytes bytes_of(const Json *from) {
-    Bytes in = from->text;
-    if (from->kind != '"' || in.left % 2 || !same(cut(&in, 2), text("0x"))) refuse("expected 0x and pairs of digits");
-    uint8_t *out = take(in.left / 2, 1);
-    for (size_t k = 0; k < in.left / 2; k++) out[k] = (uint8_t)(nibble(in.at[2 * k]) << 4 | nibble(in.at[2 * k + 1]));
-    return (Bytes){out, in.left / 2};
 }
