@@ -16,9 +16,9 @@ from tiebreak.protocol.errors import VerificationError
 HERE: Final = Path(__file__).resolve().parent
 PACKED: Final = HERE / "data"
 VECTORS: Final = PACKED / "vectors" if PACKED.is_dir() else HERE.parent / "tests" / "vectors"
-GOLDEN: Final = PACKED / "golden" if PACKED.is_dir() else HERE.parent / "tests" / "golden"
-PROGRAMS: Final = ("mlp", "mixed")
-"""The golden runs that are small enough for integers."""
+CORPUS: Final = PACKED / "corpus" if PACKED.is_dir() else HERE.parent / "corpus"
+PROGRAMS: Final = ("every", "fourier", "lora", "mixed", "mlp", "narrow", "signatures")
+"""The programs of the corpus that are small enough for integers, and need no decoder of logs."""
 
 
 def compare(name: str, cases: Iterable[tuple[str, Any, Any]]) -> bool:
@@ -57,12 +57,12 @@ def check(folder: Path) -> bool:
 
 
 def export(folder: Path) -> None:
-    """Writes the vectors, with the description of their formats, and the golden runs as `recheck` reads them."""
+    """Writes the vectors, with the description of their formats, and runs of the corpus as `recheck` reads them."""
     shutil.copytree(VECTORS, folder / "vectors", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     for name in PROGRAMS:
-        (folder / "golden" / name).mkdir(parents=True)
-        for path in (GOLDEN / name).iterdir():
-            target = folder / "golden" / name / path.name
+        (folder / "corpus" / name).mkdir(parents=True)
+        for path in (CORPUS / name).iterdir():
+            target = folder / "corpus" / name / path.name
             if path.suffix == ".xz":
                 target.with_suffix(".tbp").write_bytes(lzma.decompress(path.read_bytes()))
             else:
@@ -74,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     chosen = commands.add_parser("check", help="hold the test vectors against the integer reference")
     chosen.add_argument("folder", type=Path, nargs="?", default=VECTORS, help="of vectors [the package's own]")
-    chosen = commands.add_parser("golden", help="compute golden runs in integers, and compare every record and root")
+    chosen = commands.add_parser(
+        "corpus", help="compute runs of the corpus in integers, and compare every record and root"
+    )
     chosen.add_argument("names", nargs="*", default=PROGRAMS, metavar="NAME", help=f"{', '.join(PROGRAMS)} [all]")
     chosen.add_argument("--steps", type=int, help="only so many [all]")
     chosen = commands.add_parser("run", help="run a program in integers; prints what `recheck run` prints")
@@ -84,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     chosen.add_argument("interval", type=int, nargs="?", help="steps of a checkpoint [all]")
     chosen.add_argument("precision", type=int, nargs="?", default=32, help="bits of a rounded result, 16 to 32 [32]")
     chosen.add_argument("logs", type=Path, nargs="?", help="policy `logged`: a plain log file (SPEC section 5.1)")
-    chosen = commands.add_parser("export", help="write vectors and golden runs for an implementation under test")
+    chosen = commands.add_parser("export", help="write vectors and runs of the corpus for an implementation under test")
     chosen.add_argument("folder", type=Path, help="a folder that does not exist")
     return parser
 
@@ -97,8 +99,8 @@ def main() -> int:
         match options.command:
             case "check":
                 agree = [check(options.folder)]
-            case "golden":
-                agree = [compare(name, run.golden(GOLDEN / name, options.steps)) for name in options.names]
+            case "corpus":
+                agree = [compare(name, run.corpus(CORPUS / name, options.steps)) for name in options.names]
             case "run":
                 files = options.program, options.state, options.data
                 opened = run.opened(*files, options.steps, options.precision, options.logs)

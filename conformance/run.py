@@ -132,11 +132,11 @@ def lines(run: ReferenceRun, steps: int, interval: int) -> Iterator[str]:
     yield f"run {run_tree(records, steps, interval).root.hex()}"
 
 
-def golden(folder: Path, count: int | None = None) -> Iterator[tuple[str, Any, Any]]:
-    """A golden run or its first steps: each root and record (step, state root, loss bits), expected and computed."""
+def corpus(folder: Path, count: int | None = None) -> Iterator[tuple[str, Any, Any]]:
+    """A run of the corpus or its first steps: each root and record (step, state root, loss bits), twice."""
     expected = json.loads((folder / "expected.json").read_text())
     program, state, data = (folder / name for name in ("program.xz", "state.safetensors", "data.safetensors"))
-    run = opened(program, state, data, expected["steps"])
+    run = opened(program, state, data, expected["steps"], expected["precision"])
     for name, root in run.roots.items():
         yield f"{name} root", expected["initial_state_root" if name == "state" else f"{name}_root"], root
     steps, interval = expected["steps"], expected["checkpoint_interval"]

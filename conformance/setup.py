@@ -16,7 +16,7 @@ NAMES = {
     "conformance": "tiebreak_reference",
 }
 """Beginnings of modules' names here, and in the package."""
-GOLDEN = ("mlp", "mixed")
+PROGRAMS = ("every", "fourier", "lora", "mixed", "mlp", "narrow", "signatures")
 
 
 def renamed(text: str) -> str:
@@ -47,10 +47,8 @@ def data() -> Iterator[tuple[Path, str]]:
     """Files that are no code, with their places in the package."""
     vectors = sorted((ROOT / "tests" / "vectors").iterdir())
     yield from ((path, f"vectors/{path.name}") for path in vectors if path.suffix in (".json", ".md"))
-    for name in GOLDEN:
-        yield from (
-            (path, f"golden/{name}/{path.name}") for path in sorted((ROOT / "tests" / "golden" / name).iterdir())
-        )
+    for name in PROGRAMS:
+        yield from ((path, f"corpus/{name}/{path.name}") for path in sorted((ROOT / "corpus" / name).iterdir()))
     yield from ((ROOT / place, Path(place).name) for place in ("docs/SPEC.md", "LICENSE"))
 
 

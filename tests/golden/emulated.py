@@ -191,7 +191,7 @@ def with_torch(machine: Machine) -> None:
 
 def without_torch(machine: Machine) -> None:
     """The smallest golden runs by the integer reference, and tests of what needs no torch."""
-    say(python(machine, "-m", "conformance", "golden", *TINY).strip())
+    say(python(machine, "-m", "conformance", "corpus", *TINY).strip())
     say(python(machine, "-m", "conformance", "check").strip())
     files = [f"tests/protocol/test_{name}.py" for name in PROTOCOL]
     signed = "tests/protocol/test_vectors.py::test_checked_in_files_are_generated"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from conformance import signed, vectors
-from conformance.__main__ import VECTORS, check, compare
+from conformance.__main__ import PROGRAMS, VECTORS, check, compare
 from tests.source_tree import ROOT, committed_files
 
 CHECKS = vectors.CHECKS | signed.CHECKS
@@ -38,7 +38,7 @@ PARTS = (
     "conformance",
     "tiebreak/protocol",
     "tests/vectors",
-    "tests/golden",
+    "corpus",
     "tests/protocol",
     "docs/SPEC.md",
     "LICENSE",
@@ -121,10 +121,10 @@ def test_the_wheel_needs_numpy_alone(tmp_path: Path) -> None:
     note, *lines = run("check")
     assert note == f"not checked without cryptography ([signatures]): {', '.join(signed.CHECKS)}"
     assert [line.split(": ")[0] for line in lines] == list(vectors.CHECKS)
-    assert [line.split(": ")[0] for line in run("golden")] == ["mlp", "mixed"]
+    assert [line.split(": ")[0] for line in run("corpus")] == list(PROGRAMS)
     run("export", "exported")
-    expected = json.loads((tmp_path / "exported/golden/mlp/expected.json").read_text())
-    files = [f"exported/golden/mlp/{name}" for name in ("program.tbp", "state.safetensors", "data.safetensors")]
+    expected = json.loads((tmp_path / "exported/corpus/mlp/expected.json").read_text())
+    files = [f"exported/corpus/mlp/{name}" for name in ("program.tbp", "state.safetensors", "data.safetensors")]
     assert run("run", *files, "25", "5")[-1] == f"run {expected['run_root']}"
     assert run("run", files[0], files[0], files[2], "1", code=2) == []
     _link(site, *SIGNATURES)

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.golden.bundle import FOLDER, INTERVAL, NAMES, STEPS, TINY, load
+from tests.golden.bundle import FOLDER, TINY, load
 from tests.protocol.whole_steps import execute, new_state
+from tiebreak.api.corpus import programs
+from tiebreak.engine.logged.encoding import decode_sparse
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.program.program import Program, ProgramLimits
 from tiebreak.protocol.program.rounding import sum_kind
@@ -75,17 +77,31 @@ def test_vectors(build: Path) -> None:
     assert all(found[name] > 0 for name in others)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_golden_runs(name: str, build: Path) -> None:
-    expected = load(name).expected
-    roots, steps = _roots(_run(build / "recheck", "run", *_inputs(name, build), STEPS, INTERVAL))
+def _plain_logs(tolerances: int, steps: Sequence[Sequence[tuple[int, int, int]]]) -> bytes:
+    """A plain log file of (value, element, code) in each step."""
+    logs = (struct.pack(">I", len(log)) + b"".join(struct.pack(">IIB", *entry) for entry in log) for log in steps)
+    return struct.pack(">I", tolerances) + b"".join(logs)
+
+
+@pytest.mark.parametrize("name", programs.names())
+def test_the_corpus(name: str, build: Path) -> None:
+    """Each program reaches its roots and records; of policy `logged`, along its logs in their plain form."""
+    bundle = load(name)
+    expected = bundle.expected
+    terms: list[object] = [expected.steps, expected.checkpoint_interval, expected.precision]
+    if expected.tolerances:
+        logs = [decode_sparse(log, bundle.program, step) for step, log in enumerate(bundle.logs(), 1)]
+        entries = [[(n, *entry) for n, found in log.entries.items() for entry in found.directions()] for log in logs]
+        terms.append(build / f"{name}.logs")
+        (build / f"{name}.logs").write_bytes(_plain_logs(expected.tolerances, entries))
+    roots, steps = _roots(_run(build / "recheck", "run", *_inputs(name, build), *terms))
     assert roots == {
         "program": expected.program_root,
         "state": expected.initial_state_root,
         "data": expected.data_root,
         "run": expected.run_root,
     }
-    assert len(steps) == STEPS
+    assert len(steps) == expected.steps
     for step, state_root, loss in expected.records:
         assert steps[step] == (state_root, loss)
 
@@ -98,12 +114,6 @@ def test_the_reference_prints_the_same_lines(name: str, precision: int, build: P
     expected = _run(build / "recheck", "run", *files, 4, 2, precision)
     assert _run(sys.executable, "-m", "conformance", "run", *files, 4, 2, precision) == expected
     assert expected.count("values") == 4
-
-
-def _plain_logs(tolerances: int, steps: Sequence[Sequence[tuple[int, int, int]]]) -> bytes:
-    """A plain log file of (value, element, code) in each step."""
-    logs = (struct.pack(">I", len(log)) + b"".join(struct.pack(">IIB", *entry) for entry in log) for log in steps)
-    return struct.pack(">I", tolerances) + b"".join(logs)
 
 
 @pytest.mark.parametrize("precision", [32, 17])

@@ -117,7 +117,7 @@ def test_help_explains(name: str, capsys: pytest.CaptureFixture[str]) -> None:
             assert parameter.help, f"{parameter.name} says nothing"
 
 
-SILENT = ["auditor", "client", "demo", "hub", "jobs", "games", "simulate", "trainer", "up", "watch", "data"]
+SILENT = ["auditor", "client", "demo", "hub", "jobs", "games", "simulate", "trainer", "up", "watch", "data", "corpus"]
 """Commands that run until they are stopped, write a report into files, or only have commands below them."""
 
 
