@@ -10,15 +10,13 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from conformance import run, vectors
+from conformance import PROGRAMS, run, vectors
 from tiebreak.protocol.errors import VerificationError
 
 HERE: Final = Path(__file__).resolve().parent
 PACKED: Final = HERE / "data"
 VECTORS: Final = PACKED / "vectors" if PACKED.is_dir() else HERE.parent / "tests" / "vectors"
 CORPUS: Final = PACKED / "corpus" if PACKED.is_dir() else HERE.parent / "corpus"
-PROGRAMS: Final = ("every", "fourier", "lora", "mixed", "mlp", "narrow", "signatures")
-"""The programs of the corpus that are small enough for integers, and need no decoder of logs."""
 
 
 def compare(name: str, cases: Iterable[tuple[str, Any, Any]]) -> bool:

@@ -4,6 +4,7 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from runpy import run_path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
@@ -16,7 +17,6 @@ NAMES = {
     "conformance": "tiebreak_reference",
 }
 """Beginnings of modules' names here, and in the package."""
-PROGRAMS = ("every", "fourier", "lora", "mixed", "mlp", "narrow", "signatures")
 
 
 def renamed(text: str) -> str:
@@ -47,7 +47,7 @@ def data() -> Iterator[tuple[Path, str]]:
     """Files that are no code, with their places in the package."""
     vectors = sorted((ROOT / "tests" / "vectors").iterdir())
     yield from ((path, f"vectors/{path.name}") for path in vectors if path.suffix in (".json", ".md"))
-    for name in PROGRAMS:
+    for name in run_path(str(ROOT / "conformance" / "__init__.py"))["PROGRAMS"]:
         yield from ((path, f"corpus/{name}/{path.name}") for path in sorted((ROOT / "corpus" / name).iterdir()))
     yield from ((ROOT / place, Path(place).name) for place in ("docs/SPEC.md", "LICENSE"))
 
