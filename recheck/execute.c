@@ -189,7 +189,8 @@ static Digest take_step(Run *r, uint64_t step, uint8_t *const *codes, Digest log
 static Digest segment_log(const Program *p, Bytes logs, uint64_t steps) {
     size_t before = mark();
     Digest *leaves = take(steps, sizeof *leaves);
-    for (uint64_t k = 0; k < steps; k++) leaves[k] = step_log(p, read_log(p, &logs));
+    size_t codes = mark(); /* one step's at a time */
+    for (uint64_t k = 0; k < steps; k++, release(codes)) leaves[k] = step_log(p, read_log(p, &logs));
     Digest root = tree(leaves, steps);
     release(before);
     return root;
