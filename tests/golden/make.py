@@ -5,10 +5,11 @@ another program root, or other results, after that.
 """
 
 import argparse
+import json
 import lzma
 import sys
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from unittest.mock import patch
 
@@ -94,6 +95,14 @@ def logs(run: RunDirectory) -> bytes:
     return lzma.compress(b"".join(len(log).to_bytes(4, "big") + log for log in encoded), preset=9)
 
 
+def encode(expected: ExpectedRun) -> bytes:
+    """The file `expected.json`: readable, one line for each record."""
+    document = asdict(expected)
+    records = ",\n  ".join(json.dumps(record) for record in document.pop("records"))
+    text = json.dumps(document, indent=1).removesuffix("\n}")
+    return f'{text},\n "records": [\n  {records}\n ]\n}}\n'.encode()
+
+
 def make(name: str) -> ExpectedRun:
     found, folder = made(name), FOLDER / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +123,7 @@ def make(name: str) -> ExpectedRun:
     (folder / PROGRAM).write_bytes(lzma.compress(inputs.program.encode(), preset=9))
     save_file(inputs.state, folder / STATE)
     save_file(inputs.data, folder / DATA)
-    (folder / EXPECTED).write_bytes(expected.encode())
+    (folder / EXPECTED).write_bytes(encode(expected))
     return expected
 
 

@@ -1,6 +1,6 @@
 """`tiebreak corpus`: computes programs whose roots are known, states what came out, and checks such statements."""
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from re import fullmatch
 
@@ -11,9 +11,10 @@ from tiebreak.api.corpus import programs, statements
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, NEW_FILE, json_option, tell
 from tiebreak.cli.terms import AddressType
-from tiebreak.protocol.commitments.computation import ComputedRun
+from tiebreak.engine.data.disk import write_file
+from tiebreak.protocol.commitments.dsse import Envelope
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.statement import WORDS, hexed
+from tiebreak.protocol.commitments.statement import WORDS, hexed, sign
 from tiebreak.protocol.errors import ConfigurationError
 
 _corpus_option = click.option("--corpus", "folder", type=FOLDER, default=programs.CORPUS, help="Folder of the corpus."
@@ -25,8 +26,7 @@ def corpus() -> None:
     """Compute programs whose roots are known, and check what other machines say of them.
 
     The corpus has 20 small training runs with their data and the root that each must reach, on any machine. `run`
-    computes them here and writes one signed statement; `check` reads somebody's. docs/corpus.md lists what was computed
-    so far, and how to add a machine.
+    computes them here and writes one signed statement; `check` reads one. docs/corpus.md lists what machines computed.
     """
 
 
@@ -34,8 +34,6 @@ def corpus() -> None:
 @click.argument("names", nargs=-1)
 @click.option("--device", "devices", multiple=True, help="Torch device; may be repeated.  [default: the CPU and each "
               "GPU]")  # fmt: skip
-@click.option("--instructions", type=click.Choice(["avx2", "none"]), help="Leave out what an older x86 CPU lacks: "
-              "what is beyond AVX2, or all of AVX.")  # fmt: skip
 @click.option("--note", default="", help="What a reader should know of this machine, such as that it is emulated.")
 @click.option("--key", type=FILE, help="Key file of the signer.  [default: a new key that is thrown away]")
 @click.option("--output", "-o", type=NEW_FILE, default=Path("corpus-statement.json"), show_default=True,
@@ -43,8 +41,8 @@ def corpus() -> None:
 @_corpus_option
 @json_option
 def run(
-    names: tuple[str, ...], devices: tuple[str, ...], instructions: str | None, note: str, key: Path | None,
-    output: Path, folder: Path, as_json: bool,
+    names: tuple[str, ...], devices: tuple[str, ...], note: str, key: Path | None, output: Path, folder: Path,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Compute the programs NAMES [default: all] on each device, by its kernels and by torch alone.
 
@@ -55,23 +53,13 @@ def run(
     """
     if not fullmatch(WORDS, note):
         raise ConfigurationError("expected a note of at most 255 printable ASCII characters, got another text")
-    if instructions is not None and "torch" in sys.modules:
-        raise ConfigurationError("expected --instructions before torch is loaded, got it afterwards; use the command")
-    restricted = "" if instructions is None else statements.restrict(instructions)
-    chosen = [programs.read(name, folder) for name in names or programs.names(folder)]
+    chosen = [programs.read(name, folder) for name in dict.fromkeys(names or programs.names(folder))]
     owner = api.keys.new_key() if key is None else load_key(key)
-
-    def show(made: ComputedRun) -> None:
-        click.echo(statements.sentence(made), err=True)
-
-    stated = api.stating.state(chosen, devices, note=note, restricted=restricted, on_run=show)
-    signed = statements.write(output, stated, owner)
-    if as_json:
-        tell(signed.document(), as_json=True)
-    else:
-        click.echo("\n".join(signed.lines()))
-        click.echo(f"{output}" + ("" if key else f": by {hexed(owner.address)}, a key that is thrown away (--key)"))
-    return 2 if signed.differing else 0
+    made = api.computing.state(chosen, devices, note, lambda found: click.echo(str(found), err=True))
+    write_file(output, sign(Envelope(payload=made.payload), owner).encode())
+    if key is None:
+        click.echo(f"signed by {hexed(owner.address)}, a key that is thrown away (see --key)", err=True)
+    return _show(made, [owner.address], as_json=as_json)
 
 
 @corpus.command()
@@ -87,9 +75,14 @@ def check(file: Path, require: tuple[Address, ...], folder: Path, as_json: bool)
 
     Exit codes: 0 it holds and every program reached its root, 2 it does not, 1 not possible as asked.
     """
-    signed = statements.check(file, folder, require)
+    return _show(*statements.check(file, folder, require), as_json=as_json)
+
+
+def _show(made: statements.CorpusStatement, signers: Sequence[Address], *, as_json: bool) -> int:
+    """Prints a statement; the exit code by what it says."""
     if as_json:
-        tell(signed.document(), as_json=True)
+        words = {"signers": list(map(hexed, signers)), "equal": not made.differing}
+        tell(words | made.document()["predicate"], as_json=True)
     else:
-        click.echo("\n".join(signed.lines()))
-    return 2 if signed.differing else 0
+        click.echo("\n".join(made.lines(signers)))
+    return 2 if made.differing else 0

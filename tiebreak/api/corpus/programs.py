@@ -1,18 +1,15 @@
 """The programs of the corpus, each in a folder of its name. Imports no torch.
 
-    program.xz          the program's encoding (SPEC section 4), compressed
-    state.safetensors   the initial state
-    data.safetensors    the data
-    expected.json       the job's terms that decide a bit, the roots, and the record of each checkpoint
-    logs.xz             policy `logged`: the rounding logs of all steps, u32 length || log each, compressed
-
-A wheel has a copy of these folders beside this module. `sealed/` in the checkout has what machines stated.
+program.xz          the program's encoding (SPEC section 4), compressed
+state.safetensors   the initial state
+data.safetensors    the data
+expected.json       the job's terms that decide a bit, the roots, and the record of each checkpoint
+logs.xz             policy `logged`: the rounding logs of all steps, u32 length || log each, compressed
 """
 
-import json
 import lzma
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from hashlib import sha256
 from pathlib import Path
 from re import fullmatch
@@ -20,8 +17,6 @@ from typing import Any, Final, Self
 
 from tiebreak.engine.data.arrays import open_safetensors
 from tiebreak.engine.data.disk import read_file
-from tiebreak.protocol.commitments.computation import NAME
-from tiebreak.protocol.commitments.records import data_tree, identify, state_tree
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.program.isa import DType
@@ -37,21 +32,18 @@ STATE: Final = "state.safetensors"
 DATA: Final = "data.safetensors"
 EXPECTED: Final = "expected.json"
 LOGS: Final = "logs.xz"
+NAME: Final = "[a-z0-9][a-z0-9-]{0,31}"
+"""Names of programs."""
 MAX_FILE_BYTES: Final = 1 << 26
-MAX_EXPECTED_BYTES: Final = 1 << 20
 _MAX_STEPS: Final = (1 << 32) - 1
-_ROOT: Final = "[0-9a-f]{64}"
-
-Record = tuple[int, str, int]
-"""(step, state root in hex, bits of the loss)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedRun:
-    """The roots that a run of a program must reach, and its terms. Digests in hex.
+    """The roots that a run of a program must reach, in hex, and its terms.
 
     torch, transformers: the versions that captured the program. tolerances: as in a job; 0 for policy `exact`. records:
-    after step 1 and of each checkpoint.
+    (step, state root, bits of the loss) after step 1 and of each checkpoint.
     """
 
     torch: str
@@ -64,80 +56,54 @@ class ExpectedRun:
     initial_state_root: str
     data_root: str
     run_root: str
-    records: tuple[Record, ...]
-
-    def encode(self) -> bytes:
-        """The file: readable, one line for each record."""
-        document = asdict(self)
-        records = ",\n  ".join(json.dumps(record) for record in document.pop("records"))
-        text = json.dumps(document, indent=1).removesuffix("\n}")
-        return f'{text},\n "records": [\n  {records}\n ]\n}}\n'.encode()
+    records: tuple[tuple[int, str, int], ...]
 
     @classmethod
     def decode(cls, name: str, data: bytes) -> Self:
         """Reads a file, perhaps a stranger's. name: the file's, for messages. Raises `EncodingError`."""
         top = JsonObject.parse(name, data, 3)
-        versions: dict[str, Any] = {of: top.text(of, "[ -~]{0,64}", "a version") for of in ("torch", "transformers")}
-        numbers: dict[str, Any] = {of: top.integer(of, 1, _MAX_STEPS) for of in ("steps", "checkpoint_interval")}
-        numbers["precision"] = top.integer("precision", MIN_PRECISION, MAX_PRECISION)
-        numbers["tolerances"] = top.integer("tolerances", 0, _MAX_STEPS)
-        roots: dict[str, Any] = {
-            f.name: top.text(f.name, _ROOT, "a root") for f in fields(cls) if f.name.endswith("_root")
-        }
-        records = tuple(map(tuple, top.take("records", "[step, state root, loss bits] each", _are_records)))
+        found: dict[str, Any] = {of: top.text(of, "[ -~]{0,64}", "a version") for of in ("torch", "transformers")}
+        found |= {of: top.integer(of, 1, _MAX_STEPS) for of in ("steps", "checkpoint_interval")}
+        found["precision"] = top.integer("precision", MIN_PRECISION, MAX_PRECISION)
+        found["tolerances"] = top.integer("tolerances", 0, _MAX_STEPS)
+        roots = [field.name for field in fields(cls) if field.name.endswith("_root")]
+        found |= {of: top.text(of, "[0-9a-f]{64}", "a root") for of in roots}
+        records = top.take("records", "[step, state root, loss bits] each", _are_records)
         top.finish()
-        return cls(**versions, **numbers, **roots, records=records)
+        return cls(**found, records=tuple(map(tuple, records)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusProgram:
-    """A program with what a run of it needs. folder: its files."""
+    """A program with what a run of it needs. folder: its files. digest: the SHA-256 of its `expected.json`."""
 
     name: str
     folder: Path
     program: Program
     expected: ExpectedRun
     digest: Digest
-    """The SHA-256 of its `expected.json`."""
 
     def state(self) -> dict[str, bytes]:
-        """The initial state by name."""
         return _tensors(self.folder / STATE, self.program.state_spec())
 
     def data(self) -> dict[str, bytes]:
-        """The data by name."""
         return _tensors(self.folder / DATA, self.program.data_spec())
-
-    def state_root(self, state: Mapping[str, bytes]) -> Digest:
-        """The root of a state of the program."""
-        spec = self.program.state_spec()
-        return state_tree({name: identify(*spec[name], state[name]) for name in spec}).root
-
-    def data_root(self, data: Mapping[str, bytes]) -> Digest:
-        """The root of data of the program."""
-        spec = self.program.data_spec()
-        return data_tree({name: identify(*spec[name], data[name]) for name in spec}).root
 
     def logs(self) -> list[bytes]:
         """The encoded rounding log of each step; none under policy `exact`. Raises `EncodingError`."""
-        if not self.expected.tolerances:
-            return []
-        data, found = _decompressed(self.folder / LOGS), list[bytes]()
-        while data:
-            length = int.from_bytes(data[:4], "big")
-            if len(data) < 4 + length:
-                raise EncodingError(f"{self.folder / LOGS}: expected {length} bytes of a log, got {len(data) - 4}")
-            found.append(data[4 : 4 + length])
-            data = data[4 + length :]
-        if len(found) != self.expected.steps:
-            raise EncodingError(f"{self.folder / LOGS}: expected {self.expected.steps} logs, got {len(found)}")
+        data = _decompressed(self.folder / LOGS) if self.expected.tolerances else b""
+        found, rest = list[bytes](), data
+        while rest:
+            end = 4 + int.from_bytes(rest[:4], "big")
+            found, rest = [*found, rest[4:end]], rest[end:]
+        if sum(4 + len(log) for log in found) != len(data) or (data and len(found) != self.expected.steps):
+            raise EncodingError(f"{self.folder / LOGS}: expected {self.expected.steps} whole logs, got {len(found)}")
         return found
 
 
 def names(corpus: Path = CORPUS) -> tuple[str, ...]:
     """The names of all programs of a corpus. Raises `ConfigurationError` if the folder has none."""
-    found = tuple(sorted(path.parent.name for path in corpus.glob(f"*/{EXPECTED}")))
-    if not found:
+    if not (found := tuple(sorted(path.parent.name for path in corpus.glob(f"*/{EXPECTED}")))):
         raise ConfigurationError(f"{corpus}: expected the folders of programs, got none; --corpus takes the corpus")
     return found
 
@@ -147,17 +113,17 @@ def expected(name: str, corpus: Path = CORPUS) -> tuple[ExpectedRun, Digest]:
     path = corpus / name / EXPECTED
     if not fullmatch(NAME, name) or not path.is_file():
         raise ConfigurationError(f"expected one of the programs {', '.join(names(corpus))}, got {name!r}")
-    data = read_file(path, MAX_EXPECTED_BYTES)
+    data = read_file(path, MAX_FILE_BYTES)
     return ExpectedRun.decode(str(path), data), Digest(sha256(data).digest())
 
 
 def read(name: str, corpus: Path = CORPUS) -> CorpusProgram:
     """A program from its folder, decoded and validated like any stranger's. Raises `VerificationError`."""
-    found, digest = expected(name, corpus)
-    program = Program.decode(_decompressed(corpus / name / PROGRAM))
+    (found, digest), folder = expected(name, corpus), corpus / name
+    program = Program.decode(_decompressed(folder / PROGRAM))
     if program.root.hex() != found.program_root:
-        raise EncodingError(f"{corpus / name}: expected program {found.program_root}, got {program.root.hex()}")
-    return CorpusProgram(name=name, folder=corpus / name, program=program, expected=found, digest=digest)
+        raise EncodingError(f"{folder}: expected program {found.program_root}, got {program.root.hex()}")
+    return CorpusProgram(name=name, folder=folder, program=program, expected=found, digest=digest)
 
 
 def _decompressed(path: Path) -> bytes:
@@ -179,7 +145,5 @@ def _tensors(path: Path, spec: Mapping[str, tuple[DType, tuple[int, ...]]]) -> d
 
 
 def _are_records(value: Any) -> bool:
-    def is_record(item: Any) -> bool:
-        return isinstance(item, list) and [type(part) for part in item] == [int, str, int]
-
-    return isinstance(value, list) and all(map(is_record, value))
+    one = lambda item: isinstance(item, list) and [type(part) for part in item] == [int, str, int]  # noqa: E731
+    return isinstance(value, list) and all(map(one, value))

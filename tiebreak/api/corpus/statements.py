@@ -1,4 +1,13 @@
-"""Statements about the corpus in files: signing them, and checking those of others. Imports no torch.
+"""Statements about the corpus: the run roots that one machine computed of its programs, signed. Imports no torch.
+
+An in-toto Statement in a DSSE envelope (`tiebreak.protocol.commitments.statement`). Its subjects are each program's
+`expected.json`, under the name of the program. The predicate has
+
+    environment   texts by name: processor, instruction set, accelerators, driver, versions (`tiebreak doctor`)
+    note          what a reader should know besides, such as that the machine is emulated; may be empty
+    computed      for each run the `program`, `device` and `backend`; the `root` that it reached (absent if it stopped
+                  before), the `expected` one, whether they are `equal`, and the `milliseconds`; else `problem`: the
+                  reason, or where the run leaves its program first, and by which operands
 
 Numbered plan of `check`, for a file that anybody may have made: (1) it is one well-formed envelope of at most
 `MAX_ENVELOPE_BYTES`, with a statement in its one spelling; (2) every signature under an address is by that address, and
@@ -6,113 +15,153 @@ there is one; (3) those whom the reader requires have signed; (4) each program t
 corpus, by the SHA-256 of its `expected.json`, and every expected root is the one there.
 """
 
-import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
-from tiebreak.api.corpus.programs import CORPUS, expected
-from tiebreak.engine.data.disk import read_file, write_file
-from tiebreak.protocol.commitments.computation import ComputedRun, CorpusStatement
-from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope
+from tiebreak.api.corpus.programs import CORPUS, NAME, expected
+from tiebreak.engine.data.disk import read_file
+from tiebreak.protocol.commitments import statement as intoto
+from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope, Payload
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.commitments.statement import hexed, sign, signers_of
-from tiebreak.protocol.errors import ConfigurationError, SignatureError, VerificationError
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, SignatureError, VerificationError
+from tiebreak.protocol.strict_json import JsonObject
+from tiebreak.protocol.tags import Digest
 
-RESTRICTED: Final = {"avx2": ("avx2", "-mno-avx512f"), "none": ("default", "-mno-avx")}
-"""Values of ATEN_CPU_CAPABILITY, and options of an x86 compiler, that leave out what an older CPU lacks."""
+PREDICATE_TYPE: Final = "urn:tiebreak:corpus:1"
+MAX_RUNS: Final = 256
+MAX_PROBLEM: Final = 1000
+_WHERE: Final = "[A-Za-z0-9][A-Za-z0-9:+-]{0,31}"
+_DEPTH: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignedRuns:
-    """A statement, and the addresses that signed it."""
+class ComputedRun:
+    """A run of a program of the corpus. root: None if it stopped before its end. problem: empty if it is right."""
 
-    statement: CorpusStatement
-    signers: list[Address]
+    program: str
+    device: str
+    backend: str
+    root: Digest | None
+    expected: Digest
+    milliseconds: int
+    problem: str = ""
+
+    @property
+    def equal(self) -> bool:
+        """Whether the run reached the expected root."""
+        return self.root == self.expected
+
+    def __str__(self) -> str:
+        where, root = f"{self.program} ({self.device}, {self.backend})", self.expected.hex()
+        if self.equal:
+            return f"{where}: root {root[:16]}, {self.milliseconds / 1000:.1f} s"
+        return f"{where}: expected root {root}, got {self.root.hex() if self.root else 'none'}; {self.problem}"
+
+    def document(self) -> dict[str, Any]:
+        return {
+            "program": self.program, "device": self.device, "backend": self.backend, "expected": self.expected.hex(),
+            "equal": self.equal, "milliseconds": self.milliseconds,
+            **({} if self.root is None else {"root": self.root.hex()}),
+            **({"problem": self.problem} if self.problem else {}),
+        }  # fmt: skip
+
+    @classmethod
+    def read(cls, item: object) -> Self:
+        one = JsonObject("run", item)
+        return cls(
+            program=one.text("program", NAME, "the name of a program"),
+            device=one.text("device", _WHERE, "the name of a device"),
+            backend=one.text("backend", _WHERE, "the name of a back-end"),
+            root=intoto.digest_in(one, "root") if "root" in one else None,
+            expected=intoto.digest_in(one, "expected"),
+            milliseconds=one.integer("milliseconds", 0, (1 << 53) - 1),
+            problem=one.text("problem", f"[ -~]{{1,{MAX_PROBLEM}}}", "printable text") if "problem" in one else "",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusStatement:
+    """The runs that one machine computed. programs: the SHA-256 of each program's `expected.json`, by its name."""
+
+    programs: Mapping[str, Digest]
+    environment: Mapping[str, str]
+    note: str = ""
+    computed: tuple[ComputedRun, ...]
+
+    def __post_init__(self) -> None:
+        if {run.program for run in self.computed} != self.programs.keys():
+            raise EncodingError("statement: expected a run of each program that it names and of no other, got others")
 
     @property
     def differing(self) -> list[ComputedRun]:
         """The runs that did not reach their root."""
-        return [run for run in self.statement.computed if not run.equal]
+        return [run for run in self.computed if not run.equal]
+
+    @property
+    def payload(self) -> Payload:
+        """The statement, as it is signed."""
+        return intoto.payload_of(self.document())
 
     def document(self) -> dict[str, Any]:
-        """The statement as JSON data, with its signers."""
-        found: dict[str, Any] = self.statement.document()["predicate"]
-        return {"signers": list(map(hexed, self.signers)), "equal": not self.differing, **found}
+        runs = [run.document() for run in self.computed]
+        predicate = {"environment": dict(self.environment), "note": self.note, "computed": runs}
+        return intoto.document_of(self.programs, PREDICATE_TYPE, predicate)
 
-    def lines(self) -> list[str]:
+    @classmethod
+    def decode(cls, payload: Payload) -> Self:
+        """Reads a statement; nothing in it is verified yet. Raises `EncodingError`."""
+        top = intoto.statement_of(payload, PREDICATE_TYPE, _DEPTH)
+        predicate, few = top.inner("predicate"), f"1 to {MAX_RUNS} runs"
+        runs = predicate.take("computed", few, lambda x: intoto.is_list(x) and len(x) <= MAX_RUNS)
+        made = cls(
+            programs=dict(map(intoto.subject_in, top.take("subject", "at least one program", intoto.is_list))),
+            environment=intoto.texts_in(predicate.inner("environment")),
+            note=predicate.text("note", intoto.WORDS, "printable text"),
+            computed=tuple(map(ComputedRun.read, runs)),
+        )
+        intoto.require_same(payload, made.document(), "what its fields say")
+        return made
+
+    def lines(self, signers: Sequence[Address]) -> list[str]:
         """The statement in words, for people."""
-        found, made = self.statement, self.statement.computed
-        lines = [f"signed by {', '.join(map(hexed, self.signers))}", *([f"note: {found.note}"] if found.note else [])]
-        lines += [f"{name}: {text}" for name, text in (*found.machine.items(), *found.versions.items())]
-        for where in dict.fromkeys(run.where for run in made):
-            runs = [run for run in made if run.where == where]
-            agreeing = sum(run.equal for run in runs)
-            seconds = sum(run.milliseconds for run in runs) / 1000
-            lines.append(f"{where}: {agreeing} of {len(runs)} programs reach their root, in {seconds:.1f} s")
-        return lines + [sentence(run) for run in self.differing]
+        lines = [f"signed by {', '.join(map(intoto.hexed, signers))}", *([f"note: {self.note}"] if self.note else [])]
+        lines += [f"{name}: {text}" for name, text in self.environment.items()]
+        for where in dict.fromkeys((run.device, run.backend) for run in self.computed):
+            runs = [run for run in self.computed if (run.device, run.backend) == where]
+            reach = f"{sum(run.equal for run in runs)} of {len(runs)} programs reach their root"
+            lines.append(f"{', '.join(where)}: {reach}, in {sum(run.milliseconds for run in runs) / 1000:.1f} s")
+        return lines + list(map(str, self.differing))
 
 
-def sentence(run: ComputedRun) -> str:
-    """A run in words: whether it reached its root, and where it left its program if that was found."""
-    if run.equal:
-        return f"{run.program} ({run.where}): root {run.expected.hex()[:16]}, {run.milliseconds / 1000:.1f} s"
-    got = "no root" if run.root is None else f"root {run.root.hex()}"
-    why = run.problem if run.difference is None else f"first in {run.difference.sentence}"
-    return f"{run.program} ({run.where}): expected root {run.expected.hex()}, got {got}; {why}"
-
-
-def write(path: Path, statement: CorpusStatement, key: PrivateKey) -> SignedRuns:
-    """Signs a statement and writes it. Raises `StorageError`."""
-    write_file(path, sign(Envelope(payload=statement.payload), key).encode())
-    return SignedRuns(statement=statement, signers=[key.address])
-
-
-def check(path: Path, corpus: Path = CORPUS, require: Sequence[Address] = ()) -> SignedRuns:
-    """Reads and checks a statement. Raises `VerificationError` that names the file."""
+def check(path: Path, corpus: Path = CORPUS, require: Sequence[Address] = ()) -> tuple[CorpusStatement, list[Address]]:
+    """Reads and checks a statement; who signed it. Raises `VerificationError` that names the file."""
     try:
         envelope = Envelope.decode(read_file(path, MAX_ENVELOPE_BYTES))  # (1)
-        statement = CorpusStatement.decode(envelope.payload)
-        signers = signers_of(envelope, "statement")  # (2)
+        statement, signers = CorpusStatement.decode(envelope.payload), intoto.signers_of(envelope, "statement")  # (2)
         if not signers:
             raise SignatureError("statement: expected a signature under an address, got none")
         for address in require:  # (3)
             if address not in signers:
-                raise SignatureError(f"statement: expected a signature by {hexed(address)}, got none")
-        _check_roots(statement, corpus)  # (4)
+                raise SignatureError(f"statement: expected a signature by {intoto.hexed(address)}, got none")
+        for name, stated in statement.programs.items():  # (4)
+            _check_program(name, stated, [run for run in statement.computed if run.program == name], corpus)
     except VerificationError as error:
         raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from error
-    return SignedRuns(statement=statement, signers=signers)
+    return statement, signers
 
 
-def _check_roots(statement: CorpusStatement, corpus: Path) -> None:
-    roots = {}
-    for name, stated in statement.programs.items():
-        try:
-            own, digest = expected(name, corpus)
-        except ConfigurationError as error:
-            raise VerificationError(f"statement: {error}") from error
-        if digest != stated:
-            raise VerificationError(
-                f"statement: expected {name} of this corpus, whose expected.json has SHA-256 {digest.hex()}, got one "
-                f"of {stated.hex()}; --corpus takes the corpus that was computed"
-            )
-        roots[name] = own.run_root
-    for run in statement.computed:
-        if run.expected.hex() != roots[run.program]:
-            raise VerificationError(
-                f"statement: expected root {roots[run.program]} for {run.program}, got {run.expected.hex()}"
-            )
-
-
-def restrict(instructions: str) -> str:
-    """Leaves out instruction sets of an x86 CPU, for this process. Call it before torch is loaded.
-
-    Returns what is left, in words. The C compiler is `CC` or `cc`.
-    """
-    capability, option = RESTRICTED[instructions]
-    os.environ["ATEN_CPU_CAPABILITY"] = capability
-    os.environ["CC"] = f"{os.environ.get('CC', 'cc')} {option}"
-    return "none beyond SSE" if instructions == "none" else instructions
+def _check_program(name: str, stated: Digest, runs: Sequence[ComputedRun], corpus: Path) -> None:
+    try:
+        own, digest = expected(name, corpus)
+    except ConfigurationError as error:
+        raise VerificationError(f"statement: {error}") from error
+    if digest != stated:
+        raise VerificationError(
+            f"statement: expected {name} of this corpus, whose expected.json has SHA-256 {digest.hex()}, got one of "
+            f"{stated.hex()}; --corpus takes the corpus that was computed"
+        )
+    for run in runs:
+        if run.expected.hex() != own.run_root:
+            raise VerificationError(f"statement: expected root {own.run_root} for {name}, got {run.expected.hex()}")

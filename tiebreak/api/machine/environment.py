@@ -17,11 +17,6 @@ from tiebreak.engine.data.disk import Folder, storing
 from tiebreak.engine.native import EMULATION, enabled
 
 _CPUINFO = Path("/proc/cpuinfo")
-SETS = {
-    "x86_64": ["sse4_2", "avx", "fma", "avx2", "avx512f", "avx512bw", "avx512vl", "avx512ifma", "avx512_vnni"],
-    "aarch64": ["asimd", "asimddp", "sve", "sve2"],
-}  # fmt: skip
-"""Instruction sets that decide which kernels torch and a compiler choose, by architecture."""
 _KEY = "own-work.key"
 _KEY_BYTES = 32
 
@@ -37,23 +32,11 @@ class KernelStatus:
 
 def cpu_name() -> str:
     """The CPU's marketing name, where the system reports it."""
-    return next(iter(_cpu_lines("model name")), "") or platform.processor() or platform.machine()
-
-
-def cpu_sets() -> tuple[str, str]:
-    """The instruction sets of `SETS` that the system reports, and the architecture that has them; empty if unknown.
-
-    An architecture other than this Python's is that of a machine which emulates one for it.
-    """
-    found = set(" ".join(_cpu_lines("flags") + _cpu_lines("Features")).split())
-    listed = ((" ".join(name for name in names if name in found), of) for of, names in SETS.items())
-    return next((pair for pair in listed if pair[0]), ("", ""))
-
-
-def _cpu_lines(name: str) -> list[str]:
-    """The texts that the system reports under a name, one for each core."""
-    lines = _CPUINFO.read_text(errors="replace").splitlines() if _CPUINFO.is_file() else []
-    return [line.partition(":")[2].strip() for line in lines if line.startswith(name)]
+    if _CPUINFO.is_file():
+        for line in _CPUINFO.read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def usable_cores() -> int:

@@ -1,7 +1,4 @@
-"""Instructions by the integer reference, element by element: the definition itself as a back-end. For small programs.
-
-It takes microseconds for each term, and shares no arithmetic with the other back-ends.
-"""
+"""Instructions by the integer reference: the definition itself as a back-end, in some microseconds for each term."""
 
 from collections.abc import Sequence
 
@@ -12,10 +9,9 @@ from tiebreak.engine.arithmetic.execute import Arithmetic
 from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.arithmetic.plan.options import Operands, Prepared
 from tiebreak.engine.arithmetic.plan.ziv import Logging
-from tiebreak.engine.data.tensors import from_bytes, tensor_bytes
+from tiebreak.engine.data.tensors import from_bytes, tensor_bytes, widened
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
-from tiebreak.protocol.numbers.float32 import MAX_PRECISION
-from tiebreak.protocol.program.isa import Instruction, Opcode
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode
 from tiebreak.protocol.program.reference import element, pack, unpack
 from tiebreak.protocol.program.rounding import element_rounding
 
@@ -28,11 +24,11 @@ class IntegerBackend(TorchBackend):
     def prepare(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared:
         if i.opcode == Opcode.SOURCE:
             return super().prepare(i, dtypes)
-        types = [PROTOCOL_DTYPES[dtype] for dtype in dtypes]
+        types = [PROTOCOL_DTYPES.get(dtype, DType.F32) for dtype in dtypes]  # a frozen entry may be held in bfloat16
         rounding = element_rounding(i, precision=self.options.precision, tolerances=0)
 
         def run(operands: Operands, _step: int, _near: object) -> Tensor:
-            values = [unpack(dtype, tensor_bytes(x)) for dtype, x in zip(types, operands, strict=True)]
+            values = [unpack(dtype, tensor_bytes(widened(x))) for dtype, x in zip(types, operands, strict=True)]
             read = lambda operand, where: values[operand][where]  # noqa: E731
             words = [element(i, k, read, types, rounding=rounding) for k in range(i.numel)]
             return from_bytes(pack(i.dtype, words), i.dtype, i.shape)
@@ -40,10 +36,8 @@ class IntegerBackend(TorchBackend):
         return run
 
 
-class IntegerArithmetic(Arithmetic):
-    """Executes instructions by `IntegerBackend`. Reports no near ties: every sum is rounded from its exact value."""
-
-    def __init__(self, *, precision: int = MAX_PRECISION, logging: Logging | None = None) -> None:
-        super().__init__(precision=precision, logging=logging)
-        self.backend = IntegerBackend(self.options, self.stats)
-        self.chains = None
+def integer_arithmetic(precision: int, logging: Logging | None) -> Arithmetic:
+    """Executes instructions by `IntegerBackend`; reports no near ties, as every sum is rounded from its exact value."""
+    made = Arithmetic(precision=precision, logging=logging)
+    made.backend, made.chains = IntegerBackend(made.options, made.stats), None
+    return made

@@ -41,24 +41,11 @@ from re import fullmatch
 from typing import Any, Final, Self
 
 from tiebreak.protocol import trees
+from tiebreak.protocol.commitments import statement as intoto
 from tiebreak.protocol.commitments.dsse import Envelope, Payload, base64, from_base64
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord, state_leaf, state_tree
-from tiebreak.protocol.commitments.statement import (
-    STATEMENT_TYPE,
-    WORDS,
-    digest_in,
-    digests_in,
-    hexed,
-    is_list,
-    payload_of,
-    require_same,
-    signers_of,
-    statement_of,
-    subject_in,
-    texts_in,
-)
 from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
 from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.strict_json import JsonObject
@@ -80,7 +67,7 @@ class Logged:
     block: int
 
     def document(self) -> dict[str, Any]:
-        return {"transaction": hexed(self.transaction), "block": self.block}
+        return {"transaction": intoto.hexed(self.transaction), "block": self.block}
 
     @classmethod
     def read(cls, found: JsonObject) -> Self:
@@ -296,9 +283,9 @@ class Certificate:
 
     def signers(self, envelope: Envelope) -> list[Address]:
         """The signers of the statement. Raises `SignatureError` if a signature is false, or none is the trainer's."""
-        found = signers_of(envelope, "certificate")  # (5)
+        found = intoto.signers_of(envelope, "certificate")  # (5)
         if self.job.trainer not in found:
-            trainer = hexed(self.job.trainer)
+            trainer = intoto.hexed(self.job.trainer)
             raise SignatureError(f"certificate: expected a signature by its trainer, {trainer}, got none")
         return found
 
@@ -334,16 +321,16 @@ class Certificate:
     @property
     def payload(self) -> Payload:
         """The statement, as it is signed."""
-        return payload_of(self.document())
+        return intoto.payload_of(self.document())
 
     def document(self) -> dict[str, Any]:
         """The statement: with sorted names and without spaces, it is what is signed."""
         job, domain, head, record = self.job, self.agreement.domain, self.head.head, self.record
         predicate: dict[str, Any] = {
             "job": {
-                "id": job.id.hex(), "client": hexed(job.client), "trainer": hexed(job.trainer),
-                "chain": str(domain.chain_id), "board": hexed(domain.contract), "program": job.program_root.hex(),
-                "data": job.data_root.hex(), "firstState": job.initial_state_root.hex(), "steps": job.steps,
+                "id": job.id.hex(), "client": intoto.hexed(job.client), "trainer": intoto.hexed(job.trainer),
+                "chain": str(domain.chain_id), "board": intoto.hexed(domain.contract), "data": job.data_root.hex(),
+                "program": job.program_root.hex(), "firstState": job.initial_state_root.hex(), "steps": job.steps,
                 "checkpoints": job.checkpoints, "policy": Policy(job.policy).name.lower(), "precision": job.precision,
                 "signed": base64(self.agreement.encode()),
             },
@@ -357,7 +344,8 @@ class Certificate:
         }  # fmt: skip
         if self.audits:
             predicate["audits"] = [
-                {"auditor": hexed(seat.auditor), "seat": seat.number, **seat.paid.document()} for seat in self.audits
+                {"auditor": intoto.hexed(seat.auditor), "seat": seat.number, **seat.paid.document()}
+                for seat in self.audits
             ]
         if self.settlement is not None:
             predicate["settlement"] = self.settlement.document()
@@ -370,15 +358,12 @@ class Certificate:
             predicate["attestation"] = {
                 "type": found.kind, "nonce": head.run_root.hex(), "evidence": base64(found.evidence),
             }  # fmt: skip
-        subjects = [{"name": name, "digest": {"sha256": self.files[name].hex()}} for name in sorted(self.files)]
-        return {
-            "_type": STATEMENT_TYPE, "subject": subjects, "predicateType": PREDICATE_TYPE, "predicate": predicate,
-        }  # fmt: skip
+        return intoto.document_of(self.files, PREDICATE_TYPE, predicate)
 
     @classmethod
     def decode(cls, payload: Payload) -> Self:
         """Reads a statement; nothing in it is verified yet. Raises `VerificationError`."""
-        top = statement_of(payload, PREDICATE_TYPE, _DEPTH)
+        top = intoto.statement_of(payload, PREDICATE_TYPE, _DEPTH)
         predicate = top.inner("predicate")
         job, head, final = (predicate.inner(name) for name in ("job", "head", "finalState"))
         agreement = SignedJob.decode(from_base64("job, signed", job.text("signed")))
@@ -386,24 +371,28 @@ class Certificate:
             agreement=agreement,
             head=SignedHead.decode(from_base64("head, signed", head.text("signed"))),
             record=StepRecord(
-                step=agreement.job.steps, state_root=digest_in(final, "root"),
-                loss_bits=final.integer("lossBits", 0, (1 << 32) - 1), log_root=digest_in(final, "logRoot"),
+                step=agreement.job.steps, state_root=intoto.digest_in(final, "root"),
+                loss_bits=final.integer("lossBits", 0, (1 << 32) - 1), log_root=intoto.digest_in(final, "logRoot"),
             ),
-            path=digests_in(final, "path"),
-            files=dict(subject_in(item) for item in top.take("subject", "at least one file", is_list)),
+            path=intoto.digests_in(final, "path"),
+            files=dict(intoto.subject_in(item) for item in top.take("subject", "at least one file", intoto.is_list)),
             weights=_weights(predicate.inner("weights")),
-            audits=tuple(map(_seat, predicate.take("audits", "seats", is_list))) if "audits" in predicate else (),
+            audits=_seats(predicate) if "audits" in predicate else (),
             settlement=Logged.read(predicate.inner("settlement")) if "settlement" in predicate else None,
             adapter=_adapter(predicate.inner("adapter")) if "adapter" in predicate else None,
-            environment=texts_in(predicate.inner("environment")),
+            environment=intoto.texts_in(predicate.inner("environment")),
             attestation=Attestation.read(predicate.inner("attestation")) if "attestation" in predicate else None,
         )  # fmt: skip
-        require_same(payload, made.document(), "what the signed job and head in it say")  # (1)
+        intoto.require_same(payload, made.document(), "what the signed job and head in it say")  # (1)
         return made
 
 
 def _bytes(of: JsonObject, name: str, length: int = 32) -> bytes:
     return bytes.fromhex(of.text(name, f"0x[0-9a-f]{{{2 * length}}}", f"0x and {2 * length} hex digits")[2:])
+
+
+def _seats(found: JsonObject) -> tuple[Seat, ...]:
+    return tuple(map(_seat, found.take("audits", "seats", intoto.is_list)))
 
 
 def _seat(item: object) -> Seat:
@@ -414,24 +403,24 @@ def _seat(item: object) -> Seat:
 
 def _weights(found: JsonObject) -> Weights:
     return Weights(
-        prefix=found.text("prefix", WORDS, "printable text"),
-        names=texts_in(found.inner("names")),
-        suffixes=texts_in(found.inner("suffixes")) if "suffixes" in found else {},
+        prefix=found.text("prefix", intoto.WORDS, "printable text"),
+        names=intoto.texts_in(found.inner("names")),
+        suffixes=intoto.texts_in(found.inner("suffixes")) if "suffixes" in found else {},
         places=tuple((first, count) for first, count in found.take("places", "pairs of integers", _are_places)),
-        nodes=digests_in(found, "nodes"),
+        nodes=intoto.digests_in(found, "nodes"),
     )
 
 
 def _adapter(found: JsonObject) -> Adapter:
     return Adapter(
-        configuration=digest_in(found, "configuration"),
-        root=digest_in(found, "root"),
+        configuration=intoto.digest_in(found, "configuration"),
+        root=intoto.digest_in(found, "root"),
         base=_weights(found.inner("base")),
     )
 
 
 def _are_places(value: object) -> bool:
-    return is_list(value) and all(
+    return intoto.is_list(value) and all(
         isinstance(pair, list) and len(pair) == 2 and all(type(x) is int and 0 <= x < 1 << 32 for x in pair)
         for pair in value  # type: ignore[attr-defined]
     )

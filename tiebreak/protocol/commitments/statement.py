@@ -9,6 +9,7 @@ ids are for other tools.
 """
 
 import json
+from collections.abc import Mapping
 from typing import Any, Final
 
 from tiebreak.protocol.commitments import keys
@@ -23,6 +24,12 @@ STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 WORDS: Final = "[ -~]{0,255}"
 """Printable ASCII, which may be shown on any terminal."""
 _FILE: Final = "[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+
+
+def document_of(subjects: Mapping[str, Digest], kind: str, predicate: Mapping[str, Any]) -> dict[str, Any]:
+    """A statement of a kind about subjects, each with its SHA-256 by its name."""
+    listed = [{"name": name, "digest": {"sha256": subjects[name].hex()}} for name in sorted(subjects)]
+    return {"_type": STATEMENT_TYPE, "subject": listed, "predicateType": kind, "predicate": predicate}
 
 
 def payload_of(document: dict[str, Any]) -> Payload:
