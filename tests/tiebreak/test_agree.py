@@ -16,7 +16,7 @@ from tiebreak.cli.key import PASSPHRASE_VARIABLE, load_key
 from tiebreak.cli.terms import AddressType, Ether
 from tiebreak.engine.logged.calibration import proven_policy
 from tiebreak.engine.logged.policy import policy_of
-from tiebreak.engine.run.directory import ORIGINS, RunDirectory
+from tiebreak.engine.run.directory import ORIGINS, TITLE, RunDirectory
 from tiebreak.node.parties import draw_secret
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.seats import drawable, nonce_of
@@ -132,6 +132,11 @@ def test_addresses() -> None:
 def test_a_job_with_seats_can_be_drawn_by_its_client(desk: Desk, tmp_path: Path) -> None:
     desk.agree(tmp_path / "run", *SEATS)
     assert (tmp_path / "run" / ORIGINS).read_bytes() == (desk.captured / ORIGINS).read_bytes()
+    name = json.loads((desk.captured / "bundle.json").read_text())["name"]
+    assert name
+    assert desk.command.tell("status", tmp_path / "run")["name"] == name
+    (tmp_path / "run" / TITLE).write_bytes(b"two\n\x1b[31mlines \xff")
+    assert desk.command.tell("show", tmp_path / "run")["name"] == "two ?[31mlines \ufffd"
     job, client = RunDirectory.open(tmp_path / "run").job, load_key(desk.client)
     drawn, secret = drawable(replace(job, nonce=5), client)
     assert drawn == job
