@@ -23,13 +23,19 @@ if TYPE_CHECKING:
 @click.argument("task", metavar="TASK")
 @output_option("captured", "New or empty folder for the captured job.")
 @click.option("--steps", type=click.IntRange(1), help="Number of steps, instead of the task's own.")
-@click.option("--device", default="cpu", show_default=True, help="Torch device for the check, if its memory suffices.")
+@click.option(
+    "--device",
+    default="cpu",
+    show_default=True,
+    help="Torch device for the check, such as cuda, if its memory suffices.",
+)
 @click.option(
     "--check",
     type=click.Choice(["full", "slice", "none"]),
     default="full",
     show_default=True,
-    help="Compare the program with eager PyTorch, or only three of each list of equal layers; the job says so.",
+    help="Compare the program with eager PyTorch: all of it; a slice, three of each list of equal layers, in "
+    "less memory; or not at all. The job says which.",
 )
 @json_option
 def capture(task: str, output: Path, steps: int | None, device: str, check: str, as_json: bool) -> None:

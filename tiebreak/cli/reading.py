@@ -150,7 +150,7 @@ def list_jobs(rpc: str | None, board: Address | None, hub: str | None, from_bloc
 @board_options
 @json_option
 def show_job(job: Digest, rpc: str | None, board: Address | None, hub: str | None, as_json: bool) -> None:
-    """Show what a board stores of one job."""
+    """Show what a board stores of JOB, an id."""
     tell(api.onchain.job_document(board_from(rpc, board, hub, job), job), as_json=as_json)
 
 
@@ -185,7 +185,7 @@ def list_games(
 def show_game(
     game: Digest, rpc: str | None, board: Address | None, hub: str | None, from_block: int, as_json: bool
 ) -> None:
-    """Show what a board stores of one game, and what it logged about it."""
+    """Show what a board stores of GAME, an id, and what it logged about it."""
     tell(api.onchain.game_document(board_from(rpc, board, hub), game, from_block), as_json=as_json)
 
 
@@ -200,7 +200,7 @@ key_option = click.option("--key", type=FILE, required=True, help="Key file of t
               help="Address of the job board; also from TIEBREAK_BOARD.")  # fmt: skip
 @json_option
 def claim_game(game: Digest, key: Path, rpc: str, board: Address, as_json: bool) -> None:
-    """Claim a game in which the side to move has used up its clock.
+    """Claim GAME, an id, in which the side to move has used up its clock.
 
     Anybody may do it; the board decides the game against that side. If there is time left, nothing is sent.
     """

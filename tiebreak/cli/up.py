@@ -20,13 +20,15 @@ LATE = ("abandoned", "cancelled", "declined")
 @click.command()
 @click.argument("task", default="digits")
 @click.option("--steps", type=click.IntRange(1), help="Steps of the job.  [default: the task's own]")
-@click.option("--cheat", type=click.Choice(list(CHEATS)), metavar="NAME", help="Let the trainer cheat; see below.")
-@click.option("--seats", type=click.IntRange(0, MAX_SEATS), default=0, metavar="N",
-              help="Audits by strangers that the client pays for; a second auditor joins.")  # fmt: skip
+@click.option(
+    "--cheat", type=click.Choice(list(CHEATS)), metavar="NAME", help="Let the trainer cheat in this way; see above."
+)
+@click.option("--seats", type=click.IntRange(0, MAX_SEATS), default=0, show_default=True, metavar="N",
+              help="Paid audits by auditors who are drawn by lot; a second auditor joins.")  # fmt: skip
 @click.option("--no-chain", is_flag=True, help="Use no chain: the hub's signed receipts are the clock.")
 @click.option("--embedded", is_flag=True, help="Use the EVM that comes with Tiebreak, even where anvil is installed.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8787, show_default=True,
-              help="Port of hub and page; 0 takes a free one.")  # fmt: skip
+              help="Port of the hub and its pages; 0 takes a free one.")  # fmt: skip
 @output_option("up-output", "Folder for everything; emptied if this command made it.")
 @click.option("--patience", type=click.IntRange(1, 1000), metavar="N",
               help="Multiply the times of the job's terms by N: windows, clocks, deadline.  [default: 1, or more where "
@@ -42,6 +44,7 @@ def up(
     Each is a process of its own with its own key and folder, as if they were on several machines. The client offers the
     job over TASK (digits, text, or a Python file of your own that defines task()); the trainer trains it; the auditor
     replays it while it is trained; then the board settles it. Open the page whose address is printed to watch.
+    Needs the extra tiebreak[node].
 
     --cheat makes the trainer compute something other than the agreed program, and lose its stake. NAME: `label`, one
     label of one batch is changed; `rate`, one step uses another learning rate; `weight`, one bit of one weight in a
