@@ -220,13 +220,13 @@ class Town:
         try:
             self._say(f"logs and files are in {plan.folder}")
             hub = self._start("hub", "--import", HUB)  # imports while the chain starts
-            capture = self._capture()
             board, rpc = self._chain() if plan.chain else ("", "")
             self._serve(hub, board, rpc)
-            # The page comes before the parties, which would take the processors from it.
+            # The page comes before the others, which would take the processors from it.
             self._wait(hub, lambda: _answers(self._port))
             self._tell("page", f"open {self.page} to watch")
             self.ending.moments["page"] = self._seconds()
+            capture = self._capture()
             addresses = {name: self._party(name, board, rpc) for name in plan.parties}
             self._wait(capture, capture.is_done, 10 * START_SECONDS)
             self._offer(addresses, board)
