@@ -43,9 +43,7 @@ class AuditFailure(VerificationError):
 @click.command()
 @click.argument("run", type=FOLDER)
 @output_option("replay", "The auditor's own run directory of a whole audit. One that you began there is resumed.")
-@click.option(
-    "--segment", type=click.IntRange(0), help="Check only the segment that ends with this checkpoint, counted from 0."
-)
+@click.option("--segment", type=click.IntRange(0), help="Check only this segment, counted from 0.")
 @click.option("--from-step", type=click.IntRange(1), help="Check the segments from the one with this step on.")
 @click.option("--to-step", type=click.IntRange(1), help="Check the segments up to the one with this step.")
 @click.option("--sample", type=click.IntRange(1), help="Check this many segments, drawn at random.")
@@ -248,13 +246,7 @@ class _Share(click.ParamType[float]):
 
 @click.command()
 @click.argument("run", type=FOLDER)
-@click.option(
-    "--share",
-    type=_Share(),
-    default="10%",
-    show_default=True,
-    help="Share of the steps to check, of those that can be drawn.",
-)
+@click.option("--share", type=_Share(), default="10%", show_default=True, help="Share of the steps that are drawn.")
 @click.option("--seed", help="Seed of the sample. Keep it secret until the head is signed.  [default: a new one]")
 @click.option("--epochs", is_flag=True, help="Also make the check of Kang et al. (2023) for each segment.")
 @machine_options("threads", "permute", "device", "graphs")

@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 @click.argument("task", metavar="TASK")
 @output_option("captured", "New or empty folder for the captured job.")
 @click.option("--steps", type=click.IntRange(1), help="Number of steps, instead of the task's own.")
-@click.option(
-    "--device",
-    default="cpu",
-    show_default=True,
-    help="Torch device for the check, such as cuda, if its memory suffices.",
-)
+@click.option("--device", default="cpu", show_default=True, help="Torch device for the check, if its memory suffices.")
 @click.option(
     "--check",
     type=click.Choice(["full", "slice", "none"]),

@@ -54,21 +54,15 @@ def arrays(files: tuple[Path, ...], dtype: str | None, offset: int, shape: str |
 _token_options = options(
     click.option("--tokenizer", type=NEW_FILE, help="A tokenizer.json.  [default: tokens are bytes]"),
     click.option("--separator", help="Token after each text (without a tokenizer: text, such as a line end)."),
-    click.option(
-        "--rows", type=click.IntRange(1), help="Give each text a row of this many tokens, and store its length."
-    ),
-    click.option(
-        "--padding", help="Token that fills the rest of a row (without a tokenizer: a character of one byte)."
-    ),
+    click.option("--rows", type=click.IntRange(1), help="Give each text a row of this many tokens; keep its length."),
+    click.option("--padding", help="Token for the rest of a row (without a tokenizer: a character of one byte)."),
 )
 """The options that all imports of texts share."""
 
 
 @import_group.command(name="text")
 @click.argument("files", nargs=-1, required=True, type=NEW_FILE)
-@click.option(
-    "--cut", type=click.Choice(CUTS), default="files", show_default=True, help="The part of a file that is one text."
-)
+@click.option("--cut", type=click.Choice(CUTS), default="files", show_default=True, help="The parts that are texts.")
 @_token_options
 @output_option("imported", "New or empty folder for the arrays.")
 def text(files: tuple[Path, ...], cut: str, output: Path, **settings: Any) -> None:

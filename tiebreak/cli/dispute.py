@@ -27,9 +27,7 @@ NOTHING_TO_DISPUTE: Final = 4
 @click.command()
 @click.argument("run", type=FOLDER)
 @click.argument("replay", type=FOLDER)
-@click.option(
-    "--count", type=click.IntRange(1), help="Number of checkpoints under the disputed head [default: the last head's]."
-)
+@click.option("--count", type=click.IntRange(1), help="Checkpoints of the disputed head.  [default: the last head's]")
 @machine_options("threads", "device")
 @json_option
 def dispute(run: Path, replay: Path, count: int | None, machine: Machine, as_json: bool) -> int:
@@ -79,9 +77,7 @@ def show(dispute: "Dispute", *, as_json: bool = False) -> None:
 )  # fmt: skip
 @click.option("--hub", type=AddressType(), help="Address of the key of the hub that the parties used (GET /key).")
 @number("--chain-id", 0, None, OFF_CHAIN.chain_id, "Id of the chain that the job was signed for; 0: none.")
-@click.option(
-    "--board", type=AddressType(), help="Address of the job board that the job was signed for.  [default: none]"
-)
+@click.option("--board", type=AddressType(), help="Address of the job board on that chain.  [default: none]")
 @json_option
 def judge(
     transcripts: tuple[Path, ...], hub: Address | None, chain_id: int, board: Address | None, as_json: bool

@@ -38,9 +38,7 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
 @click.command()
 @click.option("--config", type=FILE, callback=_configure, is_eager=True, expose_value=False,
               help="YAML file with any of these options by name; options of the command line override it.")  # fmt: skip
-@click.option(
-    "--model", type=FOLDER, required=True, help="Folder of the model and its tokenizer, as `save_pretrained` writes it."
-)
+@click.option("--model", type=FOLDER, required=True, help="Folder of a model and its tokenizer (`save_pretrained`).")
 @click.option("--data", type=FILE, required=True, help="JSON lines with `messages` (role and content) or `text`.")
 @click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path), required=True,
               help="Folder for run, adapter and key; what is there already is continued.")  # fmt: skip
@@ -51,11 +49,7 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
 @number("--accumulation", 1, None, 1, "Batches whose gradients are summed in a step.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), default=2e-4, show_default=True, help="Learning rate.")
 @number("--seed", 0, (1 << 64) - 1, 0, "Seed of the adapters' first weights and of the order of the windows.")
-@click.option(
-    "--key",
-    type=FILE,
-    help="Key file that signs run and certificate.  [default: key.pem in OUTPUT, made if it is not there]",
-)
+@click.option("--key", type=FILE, help="Key file that signs the run.  [default: key.pem in OUTPUT, made if need be]")
 @click.option("--keep", default="last", show_default=True, metavar="all|every:M|last",
               help="Checkpoints that stay on disk: all, every M-th, or the last.")  # fmt: skip
 @machine_options("threads", "device", "memory")

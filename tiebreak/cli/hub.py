@@ -18,12 +18,8 @@ from tiebreak.cli.key import load_key, new_key
 @click.option("--host", help="Address to listen on [default: 127.0.0.1].")
 @click.option("--port", type=click.IntRange(1, 65535), help="Port to listen on [default: 8787].")
 @click.option("--database", metavar="URL", help="PostgreSQL instead of a file, as postgresql+psycopg://USER@HOST/NAME.")
-@click.option(
-    "--chain", metavar="URL", help="Node of the chain whose jobs it serves, as an http(s) URL; the pages follow it."
-)
-@click.option(
-    "--first-block", type=click.IntRange(0), help="Block of that chain in which the board was deployed [default: 0]."
-)
+@click.option("--chain", metavar="URL", help="Node of the chain whose jobs it serves; the pages follow it.")
+@click.option("--first-block", type=click.IntRange(0), help="Block in which the board was deployed [default: 0].")
 @click.option("--chain-id", type=click.IntRange(0), help="Id of the chain whose jobs it serves [default: 0, for none].")
 @click.option("--contract", help="Address of the job board on that chain.")
 def hub(folder: Path, config: Path | None, is_init: bool, **given: Any) -> None:

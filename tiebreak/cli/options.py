@@ -58,11 +58,7 @@ _MACHINE: Final[dict[str, dict[str, Any]]] = {
         "type": click.IntRange(0),
         "help": "Take the terms of every reduction in a random order with this seed. The result does not depend on it.",
     },
-    "device": {
-        "default": "cpu",
-        "show_default": True,
-        "help": "Torch device, such as cpu or cuda:0. It has to pass the conformance vectors first.",
-    },
+    "device": {"default": "cpu", "show_default": True, "help": "Torch device, such as cuda:0. It is tested first."},
     "graphs": {
         "default": True,
         "help": "On CUDA devices, replay steps as CUDA graphs where nothing prevents it. The result does not depend on "

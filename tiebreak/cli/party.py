@@ -40,8 +40,7 @@ _ABOUT: Final = {
 }
 
 
-_CALLED: Final = {"auditor": "an auditor", "watch": "a watcher"}
-"""Parties as a sentence names them; any other is `a` and its role."""
+_CALLED: Final = {"client": "a client", "trainer": "a trainer", "auditor": "an auditor", "watch": "a watcher"}
 
 
 def group(role: str) -> click.Group:
@@ -59,7 +58,7 @@ def group(role: str) -> click.Group:
 
 
 def _init(role: str) -> click.Command:
-    @click.command("init", help=f"Make FOLDER for {_CALLED.get(role, f'a {role}')}: a commented party.toml" +
+    @click.command("init", help=f"Make FOLDER for {_CALLED[role]}: a commented party.toml" +
                    ("." if role == "watch" else ", and a key if it has none."))  # fmt: skip
     @click.argument("folder", type=PARTY)
     @click.option("--hub", help="URL of the hub.  [default: http://127.0.0.1:8787]")
@@ -77,10 +76,8 @@ def _init(role: str) -> click.Command:
 
 
 def _run(role: str) -> click.Command:
-    called = _CALLED.get(role, role).split()[-1]
-
-    @click.command("run", help=f"Run the {called} whose party.toml is in FOLDER until Ctrl-C. It may be killed at any "
-                   "time, and goes on where it was.")  # fmt: skip
+    @click.command("run", help=f"Run the {_CALLED[role].split()[-1]} whose party.toml is in FOLDER until Ctrl-C. "
+                   "It may be killed at any time, and goes on where it was.")  # fmt: skip
     @click.argument("folder", type=PARTY)
     @click.option("--json", "as_json", is_flag=True, help="Log one JSON object a line.")
     @click.option("--verbose", is_flag=True, help="Log details, too.")

@@ -13,9 +13,7 @@ from tiebreak.protocol.tags import Digest
 
 count_option = click.option("--count", type=click.IntRange(0), help="Take what leads up to this checkpoint; 0: only "
                             "what is there before the first step.  [default: the last signed]")  # fmt: skip
-states_option = click.option(
-    "--states", is_flag=True, help="Also take all kept states, so that others can audit a sample."
-)
+states_option = click.option("--states", is_flag=True, help="Add all kept states, so that others can audit a sample.")
 
 
 @click.command()

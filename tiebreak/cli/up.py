@@ -20,9 +20,7 @@ LATE = ("abandoned", "cancelled", "declined")
 @click.command()
 @click.argument("task", default="digits")
 @click.option("--steps", type=click.IntRange(1), help="Steps of the job.  [default: the task's own]")
-@click.option(
-    "--cheat", type=click.Choice(list(CHEATS)), metavar="NAME", help="Let the trainer cheat in this way; see above."
-)
+@click.option("--cheat", type=click.Choice(list(CHEATS)), metavar="NAME", help="Let the trainer cheat; see above.")
 @click.option("--seats", type=click.IntRange(0, MAX_SEATS), default=0, show_default=True, metavar="N",
               help="Paid audits by auditors who are drawn by lot; a second auditor joins.")  # fmt: skip
 @click.option("--no-chain", is_flag=True, help="Use no chain: the hub's signed receipts are the clock.")
@@ -62,9 +60,8 @@ def up(
         return
     wrong = f"expected a job that is {expected}, got one that is {ending.status}"
     if ending.status in LATE:
-        load, cores = os.getloadavg()[0], os.cpu_count()
         raise StateError(
-            f"{wrong}: this machine was too slow for its terms (load {load:.1f} on {cores} cores); try again when "
-            f"less is running, or with --patience {4 * ending.patience}"
+            f"{wrong}: this machine was too slow for its terms (load {os.getloadavg()[0]:.1f} on {os.cpu_count()} "
+            f"cores); try again when less is running, or with --patience {4 * ending.patience}"
         )
     raise VerificationError(f"{wrong}; the logs in {output} say why")

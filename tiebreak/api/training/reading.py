@@ -2,14 +2,7 @@
 
 from typing import Any, Final
 
-from tiebreak.engine.run.directory import (
-    MAX_NOTICE_BYTES,
-    MAX_TITLE_BYTES,
-    TITLE,
-    UNCHECKED,
-    RunDirectory,
-    open_offer,
-)
+from tiebreak.engine.run.directory import MAX_NOTICE_BYTES, MAX_TITLE_BYTES, TITLE, UNCHECKED, RunDirectory, open_offer
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import printable
 from tiebreak.protocol.program.rounding import SumKind, tolerance_of

@@ -400,6 +400,11 @@ def _verified_job(data: bytes) -> SignedJob:
     return agreement
 
 
+def titled(name: str) -> bytes:
+    """The contents of `TITLE` for a task of this name, cut to its limit."""
+    return name.encode("utf-8", "replace")[:MAX_TITLE_BYTES].decode("utf-8", "ignore").encode()
+
+
 def state_name(step: int) -> str:
     """The name, in the folder of checkpoints, of the state after a step."""
     return f"{step:012d}.safetensors"

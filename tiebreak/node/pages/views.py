@@ -68,32 +68,26 @@ def overview(source: PageSource, asked: Asked) -> Overview:
         found = _matching(searched, asked, lambda job_id: _texts_of(source, known, job_id))
         jobs = _listing(found, asked, len(searched) if len(searched) < len(ids) else None)
         cards = tuple(card for job_id in jobs.rows if (card := _card_of(source, known, job_id)) is not None)
-        shown = tuple(_game_row(source, game) for game in _in_order(known)[:MAX_FIRST_GAMES])
+        first = games(source, Asked(), MAX_FIRST_GAMES).rows
         live = [job for job in known.jobs.values() if job.status is JobStatus.ACTIVE]
         opened = [game for game in known.games.values() if not game.is_over]
         convicted = sum(loser_of(game.state) is Side.DEFENDER for game in known.games.values())
         stake = sum(job.job.reward + job.job.trainer_stake for job in live) + sum(game.stake for game in opened)
-    return Overview(jobs=replace(jobs, rows=cards), games=shown, is_known=board is not None or source.on_paper,
+    return Overview(jobs=replace(jobs, rows=cards), games=first, is_known=board is not None or source.on_paper,
                     running=len(live), open_games=len(opened), at_stake=stake, convicted=convicted)  # fmt: skip
 
 
-def games(source: PageSource, asked: Asked) -> Listing:
+def games(source: PageSource, asked: Asked, size: int = A_PAGE) -> Listing:
     """One page of the board's games, or of those that match a text: open ones first, then the newest."""
     with source.reading() as board:
         known = board if board is not None else Board()
-        found = _matching(_in_order(known), asked, lambda game: [
+        every = sorted(known.games.values(), key=lambda game: (game.is_over, -game.started))
+        found = _matching(every, asked, lambda game: [
             game.id.hex(), words.address(game.challenger), *_texts_of(source, known, game.job.id)
         ])  # fmt: skip
-        shown = _listing(found, asked)
-        return replace(shown, rows=tuple(_game_row(source, game) for game in shown.rows))
-
-
-def _in_order(board: Board) -> list[PublicGame]:
-    return sorted(board.games.values(), key=lambda game: (game.is_over, -game.started))
-
-
-def _game_row(source: PageSource, game: PublicGame) -> ShownGame:
-    return game_view(source, game, source.posts(game.job.id), game.job.job)
+        shown = _listing(found, asked, size=size)
+        rows = (game_view(source, game, source.posts(game.job.id), game.job.job) for game in shown.rows)
+        return replace(shown, rows=tuple(rows))
 
 
 # ---------------------------------------------------------------- lists
@@ -104,21 +98,19 @@ def _newest(source: PageSource, board: Board) -> list[Digest]:
     return list(dict.fromkeys([*source.jobs(), *reversed(board.jobs)]))
 
 
-def _listing(found: Sequence[Any], asked: Asked, searched: int | None = None) -> Listing:
-    pages = max(1, -(-len(found) // A_PAGE))
+def _listing(found: Sequence[Any], asked: Asked, searched: int | None = None, size: int = A_PAGE) -> Listing:
+    pages = max(1, -(-len(found) // size))
     page = min(asked.page, pages)
-    rows = tuple(found[(page - 1) * A_PAGE : page * A_PAGE])
+    rows = tuple(found[(page - 1) * size : page * size])
     return Listing(rows=rows, page=page, pages=pages, found=len(found), searched=searched)
 
 
 def _matching(rows: Sequence[T], asked: Asked, texts: Callable[[T], Sequence[str]]) -> list[T]:
     """The rows with a text that holds what a reader typed, perhaps a digest as pages shorten it: `ab12cd…34ef`."""
+    if not asked.text:
+        return list(rows)
     parts = asked.text.casefold().split("…")
-    return [
-        row
-        for row in rows
-        if not asked.text or any(all(part in text.casefold() for part in parts) for text in texts(row))
-    ]
+    return [row for row in rows if any(all(part in text.casefold() for part in parts) for text in texts(row))]
 
 
 def _texts_of(source: PageSource, board: Board, job_id: Digest) -> list[str]:
