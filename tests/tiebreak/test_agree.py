@@ -1,6 +1,7 @@
 """Keys, and the signed job that comes of a captured one."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -137,6 +138,7 @@ def test_a_job_with_seats_can_be_drawn_by_its_client(desk: Desk, tmp_path: Path)
     assert desk.command.tell("status", tmp_path / "run")["name"] == name
     (tmp_path / "run" / TITLE).write_bytes(b"two\n\x1b[31mlines \xff")
     assert desk.command.tell("show", tmp_path / "run")["name"] == "two ?[31mlines \ufffd"
+    assert re.search(r"challengerStake +0\.1 ether\n", desk.command("show", tmp_path / "run"))
     job, client = RunDirectory.open(tmp_path / "run").job, load_key(desk.client)
     drawn, secret = drawable(replace(job, nonce=5), client)
     assert drawn == job
