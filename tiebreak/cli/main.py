@@ -66,7 +66,7 @@ GROUPS: Final = {
         "trainer": "Take offers, train, commit, and defend what was committed.",
         "auditor": "Replay what trainers commit, and challenge what is false.",
         "watch": "Replay what trainers commit, and raise an alarm for what is false.",
-        "hub": "Run a hub until Ctrl-C: signed posts by job, blobs by root, what is new as events.",
+        "hub": "Run a hub until Ctrl-C: parties exchange signed messages and files through it.",
     },
     "Chain": {
         "devnet": "Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.",
