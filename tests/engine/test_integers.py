@@ -19,7 +19,9 @@ from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging
 from tiebreak.engine.arithmetic.backend import by_integers, integer_products
 from tiebreak.engine.arithmetic.c import integers
-from tiebreak.engine.arithmetic.c.integers import MODULI, IntegerSum, Shape, choose, count_of
+from tiebreak.engine.arithmetic.c.integers import IntegerSum, Shape, choose
+from tiebreak.engine.arithmetic.plan import moduli
+from tiebreak.engine.arithmetic.plan.moduli import MODULI, count_of
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.native import FLAGS, _compiler
 from tiebreak.engine.run.qualify import qualify
@@ -76,7 +78,7 @@ def test_moduli_are_coprime_and_tables_are_theirs() -> None:
 
 
 def test_moduli_that_are_not_coprime_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integers, "MODULI", (256, 254, *MODULI[2:]))
+    monkeypatch.setattr(moduli, "MODULI", (256, 254, *MODULI[2:]))
     with pytest.raises(ValueError, match="not invertible"):
         plan_for(768)
 
