@@ -337,7 +337,7 @@ def test_the_table_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_qualification_tries_integers_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("by integers" in name for name in qualify(Arithmetic()).operations) or UNIT == "AMX"
     monkeypatch.setattr(integers, "unit", lambda: "AMX")
-    with by_integers() as found:
+    with by_integers(torch.device("cpu")) as found:
         assert found
     assert any("to bf16 by integers" in name for name in qualify(Arithmetic()).operations)
 

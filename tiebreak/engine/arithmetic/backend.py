@@ -1,7 +1,7 @@
 """The one door to the back-ends: which of them computes on a device, and what else depends on where that is."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.c import chains, integers, scatter, sums
 from tiebreak.engine.arithmetic.c.backend import CBackend
 from tiebreak.engine.arithmetic.gpu import hashing
+from tiebreak.engine.arithmetic.gpu import integers as gpu_integers
 from tiebreak.engine.arithmetic.gpu.backend import GpuBackend
 from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.arithmetic.plan.options import Options, Pieces
@@ -38,13 +39,16 @@ def builds() -> dict[str, Build]:
 
 
 def integer_products() -> tuple[tuple[str, str], ...]:
-    """The way in which products of typical sizes are computed, or that this machine computes none by integers."""
-    return integers.describe()
+    """The way in which each device computes products, by typical sizes on CPUs."""
+    devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    return *integers.describe(), *(gpu_integers.describe(device) for device in devices if launches(device))
 
 
-def by_integers() -> AbstractContextManager[bool]:
-    """Prepares all matrix products inside it by integers, if this machine would compute any so: says whether."""
-    return integers.forced()
+def by_integers(device: torch.device) -> AbstractContextManager[bool]:
+    """Prepares all matrix products inside it by integers, if a device would compute any so: says whether."""
+    if launches(device):
+        return gpu_integers.forced(device)
+    return integers.forced() if is_host(device) else nullcontext(False)
 
 
 def is_host(device: torch.device) -> bool:

@@ -19,8 +19,6 @@ MOST_TERMS: Final = 1 << 22
 """The most terms: a bound of the proof that leaves room."""
 PAYS: Final = 0.9
 """Integers compute a product if they take at most this part of the cycles of FP64."""
-MUCH: Final = 64
-"""If more than one element in so many will be undecided, FP64 computes the product. As in integers.c."""
 START: Final = 1 << 30
 """The first value of a sum of products of residues, by which it is never negative."""
 
