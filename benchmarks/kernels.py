@@ -473,13 +473,18 @@ def _ways(m: int, n: int, lanes: str, shared: str, op: str, packed: int) -> int:
     return worst
 
 
-def _waits(machine: MachineCode, kernel: str) -> list[str]:
-    """What delays a kernel: a product's main loop; of integers, FP64 too. H100 reads its operands in another way."""
-    if kernel in INTEGERS and (slow := machine.count(r"D(ADD|MUL|FMA|SETP)|.*F64", code=True)):
-        return [f"{slow} instructions of FP64"]
-    if kernel == "multiply_residues" and machine.target != "sm_90":
-        return delays(machine)
-    return delays(machine, tables=kernel in CONVOLUTIONS) if kernel in PRODUCTS and machine.target in MATRIX else []
+def _problems(machine: MachineCode, kernel: str) -> list[str]:
+    """The faults and delays of a kernel.
+
+    What kernels of integers compute in FP32 is bounds, with room for contraction; they have no FP64. An H100 reads the
+    operands of products of bytes in another way.
+    """
+    if kernel in INTEGERS:
+        found = [name for name in _operations(machine.assembly) if re.search(r"\.(approx|full)\b", name)]
+        found += [name for name in _operations(machine.code) if re.search(r"F64|^D(ADD|MUL|FMA|SETP)", name)]
+        return found + (delays(machine) if kernel == "multiply_residues" and machine.target != "sm_90" else [])
+    waits = kernel in PRODUCTS and machine.target in MATRIX
+    return faults(machine) + (delays(machine, tables=kernel in CONVOLUTIONS) if waits else [])
 
 
 @click.command(help=__doc__)
@@ -503,9 +508,7 @@ def main(folder: Path, targets: tuple[str, ...]) -> None:
             rounds = "PRECISION" in function.arg_names if function else kernel not in ("AdamW", "dropout")
             for precision in (32, 16) if rounds and kernel not in (*PRODUCTS,)[1:] else (32,):
                 machine = assemble(name, kernel, precision)
-                wrong += [
-                    f"{name}, {kernel}, {precision} bits: {one}" for one in (*_waits(machine, kernel), *faults(machine))
-                ]
+                wrong += [f"{name}, {kernel}, {precision} bits: {one}" for one in _problems(machine, kernel)]
                 if precision < 32:
                     continue
                 fma = r"v_fmac?_f64" if name == "gfx942" else "DFMA"

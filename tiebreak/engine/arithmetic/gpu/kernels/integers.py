@@ -259,7 +259,7 @@ def finish_fractions(
     power = unit - power_a[:, None] - power_b[None, :]
     bits, decided = round_integers(size, error, exact, power, PRECISION)
     most = tl.maximum(power_a[:, None], power_b[None, :])
-    bits, decided = tl.where(most < ZERO, bits, 0), (most < BAD) & (decided | (most >= ZERO))
+    decided = (most < BAD) & (decided | (most >= ZERO))
     value = tl.where((z < 0) & (bits > 0), bits | (-1 << 31), bits).to(tl.float32, bitcast=True)
     place = tl.load(out_batch + batch)
     if out_m is None:
