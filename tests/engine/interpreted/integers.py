@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 from unittest import mock
@@ -15,11 +16,13 @@ from triton import language as tl
 from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, matmul
 from tests.engine.integer_reference import HOSTILE, Matrix, exact_product, factors
 from tests.engine.interpreted import Mutants, NoReads, Suite, killed, main
-from tests.engine.interpreted.sums import affine, convolution
+from tests.engine.interpreted.sums import affine, convolution, vectors
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.backend import by_integers
 from tiebreak.engine.arithmetic.gpu import integers as launching
 from tiebreak.engine.arithmetic.gpu.kernels import integers as kernels
 from tiebreak.engine.native import forced_integers
+from tiebreak.engine.run.qualify import _compare
 from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
 from tiebreak.protocol.program.isa import DType
 
@@ -180,6 +183,19 @@ def waits_for_nothing() -> int:
     return found.numel()
 
 
+def qualifies() -> int:
+    """Qualification's products, where a device computes products by integers, at any size."""
+    ran = 0
+    known = mock.patch.dict(launching.RATES, {0: (2, 1024)})
+    with known, mock.patch.multiple(launching, TILE=SMALL, FACTS=FEW), by_integers(torch.device("cpu")) as prepared:
+        assert prepared
+        for case, right in vectors(20):
+            if len(case.instruction.operands) == 2:
+                _compare(Arithmetic(precision=20), replace(case, instruction=replace(case.instruction)), right)
+                ran += len(right)
+    return ran
+
+
 # ---- rounding ----
 
 
@@ -308,7 +324,7 @@ SLOW = {
     "matrices": lambda: forms(30, affine), "convolutions": lambda: forms(20, convolution),
     "not loose": lambda: leaves("gauss", stays=False, left=False, much=32),
     "stays": lambda: leaves("wide", stays=True, left=False),
-    "no reads": waits_for_nothing, "beside middles": beside_middles,
+    "no reads": waits_for_nothing, "beside middles": beside_middles, "qualified": qualifies,
     "rounding": lambda: sum(rounds(precision, exact=e) for precision in range(16, 33) for e in (False, True)),
 }  # fmt: skip
 
