@@ -434,7 +434,7 @@ def conflicts(layouts: str) -> list[tuple[str, int]]:
 
 
 def _ways(m: int, n: int, lanes: str, shared: str, op: str, packed: int) -> int:
-    """The most words of one bank that lanes ask for at once, of numbers of which `packed` make a word."""
+    """The most words of one bank that lanes ask for at once; a word holds `packed` numbers."""
 
     def numbers(name: str, text: str) -> list[int]:
         found = re.search(rf"{name} = \[?([\d, ]+)", text)

@@ -22,14 +22,14 @@ from tiebreak.engine.arithmetic.plan.moduli import LONG, MOST_TERMS, PAYS, Modul
 from tiebreak.engine.arithmetic.plan.sums import ReduceTables
 
 RATES: Final = {86: (2, 1024), 87: (2, 1024), 89: (2, 1024), 120: (2, 1024), 121: (2, 1024)}
-"""By compute capability: FMAs in FP64, and multiplications of bytes on the matrix unit, of a multiprocessor in a cycle.
+"""FMAs in FP64, and multiplications of bytes by the matrix unit, of a multiprocessor in a cycle (NVIDIA's tables).
 
-By NVIDIA's tables: RTX 30, RTX A and A40 (86), Orin (87), RTX 40 and L40S (89), RTX 50 (120), GB10 (121). A100, H100,
-H200 and B200 have 64 to 128 FMAs, and there nobody has measured which is faster; B300 is missing because its kernels
-were never compiled for it."""
+Keys are compute capabilities: RTX 30, RTX A and A40 (86), Orin (87), RTX 40 and L40S (89), RTX 50 (120), GB10 (121).
+A100, H100, H200 and B200 have 64 to 128 FMAs, and there nobody has measured which is faster. Nothing was compiled for
+B300."""
 MUCH: Final = 32
-"""If more than one element in so many will be undecided, FP64 computes the product: it would be computed in doubled
-precision otherwise."""
+"""FP64 computes a product if one element in this many or more will be undecided, or else it would be computed once more
+in doubled precision."""
 SHARE: Final = 0.5
 """The part of the matrix unit's rate that products of residues are taken to reach, by the machine code."""
 LEAST: Final = 1 << 22
@@ -118,7 +118,7 @@ def _panels(terms: int) -> int:
 
 @dataclass(frozen=True)
 class Scales:
-    """The numbers of the kernels, for so many terms and bits: all are derived from the moduli."""
+    """The numbers of the kernels, for sums of `terms` terms rounded to b bits: all are derived from the moduli."""
 
     moduli: Moduli
     terms: int

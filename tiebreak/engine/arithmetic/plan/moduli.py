@@ -54,10 +54,10 @@ class Moduli:
         return tuple(pow(self.product // m, -1, m) for m in self.numbers)
 
     def fractions(self, bits: int) -> tuple[int, ...]:
-        """v / m of each modulus, cut to so many bits."""
+        """The fraction v / m of each modulus, cut to `bits` bits."""
         return tuple((v << bits) // m for v, m in zip(self.weights, self.numbers, strict=True))
 
     def offset(self, sums: int, bits: int) -> int:
-        """The fraction, cut to so many bits, that `START` adds in so many sums of each modulus together."""
+        """The fraction that `START` adds in `sums` sums of each modulus, cut once to `bits` bits."""
         total = sum((Fraction(v, m) for v, m in zip(self.weights, self.numbers, strict=True)), Fraction(0))
         return int(START * sums * total % 1 * (1 << bits))
