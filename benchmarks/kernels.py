@@ -109,9 +109,10 @@ POINTERS: Final = {DType.F32: "*fp32", DType.I64: "*i64", DType.BOOL: "*i1"}
 BYTES: Final = {
     **dict.fromkeys(("left", "right"), "*i8"),
     **dict.fromkeys(("powers", "listed"), "*i32"),
-    **dict.fromkeys(("a", "b", "sizes", "out"), "*fp32"),
-    **dict.fromkeys(("a_batch", "b_batch", "out_batch", "loose", "numbers", "folds", "found"), "*i64"),
-    **dict.fromkeys(("reach", "a_share", "b_share"), "fp32"),
+    **dict.fromkeys(("x", "sizes", "out"), "*fp32"),
+    **dict.fromkeys(("batches_at", "out_batch", "loose", "numbers", "folds", "found"), "*i64"),
+    **dict.fromkeys(("reach", "share"), "fp32"),
+    "to": "*i8",
 }
 """The types of arguments of `INTEGERS`; of the others i32."""
 KINDS: Final = {
@@ -207,8 +208,8 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
 def _assemble_integers(name: str, kernel: str, precision: int, options: dict[str, Any]) -> MachineCode:
     function = getattr(integer_kernels, kernel)
     own = integers.TILE if kernel == "multiply_residues" else integers.FACTS
-    known = {**own, **Form(PRODUCTS["product NN"], None, 0, 0).options, "PRECISION": precision, **options}
-    known |= dict.fromkeys(("a_m", "a_k", "b_n", "b_k", "out_m", "out_n"), None)
+    known = {**own, "ALONG": True, "RUN": 1, "UNIT": 4, "PRECISION": precision, **options}
+    known |= dict.fromkeys(("own", "terms", "out_m", "out_n"), None)
     constants = {key: value for key, value in known.items() if key in function.arg_names}
     kinds = {**BYTES, "unit": "fp32" if kernel == "measure" else "i32"}
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in function.arg_names}
@@ -424,13 +425,9 @@ def conflicts(layouts: str) -> list[tuple[str, int]]:
     load = rf"(ttg\.local_load) .* : !ttg\.memdesc<{tile}(f32|i8), (#\w+),.* -> tensor<[^,]*, (#.*?)> loc"
     forms = {(op, int(m), int(n), of, lanes, shared) for op, m, n, of, lanes, shared in re.findall(copy, layouts)}
     forms |= {(op, int(m), int(n), of, lanes, shared) for op, m, n, of, shared, lanes in re.findall(load, layouts)}
-    return [
-        (
-            f"{op}, {m} x {n}, {known.get(lanes, lanes)}",
-            _ways(m, n, known.get(lanes, lanes), known[shared], op, 4 if of == "i8" else 1),
-        )
-        for op, m, n, of, lanes, shared in sorted(forms)
-    ]
+    found = [(op, m, n, known.get(lanes, lanes), known[shared], of) for op, m, n, of, lanes, shared in sorted(forms)]
+    return [(f"{op}, {m} x {n}, {lanes}", _ways(m, n, lanes, shared, op, 4 if of == "i8" else 1))
+            for op, m, n, lanes, shared, of in found]  # fmt: skip
 
 
 def _ways(m: int, n: int, lanes: str, shared: str, op: str, packed: int) -> int:
@@ -499,12 +496,8 @@ def main(folder: Path, targets: tuple[str, ...]) -> None:
             if name == "gfx942" if kernel in INTEGERS else name in LITTLE_FP64:
                 continue
             own = re.split(r"\W", kernel)[0]
-            modules = kernels, integer_kernels
-            function = (
-                OTHERS[kernel][0]
-                if kernel in OTHERS
-                else next((getattr(module, own) for module in modules if hasattr(module, own)), None)
-            )  # a chain has none
+            module = integer_kernels if kernel in INTEGERS else kernels
+            function = OTHERS[kernel][0] if kernel in OTHERS else getattr(module, own, None)  # a chain has none
             rounds = "PRECISION" in function.arg_names if function else kernel not in ("AdamW", "dropout")
             for precision in (32, 16) if rounds and kernel not in (*PRODUCTS,)[1:] else (32,):
                 machine = assemble(name, kernel, precision)

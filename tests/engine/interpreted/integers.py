@@ -317,7 +317,7 @@ FAST = {
 }  # fmt: skip
 SLOW = {
     "hostile": lambda: hostile(*HOSTILE),
-    "long": lambda: hostile("gauss", "ties", "cancelling", size=(5, 4100, 3)),
+    "long": lambda: hostile("gauss", "positive", size=(3, 4100, 2)),
     "panels": lambda: hostile(*MATRICES, FOLD=32),
     "chunks": lambda: sum(hostile("ties", size=size, RESIDUES=90_000) for size in ((140, 8, 9), (9, 8, 140))),
     "single": lambda: hostile("gauss", "ties", "wide", size=(3, 1, 5)),

@@ -33,7 +33,7 @@ in doubled precision."""
 SHARE: Final = 0.5
 """The part of the matrix unit's rate that products of residues are taken to reach, by the machine code."""
 LEAST: Final = 1 << 22
-"""The least number of multiplications that is worth three more launches."""
+"""The least number of multiplications that is worth five more launches."""
 RESIDUES: Final = 1 << 30
 """The most bytes that residues of each operand may take at once; others are computed after these."""
 FOLD: Final = 1 << 15
@@ -88,7 +88,7 @@ def cost(tables: ReduceTables, count: int, rates: tuple[int, int]) -> tuple[floa
     fp64, byte = rates
     batches, m, n = map(len, tables.out)
     packed = (m + n) * tables.terms * (60 + 8 * count) / 64
-    ended = m * n * (220 + 9 * count * _panels(tables.terms)) / 64
+    ended = m * n * (220 + 9 * count * ceil(tables.terms / FOLD)) / 64
     multiplied = _up(m, TILE["BLOCK_M"]) * _up(n, TILE["BLOCK_N"]) * _up(tables.terms, 64) * count / (SHARE * byte)
     return batches * (packed + multiplied + ended), batches * m * n * (tables.terms + 14) / fp64
 
@@ -111,11 +111,6 @@ def _up(size: int, step: int) -> int:
     return ceil(size / step) * step
 
 
-def _panels(terms: int) -> int:
-    """The number of pieces of the terms whose products are added at once."""
-    return ceil(terms / FOLD)
-
-
 @dataclass(frozen=True)
 class Scales:
     """The numbers of the kernels, for sums of `terms` terms rounded to b bits: all are derived from the moduli."""
@@ -126,7 +121,8 @@ class Scales:
 
     @property
     def panels(self) -> int:
-        return _panels(self.terms)
+        """The number of pieces of the terms whose products are added at once."""
+        return ceil(self.terms / FOLD)
 
     @property
     def tile(self) -> dict[str, Any]:
@@ -183,9 +179,9 @@ class Scales:
 
     def of_folds(self) -> list[int]:
         """The scale of fractions, what is taken off them, and three digits of 32 bits for each fold."""
-        count, product, mask = self.moduli.count, self.moduli.product, (1 << 32) - 1
-        scale = (product << 64) >> product.bit_length()
-        off = (self.moduli.offset(self.panels, 64) - count * self.panels) % (1 << 64)
+        whole, mask = self.moduli.product, (1 << 32) - 1
+        scale = (whole << 64) >> whole.bit_length()
+        off = (self.moduli.offset(self.panels, 64) - self.moduli.count * self.panels) % (1 << 64)
         each = [self.panels * [v >> 64, v >> 32 & mask, v & mask] for v in self.moduli.fractions(96)]
         return [
             number - (number >> 63 << 64) for number in (scale, off, *(digit for digits in each for digit in digits))
@@ -220,31 +216,31 @@ class LaunchedIntegers:
         powers = torch.empty((2, batches * (m + n)), dtype=torch.int32, device=device)
         sizes = torch.empty((2, batches * (m + n)), dtype=torch.float32, device=device)
         loose = torch.full((1,), -(1 << 62) if self._stays else -s.most_loose, dtype=torch.int64, device=device)
-        launch(
-            kernels("integers").measure, batches * _tiles(FACTS["BLOCK_M"], m, n), read[0], read[1], *tables[:6],
-            powers, sizes, loose, m, n, s.terms, batches, *steps[:2], *s.reach, 2.0 ** -(s.unit + s.shift),
-            2.0**60 / batches / m, 2.0**60 / batches / n, **sides, **FACTS,
-        )  # fmt: skip
-        pitch = s.moduli.count * s.width
-        high, wide = (min(size, max(1, RESIDUES // (batches * pitch * 128)) * 128) for size in (m, n))
-        left, right = (torch.empty(batches * rows * pitch, dtype=torch.int8, device=device) for rows in (high, wide))
-        for b_first, a_first in product(range(0, n, wide), range(0, m, high)):
-            rows, columns = min(high, m - a_first), min(wide, n - b_first)
-            fresh = rows if b_first == 0 or high < m else 0, columns if a_first == 0 else 0
-            programs = batches * _tiles(FACTS["BLOCK_M"], *fresh) * ceil(s.width / FACTS["BLOCK_K"])
+        promised = [{**FACTS, **{key[2:]: x for key, x in sides.items() if key[0] == name}} for name in "AB"]
+        for at, (size, unit) in enumerate(((m, 2.0 ** -(s.unit + s.shift)), (n, 1.0))):
             launch(
-                kernels("integers").find_residues, programs, read[0], read[1], *tables[:6], powers, loose, left, right,
-                self._numbers[0], m, n, s.terms, *steps[:2], a_first, fresh[0], b_first, fresh[1], pitch, s.width,
-                s.moduli.count, **sides, **FACTS,
+                kernels("integers").measure, batches * ceil(size / FACTS["BLOCK_M"]), read[at],
+                *tables[3 * at : 3 * at + 3], powers[0, at * m :], sizes[0, at * m :], loose, size, s.terms, steps[at],
+                m + n, batches * (m + n), *s.reach, unit, 2.0**60 / batches / size, **promised[at],
             )  # fmt: skip
-            programs = batches * _tiles(TILE["BLOCK_M"], rows) * _tiles(TILE["BLOCK_N"], columns)
+        pitch = s.moduli.count * s.width
+        most = [min(size, max(1, RESIDUES // (batches * pitch * 128)) * 128) for size in (m, n)]
+        residues = [torch.empty(batches * rows * pitch, dtype=torch.int8, device=device) for rows in most]
+        for b_first, a_first in product(range(0, n, most[1]), range(0, m, most[0])):
+            counts = min(most[0], m - a_first), min(most[1], n - b_first)
+            for at, fresh in enumerate((b_first == 0 or most[0] < m, a_first == 0)):
+                programs = batches * ceil(counts[at] / FACTS["BLOCK_M"]) * ceil(s.width / FACTS["BLOCK_K"])
+                if fresh:
+                    launch(
+                        kernels("integers").find_residues, programs, read[at], *tables[3 * at : 3 * at + 3],
+                        powers[0, at * m :], loose, residues[at], self._numbers[0], (m, n)[at], s.terms, steps[at],
+                        m + n, (a_first, b_first)[at], counts[at], pitch, s.width, s.moduli.count, **promised[at],
+                    )  # fmt: skip
             launch(
-                kernels("integers").multiply_residues, programs, left, right, self._numbers[1], powers, sizes, loose,
-                *tables[6:], out, found, out.numel(), listed, m, n, batches, a_first, rows, b_first, columns, steps[2],
-                pitch, s.fold, s.shift, s.unit, s.slack, s.grain, PRECISION=s.precision, **s.tile,
+                kernels("integers").multiply_residues,
+                batches * ceil(counts[0] / TILE["BLOCK_M"]) * ceil(counts[1] / TILE["BLOCK_N"]),
+                residues[0], residues[1], self._numbers[1], powers, sizes, loose, *tables[6:], out, found, out.numel(),
+                listed, m, n, batches, a_first, counts[0], b_first, counts[1], steps[2], pitch, s.fold, s.shift, s.unit,
+                s.slack, s.grain, PRECISION=s.precision, **s.tile,
             )  # fmt: skip
         return loose
-
-
-def _tiles(block: int, *rows: int) -> int:
-    return sum(ceil(count / block) for count in rows)

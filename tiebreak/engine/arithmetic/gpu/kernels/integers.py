@@ -19,6 +19,11 @@ BAD: tl.constexpr = tl.constexpr(1 << 17)
 NONE: tl.constexpr = tl.constexpr(-(1 << 20))
 MORE: tl.constexpr = tl.constexpr(1 + 2.0**-7)
 """A bound over a norm as computed in FP32."""
+PLAIN = [
+    "rows", "k", "step", "each", "total", "reach_power", "first", "count", "pitch", "width", "moduli", "m", "n",
+    "batches", "a_first", "a_rows", "b_first", "b_rows", "fold", "shift", "unit", "slack", "grain",
+]  # fmt: skip
+"""Numbers for which Triton compiles no kernel of its own."""
 
 
 @triton.jit
@@ -49,12 +54,20 @@ def two_to(power):
     return ((power + 127) << 23).to(tl.float32, bitcast=True)
 
 
-@triton.jit
-def measure_rows(
-    x, own, terms, i, rows, k, step, powers, sizes, total, loose, reach_power, reach, unit, share,
+@triton.jit(do_not_specialize=PLAIN)
+def measure(
+    x, batches_at, own, terms, powers, sizes, loose, rows, k, step, each, total, reach_power, reach, unit, share,
     ALONG: tl.constexpr, RUN: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Stores the facts of rows i, norms times `unit`. Adds what was cut, as parts of norms, to `loose`."""
+    """Facts of an operand's rows, norms times `unit`, to tables of `each` for a batch; a program takes BLOCK_M of one.
+
+    Adds what was cut, as parts of norms, to `loose`.
+    """
+    batch = tl.program_id(0) // tl.cdiv(rows, BLOCK_M)
+    i = tl.program_id(0) % tl.cdiv(rows, BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
+    x += whole(tl.load(batches_at + batch), UNIT)
+    powers += batch.to(tl.int64) * each
+    sizes += batch.to(tl.int64) * each
     step, in_m, t = whole(step.to(tl.int64), UNIT), i < (rows if ALONG else whole(rows, UNIT)), tl.arange(0, BLOCK_K)
     end, jump = whole(k, UNIT) if ALONG else k, BLOCK_K if ALONG else BLOCK_K * step
     first = at_rows(x, own, i, in_m, step, t, ALONG, RUN, UNIT)
@@ -105,38 +118,22 @@ def measure_rows(
     tl.store(sizes + total + i, (size + cut) * unit, mask=i < rows)
 
 
-@triton.jit(do_not_specialize=["m", "n", "k", "batches", "a_step", "b_step", "reach_power"])
-def measure(
-    a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, powers, sizes, loose, m, n, k, batches, a_step, b_step,
-    reach_power, reach, unit, a_share, b_share,
-    A_ALONG: tl.constexpr, B_ALONG: tl.constexpr, A_RUN: tl.constexpr, B_RUN: tl.constexpr,
-    A_UNIT: tl.constexpr, B_UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
+@triton.jit(do_not_specialize=PLAIN)
+def find_residues(
+    x, batches_at, own, terms, powers, loose, to, numbers, rows, k, step, each, first, count, pitch, width, moduli,
+    ALONG: tl.constexpr, RUN: tl.constexpr, UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """Facts of all rows and columns of a product, read as `norms` does. A program takes BLOCK_M of one batch."""
-    rows, tiles = tl.cdiv(m, BLOCK_M), tl.cdiv(m, BLOCK_M) + tl.cdiv(n, BLOCK_M)
-    tile, batch = tl.program_id(0) % tiles, tl.program_id(0) // tiles
-    to, total = batch.to(tl.int64) * (m + n), batches.to(tl.int64) * (m + n)
-    if tile < rows:
-        x, i = a + whole(tl.load(a_batch + batch), A_UNIT), tile * BLOCK_M + tl.arange(0, BLOCK_M)
-        measure_rows(
-            x, a_m, a_k, i, m, k, a_step, powers + to, sizes + to, total, loose, reach_power, reach, unit, a_share,
-            A_ALONG, A_RUN, A_UNIT, BLOCK_M, BLOCK_K,
-        )  # fmt: skip
-    else:
-        x, i = b + whole(tl.load(b_batch + batch), B_UNIT), (tile - rows) * BLOCK_M + tl.arange(0, BLOCK_M)
-        to += m
-        measure_rows(
-            x, b_n, b_k, i, n, k, b_step, powers + to, sizes + to, total, loose, reach_power, reach, 1.0, b_share,
-            B_ALONG, B_RUN, B_UNIT, BLOCK_M, BLOCK_K,
-        )  # fmt: skip
+    """Residues of `count` rows of an operand from the first on, in -128 ... 127: (batch, row, modulus, term).
 
-
-@triton.jit
-def store_residues(
-    x, own, terms, i, rows, begin, k, step, powers, to, pitch, width, numbers, count,
-    ALONG: tl.constexpr, RUN: tl.constexpr, UNIT: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Residues of terms `begin` and following of rows i, in -128 ... 127, to [row, modulus, term]; of 0 beyond."""
+    A program takes BLOCK_K terms, 0 beyond the last, of BLOCK_M rows. Nothing if FP64 computes the product.
+    """
+    task, tiles, steps = tl.program_id(0), tl.cdiv(count, BLOCK_M), tl.cdiv(width, BLOCK_K)
+    batch, begin = task // steps // tiles, task % steps * BLOCK_K
+    i = whole(first, 16) + task // steps % tiles * BLOCK_M + tl.arange(0, BLOCK_M)
+    x += whole(tl.load(batches_at + batch), UNIT)
+    powers += batch.to(tl.int64) * each
+    to += (batch.to(tl.int64) * count - first) * whole(pitch, 16)
+    moduli, rows = tl.where(is_loose(loose), 0, moduli), tl.minimum(rows, first + count)
     step, in_m, t = whole(step.to(tl.int64), UNIT), i < (rows if ALONG else whole(rows, UNIT)), tl.arange(0, BLOCK_K)
     end = whole(k, UNIT) if ALONG else k
     source = at_rows(x, own, i, in_m, step, begin + t, ALONG, RUN, UNIT)
@@ -149,7 +146,7 @@ def store_residues(
     high = (integer >> 32).to(tl.uint32)
     to += i[:, None] * whole(pitch, 16) + (begin + t)[None, :]
     stored = (i < rows)[:, None] & (begin + t < width)[None, :]
-    for _ in range(count):
+    for _ in range(moduli):
         y = low + middle * tl.load(numbers).to(tl.uint32) + high * tl.load(numbers + 1).to(tl.uint32)
         y += tl.load(numbers + 2).to(tl.uint32)
         quotient = tl.umulhi(y, tl.load(numbers + 3).to(tl.uint32))
@@ -157,55 +154,6 @@ def store_residues(
         tl.store(to, residue.to(tl.int8), mask=stored)
         to += width
         numbers += 5
-
-
-@triton.jit(
-    do_not_specialize=[
-        "m",
-        "n",
-        "k",
-        "a_step",
-        "b_step",
-        "a_first",
-        "a_rows",
-        "b_first",
-        "b_rows",
-        "pitch",
-        "width",
-        "count",
-    ]
-)
-def find_residues(
-    a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, powers, loose, left, right, numbers,
-    m, n, k, a_step, b_step, a_first, a_rows, b_first, b_rows, pitch, width, count,
-    A_ALONG: tl.constexpr, B_ALONG: tl.constexpr, A_RUN: tl.constexpr, B_RUN: tl.constexpr,
-    A_UNIT: tl.constexpr, B_UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Residues of some rows to `left` and of some columns to `right`, BLOCK_M by BLOCK_K factors a program.
-
-    Both are (batch, row, modulus, term), without rows before the first. Nothing if FP64 computes the product.
-    """
-    rows, tiles = tl.cdiv(a_rows, BLOCK_M), tl.cdiv(a_rows, BLOCK_M) + tl.cdiv(b_rows, BLOCK_M)
-    task, steps = tl.program_id(0), tl.cdiv(width, BLOCK_K)
-    tile, batch, begin = task // steps % tiles, task // steps // tiles, task % steps * BLOCK_K
-    to, count = batch.to(tl.int64) * (m + n), tl.where(is_loose(loose), 0, count)
-    if tile < rows:
-        x, i = a + whole(tl.load(a_batch + batch), A_UNIT), whole(a_first, 16) + tile * BLOCK_M + tl.arange(0, BLOCK_M)
-        left += (batch.to(tl.int64) * a_rows - a_first) * whole(pitch, 16)
-        store_residues(
-            x, a_m, a_k, i, tl.minimum(m, a_first + a_rows), begin, k, a_step, powers + to, left, pitch, width,
-            numbers, count, A_ALONG, A_RUN, A_UNIT, BLOCK_K,
-        )  # fmt: skip
-    else:
-        x, i = (
-            b + whole(tl.load(b_batch + batch), B_UNIT),
-            whole(b_first, 16) + (tile - rows) * BLOCK_M + tl.arange(0, BLOCK_M),
-        )
-        right += (batch.to(tl.int64) * b_rows - b_first) * whole(pitch, 16)
-        store_residues(
-            x, b_n, b_k, i, tl.minimum(n, b_first + b_rows), begin, k, b_step, powers + to + m, right, pitch, width,
-            numbers, count, B_ALONG, B_RUN, B_UNIT, BLOCK_K,
-        )  # fmt: skip
 
 
 @triton.jit
@@ -230,12 +178,6 @@ def round_integers(size, error, exact, power, PRECISION: tl.constexpr):
 
 
 @triton.jit
-def multiples(size, places):
-    """The multiples of 2^places that are nearest to some sizes."""
-    return (size + (((places * 0 + 1) << places) >> 1)) >> places << places
-
-
-@triton.jit
 def finish_fractions(
     f, folds, powers, sizes, out_batch, out_m, out_n, out, found, room, listed, batch, i, j, in_m, in_n,
     m, n, batches, out_step, shift, unit, slack, grain, PRECISION: tl.constexpr,
@@ -253,8 +195,9 @@ def finish_fractions(
     crossed += tl.load(sizes + total + row, mask=in_m, other=0.0)[:, None] * cut_b[None, :]
     error = ((crossed.to(tl.int32) + 1).to(tl.int64) << shift) + slack
     if tl.max(tl.ravel(exact.to(tl.int32)), 0) > 0:
-        error = tl.where(exact, 0, error)
-        size = tl.where(exact, multiples(size, tl.minimum(tl.maximum(divided, 0), 62).to(tl.int64)), size)
+        places = tl.minimum(tl.maximum(divided, 0), 62).to(tl.int64)
+        nearest = (size + (((places * 0 + 1) << places) >> 1)) >> places << places
+        size, error = tl.where(exact, nearest, size), tl.where(exact, 0, error)
     power_a, power_b = tl.load(powers + row, mask=in_m, other=0), tl.load(powers + column, mask=in_n, other=0)
     power = unit - power_a[:, None] - power_b[None, :]
     bits, decided = round_integers(size, error, exact, power, PRECISION)
@@ -273,23 +216,7 @@ def finish_fractions(
         list_elements(undecided, (batch * m + i[:, None]) * n + j[None, :], found, room, listed)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "m",
-        "n",
-        "batches",
-        "a_first",
-        "a_rows",
-        "b_first",
-        "b_rows",
-        "pitch",
-        "fold",
-        "shift",
-        "unit",
-        "slack",
-        "grain",
-    ]
-)
+@triton.jit(do_not_specialize=PLAIN)
 def multiply_residues(
     left, right, folds, powers, sizes, loose, out_batch, out_m, out_n, out, found, room, listed,
     m, n, batches, a_first, a_rows, b_first, b_rows, out_step, pitch, fold, shift, unit, slack, grain,
