@@ -16,8 +16,9 @@ import tiebreak
 from tests.tiebreak.parties import PASSPHRASE, Commands, Once
 from tiebreak import ConfigurationError, Step
 from tiebreak.api.certification.certificates import verify
+from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training import finetuning
-from tiebreak.api.training.finetuning import FineTuning, windows
+from tiebreak.api.training.finetuning import FineTuning, finetune, windows
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.protocol.errors import EncodingError
 
@@ -154,6 +155,18 @@ def test_data_that_cannot_be_read_are_named(here: Path, line: str, said: str) ->
     assert "chat.jsonl" in str(caught.value)
 
 
+def test_code_in_the_folder_of_a_model_is_never_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda _: "y")  # to the question whether it may be run
+    path, ran = here / "model" / "config.json", here / "ran"
+    (here / "model" / "theirs.py").write_text(f"open({str(ran)!r}, 'w')\nclass Theirs: pass\n")
+    names = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"), "theirs.Theirs")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": names, "model_type": "theirs"}))
+    settings = FineTuning(model=here / "model", data=here / "chat.jsonl", length=5)
+    with pytest.raises(ConfigurationError, match="without code from the folder"):
+        finetune(settings, here / "run", key=new_key())
+    assert not ran.exists()
+
+
 def test_settings_that_make_no_job(here: Path, command: Commands) -> None:
     (here / "empty").mkdir()
     given = ["--data", here / "chat.jsonl", "-o", here / "out"]
@@ -164,6 +177,7 @@ def test_settings_that_make_no_job(here: Path, command: Commands) -> None:
         ("lora: [", "expected YAML"),
         ("- lora", "expected fields among"),
         ("loras: 3", r"got ['loras']"),
+        ("data: &a [x, x]\nmodel: [*a, *a]", "expected one value for data, got a list"),
     ):
         (here / "config.yaml").write_text(text)
         assert said in command("finetune", "--config", here / "config.yaml", code=1)

@@ -29,6 +29,9 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
     if not isinstance(found, dict) or not found.keys() <= known:
         wrong = sorted(map(str, found.keys() - known)) if isinstance(found, dict) else type(found).__name__
         raise ConfigurationError(f"{path}: expected fields among {', '.join(sorted(known))}, got {wrong}")
+    for name, value in found.items():
+        if isinstance(value, dict | list | set):
+            raise ConfigurationError(f"{path}: expected one value for {name}, got a {type(value).__name__}")
     context.default_map = {name: str(value) for name, value in found.items() if value is not None}
 
 

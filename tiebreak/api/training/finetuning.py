@@ -92,11 +92,20 @@ def model_card(settings: FineTuning, run: Run) -> str:
 
 def _adapted(settings: FineTuning) -> Any:
     """The model with new adapters, the same ones for the same seed."""
-    given: dict[str, Any] = {"dtype": "auto", "local_files_only": True, "use_safetensors": True}
-    base, rank = AutoModelForCausalLM.from_pretrained(settings.model, **given), settings.lora
+    base, rank = _loaded(AutoModelForCausalLM, settings.model, dtype="auto", use_safetensors=True), settings.lora
     torch.manual_seed(settings.seed)
     adapters = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     return get_peft_model(base, adapters).train()
+
+
+def _loaded(kind: Any, folder: Path, **given: Any) -> Any:
+    try:
+        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **given)
+    except Exception as error:  # libraries raise anything for files of others
+        raise ConfigurationError(
+            f"{folder}: expected a model and a tokenizer that transformers loads without code from the folder, got "
+            f"{type(error).__name__}: {error}"
+        ) from error
 
 
 def _loss(model: Any, input_ids: Tensor, labels: Tensor) -> Any:
@@ -105,7 +114,7 @@ def _loss(model: Any, input_ids: Tensor, labels: Tensor) -> Any:
 
 def windows(settings: FineTuning) -> tuple[Tensor, Tensor]:
     """The tokens and labels of all windows in which something is learnt, int64 [windows, length] each."""
-    tokenizer = AutoTokenizer.from_pretrained(settings.model, local_files_only=True)
+    tokenizer = _loaded(AutoTokenizer, settings.model)
     tokens, wanted = list[int](), list[bool]()
     for ids, learnt in _tokenized(settings.data, tokenizer):
         tokens += ids

@@ -98,14 +98,23 @@ def first_state(task: Task) -> dict[str, Tensor]:
     return state | {AVERAGE + name: state[MODEL + name].clone() for name in trained}
 
 
-def capture_in_place(task: Task, before: Mapping[str, Tensor] | None = None) -> Captured:
+def rehearsed(task: Task) -> frozenset[str]:
+    """Rehearses the task's step in plain PyTorch and returns the names of the buffers that it assigns."""
+    with torch.random.fork_rng(devices=[]):  # the two captures of a check begin in different states
+        return examine(task.model, [phase.loss for phase in task.phases], _telling(task))
+
+
+def capture_in_place(
+    task: Task, before: Mapping[str, Tensor] | None = None, assigned: frozenset[str] | None = None
+) -> Captured:
     """Does what `capture_task` does, but leaves behind what the user's code changes in the model.
 
     before: the model's tensors in the initial state, which are not copied: large models leave no room for that.
+    assigned: what `rehearsed` returned, if the step need not be rehearsed again.
     """
     initial = task.initial_state() if before is None else before
     e = _Emitter(task, initial)
-    e.emit_phases()
+    e.emit_phases(rehearsed(task) if assigned is None else assigned)
     new = {MODEL + name: ref for name, ref in e.refs.items()}
     new |= {OPTIMIZER + name: ref for name, ref in e.entries.items()}
     if task.average is not None:
@@ -151,13 +160,11 @@ class _Emitter:
         """The refs, rounded where PyTorch holds bfloat16. of: the name of the parameter that an entry belongs to."""
         return {name: self.b.bf16(ref) if of(name) in self._bf16 else ref for name, ref in refs.items()}
 
-    def emit_phases(self) -> None:
-        """Emits the batch, then each phase with its update."""
+    def emit_phases(self, assigned: frozenset[str]) -> None:
+        """Emits the batch, then each phase with its update. assigned: the names of the buffers that they assign."""
         task, self.b.origin = self.task, "batch"
         batch, divisor = _batch(self.b, task)
-        example = task.batch.examples.take(task.data, _telling(task))
-        with torch.random.fork_rng(devices=[]):  # the two captures of a check begin in different states
-            assigned = examine(task.model, [phase.loss for phase in task.phases], example)
+        example = _telling(task)
         for phase in task.phases:
             drawn, before = len(self.b.draws), self.refs.copy()
             with same_tensors(task.model):
@@ -195,7 +202,7 @@ class _Emitter:
         return updated
 
 
-def _telling(task: Task) -> Tensor:
+def _telling(task: Task) -> tuple[Tensor, ...]:
     """A batch of the examples with the greatest and least numbers: PyTorch refuses labels that are out of range.
 
     Integers come first, and of each array the first 2^26 elements count.
@@ -206,7 +213,7 @@ def _telling(task: Task) -> Tensor:
         some = array.flatten()[: 1 << 26]
         some = some.view(torch.uint8) if some.dtype == torch.bool else some  # argmax takes no bools
         found += [(place // each).clamp(max=task.examples - 1) for place in (some.argmax(), some.argmin())]
-    return torch.stack(found).repeat(task.batch.size)[: task.batch.size]
+    return examples.take(task.data, torch.stack(found).repeat(task.batch.size)[: task.batch.size])
 
 
 def _finished(b: Builder, state: dict[str, Ref], loss: Ref) -> Program:

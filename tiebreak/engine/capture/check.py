@@ -1,6 +1,6 @@
 """Checks a capture: the program must be the user's model, and not what a tracer made of it.
 
-(a) The task is captured twice, with other seeds, clocks and Python state, and the two programs are compared.
+(a) The task is traced twice, with other seeds, clocks and Python state, and the two programs are compared.
 (b) Steps 1 and 2 are run on the user's data by the engine and, each from the engine's state, by plain eager PyTorch, in
     FP64 and, to know the model's own noise, in FP32. (In both, `.to(dtype)` counts as written; in FP32 the tensors that
     the model holds in bfloat16 stay so, and autocast counts, which leaves FP64 alone.) Loss, gradients and buffers must
@@ -34,7 +34,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tiebreak.engine.capture.captured import MODEL, OPTIMIZER, Captured, capture_in_place, capture_task, first_state
+from tiebreak.engine.capture.captured import (
+    MODEL,
+    OPTIMIZER,
+    Captured,
+    capture_in_place,
+    capture_task,
+    first_state,
+    rehearsed,
+)
 from tiebreak.engine.capture.draws import GivenDraws
 from tiebreak.engine.capture.optimizer_check import wrong_update
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
@@ -85,10 +93,11 @@ def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Sli
     # Until all is checked, the state is the model itself, and of a task that is only traced it has no values.
     given = task.initial_state(None if part is None else "meta", copy=False)
     with untouched(task.model):
-        captured = capture_in_place(task, given)
+        assigned = rehearsed(task)
+        captured = capture_in_place(task, given, assigned)
         release()
         with disturbed():
-            _same_programs(captured, capture_in_place(task, given))
+            _same_programs(captured, capture_in_place(task, given, assigned))
     steps, tested = (task, captured) if part is None else (part.task, _of_slice(task, captured, part))
     for place in dict.fromkeys((device, CPU)):
         try:
