@@ -16,7 +16,8 @@ from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.arithmetic.plan.options import Options, Pieces
 from tiebreak.engine.arithmetic.plan.stats import Stats
 from tiebreak.engine.data import tensors as on_host
-from tiebreak.engine.native import Build, enabled, interprets
+from tiebreak.engine.native import Build, enabled, forced_integers, interprets
+from tiebreak.engine.native import integers as integers_wanted
 from tiebreak.protocol.tags import Digest
 
 
@@ -45,10 +46,13 @@ def integer_products() -> tuple[tuple[str, str], ...]:
 
 
 def by_integers(device: torch.device) -> AbstractContextManager[bool]:
-    """Prepares all matrix products inside it by integers, if a device would compute any so: says whether."""
-    if launches(device):
-        return gpu_integers.forced(device)
-    return integers.forced() if is_host(device) else nullcontext(False)
+    """Prepares all matrix products inside it by integers, if a device would compute any so: says whether.
+
+    If the environment forces integers or forbids them, nothing changes.
+    """
+    on_gpu = launches(device)
+    computes = gpu_integers.rates_of(device) is not None if on_gpu else is_host(device) and integers.unit() == "AMX"
+    return forced_integers() if computes and not integers_wanted() else nullcontext(False)
 
 
 def is_host(device: torch.device) -> bool:

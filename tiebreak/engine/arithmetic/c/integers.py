@@ -7,8 +7,6 @@ for tests.
 
 import ctypes
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import product as product_of
@@ -72,19 +70,6 @@ def unit() -> str:
     """The unit of this machine that multiplies bytes: "AMX", "vectors", or "" if there is none."""
     library = build().library
     return "" if library is None else ("", "vectors", "AMX")[_tiles(library)]
-
-
-@contextmanager
-def forced() -> Iterator[bool]:
-    """Prepares all matrix products in the block by integers, if this machine would compute any so: says whether.
-
-    If the environment forces integers or forbids them, nothing changes.
-    """
-    if native.integers() or unit() != "AMX":
-        yield False
-        return
-    with native.forced_integers():
-        yield True
 
 
 def describe() -> tuple[tuple[str, str], ...]:

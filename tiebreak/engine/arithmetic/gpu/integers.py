@@ -5,8 +5,7 @@ elsewhere if `TIEBREAK_INTEGERS` is 1, which leaves no product to FP64, for test
 of both ways are launched, and what integers would leave undecided tells the device which of them compute.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -47,22 +46,9 @@ TILE: Final[dict[str, Any]] = {
 """The blocks of `multiply_residues` and the compiler's options: 32 elements in a lane, each of three registers."""
 
 
-@contextmanager
-def forced(device: torch.device) -> Iterator[bool]:
-    """Prepares all matrix products in the block by integers, if the device would compute any so: says whether.
-
-    If the environment forces integers or forbids them, nothing changes.
-    """
-    if native.integers() or _rates(device) is None:
-        yield False
-        return
-    with native.forced_integers():
-        yield True
-
-
 def describe(device: torch.device) -> tuple[str, str]:
     """The way in which a device computes large products, by name and value."""
-    rates = _rates(device)
+    rates = rates_of(device)
     name = f"products on {device}"
     if rates is None:
         return name, "FP64"
@@ -71,8 +57,8 @@ def describe(device: torch.device) -> tuple[str, str]:
     return name, f"{count} moduli; FP64 would take {SHARE * byte / count / fp64:.0f} times as long, it is estimated"
 
 
-def _rates(device: torch.device) -> tuple[int, int] | None:
-    """The rates by which products may go by integers, unless they are forbidden."""
+def rates_of(device: torch.device) -> tuple[int, int] | None:
+    """The rates by which a device computes products by integers; None if it computes none so."""
     backend, arch = target(device)
     if native.integers() == "0" or backend == "hip":
         return None
@@ -95,7 +81,7 @@ def cost(tables: ReduceTables, count: int, rates: tuple[int, int]) -> tuple[floa
 
 def choose(tables: ReduceTables, precision: int, device: torch.device) -> "LaunchedIntegers | None":
     """Computes a sum of products by integers; None if FP64 is faster, or the device is not known."""
-    rates = _rates(device) if len(tables.operands) > 1 and tables.out else None
+    rates = rates_of(device) if len(tables.operands) > 1 and tables.out else None
     if rates is None or tables.terms > MOST_TERMS:
         return None
     count, forced = count_of(tables.terms, precision), native.integers() == "1"
