@@ -24,10 +24,11 @@ from triton.compiler import ASTSource
 from benchmarks.real_models import make_real_task
 from benchmarks.table import placed, publish, rows_of
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.gpu import chains, hashing, scatter, sums
+from tiebreak.engine.arithmetic.gpu import chains, hashing, integers, scatter, sums
 from tiebreak.engine.arithmetic.gpu import random as draws
 from tiebreak.engine.arithmetic.gpu.kernels import chains as chain_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import hashing as hash_kernels
+from tiebreak.engine.arithmetic.gpu.kernels import integers as integer_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import random as draw_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import scatter as scatter_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import sums as kernels
@@ -42,8 +43,15 @@ TARGETS: Final = {
     "sm_90": GPUTarget("cuda", 90, 32),
     "sm_100": GPUTarget("cuda", 100, 32),
     "gfx942": GPUTarget("hip", "gfx942", 64),
+    "sm_86": GPUTarget("cuda", 86, 32),
+    "sm_89": GPUTarget("cuda", 89, 32),
+    "sm_120": GPUTarget("cuda", 120, 32),
 }
-"""A100, H100 and H200, B200, MI300."""
+"""A100, H100 and H200, B200, MI300; and the cards with little FP64, on which products go by integers."""
+LITTLE_FP64: Final = ("sm_86", "sm_89", "sm_120")
+"""The targets for which only kernels of integers are compiled."""
+INTEGERS: Final = ("measure", "find_residues", "multiply_residues")
+"""The kernels of products by integers."""
 MATRIX: Final = {"sm_80": "mma.sync.aligned.m8n8k4.row.col.f64", "sm_90": "mma.sync.aligned.m16n8k16.row.col.f64"}
 """The FP64 matrix instruction that a target must use, the widest that it has."""
 MATRICES: Final = {
@@ -98,6 +106,15 @@ APART: Final = (
 )  # fmt: skip
 """Products and sums in PTX, and what they are in SASS."""
 POINTERS: Final = {DType.F32: "*fp32", DType.I64: "*i64", DType.BOOL: "*i1"}
+BYTES: Final = {
+    **dict.fromkeys(("left", "right"), "*i8"),
+    **dict.fromkeys(("powers", "listed"), "*i32"),
+    **dict.fromkeys(("x", "sizes", "out"), "*fp32"),
+    **dict.fromkeys(("batches_at", "out_batch", "loose", "numbers", "folds", "found"), "*i64"),
+    **dict.fromkeys(("reach", "share"), "fp32"),
+    "to": "*i8",
+}
+"""The types of arguments of `INTEGERS`; of the others i32."""
 KINDS: Final = {
     "a": "*fp32",
     "b": "*fp32",
@@ -152,6 +169,8 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
         constants = {key: value for key, value in constants.items() if key in function.arg_names}
         signature = dict(zip(function.arg_names, [*kinds.split(), *len(constants) * ["constexpr"]], strict=True))
         return _compiled(name, function, signature, constants, {k: v for k, v in known.items() if k.islower()}, 0)
+    if kernel in INTEGERS:
+        return _assemble_integers(name, kernel, precision, options)
     function, known = getattr(kernels, re.split(r"\W", kernel)[0]), _known(TARGETS[name], kernel) | options
     # As Triton takes them in a launch.
     ones = {"run_batch": 1, "run_k": 1} if function is kernels.settle else {}
@@ -160,7 +179,7 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
         "LEAVE": False,
         "FLUSH": sums.FLUSH,
         "PLACE": False,
-        **dict.fromkeys(("sums", "errors", "packed", "notes", "numbers", "CHAIN"), None),
+        **dict.fromkeys(("sums", "errors", "packed", "notes", "numbers", "loose", "CHAIN"), None),
         **({"digits": None} if function is kernels.settle else {}),
     }
     for layout, tables in zip(PRODUCTS.get(kernel, ()), (("a_m", "a_k"), ("b_n", "b_k")), strict=False):
@@ -184,6 +203,17 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
         volume, lanes = known["BLOCK_M"] * known["BLOCK_N"] * known["BLOCK_K"], TARGETS[name].warp_size
         products = (3 if kernel == "contract_twice" else 1) * volume // (given["num_warps"] * lanes)
     return _compiled(name, function, signature, constants, given, products)
+
+
+def _assemble_integers(name: str, kernel: str, precision: int, options: dict[str, Any]) -> MachineCode:
+    function = getattr(integer_kernels, kernel)
+    own = integers.TILE if kernel == "multiply_residues" else integers.FACTS
+    known = {**own, "ALONG": True, "RUN": 1, "UNIT": 4, "PRECISION": precision, **options}
+    known |= dict.fromkeys(("own", "terms", "out_m", "out_n"), None)
+    constants = {key: value for key, value in known.items() if key in function.arg_names}
+    kinds = {**BYTES, "unit": "fp32" if kernel == "measure" else "i32"}
+    signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in function.arg_names}
+    return _compiled(name, function, signature, constants, {k: v for k, v in own.items() if k.islower()}, 0)
 
 
 def _known(target: GPUTarget, kernel: str) -> dict[str, Any]:
@@ -379,28 +409,30 @@ def _main_loop(code: str) -> list[str]:
             lines.append(instruction[1])
             if (jump := re.search(r"BRA.*`\((\.L_x_\d+)\)", instruction[1])) and jump[1] in labels:
                 loops.append(lines[labels[jump[1]] :])
-    return min((loop for loop in loops if any("DMMA" in line for line in loop)), key=len, default=[])
+    return min((loop for loop in loops if any(re.search("[DI]MMA", line) for line in loop)), key=len, default=[])
 
 
 def conflicts(layouts: str) -> list[tuple[str, int]]:
-    """Names each copy of a tile of f32 to shared memory, and each load from there, and counts its bank conflicts.
+    """Names each copy of a tile of f32 or bytes to shared memory, and each load from there; counts its bank conflicts.
 
     These are the most words of one of 32 banks that lanes ask for at once: all 32 by words, 8 by 16 bytes. Lanes and
     words are those of the layouts in Triton's code; a load by words (LDS) or of 8 rows of 16 bytes (LDSM) asks for the
     same.
     """
     known = dict(re.findall(r"^(#\w+) = (#.*)$", layouts, re.MULTILINE))
-    copy = r"(ttg\.async_copy_global_to_local) .* : tensor<(\d+)x(\d+)x!tt\.ptr<f32>, (#\w+)> -> <[^,]*, (#\w+),"
-    load = r"(ttg\.local_load) .* : !ttg\.memdesc<(\d+)x(\d+)xf32, (#\w+),.* -> tensor<[^,]*, (#.*?)> loc"
-    forms = {(op, int(m), int(n), lanes, shared) for op, m, n, lanes, shared in re.findall(copy, layouts)}
-    forms |= {(op, int(m), int(n), lanes, shared) for op, m, n, shared, lanes in re.findall(load, layouts)}
-    return [
-        (f"{op}, {m} x {n}, {known.get(lanes, lanes)}", _ways(m, n, known.get(lanes, lanes), known[shared], op))
-        for op, m, n, lanes, shared in sorted(forms)
-    ]
+    tile = r"(\d+)x(\d+)x"
+    copy = rf"(ttg\.async_copy_global_to_local) .* : tensor<{tile}!tt\.ptr<(f32|i8)>, (#\w+)> -> <[^,]*, (#\w+),"
+    load = rf"(ttg\.local_load) .* : !ttg\.memdesc<{tile}(f32|i8), (#\w+),.* -> tensor<[^,]*, (#.*?)> loc"
+    forms = {(op, int(m), int(n), of, lanes, shared) for op, m, n, of, lanes, shared in re.findall(copy, layouts)}
+    forms |= {(op, int(m), int(n), of, lanes, shared) for op, m, n, of, shared, lanes in re.findall(load, layouts)}
+    found = [(op, m, n, known.get(lanes, lanes), known[shared], of) for op, m, n, of, lanes, shared in sorted(forms)]
+    return [(f"{op}, {m} x {n}, {lanes}", _ways(m, n, lanes, shared, op, 4 if of == "i8" else 1))
+            for op, m, n, lanes, shared, of in found]  # fmt: skip
 
 
-def _ways(m: int, n: int, lanes: str, shared: str, op: str) -> int:
+def _ways(m: int, n: int, lanes: str, shared: str, op: str, packed: int) -> int:
+    """The most words of one bank that lanes ask for at once; a word holds `packed` numbers."""
+
     def numbers(name: str, text: str) -> list[int]:
         found = re.search(rf"{name} = \[?([\d, ]+)", text)
         assert found is not None, (name, text)
@@ -412,11 +444,13 @@ def _ways(m: int, n: int, lanes: str, shared: str, op: str) -> int:
     else:
         each, counts, order = (numbers(name, lanes) for name in ("sizePerThread", "threadsPerWarp", "order"))
         fast = order[0]
+        each[fast] //= packed
         at = [(lane // counts[fast], lane % counts[fast]) for lane in range(32)]
         at = [place if fast else place[::-1] for place in at]
         own, other = counts[0] * each[0], counts[1] * each[1]
     words = max(each) if "copy" in op else 1
     (vec,), (per,), (most,), order = (numbers(name, shared) for name in ("vec", "perPhase", "maxPhase", "order"))
+    vec, m, n = vec // packed, m // (packed if order[0] == 0 else 1), n // (packed if order[0] == 1 else 1)
     width = (m, n)[order[0]]
 
     def word(place: tuple[int, int]) -> int:
@@ -436,30 +470,45 @@ def _ways(m: int, n: int, lanes: str, shared: str, op: str) -> int:
     return worst
 
 
+def _problems(machine: MachineCode, kernel: str) -> list[str]:
+    """The faults and delays of a kernel.
+
+    What kernels of integers compute in FP32 is bounds, with room for contraction; they have no FP64. An H100 reads the
+    operands of products of bytes in another way.
+    """
+    if kernel in INTEGERS:
+        found = [name for name in _operations(machine.assembly) if re.search(r"\.(approx|full)\b", name)]
+        found += [name for name in _operations(machine.code) if re.search(r"F64|^D(ADD|MUL|FMA|SETP)", name)]
+        return found + (delays(machine) if kernel == "multiply_residues" and machine.target != "sm_90" else [])
+    waits = kernel in PRODUCTS and machine.target in MATRIX
+    return faults(machine) + (delays(machine, tables=kernel in CONVOLUTIONS) if waits else [])
+
+
 @click.command(help=__doc__)
 @click.option("--target", "targets", multiple=True, type=click.Choice(list(TARGETS)), help="Repeat it. [default: all]")
 @placed
 def main(folder: Path, targets: tuple[str, ...]) -> None:
     rows, wrong = [], []
     for name in targets or TARGETS:
-        for kernel in (*KERNELS, *OTHERS, *CHAINS):
+        for kernel in (*KERNELS, *OTHERS, *CHAINS, *INTEGERS):
             if kernel in PRODUCTS and kernel != "product NN" and name not in MATRIX:
                 continue  # layouts differ in copies and in loads of the matrix unit's operands
+            if name == "gfx942" if kernel in INTEGERS else name in LITTLE_FP64:
+                continue
             own = re.split(r"\W", kernel)[0]
-            function = OTHERS[kernel][0] if kernel in OTHERS else getattr(kernels, own, None)  # a chain has none
+            module = integer_kernels if kernel in INTEGERS else kernels
+            function = OTHERS[kernel][0] if kernel in OTHERS else getattr(module, own, None)  # a chain has none
             rounds = "PRECISION" in function.arg_names if function else kernel not in ("AdamW", "dropout")
             for precision in (32, 16) if rounds and kernel not in (*PRODUCTS,)[1:] else (32,):
                 machine = assemble(name, kernel, precision)
-                waits = delays(machine, tables=kernel in CONVOLUTIONS) if kernel in PRODUCTS and name in MATRIX else []
-                wrong += [f"{name}, {kernel}, {precision} bits: {delay}" for delay in waits]
-                wrong += [f"{name}, {kernel}, {precision} bits: {fault}" for fault in faults(machine)]
+                wrong += [f"{name}, {kernel}, {precision} bits: {one}" for one in _problems(machine, kernel)]
                 if precision < 32:
                     continue
                 fma = r"v_fmac?_f64" if name == "gfx942" else "DFMA"
                 found = {
                     "registers": machine.registers,
                     "spilled bytes": machine.spilled,
-                    "matrix instructions": machine.count(r"DMMA|v_mfma", code=True),
+                    "matrix instructions": machine.count(r"DMMA|IMMA|IGMMA|v_mfma", code=True),
                     "FP64 FMA": machine.count(fma, code=True),
                     "instructions": sum(_operations(machine.code).values()),
                 }

@@ -1,6 +1,6 @@
 """Sums of products against vendor BLAS and the roofline of this device; and FP64 that the vendor emulates.
 
-Products of matrices are computed as they are, and once more from tables: bits first, then times.
+Products are computed as this device would, from tables, by integers and in FP64: bits first, then times.
 """
 
 import os
@@ -23,7 +23,7 @@ from tiebreak.engine.arithmetic.gpu import sums
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.arithmetic.plan.ziv import UNIT
 from tiebreak.engine.capture.captured import capture_task
-from tiebreak.engine.native import EMULATION
+from tiebreak.engine.native import EMULATION, INTEGERS
 from tiebreak.engine.run.qualify import check_emulation
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode
@@ -108,10 +108,13 @@ def one(i: Instruction, name: str, context: Context, peak: float, bandwidth: flo
     batch, m, n = len(first.batch), len(first.own), len(last.own)
     read = {o.index: o.reach[1] + 1 for o in tables.operands}
     operands = [torch.randn(read[at], device=device) for at in range(2)]
-    arithmetic, by_tables = Arithmetic(device), Arithmetic(device)
+    arithmetic, by_tables, by_integers, fp64 = (Arithmetic(device) for _ in range(4))
     with mock.patch.object(sums, "progression", return_value=None):  # a plan is kept
         right = by_tables.execute(i, operands, 0)
     differ = int((arithmetic.execute(i, operands, 0) != right).sum())
+    for other, how in ((by_integers, "1"), (fp64, "0")):
+        with mock.patch.dict(os.environ, {INTEGERS: how}):
+            differ += int((other.execute(i, operands, 0) != right).sum())
     a, b = torch.randn(batch, m, k, device=device), torch.randn(batch, k, n, device=device)
     a64, b64 = a.double(), b.double()
 
@@ -123,6 +126,8 @@ def one(i: Instruction, name: str, context: Context, peak: float, bandwidth: flo
         {
             "exact": lambda: arithmetic.execute(i, operands, 0),
             "exact, by tables": lambda: by_tables.execute(i, operands, 0),
+            "exact, by integers": lambda: by_integers.execute(i, operands, 0),
+            "exact, FP64": lambda: fp64.execute(i, operands, 0),
             "cuBLAS FP64": lambda: a64 @ b64,
             "cuBLAS FP32": vendor,
         },
@@ -130,11 +135,13 @@ def one(i: Instruction, name: str, context: Context, peak: float, bandwidth: flo
     )
     flops, moved = 2.0 * batch * m * n * k, 4.0 * (sum(read.values()) + i.numel)
     case, counts = f"{name}: {batch} x {m} x {k} x {n}", arithmetic.stats.of("reduce.sum.products")
+    left = by_integers.stats.of("reduce.sum.products")
     rows = rows_of(case, "GFLOP/s", {who: flops / each / 1e9 for who, each in seconds.items()})
     rows += rows_of(case, "elements", {"bits that differ from those by tables": differ})
     return rows + rows_of(case, "", {
         "share of the roofline": max(flops / peak, moved / bandwidth) / seconds["exact"],
         "share of undecided elements": counts.undecided / max(1, counts.elements),
+        "share of undecided elements, by integers": left.undecided / max(1, left.elements),
     })  # fmt: skip
 
 

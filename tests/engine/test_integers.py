@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 from itertools import combinations, product
-from math import gcd, prod
+from math import gcd, isqrt, prod
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,11 @@ from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging
 from tiebreak.engine.arithmetic.backend import by_integers, integer_products
 from tiebreak.engine.arithmetic.c import integers
-from tiebreak.engine.arithmetic.c.integers import MODULI, IntegerSum, Shape, choose, count_of
+from tiebreak.engine.arithmetic.c.integers import IntegerSum, Shape, choose
+from tiebreak.engine.arithmetic.gpu import integers as on_gpus
+from tiebreak.engine.arithmetic.gpu.integers import Scales
+from tiebreak.engine.arithmetic.plan import moduli
+from tiebreak.engine.arithmetic.plan.moduli import MODULI, Moduli, count_of
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.native import FLAGS, _compiler, forced_integers
 from tiebreak.engine.run.qualify import qualify
@@ -88,7 +92,7 @@ def test_moduli_are_coprime_and_tables_are_theirs() -> None:
 
 
 def test_moduli_that_are_not_coprime_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integers, "MODULI", (256, 254, *MODULI[2:]))
+    monkeypatch.setattr(moduli, "MODULI", (256, 254, *MODULI[2:]))
     with pytest.raises(ValueError, match="not invertible"):
         plan_for(768)
 
@@ -428,7 +432,7 @@ def test_the_table_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_qualification_tries_integers_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any("by integers" in name for name in qualify(Arithmetic()).operations) or UNIT == "AMX"
     monkeypatch.setattr(integers, "unit", lambda: "AMX")
-    with by_integers() as found:
+    with by_integers(torch.device("cpu")) as found:
         assert found
     assert any("to bf16 by integers" in name for name in qualify(Arithmetic()).operations)
 
@@ -478,6 +482,88 @@ def test_the_code_for_amx_with_its_instructions_emulated(
     right = [wrong(kind) == 0 for kind in ("gauss", "ties")]
     assert integers.unit() == "AMX"
     assert all(right) == (not fault)
+
+
+# ---- on GPUs ----
+
+TERMS = (1, 64, 768, 4001, 50257, 1 << 16, 1 << 22)
+
+
+def test_numbers_of_gpus_keep_the_bounds_of_the_proof() -> None:
+    for k, precision in product(TERMS, (16, 24, 32)):
+        s = Scales(Moduli(count_of(k, precision)), k, precision)
+        whole, (power, part) = s.moduli.product, s.reach
+        assert part * 2.0**power <= s.moduli.reach - isqrt(k) / 2 - 1
+        assert 0.5 < part * 2.0**power / s.moduli.reach <= 1
+        assert whole < 1 << 62 + s.unit < 2 * whole  # |S| < P / 2 is below 2^61 units
+        assert s.width >= k
+        assert s.fold % s.tile["BLOCK_K"] == 0 == s.width % s.fold
+        assert s.fold * 128 * 128 <= 1 << 29
+        assert 2 * s.slack < 1 << s.grain
+        crossed = Fraction(isqrt(k * whole) + 1) / Fraction(2) ** (s.unit + s.shift)  # what is cut, times norms
+        assert crossed * 33 / 32 < 1 << 31
+        assert s.most_loose > 0
+
+
+def test_residues_of_gpus_are_bytes() -> None:
+    """The quotient by the high half of a product, short by one at most, for every sum that 16 bits thrice can have."""
+    numbers = np.array(Scales(Moduli(12), 5000, 32).of_residues(), np.uint64).reshape(-1, 5)
+    r = np.random.default_rng(1)
+    for m, (middle, high, added, inverse, same) in zip(MODULI, numbers.tolist(), strict=True):
+        most = 0xFFFF * (1 + middle + high) + added
+        assert same == m
+        assert most < 1 << 25
+        multiples = np.arange(0, most + 1, m, dtype=np.uint64)
+        y = np.concatenate([multiples + np.uint64(d) for d in (0, 1, 2, 3, m - 1)])  # where the quotient changes
+        byte = (y - (y * np.uint64(inverse) >> np.uint64(32)) * np.uint64(m)).astype(np.int64) - 128
+        assert -128 <= byte.min() <= byte.max() <= 127
+        assert ((byte + 128 - y.astype(np.int64)) % m == 0).all()
+        for integer in r.integers(-(1 << 47), 1 << 47, 200).tolist():
+            shifted = integer + (1 << 47)
+            total = (shifted & 0xFFFF) + (shifted >> 16 & 0xFFFF) * middle + (shifted >> 32) * high + added
+            assert (total - 128 - integer) % m == 0
+
+
+@pytest.mark.parametrize("k", TERMS)
+def test_the_fraction_of_gpus_is_short_by_what_the_proof_says(k: int) -> None:
+    """Integers within P / 2, whose residues' sums are any that are congruent, come back within the slack."""
+    r = np.random.default_rng(k)
+    for precision in (16, 32):
+        s = Scales(Moduli(count_of(k, precision)), k, precision)
+        (scale, off), digits = s.of_folds()[:2], np.array(s.of_folds()[2:], object).reshape(-1, 3)
+        assert len(digits) == s.moduli.count * s.panels
+        whole, top = s.moduli.product, 1 << 64
+        for share in (0, 1, -1, 0.3, -0.4999, 0.4999, 1e-9):
+            x = share if isinstance(share, int) else int(share * whole)
+            f = 0
+            for t, m in enumerate(s.moduli.numbers):
+                sums = [int(v) for v in r.integers(0, 1 << 29, s.panels)]
+                sums[0] += (x - sum(sums)) % m
+                for c, (a, b, d) in zip(sums, digits[t * s.panels : (t + 1) * s.panels].tolist(), strict=True):
+                    c += moduli.START
+                    f += ((c * a % (1 << 32)) << 32) + c * b + (c * d >> 32)
+            z = (f - off + top // 2) % top - top // 2
+            size = (abs(z) * (scale % top) >> 64) >> 2
+            assert abs(Fraction(x) / Fraction(2) ** s.unit - (size if z >= 0 else -size)) <= s.slack
+
+
+def test_which_gpus_go_by_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+    device, large, small = torch.device("cpu"), plan_tables(matmul(512, 768, 3072)), plan_tables(matmul(64, 64, 64))
+    assert None not in (large, small)
+    for (backend, arch), chosen in {("cuda", 80): 0, ("cuda", 90): 0, ("cuda", 100): 0, ("hip", 0): 0, ("cpu", 0): 0,
+                                    ("cuda", 86): 1, ("cuda", 89): 1, ("cuda", 120): 1}.items():  # fmt: skip
+        monkeypatch.setattr(on_gpus, "target", lambda _, found=(backend, arch): found)
+        for forced, wanted in (("", chosen), ("0", 0), ("1", backend != "hip")):
+            monkeypatch.setenv("TIEBREAK_INTEGERS", forced)
+            assert (on_gpus.choose(large, 32, device) is not None) == bool(wanted)
+        assert on_gpus.choose(small, 32, device) is not None or backend == "hip"
+        monkeypatch.setenv("TIEBREAK_INTEGERS", "")
+        assert on_gpus.choose(small, 32, device) is None
+        assert on_gpus.describe(device)[1].startswith("11 moduli" if chosen else "FP64")
+        monkeypatch.setattr("tiebreak.engine.arithmetic.backend.launches", lambda _: True)
+        with by_integers(device) as prepared:
+            assert prepared == bool(chosen)
+            assert (on_gpus.choose(small, 32, device) is not None) == bool(chosen)
 
 
 # ---- faults ----

@@ -99,10 +99,10 @@ def integers() -> str:
 
 
 @contextmanager
-def forced_integers() -> Iterator[None]:
-    """Prepares every matrix product in the block by integers that can be, whether or not that is faster."""
+def forced_integers() -> Iterator[bool]:
+    """Prepares every matrix product in the block by integers that can be, faster or not. Yields True."""
     with _setting(INTEGERS, "1"):
-        yield
+        yield True
 
 
 @contextmanager

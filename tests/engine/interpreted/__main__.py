@@ -3,9 +3,16 @@
 import json
 import sys
 
-from tests.engine.interpreted import chains, graphs, hashing, indices, interpreting, ran_by, sums
+from tests.engine.interpreted import chains, graphs, hashing, indices, integers, interpreting, ran_by, sums
 
-SUITES = {"sums": sums, "chains": chains, "indices": indices, "hashing": hashing, "graphs": graphs}
+SUITES = {
+    "sums": sums,
+    "chains": chains,
+    "indices": indices,
+    "hashing": hashing,
+    "graphs": graphs,
+    "integers": integers,
+}
 
 with interpreting():
     found = {name: ran_by(SUITES[name].SUITE.fast) for name in sys.argv[1:]}

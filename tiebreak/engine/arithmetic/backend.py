@@ -1,7 +1,7 @@
 """The one door to the back-ends: which of them computes on a device, and what else depends on where that is."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 
 import torch
@@ -10,12 +10,14 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.c import chains, integers, scatter, sums
 from tiebreak.engine.arithmetic.c.backend import CBackend
 from tiebreak.engine.arithmetic.gpu import hashing
+from tiebreak.engine.arithmetic.gpu import integers as gpu_integers
 from tiebreak.engine.arithmetic.gpu.backend import GpuBackend
 from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.arithmetic.plan.options import Options, Pieces
 from tiebreak.engine.arithmetic.plan.stats import Stats
 from tiebreak.engine.data import tensors as on_host
-from tiebreak.engine.native import Build, enabled, interprets
+from tiebreak.engine.native import Build, enabled, forced_integers, interprets
+from tiebreak.engine.native import integers as integers_wanted
 from tiebreak.protocol.tags import Digest
 
 
@@ -38,13 +40,19 @@ def builds() -> dict[str, Build]:
 
 
 def integer_products() -> tuple[tuple[str, str], ...]:
-    """The way in which products of typical sizes are computed, or that this machine computes none by integers."""
-    return integers.describe()
+    """The way in which each device computes products, by typical sizes on CPUs."""
+    devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    return *integers.describe(), *(gpu_integers.describe(device) for device in devices if launches(device))
 
 
-def by_integers() -> AbstractContextManager[bool]:
-    """Prepares all matrix products inside it by integers, if this machine would compute any so: says whether."""
-    return integers.forced()
+def by_integers(device: torch.device) -> AbstractContextManager[bool]:
+    """Prepares all matrix products inside it by integers, if a device would compute any so: says whether.
+
+    If the environment forces integers or forbids them, nothing changes.
+    """
+    on_gpu = launches(device)
+    computes = gpu_integers.rates_of(device) is not None if on_gpu else is_host(device) and integers.unit() == "AMX"
+    return forced_integers() if computes and not integers_wanted() else nullcontext(False)
 
 
 def is_host(device: torch.device) -> bool:

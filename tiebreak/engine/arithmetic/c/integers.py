@@ -7,13 +7,10 @@ for tests.
 
 import ctypes
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache
 from itertools import product as product_of
-from math import ceil, isqrt, prod, sqrt
+from math import ceil, sqrt
 from typing import Final
 
 import numpy as np
@@ -22,33 +19,23 @@ from numpy.typing import NDArray
 from tiebreak.engine import native
 from tiebreak.engine.arithmetic.c.progress import ZivProgress
 from tiebreak.engine.arithmetic.c.threads import together
+from tiebreak.engine.arithmetic.plan.moduli import MODULI, MOST_TERMS, PAYS, Moduli, count_of
 from tiebreak.engine.arithmetic.plan.sums import ReduceTables
 from tiebreak.engine.arithmetic.plan.views import Floats
 from tiebreak.engine.native import Build, load
 
-MODULI: Final = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217)
-"""Coprime in pairs. A sum takes the first few of them."""
-LONG: Final = 4000
-"""The number of terms from which on one more modulus pays."""
-SHORT: Final = 64
-"""The number of terms up to which one modulus less does."""
 TILE: Final = 64
 """Terms of a tile, as in integers.c."""
 PANEL: Final = 12
 """The most tiles of a panel, whose residues of `WIDTH` columns lie in the second-level cache."""
 WIDTH, HEIGHT = 128, 2048
 """The most columns and rows of a block."""
-MOST_TERMS: Final = 1 << 22
-"""The most terms: a bound of the proof that leaves room."""
 TIES: Final = 1 << 15
 """The most terms whose products of residues fit 30 bits, so that exact ties can be decided by residues."""
 RESIDUES: Final = 1 << 28
 """The most bytes that residues of rows may take; other rows are computed after these."""
-PAYS: Final = 0.9
-"""Integers compute a product if they take at most this part of the cycles of FP64."""
 LEFT: Final = 2
 """The result of integers.c if too much would be undecided."""
-_START: Final = 1 << 30
 _held = threading.local()
 
 
@@ -93,24 +80,6 @@ def unit() -> str:
         return ""
     library = build().library
     return "" if library is None else ("", "vectors", "AMX")[_tiles(library)]
-
-
-@contextmanager
-def forced() -> Iterator[bool]:
-    """Prepares all matrix products in the block by integers, if this machine would compute any so: says whether.
-
-    If the environment forces integers or forbids them, nothing changes.
-    """
-    if native.integers() or unit() != "AMX":
-        yield False
-        return
-    with native.forced_integers():
-        yield True
-
-
-def count_of(terms: int, precision: int) -> int:
-    """The number of moduli for sums of `terms` terms, rounded to b bits: 11 for FP32, 7 for bfloat16."""
-    return 7 + ceil((precision - 16) / 4) + (terms > LONG) - (precision == 32 and terms <= SHORT)
 
 
 def describe() -> tuple[tuple[str, str], ...]:
@@ -237,27 +206,25 @@ def _set_blocks(plan: _Moduli, task: ctypes.Structure, threads: int) -> None:
 
 def _moduli(shape: Shape, count: int, precision: int) -> _Moduli:
     """The numbers by which integers.c computes: all are derived from the moduli here."""
-    moduli = MODULI[:count]
-    product, tiles = prod(moduli), ceil(shape.k / TILE)
+    moduli, tiles = Moduli(count), ceil(shape.k / TILE)
     panel = ceil(tiles / ceil(tiles / PANEL))
     panels = ceil(tiles / panel)
     plan = _Moduli(
-        count=count, ties=shape.k <= TIES, tiles=tiles, panel=panel, product=product,
-        reach=isqrt(product // 2) * (1 - 2.0**-20), slack=product * 2.0**-52 * (panels / 2 + 3) * (1 + 2.0**-30),
-        loose=2.0 ** (precision - 7) * sqrt(shape.k), centre=panels // 2,
+        count=count, ties=shape.k <= TIES, tiles=tiles, panel=panel, product=moduli.product, reach=moduli.reach,
+        slack=moduli.product * 2.0**-52 * (panels / 2 + 3) * (1 + 2.0**-30),
+        loose=2.0 ** (precision - 7) * sqrt(shape.k), centre=panels // 2, added=moduli.offset(panels, 52),
     )  # fmt: skip
-    total = Fraction(0)
-    for t, m in enumerate(moduli):
-        over = product // m
-        weight = pow(over, -1, m)
-        total += Fraction(weight, m)
-        fraction = (weight << 104) // m
-        plan.v1[t], plan.v2[t] = fraction >> 52, fraction & (1 << 52) - 1
-        plan.over[2 * t], plan.over[2 * t + 1], plan.weight[t] = over & (1 << 44) - 1, over >> 44, weight
+    for t, (m, weight, fraction) in enumerate(zip(moduli.numbers, moduli.weights, moduli.fractions(104), strict=True)):
+        plan.v1[t], plan.v2[t], plan.weight[t] = fraction >> 52, fraction & (1 << 52) - 1, weight
+        plan.over[2 * t], plan.over[2 * t + 1] = _parts(moduli.product // m)
         _set_quotient(plan, t, m)
-    plan.whole[0], plan.whole[1] = product & (1 << 44) - 1, product >> 44
-    plan.added = int(_START * panels * total % 1 * (1 << 52))
+    plan.whole[0], plan.whole[1] = _parts(moduli.product)
     return plan
+
+
+def _parts(x: int) -> tuple[int, int]:
+    """The lower 44 bits, and the rest."""
+    return x & (1 << 44) - 1, x >> 44
 
 
 def _set_quotient(plan: _Moduli, t: int, m: int) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tiebreak.engine.arithmetic.gpu.integers import choose
 from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, programs, target
 from tiebreak.engine.arithmetic.plain.exact import ElementReader
 from tiebreak.engine.arithmetic.plain.settling import Settler
@@ -225,21 +226,30 @@ class _Call:
         """The notes and numbers of the prologue; nulls if there is none."""
         return (None, None) if self.prologue is None else (self.prologue.notes(), self.prologue.numbers)
 
-    def launch(self, read: Sequence[Any], memory: Sequence[Any], factor: float, **options: Any) -> None:
+    @cached_property
+    def reading(self) -> tuple[list[Tensor | None], list[int], dict[str, Any]]:
+        """The tables that are read, the steps in place of others, and what is promised of both operands."""
+        if self.form is None:
+            return [*self.tables], [], {}
+        steps = self.form.steps
+        tables = [t if at % 3 == 0 or steps[at // 3] is None else None for at, t in enumerate(self.tables)]
+        return tables, [step or 0 for step in steps], self.form.options
+
+    def launch(
+        self, read: Sequence[Any], memory: Sequence[Any], factor: float, loose: Tensor | None = None, **options: Any
+    ) -> None:
         """Launches the kernel. memory: out, found, room, listed, sums, errors and sizes, as in `kernels/sums.py`."""
-        tables: list[Tensor | None] = [*self.tables]
-        numbers, sides = (*self.numbers, self.step), {}
+        numbers, (tables, steps, sides) = (*self.numbers, self.step), self.reading
         if (form := self.form) is not None:
             *others, sizes = memory
             batches, m, n = self.shape
             if sizes is None:
                 sizes = torch.empty((form.cuts, batches, m + n), dtype=torch.float64, device=self.device)
-            memory, sides, steps = (*others, sizes), form.options, [step or 0 for step in form.steps]
-            tables = [t if at % 3 == 0 or form.steps[at // 3] is None else None for at, t in enumerate(self.tables)]
+            memory = *others, sizes, loose
             tiles = batches * sum(ceil(rows / NORMS["BLOCK_M"]) for rows in (m, n))
             launch(
-                kernels("sums").norms, tiles * form.cuts, read[0], read[-1], *tables[:6], sizes, *self.numbers,
-                form.cut, *steps[:2], **sides, **NORMS,
+                kernels("sums").norms, tiles * form.cuts, read[0], read[-1], *tables[:6], sizes, loose,
+                *self.numbers, form.cut, *steps[:2], **sides, **NORMS,
             )  # fmt: skip
             numbers = (*self.numbers, form.cuts, self.step, *steps)
         launch(
@@ -252,14 +262,14 @@ class _Call:
         """The number of pieces of the terms whose sizes are left."""
         return self.parts if self.form is None else self.form.cuts
 
-    def leave(self, read: Sequence[Read]) -> list[Tensor]:
+    def leave(self, read: Sequence[Read], loose: Tensor | None = None) -> list[Tensor]:
         """FP64 sums (parts, batches, m n) and what bounds are made of (cuts, batches, m + n), of each part and cut."""
         batches, m, n = self.shape
         forms = ((self.parts, m * n), (self.cuts, m + n)) if self.matrix else ((self.parts, 1), (self.cuts, 1))
         sums, sizes = (
             torch.empty((count, batches, width), dtype=torch.float64, device=self.device) for count, width in forms
         )
-        self.launch(read, (None, None, 0, None, sums, None, sizes), 0.0, PRECISION=32, LEAVE=True)
+        self.launch(read, (None, None, 0, None, sums, None, sizes), 0.0, loose, PRECISION=32, LEAVE=True)
         return [sums, sizes]
 
 
@@ -279,6 +289,7 @@ class LaunchedSum:
         """prologue: what computes the operand; then all that is read takes its place among the operands."""
         self._instruction, self._tables, self._prologue = instruction, tables, prologue
         self._shuffled, self._rounded = options.shuffled, options.rounding(instruction)
+        self._integers = choose(tables, self._rounded.precision, options.device)
         self._call: _Call | None = None
         """The call that all launches with terms in order share."""
 
@@ -297,11 +308,13 @@ class LaunchedSum:
         room = numel if near is None else numel // DENSE + ROOM
         listed = torch.empty(room, dtype=torch.int32 if numel < 1 << 31 else torch.int64, device=device)
         c, e = [None] * 2 if near is None else torch.empty((2, room), dtype=torch.float64, device=device)
-        memory = out, found, room, listed, c, e
+        memory, loose = (out, found, room, listed, c, e), None
+        if near is None and self._integers is not None:  # auditors expect near ties of FP64 to be reported
+            loose = self._integers.run(read, *call.reading, out, found, listed)
         if call.parts > 1:
-            self._join(call, call.leave(read), memory, factor)
+            self._join(call, call.leave(read, loose), memory, factor, loose)
         else:
-            call.launch(read, (*memory, None), factor, PRECISION=precision, LEAVE=False)
+            call.launch(read, (*memory, None), factor, loose, PRECISION=precision, LEAVE=False)
         if near is not None and c is not None and e is not None:
             if (count := int(found[0])) > room:
                 return None
@@ -398,12 +411,15 @@ class LaunchedSum:
         on_device = [torch.from_numpy(t).to(device) for t in held]
         return _Call(kernel, on_device, numbers, options, tiles, parts, step, roundings, device, form, self._prologue)
 
-    def _join(self, call: _Call, left: Sequence[Tensor], memory: Sequence[Any], factor: float) -> None:
+    def _join(
+        self, call: _Call, left: Sequence[Tensor], memory: Sequence[Any], factor: float, loose: Tensor | None
+    ) -> None:
         """Adds the parts, tests and rounds; memory: out, found, room, listed, sums and errors."""
         numel, (batches, m, n) = prod(call.shape), call.shape
         launch(
-            kernels("sums").add_parts, ceil(numel / PARTS["BLOCK"]), *left, *call.tables[-3:], *memory, m, n,
-            batches, call.parts, call.cuts, factor, MATRIX=call.matrix, PRECISION=self._rounded.precision, **PARTS,
+            kernels("sums").add_parts, ceil(numel / PARTS["BLOCK"]), *left, *call.tables[-3:], *memory, loose,
+            m, n, batches, call.parts, call.cuts, factor,
+            MATRIX=call.matrix, PRECISION=self._rounded.precision, **PARTS,
         )  # fmt: skip
 
     def _settle_or_report(

@@ -61,6 +61,21 @@ from tiebreak.engine.arithmetic.gpu.kernels.rounding import round_pair, round_to
 
 
 @triton.jit
+def is_loose(loose):
+    """Whether FP64 computes a product, as integers would leave too much of it undecided."""
+    return tl.load(loose) > 0
+
+
+@triton.jit
+def list_elements(undecided, number, found, room, listed):
+    """Lists some elements of a tile as far as there is room; returns which are listed, and their places in the list."""
+    at = tl.atomic_add(found + tl.zeros_like(number), 1, mask=undecided)
+    kept = undecided & (at < room)
+    tl.store(listed + at, number, mask=kept)
+    return kept, at
+
+
+@triton.jit
 def finish(c, e, place, number, inside, out, found, room, listed, sums, errors, PRECISION: tl.constexpr):
     """Ziv's test of a tile: writes the results, and lists what is undecided, rounded from C until it is settled.
 
@@ -73,9 +88,7 @@ def finish(c, e, place, number, inside, out, found, room, listed, sums, errors, 
     if tl.sum(tl.ravel(undecided.to(tl.int32)), 0) > 0:
         if sums is None:
             tl.store(out + place, round_to(c, PRECISION) + 0.0, mask=undecided)
-        at = tl.atomic_add(found + tl.zeros_like(place), 1, mask=undecided)
-        kept = undecided & (at < room)
-        tl.store(listed + at, number, mask=kept)
+        kept, at = list_elements(undecided, number, found, room, listed)
         if sums is not None:
             tl.store(sums + at, c, mask=kept)
             tl.store(errors + at, e, mask=kept)
@@ -144,7 +157,7 @@ def squared(
 
 @triton.jit(do_not_specialize=["m", "n", "k", "batches", "cut", "a_step", "b_step"])
 def norms(
-    a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, sizes, m, n, k, batches, cut, a_step, b_step,
+    a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, sizes, loose, m, n, k, batches, cut, a_step, b_step,
     A_ALONG: tl.constexpr, B_ALONG: tl.constexpr, A_RUN: tl.constexpr, B_RUN: tl.constexpr,
     A_UNIT: tl.constexpr, B_UNIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -155,7 +168,10 @@ def norms(
     rows, tiles = tl.cdiv(m, BLOCK_M), tl.cdiv(m, BLOCK_M) + tl.cdiv(n, BLOCK_M)
     tile, which = tl.program_id(0) % tiles, tl.program_id(0) // tiles
     batch, begin = which % batches, which // batches * whole(cut, 16)
-    end, to = tl.minimum(begin + cut, k), sizes + which.to(tl.int64) * (m + n)
+    end = tl.minimum(begin + cut, k)
+    if loose is not None:
+        end = tl.where(is_loose(loose), end, begin)
+    to = sizes + which.to(tl.int64) * (m + n)
     if tile < rows:
         x, i = a + whole(tl.load(a_batch + batch), A_UNIT), tile * BLOCK_M + tl.arange(0, BLOCK_M)
         squared(x, to, a_m, a_k, i, m, begin, end, a_step, A_ALONG, A_RUN, A_UNIT, BLOCK_K)
@@ -177,7 +193,7 @@ def squares_of(sizes, i, inside, cuts, width):
 @triton.jit(do_not_specialize=["room", "m", "n", "k", "batches", "cuts", "step", "a_step", "b_step", "out_step"])
 def product(
     a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
-    out, found, room, listed, sums, errors, sizes,
+    out, found, room, listed, sums, errors, sizes, loose,
     m, n, k, batches, cuts, step, a_step, b_step, out_step, coefficient,
     A_ALONG: tl.constexpr, B_ALONG: tl.constexpr, A_RUN: tl.constexpr, B_RUN: tl.constexpr,
     A_UNIT: tl.constexpr, B_UNIT: tl.constexpr, PRECISION: tl.constexpr, LEAVE: tl.constexpr, FLUSH: tl.constexpr,
@@ -187,7 +203,8 @@ def product(
 
     Of each operand there are tables of rows and of terms, or a step. Of the result there are tables too, or the step
     of its rows, whose elements lie side by side. Programs take GROUP tiles of a column after each other, which share
-    lines. With LEAVE nothing is rounded: C goes to `sums` (part, batch, m, n).
+    lines. With LEAVE nothing is rounded: C goes to `sums` (part, batch, m, n). Nothing is done where `loose` says that
+    integers compute the product (`kernels/integers.py`).
     """
     rows, columns = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
     tile, which = tl.program_id(0) % (rows * columns), tl.program_id(0) // (rows * columns)
@@ -198,6 +215,8 @@ def product(
     top, left_most = (first + tile % height) * BLOCK_M, tile // height * BLOCK_N
     i, j = top + tl.arange(0, BLOCK_M), left_most + tl.arange(0, BLOCK_N)
     end, t = tl.minimum(begin + step, k), tl.arange(0, BLOCK_K)
+    if loose is not None:
+        end = tl.where(is_loose(loose), end, begin)
     a_end, b_end = whole(end, A_UNIT) if A_ALONG else end, whole(end, B_UNIT) if B_ALONG else end
     in_m, in_n = i < (m if A_ALONG else whole(m, A_UNIT)), j < (n if B_ALONG else whole(n, B_UNIT))
     a_step, b_step = whole(a_step.to(tl.int64), A_UNIT), whole(b_step.to(tl.int64), B_UNIT)
@@ -230,6 +249,8 @@ def product(
     i, j = top.to(tl.int64) + tl.arange(0, BLOCK_M), left_most.to(tl.int64) + tl.arange(0, BLOCK_N)
     in_m, in_n, which, batch = i < m, j < n, which.to(tl.int64), batch.to(tl.int64)
     inside = in_m[:, None] & in_n[None, :]
+    if loose is not None:
+        inside = inside & is_loose(loose)
     if LEAVE:
         tl.store(sums + (which * m + i[:, None]) * n + j[None, :], total, mask=inside)
     else:
@@ -322,7 +343,7 @@ def add_up(
 @triton.jit(do_not_specialize=["room", "m", "n", "batches", "parts", "cuts"])
 def add_parts(
     left, sizes, out_batch, out_m, out_n,
-    out, found, room, listed, sums, errors,
+    out, found, room, listed, sums, errors, loose,
     m, n, batches, parts, cuts, coefficient,
     MATRIX: tl.constexpr, PRECISION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -332,6 +353,8 @@ def add_parts(
     """
     o, elements = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK), batches * m * n
     inside = o < elements
+    if loose is not None:
+        inside = inside & is_loose(loose)
     c, size = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
     other, place = size, o
     if MATRIX:

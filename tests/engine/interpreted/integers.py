@@ -1,0 +1,335 @@
+"""Products by integers on GPUs, of matrices of all kinds; test_integers.py checks the numbers of their kernels."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import triton
+from triton import language as tl
+
+from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, matmul
+from tests.engine.integer_reference import HOSTILE, Matrix, exact_product, factors
+from tests.engine.interpreted import Mutants, NoReads, Suite, killed, main
+from tests.engine.interpreted.sums import affine, convolution, vectors
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.backend import by_integers
+from tiebreak.engine.arithmetic.gpu import integers as launching
+from tiebreak.engine.arithmetic.gpu.kernels import integers as kernels
+from tiebreak.engine.native import forced_integers
+from tiebreak.engine.run.qualify import _compare
+from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
+from tiebreak.protocol.program.isa import DType
+
+SMALL = {**launching.TILE, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_K": 32}
+FEW = {**launching.FACTS, "BLOCK_M": 16, "BLOCK_K": 32}
+MATRICES = "gauss", "ties", "wide", "subnormal", "zeros"
+
+
+@contextmanager
+def small(**changes: Any) -> Iterator[list[bool]]:
+    """Small blocks, and integers wherever they can compute; yields, for each product, whether it is left to FP64.
+
+    No product is computed again as a whole, which would hide what is wrong where enough is undecided.
+    """
+    ran, run = [], launching.LaunchedIntegers.run
+
+    def watched(self: Any, *given: Any) -> Any:
+        loose = run(self, *given)
+        ran.append(int(loose[0]) > 0)
+        return loose
+
+    blocks = mock.patch.multiple(launching, **{"TILE": SMALL, "FACTS": FEW, **changes})
+    once = mock.patch("tiebreak.engine.arithmetic.gpu.sums.MANY", 0)
+    with blocks, once, forced_integers(), mock.patch.object(launching.LaunchedIntegers, "run", watched):
+        yield ran
+
+
+def multiply(a: Matrix, b: Matrix, precision: int, permute: int | None = None) -> tuple[Any, Any]:
+    """The bits of a product, and what was counted."""
+    arithmetic = Arithmetic(precision=precision, permute=permute)
+    operands = [torch.from_numpy(np.ascontiguousarray(x)).view(-1) for x in (a, b)]
+    found = arithmetic.execute(matmul(len(a), a.shape[1], b.shape[1]), operands, 0)
+    bits = found.view(torch.int32).numpy().view(np.uint32).reshape(len(a), b.shape[1])
+    return bits, arithmetic.stats.of("reduce.sum.products")
+
+
+def hostile(*kinds: str, size: tuple[int, int, int] = (20, 70, 18), **changes: Any) -> int:
+    """Matrices of some kinds at three precisions, in order or permuted."""
+    ran = 0
+    for kind in kinds:
+        a, b = factors(kind, *size)
+        for precision in (32, 20, 16):
+            with small(**changes) as products:
+                found, _ = multiply(a, b, precision, 3 if precision == 20 else None)
+            assert products == [False]
+            assert np.array_equal(found, exact_product(a, b, precision)), (kind, precision)
+            ran += found.size
+    return ran
+
+
+def forms(seeds: int, make: Callable[[random.Random], Any]) -> int:
+    """Operands in any layout, batches, gaps and convolutions, with hostile values, infinities and NaN among them."""
+    ran = 0
+    for seed in range(seeds):
+        r = random.Random(seed)
+        i, sizes = make(r)
+        operands = [Maker(r).tensor(DType.F32, size, STYLES[seed % len(STYLES)]) for size in sizes]
+        arithmetic = Arithmetic(precision=32 - seed % 17, permute=seed if seed % 4 == 0 else None)
+        with small() as products:
+            ran += len(check(arithmetic, i, operands))
+        assert products == [False]
+    return ran
+
+
+def special() -> int:
+    """Rows with infinities or NaN are NaN, also times zeros; no others are touched. What underflows is +0."""
+    with small():
+        tiny, _ = multiply(np.full((3, 5), -(2.0**-100), np.float32), np.full((5, 3), 2.0**-100, np.float32), 32)
+    assert not tiny.any()
+    a, b = factors("gauss", 9, 40, 20)
+    b[:, 11] = 0
+    want = exact_product(a, b, 32)
+    a[1, 3], a[2, 4], b[5, 7] = np.inf, np.nan, -np.inf
+    with small():
+        found, _ = multiply(a, b, 32)
+    nan = np.zeros_like(found, bool)
+    nan[1] = nan[2] = nan[:, 7] = True
+    assert np.array_equal(found[~nan], want[~nan])
+    assert np.isnan(found.view(np.float32)[nan]).all()
+    return found.size
+
+
+def decides_ties() -> int:
+    """Exact ties whose factors have one scale, and sums of zero, are decided without another pass; by their grain."""
+    a, b = np.zeros((16, 40), np.float32), np.ones((40, 16), np.float32)
+    a[:, 0], a[:, 20] = 1 + np.arange(16) * 2.0**-23, 2.0**-24
+    cancelling = np.concatenate([a, -a], 1)
+    with small():
+        for factor, other in ((a, b), (-a, b), (cancelling, np.ones((80, 16), np.float32))):
+            found, counts = multiply(factor, other, 32)
+            assert np.array_equal(found, exact_product(factor, other, 32))
+            assert counts.undecided == 0
+        found, counts = multiply(np.nextafter(a, np.float32(9)), b, 32)
+        assert np.array_equal(found, exact_product(np.nextafter(a, np.float32(9)), b, 32))
+    return 4 * 256
+
+
+def cut_beyond_middles() -> int:
+    """What was cut, of rows or of columns, takes sums of integers from one side of a middle to the other."""
+    unit = 2.0 ** -launching.Scales(launching.Moduli(11), 70, 32).reach[0]  # of rows whose norm is 1 and a bit
+    a, b = np.full((16, 70), 0.375 * unit, np.float32), np.ones((70, 16), np.float32)
+    a[:, 0], a[:, 1] = 1 + np.arange(16) * 2.0**-22, 2.0**-24 - 20 * unit
+    for left, right in ((a, b), (-a, b), (b.T, a.T)):
+        with small():
+            found, counts = multiply(left, right, 32)
+        assert np.array_equal(found, exact_product(left, right, 32))
+        assert counts.double_rounded == counts.undecided == 256
+    return 3 * 256
+
+
+def beside_middles() -> int:
+    """Sums beside a middle by so little that an error of some units of the fraction would show, and nothing was cut."""
+    decided = 0
+    for power in (25, 26, 27, 30):
+        a, b = np.zeros((8, 70), np.float32), np.ones((70, 8), np.float32)
+        a[:, 0], a[:, 1], a[:, 2], b[2] = 1 + np.arange(8) * 2.0**-23, 2.0**-24, 2.0**-power, 2.0**-power
+        a[4:, 2] *= -1
+        for left, right in ((a, b), (-a, b), (b.T, a.T)):
+            with small():
+                found, counts = multiply(left, right, 32)
+            assert np.array_equal(found, exact_product(left, right, 32)), power
+            decided += counts.elements - counts.undecided
+    assert 0 < decided < 12 * 64
+    return 12 * 64
+
+
+def leaves(kind: str, *, stays: bool, left: bool, much: int = 1 << 14) -> int:
+    """What would leave much undecided, by what was cut, is left to FP64, which does nothing otherwise."""
+    a, b = factors(kind, 20, 70, 18)
+    choose = launching.choose
+
+    def chosen(tables: Any, precision: int, device: torch.device) -> Any:
+        assert choose(tables, precision, device) is not None
+        return launching.LaunchedIntegers(tables, precision, device, stays=stays)
+
+    for parts in (1, 4):
+        inside = "tiebreak.engine.arithmetic.gpu.sums."
+        with mock.patch(f"{inside}FEWEST", 64 // parts), mock.patch(f"{inside}programs", return_value=4):
+            _, fp64 = multiply(a, b, 32)
+            with mock.patch(f"{inside}choose", chosen), small(MUCH=much) as products:
+                found, counts = multiply(a, b, 32)
+        assert products == [left]
+        assert np.array_equal(found, exact_product(a, b, 32))
+        assert kind != "wide" or left == (counts.undecided == fp64.undecided)
+    return 2 * found.size
+
+
+def leaves_wide() -> int:
+    return leaves("wide", stays=False, left=True)
+
+
+def waits_for_nothing() -> int:
+    a, b = factors("ties", 20, 70, 18)
+    with mock.patch.multiple(launching, TILE=SMALL, FACTS=FEW), forced_integers(), NoReads():
+        arithmetic = Arithmetic()
+        found = arithmetic.execute(matmul(20, 70, 18), [torch.from_numpy(x).reshape(-1) for x in (a, b)], 0)
+    assert elements_of(found) == exact_product(a, b, 32).ravel().tolist()
+    return found.numel()
+
+
+def qualifies() -> int:
+    """Qualification's products, where a device computes products by integers, at any size."""
+    ran = 0
+    known = mock.patch.dict(launching.RATES, {0: (2, 1024)})
+    with known, mock.patch.multiple(launching, TILE=SMALL, FACTS=FEW), by_integers(torch.device("cpu")) as prepared:
+        assert prepared
+        for case, right in vectors(20):
+            if len(case.instruction.operands) == 2:
+                _compare(Arithmetic(precision=20), replace(case, instruction=replace(case.instruction)), right)
+                ran += len(right)
+    return ran
+
+
+# ---- rounding ----
+
+
+@triton.jit
+def round_all(size, error, power, bits, decided, PRECISION: tl.constexpr, EXACT: tl.constexpr, COUNT: tl.constexpr):
+    at = tl.arange(0, COUNT)
+    exact = tl.full((COUNT,), 1 if EXACT else 0, tl.int32) > 0
+    found, good = launching.kernels("integers").round_integers(
+        tl.load(size + at), tl.load(error + at), exact, tl.load(power + at), PRECISION
+    )  # fmt: skip
+    tl.store(bits + at, found)
+    tl.store(decided + at, good.to(tl.int32))
+
+
+def rounds(precision: int, *, exact: bool) -> int:
+    """Numbers at and beside middles, powers of two and the ends of the range: both ends round to what was found."""
+    r = random.Random(precision)
+    rows: list[tuple[int, int, int]] = [(0, 0, 0), ((1 << 61) - 1, 0, 0), (1 << 60, 0, 0)]
+    while len(rows) < 4096:
+        top = r.choice([60, 60, 59, 50, 40, 31, 20])
+        size = 1 << top | r.getrandbits(top)
+        middle = 1 << max(0, top - precision + 8)
+        size = size // middle * middle + r.choice([0, 0, r.randint(-9, 9)]) if r.random() < 0.6 else size
+        size = (1 << top) + r.randint(-40, 40) if r.random() < 0.2 else size
+        error = r.choice([0, 1, 7, r.getrandbits(20), r.getrandbits(max(1, top - 20))])
+        power = r.choice([r.randint(-220, 80), -150 - top, -127 - top, 127 - top, r.randint(-30, 30)])
+        if 0 < size < 1 << 61 and error < 1 << 45:
+            rows.append((size, 0 if exact else error, power))
+    size, error, power = (torch.tensor(x) for x in zip(*rows, strict=True))
+    bits, decided = torch.empty(4096, dtype=torch.int32), torch.empty(4096, dtype=torch.int32)
+    round_all[(1,)](
+        size, error, power.to(torch.int32), bits, decided, PRECISION=precision, EXACT=exact, COUNT=4096
+    )  # fmt: skip
+
+    def rounded(n: int, power: int) -> int:
+        value = Fraction(n) * Fraction(2) ** power
+        return plus_zero(round_ratio(value.numerator, value.denominator, precision=precision)) & 0x7FFFFFFF
+
+    told = 0
+    for (n, e, p), found, good in zip(rows, bits.tolist(), decided.tolist(), strict=True):
+        if good:
+            told += 1
+            assert found == rounded(n, p), (n, e, p)
+            assert exact or e == 0 or {rounded(max(0, n - e), p), rounded(n + e, p)} == {found}, (n, e, p)
+        elif exact:
+            assert 0 < n < 1 << 30
+        elif e < n >> 40 and n >> 30:
+            ends = {rounded(n - e - 1, p), rounded(n + e + 1, p), rounded(2 * (n - e) - 1, p - 1)}
+            assert len(ends) > 1 or rounded(n, p) == 0x7F800000 or found == 0, (n, e, p)
+    assert told > 1000
+    return told
+
+
+MUTANTS: Mutants = {
+    "no norm of what rows cut": (
+        (("crossed = cut_a * size_b[None, :]", "crossed = cut_a * 0"),), cut_beyond_middles,
+    ),
+    "no norm of what columns cut": (
+        (("[:, None] * cut_b[None, :]", "[:, None] * 0 * cut_b[None, :]"),), cut_beyond_middles,
+    ),
+    "norms of rows for columns": (
+        (("batch * (m + n) + i, batch * (m + n) + m + j", "batch * (m + n) + i, batch * (m + n) + j"),),
+        lambda: hostile("wide"),
+    ),
+    "nothing was cut": ((("y = rest.to(tl.float32)", "y = 0 * rest.to(tl.float32)"),), cut_beyond_middles),
+    "the last that was cut": ((("lost += y * y", "lost = y * y"),), cut_beyond_middles),
+    "one place too many": ((("reach_power + 127 -", "reach_power + 129 -"),), lambda: hostile("positive", "gauss")),
+    "digits without the first": ((("(tl.minimum(exponent, 1) << 23)", "0"),), lambda: hostile("gauss")),
+    "subnormals as others": ((("(tl.minimum(exponent, 1) << 23)", "(1 << 23)"),), lambda: hostile("subnormal")),
+    "residues without a sign": (
+        (("tl.where(bits < 0, -integer, integer)", "integer"),), lambda: hostile("gauss"),
+    ),
+    "the lowest digit of residues": ((("y = low + middle", "y = middle"),), lambda: hostile("gauss")),
+    "the highest digit of residues": ((("+ high * tl.load", "+ 0 * high * tl.load"),), lambda: hostile("gauss")),
+    "the first digit of fractions": (((".to(tl.uint64) << 32", ".to(tl.uint64) << 31"),), lambda: hostile("gauss")),
+    "the second digit of fractions": (
+        (("tl.load(number + 1).to(tl.uint32).to", "tl.load(number).to(tl.uint32).to"),), lambda: hostile("gauss"),
+    ),
+    "the third digit of fractions": (
+        (("f += tl.umulhi(x, tl.load(number + 2)", "f += 0 * tl.umulhi(x, tl.load(number + 2)"),),
+        lambda: hostile("ties", "gauss", "cancelling"),
+    ),
+    "one modulus for all": ((("number += 3", "number += 0"),), lambda: hostile("gauss")),
+    "sums that go on": (
+        (("            c = tl.full((BLOCK_M, BLOCK_N), 1 << 30, tl.int32)\n            number", "            number"),),
+        lambda: hostile("gauss"),
+    ),
+    "the offset stays": ((("- tl.load(folds + 1)", "- 0 * tl.load(folds + 1)"),), beside_middles),
+    "what was cut is exact": (
+        (("tl.where(cut > 0, NONE, tl.min(lowest, 1))", "tl.min(lowest, 1)"),), lambda: hostile("wide", "ties"),
+    ),
+    "a grain too large": ((("- 127 + places", "- 121 + places"),), lambda: hostile("small integers", "ties")),
+    "ties away from zero": (
+        (("exact & (rest == 0), digits & 1, 0)", "exact & (rest == 1), digits & 1, 0)"),), decides_ties,
+    ),
+    "no sign": ((("bits | (-1 << 31), bits)", "bits, bits)"),), lambda: hostile("gauss")),
+    "zeros with a sign": ((("(z < 0) & (bits > 0)", "(z < 0)"),), special),
+    "what is not finite is decided": ((("(most < BAD) & (decided", "(decided"),), special),
+    "undecided ones are left": (
+        (("undecided = inside & ~decided", "undecided = inside & decided"),), lambda: hostile("ties", "wide"),
+    ),
+    "FP64 and integers": (
+        (("left_out = tl.arange(0, BLOCK_K), is_loose(loose)",
+          "left_out = tl.arange(0, BLOCK_K), tl.load(loose) > 1 << 61"),),
+        leaves_wide,
+    ),
+    "nothing is loose": ((("tl.div_rn(cut, size) * share", "0 * share"),), leaves_wide),
+    "lower than a middle": ((("(rest > error)", "(rest + error >= 0)"),), lambda: rounds(32, exact=False)),
+    "higher than a middle": ((("(rest < cell - error)", "(rest < cell)"),), lambda: rounds(32, exact=False)),
+    "a power of two from below": ((("(error < cell >> 2)", "(error < cell)"),), lambda: rounds(32, exact=False)),
+    "no subnormals": ((("-117 - PRECISION - power", "0 * power"),), lambda: rounds(32, exact=True)),
+    "no infinity": ((("tl.where(exponent < 254, ", "tl.where(exponent < 999, "),), lambda: rounds(16, exact=True)),
+}  # fmt: skip
+
+FAST = {
+    "hostile": lambda: hostile(*MATRICES), "special": special, "ties": decides_ties, "cut": cut_beyond_middles,
+    "loose": leaves_wide,
+    "rounding": lambda: rounds(32, exact=False) + rounds(16, exact=True),
+}  # fmt: skip
+SLOW = {
+    "hostile": lambda: hostile(*HOSTILE),
+    "long": lambda: hostile("gauss", "positive", size=(3, 4100, 2)),
+    "panels": lambda: hostile(*MATRICES, FOLD=32),
+    "chunks": lambda: sum(hostile("ties", size=size, RESIDUES=90_000) for size in ((140, 8, 9), (9, 8, 140))),
+    "single": lambda: hostile("gauss", "ties", "wide", size=(3, 1, 5)),
+    "matrices": lambda: forms(30, affine), "convolutions": lambda: forms(20, convolution),
+    "not loose": lambda: leaves("gauss", stays=False, left=False, much=32),
+    "stays": lambda: leaves("wide", stays=True, left=False),
+    "no reads": waits_for_nothing, "beside middles": beside_middles, "qualified": qualifies,
+    "rounding": lambda: sum(rounds(precision, exact=e) for precision in range(16, 33) for e in (False, True)),
+}  # fmt: skip
+
+
+SUITE = Suite(FAST, SLOW, MUTANTS, lambda: killed(MUTANTS, kernels, launching))
+
+if __name__ == "__main__":
+    main(SUITE)

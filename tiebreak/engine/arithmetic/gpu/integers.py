@@ -1,0 +1,232 @@
+"""Sums of products by integers modulo coprime numbers, on GPUs: `kernels/integers.py` over the tables of a plan.
+
+docs/integers.md explains and proves it. It is used on GPUs that multiply bytes very much faster than FP64, and
+elsewhere if `TIEBREAK_INTEGERS` is 1, which leaves no product to FP64, for tests. The host waits for nothing: kernels
+of both ways are launched, and what integers would leave undecided tells the device which of them compute.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from math import ceil, frexp, log2, sqrt
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from tiebreak.engine import native
+from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, target
+from tiebreak.engine.arithmetic.plan.moduli import LONG, MOST_TERMS, PAYS, Moduli, count_of
+from tiebreak.engine.arithmetic.plan.sums import ReduceTables
+
+RATES: Final = {86: (2, 1024), 87: (2, 1024), 89: (2, 1024), 120: (2, 1024), 121: (2, 1024)}
+"""FMAs in FP64, and multiplications of bytes by the matrix unit, of a multiprocessor in a cycle (NVIDIA's tables).
+
+Keys are compute capabilities: RTX 30, RTX A and A40 (86), Orin (87), RTX 40 and L40S (89), RTX 50 (120), GB10 (121).
+A100, H100, H200 and B200 have 64 to 128 FMAs, and there nobody has measured which is faster. Nothing was compiled for
+B300."""
+MUCH: Final = 32
+"""FP64 computes a product if one element in this many or more will be undecided, or else it would be computed once more
+in doubled precision."""
+SHARE: Final = 0.5
+"""The part of the matrix unit's rate that products of residues are taken to reach, by the machine code."""
+LEAST: Final = 1 << 22
+"""The least number of multiplications that is worth five more launches."""
+RESIDUES: Final = 1 << 30
+"""The most bytes that residues of each operand may take at once; others are computed after these."""
+FOLD: Final = 1 << 15
+"""The most terms that are added before the sum is folded into the fraction: 2^29 in magnitude."""
+FACTS: Final[dict[str, Any]] = {"BLOCK_M": 16, "BLOCK_K": 128, "enable_fp_fusion": False, "num_warps": 4}
+"""The blocks of `measure` and `find_residues`, and the compiler's options."""
+TILE: Final[dict[str, Any]] = {
+    "BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP": 8,
+    "enable_fp_fusion": False, "num_warps": 8, "num_stages": 4,
+}  # fmt: skip
+"""The blocks of `multiply_residues` and the compiler's options: 32 elements in a lane, each of three registers."""
+
+
+def describe(device: torch.device) -> tuple[str, str]:
+    """The way in which a device computes large products, by name and value."""
+    rates = rates_of(device)
+    name = f"products on {device}"
+    if rates is None:
+        return name, "FP64"
+    fp64, byte = rates
+    count = count_of(LONG, 32)
+    return name, f"{count} moduli; FP64 would take {SHARE * byte / count / fp64:.0f} times as long, it is estimated"
+
+
+def rates_of(device: torch.device) -> tuple[int, int] | None:
+    """The rates by which a device computes products by integers; None if it computes none so."""
+    backend, arch = target(device)
+    if native.integers() == "0" or backend == "hip":
+        return None
+    return RATES.get(arch, (1, 1) if native.integers() == "1" else None)
+
+
+def cost(tables: ReduceTables, count: int, rates: tuple[int, int]) -> tuple[float, float]:
+    """Cycles of a multiprocessor for a product by integers, and in FP64.
+
+    By the machine code, 60 instructions and 8 for each modulus prepare a factor, and 220 and 9 end an element; 64 lanes
+    compute them in a cycle. FP64 has some 14 instructions of its own for each element's end.
+    """
+    fp64, byte = rates
+    batches, m, n = map(len, tables.out)
+    packed = (m + n) * tables.terms * (60 + 8 * count) / 64
+    ended = m * n * (220 + 9 * count * ceil(tables.terms / FOLD)) / 64
+    multiplied = _up(m, TILE["BLOCK_M"]) * _up(n, TILE["BLOCK_N"]) * _up(tables.terms, 64) * count / (SHARE * byte)
+    return batches * (packed + multiplied + ended), batches * m * n * (tables.terms + 14) / fp64
+
+
+def choose(tables: ReduceTables, precision: int, device: torch.device) -> "LaunchedIntegers | None":
+    """Computes a sum of products by integers; None if FP64 is faster, or the device is not known."""
+    rates = rates_of(device) if len(tables.operands) > 1 and tables.out else None
+    if rates is None or tables.terms > MOST_TERMS:
+        return None
+    count, forced = count_of(tables.terms, precision), native.integers() == "1"
+    if len(tables.out[0]) * count * _up(tables.terms, TILE["BLOCK_K"]) * TILE["BLOCK_M"] > RESIDUES:
+        return None
+    integers, fp64 = cost(tables, count, rates)
+    if not forced and (tables.multiplications < LEAST or integers > PAYS * fp64):
+        return None
+    return LaunchedIntegers(tables, precision, device, stays=forced)
+
+
+def _up(size: int, step: int) -> int:
+    return ceil(size / step) * step
+
+
+@dataclass(frozen=True)
+class Scales:
+    """The numbers of the kernels, for sums of `terms` terms rounded to b bits: all are derived from the moduli."""
+
+    moduli: Moduli
+    terms: int
+    precision: int
+
+    @property
+    def panels(self) -> int:
+        """The number of pieces of the terms whose products are added at once."""
+        return ceil(self.terms / FOLD)
+
+    @property
+    def tile(self) -> dict[str, Any]:
+        """The blocks of `multiply_residues` and the compiler's options: half as many terms where they suffice."""
+        half: int = TILE["BLOCK_K"] // 2
+        return {**TILE, "BLOCK_K": half if self.terms <= half else 2 * half}
+
+    @property
+    def fold(self) -> int:
+        """The terms that are added at once, a multiple of the block."""
+        return _up(ceil(self.terms / self.panels), self.tile["BLOCK_K"])
+
+    @property
+    def width(self) -> int:
+        """The terms of a row with the zeros that follow them."""
+        return self.panels * self.fold
+
+    @property
+    def unit(self) -> int:
+        """Sums are kept as multiples of 2^unit, below 2^61."""
+        return self.moduli.product.bit_length() - 62
+
+    @property
+    def slack(self) -> int:
+        """The error of such a multiple, where nothing was cut."""
+        return ceil((self.moduli.count * self.panels + 1) / 4) + 2
+
+    @property
+    def grain(self) -> int:
+        """The least power of two, in units, whose multiples are told apart in spite of the slack."""
+        return (2 * self.slack).bit_length()
+
+    @property
+    def shift(self) -> int:
+        """Errors by what was cut are kept as multiples of 2^shift units, below 2^30."""
+        return max(0, ceil(log2(sqrt(self.terms * self.moduli.product)) - self.unit) + 1 - 30)
+
+    @property
+    def reach(self) -> tuple[int, float]:
+        """The most that a norm may be: an exponent, and a number of 1 ... 2 in FP32, cut."""
+        part, power = frexp(self.moduli.reach - sqrt(self.terms) / 2 - 1)
+        return power - 1, int(2 * part * 2**23) / 2**23
+
+    @property
+    def most_loose(self) -> int:
+        """The parts of norms that may be cut, in units of 2^-60."""
+        return int(2.0**60 / (MUCH * 2.0 ** (self.precision - 7) * sqrt(self.terms)))
+
+    def of_residues(self) -> list[int]:
+        """Five numbers for each modulus: see `store_residues`."""
+        return [
+            number for m in self.moduli.numbers for number in (2**16 % m, 2**32 % m, (128 - 2**47) % m, 2**32 // m, m)
+        ]
+
+    def of_folds(self) -> list[int]:
+        """The scale of fractions, what is taken off them, and three digits of 32 bits for each fold."""
+        whole, mask = self.moduli.product, (1 << 32) - 1
+        scale = (whole << 64) >> whole.bit_length()
+        off = (self.moduli.offset(self.panels, 64) - self.moduli.count * self.panels) % (1 << 64)
+        each = [self.panels * [v >> 64, v >> 32 & mask, v & mask] for v in self.moduli.fractions(96)]
+        return [
+            number - (number >> 63 << 64) for number in (scale, off, *(digit for digits in each for digit in digits))
+        ]
+
+
+class LaunchedIntegers:
+    """A matrix product by integers, planned once."""
+
+    def __init__(self, tables: ReduceTables, precision: int, device: torch.device, *, stays: bool) -> None:
+        """stays: whether nothing is left to FP64, however much is undecided."""
+        self._scales = Scales(Moduli(count_of(tables.terms, precision)), tables.terms, precision)
+        self._shape, self._device, self._stays = tuple(map(len, tables.out)), device, stays
+
+    @cached_property
+    def _numbers(self) -> tuple[Tensor, Tensor]:
+        of_residues, of_folds = (
+            torch.tensor(numbers, dtype=torch.int64, device=self._device)
+            for numbers in (self._scales.of_residues(), self._scales.of_folds())
+        )
+        return of_residues, of_folds
+
+    def run(
+        self, read: Sequence[Any], tables: Sequence[Tensor | None], steps: Sequence[int], sides: dict[str, Any],
+        out: Tensor, found: Tensor, listed: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Computes the product unless FP64 has to: returns a number on the device that is positive then.
+
+        read: both operands; tables, steps, sides: as `product` gets them.
+        """
+        (batches, m, n), s, device = self._shape, self._scales, self._device
+        powers = torch.empty((2, batches * (m + n)), dtype=torch.int32, device=device)
+        sizes = torch.empty((2, batches * (m + n)), dtype=torch.float32, device=device)
+        loose = torch.full((1,), -(1 << 62) if self._stays else -s.most_loose, dtype=torch.int64, device=device)
+        promised = [{**FACTS, **{key[2:]: x for key, x in sides.items() if key[0] == name}} for name in "AB"]
+        for at, (size, unit) in enumerate(((m, 2.0 ** -(s.unit + s.shift)), (n, 1.0))):
+            launch(
+                kernels("integers").measure, batches * ceil(size / FACTS["BLOCK_M"]), read[at],
+                *tables[3 * at : 3 * at + 3], powers[0, at * m :], sizes[0, at * m :], loose, size, s.terms, steps[at],
+                m + n, batches * (m + n), *s.reach, unit, 2.0**60 / batches / size, **promised[at],
+            )  # fmt: skip
+        pitch = s.moduli.count * s.width
+        most = [min(size, max(1, RESIDUES // (batches * pitch * 128)) * 128) for size in (m, n)]
+        residues = [torch.empty(batches * rows * pitch, dtype=torch.int8, device=device) for rows in most]
+        for b_first, a_first in product(range(0, n, most[1]), range(0, m, most[0])):
+            counts = min(most[0], m - a_first), min(most[1], n - b_first)
+            for at, fresh in enumerate((b_first == 0 or most[0] < m, a_first == 0)):
+                programs = batches * ceil(counts[at] / FACTS["BLOCK_M"]) * ceil(s.width / FACTS["BLOCK_K"])
+                if fresh:
+                    launch(
+                        kernels("integers").find_residues, programs, read[at], *tables[3 * at : 3 * at + 3],
+                        powers[0, at * m :], loose, residues[at], self._numbers[0], (m, n)[at], s.terms, steps[at],
+                        m + n, (a_first, b_first)[at], counts[at], pitch, s.width, s.moduli.count, **promised[at],
+                    )  # fmt: skip
+            launch(
+                kernels("integers").multiply_residues,
+                batches * ceil(counts[0] / TILE["BLOCK_M"]) * ceil(counts[1] / TILE["BLOCK_N"]),
+                residues[0], residues[1], self._numbers[1], powers, sizes, loose, *tables[6:], out, found, out.numel(),
+                listed, m, n, batches, a_first, counts[0], b_first, counts[1], steps[2], pitch, s.fold, s.shift, s.unit,
+                s.slack, s.grain, PRECISION=s.precision, **s.tile,
+            )  # fmt: skip
+        return loose

@@ -1,0 +1,63 @@
+"""The moduli of products by integers, and the numbers that follow from them alone: for CPUs and GPUs.
+
+docs/integers.md explains and proves what is computed with them.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import ceil, isqrt, prod
+from typing import Final
+
+MODULI: Final = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217)
+"""Coprime in pairs. A sum takes the first few of them."""
+LONG: Final = 4000
+"""The number of terms from which on one more modulus pays."""
+SHORT: Final = 64
+"""The number of terms up to which one modulus less does."""
+MOST_TERMS: Final = 1 << 22
+"""The most terms: a bound of the proof that leaves room."""
+PAYS: Final = 0.9
+"""Integers compute a product if they take at most this part of the cycles of FP64."""
+START: Final = 1 << 30
+"""The first value of a sum of products of residues, by which it is never negative."""
+
+
+def count_of(terms: int, precision: int) -> int:
+    """The number of moduli for sums of `terms` terms, rounded to b bits: 11 for FP32, 7 for bfloat16."""
+    return 7 + ceil((precision - 16) / 4) + (terms > LONG) - (precision == 32 and terms <= SHORT)
+
+
+@dataclass(frozen=True)
+class Moduli:
+    """The first `count` moduli. Raises `ValueError` if they are not coprime in pairs."""
+
+    count: int
+
+    @cached_property
+    def numbers(self) -> tuple[int, ...]:
+        return MODULI[: self.count]
+
+    @cached_property
+    def product(self) -> int:
+        """P."""
+        return prod(self.numbers)
+
+    @property
+    def reach(self) -> float:
+        """The most that the norm of a row of integers may be: two of them have sums of products within P / 2."""
+        return isqrt(self.product // 2) * (1 - 2.0**-20)
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """v of each modulus m: the inverse of P / m modulo m."""
+        return tuple(pow(self.product // m, -1, m) for m in self.numbers)
+
+    def fractions(self, bits: int) -> tuple[int, ...]:
+        """The fraction v / m of each modulus, cut to `bits` bits."""
+        return tuple((v << bits) // m for v, m in zip(self.weights, self.numbers, strict=True))
+
+    def offset(self, sums: int, bits: int) -> int:
+        """The fraction that `START` adds in `sums` sums of each modulus, cut once to `bits` bits."""
+        total = sum((Fraction(v, m) for v, m in zip(self.weights, self.numbers, strict=True)), Fraction(0))
+        return int(START * sums * total % 1 * (1 << bits))
