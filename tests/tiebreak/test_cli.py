@@ -153,7 +153,7 @@ def test_each_option_of_each_command_says_what_it_is(cases: Callable[[], None]) 
             cases()
 
 
-SILENT = ["auditor", "client", "demo", "hub", "jobs", "games", "simulate", "trainer", "up", "watch", "data"]
+SILENT = ["auditor", "client", "demo", "hub", "jobs", "games", "simulate", "trainer", "up", "watch", "data", "corpus"]
 """Commands that run until they are stopped, write a report into files, or only have commands below them."""
 
 

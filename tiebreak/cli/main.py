@@ -26,6 +26,7 @@ GROUPS: Final = {
         "demo": "Play the whole path on real data: agree, train, commit, audit, cheat, dispute, settle.",
         "up": "Run a chain, a hub with its pages, a client, a trainer and an auditor on this machine, until Ctrl-C.",
         "doctor": "Run the conformance vectors on this machine and show its environment.",
+        "corpus": "Compute programs whose roots are known, and check what other machines say of them.",
         "key": "Make a signing key in FILE and print its address.",
     },
     "Train": {
