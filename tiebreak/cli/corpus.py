@@ -34,7 +34,7 @@ def corpus() -> None:
 @click.argument("names", nargs=-1)
 @click.option("--device", "devices", multiple=True, help="Torch device; may be repeated.  [default: the CPU and each "
               "GPU]")  # fmt: skip
-@click.option("--note", default="", help="What a reader should know of this machine, such as that it is emulated.")
+@click.option("--note", default="", help="A note for readers about this machine, such as that it is emulated.")
 @click.option("--key", type=FILE, help="Key file of the signer.  [default: a new key that is thrown away]")
 @click.option("--output", "-o", type=NEW_FILE, default=Path("corpus-statement.json"), show_default=True,
               help="The statement.")  # fmt: skip
