@@ -5,6 +5,7 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev &
 WORKDIR /src
 COPY constraints.txt pyproject.toml setup.py MANIFEST.in README.md LICENSE ./
 COPY contracts/artifacts contracts/artifacts
+COPY corpus corpus
 COPY tiebreak tiebreak
 # Where another build of torch is, such as the smaller one for processors alone.
 ARG PIP_EXTRA_INDEX_URL=

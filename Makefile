@@ -17,9 +17,9 @@ export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum | cut -d' ' -f1)
 # A worker takes a half of the tests in order, and steals when it is done: few fixtures are made twice.
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
-SOURCES := .ci tiebreak tests benchmarks examples model scripts contracts/scripts
+SOURCES := .ci tiebreak conformance tests benchmarks examples model scripts contracts/scripts
 
-.PHONY: help setup demo test test-all models pages lint format types vectors newest hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
+.PHONY: help setup demo test test-all models pages lint format types vectors vectors-package newest hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -61,6 +61,10 @@ types: setup ## mypy --strict
 
 vectors: setup ## Regenerate the test vectors and compare them with those checked in
 	$(BIN)/python -m tests.vectors.generate tests/vectors --check
+
+vectors-package: setup ## The integer reference and the vectors as a wheel of their own, in dist/: NumPy, no torch
+	rm -rf conformance/build
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./conformance
 
 newest: ## The core on the newest Python there is, without torch
 	.ci/newest
@@ -112,5 +116,5 @@ ci: ## Every gate
 	.ci/run
 
 clean: ## Remove what was built, not the environment
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output
-	find tiebreak tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf build dist *.egg-info conformance/build conformance/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-output
+	find tiebreak conformance tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""What a build adds to `pyproject.toml`: the compiled contracts, and README.md as a package index can show it."""
+"""What a build adds to `pyproject.toml`: the compiled contracts, the corpus, and README.md as an index can show it."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,8 @@ from setuptools import setup
 from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
-SOURCE = ROOT / "contracts" / "artifacts"
+COPIES = {"contracts/artifacts": "tiebreak/protocol/chain/contracts", "corpus": "tiebreak/api/corpus/bundled"}
+"""Folders of the checkout, and the places of their copies in the package. The corpus goes without `sealed/`."""
 
 
 def described(readme: str) -> str:
@@ -18,21 +19,22 @@ def described(readme: str) -> str:
     )
 
 
-class WithContracts(build_py):
-    """`build_py`, and then the artifacts beside the module that reads them. An editable install reads the originals."""
+class WithCopies(build_py):
+    """`build_py`, and then files beside the module that reads them. An editable install reads the originals."""
 
     def run(self) -> None:
-        """Copies what `tiebreak.protocol.chain.artifacts` looks for first."""
+        """Copies what `tiebreak.protocol.chain.artifacts` and `tiebreak.api.corpus.programs` look for first."""
         super().run()
-        if not self.editable_mode:
-            target = Path(self.build_lib, "tiebreak", "protocol", "chain", "contracts")
-            self.mkpath(str(target))
-            for path in sorted(SOURCE.glob("*.json")):
-                self.copy_file(str(path), str(target / path.name))
+        for folder, copy in {} if self.editable_mode else COPIES.items():
+            for path in sorted((ROOT / folder).rglob("*.*")):
+                target = Path(self.build_lib, copy, path.relative_to(ROOT / folder))
+                if path.is_file() and "sealed" not in path.parts:
+                    self.mkpath(str(target.parent))
+                    self.copy_file(str(path), str(target))
 
 
 setup(
-    cmdclass={"build_py": WithContracts},
+    cmdclass={"build_py": WithCopies},
     long_description=described((ROOT / "README.md").read_text(encoding="utf-8")),
     long_description_content_type="text/markdown",
 )

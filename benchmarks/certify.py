@@ -24,12 +24,13 @@ from benchmarks.commit import filled, gpt2
 from benchmarks.table import Row, interleaved, placed, publish, rows_of
 from tiebreak.api.certification.certificates import read_weights
 from tiebreak.protocol import trees
-from tiebreak.protocol.commitments.certificate import Certificate, Weights, sign
+from tiebreak.protocol.commitments.certificate import Certificate, Weights
 from tiebreak.protocol.commitments.dsse import Envelope
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import StepRecord, state_tree
+from tiebreak.protocol.commitments.statement import sign
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.tags import Digest
 

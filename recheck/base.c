@@ -9,8 +9,11 @@ static const size_t MEMORY = (size_t)1 << 30;
 
 jmp_buf *on_refusal;
 char refusal[256];
-static void **blocks;
-static size_t block_count, block_room, *block_totals;
+static struct {
+    void *at;
+    size_t total; /* with all before it */
+} *blocks;
+static size_t block_count, block_room;
 
 _Noreturn void refuse(const char *format, ...) {
     va_list arguments;
@@ -24,29 +27,23 @@ _Noreturn void refuse(const char *format, ...) {
 }
 
 void *take(size_t count, size_t size) {
-    size_t before = block_count ? block_totals[block_count - 1] : 0;
+    size_t before = block_count ? blocks[block_count - 1].total : 0;
     if (size && count > (MEMORY - before) / size) refuse("expected work that fits into %zu bytes, got more", MEMORY);
     if (block_count == block_room) {
         block_room = block_room ? 2 * block_room : 64;
         blocks = realloc(blocks, block_room * sizeof *blocks);
-        block_totals = realloc(block_totals, block_room * sizeof *block_totals);
-        if (!blocks || !block_totals) abort();
+        if (!blocks) abort();
     }
     void *block = calloc(count ? count : 1, size ? size : 1);
     if (!block) refuse("expected %zu bytes from the system, got none", count * size);
-    blocks[block_count] = block;
-    block_totals[block_count++] = before + count * size;
+    blocks[block_count].at = block, blocks[block_count++].total = before + count * size;
     return block;
 }
 
 size_t mark(void) { return block_count; }
 
 void release(size_t until) {
-    while (block_count > until) free(blocks[--block_count]);
-    if (until) return;
-    free(blocks);
-    free(block_totals);
-    blocks = NULL, block_totals = NULL, block_room = 0;
+    while (block_count > until) free(blocks[--block_count].at);
 }
 
 uint64_t number(Bytes *in, size_t width) {
@@ -82,7 +79,8 @@ Bytes read_file(const char *path) {
 }
 
 Buffer buffer(const char *start) {
-    Buffer out = {take(256, 1), 0, 256};
+    size_t before = mark();
+    Buffer out = {take(256, 1), 0, 256, before};
     put(&out, start, strlen(start));
     return out;
 }
@@ -105,13 +103,6 @@ void put_number(Buffer *out, uint64_t value, size_t width) {
 void put_digest(Buffer *out, Digest digest) { put(out, digest.b, 32); }
 Bytes written(const Buffer *out) { return (Bytes){out->at, out->size}; }
 
-Digest digest_at(const uint8_t *bytes) {
-    Digest digest;
-    memcpy(digest.b, bytes, 32);
-    return digest;
-}
-
-
 unsigned depth_of(uint64_t leaves) {
     unsigned depth = 0;
     while (depth < 64 && (uint64_t)1 << depth < leaves) depth++;
@@ -128,21 +119,15 @@ Digest node(Digest left, Digest right) {
     return sha256((Bytes){preimage, sizeof preimage});
 }
 
-/* One level up: nodes beyond `count` are those of empty subtrees, `blank` the one of this level. */
-static size_t level_up(Digest *nodes, size_t count, Digest blank) {
-    for (size_t k = 0; k < count; k += 2) nodes[k / 2] = node(nodes[k], k + 1 < count ? nodes[k + 1] : blank);
-    return (count + 1) / 2;
-}
-
 void siblings(const Digest *leaves, size_t count, size_t position, Digest *out) {
     if (!count) refuse("expected a tree of one leaf or more, got none");
     size_t before = mark();
     Digest *nodes = take(count, sizeof *nodes), blank = empty();
     memcpy(nodes, leaves, count * sizeof *nodes);
-    for (unsigned depth = depth_of(count); depth-- > 0; position /= 2) {
+    for (unsigned depth = depth_of(count); depth-- > 0; position /= 2, count = (count + 1) / 2) {
         *out++ = (position ^ 1) < count ? nodes[position ^ 1] : blank;
-        count = level_up(nodes, count, blank);
-        blank = node(blank, blank);
+        for (size_t k = 0; k < count; k += 2) nodes[k / 2] = node(nodes[k], k + 1 < count ? nodes[k + 1] : blank);
+        blank = node(blank, blank); /* beyond `count` are the roots of empty subtrees */
     }
     *out = nodes[0]; /* after the siblings, the root */
     release(before);
@@ -163,12 +148,6 @@ Digest pad(Digest root, unsigned depth, unsigned padded) {
     return root;
 }
 
-Digest fold(Digest leaf, uint64_t position, const Digest *path, size_t count) {
-    for (size_t k = 0; k < count; k++, position >>= 1)
-        leaf = position & 1 ? node(path[k], leaf) : node(leaf, path[k]);
-    return leaf;
-}
-
 Digest chunk_root(Bytes data) {
     size_t before = mark(), count = data.left / CHUNK + (data.left % CHUNK != 0);
     Digest *leaves = take(count, sizeof *leaves);
@@ -183,38 +162,34 @@ Digest chunk_root(Bytes data) {
     return root;
 }
 
-/* The hash of what was written, whose memory goes back. */
-static Digest sealed(const Buffer *out, size_t before) {
+Digest sealed(const Buffer *out) {
     Digest digest = sha256(written(out));
-    release(before);
+    release(out->before);
     return digest;
 }
 
 Digest tensor_id(uint8_t dtype, uint8_t rank, const uint64_t *dims, Digest chunks) {
-    size_t before = mark();
     Buffer out = buffer("tb.tensr");
     put_number(&out, dtype, 1);
     put_number(&out, rank, 1);
     for (size_t d = 0; d < rank; d++) put_number(&out, dims[d], 8);
     put_digest(&out, chunks);
-    return sealed(&out, before);
+    return sealed(&out);
 }
 
 Digest entry_leaf(const char *tag, Bytes name, Digest tensor) {
-    size_t before = mark();
     Buffer out = buffer(tag);
     put_number(&out, name.left, 2);
     put(&out, name.at, name.left);
     put_digest(&out, tensor);
-    return sealed(&out, before);
+    return sealed(&out);
 }
 
 Digest record(uint64_t step, Digest state, uint32_t loss, Digest log) {
-    size_t before = mark();
     Buffer out = buffer("tb.recrd");
     put_number(&out, step, 8);
     put_digest(&out, state);
     put_number(&out, loss, 4);
     put_digest(&out, log);
-    return sealed(&out, before);
+    return sealed(&out);
 }

@@ -35,25 +35,26 @@ static uint64_t read(const Instruction *i, size_t k, const Value *operands, cons
 
 bool accumulates(const Instruction *i) { return i->opcode == REDUCE || i->opcode == SCATTER; }
 
-int accumulator_kind(const Instruction *i, uint8_t source) {
+static int accumulator_kind(const Instruction *i, uint8_t source) {
     if (i->opcode == SCATTER) return i->function ? SUM_BF16 : SUM;
     int kinds[] = {source == F32 ? SUM : SUM_I64, source == F32 ? MAX : MAX_I64, source == F32 ? ARGMAX : ARGMAX_I64, SUM_BF16};
     return kinds[i->function];
 }
 
-static uint64_t sum_up(const Instruction *i, const Value *operands, uint64_t *c, Rounding rounding, Buffer *leaves) {
+Accumulator accumulate(const Instruction *i, const Value *operands, uint64_t position, uint64_t terms) {
+    uint64_t c[2 * MAX_RANK] = {0};
+    coordinates(i->dims, i->rank, position, c);
     Accumulator held = start(accumulator_kind(i, operands[0].dtype));
     uint64_t wanted = dot(0, i->match, i->rank, c);
-    for (uint64_t term = 0; term < i->terms; term++) {
+    for (uint64_t term = 0; term < terms; term++) {
         coordinates(i->dims + i->rank, i->reduction, term, c + i->rank);
         bool matches = i->opcode == REDUCE || read(i, 1, operands, c, 0) == wanted;
         size_t count = i->opcode == REDUCE ? i->operands : 1;
         uint64_t factors[2] = {0};
         for (size_t k = 0; matches && k < count; k++) factors[k] = read(i, k, operands, c, 0);
         if (matches) add_term(&held, factors, count, (int64_t)term);
-        if (leaves && (term % 4 == 3 || term + 1 == i->terms)) put_accumulator(leaves, &held);
     }
-    return finish(&held, rounding);
+    return held;
 }
 
 static uint64_t look_through(const Instruction *i, const Value *operands, const uint64_t *c) {
@@ -67,12 +68,14 @@ static uint64_t look_through(const Instruction *i, const Value *operands, const 
     return read(i, 0, operands, inside, 0);
 }
 
-uint64_t element(const Instruction *i, const Value *operands, uint64_t position, uint64_t step, Rounding rounding,
-                 Buffer *leaves) {
+uint64_t element(const Instruction *i, const Value *operands, uint64_t position, uint64_t step, Rounding rounding) {
     uint64_t c[2 * MAX_RANK] = {0}, words[3] = {0};
     uint8_t types[3] = {0};
     coordinates(i->dims, i->rank, position, c);
-    if (accumulates(i)) return sum_up(i, operands, c, rounding, leaves);
+    if (accumulates(i)) {
+        Accumulator held = accumulate(i, operands, position, i->terms);
+        return finish(&held, rounding);
+    }
     switch (i->opcode) {
     case SOURCE: return i->function == CONST ? i->bits : step - 1;
     case GATHER: {
@@ -90,10 +93,12 @@ uint64_t element(const Instruction *i, const Value *operands, uint64_t position,
     return i->opcode == MAP ? map(i->function, types, i->dtype, words, rounding.precision) : words[0];
 }
 
-uint8_t *execute(const Instruction *i, const Value *operands, uint64_t step, Rounding rounding) {
+uint8_t *execute(const Instruction *i, const Value *operands, uint64_t step, Rounding rounding, const uint8_t *codes) {
     uint8_t *result = take(i->elements, SIZE_OF[i->dtype]);
-    for (uint64_t at = 0; at < i->elements; at++)
-        store(i->dtype, result, at, element(i, operands, at, step, rounding, NULL));
+    for (uint64_t at = 0; at < i->elements; at++) {
+        rounding.code = codes ? codes[at] : 0;
+        store(i->dtype, result, at, element(i, operands, at, step, rounding));
+    }
     return result;
 }
 
@@ -129,7 +134,7 @@ static Digest entries_root(const char *tag, const Instruction *const *entries, c
 /* What a run holds between steps. */
 typedef struct {
     const Program *program;
-    const Instruction **commits, **sources;
+    const Instruction **commits;
     Bytes *state, *data;
     Value *values;
     Digest *ids;
@@ -142,8 +147,14 @@ void print_digest(const char *before, Digest digest, const char *after) {
     printf("%s", after);
 }
 
-/* One step; the state's bytes are replaced in place. Its record. */
-static Digest take_step(Run *r, uint64_t step) {
+/* How a job rounds an instruction, but for the codes of a log. */
+static Rounding rounding_of(const Instruction *i, Job job) {
+    int kind = i->opcode == SCATTER ? 2 : i->operands - 1;
+    return (Rounding){.precision = job.precision, .tolerance = is_logged(i) ? job.tolerances >> 8 * kind & 255 : 0};
+}
+
+/* One step along the codes of its log; the state's bytes are replaced in place. Its record. */
+static Digest take_step(Run *r, uint64_t step, uint8_t *const *codes, Digest log) {
     const Program *p = r->program;
     size_t before = mark();
     for (uint32_t at = 0; at < p->body; at++) {
@@ -151,19 +162,20 @@ static Digest take_step(Run *r, uint64_t step) {
         Value operands[3];
         for (size_t k = 0; k < i->operands; k++) operands[k] = r->values[i->operand[k].value];
         bool named = i->opcode == SOURCE && i->function >= STATE;
-        const uint8_t *data = !named ? execute(i, operands, step, (Rounding){.precision = r->job.precision})
+        const uint8_t *own = codes ? codes[at] : NULL;
+        const uint8_t *data = !named ? execute(i, operands, step, rounding_of(i, r->job), own)
                                      : (i->function == STATE ? r->state : r->data)[i->slot].at;
         r->values[at] = (Value){i->dtype, i->elements, data};
         r->ids[at] = id_of(i, (Bytes){data, i->elements * SIZE_OF[i->dtype]});
     }
     uint8_t **next = take(p->states, sizeof *next);
     for (uint32_t k = 0; k < p->states; k++) /* all are read before one is written: a value may be a state's bytes */
-        next[k] = execute(r->commits[k], &r->values[r->commits[k]->operand[0].value], step, (Rounding){.precision = 32});
+        next[k] = execute(r->commits[k], &r->values[r->commits[k]->operand[0].value], step, (Rounding){0}, NULL);
     uint32_t loss = (uint32_t)load(&r->values[p->body - 1], 0);
     for (uint32_t k = 0; k < p->states; k++) memcpy((void *)(uintptr_t)r->state[k].at, next[k], r->state[k].left);
-    Digest state = entries_root("tb.state", r->commits, r->state, p->states), zero = {{0}};
+    Digest state = entries_root("tb.state", r->commits, r->state, p->states);
     Digest body = pad(tree(r->ids, p->body), depth_of(p->body), p->depth);
-    Digest values = node(body, pad(state, depth_of(p->states), p->depth)), made = record(step, state, loss, zero);
+    Digest values = node(body, pad(state, depth_of(p->states), p->depth)), made = record(step, state, loss, log);
     release(before);
     if (r->job.quiet) return made;
     printf("step %" PRIu64 " loss %08x", step, loss);
@@ -173,29 +185,41 @@ static Digest take_step(Run *r, uint64_t step) {
     return made;
 }
 
-static uint64_t work_of(const Program *p) {
-    u128 work = 0;
-    for (uint32_t at = 0; at < p->body + p->states; at++) work += (u128)p->code[at].elements * p->code[at].terms;
-    return work > UINT64_MAX ? UINT64_MAX : (uint64_t)work;
+/* The log root of a segment of so many steps. */
+static Digest segment_log(const Program *p, Bytes logs, uint64_t steps) {
+    size_t before = mark();
+    Digest *leaves = take(steps, sizeof *leaves);
+    size_t codes = mark(); /* one step's at a time */
+    for (uint64_t k = 0; k < steps; k++, release(codes)) leaves[k] = step_log(p, read_log(p, &logs));
+    Digest root = tree(leaves, steps);
+    release(before);
+    return root;
 }
 
 Digest run(const Program *p, const Tensors *state, const Tensors *data, Job job) {
-    uint64_t work = work_of(p), checkpoints = (job.steps + job.interval - 1) / job.interval;
+    uint64_t checkpoints = (job.steps - 1) / job.interval + 1;
+    u128 work = 0;
+    for (uint32_t at = 0; at < p->body + p->states; at++) work += (u128)p->code[at].elements * p->code[at].terms;
     if (work > job.work / job.steps) refuse("expected at most %" PRIu64 " terms in all, got more", job.work);
-    Run r = {p, take(p->states, sizeof(void *)), take(p->datas, sizeof(void *)), take(p->states, sizeof(Bytes)),
-             take(p->datas, sizeof(Bytes)), take(p->body, sizeof(Value)), take(p->body, sizeof(Digest)), job};
+    Run r = {p, take(p->states, sizeof(void *)), take(p->states, sizeof(Bytes)), take(p->datas, sizeof(Bytes)),
+             take(p->body, sizeof(Value)), take(p->body, sizeof(Digest)), job};
     for (uint32_t k = 0; k < p->states; k++) r.commits[k] = &p->code[p->body + k], r.state[k] = find(state, r.commits[k]);
-    for (uint32_t k = 0; k < p->datas; k++) r.sources[k] = &p->code[p->data_source[k]], r.data[k] = find(data, r.sources[k]);
+    for (uint32_t k = 0; k < p->datas; k++) r.data[k] = find(data, p->data[k]);
     if (!job.quiet) {
         print_digest("program ", program_root(p), "\n");
         print_digest("state ", entries_root("tb.state", r.commits, r.state, p->states), "\n");
-        print_digest("data ", entries_root("tb.data.", r.sources, r.data, p->datas), "\n");
+        print_digest("data ", entries_root("tb.data.", p->data, r.data, p->datas), "\n");
     }
-    Digest *records = take(checkpoints, sizeof *records);
+    Digest *records = take(checkpoints, sizeof *records), log = {{0}};
     for (uint64_t step = 1; step <= job.steps; step++) {
-        Digest made = take_step(&r, step);
-        if (step % job.interval == 0 || step == job.steps) records[(step - 1) / job.interval] = made;
+        uint64_t left = job.steps - step + 1, checkpoint = (step - 1) / job.interval;
+        if (job.logs.at && (step - 1) % job.interval == 0)
+            log = segment_log(p, job.logs, left < job.interval ? left : job.interval);
+        size_t before = mark();
+        records[checkpoint] = take_step(&r, step, job.logs.at ? read_log(p, &job.logs) : NULL, log);
+        release(before);
     }
+    nothing_after(job.logs, "the logs of all steps");
     Digest root = tree(records, checkpoints);
     if (!job.quiet) print_digest("run ", root, "\n");
     return root;

@@ -1,7 +1,11 @@
 #include "recheck.h"
 
-static uint8_t peek(Bytes *in) {
+static void skip_space(Bytes *in) {
     while (in->left && (*in->at == ' ' || *in->at == '\n' || *in->at == '\r' || *in->at == '\t')) cut(in, 1);
+}
+
+static uint8_t peek(Bytes *in) {
+    skip_space(in);
     if (!in->left) refuse("expected more of a JSON document, got its end");
     return *in->at;
 }
@@ -24,23 +28,13 @@ static Json *value(Bytes *in, int depth);
 
 static void members(Json *out, Bytes *in, int depth) {
     uint8_t end = out->kind == '{' ? '}' : ']';
-    Json **place = &out->first;
     cut(in, 1);
-    if (peek(in) == end) {
-        cut(in, 1);
-        return;
-    }
-    for (;;) {
+    for (Json **place = &out->first; peek(in) != end; place = &(*place)->next) {
         Bytes key = {0};
-        if (end == '}') {
-            key = string(in);
-            expect(in, ':');
-        }
+        if (place != &out->first) expect(in, ',');
+        if (end == '}') key = string(in), expect(in, ':');
         *place = value(in, depth + 1);
         (*place)->key = key;
-        place = &(*place)->next;
-        if (peek(in) == end) break;
-        expect(in, ',');
     }
     cut(in, 1);
 }
@@ -66,10 +60,8 @@ static Json *value(Bytes *in, int depth) {
 
 Json *parse_json(Bytes in) {
     Json *out = value(&in, 0);
-    while (in.left) {
-        uint8_t c = *cut(&in, 1).at;
-        if (c != ' ' && c != '\n') refuse("expected nothing after a JSON document, got byte %02x", c);
-    }
+    skip_space(&in);
+    nothing_after(in, "a JSON document");
     return out;
 }
 
@@ -81,13 +73,13 @@ const Json *member(const Json *object, const char *key) {
 
 uint64_t number_of(const Json *from) {
     uint64_t out = 0;
-    if (!from->text.left || from->text.left > 20) refuse("expected a number, got %zu digits", from->text.left);
+    bool fits = from->text.left > 0;
     for (size_t k = 0; k < from->text.left; k++) {
-        if (from->text.at[k] < '0' || from->text.at[k] > '9') refuse("expected digits, got byte %02x", from->text.at[k]);
-        uint64_t digit = (uint64_t)(from->text.at[k] - '0');
-        if (out > (UINT64_MAX - digit) / 10) refuse("expected a number below 2^64, got a larger one");
+        uint8_t digit = (uint8_t)(from->text.at[k] - '0');
+        fits &= digit <= 9 && out <= (UINT64_MAX - digit) / 10;
         out = 10 * out + digit;
     }
+    if (!fits) refuse("expected a number below 2^64, got %.*s", (int)from->text.left, (const char *)from->text.at);
     return out;
 }
 

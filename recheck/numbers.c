@@ -1,5 +1,7 @@
 #include "recheck.h"
 
+#include <string.h>
+
 static const uint32_t SIGN = 0x80000000, INFINITE = 0x7f800000;
 static const Rounding NEAREST = {.precision = 32}, TO_BF16 = {.precision = 16};
 
@@ -10,12 +12,6 @@ uint32_t canonical(uint32_t x) { return is_nan(x) ? NAN_BITS : x; }
 Parts parts_of(uint32_t x) {
     int biased = x >> 23 & 255;
     return (Parts){x >> 31, (x & 0x7fffff) | (biased ? 0x800000 : 0), (biased ? biased : 1) - 150};
-}
-
-/* The integer x / 2^unit, without its sign. */
-static Wide in_units(uint32_t x, int unit) {
-    Parts p = parts_of(x);
-    return shifted(wide(p.mantissa), p.exponent - unit);
 }
 
 /* | |x| - (d + u) / 2 | <= 2^-n (u - d), `rest` being |x| - d in units of (u - d) / 2^drop. */
@@ -49,10 +45,10 @@ static uint32_t add(uint32_t x, uint32_t y) {
     if (is_nan(x) || is_nan(y)) return NAN_BITS;
     if (!is_finite(x)) return is_finite(y) || x == y ? x : NAN_BITS;
     if (!is_finite(y)) return y;
-    Wide a = in_units(x, -149), b = in_units(y, -149), zero = wide(0);
-    Wide sum = plus(x & SIGN ? minus(zero, a) : a, y & SIGN ? minus(zero, b) : b);
-    if (is_zero(sum)) return x & y & SIGN;
-    return round_number(negative(sum), negative(sum) ? minus(zero, sum) : sum, -149, false, NEAREST);
+    if (!((x | y) & ~SIGN)) return x & y;
+    Accumulator sum = start(SUM);
+    add_term(&sum, &(uint64_t){x}, 1, 0), add_term(&sum, &(uint64_t){y}, 1, 1);
+    return (uint32_t)finish(&sum, NEAREST);
 }
 
 static uint32_t multiply(uint32_t x, uint32_t y) {
@@ -96,8 +92,6 @@ static int order_of(uint8_t type, uint64_t a, uint64_t b) {
     return (int64_t)a < (int64_t)b ? -1 : (int64_t)a > (int64_t)b;
 }
 
-bool greater(uint8_t type, uint64_t a, uint64_t b) { return order_of(type, a, b) == 1; }
-
 static uint64_t extreme(uint8_t type, uint64_t a, uint64_t b, int wanted) {
     int order = order_of(type, a, b);
     if (order == 2) return NAN_BITS;
@@ -128,24 +122,22 @@ static uint64_t floored(int64_t x, int64_t y, bool quotient_wanted) {
     return (uint64_t)(quotient_wanted ? q : r);
 }
 
-bool map_types(int function, const uint8_t *t, size_t count, uint8_t result) {
-    bool alike = count == 2 && t[0] == t[1], numbers = alike && t[0] != BOOL;
-    switch (function) {
-    case 0: return count == 1 && t[0] == result;
-    case 1: case 2: case 3: case 8: case 9: return numbers && result == t[0];
-    case 4: return alike && t[0] == F32 && result == F32;
-    case 6: case 7: return count == 1 && t[0] != BOOL && result == t[0];
-    case 5: case 10: case 11: case 12: case 13: case 14: case 15: case 16:
-        return count == 1 && t[0] == F32 && result == F32;
-    case 20: case 21: return numbers && result == BOOL;
-    case 22: case 23: return alike && result == BOOL;
-    case 24: case 25: return alike && t[0] == BOOL && result == BOOL;
-    case 26: return count == 1 && t[0] == BOOL && result == BOOL;
-    case 27: return count == 3 && t[0] == BOOL && t[1] == t[2] && result == t[1];
-    case 28: return count == 1 && t[0] != result;
-    case 30: case 31: return alike && t[0] == I64 && result == I64;
-    default: return false;
+bool map_types(int function, const uint8_t *operands, size_t count, uint8_t result) {
+    /* Operands, then the result: f32, i64, bool; all n one type of numbers, all t one type. */
+    static const char *const TYPES[32] = {"tt", "nnn", "nnn", "nnn", "fff", "ff", "nn", "nn", "nnn", "nnn", "ff", "ff",
+        "ff", "ff", "ff", "ff", "ff", [20] = "nnb", "nnb", "ttb", "ttb", "bbb", "bbb", "bb", "bttt", [30] = "iii", "iii"};
+    const char *form = function < 32 ? TYPES[function] : NULL;
+    if (function == 28) return count == 1 && operands[0] != result;
+    if (!form || strlen(form) != count + 1) return false;
+    int common = -1;
+    for (size_t k = 0; k <= count; k++) {
+        int type = k < count ? operands[k] : result;
+        if (form[k] == 't' || form[k] == 'n') {
+            if ((common >= 0 && type != common) || (form[k] == 'n' && type == BOOL)) return false;
+            common = type;
+        } else if ("fib"[type] != form[k]) return false;
     }
+    return true;
 }
 
 static uint64_t map_f32(int function, uint32_t x, uint32_t y, int precision) {
@@ -220,7 +212,7 @@ void add_term(Accumulator *held, const uint64_t *factors, size_t count, int64_t 
     case MAX: case MAX_I64: held->value = extreme(type, held->value, factors[0], 1); break;
     default: {
         bool nan = type == F32 && is_nan((uint32_t)factors[0]) && !is_nan((uint32_t)held->value);
-        if (held->index != -1 && !nan && !greater(type, factors[0], held->value)) return;
+        if (held->index != -1 && !nan && order_of(type, factors[0], held->value) != 1) return;
         held->value = factors[0], held->index = position;
     }
     }
@@ -235,15 +227,6 @@ uint64_t finish(const Accumulator *held, Rounding rounding) {
     Wide magnitude = minus_sign ? minus(wide(0), held->sum) : held->sum;
     uint32_t x = round_number(minus_sign, magnitude, -UNIT, false, held->kind == SUM ? rounding : TO_BF16);
     return x & ~SIGN ? x : 0;
-}
-
-void put_accumulator(Buffer *out, const Accumulator *held) {
-    switch (held->kind) {
-    case SUM: case SUM_BF16: put_number(out, held->nan, 1), put_wide(out, held->sum, 8 * LIMBS); break;
-    case MAX: case ARGMAX: put_number(out, held->value, 4); break;
-    default: put_number(out, held->value, 8);
-    }
-    if (held->kind == ARGMAX || held->kind == ARGMAX_I64) put_number(out, (uint64_t)held->index, 8);
 }
 
 void philox(const uint32_t counter[4], uint64_t seed, uint32_t out[4]) {

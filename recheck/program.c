@@ -1,6 +1,7 @@
 #include "recheck.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static const uint64_t MOST_ELEMENTS = (uint64_t)1 << 40, MOST_TERMS = (uint64_t)1 << 32, MOST = (uint64_t)1 << 20;
 
@@ -87,15 +88,14 @@ static bool fits_table(const Instruction *i) {
 
 static void check_scatter(const Instruction *i) {
     int64_t expected = 1;
+    bool matched = false;
     for (size_t d = i->rank; d-- > 0;) {
         if (!i->match[d]) continue;
         if (i->operand[0].stride[d] || i->operand[1].stride[d]) refuse("expected stride 0 along matched dim %zu", d);
         if (i->match[d] != expected) refuse("expected a row-major match stride in dim %zu", d);
-        expected *= (int64_t)i->dims[d];
+        expected *= (int64_t)i->dims[d], matched = true;
     }
-    for (size_t d = 0; d < i->rank; d++)
-        if (i->match[d]) return;
-    refuse("expected a matched dim, got none");
+    if (!matched) refuse("expected a matched dim, got none");
 }
 
 static void check_commit(const Instruction *i) {
@@ -166,6 +166,10 @@ void check_operand(const Instruction *i, size_t k, uint8_t dtype, uint64_t eleme
         refuse("expected operand %zu of dtype %d to be read inside its tensor, got an access beyond it", k, dtype);
 }
 
+static bool same_shape(const Instruction *i, const Instruction *j) {
+    return i->rank == j->rank && !memcmp(i->dims, j->dims, i->rank * sizeof *i->dims);
+}
+
 static void check_body(const Program *p, uint32_t at, bool *state_sourced) {
     const Instruction *i = &p->code[at];
     uint8_t types[3] = {0};
@@ -176,18 +180,15 @@ static void check_body(const Program *p, uint32_t at, bool *state_sourced) {
         types[k] = from->dtype;
         check_operand(i, k, from->dtype, from->elements);
         if (i->opcode != COMMIT) continue;
-        bool alike = from->rank == i->rank;
-        for (size_t d = 0; alike && d < i->rank; d++) alike = from->dims[d] == i->dims[d];
-        if (!alike) refuse("expected commit %u of its value's shape", at - p->body);
+        if (!same_shape(from, i)) refuse("expected commit %u of its value's shape", at - p->body);
     }
     check_types(i, types);
     if (i->opcode != SOURCE || i->function != STATE) return;
     if (i->slot >= p->states || state_sourced[i->slot]) refuse("expected each state slot once, got %u", i->slot);
     state_sourced[i->slot] = true;
     const Instruction *to = &p->code[p->body + i->slot];
-    bool alike = same(i->name, to->name) && i->dtype == to->dtype && i->rank == to->rank;
-    for (size_t d = 0; alike && d < i->rank; d++) alike = i->dims[d] == to->dims[d];
-    if (!alike) refuse("expected state slot %u with the name, dtype and shape of its commit", i->slot);
+    if (!same(i->name, to->name) || i->dtype != to->dtype || !same_shape(i, to))
+        refuse("expected state slot %u with the name, dtype and shape of its commit", i->slot);
 }
 
 static bool ascending(Bytes a, Bytes b) {
@@ -201,24 +202,23 @@ static void check_names(Program *p) {
         const Instruction *i = &p->code[p->body + k];
         if (i->slot != k || (k && !ascending(i[-1].name, i->name))) refuse("expected commits in order, got slot %u", i->slot);
     }
-    p->data_source = take(p->body, sizeof *p->data_source);
-    bool *found = take(p->body, sizeof *found);
+    p->data = take(p->body, sizeof *p->data);
     for (uint32_t at = 0; at < p->body; at++) {
         const Instruction *i = &p->code[at];
         if (i->opcode != SOURCE || i->function != DATA) continue;
-        if (i->slot >= p->body || found[i->slot]) refuse("expected each data slot once, got %u", i->slot);
-        found[i->slot] = true, p->data_source[i->slot] = at, p->datas++;
+        if (i->slot >= p->body || p->data[i->slot]) refuse("expected each data slot once, got %u", i->slot);
+        p->data[i->slot] = i, p->datas++;
     }
     for (uint32_t k = 0; k < p->datas; k++) {
-        if (!found[k]) refuse("expected a source of data slot %u, got none", k);
-        if (k && !ascending(p->code[p->data_source[k - 1]].name, p->code[p->data_source[k]].name))
-            refuse("expected names of data in order, got others at slot %u", k);
+        if (!p->data[k]) refuse("expected a source of data slot %u, got none", k);
+        bool in_order = !k || ascending(p->data[k - 1]->name, p->data[k]->name);
+        if (!in_order) refuse("expected names of data in order, got others at slot %u", k);
     }
 }
 
 static int by_stream(const void *a, const void *b) {
-    uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
-    return x < y ? -1 : x > y;
+    const uint32_t *x = a, *y = b;
+    return (*x > *y) - (*x < *y);
 }
 
 static void check_streams(const Program *p) {
@@ -251,12 +251,9 @@ Program decode_program(Bytes in) {
 }
 
 Digest instruction_leaf(Bytes encoding) {
-    size_t before = mark();
     Buffer out = buffer("tb.instr");
     put(&out, encoding.at, encoding.left);
-    Digest leaf = sha256(written(&out));
-    release(before);
-    return leaf;
+    return sealed(&out);
 }
 
 Digest program_root(const Program *p) {

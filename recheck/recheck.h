@@ -20,7 +20,7 @@ typedef struct {
 
 typedef struct {
     uint8_t *at;
-    size_t size, room;
+    size_t size, room, before; /* the mark before it was made */
 } Buffer;
 
 typedef struct {
@@ -54,9 +54,10 @@ void put(Buffer *out, const void *bytes, size_t size);
 void put_number(Buffer *out, uint64_t value, size_t width);
 void put_digest(Buffer *out, Digest digest);
 Bytes written(const Buffer *out);
+/* The hash of what was written, whose memory goes back. */
+Digest sealed(const Buffer *out);
 
 Digest sha256(Bytes in);
-Digest digest_at(const uint8_t *bytes);
 
 unsigned depth_of(uint64_t leaves);
 Digest empty(void);
@@ -64,7 +65,6 @@ Digest node(Digest left, Digest right);
 Digest tree(const Digest *leaves, size_t count);
 Digest pad(Digest root, unsigned depth, unsigned padded);
 void siblings(const Digest *leaves, size_t count, size_t position, Digest *out);
-Digest fold(Digest leaf, uint64_t position, const Digest *siblings, size_t count);
 
 Digest chunk_root(Bytes data);
 Digest tensor_id(uint8_t dtype, uint8_t rank, const uint64_t *dims, Digest chunks);
@@ -91,8 +91,6 @@ bool is_zero(Wide a);
 bool negative(Wide a);
 int compare(Wide a, Wide b);
 int bits_of(Wide a);
-Wide wide_at(Bytes big_endian);
-void put_wide(Buffer *out, Wide value, size_t bytes);
 
 /* How a result is rounded: to `precision` bits, and under policy `logged` along a code within a tolerance. */
 typedef struct {
@@ -117,7 +115,6 @@ bool encloses(int function, uint32_t x, Wide v, int e);
 /* Words: an f32's pattern, an i64 or a bool. */
 uint64_t map(int function, const uint8_t *types, uint8_t result, const uint64_t *words, int precision);
 bool map_types(int function, const uint8_t *types, size_t count, uint8_t result);
-bool greater(uint8_t type, uint64_t a, uint64_t b);
 
 enum { SUM, SUM_I64, MAX, MAX_I64, ARGMAX, ARGMAX_I64, SUM_BF16 };
 
@@ -132,7 +129,6 @@ typedef struct {
 Accumulator start(int kind);
 void add_term(Accumulator *held, const uint64_t *factors, size_t count, int64_t position);
 uint64_t finish(const Accumulator *held, Rounding rounding);
-void put_accumulator(Buffer *out, const Accumulator *held);
 
 void philox(const uint32_t counter[4], uint64_t seed, uint32_t out[4]);
 uint32_t random_number(uint64_t seed, uint64_t step, uint32_t stream, uint64_t element);
@@ -166,7 +162,7 @@ typedef struct {
     uint32_t body, states, datas;
     unsigned depth; /* D of section 4 */
     Instruction *code;
-    uint32_t *data_source; /* by data slot, the instruction that names it */
+    const Instruction **data; /* by data slot, the source that names it */
 } Program;
 
 /* A tensor that a program can read: elements little-endian, as committed. */
@@ -184,12 +180,23 @@ Program decode_program(Bytes in);
 Digest instruction_leaf(Bytes encoding);
 Digest program_root(const Program *program);
 
-int accumulator_kind(const Instruction *i, uint8_t source_dtype);
 bool accumulates(const Instruction *i);
-/* One element of the result, at a row-major position; `leaves`, if there is one, gets the accumulators on the way. */
-uint64_t element(const Instruction *i, const Value *operands, uint64_t position, uint64_t step, Rounding rounding,
-                 Buffer *leaves);
-uint8_t *execute(const Instruction *i, const Value *operands, uint64_t step, Rounding rounding);
+bool is_logged(const Instruction *i);
+/* Of one element, by its row-major position: the accumulator after some of its terms, and the result. */
+Accumulator accumulate(const Instruction *i, const Value *operands, uint64_t position, uint64_t terms);
+uint64_t element(const Instruction *i, const Value *operands, uint64_t position, uint64_t step, Rounding rounding);
+/* The whole result; `codes`, if there are any, are those of the step's log, one byte an element. */
+uint8_t *execute(const Instruction *i, const Value *operands, uint64_t step, Rounding rounding, const uint8_t *codes);
+
+/* Rounding logs (section 5.1): the codes of a step by body instruction, NULL where it logs nothing. */
+void log_word(const uint8_t *codes, uint64_t elements, uint64_t chunk, uint8_t word[32]);
+Digest word_leaf(const uint8_t word[32]);
+/* The leaves of the log words of one logged sum; the leaves of the log tree; and its root, the step log. */
+Digest *word_leaves(const Instruction *i, const uint8_t *codes);
+Digest *value_logs(const Program *p, uint8_t *const *codes);
+Digest step_log(const Program *p, uint8_t *const *codes);
+/* The codes of the next step of a plain log file (section 5.1). */
+uint8_t **read_log(const Program *p, Bytes *in);
 
 /* Tensors by name, as in a safetensors file. */
 typedef struct {
@@ -201,9 +208,13 @@ Tensors tensors_of(Bytes safetensors);
 typedef struct {
     uint64_t steps, interval, work;
     int precision;
+    uint32_t tolerances; /* of policy `logged`, and the logs of its steps */
+    Bytes logs;
     bool quiet;
 } Job;
-/* Runs a job of policy `exact`, printing each step's record; the run root. */
+/* Makes a job one of policy `logged`, along a plain log file. */
+void read_tolerances(Job *job, Bytes file);
+/* Runs a job, printing each step's record; the run root. */
 Digest run(const Program *program, const Tensors *state, const Tensors *data, Job job);
 void print_digest(const char *before, Digest digest, const char *after);
 

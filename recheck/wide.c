@@ -78,14 +78,3 @@ int bits_of(Wide a) {
         if (a.w[k]) return 64 * (k + 1) - __builtin_clzll(a.w[k]);
     return 0;
 }
-
-Wide wide_at(Bytes in) {
-    Wide out = {{0}};
-    if (in.left > 8 * LIMBS) refuse("expected at most %d bytes of an integer, got %zu", 8 * LIMBS, in.left);
-    for (size_t k = 0; k < in.left; k++) out.w[k / 8] |= (uint64_t)in.at[in.left - 1 - k] << 8 * (k % 8);
-    return out;
-}
-
-void put_wide(Buffer *out, Wide value, size_t bytes) {
-    for (size_t k = bytes; k-- > 0;) put_number(out, value.w[k / 8] >> 8 * (k % 8) & 255, 1);
-}

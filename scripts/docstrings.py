@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-CLEAN = ("tiebreak", "model", "benchmarks", "scripts")
+CLEAN = ("tiebreak", "conformance", "model", "benchmarks", "scripts")
 """The folders that are checked."""
 RULES = {
     "begins with a preposition": re.compile(

@@ -16,7 +16,7 @@ _ENGINE = "native dtypes lowering optimizers data capture arithmetic run logged 
 _PROTOCOL = (
     "errors arguments strict_json tags codec packing numbers hashing trees program commitments game parties chain"
 )
-_API = "machine signing data auditing disputing training huggingface agreeing certification chain watching"
+_API = "machine signing data auditing disputing training huggingface agreeing certification chain watching corpus"
 FOLDERS = {
     "tiebreak.protocol": _PROTOCOL.split(),
     "tiebreak.engine": _ENGINE.split(),

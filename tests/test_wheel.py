@@ -42,7 +42,7 @@ class Installed:
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     """Built from the committed files, installed into a fresh environment that sees the packages of this one."""
     folder = tmp_path_factory.mktemp("wheel")
-    built_from = ("tiebreak", "contracts", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+    built_from = ("tiebreak", "contracts", "corpus", "pyproject.toml", "setup.py", "README.md", "LICENSE")
     for path in committed_files():
         if path.relative_to(ROOT).parts[0] in built_from:
             target = folder / "source" / path.relative_to(ROOT)
@@ -106,6 +106,12 @@ def test_a_job_from_capture_to_dispute(installed: Installed) -> None:
     assert "agrees: 3 checkpoints, 7 steps" in installed.tiebreak("audit", "run", "-o", "replay")
     assert "nothing to dispute" in installed.tiebreak("dispute", "run", "replay", code=4)
     assert "exact: " in installed.tiebreak("doctor", "--device", "cpu")
+
+
+def test_the_corpus_is_in_it(installed: Installed) -> None:
+    assert "2 of 2 programs reach their root" in installed.tiebreak("corpus", "run", "every", "logged", "-o", "s.json")
+    assert "2 of 2 programs reach their root" in installed.tiebreak("corpus", "check", "s.json")
+    assert '"equal": true' in installed.tiebreak("corpus", "check", str(ROOT / "corpus/sealed/x86-avx2.json"), "--json")
 
 
 def test_studies(installed: Installed) -> None:

@@ -1,7 +1,7 @@
 """Programs captured once, checked in: the same roots from their bytes alone, whatever ran them.
 
 (1) The engine reaches every record and the run root without capture and without the models' library.
-(2) The integer reference, in a process without torch, reaches them too: no version of torch takes part.
+(2) The integer reference reaches them too (`conformance/`, which is also tested where there is no torch).
 (3) Capture makes the same programs today, also under another instruction set than that of the machine's own.
 """
 
@@ -14,16 +14,17 @@ import pytest
 import torch
 
 from tests.engine.processes import printed
-from tests.golden.bundle import COMMAND, FOLDER, INTERVAL, MODELS, NAMES, STEPS, TINY, load
+from tests.golden.bundle import COMMAND, MODELS, NAMES, TINY, load
 from tests.golden.train import first_record, inputs, make_run, train
 from tests.parts import slow_except
+from tiebreak.api.corpus import programs
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.tracing import TESTED_TORCH
 from tiebreak.engine.run.directory import RunDirectory
 
-LIMIT = 300_000
-"""Bytes of all bundles together at most: they are in every clone."""
-CHANGED = f"""capture of {{name}} gives another {{what}} than the golden run's.
+CAPTURED = [name for name in programs.names() if name not in ("every", "signatures")]
+"""The programs of the corpus that are not written by hand."""
+CHANGED = f"""capture of {{name}} gives another {{what}} than the corpus has.
 If nothing of that was meant to change, this is a bug: programs captured before are not those captured now.
 If it was (a lowering, an optimizer, the model's library, the format): say so in CHANGELOG.md, since every job drafted
 before has another program, and make the golden runs again with `{COMMAND}`."""
@@ -36,20 +37,6 @@ def process(module: str, *arguments: str, **variables: str) -> Any:
 
 def records_of(run: RunDirectory) -> list[tuple[int, str, int]]:
     return [(record.step, record.state_root.hex(), record.loss_bits) for record in run.records()]
-
-
-def test_bundles_are_whole_and_small(cases: Callable[[], None]) -> None:
-    folders = [path for path in FOLDER.iterdir() if path.is_dir() and path.name != "__pycache__"]
-    assert sorted(path.name for path in folders) == sorted(NAMES)
-    assert sum(file.stat().st_size for path in folders for file in path.iterdir()) < LIMIT
-    for name in NAMES:
-        bundle = load(name)
-        expected = bundle.expected
-        assert bundle.program.root.hex() == expected.program_root
-        assert bundle.state_root(bundle.state()).hex() == expected.initial_state_root
-        assert bundle.data_root(bundle.data()).hex() == expected.data_root
-        assert [step for step, _, _ in expected.records] == [1, *range(INTERVAL, STEPS + 1, INTERVAL)]
-        cases()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -65,20 +52,17 @@ def test_the_engine_reaches_the_root(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", slow_except(TINY, TINY[0]))
 def test_integers_alone_reach_every_record(name: str, cases: Callable[[int], None]) -> None:
-    """All steps of the smallest ones, in a process that never imports torch or the engine."""
-    found = process("reference", name, str(STEPS))
-    assert found["imported"] == []
-    assert [tuple(record) for record in found["records"]] == list(load(name).expected.records)
-    cases(len(found["records"]))
+    """All steps of the smallest ones: the three roots of the inputs, each record, and the run root."""
+    expected = 3 + len(load(name).expected.records) + 1
+    assert printed("-m", "conformance", "corpus", name) == f"{name}: {expected}"
+    cases(expected)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_integers_alone_reach_the_first_record(name: str) -> None:
     """A step of each model: some ten million terms one by one."""
-    found = process("reference", name, "1")
-    assert found["imported"] == []
-    assert [tuple(record) for record in found["records"]] == list(load(name).expected.records[:1])
+    assert printed("-m", "conformance", "corpus", name, "--steps", "1") == f"{name}: 4"
 
 
 @pytest.mark.slow
@@ -87,9 +71,10 @@ def test_capture_makes_the_same_programs_here_and_under_another_instruction_set(
     variables: dict[str, str], cases: Callable[[], None]
 ) -> None:
     assert torch.__version__.split("+")[0] in TESTED_TORCH, "capture is only promised for tested versions of torch"
-    found = process("capture", *NAMES, **variables)
+    names = NAMES if variables else CAPTURED
+    found = process("capture", *names, **variables)
     assert not variables or found["capability"] in ("DEFAULT", "NO AVX")
-    for name in NAMES:
+    for name in names:
         for what, root in found["roots"][name].items():
             assert root == getattr(load(name).expected, what), CHANGED.format(name=name, what=what.replace("_", " "))
             cases()

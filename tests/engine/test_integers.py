@@ -14,7 +14,17 @@ import pytest
 import torch
 
 from tests.engine.arithmetic_cases import kernel_with, matmul
-from tests.engine.integer_reference import HOSTILE, Matrix, Scaled, exact_product, factors, fraction_of, squares
+from tests.engine.integer_reference import (
+    HOSTILE,
+    Matrix,
+    Scaled,
+    exact_product,
+    factors,
+    fraction_of,
+    integers_of,
+    squares,
+)
+from tests.engine.integer_reference import UNIT as PLACES
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging
 from tiebreak.engine.arithmetic.backend import by_integers, integer_products
@@ -25,12 +35,13 @@ from tiebreak.engine.arithmetic.gpu.integers import Scales
 from tiebreak.engine.arithmetic.plan import moduli
 from tiebreak.engine.arithmetic.plan.moduli import MODULI, Moduli, count_of
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
-from tiebreak.engine.native import FLAGS, _compiler
+from tiebreak.engine.native import FLAGS, _compiler, forced_integers
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.rounding import SumKind
 
-UNIT = integers.unit()
+with forced_integers():
+    UNIT = integers.unit()
 needs_kernel = pytest.mark.skipif(not UNIT, reason="needs AVX-512 with VNNI and IFMA, and a C compiler")
 
 
@@ -68,11 +79,12 @@ def test_moduli_are_coprime_and_tables_are_theirs() -> None:
     for k, precision in ((1, 16), (64, 32), (65, 32), (768, 32), (4001, 32), (768, 16), (5000, 20)):
         plan = plan_for(k, precision)
         moduli, whole = MODULI[: plan.count], prod(MODULI[: plan.count])
-        assert plan.whole[0] | plan.whole[1] << 64 == whole < 1 << 95
+        assert plan.whole[0] | plan.whole[1] << 44 == whole < 1 << 95
+        assert max(*plan.over, plan.whole[0]) < 1 << 44
         assert 2 * Fraction(plan.reach) ** 2 < whole * (1 - Fraction(1, 1 << 20))
         assert plan.reach < 2**47
         for t, m in enumerate(moduli):
-            assert (plan.over[2 * t] | plan.over[2 * t + 1] << 64) * plan.weight[t] % whole % m == 1
+            assert (plan.over[2 * t] | plan.over[2 * t + 1] << 44) * plan.weight[t] % whole % m == 1
             assert plan.v1[t] << 52 | plan.v2[t] == (plan.weight[t] << 104) // m
         for x in (0, 1, -1, 12345678912345, whole // 2, -(whole // 2) + 1):
             total = sum(Fraction(x % m * plan.weight[t], m) for t, m in enumerate(moduli)) % 1
@@ -297,11 +309,73 @@ def test_what_would_leave_much_undecided_is_left_to_fp64(forced: None) -> None:
     assert left_to_fp64(wide, other)
 
 
+def _reported(rules: Logging, a: Matrix, b: Matrix) -> tuple[Any, Any]:
+    """Results, and c and e of the near ties by element."""
+    i = matmul(len(a), a.shape[1], b.shape[1])
+    operands = [torch.from_numpy(np.ascontiguousarray(x)).view(-1) for x in (a, b)]
+    result, near = Arithmetic(logging=rules).execute_logged(i, operands, 0)
+    assert len(set(near.elements.tolist())) == len(near)
+    bits = result.view(torch.int32).numpy().view(np.uint32).reshape(-1)
+    return bits, dict(zip(near.elements.tolist(), zip(near.values, near.errors, strict=True), strict=True))
+
+
 @needs_kernel
-def test_sums_that_report_near_ties_stay_in_fp64(forced: None, runs: list[bool]) -> None:
-    rules = Logging({}, {SumKind.PRODUCTS: 8})
+@pytest.mark.parametrize(("kind", "threshold"), [("gauss", 2.0**19), ("ties", None), ("ties", 30.0)])
+def test_near_ties_are_reported_as_by_fp64(
+    kind: str, threshold: float | None, monkeypatch: pytest.MonkeyPatch, runs: list[bool]
+) -> None:
+    """The same but at the edge, where the values of two machines lie on both sides of the error."""
+    a, b = factors(kind, 60, 300, 60)
+    rules = Logging({SumKind.PRODUCTS: threshold}, {SumKind.PRODUCTS: 2})
+    exact = [Fraction(int(x), 1 << 2 * PLACES) for x in integers_of(a).dot(integers_of(b)).ravel()]
+    monkeypatch.setenv("TIEBREAK_INTEGERS", "0")
+    _, wanted = _reported(rules, a, b)
+    assert runs == []
+    monkeypatch.setenv("TIEBREAK_INTEGERS", "1")
+    bits, found = _reported(rules, a, b)
+    assert runs == [True]
+    for n, (c, e) in found.items():
+        assert abs(Fraction(c) - exact[n]) <= Fraction(e)
+        assert wanted.get(n, (c, e))[1] <= e <= 1.01 * wanted.get(n, (c, e))[1]
+    edge = wanted.keys() ^ found.keys()
+    for n in edge:
+        c, e = found[n] if n in found else wanted[n]
+        gap = Fraction(float(np.spacing(np.abs(np.float32(c)))))
+        assert abs(gap / 2 - abs(Fraction(float(np.float32(c))) - Fraction(c))) > Fraction(e) / 2
+    assert len(edge) <= len(wanted) / 3
+    others = np.setdiff1d(np.arange(len(bits)), list(found))
+    assert np.array_equal(bits[others], exact_product(a, b, 32).ravel()[others])
+
+
+@needs_kernel
+def test_near_ties_of_blocks_before_the_one_that_is_left_to_fp64_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch, runs: list[bool]
+) -> None:
+    cancelling, alike = factors("cancelling", 128, 96, 64)
+    cancelling[:, 47], cancelling[:, 95] = 0, 1e-12 * cancelling[:, 0]  # of which the most is cut
+    a, (_, b) = np.ascontiguousarray(alike.T), factors("gauss", 64, 96, 128)
+    b = np.concatenate([b, cancelling.T], 1)  # two blocks
+    rules = Logging({SumKind.PRODUCTS: 2.0**16}, {SumKind.PRODUCTS: 2})
+    tables = plan_tables(matmul(64, 96, 256))
+    assert tables is not None
+    monkeypatch.setenv("TIEBREAK_INTEGERS", "0")
+    bits, wanted = _reported(rules, a, b)
+    monkeypatch.setenv("TIEBREAK_INTEGERS", "1")
+    made = choose(tables, 32)
+    assert made is not None
+    made.moduli.stays = 0
+    monkeypatch.setattr(integers, "choose", lambda *_: made)
+    found, again = _reported(rules, a, b)
+    assert runs == [False]
+    assert any(n % 256 < 128 for n in wanted)
+    assert np.array_equal(found, bits)
+    assert again == wanted
+
+
+@needs_kernel
+def test_calibration_measures_fp64(forced: None, runs: list[bool]) -> None:
     i, operands = matmul(8, 70, 8), [torch.ones(560), torch.ones(560)]
-    arithmetic = Arithmetic(logging=rules)
+    arithmetic = Arithmetic(logging=Logging.reporting_all())
     arithmetic.execute_logged(i, operands, 0)
     assert runs == []
     arithmetic.execute(i, operands, 0)
@@ -317,12 +391,31 @@ def test_by_default_only_a_matrix_unit_is_used(monkeypatch: pytest.MonkeyPatch) 
     assert tables is not None
     assert small is not None
     library = integers.build().library
+    monkeypatch.setattr(integers, "_has_amx", lambda: True)
     for unit, chosen in ((0, False), (1, False), (2, True)):
         monkeypatch.setattr(integers, "_tiles", lambda _, unit=unit: unit)
         assert (choose(tables, 32) is not None) == (chosen and library is not None)
         assert choose(small, 32) is None
     monkeypatch.setenv("TIEBREAK_INTEGERS", "0")
     assert choose(tables, 32) is None
+
+
+def test_nothing_is_compiled_where_there_is_no_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = plan_tables(matmul(512, 768, 3072))
+    assert tables is not None
+    compiled: list[None] = []
+    build = integers.build
+    monkeypatch.setattr(integers, "build", lambda: compiled.append(None) or build())
+    monkeypatch.setattr(integers, "_has_amx", lambda: False)
+    assert choose(tables, 32) is None
+    assert integers.unit() == ""
+    assert len(integer_products()) == 1
+    with by_integers() as found:
+        assert not found
+    assert compiled == []
+    monkeypatch.setenv("TIEBREAK_INTEGERS", "1")
+    assert (choose(tables, 32) is not None) == bool(UNIT)
+    assert compiled
 
 
 def test_the_table_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -480,11 +573,12 @@ FAULTS = [
     ("cut[h] = _mm512_fmadd_pd(rest, rest, cut[h]);", "", "wide"),  # the norm of what was cut
     (CARRY, "", "ties"),  # the carry of a panel
     ("_mm512_mask_add_epi8(all, _mm512_movepi8_mask(all), all, ", "_mm512_maskz_add_epi8(-1ull, all, ", "gauss"),
-    ("| (size != size >> drop << drop)", "", "ties"),  # rounded twice
-    ("return negative ? -found : found;", "return found;", "ties"),
+    ("add_odd((vec)_mm512_cvtepi64_pd(high) * 0x1p44,", "((vec)_mm512_cvtepi64_pd(high) * 0x1p44 +", "ties"),
+    ("_mm512_cvtepi64_pd(high) * 0x1p44", "_mm512_cvtepu64_pd(high) * 0x1p44", "ties"),  # signs
+    ("high = _mm512_add_epi64(high, _mm512_srai_epi64(low, 44));", "", "ties"),
     ("scale != 0 ? 1 / scale : 0;", "1 / scale;", "zeros"),
     ("held.tie + q * each, p->tiles,", "held.tie, p->tiles,", "ties"),  # one modulus for all
-    ("held.f + strip * at->pairs * 1024);", "held.f);", "gauss"),
+    ("held.f + strip * at->pairs * 1024;", "held.f;", "gauss"),
 ]  # fmt: skip
 
 

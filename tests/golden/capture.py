@@ -1,18 +1,17 @@
-"""Captures the golden models again and prints the roots of what comes out, as one line of JSON by name."""
+"""Captures models of the corpus again and prints the roots of what comes out, as one line of JSON by name."""
 
 import json
 import sys
 
 import torch
 
-from tests.golden.tasks import make_task
-from tiebreak.engine.capture.captured import capture_task
+from tests.golden.make import made
 from tiebreak.engine.data.tensors import identities
 from tiebreak.protocol.commitments.records import data_tree, state_tree
 
 
 def roots(name: str) -> dict[str, str]:
-    captured = capture_task(make_task(name))
+    captured = made(name).inputs
     return {
         "program_root": captured.program.root.hex(),
         "initial_state_root": state_tree(identities(captured.state)).root.hex(),

@@ -14,15 +14,15 @@ from pathlib import Path
 import torch
 
 from tests.golden.bundle import INTERVAL, STEPS, load
-from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, job_over
+from tests.protocol.runs import TRAINER
+from tiebreak.api.corpus.computing import inputs as corpus_inputs
+from tiebreak.api.corpus.computing import new_run
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import builds
-from tiebreak.engine.data.tensors import from_bytes, identities
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.commitments.job import SignedJob
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.program.program import Program
 
@@ -37,22 +37,14 @@ class Inputs:
 
 
 def inputs(name: str) -> Inputs:
-    bundle = load(name)
-    state, data = bundle.state(), bundle.data()
-    return Inputs(
-        bundle.program,
-        {n: from_bytes(state[n], *spec) for n, spec in bundle.program.state_spec().items()},
-        {n: from_bytes(data[n], *spec) for n, spec in bundle.program.data_spec().items()},
-    )
+    found = load(name)
+    return Inputs(found.program, *corpus_inputs(found))
 
 
-def make_run(path: Path, made: Inputs) -> RunDirectory:
-    job = job_over(made.program, identities(made.state), identities(made.data), steps=STEPS, interval=INTERVAL)
-    digest = job.digest(DOMAIN)
-    signed = SignedJob(
-        domain=DOMAIN, job=job, client_signature=CLIENT.sign(digest), trainer_signature=TRAINER.sign(digest)
-    )
-    return RunDirectory.create(path, signed, made.program, made.state, made.data)
+def make_run(path: Path, made: Inputs, **terms: int) -> RunDirectory:
+    """A run of `TRAINER`, who signs its heads; terms: other than those of the golden runs."""
+    settings = {"steps": STEPS, "checkpoint_interval": INTERVAL, "precision": 32, "tolerances": 0} | terms
+    return new_run(path, made.program, made.state, made.data, trainer=TRAINER, **settings)
 
 
 def train(run: RunDirectory, arithmetic: Arithmetic, until: int | None = None) -> str:

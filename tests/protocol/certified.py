@@ -6,12 +6,13 @@ from typing import Any
 
 from tests.protocol.runs import make_job
 from tiebreak.protocol import trees
-from tiebreak.protocol.commitments.certificate import Attestation, Certificate, Logged, Seat, Weights, sign
+from tiebreak.protocol.commitments.certificate import Attestation, Certificate, Logged, Seat, Weights
 from tiebreak.protocol.commitments.dsse import Envelope
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, SignedHead, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import StepRecord, state_tree
+from tiebreak.protocol.commitments.statement import sign
 from tiebreak.protocol.tags import Digest
 
 CLIENT, TRAINER, AUDITOR, STRANGER = (PrivateKey.from_int(n) for n in (11, 12, 13, 14))

@@ -99,9 +99,8 @@ def job_over(
     tolerances: int | None = None,
 ) -> Job:
     """A job on any program, by the ids of its initial state and data; with tolerances, of policy `logged`."""
-    return Job(
-        client=CLIENT.address, trainer=TRAINER.address, program_root=program.root, body_count=len(program.body),
-        state_count=len(program.commits), data_count=len(program.data_slots), initial_state_root=state_tree(state).root,
+    return Job.over(
+        program, client=CLIENT.address, trainer=TRAINER.address, initial_state_root=state_tree(state).root,
         data_root=data_tree(data).root, steps=steps, checkpoint_interval=interval,
         policy=int(Policy.EXACT if tolerances is None else Policy.LOGGED), precision=precision,
         tolerances=tolerances or 0, reward=10, trainer_stake=20, challenger_stake=5, challenge_window=1000, clock=CLOCK,

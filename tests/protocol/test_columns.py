@@ -5,7 +5,6 @@ import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -17,13 +16,13 @@ from hypothesis import strategies as st
 from tests.protocol.instructions import committed, const, drawn, mapped, reduced, source
 from tests.protocol.programs import every_kind
 from tests.protocol.test_program import BROKEN, PROGRAM
+from tiebreak.api.corpus.programs import CORPUS
 from tiebreak.protocol.errors import EncodingError, ProgramError, VerificationError
 from tiebreak.protocol.program import columns
 from tiebreak.protocol.program.columns import first_over
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, RandomParams, SourceKind
 from tiebreak.protocol.program.program import MAGIC, Program, ProgramLimits, decode_instruction, encode_instruction
 
-GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 BLOCK = 256
 
 
@@ -76,7 +75,7 @@ def test_broken_rules_are_found_in_files_too(name: str) -> None:
 
 
 def test_valid_instructions_are_not_in_doubt(cases: Callable[[], None]) -> None:
-    files = [lzma.decompress(path.read_bytes()) for path in GOLDEN.glob("*/program.xz")]
+    files = [lzma.decompress(path.read_bytes()) for path in CORPUS.glob("*/program.xz")]
     assert len(files) >= 4
     for data in (*files, every_kind().encode(), PROGRAM.encode()):
         program = Program.decode(data)

@@ -1,6 +1,7 @@
 """Posts: one encoding of what parties say through a hub, who may say it, and blobs that are checked piece by piece."""
 
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -58,7 +59,17 @@ from tiebreak.protocol.parties.posts import (
 from tiebreak.protocol.tags import Digest
 
 VECTORS = Path(__file__).resolve().parent.parent / "vectors" / "posts.json"
+SPEC = Path(__file__).resolve().parents[2] / "docs/SPEC.md"
 OTHER = make_job(nonce=8)
+
+
+def test_the_specification_has_every_transaction_with_its_number_and_fields() -> None:
+    _, _, after = SPEC.read_text().partition("| number | transaction | fields |")
+    table = re.findall(r"^\| (\d+) \| (\w+|a move of section 10) \| (.*) \|$", after, re.MULTILINE)
+    assert [int(number) for number, _, _ in table] == list(range(len(tx.TRANSACTIONS)))
+    for (_, name, fields), kind in zip(table, tx.TRANSACTIONS, strict=True):
+        assert name == getattr(kind, "FUNCTION", "a move of section 10")
+        assert len(re.sub(r"\[[^]]*\]|\([^)]*\)", "", fields).split(",")) == len(kind.kinds())
 
 
 def test_the_hubs_word_on_all_posts_is_the_hash_of_an_array() -> None:

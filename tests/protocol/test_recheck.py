@@ -9,15 +9,19 @@ import random
 import shutil
 import struct
 import subprocess
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.golden.bundle import FOLDER, INTERVAL, NAMES, STEPS, load
-from tests.protocol.whole_steps import execute, new_state
+from conformance.run import lines, opened
+from tests.golden.bundle import FOLDER, TINY, load
+from tiebreak.api.corpus import programs
+from tiebreak.engine.logged.encoding import decode_sparse
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.program.program import Program, ProgramLimits
+from tiebreak.protocol.program.rounding import sum_kind
 
 ROOT = Path(__file__).resolve().parents[2]
 MUTANTS = 600
@@ -64,25 +68,100 @@ def test_vectors(build: Path) -> None:
     bulk = json.loads((ROOT / "tests/vectors/transcendentals.json").read_text())
     assert found["scalars"] == sum(scalars[name]["count"] for name in scalars["names"])
     assert found["transcendentals"] == bulk["cases"] * len(bulk["names"])
-    for name in ("rounding", "instructions", "snapshots", "seats"):
+    for name in ("rounding", "instructions", "snapshots", "seats", "receipts", "posts"):
         assert found[name] == json.loads((ROOT / f"tests/vectors/{name}.json").read_text())["count"]
+    snapshots = json.loads((ROOT / "tests/vectors/snapshots.json").read_text())
+    changes = [len(bytes.fromhex(game["changes"][2:])) // 12 + len(game["states"]) for game in snapshots["entered"]]
+    assert found["entered snapshots"] == len(snapshots["refused"]) + sum(changes)
     others = {"hardest", "accumulators", "refused accumulators", "philox", "trees", "logs", "blobs"}
     assert all(found[name] > 0 for name in others)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_golden_runs(name: str, build: Path) -> None:
-    expected = load(name).expected
-    roots, steps = _roots(_run(build / "recheck", "run", *_inputs(name, build), STEPS, INTERVAL))
+def _plain_logs(tolerances: int, steps: Sequence[Sequence[tuple[int, int, int]]]) -> bytes:
+    """A plain log file of (value, element, code) in each step."""
+    logs = (struct.pack(">I", len(log)) + b"".join(struct.pack(">IIB", *entry) for entry in log) for log in steps)
+    return struct.pack(">I", tolerances) + b"".join(logs)
+
+
+@pytest.mark.parametrize("name", programs.names())
+def test_the_corpus(name: str, build: Path) -> None:
+    """Each program reaches its roots and records; of policy `logged`, along its logs in their plain form."""
+    bundle = load(name)
+    expected = bundle.expected
+    terms: list[object] = [expected.steps, expected.checkpoint_interval, expected.precision]
+    if expected.tolerances:
+        logs = [decode_sparse(log, bundle.program, step) for step, log in enumerate(bundle.logs(), 1)]
+        entries = [[(n, *entry) for n, found in log.entries.items() for entry in found.directions()] for log in logs]
+        terms.append(build / f"{name}.logs")
+        (build / f"{name}.logs").write_bytes(_plain_logs(expected.tolerances, entries))
+    roots, steps = _roots(_run(build / "recheck", "run", *_inputs(name, build), *terms))
     assert roots == {
         "program": expected.program_root,
         "state": expected.initial_state_root,
         "data": expected.data_root,
         "run": expected.run_root,
     }
-    assert len(steps) == STEPS
+    assert len(steps) == expected.steps
     for step, state_root, loss in expected.records:
         assert steps[step] == (state_root, loss)
+
+
+@pytest.mark.parametrize("precision", [32, 19])
+@pytest.mark.parametrize("name", TINY)
+def test_the_reference_prints_the_same_lines(name: str, precision: int, build: Path) -> None:
+    """Also the roots of all values of each step, which no golden run holds."""
+    files = _inputs(name, build)
+    expected = _run(build / "recheck", "run", *files, 4, 2, precision)
+    assert _run(sys.executable, "-m", "conformance", "run", *files, 4, 2, precision) == expected
+    assert expected.count("values") == 4
+
+
+@pytest.mark.parametrize("precision", [32, 17])
+def test_runs_of_policy_logged_are_the_same(precision: int, build: Path) -> None:
+    """Along drawn logs, with the widest tolerances; codes have an effect, so the states are not those without."""
+    draw, program = random.Random(precision), load("mlp").program
+    sums = [(number, i.numel) for number, i in enumerate(program.body) if sum_kind(i) is not None]
+    steps = [
+        [(value, at, draw.choice((1, 2))) for value, numel in sums for at in range(numel) if draw.random() < 0.3]
+        for _ in range(5)
+    ]
+    path = build / "logs"
+    path.write_bytes(_plain_logs(0x020202, steps))
+    files = (*_inputs("mlp", build), 5, 2, precision)
+    found = _run(build / "recheck", "run", *files, path)
+    assert _run(sys.executable, "-m", "conformance", "run", *files, path) == found
+    logged, exact = (_roots(output)[1] for output in (found, _run(build / "recheck", "run", *files)))
+    assert len(logged) == 5
+    assert all(logged[step][0] != exact[step][0] for step in logged)
+
+
+SUM = next(n for n, i in enumerate(load("mlp").program.body) if sum_kind(i) is not None)
+OTHER = next(n for n, i in enumerate(load("mlp").program.body) if sum_kind(i) is None)
+ENTRY = (SUM, 0, 1)
+REFUSED_LOGS = {
+    "a code of 3": (0, [[(SUM, 0, 3)], []]),
+    "a code of 0": (0, [[(SUM, 0, 0)], []]),
+    "no logged sum": (0, [[(OTHER, 0, 1)], []]),
+    "no instruction": (0, [[(1 << 20, 0, 1)], []]),
+    "an element beyond": (0, [[(SUM, load("mlp").program.body[SUM].numel, 1)], []]),
+    "an element twice": (0, [[ENTRY, ENTRY], []]),
+    "one step": (0, [[ENTRY]]),
+    "three steps": (0, [[ENTRY], [], []]),
+    "a tolerance of 1": (0x000100, [[], []]),
+    "a tolerance of 65": (0x410000, [[], []]),
+    "a fourth tolerance": (0x02000000, [[], []]),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_LOGS)
+def test_both_refuse_logs(name: str, build: Path) -> None:
+    tolerances, steps = REFUSED_LOGS[name]
+    path = build / "logs"
+    path.write_bytes(_plain_logs(tolerances, steps))
+    for command in ([build / "recheck"], [sys.executable, "-m", "conformance"]):
+        arguments = [*command, "run", *_inputs("mlp", build), 2, 2, 32, path]
+        done = subprocess.run([str(part) for part in arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr[:9]) == (2, "refused: ")
 
 
 def _instructions(program: bytes) -> list[bytearray]:
@@ -170,15 +249,17 @@ def test_both_compute_the_same_steps(precision: int, build: Path) -> None:
         if program.data_spec() != bundle.program.data_spec() or program.state_spec() != bundle.program.state_spec():
             continue
         (build / "mutant.tbp").write_bytes(mutant)
-        values = execute(program, bundle.state(), bundle.data(), 1, precision)
-        _, steps = _roots(_run(build / "recheck", "run", build / "mutant.tbp", *tensors, 1, 1, precision))
-        state_root = bundle.state_root(new_state(program, values)).hex()
-        assert steps == {1: (state_root, int.from_bytes(values[-1], "little"))}
+        files = (build / "mutant.tbp", *tensors)
+        expected = list(lines(opened(*files, 1, precision), 1, 1))
+        assert _run(build / "recheck", "run", *files, 1, 1, precision).splitlines() == expected
         ran += 1
 
 
 def test_hostile_bytes(build: Path) -> None:
-    """Mutated programs, states and data are refused or run; nothing is read or written outside its object."""
-    output = _run(build / "fuzz", 6, 1, *_inputs("mlp", build))
-    tried, ran = (int(part.split()[0]) for part in output.split(", "))
-    assert tried > ran > 0
+    """Mutated bytes are refused or taken; nothing is read or written outside its object."""
+    vectors = [ROOT / f"tests/vectors/{name}.json" for name in ("posts", "snapshots")]
+    lines = _run(build / "fuzz", 6, 1, *_inputs("mlp", build), *vectors).splitlines()
+    assert [line.split(":")[0] for line in lines] == ["programs", "states", "data", "logs", "posts", "snapshots"]
+    for line in lines:
+        tried, taken = (int(part.split()[0]) for part in line.split(": ")[1].split(", "))
+        assert tried > taken > 0, line

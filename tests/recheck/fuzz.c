@@ -1,12 +1,12 @@
-/* Runs recheck on mutated bytes for some seconds: `fuzz SECONDS SEED PROGRAM STATE DATA`. Built with sanitizers, it ends at
-   the first access outside an object and at the first undefined operation. */
+/* Runs recheck on mutated bytes for some seconds: `fuzz SECONDS SEED PROGRAM STATE DATA POSTS SNAPSHOTS`. Built with
+   sanitizers, it ends at the first access outside an object and at the first undefined operation. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "recheck.h"
+#include "protocol.h"
 
 static uint64_t state;
 
@@ -47,8 +47,55 @@ static Bytes mutated(Bytes in) {
     return (Bytes){exact, out.left};
 }
 
-/* Whether the bytes ran for two steps; all of it is freed. */
-static bool try(const Bytes *files, uint64_t which) {
+enum { PROGRAM, INITIAL, EXAMPLES, LOGS, POSTED, PLACES, TARGETS };
+
+static const Json *drawn(const Json *all, const char *key) {
+    const Json *first = member(all, key)->first, *at = first;
+    for (uint64_t k = draw(number_of(member(all, "count"))); k; k--) at = at->next ? at->next : first;
+    return at;
+}
+
+/* A plain log file of two steps: the first and the last element of each logged sum. */
+static Bytes two_logs(const Program *p) {
+    Buffer all = buffer(""), one = buffer("");
+    uint64_t count = 0;
+    for (uint32_t at = 0; at < p->body; at++) {
+        if (!is_logged(&p->code[at])) continue;
+        uint64_t elements = p->code[at].elements, last = elements > 1;
+        put_number(&one, at, 4), put_number(&one, 0, 4), put_number(&one, 1, 1);
+        if (last) put_number(&one, at, 4), put_number(&one, elements - 1, 4), put_number(&one, 2, 1);
+        count += 1 + last;
+    }
+    put_number(&all, 0x400202, 4);
+    for (int step = 0; step < 2; step++) put_number(&all, count, 4), put(&all, one.at, one.size);
+    return written(&all);
+}
+
+static void run_two_steps(const Bytes *files, int which) {
+    Program program = decode_program(which == PROGRAM ? mutated(files[0]) : files[0]);
+    program_root(&program);
+    Tensors initial = tensors_of(which == INITIAL ? mutated(files[1]) : files[1]);
+    Tensors data = tensors_of(which == EXAMPLES ? mutated(files[2]) : files[2]);
+    Job job = {.steps = 2, .interval = 2, .work = 1 << 16, .precision = 32, .quiet = true};
+    if (which == LOGS) read_tolerances(&job, mutated(two_logs(&program)));
+    run(&program, &initial, &data, job);
+}
+
+/* A post, and for some of those that are taken a key that could have signed its content. */
+static void read_post(const Json *posts) {
+    Post post = post_at(mutated(bytes_of(member(drawn(posts, "cases"), "wire"))), domain_of(draw(9), (Bytes){0}));
+    if (!draw(64)) signer_of(post.content, post.signature);
+}
+
+static void read_snapshot(const Json *snapshots) {
+    Ground ground = {.steps = 1 + draw(9), .interval = 1 + draw(3), .levels = 1 + draw(5), .policy = draw(2),
+                     .depth = (unsigned)draw(21), .body = 1 + draw(99), .states = 1 + draw(9), .count = 1 + draw(3)};
+    Bytes in = mutated(bytes_of(member(drawn(snapshots, "cases"), "encoded")));
+    if (misplaced(in, &ground) != IN_PLACE) refuse("expected a snapshot of that game, got another");
+}
+
+/* Whether mutated bytes were taken for what they should be; all memory is freed. */
+static bool try(int which, const Bytes *files, const Json *posts, const Json *snapshots) {
     jmp_buf refused;
     size_t before = mark();
     on_refusal = &refused;
@@ -57,25 +104,31 @@ static bool try(const Bytes *files, uint64_t which) {
         release(before);
         return false;
     }
-    Program program = decode_program(which == 0 ? mutated(files[0]) : files[0]);
-    program_root(&program);
-    Tensors initial = tensors_of(which == 1 ? mutated(files[1]) : files[1]);
-    Tensors data = tensors_of(which == 2 ? mutated(files[2]) : files[2]);
-    run(&program, &initial, &data, (Job){.steps = 2, .interval = 1, .work = 1 << 16, .precision = 32, .quiet = true});
+    if (which == POSTED) read_post(posts);
+    else if (which == PLACES) read_snapshot(snapshots);
+    else run_two_steps(files, which);
     on_refusal = NULL;
     release(before);
     return true;
 }
 
 int main(int count, char **arguments) {
-    if (count != 6) return fputs("fuzz SECONDS SEED PROGRAM STATE DATA\n", stderr), 1;
-    Bytes files[3];
-    for (int k = 0; k < 3; k++) files[k] = read_file(arguments[3 + k]);
+    if (count != 8) return fputs("fuzz SECONDS SEED PROGRAM STATE DATA POSTS SNAPSHOTS\n", stderr), 1;
+    Bytes files[5];
+    for (int k = 0; k < 5; k++) files[k] = read_file(arguments[3 + k]);
+    const Json *posts = parse_json(files[3]), *snapshots = parse_json(files[4]);
     time_t end = time(NULL) + atoi(arguments[1]);
     state = strtoull(arguments[2], NULL, 10);
-    uint64_t tried = 0, ran = 0;
-    for (; time(NULL) < end; tried++) ran += try(files, draw(8) < 6 ? 0 : 1 + draw(2));
-    printf("%" PRIu64 " tried, %" PRIu64 " ran\n", tried, ran);
+    static const int SHARES[] = {PROGRAM, PROGRAM, PROGRAM, PROGRAM, INITIAL, EXAMPLES, LOGS, POSTED, POSTED, PLACES};
+    static const char *const NAMES[] = {"programs", "states", "data", "logs", "posts", "snapshots"};
+    uint64_t tried[TARGETS] = {0}, taken[TARGETS] = {0};
+    for (bool each = false; time(NULL) < end || (!each && time(NULL) < end + 100);) { /* until each kind had both ends */
+        int which = SHARES[draw(10)];
+        tried[which]++, taken[which] += try(which, files, posts, snapshots);
+        each = true;
+        for (int k = 0; k < TARGETS; k++) each &= taken[k] > 0 && taken[k] < tried[k];
+    }
+    for (int k = 0; k < TARGETS; k++) printf("%s: %" PRIu64 " tried, %" PRIu64 " taken\n", NAMES[k], tried[k], taken[k]);
     release(0);
-    return tried && ran ? 0 : 1;
+    return 0;
 }

@@ -3,25 +3,10 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "log.h"
+#include "protocol.h"
 
 static const char *folder;
 static const Rounding PLAIN = {.precision = 32};
-
-static uint8_t nibble(uint8_t c) {
-    if (c >= '0' && c <= '9') return (uint8_t)(c - '0');
-    if (c >= 'a' && c <= 'f') return (uint8_t)(c - 'a' + 10);
-    refuse("expected lower-case hexadecimal, got byte %02x", c);
-}
-
-/* Of a string of hexadecimal digits after 0x. */
-static Bytes bytes_of(const Json *from) {
-    Bytes in = from->text;
-    if (from->kind != '"' || in.left % 2 || !same(cut(&in, 2), text("0x"))) refuse("expected 0x and pairs of digits");
-    uint8_t *out = take(in.left / 2, 1);
-    for (size_t k = 0; k < in.left / 2; k++) out[k] = (uint8_t)(nibble(in.at[2 * k]) << 4 | nibble(in.at[2 * k + 1]));
-    return (Bytes){out, in.left / 2};
-}
 
 static Json *file(const char *name) {
     char path[4096];
@@ -48,6 +33,14 @@ static Digest digest_of(const Json *object, const char *key) {
 
 static uint64_t count_of(const Json *object, const char *key) { return number_of(member(object, key)); }
 static const Json *items(const Json *object, const char *key) { return member(object, key)->first; }
+
+static Digest domain_in(const Json *at) { return domain_of(count_of(at, "chainId"), bytes_of(member(at, "contract"))); }
+
+static void expect_signer(Digest digest, Bytes signature, Bytes address, const char *what, uint64_t at) {
+    Buffer word = buffer("");
+    put_word(&word, address);
+    expect_same((Bytes){signer_of(digest, signature).b, 32}, written(&word), what, at);
+}
 
 static uint64_t scalars(void) {
     const Json *all = file("scalars");
@@ -236,10 +229,14 @@ static uint64_t instructions(void) {
             check_operand(&i, k, types.at[k], operands[k].elements);
         }
         check_types(&i, types.at);
-        uint8_t *result = execute(&i, operands, 3, PLAIN);
+        uint8_t *result = execute(&i, operands, 3, PLAIN, NULL);
         expect_same((Bytes){result, i.elements * SIZE_OF[i.dtype]}, bytes_of(member(at, "result")), "instructions", done);
         Buffer leaves = buffer(""), expected = buffer("");
-        if (accumulates(&i)) element(&i, operands, i.elements - 1, 3, PLAIN, &leaves);
+        for (uint64_t terms = 0; accumulates(&i) && terms < i.terms;) {
+            terms = i.terms - terms < 4 ? i.terms : terms + 4;
+            Accumulator held = accumulate(&i, operands, i.elements - 1, terms);
+            put_accumulator(&leaves, &held);
+        }
         for (const Json *leaf = items(at, "accumulators"); leaf; leaf = leaf->next)
             put(&expected, bytes_of(leaf).at, bytes_of(leaf).left);
         expect_same(written(&leaves), written(&expected), "accumulators of instructions", done);
@@ -328,23 +325,23 @@ static uint64_t trees(void) {
 }
 
 static uint64_t one_step_log(const Program *p, const Json *step, uint64_t at) {
-    uint8_t **codes = take(p->body, sizeof *codes);
+    Bytes entries = bytes_of(member(step, "entries"));
+    Buffer counted = buffer("");
+    put_number(&counted, entries.left / 9, 4), put(&counted, entries.at, entries.left);
+    Bytes in = written(&counted);
+    uint8_t **codes = read_log(p, &in);
     uint64_t done = 0;
-    for (Bytes entries = bytes_of(member(step, "entries")); entries.left;) {
-        uint64_t value = number(&entries, 4), place = number(&entries, 4);
-        if (value >= p->body || place >= p->code[value].elements) refuse("expected entries inside the program, got another");
-        if (!codes[value]) codes[value] = take(p->code[value].elements, 1);
-        codes[value][place] = (uint8_t)number(&entries, 1);
-    }
+    nothing_after(in, "a log");
+    expect_digest(step_log(p, codes), step, "stepLog", "step log", at);
     for (const Json *opening = items(step, "openings"); opening; opening = opening->next, done++) {
-        uint64_t value = count_of(opening, "value"), chunk = count_of(opening, "chunk"), none = p->code[value].elements;
-        uint8_t word[32], *zeros = take(none, 1);
+        uint64_t value = count_of(opening, "value"), chunk = count_of(opening, "chunk");
+        uint8_t word[32];
         Digest path[128];
         Bytes expected = bytes_of(member(opening, "siblings"));
-        log_word(codes[value] ? codes[value] : zeros, none, chunk, word);
+        log_word(codes[value], p->code[value].elements, chunk, word);
         expect_same((Bytes){word, 32}, bytes_of(member(opening, "word")), "log word", at);
         expect_digest(word_leaf(word), opening, "leaf", "log leaf", at);
-        expect_digest(step_log(p, codes, (uint32_t)value, chunk, path), step, "stepLog", "step log", at);
+        log_path(p, codes, (uint32_t)value, chunk, path);
         expect_same((Bytes){(const uint8_t *)path, expected.left}, expected, "log siblings", at);
         Digest folded = fold(word_leaf(word), count_of(opening, "position"), path, expected.left / 32);
         expect_digest(folded, step, "stepLog", "fold of a log word", at);
@@ -383,13 +380,13 @@ static Digest hash_of(const char *tag, const Json *object, const char *const *ke
 }
 
 static uint64_t seats(void) {
-    static const size_t HEAD[] = {0, 8, 0, 0}, PLAIN_BYTES[] = {0, 0, 0, 0};
+    static const size_t SEAL_BYTES[] = {0, 8, 0, 0}, PLAIN_BYTES[] = {0, 0, 0, 0};
     uint64_t done = 0;
     for (const Json *at = items(file("seats"), "cases"); at; at = at->next, done++) {
         const char *const head[] = {"jobId", "headCount", "runRoot", "salt", NULL}, *const secret[] = {"secret", NULL};
         const char *const root[] = {"jobId", "auditor", "runRoot", "salt", NULL};
         const char *const seed[] = {"jobId", "entropy", "secret", NULL};
-        expect_digest(hash_of("tb.hseal", at, head, HEAD), at, "headSeal", "head seal", done);
+        expect_digest(hash_of("tb.hseal", at, head, SEAL_BYTES), at, "headSeal", "head seal", done);
         expect_digest(hash_of("tb.rseal", at, root, PLAIN_BYTES), at, "rootSeal", "root seal", done);
         expect_digest(hash_of("tb.secrt", at, secret, PLAIN_BYTES), at, "nonce", "secret", done);
         expect_digest(hash_of("tb.seed.", at, seed, PLAIN_BYTES), at, "seed", "seed", done);
@@ -411,8 +408,9 @@ static uint64_t snapshots(void) {
     static const char *const NAMES[] = {"phase", "level", "height", "fresh", "dtype", "summation", "lastChunkBytes",
         "position", "element", "leaves", "step", "instruction", "termLeaves"};
     static const size_t WIDTHS[] = {1, 1, 1, 1, 1, 1, 2, 8, 8, 8, 8, 4, 4};
+    const Json *all = file("snapshots"), *state = member(all, "signed");
     uint64_t done = 0;
-    for (const Json *at = items(file("snapshots"), "cases"); at; at = at->next, done++) {
+    for (const Json *at = items(all, "cases"); at; at = at->next, done++) {
         Buffer out = buffer("tb.snap.");
         for (size_t k = 0; k < 13; k++) put_number(&out, count_of(at, NAMES[k]), WIDTHS[k]);
         put_digest(&out, digest_of(at, "node")), put_digest(&out, digest_of(at, "opened")), put_digest(&out, digest_of(at, "log"));
@@ -421,6 +419,120 @@ static uint64_t snapshots(void) {
         expect_same(encoded, bytes_of(member(at, "encoded")), "snapshot", done);
         expect_digest(sha256(written(&out)), at, "id", "snapshot's id", done);
     }
+    Buffer out = typed(STATE_TYPE);
+    put_digest(&out, digest_of(state, "gameId")), put_number(&out, count_of(state, "sequence"), 32);
+    put_digest(&out, digest_of(state, "snapshot"));
+    expect_digest(to_sign(domain_in(state), &out), state, "digest", "signed state", 0);
+    return done;
+}
+
+static Ground ground_in(const Json *at) {
+    return (Ground){.steps = count_of(at, "steps"), .interval = count_of(at, "checkpointInterval"),
+                    .levels = count_of(at, "descentLevels"), .policy = count_of(at, "policy"),
+                    .depth = (unsigned)count_of(at, "depth"), .body = count_of(at, "bodyCount"),
+                    .states = count_of(at, "stateCount"), .count = count_of(at, "count")};
+}
+
+static Bytes encoded_case(const Json *all, uint64_t wanted) {
+    const Json *at = items(all, "cases");
+    for (uint64_t k = 0; at && k < wanted; k++) at = at->next;
+    return at ? bytes_of(member(at, "encoded")) : (Bytes){0};
+}
+
+static void expect_place(Bytes snapshot, const Ground *ground, uint64_t expected, uint64_t at) {
+    expect_number((uint64_t)misplaced(snapshot, ground), expected, "entered snapshots", at);
+}
+
+static uint64_t entered(void) {
+    const Json *all = file("snapshots");
+    uint64_t done = 0;
+    for (const Json *at = items(all, "refused"); at; at = at->next, done++)
+        if (is_snapshot(bytes_of(at))) refuse("expected snapshot %" PRIu64 " to be refused", done);
+    for (const Json *at = items(all, "entered"); at; at = at->next) {
+        Ground ground = ground_in(at);
+        for (const Json *state = items(at, "states"); state; state = state->next, done++)
+            expect_place(encoded_case(all, number_of(state)), &ground, IN_PLACE, number_of(state));
+        for (Bytes changes = bytes_of(member(at, "changes")); changes.left; done++) {
+            uint64_t number_of_case = number(&changes, 1), offset = number(&changes, 1), size = number(&changes, 1);
+            uint64_t refused_at = number(&changes, 1);
+            Bytes value = cut(&changes, 8), given = encoded_case(all, number_of_case);
+            uint8_t changed[SNAPSHOT_BYTES];
+            if (given.left != SNAPSHOT_BYTES || size > 8 || offset + size > SNAPSHOT_BYTES) refuse("expected it inside");
+            memcpy(changed, given.at, SNAPSHOT_BYTES), memcpy(changed + offset, value.at, size);
+            expect_place((Bytes){changed, SNAPSHOT_BYTES}, &ground, refused_at, done);
+        }
+    }
+    return done;
+}
+
+static uint64_t receipts(void) {
+    uint64_t done = 0;
+    for (const Json *at = items(file("receipts"), "cases"); at; at = at->next, done++) {
+        Buffer out = typed(RECEIPT_TYPE);
+        put_digest(&out, digest_of(at, "jobId")), put_number(&out, count_of(at, "headCount"), 32);
+        put_digest(&out, digest_of(at, "runRoot"));
+        Digest digest = to_sign(domain_in(at), &out);
+        expect_digest(digest, at, "digest", "receipt", done);
+        expect_signer(digest, bytes_of(member(at, "signature")), bytes_of(member(at, "client")), "receipt", done);
+    }
+    return done;
+}
+
+/* What a body shows is signed by the client or the trainer of the job, or by the sender of the post. */
+static void check_signatures(const Post *post, const Packed *job, Digest domain, uint64_t at) {
+    const Packed *shown = post->body->items, *signature = shown->items + 3, *signer = job->items + 1;
+    Buffer structure = buffer("");
+    Message message;
+    Packed receipt;
+    switch (post->kind) {
+    case ANSWER: structure = structure_of(JOB_TYPE, 27, shown), signature = shown + 1; break;
+    case HEAD: case GAME: structure = structure_of(HEAD_TYPE, 3, shown); break;
+    case LOG_RECEIPT: structure = structure_of(RECEIPT_TYPE, 3, shown), signer = job->items; break;
+    case MESSAGE:
+        message = message_at(shown->bytes), structure = typed(MESSAGE_TYPE), signer = post->envelope + 5;
+        put_digest(&structure, message.hash), signature = &message.signature;
+        break;
+    case MOVE_RECEIPT:
+        receipt = receipt_at(shown->bytes), structure = structure_of(STATE_TYPE, 3, &receipt);
+        signature = receipt.items + 3, signer = post->envelope + 5;
+        break;
+    case CONCESSION: structure = structure_of(CONCESSION_TYPE, 3, shown->items), put_word(&structure, shown->items[1].bytes);
+        signature = shown->items + 2;
+        break;
+    default: return;
+    }
+    if (!signature->number) return; /* of an answer that declines */
+    expect_signer(to_sign(domain, &structure), signature->bytes, signer->bytes, "signature in a post", at);
+}
+
+static uint64_t posts(void) {
+    static const char *const NAMES[KINDS] = {NULL, "offer", "answer", "head", "log_receipt", "game", "move", "receipt",
+        "library", "steps", "replayed", "transaction", "concession"};
+    const Json *all = file("posts"), *complete = member(all, "complete");
+    Digest domain = domain_in(all);
+    Bytes hub = bytes_of(member(all, "hub"));
+    Buffer received = buffer(""), end = typed("Complete(bytes32 jobId,bytes32 posts,uint64 at)");
+    uint64_t done = 0;
+    Packed job = {0};
+    for (const Json *at = items(all, "cases"); at; at = at->next, done++) {
+        Post post = post_at(bytes_of(member(at, "wire")), domain);
+        Buffer own = typed("Post(bytes32 content)"), taken = typed("Received(bytes32 content,uint64 place,uint64 at)");
+        put_digest(&own, post.content), put_digest(&taken, post.content);
+        put_number(&taken, count_of(at, "place"), 32), put_number(&taken, count_of(at, "at"), 32);
+        put_digest(&received, keccak256(written(&taken)));
+        expect_same(text(NAMES[post.kind]), member(at, "kind")->text, "kind of post", done);
+        expect_number(post.envelope[3].number, done, "number of post", done);
+        expect_digest(post.content, at, "content", "content of post", done);
+        expect_same(post.envelope[5].bytes, bytes_of(member(at, "sender")), "sender of post", done);
+        expect_signer(to_sign(domain, &own), post.signature, post.envelope[5].bytes, "post", done);
+        expect_signer(to_sign(domain, &taken), bytes_of(member(at, "received")), hub, "received post", done);
+        if (post.kind == OFFER) job = post.body->items[0], put(&end, post.envelope[0].bytes.at, 32);
+        check_signatures(&post, &job, domain, done);
+    }
+    expect_digest(keccak256(written(&received)), complete, "posts", "posts of the end", done);
+    put_digest(&end, digest_of(complete, "posts")), put_number(&end, count_of(complete, "at"), 32);
+    expect_digest(to_sign(domain, &end), complete, "digest", "end", done);
+    expect_signer(to_sign(domain, &end), bytes_of(member(complete, "signature")), hub, "end", done);
     return done;
 }
 
@@ -453,7 +565,7 @@ int main(int count, char **arguments) {
     } CHECKS[] = {{"scalars", scalars}, {"transcendentals", transcendentals}, {"hardest", hardest},
         {"accumulators", accumulators}, {"refused accumulators", refused_accumulators}, {"rounding", rounding},
         {"instructions", instructions}, {"philox", philox_numbers}, {"trees", trees}, {"logs", logs}, {"seats", seats},
-        {"snapshots", snapshots}, {"blobs", blobs}};
+        {"snapshots", snapshots}, {"entered snapshots", entered}, {"receipts", receipts}, {"posts", posts}, {"blobs", blobs}};
     if (count != 2) return fputs("vectors FOLDER\n", stderr), 1;
     folder = arguments[1];
     for (size_t k = 0; k < sizeof CHECKS / sizeof *CHECKS; k++) {

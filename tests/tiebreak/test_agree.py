@@ -1,6 +1,7 @@
 """Keys, and the signed job that comes of a captured one."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from tiebreak.cli.key import PASSPHRASE_VARIABLE, load_key
 from tiebreak.cli.terms import AddressType, Ether
 from tiebreak.engine.logged.calibration import proven_policy
 from tiebreak.engine.logged.policy import policy_of
-from tiebreak.engine.run.directory import ORIGINS, RunDirectory
+from tiebreak.engine.run.directory import ORIGINS, TITLE, RunDirectory
 from tiebreak.node.parties import draw_secret
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.seats import drawable, nonce_of
@@ -132,6 +133,12 @@ def test_addresses() -> None:
 def test_a_job_with_seats_can_be_drawn_by_its_client(desk: Desk, tmp_path: Path) -> None:
     desk.agree(tmp_path / "run", *SEATS)
     assert (tmp_path / "run" / ORIGINS).read_bytes() == (desk.captured / ORIGINS).read_bytes()
+    name = json.loads((desk.captured / "bundle.json").read_text())["name"]
+    assert name
+    assert desk.command.tell("status", tmp_path / "run")["name"] == name
+    (tmp_path / "run" / TITLE).write_bytes(b"two\n\x1b[31mlines \xff")
+    assert desk.command.tell("show", tmp_path / "run")["name"] == "two ?[31mlines \ufffd"
+    assert re.search(r"challengerStake +0\.1 ether\n", desk.command("show", tmp_path / "run"))
     job, client = RunDirectory.open(tmp_path / "run").job, load_key(desk.client)
     drawn, secret = drawable(replace(job, nonce=5), client)
     assert drawn == job

@@ -3,10 +3,11 @@
 import errno
 import inspect
 import os
+import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 
@@ -117,7 +118,42 @@ def test_help_explains(name: str, capsys: pytest.CaptureFixture[str]) -> None:
             assert parameter.help, f"{parameter.name} says nothing"
 
 
-SILENT = ["auditor", "client", "demo", "hub", "jobs", "games", "simulate", "trainer", "up", "watch", "data"]
+def every_command(group: click.Group = tiebreak, path: str = "tiebreak") -> Iterator[tuple[str, click.Command]]:
+    """Each command with its whole name, also those below other commands."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        yield f"{path} {name}", command
+        if isinstance(command, click.Group):
+            yield from every_command(command, f"{path} {name}")
+
+
+FRAGMENTS = re.compile(r"(Of|By|As|Where|What|Which|Who|When|How|In which|Also all) ")
+"""The beginnings of helps that leave a reader to guess the rest of the sentence, but for a few that are whole."""
+WHOLE = ("What the trainer ", "What a challenger ", "What each of ")
+
+
+def test_each_option_of_each_command_says_what_it_is(cases: Callable[[], None]) -> None:
+    """A sentence or a noun phrase that ends with a stop, and a name in the help for each argument."""
+    for name, command in every_command():
+        usage = command.get_help(click.Context(command, info_name=name))
+        for parameter in command.params:
+            if isinstance(parameter, click.Argument):
+                metavar = parameter.make_metavar(click.Context(command)).strip("[].")
+                assert re.search(rf"\b{metavar}s?\b", command.help or ""), (name, metavar)
+                continue
+            assert isinstance(parameter, click.Option)
+            text = parameter.help or ""
+            assert text, (name, parameter.name)
+            assert text[0].isupper() or text.startswith("settle: "), (name, text)
+            assert re.fullmatch(r".*[.\])]", text), (name, text)
+            assert text.startswith(WHOLE) or not FRAGMENTS.match(text), (name, text)
+            assert parameter.opts[0] in usage
+            cases()
+
+
+SILENT = ["auditor", "client", "demo", "hub", "jobs", "games", "simulate", "trainer", "up", "watch", "data", "corpus"]
 """Commands that run until they are stopped, write a report into files, or only have commands below them."""
 
 

@@ -16,8 +16,9 @@ from tiebreak.api.chain import onchain
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.chain import EmbeddedChain
-from tiebreak.protocol.commitments.certificate import Certificate, Seat, sign
+from tiebreak.protocol.commitments.certificate import Certificate, Seat
 from tiebreak.protocol.commitments.dsse import Envelope
+from tiebreak.protocol.commitments.statement import sign
 
 NONCES = count(1)
 

@@ -229,6 +229,19 @@ def test_losses_and_weights_are_those_of_their_trainer(tmp_path: Path, case: str
 
 
 @pytest.mark.slow
+def test_checkpointing_of_activations_changes_no_byte(tmp_path: Path) -> None:
+    """A run decides itself what it computes again, so the roots are the same. The model keeps its setting."""
+    found = list[tuple[bytes, bytes]]()
+    for name, checkpointing in (("plain", False), ("again", True)):
+        trainer = plain(tmp_path / name, model=llama, gradient_checkpointing=checkpointing, max_steps=3)
+        tiebreak.hf.train(trainer)
+        assert trainer.model.model.gradient_checkpointing is checkpointing
+        run = RunDirectory.open(tmp_path / name / "run")
+        found.append((run.job.program_root, run.root(len(run.records()))))
+    assert found[0] == found[1]
+
+
+@pytest.mark.slow
 def test_bfloat16_is_their_autocast(tmp_path: Path) -> None:
     found = []
     for name, train, more in (("theirs", Trainer.train, {"bf16": True}), ("ours", tiebreak.hf.train, {"bf16": True})):

@@ -26,12 +26,12 @@ from tiebreak.api.signing.signers import SignerKey
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.chain.node import sign_transaction
-from tiebreak.protocol.commitments.certificate import sign
 from tiebreak.protocol.commitments.dsse import Envelope, Payload
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.job import Head, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
 from tiebreak.protocol.commitments.seats import salt_of
+from tiebreak.protocol.commitments.statement import sign
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.tags import Digest
 

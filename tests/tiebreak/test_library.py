@@ -18,7 +18,7 @@ from tiebreak.cli.key import load_key
 from tiebreak.engine.data.disk import read_exactly
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.policy import POLICY
-from tiebreak.engine.run.directory import DATA, JOB, ORIGINS, PROGRAM, RECORDS, RunDirectory
+from tiebreak.engine.run.directory import DATA, JOB, ORIGINS, PROGRAM, RECORDS, TITLE, RunDirectory
 from tiebreak.node import library
 from tiebreak.node.library import Fetcher, pack, publish
 from tiebreak.node.parts import FilePart, parts
@@ -242,7 +242,7 @@ def test_a_folder_of_another_job_is_refused(trained: RunDirectory, shelf: Shelf,
 
 def test_only_what_exists_is_published(parties: Parties, shelf: Shelf, tmp_path: Path) -> None:
     run = RunDirectory.open(parties.signed(tmp_path / "new"))
-    assert {part.name for part in parts(run, 0)} == {JOB, PROGRAM, DATA, FIRST_STATE, ORIGINS}
+    assert {part.name for part in parts(run, 0)} == {JOB, PROGRAM, DATA, FIRST_STATE, ORIGINS, TITLE}
     with pytest.raises(errors.StateError, match="expected a signed head of count 1"):
         parts(run, 1)
 

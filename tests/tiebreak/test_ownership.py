@@ -20,11 +20,11 @@ from tiebreak.api.disputing.judging import read_posts
 from tiebreak.api.signing.keys import new_key
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.protocol.commitments.certificate import sign
 from tiebreak.protocol.commitments.dsse import Envelope, Payload
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.statement import sign
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties import posts

@@ -15,7 +15,7 @@ from tiebreak.api.agreeing import offers
 from tiebreak.api.agreeing.readers import SEAL, Card, opened_by, readers_of, wrapped
 from tiebreak.api.agreeing.sealing import SALT_BYTES, TAG_BYTES, Sealed, sealed_bytes
 from tiebreak.cli.key import load_key
-from tiebreak.engine.run.directory import DATA, JOB, ORIGINS, PROGRAM, RECORDS, RunDirectory
+from tiebreak.engine.run.directory import DATA, JOB, ORIGINS, PROGRAM, RECORDS, TITLE, RunDirectory
 from tiebreak.node.library import Fetcher, publish, secret_of
 from tiebreak.node.parts import parts
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES
@@ -156,7 +156,7 @@ def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offer
     assert not shelf.held
     body = publish(offer, parts(offer, 0), shelf, 0, secret_of(offer, opened_by(client)))
     assert {file.name.decode() for file in body.files} == {
-        "offer.bin", SEAL, f"{PROGRAM}.sealed", f"{DATA}.sealed", f"{ORIGINS}.sealed",
+        "offer.bin", SEAL, f"{PROGRAM}.sealed", f"{DATA}.sealed", f"{ORIGINS}.sealed", f"{TITLE}.sealed",
         "checkpoints/000000000000.safetensors.sealed",
     }  # fmt: skip
     kept = b"".join(shelf.held[file.root] for file in body.files if file.name.endswith(b".sealed"))

@@ -10,10 +10,9 @@ from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_di
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Concession, Head, LogReceipt, SignedHead, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.game.messages import Message, message_hash
+from tiebreak.protocol.game.messages import Message, sign
 from tiebreak.protocol.game.moves import Concede, Descend, Prove, TensorOpening
-from tiebreak.protocol.game.snapshot import Fork, SignedStanding
-from tiebreak.protocol.packing import pack
+from tiebreak.protocol.game.snapshot import Fork, SignedStanding, Standing
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.tags import Digest
@@ -30,7 +29,8 @@ def _digest(name: str) -> Digest:
 HEAD = SignedHead.sign(Head(job_id=JOB.id, count=2, run_root=_digest("run")), DOMAIN, TRAINER)
 GAME = game_id(HEAD.head, DOMAIN, CHALLENGER.address, 5)
 CONCESSION = Concession.sign(HEAD.head, CHALLENGER.address, DOMAIN, TRAINER)
-STANDING = SignedStanding(game_id=GAME, sequence=3, snapshot=_digest("snapshot"), signature=bytes(range(65)))
+STATE = Standing(game_id=GAME, sequence=3, snapshot=_digest("snapshot"))
+STANDING = SignedStanding.under(STATE, CHALLENGER.sign(STATE.digest(DOMAIN)))
 
 
 def transactions() -> list[tx.Transaction]:
@@ -77,8 +77,7 @@ def transactions() -> list[tx.Transaction]:
 @cache
 def bodies() -> list[tuple[posts.Body, PrivateKey]]:
     """One of every kind with its author; transactions of every type."""
-    encoded = Message(job_id=JOB.id, game_id=GAME, sequence=0, previous=GAME, move=Concede()).encode()
-    wire = pack([encoded, TRAINER.sign(message_hash(encoded))])
+    message = Message(job_id=JOB.id, game_id=GAME, sequence=0, previous=GAME, move=Concede())
     file = posts.PublishedFile(name=b"program.tbp", size=3, root=blob_root(3, [piece_digest(b"abc")]))
     return [
         (posts.OfferBody(job=JOB), CLIENT),
@@ -87,7 +86,7 @@ def bodies() -> list[tuple[posts.Body, PrivateKey]]:
         (posts.HeadBody(head=HEAD, leaves=(_digest("a"), _digest("b"))), TRAINER),
         (posts.LogReceiptBody(receipt=LogReceipt.sign(HEAD.head, DOMAIN, CLIENT)), CLIENT),
         (posts.GameBody(head=HEAD, nonce=5), CHALLENGER),
-        (posts.MoveBody(wire=wire), TRAINER),
+        (posts.MoveBody(wire=sign(message, DOMAIN, TRAINER, None)), TRAINER),
         (posts.ReceiptBody(receipt=STANDING.encode()), CHALLENGER),
         (posts.LibraryBody(count=2, logs=0, files=(file,)), TRAINER),
         (posts.StepsBody(first_step=1, losses=(0x3F800000,), millisteps=2500, processor=900, memory=1 << 33), TRAINER),

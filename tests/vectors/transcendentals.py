@@ -2,15 +2,7 @@
 
 Thousands of results of each function at random precisions would be a large file; drawn from SHA-256 by a rule that fits
 in a few lines of Python and Solidity, they need none. What is kept is, for each run of 16 cases, the first 4 bytes of
-the SHA-256 of their results. Case i of a function is drawn from h = SHA-256(u8 function ‖ u32 i):
-
-    word = h[0:4], precision = 16 + h[5] mod 17, anchor = anchors[u16 h[6:8] mod number]
-    h[4] mod 8 = 0:     the word
-                 1 ... 4: the word with the biased exponent low + h[6] mod span, where the function is not constant
-                 5:     the anchor, with the word's sign
-                 6, 7:  the anchor + h[8] mod 17 - 8, modulo 2^31, with the word's sign
-
-log takes its arguments without a sign, but for the first kind.
+the SHA-256 of their results. The rule is in README.md.
 """
 
 from hashlib import sha256

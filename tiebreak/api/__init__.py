@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tiebreak.api.chain import chains as chains
     from tiebreak.api.chain import onchain as onchain
     from tiebreak.api.chain import weights as weights
+    from tiebreak.api.corpus import computing as computing
     from tiebreak.api.data import importing as importing
     from tiebreak.api.disputing import disputes as disputes
     from tiebreak.api.disputing import games as games

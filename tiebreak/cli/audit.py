@@ -43,12 +43,12 @@ class AuditFailure(VerificationError):
 @click.command()
 @click.argument("run", type=FOLDER)
 @output_option("replay", "The auditor's own run directory of a whole audit. One that you began there is resumed.")
-@click.option("--segment", type=click.IntRange(0), help="Check only the steps up to this checkpoint (from 0).")
+@click.option("--segment", type=click.IntRange(0), help="Check only this segment, counted from 0.")
 @click.option("--from-step", type=click.IntRange(1), help="Check the segments from the one with this step on.")
 @click.option("--to-step", type=click.IntRange(1), help="Check the segments up to the one with this step.")
 @click.option("--sample", type=click.IntRange(1), help="Check this many segments, drawn at random.")
 @click.option("--seed", help="Seed of the sample. Keep it secret until the head is signed.  [default: a new one]")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object instead of words.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of words.")
 @click.option("--jobs", type=click.IntRange(1), help="Number of processes that replay segments at once; with "
               "--ray, the most.")  # fmt: skip
 @click.option("--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Replay segments on a Ray cluster.  "
@@ -246,9 +246,9 @@ class _Share(click.ParamType[float]):
 
 @click.command()
 @click.argument("run", type=FOLDER)
-@click.option("--share", type=_Share(), default="10%", show_default=True, help="Share of the steps that can be drawn.")
+@click.option("--share", type=_Share(), default="10%", show_default=True, help="Share of the steps that are drawn.")
 @click.option("--seed", help="Seed of the sample. Keep it secret until the head is signed.  [default: a new one]")
-@click.option("--epochs", is_flag=True, help="Also look at each segment as Kang et al. (2023) do at epochs.")
+@click.option("--epochs", is_flag=True, help="Also make the check of Kang et al. (2023) for each segment.")
 @machine_options("threads", "permute", "device", "graphs")
 @json_option
 def validate(run: Path, share: float, seed: str | None, epochs: bool, machine: Machine, as_json: bool) -> int:

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     type=click.Choice(["full", "slice", "none"]),
     default="full",
     show_default=True,
-    help="Compare the program with eager PyTorch, or only three of each list of equal layers; the job says so.",
+    help="Compare the program with eager PyTorch: all of it; a slice, three of each list of equal layers, in "
+    "less memory; or not at all. The job says which.",
 )
 @json_option
 def capture(task: str, output: Path, steps: int | None, device: str, check: str, as_json: bool) -> None:

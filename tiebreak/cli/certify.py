@@ -33,8 +33,8 @@ MODEL = click.Path(exists=True, path_type=Path)
               show_default=True, help="The certificate. If it exists, your signature is added.")  # fmt: skip
 @rpc_option(required=False)
 @number("--from-block", 0, None, 0, "With --rpc: the first block in which the job may have been settled.")
-@click.option("--attestation", type=(str, FILE), metavar="TYPE FILE", help="Put evidence that hardware gave of itself "
-              "into a new certificate, unread. The nonce that it signs has to be the run root.")  # fmt: skip
+@click.option("--attestation", type=(str, FILE), metavar="TYPE FILE", help="Put a hardware attestation, FILE, into a "
+              "new certificate. It is not checked here; the nonce that it signs has to be the run root.")  # fmt: skip
 @click.option("--provenance", type=NEW_FILE, help="Also write SLSA provenance, by the trainer's P-256 key.")
 @click.option(
     "--model-signature", type=NEW_FILE, help="Also write an OpenSSF model signature, by the signer's P-256 key."
@@ -86,7 +86,7 @@ def certify(
 @click.option("--resaved", is_flag=True, help="Accept other bytes of the files, if each tensor is the certified one.")
 @click.option("--others", is_flag=True, help="Accept a folder with files from which a loader could take other weights "
               "or code.")  # fmt: skip
-@click.option("--base", type=MODEL, help="Of an adapter: also check that this model is the one that it was trained "
+@click.option("--base", type=MODEL, help="With an adapter: also check that this is the model that it was trained "
               "on.")  # fmt: skip
 @rpc_option(required=False)
 @click.option("--attestation-verifier", "verifier", metavar="COMMAND", help="Run `COMMAND TYPE NONCE` on the "

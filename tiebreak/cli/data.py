@@ -54,15 +54,15 @@ def arrays(files: tuple[Path, ...], dtype: str | None, offset: int, shape: str |
 _token_options = options(
     click.option("--tokenizer", type=NEW_FILE, help="A tokenizer.json.  [default: tokens are bytes]"),
     click.option("--separator", help="Token after each text (without a tokenizer: text, such as a line end)."),
-    click.option("--rows", type=click.IntRange(1), help="One row of this length for each text, and lengths."),
-    click.option("--padding", help="Token that fills rows up (without a tokenizer: a character of one byte)."),
+    click.option("--rows", type=click.IntRange(1), help="Give each text a row of this many tokens; keep its length."),
+    click.option("--padding", help="Token for the rest of a row (without a tokenizer: a character of one byte)."),
 )
 """The options that all imports of texts share."""
 
 
 @import_group.command(name="text")
 @click.argument("files", nargs=-1, required=True, type=NEW_FILE)
-@click.option("--cut", type=click.Choice(CUTS), default="files", show_default=True, help="What is one text.")
+@click.option("--cut", type=click.Choice(CUTS), default="files", show_default=True, help="The parts that are texts.")
 @_token_options
 @output_option("imported", "New or empty folder for the arrays.")
 def text(files: tuple[Path, ...], cut: str, output: Path, **settings: Any) -> None:
@@ -79,7 +79,7 @@ def text(files: tuple[Path, ...], cut: str, output: Path, **settings: Any) -> No
 
 @import_group.command(name="hf")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--split", help="Which dataset of several, such as train.")
+@click.option("--split", help="The dataset to import, if FOLDER holds several, such as train.")
 @click.option("--column", "columns", multiple=True, help="A column of numbers; may be repeated.  [default: all]")
 @click.option("--text", "text_column", help="A column of texts, which become tokens.")
 @_token_options
@@ -102,7 +102,7 @@ def hf(
 
 @data.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--no-cache", is_flag=True, help="Ignore cached digests.")
+@click.option("--no-cache", is_flag=True, help="Compute the ids again, whatever the cache has.")
 @json_option
 def root(paths: tuple[Path, ...], no_cache: bool, as_json: bool) -> None:
     """Show name, type, shape and id of the arrays in PATHS: .npy and .safetensors files, and imported folders.

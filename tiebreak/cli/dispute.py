@@ -12,7 +12,7 @@ import click
 from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.cli.audit import COULD_NOT_CHECK
-from tiebreak.cli.options import FOLDER, json_option, machine_options, tell
+from tiebreak.cli.options import FOLDER, json_option, machine_options, number, tell
 from tiebreak.cli.terms import AddressType
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 
@@ -27,7 +27,7 @@ NOTHING_TO_DISPUTE: Final = 4
 @click.command()
 @click.argument("run", type=FOLDER)
 @click.argument("replay", type=FOLDER)
-@click.option("--count", type=click.IntRange(1), help="Checkpoints of the disputed head [default: the last head].")
+@click.option("--count", type=click.IntRange(1), help="Checkpoints of the disputed head.  [default: the last head's]")
 @machine_options("threads", "device")
 @json_option
 def dispute(run: Path, replay: Path, count: int | None, machine: Machine, as_json: bool) -> int:
@@ -76,8 +76,8 @@ def show(dispute: "Dispute", *, as_json: bool = False) -> None:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
 )  # fmt: skip
 @click.option("--hub", type=AddressType(), help="Address of the key of the hub that the parties used (GET /key).")
-@click.option("--chain-id", type=click.IntRange(0), default=OFF_CHAIN.chain_id, help="Chain id of the signed domain.")
-@click.option("--board", type=AddressType(), help="Contract of the signed domain; none by default.")
+@number("--chain-id", 0, None, OFF_CHAIN.chain_id, "Id of the chain that the job was signed for; 0: none.")
+@click.option("--board", type=AddressType(), help="Address of the job board on that chain.  [default: none]")
 @json_option
 def judge(
     transcripts: tuple[Path, ...], hub: Address | None, chain_id: int, board: Address | None, as_json: bool

@@ -12,17 +12,17 @@ from tiebreak.protocol.errors import ConfigurationError
 
 @click.command()
 @machine_options("threads")
-@click.option("--device", help="Qualify this torch device alone [default: the CPU and every CUDA device].")
+@click.option("--device", help="Check this torch device alone [default: the CPU and every CUDA device].")
 @click.option("--worst", is_flag=True, help="Measure how much longer hostile data take here than ordinary data.")
-@click.option("--pure", is_flag=True, help="Qualify torch alone on CUDA devices too, where kernels compute otherwise.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of lines.")
+@click.option("--pure", is_flag=True, help="Also check torch without our kernels on CUDA devices.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of words.")
 def doctor(machine: Machine, device: str | None, worst: bool, pure: bool, as_json: bool) -> None:
     """Run the conformance vectors on this machine and show its environment.
 
-    Every scalar operation on edge cases and every reduction on adversarial cancellation, against integers: with the
-    compiled kernels and without, and on each device; there without them only if asked. Training and auditing do the
-    same before they start, and refuse to on a mismatch. --worst adds how much longer data made to defeat the fast ways
-    take: a job's clocks and windows must allow for it.
+    Scalar operations on edge cases, and sums of numbers that nearly cancel, are compared with integer arithmetic: on
+    the CPU with the compiled kernels and without, and on each CUDA device. Training and auditing do the same before
+    they start, and refuse to start on a mismatch. --worst also measures how much longer a step takes on data that
+    somebody made to be slow: a job's clocks and windows must allow for that.
     """
     api.running.use_threads(machine.threads)
     kernels = api.environment.kernels()

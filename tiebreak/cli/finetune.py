@@ -37,20 +37,21 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
 
 @click.command()
 @click.option("--config", type=FILE, callback=_configure, is_eager=True, expose_value=False,
-              help="YAML with any of these options by name; what is given here counts before it.")  # fmt: skip
-@click.option("--model", type=FOLDER, required=True, help="The folder of the model and its tokenizer, on this disk.")
+              help="YAML file with any of these options by name; options of the command line override it.")  # fmt: skip
+@click.option("--model", type=FOLDER, required=True, help="Folder of a model and its tokenizer (`save_pretrained`).")
 @click.option("--data", type=FILE, required=True, help="JSON lines with `messages` (role and content) or `text`.")
 @click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path), required=True,
               help="Folder for run, adapter and key; what is there already is continued.")  # fmt: skip
 @number("--lora", 1, None, 16, "Rank of the adapters, which are on all linear layers.")
 @click.option("--steps", type=click.IntRange(1), help="Steps of training.  [default: one pass over the data]")
-@number("--length", 2, None, 1024, "Tokens in a window; all conversations stand one after the other.")
+@number("--length", 2, None, 1024, "Tokens in a window; conversations are packed into windows one after the other.")
 @number("--batch", 1, None, 1, "Windows in a batch.")
-@number("--accumulation", 1, None, 1, "Batches in a step.")
+@number("--accumulation", 1, None, 1, "Batches whose gradients are summed in a step.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), default=2e-4, show_default=True, help="Learning rate.")
-@number("--seed", 0, (1 << 64) - 1, 0, "Seed of the first adapters, and of the order of the windows.")
-@click.option("--key", type=FILE, help="Your key file; it signs.  [default: key.pem in the output, made if need be]")
-@click.option("--keep", default="last", show_default=True, metavar="all|every:M|last", help="Checkpoints that stay.")
+@number("--seed", 0, (1 << 64) - 1, 0, "Seed of the adapters' first weights and of the order of the windows.")
+@click.option("--key", type=FILE, help="Key file that signs the run.  [default: key.pem in OUTPUT, made if need be]")
+@click.option("--keep", default="last", show_default=True, metavar="all|every:M|last",
+              help="Checkpoints that stay on disk: all, every M-th, or the last.")  # fmt: skip
 @machine_options("threads", "device", "memory")
 @json_option
 def finetune(output: Path, key: Path | None, keep: str, machine: Machine, as_json: bool, **given: Any) -> None:
@@ -59,7 +60,7 @@ def finetune(output: Path, key: Path | None, keep: str, machine: Machine, as_jso
     At the end, OUTPUT/adapter has the adapter as PEFT loads it, its certificate, and a model card with the command that
     verifies it; OUTPUT/run has the run, which anyone can audit. Interrupt it at any time: the same command goes on from
     the last checkpoint. Nothing is fetched from anywhere. Where the chat template marks what the assistant says, only
-    that is learnt. See docs/finetuning.md.
+    that is learnt. Needs the extra tiebreak[finetune]. See docs/finetuning.md.
     """
     own, folder, adapter = output / "key.pem" if key is None else key, output / "run", output / "adapter"
     output.mkdir(parents=True, exist_ok=True)

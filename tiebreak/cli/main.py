@@ -26,6 +26,7 @@ GROUPS: Final = {
         "demo": "Play the whole path on real data: agree, train, commit, audit, cheat, dispute, settle.",
         "up": "Run a chain, a hub with its pages, a client, a trainer and an auditor on this machine, until Ctrl-C.",
         "doctor": "Run the conformance vectors on this machine and show its environment.",
+        "corpus": "Compute programs whose roots are known, and check what other machines say of them.",
         "key": "Make a signing key in FILE and print its address.",
     },
     "Train": {
@@ -65,7 +66,7 @@ GROUPS: Final = {
         "trainer": "Take offers, train, commit, and defend what was committed.",
         "auditor": "Replay what trainers commit, and challenge what is false.",
         "watch": "Replay what trainers commit, and raise an alarm for what is false.",
-        "hub": "Run a hub until Ctrl-C: signed posts by job, blobs by root, what is new as events.",
+        "hub": "Run a hub until Ctrl-C: parties exchange signed messages and files through it.",
     },
     "Chain": {
         "devnet": "Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.",

@@ -87,9 +87,10 @@ def accept(
 ) -> None:  # fmt: skip
     """Judge the offer in FOLDER as its trainer, and sign it.
 
-    Client's signature, program, initial state and data are checked first. Then the terms are judged by how long a step
-    takes here, which is measured unless you say it: the windows must leave time for the slowest data that a client can
-    choose, and the clocks for the longest game. An offer by which an honest trainer could lose its stake is not signed.
+    The client's signature, program, initial state and data are checked first. Then the terms are judged by how long a
+    step takes here, which is measured unless you say it: the windows must leave time for the slowest data that a client
+    can choose, and the clocks for the longest game. An offer by which an honest trainer could lose its stake is not
+    signed.
 
     The signature makes a run of the folder: `tiebreak train` computes it. Send `job.bin` back to the client.
     """

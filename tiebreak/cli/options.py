@@ -58,7 +58,7 @@ _MACHINE: Final[dict[str, dict[str, Any]]] = {
         "type": click.IntRange(0),
         "help": "Take the terms of every reduction in a random order with this seed. The result does not depend on it.",
     },
-    "device": {"default": "cpu", "show_default": True, "help": "Torch device. It is qualified first."},
+    "device": {"default": "cpu", "show_default": True, "help": "Torch device, such as cuda:0. It is tested first."},
     "graphs": {
         "default": True,
         "help": "On CUDA devices, replay steps as CUDA graphs where nothing prevents it. The result does not depend on "
@@ -67,8 +67,8 @@ _MACHINE: Final[dict[str, dict[str, Any]]] = {
     "memory": {
         "type": _Bytes(),
         "metavar": "SIZE",
-        "help": "Memory that this process may take; values beyond wait in a file in TMPDIR or /var/tmp.  [default: no "
-        "limit]",
+        "help": "Memory that this process may take, such as 8GB; other values wait in a file in TMPDIR or /var/tmp.  "
+        "[default: no limit]",
     },
     "policy": {
         "type": FILE,

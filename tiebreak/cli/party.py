@@ -40,6 +40,9 @@ _ABOUT: Final = {
 }
 
 
+_CALLED: Final = {"client": "a client", "trainer": "a trainer", "auditor": "an auditor", "watch": "a watcher"}
+
+
 def group(role: str) -> click.Group:
     """The commands of one kind of party."""
 
@@ -55,12 +58,12 @@ def group(role: str) -> click.Group:
 
 
 def _init(role: str) -> click.Command:
-    @click.command("init", help=f"Make FOLDER for a {role}: a commented party.toml" +
+    @click.command("init", help=f"Make FOLDER for {_CALLED[role]}: a commented party.toml" +
                    ("." if role == "watch" else ", and a key if it has none."))  # fmt: skip
     @click.argument("folder", type=PARTY)
-    @click.option("--hub", help="The URL of the hub.")
-    @click.option("--chain", help="JSON-RPC of an Ethereum node; without it, the hub's receipts are the clock.")
-    @click.option("--board", help="The address of the job board on that chain.")
+    @click.option("--hub", help="URL of the hub.  [default: http://127.0.0.1:8787]")
+    @click.option("--chain", help="Node of the chain, as an http(s) URL or an IPC path.  [default: no chain]")
+    @click.option("--board", help="Address of the job board on that chain; with --chain.")
     def init(folder: Path, **given: str | None) -> None:
         found = party_settings.write(role, folder, **{name: value for name, value in given.items() if value})
         click.echo(f"wrote {found.path}" + _NEEDED.get(role, ""))
@@ -73,11 +76,11 @@ def _init(role: str) -> click.Command:
 
 
 def _run(role: str) -> click.Command:
-    @click.command("run", help=f"Run the {role} whose party.toml is in FOLDER until Ctrl-C. It may be killed at any "
-                   "time, and goes on where it was.")  # fmt: skip
+    @click.command("run", help=f"Run the {_CALLED[role].split()[-1]} whose party.toml is in FOLDER until Ctrl-C. "
+                   "It may be killed at any time, and goes on where it was.")  # fmt: skip
     @click.argument("folder", type=PARTY)
-    @click.option("--json", "as_json", is_flag=True, help="Log JSON, one object a line.")
-    @click.option("--verbose", is_flag=True, help="Log more.")
+    @click.option("--json", "as_json", is_flag=True, help="Log one JSON object a line.")
+    @click.option("--verbose", is_flag=True, help="Log details, too.")
     def run(folder: Path, *, as_json: bool, verbose: bool) -> None:
         found = party_settings.read(role, folder)
         key = None if role == "watch" else load_key(folder / found.key)

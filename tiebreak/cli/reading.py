@@ -4,7 +4,7 @@ The commands are `tiebreak status`, `show`, `jobs`, `games`; `post`, `challenge`
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -108,20 +108,26 @@ def _party_rows(found: dict[str, Any]) -> dict[str, str]:
     return dict(rows)
 
 
+_AMOUNTS: Final = ("reward", "trainerStake", "challengerStake", "seatFee", "seatBond")
+
+
 @click.command()
 @click.argument("run", type=FOLDER)
 @json_option
 def show(run: Path, as_json: bool) -> None:
     """Show the job of the folder RUN at length: who agreed on what, by which roots, and its files.
 
-    RUN may also hold an offer that its trainer has not signed yet. Signatures and program are checked, and amounts are
-    in wei, times in seconds. The files are those that others need of it, with their sizes; `tiebreak pack` copies them,
-    and `tiebreak publish` puts them on a hub.
+    RUN may also hold an offer that its trainer has not signed yet. Signatures and program are checked. Times are in
+    seconds, amounts in ether (with --json in wei). The files are those that others need of it, with their sizes;
+    `tiebreak pack` copies them, and `tiebreak publish` puts them on a hub.
     """
     opened = api.reading.open_offer(run)
     count = max((head.head.count for head in opened.heads()), default=0)
     files = [{"file": part.name, "bytes": part.size} for part in node.parts.parts(opened, count)]
-    tell({**api.reading.show(opened), "files": files}, as_json=as_json)
+    shown = api.reading.show(opened)
+    if not as_json:
+        shown |= {name: ether(int(shown[name])) for name in _AMOUNTS}
+    tell({**shown, "files": files}, as_json=as_json)
 
 
 @click.group()
@@ -150,7 +156,7 @@ def list_jobs(rpc: str | None, board: Address | None, hub: str | None, from_bloc
 @board_options
 @json_option
 def show_job(job: Digest, rpc: str | None, board: Address | None, hub: str | None, as_json: bool) -> None:
-    """Show what a board stores of one job."""
+    """Show what a board stores of JOB, an id."""
     tell(api.onchain.job_document(board_from(rpc, board, hub, job), job), as_json=as_json)
 
 
@@ -185,7 +191,7 @@ def list_games(
 def show_game(
     game: Digest, rpc: str | None, board: Address | None, hub: str | None, from_block: int, as_json: bool
 ) -> None:
-    """Show what a board stores of one game, and what it logged about it."""
+    """Show what a board stores of GAME, an id, and what it logged about it."""
     tell(api.onchain.game_document(board_from(rpc, board, hub), game, from_block), as_json=as_json)
 
 
@@ -200,7 +206,7 @@ key_option = click.option("--key", type=FILE, required=True, help="Key file of t
               help="Address of the job board; also from TIEBREAK_BOARD.")  # fmt: skip
 @json_option
 def claim_game(game: Digest, key: Path, rpc: str, board: Address, as_json: bool) -> None:
-    """Claim a game in which the side to move has used up its clock.
+    """Claim GAME, an id, in which the side to move has used up its clock.
 
     Anybody may do it; the board decides the game against that side. If there is time left, nothing is sent.
     """

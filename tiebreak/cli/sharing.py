@@ -11,9 +11,9 @@ from tiebreak.cli.terms import AddressType, DigestType
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.tags import Digest
 
-count_option = click.option("--count", type=click.IntRange(0), help="Up to the head of this many checkpoints; 0: only "
+count_option = click.option("--count", type=click.IntRange(0), help="Take what leads up to this checkpoint; 0: only "
                             "what is there before the first step.  [default: the last signed]")  # fmt: skip
-states_option = click.option("--states", is_flag=True, help="Also all kept states, so that others can audit a sample.")
+states_option = click.option("--states", is_flag=True, help="Add all kept states, so that others can audit a sample.")
 
 
 @click.command()
@@ -81,10 +81,10 @@ def publish(run: Path, hub: str, key: Path, count: int | None, states: bool, as_
 @hub_option
 @output_option("fetched", "Folder for the job; one that a fetch began is completed.")
 @click.option("--key", type=FILE, help="Key file of a reader, if the job is sealed.")
-@click.option("--count", type=click.IntRange(0), help="Up to the head of this many checkpoints.  [default: the last]")
+@click.option("--count", type=click.IntRange(0), help="Take what leads up to this checkpoint.  [default: the last]")
 @states_option
 @number("--chain-id", 0, None, 0, "Chain of the job's contract.")
-@click.option("--contract", type=AddressType(), help="Contract that plays the job's disputes.  [default: none]")
+@click.option("--contract", type=AddressType(), help="Address of the job board on that chain.  [default: none]")
 @click.option("--most", type=click.IntRange(1), help="Refuse to fetch more bytes than this.")
 @json_option
 def fetch(
@@ -116,8 +116,8 @@ def fetch(
 @click.argument("run", type=FOLDER)
 @click.option("--output", "-o", type=click.Path(path_type=Path), required=True,
               help="New .safetensors file; with --like a new or empty folder.")  # fmt: skip
-@click.option("--like", type=FOLDER, help="Write the layout of `save_pretrained`: copy configuration and tokenizer "
-              "from this folder of the model's, and no code. Of a PEFT adapter's: write it alone.")  # fmt: skip
+@click.option("--like", type=FOLDER, help="Write a folder as `save_pretrained` does, with configuration and tokenizer "
+              "(no code) of this one. If this is a PEFT adapter's, write the adapter alone.")  # fmt: skip
 @rpc_option(required=False)
 @click.option("--unsettled", is_flag=True, help="Take weights that are signed, without asking the chain.")
 @json_option

@@ -32,7 +32,7 @@ class PromiseBroken(VerificationError):
               help="Number of games.")  # fmt: skip
 @number("--seed", 0, MAX_SEED, 0, "Determines all games, on every machine.")
 @click.option("--mix", "-m", default=ALL, show_default=True, metavar="MIX",
-              help=f"Which games: {ALL}, or PART[:WEIGHT],... with a PART of {SINGLES}, {PAIRS}, {HONEST}, "
+              help=f"Games to play: {ALL}, or PART[:WEIGHT],... with a PART of {SINGLES}, {PAIRS}, {HONEST}, "
               f"{WEAKNESSES}, an adversary, or several adversaries joined by +.")  # fmt: skip
 @click.option("--rough", is_flag=True, help="Inject faults: lost, doubled and late messages; crashes; reorganisations.")
 @click.option("--processes", "-j", type=click.IntRange(1, MAX_PROCESSES),

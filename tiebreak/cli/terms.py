@@ -67,30 +67,30 @@ class _Bond(Ether):
 _ETHER: Final = Ether()
 _TERMS: Final[dict[str, tuple[click.ParamType[int], str]]] = {
     "reward": (_ETHER, "What the trainer earns, in ether.  [default: 1]"),
-    "trainer_stake": (_ETHER, "What a lie costs.  [default: 1]"),
-    "challenger_stake": (_ETHER, "What a false challenge costs.  [default: 0.1]"),
+    "trainer_stake": (_ETHER, "What the trainer puts up, in ether, and loses for a lie.  [default: 1]"),
+    "challenger_stake": (_ETHER, "What a challenger puts up, in ether, and loses if it was wrong.  [default: 0.1]"),
     "challenge_window": (
-        click.IntRange(1, MAX_SECONDS), "Seconds after the last head in which a challenge may start."
+        click.IntRange(1, MAX_SECONDS), "Seconds in which a head can be challenged, and the next one has to be posted."
     ),
-    "clock": (click.IntRange(1, MAX_GAME_SECONDS), "Seconds each side has in one game, in all."),
+    "clock": (click.IntRange(1, MAX_GAME_SECONDS), "Seconds that each side has for all of its moves in one dispute."),
     "replay_time": (
         click.IntRange(0, MAX_GAME_SECONDS),
         "Seconds, in addition to the clock, for a move that needs re-execution (a segment, a step, a long sum).",
     ),
     "talk_time": (
-        click.IntRange(0, MAX_GAME_SECONDS), "Seconds that a game's sides may settle it by messages before clocks run."
+        click.IntRange(0, MAX_GAME_SECONDS), "Seconds for the sides of a dispute to settle it by messages, off chain."
     ),
     "audit_time": (
-        click.IntRange(0, MAX_SECONDS), "Seconds in which each segment can be audited once its head is posted."
+        click.IntRange(0, MAX_SECONDS), "Seconds of a head's window for each segment up to it, if that is longer."
     ),
-    "deadline": (click.IntRange(1, MAX_SECONDS), "Seconds after acceptance for the final head."),
-    "seats": (click.IntRange(0, MAX_SEATS), "Receipts of audits that the client pays for."),
-    "seat_fee": (_ETHER, "What each pays its auditor, in ether."),
+    "deadline": (click.IntRange(1, MAX_SECONDS), "Seconds from acceptance to the final head."),
+    "seats": (click.IntRange(0, MAX_SEATS), "Audits, by auditors who are drawn by lot, that the client pays for."),
+    "seat_fee": (_ETHER, "What each of these auditors earns, in ether."),
     "seat_bond": (
         _Bond(),
-        "What its auditor puts up, in ether, rounded up to a power of two in wei; jobs of one bond share a pool.",
+        "What each of them puts up, in ether, rounded up to a power of two in wei; jobs of one bond share a pool.",
     ),
-    "descent_levels": (click.IntRange(1, 5), "Levels of a tree that one move reveals."),
+    "descent_levels": (click.IntRange(1, 5), "Levels of a tree that a move reveals; more make fewer, larger moves."),
     "nonce": (
         click.IntRange(0), "Distinguishes otherwise equal jobs. With seats, it and the client's key give the draw."
     ),
@@ -102,8 +102,8 @@ _OTHERS: Final = (
                  "trust.  [default: policy exact]"),
     click.option("--precision", type=click.IntRange(MIN_PRECISION, MAX_PRECISION),
                  help="Bits to which sums and functions are rounded.  [default: the policy file's, or 32]"),
-    number("--chain-id", 0, None, 0, "Chain of the contract."),
-    click.option("--contract", type=AddressType(), default=None, help="Contract that plays disputes.  [default: none]"),
+    number("--chain-id", 0, None, 0, "Id of the chain that the job is on; 0: none."),
+    click.option("--contract", type=AddressType(), help="Address of the job board on that chain.  [default: none]"),
 )  # fmt: skip
 
 

@@ -78,11 +78,11 @@ def as_line(event: dict[str, Any]) -> str:
 @click.option("--timeout", type=click.FloatRange(1), default=600, show_default=True,
               help="Under torchrun: seconds that a worker waits for another.")  # fmt: skip
 @click.option("--until", type=click.IntRange(1), help="Stop after this step; a later call goes on.")
-@click.option("--diverging", is_flag=True, help="Go on when the state is no longer finite (the job is still due).")
+@click.option("--diverging", is_flag=True, help="Go on when weights become infinite or NaN: the job is still due.")
 @click.option("--keep", default="all", show_default=True, metavar="all|every:M|last",
-              help="Checkpoints that stay on disk; dropped ones are recomputed when needed.")  # fmt: skip
+              help="Checkpoints that stay on disk; others are computed again when needed.")  # fmt: skip
 @click.option("--quiet", is_flag=True, help="Print nothing unless something goes wrong.")
-@click.option("--json", "as_json", is_flag=True, help="JSON lines on stdout: start, step, checkpoint, end.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON lines: start, step, checkpoint, end.")
 @click.option("--monitor", is_flag=True, help="Measure this process now and then into RUN/monitor.jsonl, for `tiebreak "
               "monitor RUN`.")  # fmt: skip
 @machine_options("threads", "permute", "device", "graphs", "memory", "check_every")

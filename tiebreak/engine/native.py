@@ -243,12 +243,16 @@ def _key(source: Path, compiler: tuple[str, ...]) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 
 
-def _processor() -> bytes:
-    """Identifies the machine code that this processor runs, because different machines may share a home directory."""
+def processor_features() -> str:
+    """The line of /proc/cpuinfo that names the instruction sets of this processor; empty on other systems."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(errors="replace").splitlines() if info.is_file() else []
-    flags = next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-    return repr((platform.system(), platform.machine(), platform.processor(), flags)).encode()
+    return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
+
+
+def _processor() -> bytes:
+    """Identifies the machine code that this processor runs, because different machines may share a home directory."""
+    return repr((platform.system(), platform.machine(), platform.processor(), processor_features())).encode()
 
 
 def _build(source: Path, compiler: tuple[str, ...], target: Path) -> None:

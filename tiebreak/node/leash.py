@@ -2,12 +2,18 @@
 
 Its starter holds the other end of that pipe, which the system closes however its holder dies. So no process of
 `tiebreak up` outlives it, on any platform.
+
+`--import MODULE` in place of a command imports a module first; then the command comes as a line of JSON, a list of
+words, on standard input. So a process can start before its starter knows all of its arguments.
 """
 
+import json
 import os
 import runpy
 import signal
+import sys
 import time
+from importlib import import_module
 from threading import Thread
 from typing import Final
 
@@ -28,6 +34,17 @@ def hold() -> None:
     Thread(target=_watch, daemon=True).start()
 
 
+def _command() -> list[str]:
+    """The words of the command, once they have come."""
+    match sys.argv[1:]:
+        case ["--import", module]:
+            import_module(module)
+            return list(json.loads(sys.stdin.readline() or "[]"))
+        case words:
+            return words
+
+
 if __name__ == "__main__":
+    sys.argv[1:] = _command()
     hold()
     runpy.run_module("tiebreak", run_name="__main__", alter_sys=True)

@@ -45,6 +45,7 @@ from tiebreak.engine.run.directory import (
     MAX_ORIGINS_BYTES,
     MAX_PROGRAM_BYTES,
     MAX_SIGNED_BYTES,
+    MAX_TITLE_BYTES,
     NAMES,
     OFFER,
     ORIGINS,
@@ -52,6 +53,7 @@ from tiebreak.engine.run.directory import (
     RECORD_BYTES,
     RECORDS,
     STATES,
+    TITLE,
     UNCHECKED,
     RunDirectory,
     check_root,
@@ -229,6 +231,7 @@ class Fetcher:
         self._want(NAMES, MAX_NAMES_BYTES, _unchecked)  # it is checked whenever it is read
         self._want(UNCHECKED, MAX_NOTICE_BYTES, _unchecked)
         self._want(ORIGINS, MAX_ORIGINS_BYTES, _unchecked)  # shown, never used
+        self._want(TITLE, MAX_TITLE_BYTES, _unchecked)  # the same
 
     def _progress(self, count: int) -> None:
         """The files that the trainer adds at a checkpoint. Records are believed only if the signed head is theirs."""

@@ -17,6 +17,7 @@ from tiebreak.engine.run.directory import (
     RECORD_BYTES,
     RECORDS,
     STATES,
+    TITLE,
     UNCHECKED,
     RunDirectory,
     head_name,
@@ -54,8 +55,8 @@ def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[FilePa
     """
     job = run.job
     with run.folder() as folder:
-        names = [name for name in (JOB, OFFER, SEAL, PROGRAM, DATA, NAMES, ORIGINS, UNCHECKED) if folder.holds(name)]
-        found = [FilePart(name, folder.size(name)) for name in names]
+        names = (JOB, OFFER, SEAL, PROGRAM, DATA, NAMES, ORIGINS, UNCHECKED, TITLE)
+        found = [FilePart(name, folder.size(name)) for name in names if folder.holds(name)]
     with run.folder(STATES) as folder:
         kept = kept_steps(run, count) if states else [0]
         if count == job.checkpoints and job.steps not in kept:

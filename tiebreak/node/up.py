@@ -34,7 +34,11 @@ TERMS: Final = {
     "challenge-window": 30, "clock": 90, "replay-time": 5, "talk-time": 20, "audit-time": 5, "deadline": 600,
     "descent-levels": 2,
 }  # fmt: skip
-"""Short enough to be watched. A job in earnest has hours and days here (`tiebreak economics`)."""
+"""Short enough to be watched, in seconds. A job in earnest has hours and days here (`tiebreak economics`)."""
+USUAL_SECONDS: Final = 12
+"""Seconds in which two cores with nothing else to do come to the offer. A slower machine gets longer terms."""
+UNHURRIED: Final = 4
+"""The factor on the window for heads of a job with a cheat: only an honest job waits until the window has passed."""
 START_SECONDS: Final = 60
 STOP_SECONDS: Final = 5
 CHEATS: Final = {
@@ -54,8 +58,11 @@ OPEN_TO_ALL: Final[dict[str, dict[str, Any]]] = {
 """The settings by which parties of a demonstration, whose money is worth nothing, allow everybody everything."""
 SEAT: Final = ("--seat-fee", "0.1", "--seat-bond", "0.1")
 BOARD: Final = "Board"
+HUB: Final = "tiebreak.node.hub.running"
+"""The module that takes most of the time in which a hub starts."""
 AFTER_SECONDS: Final = 3.0
 """The time that the story goes on after the job has ended: some money may still move."""
+DECLINED: Final = "the trainer declines"
 OVER: Final = frozenset({"settled", "slashed", "abandoned", "cancelled", "parted"})
 _STORY: Final = frozenset({"offer", "work", "send"})
 """Events of the parties' logs that are part of the story, in addition to warnings."""
@@ -90,6 +97,8 @@ class UpPlan:
     terms: Mapping[str, int] = field(default_factory=lambda: TERMS)
     seats: int = 0
     """The number of paid audits; with any, there are two auditors."""
+    patience: int | None = None
+    """The factor on the times of the terms; None: as this machine turns out to need."""
 
     @property
     def parties(self) -> tuple[str, ...]:
@@ -103,6 +112,8 @@ class Ending:
 
     status: str = ""
     seconds: float = 0.0
+    patience: int = 1
+    """The factor on the times of the job's terms."""
     moments: dict[str, float] = field(default_factory=dict)
 
 
@@ -134,6 +145,13 @@ class Child:
                 file.write(line)
                 file.flush()
                 self._on_line(self.name, line.rstrip("\n"))
+
+    def tell(self, command: Sequence[str]) -> None:
+        """Give the process its command, if it was started to wait for one (`tiebreak.node.leash`)."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # `check` says why it has ended
+            self._process.stdin.write(json.dumps(list(command)) + "\n")
+            self._process.stdin.flush()
 
     def has_ended(self) -> bool:
         """Whether the process runs no longer."""
@@ -201,12 +219,14 @@ class Town:
         _prepare(plan.folder)
         try:
             self._say(f"logs and files are in {plan.folder}")
-            capture = self._capture()
+            hub = self._start("hub", "--import", HUB)  # imports while the chain starts
             board, rpc = self._chain() if plan.chain else ("", "")
-            # The page comes before the parties, which would take the processors from it.
-            self._wait(self._hub(board, rpc), lambda: _answers(self._port))
+            self._serve(hub, board, rpc)
+            # The page comes before the others, which would take the processors from it.
+            self._wait(hub, lambda: _answers(self._port))
             self._tell("page", f"open {self.page} to watch")
             self.ending.moments["page"] = self._seconds()
+            capture = self._capture()
             addresses = {name: self._party(name, board, rpc) for name in plan.parties}
             self._wait(capture, capture.is_done, 10 * START_SECONDS)
             self._offer(addresses, board)
@@ -258,12 +278,13 @@ class Town:
         self._tell("chain", f"{document['node']} at {document['rpc']}, with the job board {board}")
         return board, str(document["rpc"])
 
-    def _hub(self, board: str, rpc: str) -> Child:
+    def _serve(self, hub: Child, board: str, rpc: str) -> None:
+        """Tell the hub its command."""
         folder = self.plan.folder / "hub"
         folder.mkdir()
         self._new_key(folder / "hub.pem")
         place = [*self._domain(board), *(["--chain", rpc] if rpc else [])]
-        return self._start("hub", "hub", "--folder", str(folder), "--port", str(self._port), *place)
+        hub.tell(["hub", "--folder", str(folder), "--port", str(self._port), *place])
 
     def _domain(self, board: str) -> list[str]:
         return ["--chain-id", str(self._chain_id), "--contract", board or f"0x{OFF_CHAIN.contract.hex()}"]
@@ -301,7 +322,7 @@ class Town:
 
     def _offer(self, addresses: dict[str, str], board: str) -> None:
         folder, own = self.plan.folder / "offer", self.plan.folder / "client"
-        terms = [part for name, value in self.plan.terms.items() for part in (f"--{name}", str(value))]
+        terms = [part for name, value in self.terms().items() for part in (f"--{name}", str(value))]
         terms += ["--seats", str(self.plan.seats), *SEAT] if self.plan.seats else []
         offer = self._start(
             "offer", "offer", str(self.plan.folder / "task"), "--key", str(own / "key.pem"), "--trainer",
@@ -309,6 +330,17 @@ class Town:
         )  # fmt: skip
         self._wait(offer, offer.is_done)
         deliver(folder, own)
+
+    def terms(self) -> dict[str, int]:
+        """The job's terms. Their times are longer on a machine that was slow so far: clocks do not wait for it."""
+        plan, seconds = self.plan, self._seconds()
+        self.ending.patience = patience = plan.patience or max(1, round(seconds / USUAL_SECONDS))
+        terms = {name: value * (1 if name == "descent-levels" else patience) for name, value in plan.terms.items()}
+        if plan.cheat and not plan.seats:
+            terms["challenge-window"] *= UNHURRIED
+        if patience > 1 and plan.patience is None:
+            self._tell("up", f"gives the parties {patience} times as long as usual, since this took {seconds:.0f} s")
+        return terms
 
     def wishes(self) -> list[str]:
         """More options of the offer; tests seal jobs here."""
@@ -376,15 +408,21 @@ class Town:
         if event in ("job", "game"):
             if name == "client":
                 self._tell("board", f"the {event} is {text}" if event == "job" else f"game: {text}")
-            if name == "client" and event == "job" and text in OVER and not self.ending.status:
-                self.ending.status, self.ending.seconds = text, self.ending.moments[moment]
-                if not self.plan.until_over:
-                    self._say("the job has ended; Ctrl-C ends all processes")
+            if name == "client" and event == "job" and text in OVER:
+                self._end(text, moment)
             return
         if level != "INFO":
             self._tell(name, f"{level}: {text}")
+            if name == "client" and text.endswith(DECLINED):
+                self._end("declined", moment)
         elif event in _STORY and not text.startswith(_UNTOLD):
             self._tell(name, text)
+
+    def _end(self, status: str, moment: str) -> None:
+        if not self.ending.status:
+            self.ending.status, self.ending.seconds = status, self.ending.moments[moment]
+            if not self.plan.until_over:
+                self._say("the job has ended; Ctrl-C ends all processes")
 
 
 def up(plan: UpPlan, say: Callable[[str], None]) -> Ending:

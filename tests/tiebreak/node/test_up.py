@@ -8,6 +8,7 @@ import os
 import random
 import re
 import secrets
+import signal
 import socket
 import sqlite3
 import subprocess
@@ -214,7 +215,7 @@ def test_no_process_outlives_it(tmp_path: Path) -> None:
         for line in process.stdout:
             if "trained to checkpoint 1" in line:
                 break
-        kinds = [" devnet ", " hub ", " client run", " trainer run", " auditor run", "multiprocessing"]
+        kinds = [" devnet ", "hub.running", " client run", " trainer run", " auditor run", "multiprocessing"]
         alive = with_mark(mark)
         assert [kind for kind in kinds if not any(kind in line for line in alive)] == []
         process.kill()
@@ -233,6 +234,25 @@ def test_kills_at_any_instant_change_nothing(tmp_path: Path) -> None:
     assert not said_twice(folder)
     assert not roots(folder)[4].startswith(TRUE_ROOT)
     the_hub_is_blind(folder)
+
+
+class Stalled(Town):
+    """A machine whose trainer gets no processor for longer than a head has, by the usual terms."""
+
+    def disturb(self) -> None:
+        if "trainer work trained to checkpoint 1" in self.ending.moments and "stalled" not in self.ending.moments:
+            self.ending.moments["stalled"] = self._seconds()
+            group = self._children["trainer"]._process.pid
+            os.killpg(group, signal.SIGSTOP)
+            time.sleep(TERMS["challenge-window"] + 15)
+            os.killpg(group, signal.SIGCONT)
+
+
+def test_a_trainer_that_stalls_still_loses_for_its_lie_and_not_for_being_late(tmp_path: Path) -> None:
+    story = list[str]()
+    town = play(Stalled(plan_of(tmp_path / "town", cheat="rate"), story.append), story)
+    assert "stalled" in town.ending.moments
+    assert town.ending.status == "slashed"
 
 
 STORY = (

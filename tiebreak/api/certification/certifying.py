@@ -42,22 +42,13 @@ from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.directory import RunDirectory, check_root
 from tiebreak.engine.run.schedule import slot_name
-from tiebreak.protocol.commitments.certificate import (
-    PAYLOAD_TYPE,
-    STATEMENT_TYPE,
-    Adapter,
-    Attestation,
-    Certificate,
-    Logged,
-    Seat,
-    Weights,
-    sign,
-)
-from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope, Payload
+from tiebreak.protocol.commitments.certificate import Adapter, Attestation, Certificate, Logged, Seat, Weights
+from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import run_tree, state_tree
 from tiebreak.protocol.commitments.seats import salt_of
+from tiebreak.protocol.commitments.statement import STATEMENT_TYPE, payload_of, sign
 from tiebreak.protocol.errors import ConfigurationError, StateError, VerificationError
 from tiebreak.protocol.program.isa import SourceKind
 from tiebreak.protocol.tags import Digest
@@ -284,5 +275,4 @@ def model_signature(certificate: Certificate, name: str, key: PrivateKey) -> byt
 
 def _signed(subjects: list[Any], kind: str, predicate: dict[str, Any], key: PrivateKey) -> Envelope:
     statement = {"_type": STATEMENT_TYPE, "subject": subjects, "predicateType": kind, "predicate": predicate}
-    data = json.dumps(statement, sort_keys=True, separators=(",", ":")).encode("ascii")
-    return signed_for_others(Envelope(payload=Payload(kind=PAYLOAD_TYPE, data=data)), key)
+    return signed_for_others(Envelope(payload=payload_of(statement)), key)

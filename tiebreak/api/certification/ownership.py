@@ -52,12 +52,12 @@ from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.directory import RunDirectory, kept_steps
 from tiebreak.engine.run.loop import exact, steps
 from tiebreak.protocol.commitments import keys
-from tiebreak.protocol.commitments.certificate import sign
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope, Payload
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import StepRecord
+from tiebreak.protocol.commitments.statement import sign
 from tiebreak.protocol.errors import (
     CannotCheck,
     ConfigurationError,

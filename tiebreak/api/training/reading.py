@@ -2,8 +2,9 @@
 
 from typing import Any, Final
 
-from tiebreak.engine.run.directory import MAX_NOTICE_BYTES, UNCHECKED, RunDirectory, open_offer
+from tiebreak.engine.run.directory import MAX_NOTICE_BYTES, MAX_TITLE_BYTES, TITLE, UNCHECKED, RunDirectory, open_offer
 from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.errors import printable
 from tiebreak.protocol.program.rounding import SumKind, tolerance_of
 
 __all__ = ["CHECKS", "check_of", "open_offer", "policy_words", "show", "status"]
@@ -19,6 +20,7 @@ def status(run: RunDirectory) -> dict[str, Any]:
     """The progress of a run on the disk. `signed`: checkpoints under the last signed head, whose root is `head`."""
     job, records, metrics, heads = run.job, run.records(), run.metrics(), run.heads()
     return {
+        "name": name_of(run),
         "job": job.id.hex(),
         "agreed": bool(run.agreement.trainer_signature),
         "step": records[-1].step if records else 0,
@@ -37,6 +39,7 @@ def show(run: RunDirectory) -> dict[str, Any]:
     """The terms of a job, its roots and where it is valid."""
     domain, job = run.agreement.domain, run.job
     return {
+        "name": name_of(run),
         "job": job.id.hex(),
         "chain_id": domain.chain_id,
         "contract": f"0x{domain.contract.hex()}",
@@ -55,6 +58,13 @@ def check_of(run: RunDirectory) -> str:
         if not folder.holds(UNCHECKED):
             return "full"
         return "slice" if folder.read(UNCHECKED, MAX_NOTICE_BYTES).startswith(b"slice:") else "none"
+
+
+def name_of(run: RunDirectory) -> str:
+    """The name of the task, as whoever made the folder says; empty if nobody says it."""
+    with run.folder() as folder:
+        data = folder.read(TITLE, MAX_TITLE_BYTES) if folder.holds(TITLE) else b""
+    return " ".join(printable(data.decode("utf-8", "replace")).split())
 
 
 def policy_words(job: Job) -> str:

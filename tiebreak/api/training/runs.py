@@ -33,7 +33,7 @@ from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
 from tiebreak.engine.run.commit import Commit
-from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, ORIGINS, UNCHECKED, RunDirectory
+from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, ORIGINS, TITLE, UNCHECKED, RunDirectory, titled
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker
@@ -369,9 +369,9 @@ def draft(
 
 
 def notice(bundle: Bundle) -> dict[str, bytes]:
-    """Files that tell of a run's capture: the origin of each instruction, and a mark if nobody has checked it."""
+    """Files for readers: the task's name, the origin of each instruction, and a mark if nobody checked the capture."""
     mark = {} if bundle.check == "full" else {UNCHECKED: f"{bundle.check}: {CHECKS[bundle.check]}\n".encode()}
-    return mark | ({ORIGINS: bundle.origins} if bundle.origins else {})
+    return mark | {name: data for name, data in ((TITLE, titled(bundle.name)), (ORIGINS, bundle.origins)) if data}
 
 
 def open_directory(directory: Path) -> RunDirectory:

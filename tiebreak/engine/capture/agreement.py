@@ -24,14 +24,10 @@ def draft_job(
     tolerances: those of logged sums, packed by `tiebreak.protocol.program.rounding.pack_tolerances`; 0 under policy
     `exact`.
     """
-    program = captured.program
-    return Job(
+    return Job.over(
+        captured.program,
         client=client,
         trainer=trainer,
-        program_root=program.root,
-        body_count=len(program.body),
-        state_count=len(program.commits),
-        data_count=len(program.data_slots),
         initial_state_root=state_tree(identities(captured.state)).root,
         data_root=data_tree(data_identities(captured.data, cache=FactsCache())).root,
         steps=steps,

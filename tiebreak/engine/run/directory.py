@@ -57,6 +57,9 @@ MAX_ORIGINS_BYTES: Final = 1 << 24
 UNCHECKED: Final = "unchecked.txt"
 """Stands in the folder of a run whose capture was not checked against eager PyTorch, or only on a slice."""
 MAX_NOTICE_BYTES: Final = 4096
+TITLE: Final = "name.txt"
+"""The name of the task, for readers. Nobody signs this file."""
+MAX_TITLE_BYTES: Final = 100
 STATES: Final = "checkpoints"
 RECORDS: Final = "records.bin"
 HEADS: Final = "heads"
@@ -395,6 +398,11 @@ def _verified_job(data: bytes) -> SignedJob:
     agreement = SignedJob.decode(data)
     agreement.verify()
     return agreement
+
+
+def titled(name: str) -> bytes:
+    """The contents of `TITLE` for a task of this name, cut to its limit."""
+    return name.encode("utf-8", "replace")[:MAX_TITLE_BYTES].decode("utf-8", "ignore").encode()
 
 
 def state_name(step: int) -> str:

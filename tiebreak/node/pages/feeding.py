@@ -38,9 +38,11 @@ if TYPE_CHECKING:
 
 PROGRAM: Final = b"program.tbp"
 ORIGINS: Final = b"origins.json"
+TITLE: Final = b"name.txt"
 MAX_PROGRAM_BYTES: Final = 1 << 26
 """Bytes of the largest program whose instructions pages name; those of a larger one have numbers only."""
 MAX_ORIGINS_BYTES: Final = 1 << 24
+MAX_TITLE_BYTES: Final = 100
 POLL_SECONDS: Final = 1.0
 _PAGE: Final = 500
 _KEPT: Final = 64
@@ -120,6 +122,7 @@ class Feed:
         self._refused: Recent[Digest, bool] = Recent(_KNOWN)
         self._programs: Recent[Digest, Program] = Recent(_PROGRAMS)
         self._origins: Recent[Digest, Sequence[str]] = Recent(_PROGRAMS)
+        self._names: Recent[Digest, str] = Recent(_KNOWN)
         self._board: Board | None = None
         self.on_paper = self._ground is None and self.domain == OFF_CHAIN
         self._ledger = Ledger(self.domain) if self.on_paper else None
@@ -171,6 +174,10 @@ class Feed:
         with self._lock:
             return list(reversed(self._offered))
 
+    def offered(self, job_id: Digest) -> Job | None:
+        with self._lock:
+            return self._offered.get(job_id)
+
     def job_of_game(self, game_id: Digest) -> Digest | None:
         self._read_on()
         with self._lock:
@@ -218,6 +225,18 @@ class Feed:
                 self._refuse(root)
         return known or ()
 
+    def name(self, job_id: Digest) -> str:
+        with self._lock:
+            known = self._names.get(job_id)
+        if known is None:
+            for root, data in self._files_of(job_id, TITLE, MAX_TITLE_BYTES):
+                with suppress(UnicodeDecodeError):
+                    name = data.decode("utf-8").strip()
+                    with self._lock:
+                        return self._names.put(job_id, name)
+                self._refuse(root)
+        return known or ""
+
     def _refuse(self, root: Digest) -> None:
         with self._lock:
             self._refused.put(root, True)
@@ -253,7 +272,7 @@ class Feed:
                 self._games.put(post.game_id, post.job_id)
             case LibraryBody(files=files):
                 for file in files:
-                    if file.name in (PROGRAM, ORIGINS):
+                    if file.name in (PROGRAM, ORIGINS, TITLE):
                         name = (post.job_id, file.name)
                         others = [root for root in self._files.get(name) or () if root != file.root]
                         self._files.put(name, [file.root, *others][:_NAMED])

@@ -70,6 +70,7 @@ def game_view(
     return ShownGame(
         id=game.id.hex(),
         job_id=agreed.id.hex(),
+        name=words.clipped(source.name(agreed.id)),
         head_count=game.head.head.count,
         head_step=agreed.last_step(game.head.head.count - 1),
         status=_game_status(game, talks=talks, on_board=on_board),

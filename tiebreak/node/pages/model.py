@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from tiebreak.api.watching.alarms import Rule
 from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties.board import Board
@@ -47,6 +48,14 @@ class PageSource(Protocol):
 
     def jobs(self) -> Sequence[Digest]:
         """The jobs that posts speak of, the newest first."""
+        ...
+
+    def offered(self, job_id: Digest) -> Job | None:
+        """A job that was offered through the hub, without a look at its posts."""
+        ...
+
+    def name(self, job_id: Digest) -> str:
+        """The name that its client or its trainer published for a job, if any: bound by nothing."""
         ...
 
     def posts(self, job_id: Digest) -> Sequence[ReadPost]:
@@ -242,6 +251,8 @@ class Walk:
 class ShownGame:
     id: str
     job_id: str
+    name: str
+    """The name that others chose for its run; perhaps empty."""
     head_count: int
     head_step: int
     status: str
@@ -268,6 +279,8 @@ class ShownGame:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCard:
     id: str
+    name: str
+    """The name that others chose for it; perhaps empty."""
     status: str
     tone: str
     """The style of the status: live, good, bad or calm."""
@@ -309,8 +322,27 @@ class PartyRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """The part of a list that a reader asked for: a page of it, from 1, and the text to look for."""
+
+    page: int = 1
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """One page of a list. found: the entries on all pages; searched: the newest that were looked at, if not all."""
+
+    rows: tuple[Any, ...]
+    page: int
+    pages: int
+    found: int
+    searched: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
-    jobs: tuple[JobCard, ...]
+    jobs: Listing
     games: tuple[ShownGame, ...]
     is_known: bool
     """Whether there is a board from which the numbers come; without one they are unknown, not zero."""
@@ -318,5 +350,3 @@ class Overview:
     open_games: int
     at_stake: int
     convicted: int
-    page: int
-    pages: int

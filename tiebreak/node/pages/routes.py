@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -22,7 +23,7 @@ from starlette.staticfiles import StaticFiles
 
 from tiebreak.node.hub.bodies import body_of
 from tiebreak.node.pages import checking, pictures, views, words
-from tiebreak.node.pages.model import PageSource
+from tiebreak.node.pages.model import Asked, PageSource
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.tags import Digest
 
@@ -38,6 +39,8 @@ HEADERS: Final = {
 }
 _RUNNING: Final = re.compile(r"(<time [^>]*data-due[^>]*>)[^<]*")
 STATIC: Final = Path(__file__).with_name("static")
+MAX_QUERY: Final = 100
+"""Characters of a search."""
 View = Callable[[Request], Mapping[str, Any] | None]
 
 
@@ -49,6 +52,7 @@ def routes(source: PageSource) -> list[BaseRoute]:
         ("/", "overview.html", pages.overview),
         ("/jobs/{id}", "job.html", pages.job),
         ("/games/{id}", "game.html", pages.game),
+        ("/games", "games.html", pages.games),
         ("/parties", "parties.html", pages.parties),
     ):
         found.append(Route(path, pages.page(template, view), methods=["GET"]))
@@ -105,7 +109,10 @@ class _Pages:
     # ------------------------------------------------------------------ what each page shows
 
     def overview(self, request: Request) -> Mapping[str, Any]:
-        return {"view": views.overview(self._source, _page_of(request)), "stream": ""}
+        return {"view": views.overview(self._source, _asked(request)), "stream": ""}
+
+    def games(self, request: Request) -> Mapping[str, Any]:
+        return {"view": views.games(self._source, _asked(request)), "stream": ""}
 
     def job(self, request: Request) -> Mapping[str, Any] | None:
         job_id = _digest(request.path_params["id"])
@@ -117,9 +124,9 @@ class _Pages:
         found = None if game_id is None else views.game(self._source, game_id)
         return None if found is None else {"view": found, "stream": found.job_id}
 
-    def parties(self, request: Request) -> Mapping[str, Any]:  # noqa: ARG002
+    def parties(self, request: Request) -> Mapping[str, Any]:
         money = "Gained, on paper" if self._source.on_paper else "Can withdraw"
-        return {"view": views.parties(self._source), "money": money, "stream": ""}
+        return {"view": views.parties(self._source, _asked(request)), "money": money, "stream": ""}
 
     # ------------------------------------------------------------------ how they are sent
 
@@ -170,8 +177,9 @@ class _Pages:
     def _context(self, request: Request, found: Mapping[str, Any]) -> dict[str, Any]:
         source = self._source
         path = request.url.path.removesuffix("/live") or "/"
-        page = _page_of(request)
-        shown = {"now": source.now(), "path": path, "query": f"page={page}&" if page > 1 else ""}
+        asked = _asked(request)
+        given = ({"q": asked.text} if asked.text else {}) | ({"page": asked.page} if asked.page > 1 else {})
+        shown = {"now": source.now(), "path": path, "asked": asked, "query": urlencode(given)}
         parts = self._templates.get_template("parts.html").make_module(shown)
         return {**found, **shown, "parts": parts, "chain": source.chain, "on_paper": source.on_paper,
                 "place": source.place()}  # fmt: skip
@@ -189,10 +197,10 @@ class _Pages:
         return HTMLResponse(text, status_code=status, headers=HEADERS)
 
 
-def _page_of(request: Request) -> int:
-    """The number of the page of a list that a request asks for, from 1."""
-    text = request.query_params.get("page", "1")
-    return max(1, int(text)) if re.fullmatch("[0-9]{1,9}", text) else 1
+def _asked(request: Request) -> Asked:
+    """The part of a list that a request asks for."""
+    page, text = request.query_params.get("page", "1"), request.query_params.get("q", "")
+    return Asked(page=max(1, int(page)) if re.fullmatch("[0-9]{1,9}", page) else 1, text=text.strip()[:MAX_QUERY])
 
 
 def _hash(html: str) -> str:

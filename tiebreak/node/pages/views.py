@@ -5,19 +5,21 @@ All text that others chose (posts, names in programs) is clipped here and escape
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import isfinite
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from tiebreak.api.watching.alarms import Sample, losses_rule, silence_rule, utilisation_rule
 from tiebreak.node.pages import words
 from tiebreak.node.pages.games import game_view, loser_of, said_game, unboarded
 from tiebreak.node.pages.model import (
+    Asked,
     Happening,
     HeadRow,
     JobCard,
     JobView,
+    Listing,
     Money,
     Overview,
     PageSource,
@@ -38,12 +40,18 @@ from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.tags import Digest
 
+T = TypeVar("T")
 MAX_POINTS: Final = 480
 """Points of a curve. Of more losses, the least and the greatest of each of `MAX_POINTS // 2` parts are drawn."""
 MAX_ROWS: Final = 200
 """Rows of a table. The newest are shown."""
 MAX_SAID: Final = 12
-JOBS_A_PAGE: Final = 50
+A_PAGE: Final = 50
+"""Entries of a list on one page."""
+MAX_SEARCHED: Final = 2_000
+"""The newest jobs that a search looks at."""
+MAX_FIRST_GAMES: Final = 6
+"""Games on the first page, which leads to all."""
 MAX_GAMES_SHOWN: Final = 32
 """Games of a job that its page shows; those on the board come first."""
 
@@ -51,23 +59,65 @@ MAX_GAMES_SHOWN: Final = 32
 # ---------------------------------------------------------------- a job
 
 
-def overview(source: PageSource, page: int = 1) -> Overview:
-    """One page of all jobs, the newest first, and the games that go on or ended last."""
+def overview(source: PageSource, asked: Asked) -> Overview:
+    """One page of all jobs, or of those that match a text, the newest first, and the games that go on or ended last."""
     with source.reading() as board:
         known = board if board is not None else Board()
-        ids = list(dict.fromkeys([*source.jobs(), *reversed(known.jobs)]))
-        pages = max(1, -(-len(ids) // JOBS_A_PAGE))
-        page = min(page, pages)
-        shown_ids = ids[(page - 1) * JOBS_A_PAGE : page * JOBS_A_PAGE]
-        cards = [card for job_id in shown_ids if (card := _card_of(source, known, job_id)) is not None]
-        games = sorted(known.games.values(), key=lambda game: (game.is_over, -game.started))
-        shown = tuple(game_view(source, game, source.posts(game.job.id), game.job.job) for game in games[:6])
+        ids = _newest(source, known)
+        searched = ids[:MAX_SEARCHED] if asked.text else ids
+        found = _matching(searched, asked, lambda job_id: _texts_of(source, known, job_id))
+        jobs = _listing(found, asked, len(searched) if len(searched) < len(ids) else None)
+        cards = tuple(card for job_id in jobs.rows if (card := _card_of(source, known, job_id)) is not None)
+        first = games(source, Asked(), MAX_FIRST_GAMES).rows
         live = [job for job in known.jobs.values() if job.status is JobStatus.ACTIVE]
         opened = [game for game in known.games.values() if not game.is_over]
         convicted = sum(loser_of(game.state) is Side.DEFENDER for game in known.games.values())
         stake = sum(job.job.reward + job.job.trainer_stake for job in live) + sum(game.stake for game in opened)
-    return Overview(jobs=tuple(cards), games=shown, is_known=board is not None or source.on_paper, running=len(live),
-                    open_games=len(opened), at_stake=stake, convicted=convicted, page=page, pages=pages)  # fmt: skip
+    return Overview(jobs=replace(jobs, rows=cards), games=first, is_known=board is not None or source.on_paper,
+                    running=len(live), open_games=len(opened), at_stake=stake, convicted=convicted)  # fmt: skip
+
+
+def games(source: PageSource, asked: Asked, size: int = A_PAGE) -> Listing:
+    """One page of the board's games, or of those that match a text: open ones first, then the newest."""
+    with source.reading() as board:
+        known = board if board is not None else Board()
+        every = sorted(known.games.values(), key=lambda game: (game.is_over, -game.started))
+        found = _matching(every, asked, lambda game: [
+            game.id.hex(), words.address(game.challenger), *_texts_of(source, known, game.job.id)
+        ])  # fmt: skip
+        shown = _listing(found, asked, size=size)
+        rows = (game_view(source, game, source.posts(game.job.id), game.job.job) for game in shown.rows)
+        return replace(shown, rows=tuple(rows))
+
+
+# ---------------------------------------------------------------- lists
+
+
+def _newest(source: PageSource, board: Board) -> list[Digest]:
+    """All jobs, the newest first."""
+    return list(dict.fromkeys([*source.jobs(), *reversed(board.jobs)]))
+
+
+def _listing(found: Sequence[Any], asked: Asked, searched: int | None = None, size: int = A_PAGE) -> Listing:
+    pages = max(1, -(-len(found) // size))
+    page = min(asked.page, pages)
+    rows = tuple(found[(page - 1) * size : page * size])
+    return Listing(rows=rows, page=page, pages=pages, found=len(found), searched=searched)
+
+
+def _matching(rows: Sequence[T], asked: Asked, texts: Callable[[T], Sequence[str]]) -> list[T]:
+    """The rows with a text that holds what a reader typed, perhaps a digest as pages shorten it: `ab12cd…34ef`."""
+    if not asked.text:
+        return list(rows)
+    parts = asked.text.casefold().split("…")
+    return [row for row in rows if any(all(part in text.casefold() for part in parts) for text in texts(row))]
+
+
+def _texts_of(source: PageSource, board: Board, job_id: Digest) -> list[str]:
+    """The texts by which a reader may look for a job. None of them needs its posts."""
+    agreed = board.jobs[job_id].job if job_id in board.jobs else source.offered(job_id)
+    accounts = [] if agreed is None else [words.address(agreed.client), words.address(agreed.trainer)]
+    return [job_id.hex(), source.name(job_id), *accounts]
 
 
 def job(source: PageSource, job_id: Digest) -> JobView | None:
@@ -86,7 +136,7 @@ def job(source: PageSource, job_id: Digest) -> JobView | None:
         heads = _heads(seen, public, agreed)
         what, at = _next(public)
         return JobView(
-            card=_card(agreed, public, seen, games, source.now()),
+            card=_card(source, agreed, public, seen, games),
             stops=tuple(_stops(agreed, public, seen, games)),
             heads=tuple(heads[-MAX_ROWS:]),
             replays=tuple(_replays(seen)[-MAX_ROWS:]),
@@ -114,7 +164,7 @@ def agreed(source: PageSource, job_id: Digest) -> Job | None:
 def _card_of(source: PageSource, board: Board, job_id: Digest) -> JobCard | None:
     seen = source.posts(job_id)
     agreed = _job_in(board, seen, job_id)
-    return None if agreed is None else _card(agreed, board.jobs.get(job_id), seen, board.games_of(job_id), source.now())
+    return None if agreed is None else _card(source, agreed, board.jobs.get(job_id), seen, board.games_of(job_id))
 
 
 def _job_in(board: Board, seen: Sequence[ReadPost], job_id: Digest) -> Job | None:
@@ -124,13 +174,15 @@ def _job_in(board: Board, seen: Sequence[ReadPost], job_id: Digest) -> Job | Non
 
 
 def _card(
-    agreed: Job, public: PublicJob | None, seen: Sequence[ReadPost], games: Sequence[PublicGame], now: int
+    source: PageSource, agreed: Job, public: PublicJob | None, seen: Sequence[ReadPost], games: Sequence[PublicGame]
 ) -> JobCard:
+    now = source.now()
     opened = sum(not game.is_over for game in games)
     status, tone = _status(public, seen, opened)
     signed = max((one.body.head.head.count for one in seen if isinstance(one.body, p.HeadBody)), default=0)
     return JobCard(
         id=agreed.id.hex(),
+        name=words.clipped(source.name(agreed.id)),
         status=status,
         tone=tone,
         client=words.address(agreed.client),
@@ -442,8 +494,8 @@ def game(source: PageSource, game_id: Digest) -> ShownGame | None:
 # ---------------------------------------------------------------- parties
 
 
-def parties(source: PageSource) -> tuple[PartyRow, ...]:
-    """Every account of the newest jobs and of all games, by its roles."""
+def parties(source: PageSource, asked: Asked) -> Listing:
+    """One page of the accounts of the newest jobs and of all games, by their roles."""
     roles: dict[bytes, dict[str, None]] = {}
     jobs: dict[bytes, set[bytes]] = {}
     score: dict[bytes, list[int]] = {}
@@ -454,7 +506,7 @@ def parties(source: PageSource) -> tuple[PartyRow, ...]:
 
     with source.reading() as board:
         known = board if board is not None else Board()
-        for job_id in list(dict.fromkeys([*source.jobs(), *reversed(known.jobs)]))[:JOBS_A_PAGE]:
+        for job_id in _newest(source, known)[:A_PAGE]:
             seen = source.posts(job_id)
             if (agreed := _job_in(known, seen, job_id)) is None:
                 continue
@@ -475,4 +527,4 @@ def parties(source: PageSource) -> tuple[PartyRow, ...]:
                      credit=known.credit(Address(account)))
             for account, found in roles.items()
         ]  # fmt: skip
-    return tuple(rows[:MAX_ROWS])
+    return _listing(_matching(rows, asked, lambda row: [row.account, *row.roles]), asked)

@@ -168,6 +168,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     timeout = SOCKET_SECONDS
+    disable_nagle_algorithm = True  # head and body are two packets: the second would wait 40 ms for the first's receipt
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")

@@ -33,7 +33,6 @@ is the last of that head's run, (5) every signature under an address is by that 
 the tensors of an adapter's base together with them, and they are those of the base's root (`check_base`).
 """
 
-import json
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,7 +41,7 @@ from re import fullmatch
 from typing import Any, Final, Self
 
 from tiebreak.protocol import trees
-from tiebreak.protocol.commitments import keys
+from tiebreak.protocol.commitments import statement as intoto
 from tiebreak.protocol.commitments.dsse import Envelope, Payload, base64, from_base64
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
@@ -52,15 +51,11 @@ from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.strict_json import JsonObject
 from tiebreak.protocol.tags import Digest
 
-PAYLOAD_TYPE: Final = "application/vnd.in-toto+json"
-STATEMENT_TYPE: Final = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE: Final = "urn:tiebreak:certificate:1"
 MAX_BLOCK: Final = (1 << 64) - 1
 MAX_EVIDENCE_BYTES: Final = 7 << 10
 """The most bytes of an attestation: in base64 twice, as in a payload, they leave a certificate below 20 kB."""
 _DEPTH: Final = 6
-_FILE: Final = "[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
-_WORDS: Final = "[ -~]{0,255}"
 _EVIDENCE: Final = "[a-z0-9][a-z0-9.+-]{0,63}"
 
 
@@ -72,7 +67,7 @@ class Logged:
     block: int
 
     def document(self) -> dict[str, Any]:
-        return {"transaction": _hex(self.transaction), "block": self.block}
+        return {"transaction": intoto.hexed(self.transaction), "block": self.block}
 
     @classmethod
     def read(cls, found: JsonObject) -> Self:
@@ -288,19 +283,9 @@ class Certificate:
 
     def signers(self, envelope: Envelope) -> list[Address]:
         """The signers of the statement. Raises `SignatureError` if a signature is false, or none is the trainer's."""
-        digest, found = envelope.payload.digest, []
-        for key_id, signature in envelope.signatures:  # (5)
-            if not key_id.startswith("0x"):
-                continue
-            try:
-                signer = keys.recover(digest, signature)
-            except SignatureError as error:
-                raise SignatureError(f"certificate: expected a signature by {key_id}, got none: {error}") from error
-            if key_id != _hex(signer):
-                raise SignatureError(f"certificate: expected a signature by {key_id}, got one by {_hex(signer)}")
-            found.append(signer)
+        found = intoto.signers_of(envelope, "certificate")  # (5)
         if self.job.trainer not in found:
-            trainer = _hex(self.job.trainer)
+            trainer = intoto.hexed(self.job.trainer)
             raise SignatureError(f"certificate: expected a signature by its trainer, {trainer}, got none")
         return found
 
@@ -336,17 +321,16 @@ class Certificate:
     @property
     def payload(self) -> Payload:
         """The statement, as it is signed."""
-        text = json.dumps(self.document(), sort_keys=True, separators=(",", ":"))
-        return Payload(kind=PAYLOAD_TYPE, data=text.encode("ascii"))
+        return intoto.payload_of(self.document())
 
     def document(self) -> dict[str, Any]:
         """The statement: with sorted names and without spaces, it is what is signed."""
         job, domain, head, record = self.job, self.agreement.domain, self.head.head, self.record
         predicate: dict[str, Any] = {
             "job": {
-                "id": job.id.hex(), "client": _hex(job.client), "trainer": _hex(job.trainer),
-                "chain": str(domain.chain_id), "board": _hex(domain.contract), "program": job.program_root.hex(),
-                "data": job.data_root.hex(), "firstState": job.initial_state_root.hex(), "steps": job.steps,
+                "id": job.id.hex(), "client": intoto.hexed(job.client), "trainer": intoto.hexed(job.trainer),
+                "chain": str(domain.chain_id), "board": intoto.hexed(domain.contract), "data": job.data_root.hex(),
+                "program": job.program_root.hex(), "firstState": job.initial_state_root.hex(), "steps": job.steps,
                 "checkpoints": job.checkpoints, "policy": Policy(job.policy).name.lower(), "precision": job.precision,
                 "signed": base64(self.agreement.encode()),
             },
@@ -360,7 +344,8 @@ class Certificate:
         }  # fmt: skip
         if self.audits:
             predicate["audits"] = [
-                {"auditor": _hex(seat.auditor), "seat": seat.number, **seat.paid.document()} for seat in self.audits
+                {"auditor": intoto.hexed(seat.auditor), "seat": seat.number, **seat.paid.document()}
+                for seat in self.audits
             ]
         if self.settlement is not None:
             predicate["settlement"] = self.settlement.document()
@@ -373,19 +358,12 @@ class Certificate:
             predicate["attestation"] = {
                 "type": found.kind, "nonce": head.run_root.hex(), "evidence": base64(found.evidence),
             }  # fmt: skip
-        subjects = [{"name": name, "digest": {"sha256": self.files[name].hex()}} for name in sorted(self.files)]
-        return {
-            "_type": STATEMENT_TYPE, "subject": subjects, "predicateType": PREDICATE_TYPE, "predicate": predicate,
-        }  # fmt: skip
+        return intoto.document_of(self.files, PREDICATE_TYPE, predicate)
 
     @classmethod
     def decode(cls, payload: Payload) -> Self:
         """Reads a statement; nothing in it is verified yet. Raises `VerificationError`."""
-        if payload.kind != PAYLOAD_TYPE:
-            raise EncodingError(f"envelope: expected a payload of type {PAYLOAD_TYPE}, got {payload.kind}")
-        top = JsonObject.parse("statement", payload.data, _DEPTH)
-        top.same("_type", STATEMENT_TYPE)
-        top.same("predicateType", PREDICATE_TYPE)
+        top = intoto.statement_of(payload, PREDICATE_TYPE, _DEPTH)
         predicate = top.inner("predicate")
         job, head, final = (predicate.inner(name) for name in ("job", "head", "finalState"))
         agreement = SignedJob.decode(from_base64("job, signed", job.text("signed")))
@@ -393,51 +371,28 @@ class Certificate:
             agreement=agreement,
             head=SignedHead.decode(from_base64("head, signed", head.text("signed"))),
             record=StepRecord(
-                step=agreement.job.steps, state_root=Digest(_root(final, "root")),
-                loss_bits=final.integer("lossBits", 0, (1 << 32) - 1), log_root=Digest(_root(final, "logRoot")),
+                step=agreement.job.steps, state_root=intoto.digest_in(final, "root"),
+                loss_bits=final.integer("lossBits", 0, (1 << 32) - 1), log_root=intoto.digest_in(final, "logRoot"),
             ),
-            path=_roots(final, "path"),
-            files=dict(_subject(item) for item in top.take("subject", "at least one file", _is_list)),
+            path=intoto.digests_in(final, "path"),
+            files=dict(intoto.subject_in(item) for item in top.take("subject", "at least one file", intoto.is_list)),
             weights=_weights(predicate.inner("weights")),
-            audits=tuple(map(_seat, predicate.take("audits", "seats", _is_list))) if "audits" in predicate else (),
+            audits=_seats(predicate) if "audits" in predicate else (),
             settlement=Logged.read(predicate.inner("settlement")) if "settlement" in predicate else None,
             adapter=_adapter(predicate.inner("adapter")) if "adapter" in predicate else None,
-            environment=_texts(predicate.inner("environment")),
+            environment=intoto.texts_in(predicate.inner("environment")),
             attestation=Attestation.read(predicate.inner("attestation")) if "attestation" in predicate else None,
         )  # fmt: skip
-        if made.payload != payload:  # (1)
-            raise EncodingError(
-                "statement: expected what the signed job and head in it say, in its one spelling, got "
-                f"{_difference('statement', made.document(), json.loads(payload.data)) or 'another spelling of it'}"
-            )
+        intoto.require_same(payload, made.document(), "what the signed job and head in it say")  # (1)
         return made
-
-
-def sign(envelope: Envelope, key: keys.PrivateKey) -> Envelope:
-    """The envelope with the signature of one more party."""
-    return envelope.signed(_hex(key.address), key.sign(envelope.payload.digest, envelope.payload))
-
-
-def _hex(data: bytes) -> str:
-    return f"0x{data.hex()}"
 
 
 def _bytes(of: JsonObject, name: str, length: int = 32) -> bytes:
     return bytes.fromhex(of.text(name, f"0x[0-9a-f]{{{2 * length}}}", f"0x and {2 * length} hex digits")[2:])
 
 
-def _root(of: JsonObject, name: str) -> bytes:
-    return bytes.fromhex(of.text(name, "[0-9a-f]{64}", "64 hex digits"))
-
-
-def _roots(of: JsonObject, name: str) -> tuple[Digest, ...]:
-    found = of.take(name, "a list of roots", lambda items: isinstance(items, list))
-    return tuple(Digest(_root(JsonObject(name, {"root": item}), "root")) for item in found)
-
-
-def _subject(item: object) -> tuple[str, Digest]:
-    one = JsonObject("subject", item)
-    return one.text("name", _FILE, "the name of a file"), Digest(_root(one.inner("digest"), "sha256"))
+def _seats(found: JsonObject) -> tuple[Seat, ...]:
+    return tuple(map(_seat, found.take("audits", "seats", intoto.is_list)))
 
 
 def _seat(item: object) -> Seat:
@@ -448,46 +403,24 @@ def _seat(item: object) -> Seat:
 
 def _weights(found: JsonObject) -> Weights:
     return Weights(
-        prefix=found.text("prefix", _WORDS, "printable text"),
-        names=_texts(found.inner("names")),
-        suffixes=_texts(found.inner("suffixes")) if "suffixes" in found else {},
+        prefix=found.text("prefix", intoto.WORDS, "printable text"),
+        names=intoto.texts_in(found.inner("names")),
+        suffixes=intoto.texts_in(found.inner("suffixes")) if "suffixes" in found else {},
         places=tuple((first, count) for first, count in found.take("places", "pairs of integers", _are_places)),
-        nodes=_roots(found, "nodes"),
+        nodes=intoto.digests_in(found, "nodes"),
     )
 
 
 def _adapter(found: JsonObject) -> Adapter:
     return Adapter(
-        configuration=Digest(_root(found, "configuration")),
-        root=Digest(_root(found, "root")),
+        configuration=intoto.digest_in(found, "configuration"),
+        root=intoto.digest_in(found, "root"),
         base=_weights(found.inner("base")),
     )
 
 
-def _texts(of: JsonObject) -> dict[str, str]:
-    """All fields of an object that may have any printable names, each of them text."""
-    found = {name: of.text(name, _WORDS, "printable text") for name in of.names()}
-    if not all(name.isascii() and name.isprintable() for name in found):
-        raise EncodingError("statement: expected printable names, got others")
-    return found
-
-
-def _is_list(value: object) -> bool:
-    return isinstance(value, list) and len(value) > 0
-
-
 def _are_places(value: object) -> bool:
-    return _is_list(value) and all(
+    return intoto.is_list(value) and all(
         isinstance(pair, list) and len(pair) == 2 and all(type(x) is int and 0 <= x < 1 << 32 for x in pair)
         for pair in value  # type: ignore[attr-defined]
     )
-
-
-def _difference(name: str, expected: Any, found: Any) -> str:
-    """The first place where two JSON values differ, in words; empty if they are equal."""
-    if isinstance(expected, dict) and isinstance(found, dict) and expected.keys() == found.keys():
-        parts = (_difference(f"{name}, {key}", expected[key], found[key]) for key in sorted(expected))
-        return next(filter(None, parts), "")
-    if isinstance(expected, dict) and isinstance(found, dict):
-        return f"{name} with other fields: {min(expected.keys() ^ found.keys())[:40]!r}"
-    return "" if expected == found else f"{name} {str(found)[:80]!r} instead of {str(expected)[:80]!r}"

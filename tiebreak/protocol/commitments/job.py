@@ -13,7 +13,7 @@ signatures are by the parties that the job names.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Final, Self
+from typing import Annotated, Any, ClassVar, Final, Self
 
 from tiebreak.protocol.codec import check_bytes, check_uint
 from tiebreak.protocol.commitments import keys
@@ -83,6 +83,14 @@ class Job(Record):
     seat_bond: Wei = 0
     descent_levels: Annotated[int, Uint(8, 1, MAX_DESCENT_LEVELS)]
     nonce: Annotated[int, Uint(256)]
+
+    @classmethod
+    def over(cls, program: Program, **fields: Any) -> Self:
+        """A job over a program, with its root and its numbers of instructions and entries. fields: all others."""
+        return cls(
+            program_root=program.root, body_count=len(program.body), state_count=len(program.commits),
+            data_count=len(program.data_slots), **fields,
+        )  # fmt: skip
 
     def __post_init__(self) -> None:
         Record.__post_init__(self)

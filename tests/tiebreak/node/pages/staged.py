@@ -9,6 +9,7 @@ from functools import cache
 from tiebreak.node.pages import ReadPost
 from tiebreak.node.pages.feeding import snapshot
 from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.program.program import Program
@@ -31,7 +32,7 @@ class Staged:
     chain: str = "chain 1337 at 127.0.0.1:8545"
     on_paper: bool = False
     names: Sequence[str] = ()
-    extra: list[Digest] = field(default_factory=list)
+    named: dict[Digest, str] = field(default_factory=dict)
 
     def now(self) -> int:
         return self.at
@@ -48,6 +49,13 @@ class Staged:
 
     def posts(self, job_id: Digest) -> Sequence[ReadPost]:
         return self.seen.get(job_id, [])
+
+    def offered(self, job_id: Digest) -> Job | None:
+        bodies = [one.body for one in self.seen.get(job_id, ())]
+        return next((body.job for body in bodies if isinstance(body, p.OfferBody)), None)
+
+    def name(self, job_id: Digest) -> str:
+        return self.named.get(job_id, "")
 
     def job_of_game(self, game_id: Digest) -> Digest | None:
         return next((job for job, seen in self.seen.items() for one in seen if one.post.game_id == game_id), None)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +118,7 @@ def test_nothing_is_wider_than_the_window(page: Page, site: Site, width: int, ca
             site.stage.show(source)
             if hostile:
                 site.stage.names, site.stage.chain = [HOSTILE] * 300, HOSTILE
+                site.stage.named = dict.fromkeys(source.board.jobs, "W" * 100)
             for path in paths(source):
                 page.goto(site.address + path, wait_until="load")
                 found, there = page.evaluate(WIDTH)
@@ -134,6 +135,28 @@ def test_a_narrow_page_shows_money_before_lists(page: Page, site: Site) -> None:
     tops = [place["y"] for place in places if place]
     assert len(tops) == 4
     assert tops == sorted(tops)
+
+
+def test_a_search_survives_what_happens_meanwhile(page: Page, site: Site) -> None:
+    """The list stays the one that was asked for when the page changes, and so does what is being typed."""
+    source = moments()[-1]
+    site.stage.show(replace(source, named=dict.fromkeys(source.board.jobs, "digits")))
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(site.address, wait_until="load")
+    page.get_by_label("A name, an id or an account").fill("digitz")
+    page.get_by_role("button", name="Search").click()
+    page.wait_for_url("**/?q=digitz")
+    assert page.locator("#live_jobs").inner_text().startswith("No run has that.")
+    page.locator("#q").fill("digit")
+    site.stage.named = dict.fromkeys(source.board.jobs, "digitz")
+    site.said()
+    page.locator("#live_jobs strong", has_text="digitz").wait_for()
+    assert page.locator("#q").input_value() == "digit"
+    page.locator("#q").press("Enter")
+    page.wait_for_url("**/?q=digit")
+    page.locator("#live_jobs strong", has_text="digitz").wait_for()
+    page.get_by_role("link", name="Show all").click()
+    page.wait_for_url(site.address + "/")
 
 
 def test_a_game_goes_on_before_the_readers_eyes(page: Page, site: Site) -> None:

@@ -15,6 +15,7 @@ from tests.tiebreak.node.pages.staged import Staged, moments
 from tests.tiebreak.node.test_ledger import lived
 from tiebreak.node.pages import feeding, routes, views, words
 from tiebreak.node.pages.feeding import Feed, Outlook
+from tiebreak.node.pages.model import Asked
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.parties import posts as p
@@ -168,6 +169,20 @@ def test_origins_that_are_no_list_of_texts_are_none(tmp_path: Path, data: bytes)
     assert feed.origins(job_id) == ()
 
 
+@pytest.mark.parametrize(
+    ("data", "name"), [(b"digits\n", "digits"), (b"\xff\xfe", ""), (b"x" * 101, ""), ("ü".encode() * 50, "ü" * 50)]
+)
+def test_a_published_name_is_text_or_none(tmp_path: Path, data: bytes, name: str) -> None:
+    source = moments()[-1]
+    store, (job_id,) = Store(source), source.board.jobs
+    publish(source, store, tmp_path, feeding.TITLE, data, b"\2" * 32)
+    feed = Feed(store, outlook(source, tmp_path))
+    assert feed.place()
+    assert feed.name(job_id) == name
+    assert feed.offered(job_id) == source.board.jobs[job_id].job
+    assert feed.offered(Digest(bytes(32))) is None
+
+
 def test_origins_name_the_disputed_instruction(tmp_path: Path, cases: Callable[[], None]) -> None:
     source = moments()[-1]
     store, (job_id,) = Store(source), source.board.jobs
@@ -193,20 +208,20 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
     statuses, walked, early = [], set(), set[int]()
     for post in commune.export:
         store.rows.append(post)
-        (card,) = views.overview(feed).jobs
+        (card,) = views.overview(feed, Asked()).jobs.rows
         if card.status != "Trainer convicted":
-            early |= {row.credit for row in views.parties(feed)}
+            early |= {row.credit for row in views.parties(feed, Asked()).rows}
         statuses += [card.status] if card.status not in statuses else []
-        walked |= {len(game.walk.stages) for game in views.overview(feed).games}
+        walked |= {len(game.walk.stages) for game in views.overview(feed, Asked()).games}
     assert statuses == ["Offered", "Signed", "Training", "Trained, may be challenged", "Disputed", "Trainer convicted"]
     assert {1, 2, 3, 4} <= walked
-    (game,) = views.overview(feed).games
+    (game,) = views.overview(feed, Asked()).games
     assert game.verdict is not None
     assert game.verdict.loser == "trainer"
     assert game.gas == game.other_gas == 0
     assert (game.walk.trainer is None, game.walk.challenger is None) == (False, False)
     stake = run.job.trainer_stake
-    credit = {row.account: row.credit for row in views.parties(feed)}
+    credit = {row.account: row.credit for row in views.parties(feed, Asked()).rows}
     accounts = [words.address(key.address) for key in (CLIENT, TRAINER, CHALLENGER)]
     assert [credit[account] for account in accounts] == [0, -stake, stake // 2]
     view = views.job(feed, run.job.id)

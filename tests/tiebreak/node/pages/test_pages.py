@@ -5,6 +5,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given
@@ -49,7 +50,7 @@ def ids(source: Staged) -> tuple[Digest, Digest]:
 
 
 def paths(source: Staged) -> list[str]:
-    found = ["/", "/parties", "/check"]
+    found = ["/", "/games", "/games?q=a&page=2", "/parties", "/check"]
     found += [f"/jobs/{job.hex()}" for job in source.board.jobs]
     return found + [f"/games/{game.hex()}" for game in source.board.games]
 
@@ -244,6 +245,7 @@ def test_what_strangers_offered_comes_page_by_page(monkeypatch: pytest.MonkeyPat
     for nonce in range(120):
         job = replace(agreed, nonce=nonce)
         source.say(p.OfferBody(job=job), job.client, job.id, source.at)
+        source.named |= {job.id: f"athlete {nonce}"} if nonce in (3, 99) else {}
     asked, read = client(source), list[Digest]()
     monkeypatch.setattr(source, "posts", lambda job_id: read.append(job_id) or source.seen[job_id])
     for query, jobs in (("", 50), ("?page=2", 50), ("?page=3", 20), ("?page=99", 20), ("?page=-1", 50)):
@@ -252,11 +254,43 @@ def test_what_strangers_offered_comes_page_by_page(monkeypatch: pytest.MonkeyPat
             text = asked.get(path + query).text
             assert (text.count('href="/jobs/'), len(read)) == (jobs, jobs), query
     assert 'hx-get="/live?page=2&amp;seen=' in asked.get("/?page=2").text
+    for query, jobs, shown in (("0x" + agreed.client.hex()[:8], 120, 50), ("ATHLETE", 2, 2), ("none", 0, 0)):
+        read.clear()
+        text = asked.get("/", params={"q": query}).text
+        assert (text.count('href="/jobs/'), len(read)) == (shown, shown), query
+        assert f"{jobs} runs with" in text
+    assert "among the newest" not in text
+    assert 'href="/?q=0x&amp;page=3"' in asked.get("/?q=0x&page=2").text
+    assert "page=2" in asked.get("/?q=0x&page=2").text.split('hx-get="')[1].split('"')[0]
+    monkeypatch.setattr(views, "MAX_SEARCHED", 60)
+    assert "1 run with “athlete” among the newest 60 " in asked.get("/?q=athlete").text
     read.clear()
     assert asked.get("/games/" + "11" * 32).status_code == 404
     assert read == []
     assert asked.get("/parties").status_code == 200
     assert len(read) == 50
+
+
+def test_runs_have_names_and_lists_are_searched() -> None:
+    source = replace(final(), named=dict.fromkeys(final().board.jobs, "digits"))
+    job_id, game_id = ids(source)
+    asked, game = client(source), source.board.games[game_id]
+    assert "<strong>digits</strong>" in asked.get("/").text
+    assert f"digits, game {words.short(game_id)}" in asked.get("/games").text
+    assert "<h1><span>digits</span> " in asked.get(f"/jobs/{job_id.hex()}").text
+    assert ">digits</a></nav>" in asked.get(f"/games/{game_id.hex()}").text
+    every = len(source.board.games)
+    for text, games in (
+        ("Digi", every), (game_id.hex(), 1), (words.short(game_id), 1), ("0x" + game.challenger.hex().upper(), every),
+        ("trainer", 0), ("…", every), ("' OR 1=1", 0),
+    ):  # fmt: skip
+        page = asked.get("/games", params={"q": text}).text
+        assert page.count('href="/games/') == games, text
+        assert parsed(page)
+    party = asked.get("/parties", params={"q": "0x" + game.challenger.hex()}).text
+    assert party.count("<tr>") == 2
+    assert "Nobody has that." in asked.get("/parties?q=nobody").text
+    assert asked.get("/parties?q=client").text.count("<tr>") < asked.get("/parties").text.count("<tr>")
 
 
 def test_what_nobody_knows_is_not_found(cases: Callable[[], None]) -> None:
@@ -274,8 +308,8 @@ def test_hostile_text_stays_text_and_short() -> None:
     job_id, game_id = ids(source)
     names = [HOSTILE + f" ({HOSTILE[:40]}.py:3)"] * 500
     hostile = Staged(domain=source.domain, at=source.at, board=source.board, seen=source.seen, known=None,
-                     chain=HOSTILE, names=names)  # fmt: skip
-    for path in paths(source):
+                     chain=HOSTILE, names=names, named={job_id: HOSTILE})  # fmt: skip
+    for path in [*paths(source), f"/?q={quote(HOSTILE)}", f"/games?q={quote(HOSTILE)}", f"/parties?q={quote(HOSTILE)}"]:
         text = client(hostile).get(path).text
         assert "<script>alert" not in text
         assert "<img" not in text

@@ -17,218 +17,18 @@
 #include "contraction.h"
 #include "exact.h"
 
-#define MOST 12  /* moduli */
-#define TERMS 64 /* of a tile */
-
-/* How an instruction is computed; integers.py fills it in, and says how each number of a modulus is made. */
-typedef struct {
-    int64_t count;               /* moduli */
-    int64_t tiles, panel;        /* of all terms; of the terms that are multiplied at a time */
-    int64_t strips;              /* of 32 rows, in a batch */
-    int64_t high, width;         /* rows and columns of a block: multiples of 32 */
-    int64_t ties;                /* whether sums of integers that are exact are decided by their residues */
-    int64_t stays;               /* whether nothing is left to FP64, however much is undecided: for tests */
-    double product, reach, slack; /* P; the most that a norm may be; half a unit for each panel and what rounding adds */
-    double loose;                /* what a cut of one part of a norm leaves undecided, as a share of elements */
-    uint64_t added, centre;      /* what START adds, and half of what is cut off, in units of 2^-52 */
-    uint64_t v1[MOST], v2[MOST]; /* 52 bits each of v / m */
-    uint64_t over[2 * MOST], whole[2], weight[MOST]; /* P / m, P: low halves first; v */
-    int32_t low[MOST], high_bytes[MOST], first[MOST], minus[MOST], modulus[MOST];
-    float inverse[MOST], add[MOST];
-    double reciprocal[MOST];
-    int8_t *residues;  /* of all rows: [batch][strip][modulus][tile][half] */
-    double *row_sizes; /* of all rows: four tables, see `sizes` */
-} moduli;
-
-/* Of rows or columns: what they are multiplied by; 1 / that; norms of what rounding to integers cut, and of the integers. */
-typedef struct {
-    double *scale, *back, *cut, *size;
-} sizes;
-
 enum { OUT_OF_MEMORY, DONE, LEFT }; /* LEFT: too much would be undecided, and FP64 is faster */
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && \
     defined(__AVX512IFMA__) && defined(__AVX512VNNI__)
 
-#include "tiles.h"
-
-static sizes sizes_at(double *from, int64_t count, int64_t first) {
-    return (sizes){from + first, from + count + first, from + 2 * count + first, from + 3 * count + first};
-}
+#include "residues.h"
 
 /* How tiles are multiplied: 2 by the matrix unit, 1 by vectors; 0 if the processor or the system does not let us. */
 int find_tiles(void) {
     static _Atomic int found = -1;
     if (found < 0) found = ask() ? FOUND : 0;
     return found;
-}
-
-/* ---- residues ---- */
-
-/* Where an operand's rows (or columns) and terms are. */
-typedef struct {
-    const float *from;
-    const int64_t *row, *term;
-    int64_t rows, terms;
-    int right; /* columns: their tiles lie the other way */
-} side;
-
-/* to[o][i] = from[outer[o] + inner[i]], of `wide` inner ones; zeros beyond. */
-static inline __attribute__((always_inline)) void fetch(
-    float *to, const float *from, const int64_t *outer, int64_t count, int64_t all, const int64_t *inner, int64_t n,
-    const int wide) {
-    if (n == wide && count == all && !consecutive(inner, n) && consecutive(outer, count)) {
-        for (int64_t o = 0; o < count; o += 16) /* outer ones follow each other: lines are read once */
-            for (int64_t i = 0; i < wide; i++) {
-                float line[16];
-                memcpy(line, from + outer[o] + inner[i], sizeof line);
-                for (int s = 0; s < 16; s++) to[(o + s) * wide + i] = line[s];
-            }
-        return;
-    }
-    const int unit = n == wide && consecutive(inner, n);
-    for (int64_t o = 0; o < all; o++, to += wide) {
-        const float *at = from + (o < count ? outer[o] : 0);
-        if (o < count && unit) {
-            memcpy(to, at + inner[0], 4 * (size_t)wide);
-            continue;
-        }
-        for (int64_t i = 0; i < wide; i++) to[i] = o < count && i < n ? at[inner[i]] : 0.0f;
-    }
-}
-
-static int64_t least(int64_t x, int64_t y) { return x < y ? x : y; }
-
-/* 16 rows from `row` on and the terms of a tile: rows of 64, or of columns, 64 terms of 16. */
-static void fetch_tile(const side *s, int64_t row, int64_t tile, float *x) {
-    const int64_t *own = s->row + row, *term = s->term + tile * TERMS;
-    const int64_t rows = row < s->rows ? least(s->rows - row, 16) : 0, terms = least(s->terms - tile * TERMS, TERMS);
-    if (!rows) memset(x, 0, 4 * 16 * TERMS);
-    else if (s->right) fetch(x, s->from, term, terms, TERMS, own, rows, 16);
-    else fetch(x, s->from, own, rows, 16, term, terms, TERMS);
-}
-
-static inline __m512d half_of(const float *x) { return _mm512_cvtps_pd(_mm256_loadu_ps(x)); }
-
-/* Adds the squares of 16 rows from `row` on, tiles [k0, k1). */
-static void add_squares(const side *s, int64_t row, int64_t k0, int64_t k1, double *squares) {
-    __m512d sums[16] = {0};
-    for (int64_t tile = k0; tile < k1; tile++) {
-        float x[16 * TERMS];
-        fetch_tile(s, row, tile, x);
-        for (int i = 0; i < 16 * TERMS; i += 8) {
-            const int at = s->right ? i / 8 % 2 : i / TERMS;
-            const __m512d y = half_of(x + i);
-            sums[at] = _mm512_fmadd_pd(y, y, sums[at]);
-        }
-    }
-    for (int h = 0; s->right && h < 2; h++)
-        _mm512_storeu_pd(squares + 8 * h, _mm512_add_pd(_mm512_loadu_pd(squares + 8 * h), sums[h]));
-    for (int r = 0; !s->right && r < 16; r++) squares[r] += _mm512_reduce_add_pd(sums[r]);
-}
-
-/* Scales of rows whose squares are in `size`: the greatest powers of two with which their norms, as integers, stay in
- * reach. Clears sizes. */
-static void set_scales(const moduli *p, int64_t terms, sizes to, int64_t count) {
-    const double most = p->reach - sqrt((double)terms) / 2 - 1;
-    for (int64_t r = 0; r < count; r++) {
-        const double norm = sqrt(to.size[r]) * (1 + 0x1p-20);
-        int exponent;
-        frexp(most / norm, &exponent);
-        const double scale = norm == 0 ? 0 : norm < INFINITY ? power_of_two(exponent - 1) : NAN;
-        to.scale[r] = scale;
-        to.back[r] = scale != 0 ? 1 / scale : 0; /* zeros stay zeros, and NaN NaN */
-        to.size[r] = to.cut[r] = 0;
-    }
-}
-
-/* Four vectors of 16 factors, times powers of two, as integers: their low and high halves in two's complement. Their
- * squares, and those of what rounding cut, are added to sums. */
-static inline __attribute__((always_inline)) void cut_factors(
-    const float *x, const int step, const __m512d by[2], __m512i low[4], __m512i high[4], __m512d size[2], __m512d cut[2]) {
-    const __m512d magic = _mm512_set1_pd(0x1.8p52);
-    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        const __m512d a[2] = {half_of(x + i * step), half_of(x + i * step + 8)};
-        __m512i whole[2];
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++) {
-            const __m512d y = _mm512_fmadd_pd(a[h], by[h], magic), integer = _mm512_sub_pd(y, magic);
-            const __m512d rest = _mm512_fmsub_pd(a[h], by[h], integer);
-            size[h] = _mm512_fmadd_pd(integer, integer, size[h]);
-            cut[h] = _mm512_fmadd_pd(rest, rest, cut[h]);
-            whole[h] = _mm512_castpd_si512(y);
-        }
-        low[i] = _mm512_permutex2var_epi32(whole[0], even, whole[1]);
-        high[i] = _mm512_permutex2var_epi32(whole[0], odd, whole[1]);
-    }
-}
-
-/* The same factors as residues: to[modulus * stride], byte i of a lane from vector i. */
-static inline __attribute__((always_inline)) void find_residues(
-    const moduli *p, const float *x, const int step, __m512d scale_low, __m512d scale_high, int8_t *to, int64_t stride,
-    const int right, __m512d size[2], __m512d cut[2]) {
-    const __m512d by[2] = {scale_low, scale_high};
-    __m512i low[4], high[4];
-    cut_factors(x, step, by, low, high, size, cut);
-    const __m512i byte = _mm512_set1_epi32(0xff), third = _mm512_set1_epi32(0xff0000), lower = _mm512_set1_epi32(0xffff);
-    for (int64_t t = 0; t < p->count; t++) {
-        const __m512i first = _mm512_set1_epi32(p->first[t]), minus = _mm512_set1_epi32(p->minus[t]);
-        const __m512i by_low = _mm512_set1_epi32(p->low[t]), by_high = _mm512_set1_epi32(p->high_bytes[t]);
-        const __m512 inverse = _mm512_set1_ps(p->inverse[t]), add = _mm512_set1_ps(p->add[t]);
-        __m512i r[4];
-#pragma GCC unroll 4
-        for (int i = 0; i < 4; i++) {
-            const __m512i y = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(first, low[i], by_low), high[i], by_high);
-            const __m512 quotient = _mm512_fmadd_ps(_mm512_castsi512_ps(y), inverse, add);
-            r[i] = _mm512_dpwssd_epi32(y, _mm512_castps_si512(quotient), minus);
-        }
-        const __m512i r01 = _mm512_ternarylogic_epi32(byte, r[0], _mm512_slli_epi32(r[1], 8), 0xca); /* byte ? r0 : r1 */
-        const __m512i r23 = _mm512_ternarylogic_epi32(third, _mm512_slli_epi32(r[2], 16), _mm512_slli_epi32(r[3], 24), 0xca);
-        __m512i all = _mm512_ternarylogic_epi32(lower, r01, r23, 0xca);
-        if (!right) all = _mm512_mask_add_epi8(all, _mm512_movepi8_mask(all), all, _mm512_set1_epi8((char)p->modulus[t]));
-        _mm512_store_si512(to + t * stride, all);
-    }
-}
-
-/* Residues of 32 rows from `row` on, tiles [k0, k1): [modulus][tile][half], of a modulus after `stride` bytes. Squares of
- * norms are added to `to`. */
-static void pack_pair(
-    const moduli *p, const side *s, int64_t row, int64_t k0, int64_t k1, sizes to, int8_t *residues, int64_t stride) {
-    float x[16 * TERMS];
-    for (int64_t half = 0; half < 32; half += 16) {
-        double *size = to.size + half, *cut = to.cut + half, *scale = to.scale + half;
-        for (int64_t k = k0; k < k1; k++) {
-            int8_t *tile = residues + ((k - k0) * 2 + half / 16) * TILE;
-            fetch_tile(s, row + half, k, x);
-            if (s->right) {
-                __m512d sums[2] = {_mm512_loadu_pd(size), _mm512_loadu_pd(size + 8)};
-                __m512d cuts[2] = {_mm512_loadu_pd(cut), _mm512_loadu_pd(cut + 8)};
-                const __m512d by[2] = {_mm512_loadu_pd(scale), _mm512_loadu_pd(scale + 8)};
-                for (int l = 0; l < 16; l++)
-                    find_residues(p, x + 16 * l, 256, by[0], by[1], tile + 64 * l, stride, 1, sums, cuts);
-                _mm512_storeu_pd(size, sums[0]), _mm512_storeu_pd(size + 8, sums[1]);
-                _mm512_storeu_pd(cut, cuts[0]), _mm512_storeu_pd(cut + 8, cuts[1]);
-                continue;
-            }
-            for (int r = 0; r < 16; r++) {
-                __m512d sums[2] = {_mm512_setzero_pd(), _mm512_setzero_pd()}, cuts[2] = {sums[0], sums[0]};
-                const __m512d by = _mm512_set1_pd(scale[r]);
-                find_residues(p, x + TERMS * r, 16, by, by, tile + 64 * r, stride, 0, sums, cuts);
-                size[r] += _mm512_reduce_add_pd(_mm512_add_pd(sums[0], sums[1]));
-                cut[r] += _mm512_reduce_add_pd(_mm512_add_pd(cuts[0], cuts[1]));
-            }
-        }
-    }
-}
-
-static void take_roots(sizes of, int64_t count) {
-    for (int64_t r = 0; r < count; r++) {
-        of.size[r] = sqrt(of.size[r]) * (1 + 0x1p-20);
-        of.cut[r] = sqrt(of.cut[r]) * (1 + 0x1p-20);
-    }
 }
 
 static side rows_of(const contraction *t, int64_t batch) {
@@ -254,7 +54,7 @@ int pack_rows(const contraction *t, const moduli *p, progress *shared) {
         for (int half = 0; half < 32; half += 16) add_squares(&rows, 32 * strip + half, 0, p->tiles, to.size + half);
         set_scales(p, t->k, to, 32);
         pack_pair(p, &rows, 32 * strip, 0, p->tiles, to, strip_at(p, batch, strip), p->tiles * 2 * TILE);
-        take_roots(to, 32);
+        take_roots(to, 32, 0);
     }
     return DONE;
 }
@@ -263,7 +63,7 @@ int pack_rows(const contraction *t, const moduli *p, progress *shared) {
 
 typedef struct {
     int8_t *b, *tie; /* residues of a block's columns, terms of a panel; of 32 columns, all terms */
-    int32_t *c;      /* of a strip: [modulus][pair of columns][1024] */
+    int32_t *c;      /* of two strips: [modulus][pair of columns][1024] */
     uint64_t *f;     /* fractions, [strip][pair][1024] */
     double *columns; /* four tables, see `sizes` */
     double *sum, *error;
@@ -279,7 +79,7 @@ static _Thread_local room held;
 static int make_room(const moduli *p) {
     const size_t w = (size_t)p->width, count = (size_t)p->count, blocks = (size_t)p->high / 32 * (w / 32);
     const size_t parts[] = {w * count * (size_t)p->panel * TERMS, 32 * count * (size_t)p->tiles * TERMS,
-                            4 * 32 * w * count, 8 * (size_t)p->high * w, 8 * 4 * w, 8 * w, 8 * w, 4 * w, blocks};
+                            2 * 4 * 32 * w * count, 8 * (size_t)p->high * w, 8 * 4 * w, 8 * w, 8 * w, 4 * w, blocks};
     size_t bytes = 0, at[9];
     for (int i = 0; i < 9; i++) at[i] = bytes, bytes += (parts[i] + 63) & ~(size_t)63;
     if (bytes > held.bytes) {
@@ -298,15 +98,140 @@ static int make_room(const moduli *p) {
 
 /* A block of one batch: outputs [m0, m0 + m) x [n0, n0 + n); m0 and n0 are multiples of 32. */
 typedef struct {
+    const contraction *t;
+    const moduli *p;
+    progress *shared;
     int64_t batch, m0, m, n0, n, strips, pairs;
+    sizes rows, columns;
+    int64_t unit;               /* whether outputs of a row follow each other in memory */
+    int64_t waiting, all, ties; /* in `open`; undecided but for ties; ties */
+    element open[OPEN];
 } block;
 
-/* Adds a strip's sums of all moduli to its fractions. */
-static void fold(const moduli *p, int64_t pairs, int first, uint64_t *to) {
-    for (int64_t i = 0; i < 1024 * pairs; i += 8) {
-        __m512i f = first ? _mm512_setzero_si512() : _mm512_load_si512(to + i), g = _mm512_setzero_si512(), h = g;
-        const int32_t *c = held.c + i;
-        for (int64_t t = 0; t < p->count; t++, c += 1024 * pairs) {
+static int32_t *sums_of(const block *at, int64_t strip) { return held.c + strip % 2 * at->p->count * at->pairs * 1024; }
+
+/* ---- the end of a row ---- */
+
+/* What read_eight takes from a row: P, what rounding adds, and norms, all times 1 / its scale; and its fractions. */
+typedef struct {
+    __m512d unit, slack, cut, size, least; /* by which factor of columns' norms an error is bounded from below */
+    int reports;                           /* near ties, whose errors are not less than those of FP64 would be */
+    const uint64_t *fractions;
+} line;
+
+static int reports(const block *at) { return at->shared->limit > 0; }
+
+static inline __attribute__((always_inline)) line line_of(const block *at, int64_t row) {
+    const moduli *p = at->p;
+    const double scale = at->rows.back[row], up = (1 + 0x1p-40) * scale; /* powers of two round nothing */
+    return (line){_mm512_set1_pd(p->product * 0x1p-64 * scale), _mm512_set1_pd(p->slack * scale),
+                  _mm512_set1_pd(at->rows.cut[row] * up), _mm512_set1_pd(at->rows.size[row] * up),
+                  _mm512_set1_pd(at->t->coefficient * at->rows.size[row] * scale), reports(at),
+                  held.f + row / 32 * at->pairs * 1024 + row % 32 / 16 * 512 + row % 16 * 16};
+}
+
+/* Eight sums and bounds on their errors. */
+static inline __attribute__((always_inline)) void read_eight(
+    const block *at, const line *l, int64_t j, __m512d *sum, __m512d *error) {
+    const __m512i offset = _mm512_set1_epi64((int64_t)(at->p->centre - at->p->added));
+    const __m512i fraction = _mm512_load_si512(l->fractions + j / 32 * 1024 + j / 16 % 2 * 256 + j % 16);
+    const __m512i z = _mm512_slli_epi64(_mm512_add_epi64(fraction, offset), 12); /* signed */
+    const __m512d back = _mm512_load_pd(at->columns.back + j);
+    const __m512d crossed = _mm512_fmadd_pd(l->size, _mm512_load_pd(at->columns.cut + j), l->slack);
+    *sum = _mm512_mul_pd(_mm512_mul_pd(_mm512_cvtepi64_pd(z), l->unit), back);
+    const __m512d size = _mm512_load_pd(at->columns.size + j), found = _mm512_fmadd_pd(l->cut, size, crossed);
+    *error = _mm512_mul_pd(l->reports ? _mm512_max_pd(_mm512_mul_pd(l->least, size), found) : found, back); /* found: NaN too */
+}
+
+static void read_row(const block *at, int64_t row) {
+    const line l = line_of(at, row);
+    for (int64_t j = 0; j < 32 * at->pairs; j += 8) {
+        __m512d sum, error;
+        read_eight(at, &l, j, &sum, &error);
+        _mm512_store_pd(held.sum + j, sum);
+        _mm512_store_pd(held.error + j, error);
+    }
+}
+
+/* Ziv's test of a row, rounded to f32: results in `high`; how many are undecided. */
+static int64_t test_row_of_f32(const block *at, int64_t row, float *high) {
+    const line l = line_of(at, row);
+    int64_t open = 0;
+    for (int64_t j = 0; j < at->n; j += 8) {
+        const __mmask8 some = at->n - j < 8 ? (__mmask8)((1 << (at->n - j)) - 1) : 0xff;
+        __m512d sum, error;
+        read_eight(at, &l, j, &sum, &error);
+        const __m256 up = _mm512_cvtpd_ps(_mm512_add_pd(sum, error)), down = _mm512_cvtpd_ps(_mm512_sub_pd(sum, error));
+        _mm256_mask_storeu_ps(high + j, some, _mm256_add_ps(up, _mm256_setzero_ps())); /* -0 + 0 = +0 */
+        open += __builtin_popcount(_mm256_mask_cmp_ps_mask(some, up, down, _CMP_NEQ_UQ));
+    }
+    return open;
+}
+
+/* The same of fewer bits, of a row that was read. */
+static int64_t test_sums(int64_t n, float *high, int precision) {
+    int64_t open = 0;
+    for (int64_t j = 0; j < n; j++) {
+        const float up = round_bits(held.sum[j] + held.error[j], precision), down = round_bits(held.sum[j] - held.error[j], precision);
+        high[j] = up + 0.0f;
+        open += !(up == down);
+    }
+    return open;
+}
+
+static void settle_open(block *at) {
+    settle(&(terms){at->t->a_k, at->t->b_k, at->t->k, 1}, at->open, at->waiting, at->shared);
+    at->waiting = 0;
+}
+
+/* Sorts out the undecided elements of a row that was just read and tested: ties, non-finite ones and others. */
+static void sort_out(block *at, int64_t row, int settles) {
+    const contraction *t = at->t;
+    const float *a = t->a + t->a_batch[at->batch] + t->a_m[at->m0 + row], *b = t->b + t->b_batch[at->batch];
+    float *to = t->out + t->out_batch[at->batch] + t->out_m[at->m0 + row];
+    const int tie = at->p->ties && at->rows.cut[row] == 0 && !reports(at);
+    for (int64_t j = 0; j < at->n; j++) {
+        const double c = held.sum[j], e = held.error[j];
+        if (!is_open(c, e, (int)at->shared->precision)) continue;
+        if (e != e) continue; /* a factor is not finite, and the result is NaN */
+        if (tie && at->columns.cut[j] == 0) {
+            held.tied[row / 32 * at->pairs + j / 32] = 1;
+            at->ties++;
+        } else {
+            at->all++;
+            if (!settles) continue;
+            if (at->waiting == OPEN) settle_open(at);
+            at->open[at->waiting++] = (element){a, b + t->b_n[at->n0 + j], to + t->out_n[at->n0 + j], c, e};
+        }
+    }
+}
+
+/* Reads rows, and writes what is decided or, the second time, settles what is not. */
+static void finish_rows(block *at, int64_t from, int64_t end, int settles) {
+    const contraction *t = at->t;
+    const int64_t *place = t->out_n + at->n0;
+    const int direct = at->unit && !settles, precision = (int)at->shared->precision;
+    for (int64_t row = from; row < end && row < at->m; row++) {
+        float *to = t->out + t->out_batch[at->batch] + t->out_m[at->m0 + row];
+        float *high = direct ? to + place[0] : held.high;
+        int64_t open = precision == 32 ? test_row_of_f32(at, row, high) : 1;
+        if (open) read_row(at, row);
+        if (precision < 32) open = test_sums(at->n, high, precision);
+        for (int64_t j = 0; !settles && !direct && j < at->n; j++) to[place[j]] = high[j];
+        if (open) sort_out(at, row, settles);
+    }
+}
+
+/* ---- products ---- */
+
+/* Adds a strip's sums of all moduli, of vectors [from, to), to its fractions. */
+static void fold(const block *at, int64_t strip, int64_t from, int64_t to, int first) {
+    const moduli *p = at->p;
+    uint64_t *into = held.f + strip * at->pairs * 1024;
+    for (int64_t i = 8 * from; i < 8 * to; i += 8) {
+        __m512i f = first ? _mm512_setzero_si512() : _mm512_load_si512(into + i), g = _mm512_setzero_si512(), h = g;
+        const int32_t *c = sums_of(at, strip) + i;
+        for (int64_t t = 0; t < p->count; t++, c += 1024 * at->pairs) {
             const __m512i x = _mm512_cvtepu32_epi64(_mm256_load_si256((const __m256i *)(const void *)c));
             const __m512i v1 = _mm512_set1_epi64((int64_t)p->v1[t]), v2 = _mm512_set1_epi64((int64_t)p->v2[t]);
             f = _mm512_madd52lo_epu64(f, x, v1);
@@ -314,133 +239,128 @@ static void fold(const moduli *p, int64_t pairs, int first, uint64_t *to) {
             h = _mm512_madd52lo_epu64(h, x, v2); /* one unit is cut off for a panel, not one for each modulus too */
         }
         g = _mm512_add_epi64(g, _mm512_srli_epi64(h, 52));
-        _mm512_store_si512(to + i, _mm512_add_epi64(f, g));
+        _mm512_store_si512(into + i, _mm512_add_epi64(f, g));
     }
 }
 
-/* The tiles [k0, k1) of a block, whose columns' residues are at hand. */
-static void multiply_panel(const moduli *p, const block *at, int64_t k0, int64_t k1) {
-    const int64_t each = (k1 - k0) * 2 * TILE;
-    for (int64_t strip = 0; strip < at->strips; strip++) {
-        const int8_t *a = strip_at(p, at->batch, at->m0 / 32 + strip) + k0 * 2 * TILE;
-        for (int64_t t = 0; t < p->count; t++)
-            for (int64_t j = 0; j < at->pairs; j++)
-                multiply_tiles(a + t * p->tiles * 2 * TILE, held.b + (j * p->count + t) * each, k1 - k0,
-                               held.c + (t * at->pairs + j) * 1024);
-        fold(p, at->pairs, k0 == 0, held.f + strip * at->pairs * 1024);
-    }
+/* The tiles [k0, k1) of a block, whose columns' residues are at hand. While a strip is multiplied, step by step, the sums of
+ * the one before it are folded, and after the last tile the rows of the one before that are finished: the matrix unit is
+ * busy meanwhile. */
+static void multiply_panel(block *at, int64_t k0, int64_t k1) {
+    const moduli *p = at->p;
+    const int64_t each = (k1 - k0) * 2 * TILE, steps = p->count * at->pairs, vectors = 128 * at->pairs;
+    for (int64_t strip = 0; strip < at->strips + 2; strip++)
+        for (int64_t step = 0; step < steps; step++) {
+            const int64_t t = step / at->pairs, j = step % at->pairs, behind = strip - 1, last = strip - 2;
+            if (strip < at->strips)
+                multiply_tiles(strip_at(p, at->batch, at->m0 / 32 + strip) + (t * p->tiles + k0) * 2 * TILE,
+                               held.b + (j * p->count + t) * each, k1 - k0, sums_of(at, strip) + step * 1024);
+            if (behind >= 0 && behind < at->strips)
+                fold(at, behind, vectors * step / steps, vectors * (step + 1) / steps, k0 == 0);
+            if (last >= 0 && k1 == p->tiles)
+                finish_rows(at, 32 * last + 32 * step / steps, 32 * last + 32 * (step + 1) / steps, 0);
+        }
 }
 
-/* The mean part of their norms that rounding to integers cut; of columns these are squares still. */
-static double cut_part(sizes of, int64_t count, int squares) {
+/* The mean part of their norms that rounding to integers cuts; of columns, from the squares of what it cut in so many of
+ * all tiles. */
+static double cut_part(sizes of, int64_t count, double squares) {
     double sum = 0;
     for (int64_t r = 0; r < count; r++) {
-        const double part = of.size[r] > 0 ? of.cut[r] / of.size[r] : 0;
-        sum += squares ? sqrt(part) : part;
+        const double cut = squares ? sqrt(of.cut[r] / squares) : of.cut[r];
+        sum += of.size[r] > 0 ? cut / of.size[r] : 0;
     }
     return sum / (double)count;
 }
 
 #define MUCH 64 /* if more than one element in so many is undecided, settling them takes longer than FP64 */
 
-/* Fractions of a block; LEFT if too much of it would be undecided. */
-static int accumulate(const contraction *t, const moduli *p, const block *at) {
+/* Multiplies a block, and writes what Ziv's test decides; LEFT if too much of it would be undecided. */
+static int multiply_block(block *at) {
+    const contraction *t = at->t;
+    const moduli *p = at->p;
     const side from = columns_of(t, at->batch);
-    const sizes rows = row_sizes(t, p, at->batch, at->m0), columns = sizes_at(held.columns, p->width, 0);
-    memset(columns.size, 0, 8 * (size_t)p->width);
+    memset(at->columns.size, 0, 8 * (size_t)p->width);
     for (int64_t k = 0; k < p->tiles; k++) /* lines and pages of a term are near each other */
-        for (int64_t n = 0; n < 32 * at->pairs; n += 16) add_squares(&from, at->n0 + n, k, k + 1, columns.size + n);
-    set_scales(p, t->k, columns, 32 * at->pairs);
+        for (int64_t n = 0; n < 32 * at->pairs; n += 16) add_squares(&from, at->n0 + n, k, k + 1, at->columns.size + n);
+    set_scales(p, t->k, at->columns, 32 * at->pairs);
+    memset(held.tied, 0, (size_t)(at->strips * at->pairs));
     for (int64_t k = 0; k < p->tiles; k += p->panel) {
         const int64_t end = least(k + p->panel, p->tiles), each = (end - k) * 2 * TILE;
         for (int64_t tile = k; tile < end; tile++)
             for (int64_t j = 0; j < at->pairs; j++)
                 pack_pair(p, &from, at->n0 + 32 * j, tile, tile + 1, sizes_at(held.columns, p->width, 32 * j),
                           held.b + j * p->count * each + (tile - k) * 2 * TILE, each);
-        if (p->loose * (cut_part(rows, at->m, 0) + cut_part(columns, at->n, 1)) * MUCH > 1 && !p->stays) return LEFT;
-        multiply_panel(p, at, k, end);
+        const double part = cut_part(at->rows, at->m, 0) + cut_part(at->columns, at->n, (double)end / (double)p->tiles);
+        if (p->loose * part * MUCH > 1 && !p->stays) return LEFT;
+        if (end == p->tiles) take_roots(at->columns, 32 * at->pairs, 1);
+        multiply_panel(at, k, end);
     }
-    take_roots(columns, 32 * at->pairs);
-    return DONE;
-}
-
-/* Sums and bounds on their errors of row `y` of a strip, as FP64. */
-static void read_row(const moduli *p, const block *at, sizes rows, sizes columns, int64_t strip, int64_t y) {
-    const __m512d unit = _mm512_set1_pd(p->product * 0x1p-64), slack = _mm512_set1_pd(p->slack), up = _mm512_set1_pd(1 + 0x1p-40);
-    const __m512i offset = _mm512_set1_epi64((int64_t)(p->centre - p->added));
-    const int64_t row = 32 * strip + y;
-    const __m512d cut = _mm512_mul_pd(_mm512_set1_pd(rows.cut[row]), up), size = _mm512_mul_pd(_mm512_set1_pd(rows.size[row]), up);
-    for (int64_t j = 0; j < 32 * at->pairs; j += 8) {
-        const uint64_t *from = held.f + (strip * at->pairs + j / 32) * 1024 + (y / 16 * 2 + j / 16 % 2) * 256 + y % 16 * 16 + j % 16;
-        const __m512i fraction = _mm512_slli_epi64(_mm512_add_epi64(_mm512_load_si512(from), offset), 12); /* signed */
-        const __m512d other = _mm512_load_pd(columns.cut + j), with = _mm512_load_pd(columns.size + j);
-        const __m512d crossed = _mm512_fmadd_pd(cut, _mm512_add_pd(with, other), slack);
-        const __m512d back = _mm512_mul_pd(_mm512_set1_pd(rows.back[row]), _mm512_load_pd(columns.back + j));
-        _mm512_store_pd(held.sum + j, _mm512_mul_pd(_mm512_mul_pd(_mm512_cvtepi64_pd(fraction), unit), back));
-        _mm512_store_pd(held.error + j, _mm512_mul_pd(_mm512_fmadd_pd(size, other, crossed), back));
-    }
-}
-
-static inline __attribute__((always_inline)) int64_t test_sums(int64_t n, const int precision) {
-    int64_t open = 0;
-    for (int64_t j = 0; j < n; j++) {
-        const float up = round_to(held.sum[j] + held.error[j], precision), down = round_to(held.sum[j] - held.error[j], precision);
-        held.high[j] = up + 0.0f;
-        open += !(up == down);
-    }
-    return open;
+    return at->all >= WIDE && at->all * MUCH > at->m * at->n && !p->stays ? LEFT : DONE;
 }
 
 /* ---- exact ties ---- */
 
-/* The sum of integers whose residues are c - START, as FP64 rounded to odd: it may be rounded again. Quotients are
- * estimated in FP64, which holds c v, and are off by one at most. */
-static double integer_of(const moduli *p, const int32_t *c, int64_t stride) {
-    const __int128 whole = (__int128)((unsigned __int128)p->whole[1] << 64 | p->whole[0]);
-    __int128 sum = 0;
-    double wholes = 0;
-    for (int64_t t = 0; t < p->count; t++) {
-        const double m = p->modulus[t], x = ((double)c[t * stride] - START) * (double)p->weight[t];
-        double part = x - floor(x * p->reciprocal[t]) * m;
-        part += part < 0 ? m : part >= m ? -m : 0;
-        wholes += part * p->reciprocal[t];
-        sum += (__int128)((unsigned __int128)p->over[2 * t + 1] << 64 | p->over[2 * t]) * (int64_t)part;
+/* Eight sums of integers whose residues are c - START, as FP64 rounded to odd: they may be rounded again. Quotients are
+ * estimated in FP64, which holds c v, and are off by one at most. S is kept in two parts of 44 bits, the upper one signed. */
+static vec integers_of(const moduli *p, const int32_t *c, int64_t stride) {
+    __m512i low = _mm512_setzero_si512(), high = low;
+    __m512d wholes = _mm512_set1_pd(0.5); /* within P / 2, or on its edge, which S does not reach */
+    for (int64_t t = 0; t < p->count; t++, c += stride) {
+        const __m512d m = _mm512_set1_pd(p->modulus[t]), by = _mm512_set1_pd(p->reciprocal[t]);
+        const __m512i sum = _mm512_cvtepi32_epi64(_mm256_load_si256((const __m256i *)(const void *)c));
+        const __m512d x = _mm512_cvtepi64_pd(_mm512_sub_epi64(sum, _mm512_set1_epi64(START)));
+        const __m512d weighed = _mm512_mul_pd(x, _mm512_set1_pd((double)p->weight[t]));
+        const __m512d quotient = _mm512_roundscale_pd(_mm512_mul_pd(weighed, by), _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+        __m512d part = _mm512_fnmadd_pd(quotient, m, weighed);
+        part = _mm512_mask_add_pd(part, _mm512_cmp_pd_mask(part, _mm512_setzero_pd(), _CMP_LT_OQ), part, m);
+        part = _mm512_mask_sub_pd(part, _mm512_cmp_pd_mask(part, m, _CMP_GE_OQ), part, m);
+        wholes = _mm512_fmadd_pd(part, by, wholes);
+        const __m512i small = _mm512_cvtpd_epi64(part);
+        low = _mm512_madd52lo_epu64(low, small, _mm512_set1_epi64((int64_t)p->over[2 * t]));
+        high = _mm512_madd52lo_epu64(high, small, _mm512_set1_epi64((int64_t)p->over[2 * t + 1]));
     }
-    sum -= whole * (int64_t)(wholes + 0.5); /* within P / 2, or on its edge, which S does not reach */
-    const int negative = sum < 0;
-    const unsigned __int128 size = (unsigned __int128)(negative ? -sum : sum);
-    const uint64_t high = (uint64_t)(size >> 53);
-    const int drop = high ? 64 - __builtin_clzll(high) : 0;
-    const uint64_t kept = (uint64_t)(size >> drop) | (size != size >> drop << drop);
-    const double found = (double)kept * power_of_two(drop);
-    return negative ? -found : found;
+    const __m512i times = _mm512_cvttpd_epi64(wholes);
+    low = _mm512_sub_epi64(low, _mm512_mullo_epi64(times, _mm512_set1_epi64((int64_t)p->whole[0])));
+    high = _mm512_sub_epi64(high, _mm512_mullo_epi64(times, _mm512_set1_epi64((int64_t)p->whole[1])));
+    high = _mm512_add_epi64(high, _mm512_srai_epi64(low, 44));
+    low = _mm512_and_si512(low, _mm512_set1_epi64((1ll << 44) - 1));
+    return add_odd((vec)_mm512_cvtepi64_pd(high) * 0x1p44, (vec)_mm512_cvtepi64_pd(low));
 }
 
-/* Decides the undecided sums of one strip and 32 columns in which nothing was cut. */
-static void settle_strip(const contraction *t, const moduli *p, const block *at, int64_t strip, int64_t j, progress *shared) {
+/* Decides the undecided sums among eight of a row that was read, in which nothing was cut. */
+static void settle_eight(const block *at, int64_t row, int64_t column, const int32_t *c) {
+    const contraction *t = at->t;
+    const int precision = (int)at->shared->precision;
+    vec found;
+    int ready = 0;
+    for (int64_t x = column; x < column + 8 && x < at->n; x++) {
+        if (at->columns.cut[x] != 0 || !is_open(held.sum[x], held.error[x], precision)) continue;
+        if (!ready++) found = integers_of(at->p, c, 1024);
+        const float value = round_to(found[x - column] * (at->rows.back[row] * at->columns.back[x]), precision) + 0.0f;
+        t->out[t->out_batch[at->batch] + t->out_m[at->m0 + row] + t->out_n[at->n0 + x]] = value;
+        at->shared->undecided++;
+        at->shared->twice++;
+        at->shared->wrong += value != round_to(held.sum[x], precision);
+    }
+}
+
+/* Decides those of one strip and 32 columns. */
+static void settle_strip(const block *at, int64_t strip, int64_t j) {
+    const moduli *p = at->p;
     const int8_t *a = strip_at(p, at->batch, at->m0 / 32 + strip);
-    const sizes rows = row_sizes(t, p, at->batch, at->m0), columns = sizes_at(held.columns, p->width, 0);
-    const int precision = (int)shared->precision;
     const int64_t each = p->tiles * 2 * TILE;
     for (int64_t q = 0; q < p->count; q++) multiply_tiles(a + q * each, held.tie + q * each, p->tiles, held.c + q * 1024);
     for (int64_t y = 0; y < 32 && 32 * strip + y < at->m; y++) {
-        const int64_t row = 32 * strip + y;
-        if (rows.cut[row] != 0) continue;
-        read_row(p, at, rows, columns, strip, y);
-        for (int64_t x = 32 * j; x < 32 * j + 32 && x < at->n; x++) {
-            if (columns.cut[x] != 0 || !is_open(held.sum[x], held.error[x], precision)) continue;
-            const int32_t *c = held.c + (y / 16 * 2 + x / 16 % 2) * 256 + y % 16 * 16 + x % 16;
-            const float value = round_to(integer_of(p, c, 1024) * (rows.back[row] * columns.back[x]), precision) + 0.0f;
-            t->out[t->out_batch[at->batch] + t->out_m[at->m0 + row] + t->out_n[at->n0 + x]] = value;
-            shared->undecided++;
-            shared->twice++;
-            shared->wrong += value != round_to(held.sum[x], precision);
-        }
+        if (at->rows.cut[32 * strip + y] != 0) continue;
+        read_row(at, 32 * strip + y);
+        for (int64_t x = 0; x < 32; x += 8)
+            settle_eight(at, 32 * strip + y, 32 * j + x, held.c + (y / 16 * 2 + x / 16) * 256 + y % 16 * 16 + x % 16);
     }
 }
 
-static void settle_ties(const contraction *t, const moduli *p, const block *at, progress *shared) {
-    const side columns = columns_of(t, at->batch);
+static void settle_ties(const block *at) {
+    const side columns = columns_of(at->t, at->batch);
     double unused[4 * 32] = {0};
     const int64_t started = now();
     for (int64_t j = 0; j < at->pairs; j++) {
@@ -449,74 +369,21 @@ static void settle_ties(const contraction *t, const moduli *p, const block *at, 
             if (!held.tied[strip * at->pairs + j]) continue;
             if (!packed++) {
                 sizes own = sizes_at(unused, 32, 0);
-                own.scale = sizes_at(held.columns, p->width, 32 * j).scale;
-                pack_pair(p, &columns, at->n0 + 32 * j, 0, p->tiles, own, held.tie, p->tiles * 2 * TILE);
+                own.scale = at->columns.scale + 32 * j;
+                pack_pair(at->p, &columns, at->n0 + 32 * j, 0, at->p->tiles, own, held.tie, at->p->tiles * 2 * TILE);
             }
-            settle_strip(t, p, at, strip, j, shared);
+            settle_strip(at, strip, j);
         }
     }
-    shared->nanoseconds += now() - started;
+    at->shared->nanoseconds += now() - started;
 }
 
-/* ---- the end of a block ---- */
-
-typedef struct {
-    element open[OPEN];
-    int64_t waiting, all, tied; /* in `open`; undecided but for ties; ties */
-} undecided;
-
-/* Sorts out the undecided elements of a row that was just read and tested: ties, non-finite ones and others. */
-static void sort_out(const contraction *t, const moduli *p, const block *at, int64_t row, int tie, undecided *found, int settles,
-                     progress *shared) {
-    const float *a = t->a + t->a_batch[at->batch] + t->a_m[at->m0 + row], *b = t->b + t->b_batch[at->batch];
-    float *to = t->out + t->out_batch[at->batch] + t->out_m[at->m0 + row];
-    const double *cut = sizes_at(held.columns, p->width, 0).cut;
-    for (int64_t j = 0; j < at->n; j++) {
-        float *place = to + t->out_n[at->n0 + j];
-        const double c = held.sum[j], e = held.error[j];
-        if (!is_open(c, e, (int)shared->precision)) continue;
-        if (e != e) continue; /* a factor is not finite, and the result is NaN */
-        if (tie && cut[j] == 0) {
-            held.tied[row / 32 * at->pairs + j / 32] = 1;
-            found->tied++;
-        } else {
-            found->all++;
-            if (!settles) continue;
-            if (found->waiting == OPEN) settle(&(terms){t->a_k, t->b_k, t->k, 1}, found->open, OPEN, shared), found->waiting = 0;
-            found->open[found->waiting++] = (element){a, b + t->b_n[at->n0 + j], place, c, e};
-        }
-    }
-}
-
-/* Reads all rows of a block, and writes what is decided or, the second time, settles what is not. */
-static int64_t pass(const contraction *t, const moduli *p, const block *at, undecided *found, int settles, progress *shared) {
-    float *out = t->out + t->out_batch[at->batch];
-    const sizes rows = row_sizes(t, p, at->batch, at->m0), columns = sizes_at(held.columns, p->width, 0);
-    const int unit = consecutive(t->out_n + at->n0, at->n), precision = (int)shared->precision;
-    int64_t opens = 0;
-    for (int64_t row = 0; row < at->m; row++) {
-        float *to = out + t->out_m[at->m0 + row];
-        read_row(p, at, rows, columns, row / 32, row % 32);
-        const int64_t open = precision == 32 ? test_sums(at->n, 32) : test_sums(at->n, precision);
-        if (!settles && unit) memcpy(to + t->out_n[at->n0], held.high, 4 * (size_t)at->n);
-        for (int64_t j = 0; !settles && !unit && j < at->n; j++) to[t->out_n[at->n0 + j]] = held.high[j];
-        if (open) sort_out(t, p, at, row, p->ties && rows.cut[row] == 0, found, settles, shared);
-        opens += open;
-    }
-    return opens;
-}
-
-/* Ziv's test of a block, and what becomes of what it leaves; LEFT if that is much. */
-static int finish_block(const contraction *t, const moduli *p, const block *at, progress *shared) {
-    undecided found = {.all = 0};
-    memset(held.tied, 0, (size_t)(at->strips * at->pairs));
-    if (!pass(t, p, at, &found, 0, shared)) return DONE;
-    if (found.all >= WIDE && found.all * MUCH > at->m * at->n && !p->stays) return LEFT;
-    if (found.tied) settle_ties(t, p, at, shared);
-    if (!found.all) return DONE;
-    pass(t, p, at, &found, 1, shared);
-    settle(&(terms){t->a_k, t->b_k, t->k, 1}, found.open, found.waiting, shared);
-    return DONE;
+/* Settles what Ziv's test left. */
+static void settle_block(block *at) {
+    if (at->ties) settle_ties(at);
+    if (!at->all) return;
+    finish_rows(at, 0, at->m, 1);
+    settle_open(at);
 }
 
 /* Products whose rows are packed. Takes blocks until none is left, as `contract` takes tasks. */
@@ -526,13 +393,17 @@ int multiply_packed(const contraction *t, const moduli *p, progress *shared) {
     int done = DONE;
     begin_tiles();
     for (int64_t task; done == DONE && (task = shared->next++) < t->batches * down * across;) {
-        block at = {.batch = task / (down * across), .m0 = task / across % down * p->high, .n0 = task % across * p->width};
-        at.m = least(t->m - at.m0, p->high);
-        at.n = least(t->n - at.n0, p->width);
+        const int64_t batch = task / (down * across), m0 = task / across % down * p->high, n0 = task % across * p->width;
+        block at = {.t = t, .p = p, .shared = shared, .batch = batch, .m0 = m0, .n0 = n0};
+        at.m = least(t->m - m0, p->high);
+        at.n = least(t->n - n0, p->width);
         at.strips = (at.m + 31) / 32;
         at.pairs = (at.n + 31) / 32;
-        done = accumulate(t, p, &at);
-        if (done == DONE) done = finish_block(t, p, &at, shared);
+        at.unit = consecutive(t->out_n + n0, at.n);
+        at.rows = row_sizes(t, p, batch, m0);
+        at.columns = sizes_at(held.columns, p->width, 0);
+        done = multiply_block(&at);
+        if (done == DONE) settle_block(&at);
     }
     end_tiles();
     if (done == LEFT) shared->next = INT64_MAX / 2; /* the others need not go on */

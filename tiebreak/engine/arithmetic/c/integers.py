@@ -62,12 +62,22 @@ def build() -> Build:
 
 
 @cache
+def _has_amx() -> bool:
+    return "amx_int8" in native.processor_features().split()
+
+
+@cache
 def _tiles(library: ctypes.CDLL) -> int:
     return int(library.find_tiles())
 
 
 def unit() -> str:
-    """The unit of this machine that multiplies bytes: "AMX", "vectors", or "" if there is none."""
+    """The unit by which this machine would multiply bytes: "AMX", or "vectors" if integers are forced, or none: "".
+
+    The kernel, which takes seconds to compile, is compiled only where one of them may be used.
+    """
+    if native.integers() != "1" and not _has_amx():
+        return ""
     library = build().library
     return "" if library is None else ("", "vectors", "AMX")[_tiles(library)]
 
@@ -127,10 +137,9 @@ def choose(tables: ReduceTables, precision: int) -> "IntegerSum | None":
     if tables.terms > MOST_TERMS or not shape.rows(count):
         return None
     integers, fp64 = cost(shape, count)
-    if wanted != "1" and integers > PAYS * fp64:
+    if wanted != "1" and (integers > PAYS * fp64 or unit() != "AMX"):
         return None
-    library = build().library
-    if library is None or _tiles(library) < (1 if wanted == "1" else 2):
+    if not unit() or (library := build().library) is None:
         return None
     found = IntegerSum(library, shape, count, precision)
     found.moduli.stays = wanted == "1"
@@ -153,7 +162,7 @@ class IntegerSum:
             part.a_m, part.out_m = part.a_m + 8 * first, part.out_m + 8 * first
             done = self._multiply(part, threads, progress)
             if LEFT in done:
-                progress.undecided = progress.twice = progress.wrong = 0
+                progress.undecided = progress.twice = progress.wrong = progress.logged = 0
                 return False
             if not all(done):
                 raise MemoryError(f"no memory to compute {shape.batches} x {shape.m} x {shape.n} sums")
@@ -207,14 +216,15 @@ def _moduli(shape: Shape, count: int, precision: int) -> _Moduli:
     )  # fmt: skip
     for t, (m, weight, fraction) in enumerate(zip(moduli.numbers, moduli.weights, moduli.fractions(104), strict=True)):
         plan.v1[t], plan.v2[t], plan.weight[t] = fraction >> 52, fraction & (1 << 52) - 1, weight
-        plan.over[2 * t], plan.over[2 * t + 1] = _halves(moduli.product // m)
+        plan.over[2 * t], plan.over[2 * t + 1] = _parts(moduli.product // m)
         _set_quotient(plan, t, m)
-    plan.whole[0], plan.whole[1] = _halves(moduli.product)
+    plan.whole[0], plan.whole[1] = _parts(moduli.product)
     return plan
 
 
-def _halves(x: int) -> tuple[int, int]:
-    return x & (1 << 64) - 1, x >> 64
+def _parts(x: int) -> tuple[int, int]:
+    """The lower 44 bits, and the rest."""
+    return x & (1 << 44) - 1, x >> 44
 
 
 def _set_quotient(plan: _Moduli, t: int, m: int) -> None:

@@ -28,6 +28,8 @@
 #define MR 8
 #define SPREAD(x) ((vec)vdupq_n_f64(x))
 #define FMA(a, b, c) ((vec)vfmaq_f64((float64x2_t)(c), (float64x2_t)(a), (float64x2_t)(b)))
+/* By one lane of a: the factors of two rows share a register, or else there are too few for the sums. */
+#define FMA_LANE(a, lane, b, c) ((vec)vfmaq_laneq_f64((float64x2_t)(c), (float64x2_t)(b), (float64x2_t)(a), lane))
 #define MULTIPLY_32(a, b) (((a) << 32 >> 32) * (b))
 #else
 #define LANES 2
@@ -40,6 +42,8 @@
 /* Loaded once into a register: compilers else load it again for each row, and loads become the bound. */
 #if defined(__x86_64__) && defined(__GNUC__)
 #define KEEP(x) __asm__("" : "+x"(x))
+#elif defined(__aarch64__)
+#define KEEP(x) __asm__("" : "+w"(x))
 #else
 #define KEEP(x) (void)0
 #endif

@@ -102,12 +102,25 @@ static void multiply(const double *a, const double *b, int64_t kc, double *c, in
             right[v] = *(const vec *)(b + v * LANES);
             KEEP(right[v]);
         }
+#if defined(FMA_LANE)
+#pragma GCC unroll 16
+        for (int r = 0; r < MR; r += 2) {
+            vec left = *(const vec *)(a + r);
+            KEEP(left);
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) {
+                sum[r][v] = FMA_LANE(left, 0, right[v], sum[r][v]);
+                sum[r + 1][v] = FMA_LANE(left, 1, right[v], sum[r + 1][v]);
+            }
+        }
+#else
 #pragma GCC unroll 16
         for (int r = 0; r < MR; r++) {
             const vec left = SPREAD(a[r]);
 #pragma GCC unroll 4
             for (int v = 0; v < VECTORS; v++) sum[r][v] = FMA(left, right[v], sum[r][v]);
         }
+#endif
     }
 #pragma GCC unroll 16
     for (int r = 0; r < MR; r++)

@@ -1,0 +1,79 @@
+#ifndef RECHECK_PROTOCOL_H
+#define RECHECK_PROTOCOL_H
+
+#include "recheck.h"
+
+/* What `recheck` itself has no use for, and only the vectors need. */
+
+/* Rounding logs (section 5.1): a code of a word, and the siblings of a word of a logged sum, up to the step log. */
+uint8_t code_in(const uint8_t word[32], size_t element);
+void log_path(const Program *p, uint8_t *const *codes, uint32_t value, uint64_t chunk, Digest *path);
+
+/* The bytes of a string of hexadecimal digits after 0x, and what stands in bytes. */
+Bytes bytes_of(const Json *from);
+Digest digest_at(const uint8_t *bytes);
+Wide wide_at(Bytes big_endian);
+void put_wide(Buffer *out, Wide value, size_t bytes);
+void put_accumulator(Buffer *out, const Accumulator *held);
+/* The root that a leaf and its siblings lead to (section 2). */
+Digest fold(Digest leaf, uint64_t position, const Digest *siblings, size_t count);
+
+/* Signatures (section 8). An EIP-712 structure is its type's hash, then one word of 32 bytes for each field. */
+Digest keccak256(Bytes in);
+Buffer typed(const char *type);
+/* A field of at most 32 bytes: an address or a number stands at the end of its word. */
+void put_word(Buffer *out, Bytes field);
+Digest domain_of(uint64_t chain, Bytes contract);
+/* What is signed of a structure in a domain. */
+Digest to_sign(Digest domain, const Buffer *structure);
+/* The address that signed, as a word. */
+Digest signer_of(Digest signed_digest, Bytes signature);
+
+/* msgpack in its one form (section 9): kind is u for a number, b for bytes, ( for an array. */
+typedef struct Packed {
+    char kind;
+    uint64_t number; /* also the length of bytes and arrays */
+    Bytes bytes;
+    struct Packed *items;
+} Packed;
+
+Packed unpack(Bytes in);
+
+/* A message (section 9): its hash, the seven fields, whose body is that of its kind, and the signature. */
+typedef struct {
+    Digest hash;
+    const Packed *fields;
+    Packed signature;
+} Message;
+
+Message message_at(Bytes wire);
+/* The four fields by which a party acknowledges a move (section 9). */
+Packed receipt_at(Bytes in);
+
+/* A post (section 12): its six fields, and the body, which is that of its kind and about the job and game that it names. */
+typedef struct {
+    Digest content;
+    const Packed *envelope, *body;
+    Bytes signature;
+    uint64_t kind;
+} Post;
+
+enum { OFFER = 1, ANSWER, HEAD, LOG_RECEIPT, GAME, MESSAGE, MOVE_RECEIPT, CONCESSION = 12, KINDS };
+
+Post post_at(Bytes wire, Digest domain);
+/* An EIP-712 structure of the first fields of an array; `type` has as many. */
+Buffer structure_of(const char *type, size_t fields, const Packed *array);
+extern const char JOB_TYPE[], HEAD_TYPE[], RECEIPT_TYPE[], CONCESSION_TYPE[], MESSAGE_TYPE[], STATE_TYPE[];
+
+/* Snapshots (section 10.1), and what a game takes. */
+typedef struct {
+    uint64_t steps, interval, levels, policy, depth, body, states, count;
+} Ground;
+
+enum { SNAPSHOT_BYTES = 144, IN_PLACE = 255 };
+/* Whether the bytes are a snapshot of any game at all. */
+bool is_snapshot(Bytes in);
+/* The offset of the first field for which this game refuses 144 bytes, or IN_PLACE. */
+int misplaced(Bytes snapshot, const Ground *ground);
+
+#endif

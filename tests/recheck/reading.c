@@ -1,0 +1,67 @@
+#include "protocol.h"
+
+#include <string.h>
+
+uint8_t code_in(const uint8_t word[32], size_t element) {
+    uint8_t code = word[element / 4] >> 2 * (element % 4) & 3;
+    return code == 3 ? 0 : code;
+}
+
+void log_path(const Program *p, uint8_t *const *codes, uint32_t value, uint64_t chunk, Digest *path) {
+    size_t before = mark();
+    const Instruction *i = &p->code[value];
+    uint64_t chunks = (i->elements + 127) / 128;
+    Digest beside[65], blank = empty();
+    siblings(word_leaves(i, codes[value]), chunks, chunk, beside);
+    memcpy(path, beside, depth_of(chunks) * sizeof *path);
+    siblings(value_logs(p, codes), p->body, value, beside);
+    for (unsigned level = 0; level < p->depth; level++, blank = node(blank, blank))
+        path[depth_of(chunks) + level] = level < depth_of(p->body) ? beside[level] : blank;
+    release(before);
+}
+
+Digest fold(Digest leaf, uint64_t position, const Digest *path, size_t count) {
+    for (size_t k = 0; k < count; k++, position >>= 1)
+        leaf = position & 1 ? node(path[k], leaf) : node(leaf, path[k]);
+    return leaf;
+}
+
+Digest digest_at(const uint8_t *bytes) {
+    Digest digest;
+    memcpy(digest.b, bytes, 32);
+    return digest;
+}
+
+Wide wide_at(Bytes in) {
+    Wide out = {{0}};
+    if (in.left > 8 * LIMBS) refuse("expected at most %d bytes of an integer, got %zu", 8 * LIMBS, in.left);
+    for (size_t k = 0; k < in.left; k++) out.w[k / 8] |= (uint64_t)in.at[in.left - 1 - k] << 8 * (k % 8);
+    return out;
+}
+
+void put_accumulator(Buffer *out, const Accumulator *held) {
+    switch (held->kind) {
+    case SUM: case SUM_BF16: put_number(out, held->nan, 1), put_wide(out, held->sum, 8 * LIMBS); break;
+    case MAX: case ARGMAX: put_number(out, held->value, 4); break;
+    default: put_number(out, held->value, 8);
+    }
+    if (held->kind == ARGMAX || held->kind == ARGMAX_I64) put_number(out, (uint64_t)held->index, 8);
+}
+
+void put_wide(Buffer *out, Wide value, size_t bytes) {
+    for (size_t k = bytes; k-- > 0;) put_number(out, value.w[k / 8] >> 8 * (k % 8) & 255, 1);
+}
+
+static uint8_t nibble(uint8_t c) {
+    if (c >= '0' && c <= '9') return (uint8_t)(c - '0');
+    if (c >= 'a' && c <= 'f') return (uint8_t)(c - 'a' + 10);
+    refuse("expected lower-case hexadecimal, got byte %02x", c);
+}
+
+Bytes bytes_of(const Json *from) {
+    Bytes in = from->text;
+    if (from->kind != '"' || in.left % 2 || !same(cut(&in, 2), text("0x"))) refuse("expected 0x and pairs of digits");
+    uint8_t *out = take(in.left / 2, 1);
+    for (size_t k = 0; k < in.left / 2; k++) out[k] = (uint8_t)(nibble(in.at[2 * k]) << 4 | nibble(in.at[2 * k + 1]));
+    return (Bytes){out, in.left / 2};
+}

@@ -1,0 +1,554 @@
+"""The corpus: what its programs cover, runs of it, the first difference of a wrong one, and statements of strangers."""
+
+import getpass
+import json
+import platform
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.conftest import CaseCounter
+from tests.golden import make, more, tasks
+from tests.parts import slow_except
+from tests.source_tree import ROOT
+from tests.tiebreak.test_cli import HEAVY, running
+from tiebreak.api.corpus import programs, statements
+from tiebreak.api.corpus.computing import INTEGERS, TORCH, UNREPEATED, BackendChoice, C, choices, compute, run_of
+from tiebreak.api.corpus.differing import SHOWN
+from tiebreak.api.corpus.programs import CORPUS, ExpectedRun
+from tiebreak.api.corpus.statements import ComputedRun, CorpusStatement
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.engine.arithmetic.c.backend import CBackend
+from tiebreak.engine.arithmetic.c.chains import CompiledChain
+from tiebreak.engine.arithmetic.plain.backend import TorchBackend
+from tiebreak.engine.capture import task
+from tiebreak.engine.native import enabled
+from tiebreak.engine.run.interpreter import OneByOne, Planned, State
+from tiebreak.protocol.commitments.dsse import Envelope, Payload
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.statement import payload_of, sign
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, SignatureError, VerificationError
+from tiebreak.protocol.program.isa import (
+    MAP_SIGNATURES,
+    DType,
+    MapFunction,
+    Opcode,
+    ReduceFunction,
+    ScatterFunction,
+    SourceKind,
+    WindowFunction,
+    signatures,
+)
+from tiebreak.protocol.program.reference import element
+from tiebreak.protocol.tags import Digest
+
+LIMIT = 3_000_000
+"""Bytes of all programs together at most: they are in every clone and every wheel."""
+SEALED = ROOT / "corpus" / "sealed"
+KEY = PrivateKey.from_int(77)
+NAMES = programs.names(CORPUS)
+SMALL = ("every", "mlp", "mixed", "signatures", "narrow", "lora")
+"""So small that integers alone compute them."""
+
+
+# ---------------------------------------------------------------- the programs
+
+
+@cache
+def bodies() -> list[Any]:
+    return [(p, i) for p in map(programs.read, NAMES) for i in (*p.program.body, *p.program.commits)]
+
+
+def test_there_are_twenty_and_they_are_whole_and_small(tmp_path: Path, cases: CaseCounter) -> None:
+    assert len(NAMES) == 20
+    assert sum(file.stat().st_size for name in NAMES for file in (CORPUS / name).iterdir()) < LIMIT
+    for name in NAMES:
+        found = read_whole(name, CORPUS, tmp_path)
+        expected = found.expected
+        interval = expected.checkpoint_interval
+        assert [step for step, _, _ in expected.records] == [1, *range(interval, expected.steps + 1, interval)]
+        assert len(expected.records) > 3, "some checkpoints are between the first step and the last"
+        assert len(found.logs()) == (expected.steps if expected.tolerances else 0)
+        assert make.encode(expected) == (CORPUS / name / "expected.json").read_bytes()
+        cases()
+
+
+def test_they_cover_every_instruction_function_and_type(cases: CaseCounter) -> None:
+    """Each signature of each function, as the registry of instructions has them."""
+    found = {
+        (i.opcode, i.function, p.program.operand_dtypes(i) if i.operands else (), i.dtype)
+        for p, i in bodies()
+        if i.opcode != Opcode.COMMIT
+    }
+    functions = {
+        Opcode.MAP: MapFunction, Opcode.REDUCE: ReduceFunction, Opcode.SCATTER_SUM: ScatterFunction,
+        Opcode.WINDOW: WindowFunction, Opcode.SOURCE: SourceKind,
+    }  # fmt: skip
+    _, any_instruction = bodies()[0]
+    for opcode in Opcode:
+        for function in functions.get(opcode, (0,)):
+            if opcode in (Opcode.SOURCE, Opcode.COMMIT):
+                continue
+            accepted = signatures(replace(any_instruction, opcode=opcode, function=int(function)))
+            assert accepted
+            for operands, dtype in accepted:
+                assert (opcode, function, operands, dtype) in found, (opcode.name, function, operands, dtype)
+                cases()
+    assert {function for opcode, function, _, _ in found if opcode == Opcode.SOURCE} == set(SourceKind)
+    assert {i.dtype for _, i in bodies() if i.opcode == Opcode.COMMIT} == set(DType)
+    assert len(MAP_SIGNATURES) == len(MapFunction)
+
+
+def test_they_cover_precisions_policies_and_frozen_entries() -> None:
+    expected = [programs.read(name).expected for name in NAMES]
+    assert {(e.precision, bool(e.tolerances)) for e in expected} == {
+        (32, False), (24, False), (16, False), (32, True), (16, True),
+    }  # fmt: skip
+    assert programs.read("lora").program.frozen
+    assert not programs.read("mlp").program.frozen
+
+
+@pytest.mark.slow
+def test_they_cover_every_optimizer_and_schedule() -> None:
+    recipes = [recipe() for recipe in more.RECIPES.values()]
+    golden = [tasks.make_task(name).optimizer for name in ("mlp", "resnet")]
+    used = {type(one) for r in recipes for one in (r.optimizer, *golden)}
+    assert set(task.Optimizer.__args__) | {task.AdamW} <= used
+    source = Path(more.__file__).read_text() + Path(tasks.__file__).read_text()
+    for name in ("constant", "linear", "cosine", "inverse_sqrt", "step_decay", "one_cycle"):
+        assert f"rates.{name}(" in source
+
+
+def expected_of(name: str, **changes: Any) -> bytes:
+    document = json.loads((CORPUS / name / "expected.json").read_bytes()) | changes
+    return json.dumps(document).encode()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"steps": 0}, {"steps": True}, {"precision": 15}, {"precision": 33}, {"tolerances": -1}, {"run_root": "00"},
+     {"records": [[1, "0", "1"]]}, {"records": {}}, {"torch": "\x1b[2J"}, {"more": 1}],
+    ids=str,
+)  # fmt: skip
+def test_a_broken_expectation_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises(EncodingError, match="expected"):
+        ExpectedRun.decode("expected.json", expected_of("mlp", **changes))
+
+
+def read_whole(name: str, corpus: Path, scratch: Path) -> programs.CorpusProgram:
+    """A program of which a run is made, as before computing it. Raises `VerificationError`."""
+    found = programs.read(name, corpus)
+    run_of(found, scratch / f"{name}-{len(list(scratch.iterdir()))}")
+    found.logs()
+    return found
+
+
+def copied(name: str, tmp_path: Path) -> Path:
+    folder = tmp_path / name
+    folder.mkdir()
+    for file in (CORPUS / name).iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("file", ["program.xz", "state.safetensors", "data.safetensors", "logs.xz"])
+def test_a_damaged_file_is_refused(file: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    scratch = tmp_path_factory.mktemp("runs")
+    folder = copied("logged", tmp_path)
+    data = (folder / file).read_bytes()
+    for damaged in (data[:-7], data + b"x", b"", data[:20] + bytes([data[20] ^ 255]) + data[21:]):
+        (folder / file).write_bytes(damaged)
+        with pytest.raises(VerificationError):
+            read_whole("logged", tmp_path, scratch)
+
+
+def test_another_program_is_refused(tmp_path: Path) -> None:
+    folder = copied("mlp", tmp_path)
+    (folder / "program.xz").write_bytes((CORPUS / "mixed" / "program.xz").read_bytes())
+    with pytest.raises(EncodingError, match="expected program 63a202db"):
+        programs.read("mlp", tmp_path)
+
+
+def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+    for name in ("nothing", "../corpus/mlp", "sealed", ""):
+        with pytest.raises(ConfigurationError, match="expected one of the programs"):
+            programs.read(name)
+    with pytest.raises(ConfigurationError, match="expected the folders of programs"):
+        programs.names(tmp_path)
+
+
+# ---------------------------------------------------------------- running them
+
+
+def by_c() -> BackendChoice:
+    if not any(choice.backend == C for choice in choices(["cpu"])):
+        pytest.skip("needs a C compiler")
+    return BackendChoice(backend=C)
+
+
+def test_integers_alone_reach_the_root() -> None:
+    assert compute(programs.read("every"), BackendChoice(backend=INTEGERS)).equal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALL[1:])
+def test_integers_alone_reach_more_roots(name: str) -> None:
+    assert compute(programs.read(name), BackendChoice(backend=INTEGERS)).equal
+
+
+@pytest.mark.slow
+def test_every_back_end_reaches_every_root(cases: CaseCounter) -> None:
+    """The whole corpus, as `tiebreak corpus run` computes it: about a minute on two cores."""
+    for choice in choices(["cpu"]):
+        for name in NAMES:
+            found = compute(programs.read(name), choice)
+            assert found.equal, str(found)
+            cases()
+
+
+def flipped(tensor: Tensor, at: int) -> Tensor:
+    tensor.view(torch.int32).view(-1)[at] ^= 1
+    return tensor
+
+
+def wrong_sums(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel for sums in C that has one bit wrong in results of 20 elements or more."""
+    right = CBackend._tabled
+
+    def tabled(self: CBackend, i: Any, dtypes: Any) -> Any:
+        prepared = right(self, i, dtypes)
+        if prepared is None or not i.is_f32_sum or i.numel < 20:
+            return prepared
+        return lambda *given: flipped(prepared(*given), 7)
+
+    monkeypatch.setattr(CBackend, "_tabled", tabled)
+
+
+def wrong_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chains of elementwise instructions in C, of whose first result one bit is wrong; one by one they are right."""
+    right = CompiledChain.run
+
+    def chain(self: CompiledChain, values: Any, given: Any = ()) -> Any:
+        results = right(self, values, given)
+        first = results[min(results)]
+        if first.dtype == torch.float32 and first.numel() > 10:
+            flipped(first, 3)
+        return results
+
+    monkeypatch.setattr(CompiledChain, "run", chain)
+
+
+def wrong_exp(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exponential of torch alone, which every back-end trusts."""
+    right = TorchBackend._map
+
+    def mapped(self: TorchBackend, i: Any, dtypes: Any) -> Any:
+        prepared = right(self, i, dtypes)
+        if i.function != MapFunction.EXP:
+            return prepared
+        return lambda *given: flipped(prepared(*given).clone(), 0)
+
+    monkeypatch.setattr(TorchBackend, "_map", mapped)
+
+
+FAULTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], str, str]] = {
+    "sums": (wrong_sums, C, "reduce sum"),
+    "chains": (wrong_chains, C, "map add"),
+    "torch": (wrong_exp, TORCH, "map exp"),
+}
+PLACE = re.compile(
+    r"first in step (\d+), instruction (\d+) \(([a-z0-9_ ]+)\), element (\d+): (\w+) instead of (\w+), "
+    r"computed from (.*)"
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_first_difference_of_a_wrong_back_end_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its operands, by the integer reference, give the element that is right; all before it is right."""
+    break_it, backend, name = FAULTS[fault]
+    choice = BackendChoice(backend=backend) if backend == TORCH else by_c()
+    break_it(monkeypatch)
+    program = programs.read("mlp")
+    found = compute(program, choice)
+    assert not found.equal
+    assert found.root is not None
+    place = PLACE.fullmatch(found.problem)
+    assert place
+    assert (place[1], place[3]) == ("1", name)
+    assert int(place[5], 16) ^ int(place[6], 16) == 1
+    i = program.program.body[int(place[2])]
+    bits = {(int(v), int(at)): int(raw, 16) for v, at, raw in re.findall(r"value (\d+)\[(\d+)\] = (\w+)", place[7])}
+    assert 0 < len(bits) <= SHOWN
+    read = lambda operand, where: bits[i.operands[operand].value, where]  # noqa: E731
+    right = element(i, int(place[4]), read, program.program.operand_dtypes(i))
+    assert f"{right:08x}" == place[6]
+    assert found.problem in str(found)
+
+
+@pytest.mark.parametrize("name", slow_except(["narrow", "gru", "logged", "lora"], "narrow"))
+def test_a_long_sum_names_some_of_its_operands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also at other precisions, where logs are followed, and where frozen entries are held in bfloat16."""
+    choice = by_c()
+    wrong_sums(monkeypatch)
+    found = compute(programs.read(name), choice)
+    place = PLACE.fullmatch(found.problem)
+    assert place
+    assert place[3].startswith(("reduce sum", "scatter_sum"))
+    assert place[7].count("value") <= SHOWN
+
+
+def test_a_wrong_commit_is_found_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every value is right, and what becomes the state is not."""
+    right = Planned.new_state
+
+    def new_state(self: Planned) -> State:
+        state = right(self)
+        if isinstance(self, OneByOne) or self.machine.arithmetic.backend.name != TORCH:
+            return state
+        name = next(name for name, tensor in state.items() if tensor.dtype == torch.float32 and tensor.numel() > 10)
+        return state | {name: flipped(state[name].clone(), 5)}
+
+    monkeypatch.setattr(Planned, "new_state", new_state)
+    found = compute(programs.read("mlp"), BackendChoice(backend=TORCH))
+    place = PLACE.fullmatch(found.problem)
+    assert place
+    assert (place[1], place[3], place[4]) == ("1", "commit", "5")
+
+
+def test_a_wrong_checkpoint_later_in_the_run_is_found_in_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything before it is right, and so is what the kernels compute of other steps."""
+    right, choice, program = CompiledChain.run, by_c(), programs.read("mlp")
+
+    def chain(self: CompiledChain, values: Any, given: Any = ()) -> Any:
+        before = next((int(values[n]) for n in step_numbers if n in values), None)
+        results = right(self, values, given)
+        if before == 12 and (found := results[min(results)]).dtype == torch.float32 and found.numel() > 10:
+            flipped(found, 3)
+        return results
+
+    step_numbers = [n for n, i in enumerate(program.program.body) if (i.opcode, i.function) == (Opcode.SOURCE, 1)]
+    monkeypatch.setattr(CompiledChain, "run", chain)
+    found = compute(program, choice)
+    assert found.problem.startswith("first in step 13, instruction ")
+
+
+def test_a_fault_that_does_not_come_again_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    right, faults = TorchBackend._map, iter([True])
+
+    def mapped(self: TorchBackend, i: Any, dtypes: Any) -> Any:
+        prepared = right(self, i, dtypes)
+        once = i.function == MapFunction.EXP and next(faults, False)
+
+        def computed(*given: Any) -> Any:
+            nonlocal once
+            if not once:
+                return prepared(*given)
+            once = False
+            return flipped(prepared(*given).clone(), 0)
+
+        return computed
+
+    monkeypatch.setattr(TorchBackend, "_map", mapped)
+    found = compute(programs.read("mlp"), BackendChoice(backend=TORCH))
+    assert (found.equal, found.problem) == (False, UNREPEATED)
+    assert UNREPEATED in str(found)
+
+
+@pytest.mark.parametrize("kind", [ConfigurationError, RuntimeError])
+def test_a_run_that_stops_is_stated_without_a_path(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise kind("no memory\nleft")
+
+    monkeypatch.setattr(TorchBackend, "prepare", refuse)
+    found = compute(programs.read("every"), BackendChoice(backend=TORCH))
+    assert (found.root, found.problem) == (None, f"{kind.__name__}: no memory left")
+    assert ComputedRun.read(found.document()) == found
+    assert f"got none; {found.problem}" in str(found)
+
+
+# ---------------------------------------------------------------- statements
+
+
+@pytest.fixture(scope="module")
+def stated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stated") / "statement.json"
+    assert run(tiebreak, ["corpus", "run", "every", "--note", "a test", "-o", str(path)]) == 0
+    return path
+
+
+def test_a_statement_is_checked(stated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tiebreak, ["corpus", "check", str(stated)]) == 0
+    words = capsys.readouterr().out
+    assert "note: a test" in words
+    assert "cpu, torch: 1 of 1 programs reach their root" in words
+    assert run(tiebreak, ["corpus", "check", str(stated), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["equal"] is True
+    assert {one["backend"] for one in found["computed"]} == {choice.backend for choice in choices(["cpu"])}
+    (signer,) = found["signers"]
+    assert run(tiebreak, ["corpus", "check", str(stated), "--require", signer]) == 0
+    other = f"0x{KEY.address.hex()}"
+    assert run(tiebreak, ["corpus", "check", str(stated), "--require", other]) == 2
+    assert f"expected a signature by {other}, got none" in capsys.readouterr().err
+
+
+def test_a_statement_names_no_host_user_or_path(stated: Path) -> None:
+    found, _ = statements.check(stated)
+    texts = [*found.environment.values(), *(one.problem for one in found.computed)]
+    for private in (platform.node(), getpass.getuser(), str(Path.home()), str(ROOT), str(Path.cwd()), str(stated)):
+        assert all(private not in text for text in texts)
+
+
+def test_the_whole_of_it_is_a_statement_of_in_toto(stated: Path) -> None:
+    document = json.loads(Envelope.decode(stated.read_bytes()).payload.data)
+    assert document["_type"] == "https://in-toto.io/Statement/v1"
+    assert [one["name"] for one in document["subject"]] == ["every"]
+
+
+def test_without_torch(stated: Path) -> None:
+    assert not (HEAVY - {"numpy"}) & running(["corpus", "check", str(stated)])
+
+
+def test_a_wrong_root_is_stated_with_its_reason_and_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong_exp(monkeypatch)
+    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    path = tmp_path / "wrong.json"
+    assert run(tiebreak, ["corpus", "run", "mlp", "--device", "cpu", "-o", str(path), "--json"]) == 2
+    assert not enabled()
+    (made,) = json.loads(capsys.readouterr().out)["computed"]
+    assert "(map exp)" in made["problem"]
+    assert run(tiebreak, ["corpus", "check", str(path)]) == 2
+    assert "mlp (cpu, torch): expected root 53f341b9" in capsys.readouterr().out
+
+
+def test_wrong_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = ["-o", str(tmp_path / "s.json")]
+    for arguments, words in (
+        (["nothing"], "expected one of the programs"),
+        (["mlp", "--device", "cuda:99"], "expected a device"),
+        (["mlp", "--note", "a\nb"], "expected a note"),
+    ):
+        assert run(tiebreak, ["corpus", "run", *arguments, *output]) == 1
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "s.json").exists()
+
+
+def signed(document: dict[str, Any]) -> bytes:
+    return sign(Envelope(payload=payload_of(document)), KEY).encode()
+
+
+def refused(tmp_path: Path, data: bytes) -> str:
+    path = tmp_path / "hostile.json"
+    path.write_bytes(data)
+    with pytest.raises(VerificationError) as error:
+        statements.check(path)
+    return str(error.value)
+
+
+def changes() -> Iterator[tuple[str, Callable[[dict[str, Any]], object], str]]:
+    """(name, a change of a statement's document, what the refusal says)."""
+    root = "ab" * 32
+    one = lambda d: d["predicate"]["computed"][0]  # noqa: E731
+    yield "expected root", lambda d: one(d).update(expected=root, equal=False), "expected root a3675d"
+    yield "equal", lambda d: one(d).update(root=root), "equal"
+    yield "unequal", lambda d: one(d).update(equal=False), "equal"
+    yield "program", lambda d: one(d).update(program="mlp"), "expected a run of each program"
+    yield "subject", lambda d: d["subject"][0].update(name="nothing"), "expected a run of each program"
+    yield "digest", lambda d: d["subject"][0]["digest"].update(sha256=root), "expected every of this corpus"
+    yield "twice", lambda d: d["subject"].append(d["subject"][0]), "subject"
+    yield "none", lambda d: d["predicate"].update(computed=[]), "expected 1 to 256 runs"
+    yield "many", lambda d: d["predicate"].update(computed=[one(d)] * 257), "expected 1 to 256 runs"
+    yield "more", lambda d: d["predicate"].update(more=1), "other fields"
+    yield "kind", lambda d: d.update(predicateType="urn:other"), "urn:tiebreak:corpus:1"
+    yield "terminal", lambda d: d["predicate"].update(note="\x1b[2J"), "expected printable text"
+    yield "machine", lambda d: d["predicate"]["environment"].update({"a\n": "b"}), "printable"
+    yield "long", lambda d: d["predicate"].update(note="x" * 256), "expected printable text"
+    yield "time", lambda d: one(d).update(milliseconds=-1), "milliseconds"
+    yield "float", lambda d: one(d).update(milliseconds=1.5), "milliseconds"
+    yield "device", lambda d: one(d).update(device="cpu "), "name of a device"
+    yield "problem", lambda d: one(d).update(problem="x" * 1001), "printable text"
+    yield "no problem", lambda d: one(d).update(problem=""), "printable text"
+
+
+@pytest.mark.parametrize(("change", "words"), [c[1:] for c in changes()], ids=[c[0] for c in changes()])
+def test_a_hostile_statement_is_refused(
+    change: Callable[[dict[str, Any]], object], words: str, stated: Path, tmp_path: Path
+) -> None:
+    """Each is signed by its maker's key: a signature alone proves nothing."""
+    document = json.loads(Envelope.decode(stated.read_bytes()).payload.data)
+    assert statements.check(stated)[0].document() == document
+    change(document)
+    said = refused(tmp_path, signed(document))
+    assert words in said
+    assert "hostile.json" in said
+
+
+def test_a_hostile_envelope_is_refused(stated: Path, tmp_path: Path) -> None:
+    envelope = Envelope.decode(stated.read_bytes())
+    assert "expected at most" in refused(tmp_path, b"{" * (200 << 10))
+    assert "expected JSON" in refused(tmp_path, b"\xff")
+    assert "expected a signature under an address, got none" in refused(
+        tmp_path, replace(envelope, signatures=()).encode()
+    )
+    for_others = replace(envelope, signatures=(("cosign", b"x"),))
+    assert "expected a signature under an address, got none" in refused(tmp_path, for_others.encode())
+    (key_id, signature), other = envelope.signatures[0], f"0x{KEY.address.hex()}"
+    flipped_bit = replace(envelope, signatures=((key_id, bytes([signature[0] ^ 1]) + signature[1:]),))
+    assert "expected a signature by" in refused(tmp_path, flipped_bit.encode())
+    assert "expected a signature by" in refused(tmp_path, replace(envelope, signatures=((other, signature),)).encode())
+    spaced = json.dumps(json.loads(envelope.payload.data), indent=1).encode()
+    respelled = sign(Envelope(payload=Payload(kind=envelope.payload.kind, data=spaced)), KEY)
+    assert "another spelling" in refused(tmp_path, respelled.encode())
+    nested = Payload(kind=envelope.payload.kind, data=b'{"a":' * 20 + b"1" + b"}" * 20)
+    assert "brackets" in refused(tmp_path, sign(Envelope(payload=nested), KEY).encode())
+
+
+def test_no_bit_can_be_changed_under_a_signature(stated: Path, tmp_path: Path, cases: CaseCounter) -> None:
+    envelope = Envelope.decode(stated.read_bytes())
+    data = envelope.payload.data
+    for at in range(0, len(data), 37):
+        changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        refused(tmp_path, replace(envelope, payload=replace(envelope.payload, data=changed)).encode())
+        cases()
+
+
+def test_what_differs_round_trips() -> None:
+    root, digest = Digest(bytes(31) + b"1"), programs.expected("mlp")[1]
+    made = ComputedRun(
+        program="mlp", device="cuda:0", backend="Triton", root=None, expected=root, milliseconds=5, problem="why",
+    )  # fmt: skip
+    statement = CorpusStatement(programs={"mlp": digest}, environment={"cpu": "x"}, computed=(made,))
+    assert CorpusStatement.decode(statement.payload) == statement
+    assert statement.lines([KEY.address])[-1] == str(made)
+    assert statement.differing == [made]
+
+
+def test_whoever_signs_is_named(stated: Path, tmp_path: Path) -> None:
+    both = sign(Envelope.decode(stated.read_bytes()), KEY)
+    path = tmp_path / "both.json"
+    path.write_bytes(both.encode())
+    assert statements.check(path, require=[KEY.address])[1][-1] == KEY.address
+    with pytest.raises(SignatureError, match="expected a signature by 0x"):
+        statements.check(stated, require=[KEY.address])
+
+
+def test_what_is_sealed_holds_and_is_listed(cases: CaseCounter) -> None:
+    """The statements in the repository are of this corpus, and docs/corpus.md lists each with its signer."""
+    page = (ROOT / "docs" / "corpus.md").read_text()
+    sealed = sorted(SEALED.glob("*.json"))
+    assert {"x86-avx512.json", "x86-avx2.json"} <= {path.name for path in sealed}
+    for path in sealed:
+        found, signers = statements.check(path)
+        assert not found.differing
+        assert f"corpus/sealed/{path.name}" in page
+        assert all(f"0x{signer.hex()}" in page for signer in signers)
+        cases()
