@@ -410,7 +410,7 @@ def test_nothing_is_compiled_where_there_is_no_matrix_unit(monkeypatch: pytest.M
     assert choose(tables, 32) is None
     assert integers.unit() == ""
     assert len(integer_products()) == 1
-    with by_integers() as found:
+    with by_integers(torch.device("cpu")) as found:
         assert not found
     assert compiled == []
     monkeypatch.setenv("TIEBREAK_INTEGERS", "1")
