@@ -317,11 +317,11 @@ FAST = {
 }  # fmt: skip
 SLOW = {
     "hostile": lambda: hostile(*HOSTILE),
-    "long": lambda: hostile("gauss", "positive", size=(3, 4100, 2)),
+    "long": lambda: hostile("gauss", size=(3, 4100, 2)),
     "panels": lambda: hostile(*MATRICES, FOLD=32),
     "chunks": lambda: sum(hostile("ties", size=size, RESIDUES=90_000) for size in ((140, 8, 9), (9, 8, 140))),
     "single": lambda: hostile("gauss", "ties", "wide", size=(3, 1, 5)),
-    "matrices": lambda: forms(30, affine), "convolutions": lambda: forms(20, convolution),
+    "matrices": lambda: forms(12, affine), "convolutions": lambda: forms(20, convolution),
     "not loose": lambda: leaves("gauss", stays=False, left=False, much=32),
     "stays": lambda: leaves("wide", stays=True, left=False),
     "no reads": waits_for_nothing, "beside middles": beside_middles, "qualified": qualifies,

@@ -50,9 +50,11 @@ def by_integers(device: torch.device) -> AbstractContextManager[bool]:
 
     If the environment forces integers or forbids them, nothing changes.
     """
+    if integers_wanted():
+        return nullcontext(False)
     on_gpu = launches(device)
     computes = gpu_integers.rates_of(device) is not None if on_gpu else is_host(device) and integers.unit() == "AMX"
-    return forced_integers() if computes and not integers_wanted() else nullcontext(False)
+    return forced_integers() if computes else nullcontext(False)
 
 
 def is_host(device: torch.device) -> bool:
