@@ -1,24 +1,23 @@
-"""Runs golden runs and captures models with earlier versions of torch: `python -m tests.golden.versions [VERSION...]`.
+"""Runs the corpus and captures models with earlier versions of torch: `python -m tests.golden.versions [VERSION...]`.
 
 The package index has these versions for CUDA alone. Without CUDA's libraries, of gigabytes, they are loaded beside
 stubs: libraries of the same names whose functions do nothing, which a computation on a CPU never calls. Everything else
-is that of `.venv`. A version passes if it reaches the roots of the golden runs, and if each model gets the program that
-the version of `.venv` captures.
+is that of `.venv`. A version passes if it reaches all roots of the corpus, by the kernels in C and by torch alone, and
+if each model gets the program that the version of `.venv` captures.
 """
 
 import argparse
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
-from tests.golden.bundle import NAMES, load
 from tests.source_tree import ROOT
+from tiebreak.api.corpus.statements import check
 
 VERSIONS: Final = ("2.10.0", "2.11.0", "2.12.0")
 """The three minor versions before that of constraints.txt."""
@@ -93,14 +92,16 @@ def main() -> None:
     expected = run("tests.golden.program_roots", more={})["roots"]
     other = defaultdict[str, list[str]](list)
     for version in parser.parse_args().versions:
-        more, runs = environment(version), ROOT / f".venv-torch-{version}" / "runs"
-        shutil.rmtree(runs, ignore_errors=True)
-        trained = run("tests.golden.train", str(runs), *NAMES, "--threads", "2", more=more)
-        captured = run("tests.golden.program_roots", more=more)
-        other[version] += [f"run {n}" for n in NAMES if trained["roots"][n] != load(n).expected.run_root]
+        more, path = environment(version), ROOT / f".venv-torch-{version}" / "corpus.json"
+        path.unlink(missing_ok=True)
+        command = [sys.executable, "-W", "ignore", "-m", "tiebreak", "corpus", "run", "--output", str(path)]
+        subprocess.run(command, cwd=ROOT, env=os.environ | more, stdout=subprocess.DEVNULL, check=False)
+        (made, _), captured = check(path), run("tests.golden.program_roots", more=more)
         other[version] += [f"program {n}" for n, root in expected.items() if captured["roots"][n] != root]
-        words = f"OTHER ROOTS: {', '.join(other[version])}" if other[version] else "the same roots"
-        sys.stdout.write(f"torch {captured['torch']}: {len(NAMES)} golden runs, {len(expected)} programs: {words}\n")
+        other[version] += map(str, made.differing)
+        words = f"OTHER ROOTS: {'; '.join(other[version])}" if other[version] else "the same roots"
+        runs = f"{len(made.computed)} runs of the corpus, {len(expected)} programs of models"
+        sys.stdout.write(f"torch {made.environment['torch']}: {runs}: {words}\n")
         sys.stdout.flush()
     sys.exit(any(other.values()))
 
