@@ -23,7 +23,7 @@ from triton.runtime import driver
 from tests.engine.arithmetic_cases import extreme_of, sum_over
 from tests.engine.random_programs import Writer
 from tiebreak.engine.arithmetic import Arithmetic, backend
-from tiebreak.engine.arithmetic.gpu import chains, launching, scatter, sums
+from tiebreak.engine.arithmetic.gpu import chains, integers, launching, scatter, sums
 from tiebreak.engine.data.tensors import from_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.run import qualify
@@ -161,7 +161,7 @@ def main() -> None:
         stack.enter_context(mock.patch.object(backend, "launches", return_value=True))
         for module in (scatter, sums):
             stack.enter_context(mock.patch.object(module, "programs", return_value=4))
-        for module in (chains, sums):
+        for module in (chains, sums, integers):
             stack.enter_context(mock.patch.object(module, "target", return_value=("cuda", 90)))
         knobs.cache.dir = stack.enter_context(tempfile.TemporaryDirectory())
         arithmetic = Arithmetic()
