@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from tests.engine.lowering_bench import torch_batch
+from tests.golden.more import Images, judges, makes
 from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.api.training.tasks import make_task
@@ -26,36 +27,6 @@ STEPS = 25
 O = torch.optim  # noqa: E741 (torch's own name is long)
 Loss = Callable[..., Tensor]
 Optimizers = Callable[[nn.Module], list[torch.optim.Optimizer]]
-
-
-class Images(nn.Module):
-    """A tiny DCGAN: batch norm on both sides, dropout in the discriminator."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maker = nn.Sequential(
-            nn.ConvTranspose2d(4, 6, 4, bias=False), nn.BatchNorm2d(6), nn.ReLU(),
-            nn.ConvTranspose2d(6, 1, 4, 2, 1), nn.Tanh(),
-        )  # fmt: skip
-        self.judge = nn.Sequential(
-            nn.Conv2d(1, 6, 4, 2, 1), nn.LeakyReLU(0.2), nn.Dropout(0.3), nn.Conv2d(6, 6, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(6), nn.LeakyReLU(0.2), nn.Flatten(), nn.Linear(96, 1),
-        )  # fmt: skip
-
-    def made(self, x: Tensor) -> Tensor:
-        found: Tensor = self.maker(torch.randn(x.shape[0], 4, 1, 1))
-        return found
-
-
-def judges(model: Any, x: Tensor) -> Tensor:
-    real, made = model.judge(x), model.judge(model.made(x).detach())
-    first = F.binary_cross_entropy_with_logits(real, torch.ones_like(real))
-    return first + F.binary_cross_entropy_with_logits(made, torch.zeros_like(made))
-
-
-def makes(model: Any, x: Tensor) -> Tensor:
-    found = model.judge(model.made(x))
-    return F.binary_cross_entropy_with_logits(found, torch.ones_like(found))
 
 
 class Clipped(O.RMSprop):

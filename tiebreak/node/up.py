@@ -279,7 +279,7 @@ class Town:
         return board, str(document["rpc"])
 
     def _serve(self, hub: Child, board: str, rpc: str) -> None:
-        """Tell the hub its command."""
+        """Start the hub, which has imported its modules by now, on a board or on paper."""
         folder = self.plan.folder / "hub"
         folder.mkdir()
         self._new_key(folder / "hub.pem")

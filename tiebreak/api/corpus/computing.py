@@ -105,7 +105,7 @@ def run_of(program: CorpusProgram, path: Path) -> RunDirectory:
 
 
 def inputs(program: CorpusProgram) -> tuple[State, State]:
-    """Initial state and data."""
+    """A program's initial state and its data, as tensors by name on the CPU."""
     state, data, of = program.state(), program.data(), program.program
     return (
         {name: from_bytes(state[name], *kind) for name, kind in of.state_spec().items()},

@@ -94,7 +94,7 @@ def games(source: PageSource, asked: Asked, size: int = A_PAGE) -> Listing:
 
 
 def _newest(source: PageSource, board: Board) -> list[Digest]:
-    """All jobs, the newest first."""
+    """Ids of the jobs with posts on this hub, then of those on the board alone, the newest of each first."""
     return list(dict.fromkeys([*source.jobs(), *reversed(board.jobs)]))
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tiebreak.engine import native
 from tiebreak.engine.arithmetic.c.progress import ZivProgress
 from tiebreak.engine.arithmetic.c.threads import together
-from tiebreak.engine.arithmetic.plan.moduli import MODULI, MOST_TERMS, PAYS, Moduli, count_of
+from tiebreak.engine.arithmetic.plan.moduli import MODULI, MOST_TERMS, PAYS, Moduli, count_of, round_up
 from tiebreak.engine.arithmetic.plan.sums import ReduceTables
 from tiebreak.engine.arithmetic.plan.views import Floats
 from tiebreak.engine.native import Build, load
@@ -106,12 +106,8 @@ def cost(shape: "Shape", count: int) -> tuple[float, float]:
     batches, m, n, k = shape.batches, shape.m, shape.n, shape.k
     packed = (m + n * ceil(m / max(1, min(HEIGHT, shape.rows(count))))) * k * (count / 2 + 2)
     folded = m * n * (4 + ceil(k / (PANEL * TILE)) * count * 3 / 16)
-    multiplied = _up(m, 32) * _up(n, 32) * _up(k, TILE) * count / 370
+    multiplied = round_up(m, 32) * round_up(n, 32) * round_up(k, TILE) * count / 370
     return batches * (packed + multiplied + folded), batches * m * n * k / 10
-
-
-def _up(size: int, step: int) -> int:
-    return ceil(size / step) * step
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ class Shape:
 
     def rows(self, count: int) -> int:
         """The number of rows of each batch, a multiple of 32, whose residues fit `RESIDUES` together."""
-        return RESIDUES // (self.batches * _up(self.k, TILE) * count) // 32 * 32
+        return RESIDUES // (self.batches * round_up(self.k, TILE) * count) // 32 * 32
 
 
 def choose(tables: ReduceTables, precision: int) -> "IntegerSum | None":
@@ -195,13 +191,13 @@ def _memory(rows: int, plan: _Moduli) -> tuple[NDArray[np.int8], Floats]:
 
 def _set_blocks(plan: _Moduli, task: ctypes.Structure, threads: int) -> None:
     """Chooses blocks that give every thread work."""
-    plan.width, plan.high = min(WIDTH, _up(task.n, 32)), min(HEIGHT, _up(task.m, 32))
+    plan.width, plan.high = min(WIDTH, round_up(task.n, 32)), min(HEIGHT, round_up(task.m, 32))
     wanted = 1 if threads == 1 else 2 * threads
     while task.batches * ceil(task.m / plan.high) * ceil(task.n / plan.width) < wanted:
         if max(plan.width, plan.high) == 32:
             return
         name = "width" if plan.width > 64 or plan.high == 32 else "high"
-        setattr(plan, name, _up(getattr(plan, name) // 2, 32))
+        setattr(plan, name, round_up(getattr(plan, name) // 2, 32))
 
 
 def _moduli(shape: Shape, count: int, precision: int) -> _Moduli:

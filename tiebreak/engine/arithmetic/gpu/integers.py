@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tiebreak.engine import native
 from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, target
-from tiebreak.engine.arithmetic.plan.moduli import LONG, MOST_TERMS, PAYS, Moduli, count_of
+from tiebreak.engine.arithmetic.plan.moduli import LONG, MOST_TERMS, PAYS, Moduli, count_of, round_up
 from tiebreak.engine.arithmetic.plan.sums import ReduceTables
 
 RATES: Final = {86: (2, 1024), 87: (2, 1024), 89: (2, 1024), 120: (2, 1024), 121: (2, 1024)}
@@ -75,7 +75,13 @@ def cost(tables: ReduceTables, count: int, rates: tuple[int, int]) -> tuple[floa
     batches, m, n = map(len, tables.out)
     packed = (m + n) * tables.terms * (60 + 8 * count) / 64
     ended = m * n * (220 + 9 * count * ceil(tables.terms / FOLD)) / 64
-    multiplied = _up(m, TILE["BLOCK_M"]) * _up(n, TILE["BLOCK_N"]) * _up(tables.terms, 64) * count / (SHARE * byte)
+    multiplied = (
+        round_up(m, TILE["BLOCK_M"])
+        * round_up(n, TILE["BLOCK_N"])
+        * round_up(tables.terms, 64)
+        * count
+        / (SHARE * byte)
+    )
     return batches * (packed + multiplied + ended), batches * m * n * (tables.terms + 14) / fp64
 
 
@@ -85,16 +91,12 @@ def choose(tables: ReduceTables, precision: int, device: torch.device) -> "Launc
     if rates is None or tables.terms > MOST_TERMS:
         return None
     count, forced = count_of(tables.terms, precision), native.integers() == "1"
-    if len(tables.out[0]) * count * _up(tables.terms, TILE["BLOCK_K"]) * TILE["BLOCK_M"] > RESIDUES:
+    if len(tables.out[0]) * count * round_up(tables.terms, TILE["BLOCK_K"]) * TILE["BLOCK_M"] > RESIDUES:
         return None
     integers, fp64 = cost(tables, count, rates)
     if not forced and (tables.multiplications < LEAST or integers > PAYS * fp64):
         return None
     return LaunchedIntegers(tables, precision, device, stays=forced)
-
-
-def _up(size: int, step: int) -> int:
-    return ceil(size / step) * step
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ class Scales:
     @property
     def fold(self) -> int:
         """The terms that are added at once, a multiple of the block."""
-        return _up(ceil(self.terms / self.panels), self.tile["BLOCK_K"])
+        return round_up(ceil(self.terms / self.panels), self.tile["BLOCK_K"])
 
     @property
     def width(self) -> int:

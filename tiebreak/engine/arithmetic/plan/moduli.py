@@ -28,6 +28,11 @@ def count_of(terms: int, precision: int) -> int:
     return 7 + ceil((precision - 16) / 4) + (terms > LONG) - (precision == 32 and terms <= SHORT)
 
 
+def round_up(size: int, step: int) -> int:
+    """The least multiple of `step` that is not below `size`."""
+    return ceil(size / step) * step
+
+
 @dataclass(frozen=True)
 class Moduli:
     """The first `count` moduli. Raises `ValueError` if they are not coprime in pairs."""
@@ -40,7 +45,7 @@ class Moduli:
 
     @cached_property
     def product(self) -> int:
-        """P."""
+        """The product of the moduli, P in docs/integers.md: sums are computed modulo this number."""
         return prod(self.numbers)
 
     @property
