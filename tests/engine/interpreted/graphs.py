@@ -478,7 +478,7 @@ def killed() -> dict[str, str]:
     found = {}
     for name, (module, old, new, check) in MUTANTS.items():
         with tempfile.TemporaryDirectory() as folder:
-            mutant = changed(module, Path(folder), ((old, new),))
+            mutant = changed(Path(folder), ((old, new),), module)
         try:
             check(mutant)
         except (AssertionError, UserWarning) as error:

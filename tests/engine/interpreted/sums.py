@@ -31,7 +31,8 @@ from tests.engine.arithmetic_cases import (
 from tests.engine.interpreted import Mutants, NoReads, Suite, changed, killed, main, ran_by, tried
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.gpu import sums as launching
-from tiebreak.engine.arithmetic.gpu.kernels import sums as kernels
+from tiebreak.engine.arithmetic.gpu.kernels import products, rounding, settling
+from tiebreak.engine.arithmetic.gpu.kernels import sums as summing
 from tiebreak.engine.arithmetic.plain import indexing
 from tiebreak.engine.arithmetic.plain.sums import PlainSums
 from tiebreak.engine.arithmetic.plan import ziv
@@ -67,8 +68,11 @@ def tabled() -> Iterator[None]:
 @contextmanager
 def replaced(name: str, function: Callable[..., Any]) -> Iterator[None]:
     """Kernels that call `function` in place of another, which is its first argument."""
-    module = launching.kernels("sums")
-    with mock.patch.object(module, name, partial(function, getattr(module, name))):
+    modules = set(map(launching.kernels, ("sums", "products", "settling")))  # a mutant is all of them
+    with ExitStack() as stack:
+        for module in modules:
+            if hasattr(module, name):
+                stack.enter_context(mock.patch.object(module, name, partial(function, getattr(module, name))))
         yield
 
 
@@ -634,7 +638,7 @@ def overflows() -> int:
 
 def flushes() -> int:
     """Sums in fixed point that are carried after every second term of a lane."""
-    with mock.patch.object(kernels, "SAFE", type(kernels.SAFE)(16)):
+    with mock.patch.object(settling, "SAFE", type(settling.SAFE)(16)):
         return settles(5)
 
 
@@ -898,7 +902,7 @@ def broken() -> dict[str, str]:
     found = {}
     for name, change in PROMISES.items():
         with TemporaryDirectory() as folder:
-            layout = changed(launching, Path(folder), (change,)).OperandLayout
+            layout = changed(Path(folder), (change,), launching).OperandLayout
         try:
             promises(layout)
         except AssertionError:
@@ -944,7 +948,7 @@ SUITE = Suite(
     fast={name: within(check) for name, check in FAST.items()},
     slow={name: within(check) for name, check in SLOW.items()},
     mutants=[*MUTANTS, *PROMISES],
-    killed=within(lambda: killed(MUTANTS, kernels, launching) | broken()),
+    killed=within(lambda: killed(MUTANTS, launching, rounding, summing, products, settling) | broken()),
 )
 
 if __name__ == "__main__":
