@@ -24,7 +24,7 @@ from triton.compiler import ASTSource
 from benchmarks.real_models import make_real_task
 from benchmarks.table import placed, publish, rows_of
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.gpu import chains, hashing, integers, scatter, sums
+from tiebreak.engine.arithmetic.gpu import chains, hashing, integers, operands, scatter, sums
 from tiebreak.engine.arithmetic.gpu import random as draws
 from tiebreak.engine.arithmetic.gpu.kernels import chains as chain_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import hashing as hash_kernels
@@ -34,7 +34,8 @@ from tiebreak.engine.arithmetic.gpu.kernels import random as draw_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import scatter as scatter_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import settling as settling_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import sums as sum_kernels
-from tiebreak.engine.arithmetic.gpu.sums import Form, OperandLayout
+from tiebreak.engine.arithmetic.gpu.operands import OperandLayout
+from tiebreak.engine.arithmetic.gpu.sums import Form
 from tiebreak.engine.arithmetic.plan.chains import ChainCode, Member, members_of
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.run.interpreter import Interpreter
@@ -62,12 +63,13 @@ MATRICES: Final = {
 }  # fmt: skip
 """`product` by the layouts of its operands, as in BLAS: N is row-major, T transposed."""
 CONVOLUTIONS: Final = {
-    "product: a convolution": (OperandLayout(True, 4, 1, 4), OperandLayout(False, None, 2, 1)),
+    "product: a convolution": (OperandLayout(True, 4, 1, 4), OperandLayout(True, None, 4, 4)),
     "product: 1 x 1": (OperandLayout(True, 4, 1, 4), OperandLayout(False, None, 4, 4)),
-    "product: gradient of images": (OperandLayout(True, None, 1, 1), OperandLayout(False, None, 2, 1)),
-    "product: gradient of weights": (OperandLayout(True, None, 4, 4), OperandLayout(True, None, 4, 1)),
+    "product: gradient of images": (OperandLayout(True, None, 4, 4), OperandLayout(True, None, 4, 4)),
+    "product: 1 x 1, gradient": (OperandLayout(False, 4, 1, 4), OperandLayout(False, None, 4, 4)),
+    "product: small images": (OperandLayout(True, None, 1, 1), OperandLayout(False, None, 2, 1)),
 }
-"""`product` by the layouts of images whose width has a remainder of 2 by 4, of others, and of weights."""
+"""`product` by the layouts of weights and images: of copies, of images as they are, and of those not worth a copy."""
 PRODUCTS: Final = MATRICES | CONVOLUTIONS
 KERNELS: Final = (
     *PRODUCTS,
@@ -94,6 +96,7 @@ OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
         "*fp64 *fp64 *fp32 *i64 *i64 *i32 *i64 *i64 i32 i32 fp32",
     ),
     "add_open": (scatter_kernels.add_open, scatter.OPTIONS, f"{_SCATTERED} *i64 *i64 *i64 i32 i32"),
+    "copy_lanes": (product_kernels.copy_lanes, operands.OPTIONS, "*fp32 *fp32" + 5 * " i32"),
     "permute": (draw_kernels.permute, draws.OPTIONS, "*i64 *i64 *i64 *i64 i32 i64 i32 i32"),
 }
 """Kernels of other things than sums, their options, and the types of their arguments in order."""
@@ -167,9 +170,10 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
         return _machine(name, _assemble_chain(TARGETS[name], _chain(kernel), precision, options), 0)
     if kernel in OTHERS:
         function, known, kinds = OTHERS[kernel]
-        constants = {"PRECISION": precision, "BLOCK": known["BLOCK"]}
+        constants = {"PRECISION": precision, "BLOCK": known["BLOCK"], "point_step": 1}
         constants = {key: value for key, value in constants.items() if key in function.arg_names}
-        signature = dict(zip(function.arg_names, [*kinds.split(), *len(constants) * ["constexpr"]], strict=True))
+        others = iter(kinds.split())
+        signature = {n: "constexpr" if n in constants else next(others) for n in function.arg_names}
         return _compiled(name, function, signature, constants, {k: v for k, v in known.items() if k.islower()}, 0)
     if kernel in INTEGERS:
         return _assemble_integers(name, kernel, precision, options)
@@ -385,10 +389,10 @@ def faults(machine: MachineCode) -> list[str]:
 # ---- main loops ----
 
 
-def delays(machine: MachineCode, *, tables: bool = False) -> list[str]:
+def delays(machine: MachineCode, narrow: tuple[str, ...] = ()) -> list[str]:
     """Names what keeps the matrix unit waiting in the main loop of a product.
 
-    1. Registers that are spilled there. 2. Copies of less than 16 bytes, if no places are in tables. 3. Fewer than two
+    1. Registers that are spilled there. 2. Copies of less than 16 bytes, but for those `narrow`. 3. Fewer than two
     steps whose copies are under way while one is computed. 4. Lanes that ask one bank of shared memory for more than
     two words at once.
     """
@@ -397,7 +401,7 @@ def delays(machine: MachineCode, *, tables: bool = False) -> list[str]:
     spills = sum(name.startswith(("LDL", "STL")) for name in names)
     found = [f"{spills} accesses to spilled registers"] if spills else []
     copies = [name for name in names if name.startswith("LDGSTS")]
-    found += [f"a copy by {name}" for name in sorted(set(copies)) if not (tables or name.endswith(".128"))]
+    found += [f"a copy by {name}" for name in sorted(set(copies)) if not name.endswith((".128", *narrow))]
     waits = [int(one[1], 16) for one in (re.search(r"DEPBAR\.LE SB0, (0x\w+)", line) for line in loop) if one]
     ahead = min(waits, default=0) // max(1, names.count("LDGDEPBAR"))
     found += [] if copies and ahead >= 2 else [f"copies of {ahead} steps under way"]
@@ -489,7 +493,8 @@ def _problems(machine: MachineCode, kernel: str) -> list[str]:
         found += [name for name in _operations(machine.code) if re.search(r"F64|^D(ADD|MUL|FMA|SETP)", name)]
         return found + (delays(machine) if kernel == "multiply_residues" and machine.target != "sm_90" else [])
     waits = kernel in PRODUCTS and machine.target in MATRIX
-    return faults(machine) + (delays(machine, tables=kernel in CONVOLUTIONS) if waits else [])
+    places, numbers = kernel in CONVOLUTIONS, kernel == "product: small images"
+    return faults(machine) + (delays(machine, (*places * (".64",), *numbers * (".E",))) if waits else [])
 
 
 @click.command(help=__doc__)

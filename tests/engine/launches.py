@@ -23,7 +23,7 @@ from triton.runtime import driver
 from tests.engine.arithmetic_cases import extreme_of, sum_over
 from tests.engine.random_programs import Writer
 from tiebreak.engine.arithmetic import Arithmetic, backend
-from tiebreak.engine.arithmetic.gpu import chains, integers, launching, scatter, sums
+from tiebreak.engine.arithmetic.gpu import chains, integers, launching, operands, scatter, sums
 from tiebreak.engine.data.tensors import from_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.run import qualify
@@ -40,6 +40,12 @@ FORMS = [
     (sum_over((8, 8), (1,), Access(0, 0, (1, 0, 0)), Access(1, 0, (0, 1, 0))), (8, 8)),  # without an error
     (sum_over((64, 32), (32,), Access(0, 0, (64, 0, 2)), Access(1, 0, (0, 1, 32))), (4096, 1024)),  # by tables
     (sum_over((128, 64), (48,), Access(0, 3, (51, 0, 1)), Access(1, 0, (0, 1, 64))), (6531, 3072)),  # not in fours
+    (
+        sum_over(
+            (4, 8, 9, 9), (8, 3, 3), Access(0, 0, (968, 0, 11, 1, 121, 11, 1)), Access(1, 0, (0, 72, 0, 0, 9, 3, 1))
+        ),
+        (3872, 576),
+    ),  # an image, which is copied
     (sum_over((100,), (30,), Access(0, 0, (30, 1))), (3000,)),
     (extreme_of(ReduceFunction.MAX, (100,), (30,), (30, 1)), (3000,)),
     (extreme_of(ReduceFunction.ARGMAX, (100,), (30,), (30, 1)), (3000,)),
@@ -163,6 +169,7 @@ def main() -> None:
             stack.enter_context(mock.patch.object(module, "programs", return_value=4))
         for module in (chains, sums, integers):
             stack.enter_context(mock.patch.object(module, "target", return_value=("cuda", 90)))
+        stack.enter_context(mock.patch.multiple(operands, LEAST=0, PAYS=1))
         knobs.cache.dir = stack.enter_context(tempfile.TemporaryDirectory())
         arithmetic = Arithmetic()
         qualified = launching.find(lambda: qualify._rehearse(arithmetic, [(case, ()) for case in qualify._cases()]))
@@ -188,7 +195,7 @@ def main() -> None:
     assert {metadata["enable_fp_fusion"] for metadata, _ in cached} == {False}
     assert {metadata["name"] for metadata, _ in cached} == {
         "product", "norms", "contract_twice", "add_up", "add_parts", "settle", "find_greatest", "run",
-        "add_terms", "decide_sums", "add_open", "round_listed", "permute", "hash_chunks", "hash_nodes",
+        "add_terms", "decide_sums", "add_open", "round_listed", "permute", "hash_chunks", "hash_nodes", "copy_lanes",
     }  # fmt: skip
     sys.stdout.write(f"{len(found)}\n")
 

@@ -3,10 +3,11 @@
 import json
 import sys
 
-from tests.engine.interpreted import chains, graphs, hashing, indices, integers, interpreting, ran_by, sums
+from tests.engine.interpreted import chains, graphs, hashing, indices, integers, interpreting, operands, ran_by, sums
 
 SUITES = {
     "sums": sums,
+    "operands": operands,
     "chains": chains,
     "indices": indices,
     "hashing": hashing,

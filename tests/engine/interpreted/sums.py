@@ -30,6 +30,7 @@ from tests.engine.arithmetic_cases import (
 )
 from tests.engine.interpreted import Mutants, NoReads, Suite, changed, killed, main, ran_by, tried
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.gpu import operands as reading
 from tiebreak.engine.arithmetic.gpu import sums as launching
 from tiebreak.engine.arithmetic.gpu.kernels import products, rounding, settling
 from tiebreak.engine.arithmetic.gpu.kernels import sums as summing
@@ -61,7 +62,9 @@ def small(flush: int = 32, programs: int = 4) -> Iterator[None]:
 @contextmanager
 def tabled() -> Iterator[None]:
     """All products from tables."""
-    with mock.patch.object(launching, "progression", return_value=None):
+    with ExitStack() as stack:
+        for module in (launching, reading):
+            stack.enter_context(mock.patch.object(module, "progression", return_value=None))
         yield
 
 
@@ -251,7 +254,7 @@ def takes_progressions() -> int:
     return 46
 
 
-def promises(layout: Any = launching.OperandLayout) -> int:
+def promises(layout: Any = reading.OperandLayout) -> int:
     """What `product` tells the compiler, compared with the addresses in the tables.
 
     Neighbours in a run, counted from a multiple of its length, lie side by side. If the unit is 4, four neighbours lie
@@ -318,7 +321,7 @@ def partial_sums(examples: int) -> int:
     return ran
 
 
-def promised(seed: int, layout: Any = launching.OperandLayout) -> int:
+def promised(seed: int, layout: Any = reading.OperandLayout) -> int:
     """How much is promised of the operands of a case of `cases`."""
     found = [layout.of(o.batch, o.own, o.k) for o in tables_of(cases(random.Random(seed))[0]).operands]
     return sum(one.run + one.unit for one in found)
@@ -346,7 +349,7 @@ def counts_in_fours() -> int:
     for sizes, a, b in (((5, 5, 8), (8, 0, 1), (0, 8, 1)), ((8, 8, 5), (1, 0, 8), (0, 1, 8))):
         m, n, k = sizes
         i = sum_over((m, n), (k,), Access(0, 0, a), Access(1, 0, b))
-        assert [launching.OperandLayout.of(o.batch, o.own, o.k).unit for o in tables_of(i).operands] == [4, 4]
+        assert [reading.OperandLayout.of(o.batch, o.own, o.k).unit for o in tables_of(i).operands] == [4, 4]
         arithmetic = Arithmetic()
         ran += len(check(arithmetic, i, [torch.arange(40.0) + 1, torch.arange(40.0) + 1]))
         assert arithmetic.stats.of("reduce.sum.products").undecided == 0  # as a row that is left out would be
@@ -902,7 +905,7 @@ def broken() -> dict[str, str]:
     found = {}
     for name, change in PROMISES.items():
         with TemporaryDirectory() as folder:
-            layout = changed(Path(folder), (change,), launching).OperandLayout
+            layout = changed(Path(folder), (change,), reading).OperandLayout
         try:
             promises(layout)
         except AssertionError:

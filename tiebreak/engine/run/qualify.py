@@ -306,7 +306,7 @@ def _elements(tensor: Tensor) -> list[int]:
 
 @cache
 def _vectors(precision: int, *, large: bool = False) -> tuple[tuple[_Case, tuple[int, ...]], ...]:
-    """Every case, or the large one, with its right answers, which are computed once per process."""
+    """Every case, or the large ones, with its right answers, which are computed once per process."""
     return tuple((case, _right(case, precision)) for case in (_large_products() if large else _cases()))
 
 
@@ -440,7 +440,8 @@ def _products() -> Iterator[_Case]:
 def _large_products() -> Iterator[_Case]:
     """Hard and cancelling rows, repeated many times, times columns of ones, powers of two and drawn numbers.
 
-    Large enough that a vendor's library may emulate FP64 with smaller formats.
+    Large enough that a vendor's library may emulate FP64 with smaller formats. Once more, the two operands have their
+    terms in other orders, so that kernels copy one of them first.
     """
     width, columns, copies = 1024, 512, 28
     drawn = _draw(width // 2, width)
@@ -455,7 +456,9 @@ def _large_products() -> Iterator[_Case]:
     i = _reduce(ReduceFunction.SUM, DType.F32, (rows * copies, columns), (width,), *accesses)
     first, last = range(rows), range(rows * (copies - 1), rows * copies)
     chosen = tuple(r * columns + c for r in (*first, *last) for c in (0, 1, 2, columns - 1))
-    yield _Case("reduce sum of products (large)", i, ((DType.F32, once * copies), (DType.F32, right)), chosen)
+    turned = replace(i, reduction=(32, 32), operands=(Access(0, 0, (width, 0, 32, 1)), Access(1, 0, (0, width, 1, 32))))
+    for each, some in ((i, chosen), (turned, chosen[::8])):
+        yield _Case("reduce sum of products (large)", each, ((DType.F32, once * copies), (DType.F32, right)), some)
 
 
 def _scatters() -> Iterator[_Case]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic.gpu.integers import choose
 from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, programs, target
+from tiebreak.engine.arithmetic.gpu.operands import OperandLayout, arrange
 from tiebreak.engine.arithmetic.plain.exact import ElementReader
 from tiebreak.engine.arithmetic.plain.settling import Settler
 from tiebreak.engine.arithmetic.plan.options import Operands, Options
@@ -98,39 +99,6 @@ def settling(backend: str, terms: int, *, prologue: bool) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class OperandLayout:
-    """The way in which `product` reads an operand: terms (`along`) or rows lie side by side.
-
-    `step` is that of the others. It is None if the places of rows and terms come from tables; then each `run`
-    of terms or rows, counted from a multiple of `run`, lie side by side.
-
-    `unit` is 4 where all places and counts are such that four neighbours, counted from a multiple of 4, are 16 bytes
-    at a multiple of 16 bytes from the operand's first, all inside or all outside, so they are copied at once. Kernels
-    compute with the multiples of `unit` that are not above these numbers, and find the others of a run from its first:
-    a promise that does not hold gives wrong sums, in the interpreter too.
-    """
-
-    along: bool
-    step: int | None
-    run: int
-    unit: int
-
-    @classmethod
-    def of(cls, batch: Integers, own: Integers, k: Integers) -> "OperandLayout":
-        """The layout of an operand by its tables of batches, rows and terms."""
-        row, term = progression(own), progression(k)
-        along = term == 1 or len(k) == 1
-        if row is not None and term is not None and (along or row == 1 or len(own) == 1):
-            step, count = (row, len(k)) if along else (term, len(own))
-            return cls(along, step, 1, 1 if step % 4 or count % 4 or (batch % 4).any() else 4)
-        along = _run(k) >= _run(own)
-        inner, outer = (k, own) if along else (own, k)
-        run = _run(inner)
-        fours = run == 4 and not any((table % 4).any() for table in (batch, outer, inner[::4]))
-        return cls(along, None, run, 4 if fours else 1)
-
-
-@dataclass(frozen=True)
 class Form:
     """The way in which `product` reads its operands and writes its result."""
 
@@ -162,14 +130,6 @@ class Form:
     def steps(self) -> tuple[int | None, ...]:
         """The steps of both operands and of the result's rows; None for each of them that is read from tables."""
         return *(layout.step for layout in self.layouts), self.out_step
-
-
-def _run(table: Integers) -> int:
-    """The number of neighbours in a table, 4, 2 or 1, that always lie side by side."""
-    for run in (4, 2):
-        if len(table) % run == 0 and (table.reshape(-1, run) == table[::run, None] + np.arange(run)).all():
-            return run
-    return 1
 
 
 Read = Tensor | tuple[Tensor, ...]
@@ -288,6 +248,7 @@ class LaunchedSum:
         self, instruction: Instruction, tables: ReduceTables, options: Options, prologue: Prologue | None = None
     ) -> None:
         """prologue: what computes the operand; then all that is read takes its place among the operands."""
+        tables, self._copies = arrange(instruction, tables)
         self._instruction, self._tables, self._prologue = instruction, tables, prologue
         self._shuffled, self._rounded = options.shuffled, options.rounding(instruction)
         self._integers = choose(tables, self._rounded.precision, options.device)
@@ -371,7 +332,8 @@ class LaunchedSum:
         return out
 
     def _reading(self, operands: Sequence[Read]) -> tuple[_Call, list[Any]]:
-        read, device = [operands[o.index] for o in self._tables.operands], None
+        made: dict[int, Any] = {at: copy.make(operands[at]) for at, copy in self._copies.items()}
+        read, device = [made.get(o.index, operands[o.index]) for o in self._tables.operands], None
         for operand, x in zip(self._tables.operands, read, strict=True):
             if isinstance(x, Tensor):
                 check_reach(x, operand.reach)

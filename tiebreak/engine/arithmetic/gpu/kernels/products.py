@@ -40,6 +40,25 @@ def whole(x, UNIT: tl.constexpr):
     return x // UNIT * UNIT
 
 
+@triton.jit(
+    do_not_specialize=["first", "points", "lanes", "line_step", "lane_step"],
+    do_not_specialize_on_alignment=["point_step"],
+)
+def copy_lanes(x, to, first, points, lanes, line_step, point_step, lane_step, BLOCK: tl.constexpr):
+    """Copies x[first + line * line_step + point * point_step + lane * lane_step] to the place (line, point, lane).
+
+    A program copies BLOCK points of BLOCK lanes: it reads along points and writes along lanes.
+    """
+    across, down = tl.cdiv(lanes, BLOCK), tl.cdiv(points, BLOCK)
+    task, t = tl.program_id(0), tl.arange(0, BLOCK)
+    line = (task // across // down).to(tl.int64)
+    lane, point = (task % across * BLOCK + t).to(tl.int64), (task // across % down * BLOCK + t).to(tl.int64)
+    inside = (lane < lanes)[:, None] & (point < points)[None, :]
+    x += first + line * line_step + lane[:, None] * lane_step + point[None, :] * point_step
+    to += line * points * lanes + lane[:, None] + point[None, :] * lanes
+    tl.store(tl.trans(to), tl.trans(tl.load(x, mask=inside, other=0.0)), mask=tl.trans(inside))
+
+
 @triton.jit
 def listed_at(table, i, inside, RUN: tl.constexpr, UNIT: tl.constexpr):
     """The places of rows or terms i in a table.

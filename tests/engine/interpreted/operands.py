@@ -1,0 +1,297 @@
+"""Copies of the operands of convolutions and their gradients, made here however small the products are."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import prod
+from operator import mul
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+
+from tests.engine.arithmetic_cases import STYLES, Maker, check, sum_over
+from tests.engine.interpreted import Mutants, NoReads, Suite, _exit_code, changed, killed, main, sums
+from tests.engine.interpreted.integers import small as by_integers
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.gpu import operands as launching
+from tiebreak.engine.arithmetic.gpu.kernels import products as kernels
+from tiebreak.engine.arithmetic.gpu.kernels import rounding
+from tiebreak.engine.arithmetic.plan import ziv
+from tiebreak.engine.arithmetic.plan.sums import ReduceTables
+from tiebreak.protocol.program.isa import Access, DType, Instruction
+from tiebreak.protocol.program.rounding import SumKind
+
+
+@contextmanager
+def always(module: ModuleType = launching) -> Iterator[None]:
+    """Copies wherever an operand is slow, in blocks that small ones fill several times; by `module`."""
+    arrange = module.arrange
+    with (
+        mock.patch.multiple(module, LEAST=0, PAYS=2.0**-30),
+        mock.patch.dict(module.OPTIONS, BLOCK=4),
+        mock.patch.object(launching, "arrange", arrange),
+        mock.patch.object(sums.launching, "arrange", arrange),
+    ):
+        yield
+
+
+def layer(r: random.Random) -> tuple[Instruction, list[int]]:
+    """A convolution or a gradient of one: any stride, dilation, groups, remainder of the width by 4, and padding."""
+    images, groups, inner, outer = r.choice([1, 2, 4]), r.choice([1, 1, 2]), r.choice([3, 4, 8]), r.choice([4, 5, 8])
+    size, step, apart = r.choice([1, 2, 3]), r.choice([1, 1, 2]), r.choice([1, 1, 2])
+    height, width, margin = r.randint(1, 3), r.randint(2, 5), r.choice([0, 0, 1, 2])
+    wide = (width - 1) * step + (size - 1) * apart + 1 + margin
+    area = ((height - 1) * step + (size - 1) * apart + 1 + margin) * wide
+    taps, first = size * size, r.choice([0, 0, 2, 4])
+
+    def image(channels: int) -> tuple[int, ...]:
+        """The strides by image, group, channel, row and column, of steps, and by the filter's row and column."""
+        return groups * channels * area, channels * area, area, step * wide, step, apart * wide, apart
+
+    match r.randrange(3):
+        case 0:  # (image, group, outer, row, column), over (inner, taps)
+            n, g, c, *pixels = image(inner)
+            shape, terms = (images, groups, outer, height, width), (inner, size, size)
+            read = (n, g, 0, *pixels[:2], c, *pixels[2:]), (0, outer * inner * taps, inner * taps, 0, 0, taps, size, 1)
+            sizes = [images * groups * inner * area, groups * outer * inner * taps]
+        case 1:  # by images: the same with filters that are reversed, whose channels are the other way round
+            n, g, c, *pixels = image(outer)
+            shape, terms = (images, groups, inner, height, width), (outer, size, size)
+            filters = (0, outer * inner * taps, taps, 0, 0, inner * taps, -size, -1)
+            read = (n, g, 0, *pixels[:2], c, *pixels[2:]), filters
+            sizes = [images * groups * outer * area, groups * outer * inner * taps]
+        case _:  # by filters: (group, outer, inner, taps), over (image, row, column)
+            n, g, c, *pixels = image(inner)
+            shape, terms = (groups, outer, inner, size, size), (images, height, width)
+            plain = height * width
+            read = (
+                (g, 0, c, *pixels[2:], n, *pixels[:2]),
+                (outer * plain, plain, 0, 0, 0, groups * outer * plain, width, 1),
+            )
+            sizes = [images * groups * inner * area, images * groups * outer * plain]
+    offsets = [first, taps - 1 if min(read[1]) < 0 else 0]
+    sizes = [size + offset for size, offset in zip(sizes, offsets, strict=True)]
+    back = [r.choice([1, 1, 1, -1]) for _ in (*shape, *terms)]  # the ways in which dims are taken
+    for at, strides in enumerate(read):
+        steps = zip(strides, back, (*shape, *terms), strict=True)
+        offsets[at] += sum(stride * (size - 1) for stride, way, size in steps if way < 0)
+    order = r.choice([(0, 1), (1, 0)])
+    turned = [tuple(map(mul, strides, back)) for strides in read]
+    accesses = (Access(at, offsets[o], turned[o]) for at, o in enumerate(order))
+    return sum_over(shape, terms, *accesses), [sizes[o] for o in order]
+
+
+def drawn(seed: int) -> tuple[Instruction, list[torch.Tensor], dict[int, launching.Copy]]:
+    """A layer with hostile values, and its copies."""
+    r = random.Random(seed)
+    i, sizes = layer(r)
+    x = [Maker(r).tensor(DType.F32, size, STYLES[seed % len(STYLES)]) for size in sizes]
+    return i, x, launching.arrange(i, sums.tables_of(i))[1]
+
+
+def computes(seeds: range, logging: ziv.Logging | None = None, module: ModuleType = launching) -> int:
+    """Layers with copies against integers: in order and permuted, in parts, at every precision."""
+    ran = 0
+    with sums.small(), always(module):
+        for seed in seeds:
+            i, x, copies = drawn(seed)
+            permute, precision = seed if seed % 4 == 0 else None, 32 - seed % 17
+            ran += len(check(Arithmetic(permute=permute, precision=precision, logging=logging), i, x)) * bool(copies)
+    return ran
+
+
+def settles(seeds: range) -> int:
+    """The same where nothing is decided before fixed point."""
+    with mock.patch.object(sums.launching, "coefficient", return_value=2.0**20), sums.in_fixed_point():
+        return computes(seeds)
+
+
+def logs(seeds: range) -> int:
+    """The same under policy `logged`, where whatever is undecided is settled."""
+    return computes(seeds, ziv.Logging(dict.fromkeys(SumKind, 2.0**33), dict.fromkeys(SumKind, 0)))
+
+
+def computes_by_integers(seeds: range) -> int:
+    ran = 0
+    for seed in seeds:
+        with by_integers() as products, always():
+            i, x, copies = drawn(seed)
+            found = check(Arithmetic(), i, x)
+            ran += len(found) * bool(copies and products)
+    return ran
+
+
+def places(copy: launching.Copy) -> Any:
+    """The place in the operand of each number of a copy, by its definition."""
+    line, point, lane = (np.arange(n) * step for n, step in zip(copy.counts, copy.steps, strict=True))
+    return (copy.first + line[:, None, None] + point[:, None] + lane).reshape(-1)
+
+
+def terms_of(i: Instruction, tables: ReduceTables, copies: dict[int, launching.Copy]) -> Any:
+    """The pairs of places, in the operands, of all terms of each element of the result, in some order."""
+    pairs = []
+    for o in tables.operands:
+        at = o.batch[:, None, None] + o.own[:, None] + o.k
+        at = places(copies[o.index])[at] if o.index in copies else at
+        pairs.append((o.index, at[:, :, None] if o is tables.operands[0] else at[:, None]))
+    (_, first), (_, second) = sorted(pairs, key=lambda pair: pair[0])
+    code = (first.astype(np.int64) << 32) + second
+    batch, m, n = tables.out
+    found = np.zeros((i.numel, tables.terms), dtype=np.int64)
+    found[(batch[:, None, None] + m[:, None] + n).reshape(-1)] = np.sort(code.reshape(i.numel, -1), axis=1)
+    return found
+
+
+def reads_the_same(seeds: range, module: ModuleType = launching) -> int:
+    """Each element has the same terms as without copies; copies are read by 16 bytes, and hold nothing else.
+
+    What they read lies between the least and the greatest place that the sum reads.
+    """
+    counted = [0, 0]
+    with always(module):
+        for seed in seeds:
+            i, x, copies = drawn(seed)
+            before = sums.tables_of(i)
+            after, _ = launching.arrange(i, before)
+            if not before.out:
+                continue
+            assert np.array_equal(terms_of(i, before, {}), terms_of(i, after, copies)), i
+            slow = [o.index for o in before.operands if launching._is_slow(o)]
+            lanes = [n for n in i.reduction if n % 4 == 0]
+            assert bool(copies) <= bool(slow)
+            for o in after.operands:
+                assert not (lanes and slow and launching._is_slow(o)), i
+                if (copy := copies.get(o.index)) is not None:
+                    layout = launching.OperandLayout.of(o.batch, o.own, o.k)
+                    assert layout.unit == 4 or layout.step is not None
+                    assert 0 <= o.reach[0] <= o.reach[1] < copy.numel == prod(copy.counts)
+                    at = places(copy)
+                    assert (at.min(), at.max()) == i.operands[o.index].extent(i.index_space) == copy.reach
+                    assert at.max() < len(x[o.index])
+            counted[bool(copies)] += 1
+    assert min(counted) > len(seeds) // 10, counted
+    return sum(counted)
+
+
+def refuses() -> int:
+    """A copy checks the places that it reads, as sums check what they read."""
+    with always():
+        _, x, copies = drawn(next(n for n in range(100) if len(drawn(n)[2]) == 2))
+    for at, copy in copies.items():
+        for short in (x[at][: copy.reach[1]], x[at].repeat(2)[::2]):
+            try:
+                copy.make(short)
+            except ValueError as error:
+                assert "places 0 ..." in str(error)  # noqa: PT017
+            else:
+                raise AssertionError("expected a refusal, got a copy")
+    return len(copies)
+
+
+def pays() -> int:
+    """Only what is large enough is copied, if it is multiplied often enough and fits into memory."""
+
+    def copied(images: int, channels: int, outer: int, pixels: int = 14) -> bool:
+        wide = pixels + 2
+        image = (channels * wide**2, 0, wide, 1, wide**2, wide, 1)
+        i = sum_over(
+            (images, outer, pixels, pixels), (channels, 3, 3),
+            Access(0, 0, image), Access(1, 0, (0, 9 * channels, 0, 0, 9, 3, 1)),
+        )  # fmt: skip
+        return bool(launching.arrange(i, sums.tables_of(i))[1])
+
+    image, result = (0, 3364, 58, 1, 64 * 3364, 58, 1), (3136, 0, 0, 0, 64 * 3136, 56, 1)
+    gradient = sum_over((64, 64, 3, 3), (16, 56, 56), Access(0, 0, result), Access(1, 0, image))
+    copies = launching.arrange(gradient, sums.tables_of(gradient))[1]  # of lanes of 16 images, not of 56 pixels
+    assert [copy.counts for copy in copies.values()] == [(1, 64 * 3136, 16), (1, 64 * 3364, 16)]
+    assert copied(16, 256, 256)
+    assert not copied(1, 64, 64)  # 7 million multiplications
+    assert not copied(16, 255, 256)  # channels that are no multiple of 4, and none of the taps is
+    assert not copied(16, 1024, 16)  # 113 multiplications for each number
+    with mock.patch.object(launching, "MOST", 589_824 + 1_048_576):
+        assert copied(16, 256, 256)
+    with mock.patch.object(launching, "MOST", 589_824 + 1_048_576 - 1):
+        assert not copied(16, 256, 256)
+    return 7
+
+
+def waits_for_nothing() -> int:
+    with always():
+        i, x, copies = drawn(next(n for n in range(100) if len(drawn(n)[2]) == 2))
+        with NoReads():
+            Arithmetic().execute(i, x, 0)
+    return len(copies)
+
+
+def by_mutants(*changes: tuple[str, str]) -> list[str]:
+    """What refutes a change of the host's part: places, and results."""
+    with TemporaryDirectory() as folder:
+        module = changed(Path(folder), changes, launching)
+
+    def computed() -> None:
+        try:
+            computes(range(100), module=module)
+        except ValueError as error:  # places outside an operand or a copy are refused
+            raise AssertionError from error
+
+    found = []
+    try:
+        reads_the_same(range(300), module)
+    except (AssertionError, IndexError):
+        found.append("places")
+    return [*found, "results"] if _exit_code(computed) else found
+
+
+FIRST = range(30)
+MUTANTS: Mutants = {
+    "lanes of the first block": ((("task % across * BLOCK + t", "task % across * 0 + t"),), lambda: computes(FIRST)),
+    "points of the first block": ((("task // across % down * BLOCK", "0 * task"),), lambda: computes(FIRST)),
+    "the first line": ((("x += first + line * line_step", "x += first + 0 * line"),), lambda: computes(FIRST)),
+    "copied to the first line": ((("to += line * points * lanes", "to += 0 * line"),), lambda: computes(FIRST)),
+    "lines beside each other": ((("line * points * lanes", "line * points"),), lambda: computes(FIRST)),
+    "from the first place": ((("x += first + ", "x += "),), lambda: computes(FIRST)),
+    "lanes by a point's step": ((("[:, None] * lane_step", "[:, None] * point_step"),), lambda: computes(FIRST)),
+    "points by a lane's step": ((("[None, :] * point_step", "[None, :] * lane_step"),), lambda: computes(FIRST)),
+    "points as far as lanes": ((("(point < points)[None", "(point < lanes)[None"),), lambda: computes(FIRST)),
+    "not turned": ((("tl.trans(to), tl.trans(tl.load", "tl.trans(to), (tl.load"),), lambda: computes(FIRST)),
+}
+HOST = {
+    "host: no first place": ("access.offset + low + least, (", "access.offset + least, ("),
+    "host: no least point": ("access.offset + low + least, (", "access.offset + low, ("),
+    "host: copies read from 0": ("-lanes * (low // line * points + least // point)", "0 * (low + least)"),
+    "host: points as lines": ("x // line * points + y // point", "x // line + y // point"),
+    "host: one point too few": ("1 + sum(map(abs, reach)) // step", "max(1, sum(map(abs, reach)) // step)"),
+    "host: points of any step": ("gcd(*strides) or 1", "max(map(abs, strides), default=1) or 1"),
+    "host: ways back left out": ("sum(min(0, each) for each in reach)", "min(0, *reach, 0)"),
+    "host: only ways on": ("sum(map(abs, reach))", "sum(max(0, each) for each in reach)"),
+    "host: strides in their own order": ("a.strides[d] for d in dims", "a.strides[d] for d in sorted(dims)"),
+    "host: any number of lanes": ("i.index_space[term] % 4 == 0", "i.index_space[term] % 2 == 0"),
+    "host: one copy for both": ("copies[at].access", "copies[min(copies)].access"),
+}
+"""Changes of `gpu/operands.py`."""
+
+
+def broken() -> dict[str, str]:
+    """What refutes each change of the host's part."""
+    found = {name: by_mutants(change) for name, change in HOST.items()}
+    return {name: " and ".join(how) for name, how in found.items() if how}
+
+
+SUITE = Suite(
+    fast={"layers": lambda: computes(range(12)), "places": lambda: reads_the_same(range(60)), "refused": refuses},
+    slow={
+        "layers": lambda: computes(range(100)), "places": lambda: reads_the_same(range(1000)),
+        "settled": lambda: settles(range(24)), "logged": lambda: logs(range(24)), "pays": pays,
+        "by integers": lambda: computes_by_integers(range(20)), "no reads": waits_for_nothing,
+    },
+    mutants=[*MUTANTS, *HOST],
+    killed=lambda: killed(MUTANTS, launching, rounding, kernels) | broken(),
+)  # fmt: skip
+
+if __name__ == "__main__":
+    main(SUITE)
