@@ -63,13 +63,12 @@ MATRICES: Final = {
 }  # fmt: skip
 """`product` by the layouts of its operands, as in BLAS: N is row-major, T transposed."""
 CONVOLUTIONS: Final = {
-    "product: a convolution": (OperandLayout(True, 4, 1, 4), OperandLayout(True, None, 4, 4)),
+    "product: a convolution": (OperandLayout(True, 4, 1, 4), OperandLayout(False, None, 2, 1)),
     "product: 1 x 1": (OperandLayout(True, 4, 1, 4), OperandLayout(False, None, 4, 4)),
     "product: gradient of images": (OperandLayout(True, None, 4, 4), OperandLayout(True, None, 4, 4)),
-    "product: 1 x 1, gradient": (OperandLayout(False, 4, 1, 4), OperandLayout(False, None, 4, 4)),
-    "product: small images": (OperandLayout(True, None, 1, 1), OperandLayout(False, None, 2, 1)),
+    "product: gradient of weights": (OperandLayout(True, None, 4, 4), OperandLayout(True, None, 4, 1)),
 }
-"""`product` by the layouts of weights and images: of copies, of images as they are, and of those not worth a copy."""
+"""`product` by the layouts of images whose width has a remainder of 2 by 4, of others, of copies, and of weights."""
 PRODUCTS: Final = MATRICES | CONVOLUTIONS
 KERNELS: Final = (
     *PRODUCTS,
@@ -392,7 +391,7 @@ def faults(machine: MachineCode) -> list[str]:
 def delays(machine: MachineCode, narrow: tuple[str, ...] = ()) -> list[str]:
     """Names what keeps the matrix unit waiting in the main loop of a product.
 
-    1. Registers that are spilled there. 2. Copies of less than 16 bytes, but for those `narrow`. 3. Fewer than two
+    1. Registers that are spilled there. 2. Copies of less than 16 bytes, unless `narrow`. 3. Fewer than two
     steps whose copies are under way while one is computed. 4. Lanes that ask one bank of shared memory for more than
     two words at once.
     """
@@ -493,8 +492,8 @@ def _problems(machine: MachineCode, kernel: str) -> list[str]:
         found += [name for name in _operations(machine.code) if re.search(r"F64|^D(ADD|MUL|FMA|SETP)", name)]
         return found + (delays(machine) if kernel == "multiply_residues" and machine.target != "sm_90" else [])
     waits = kernel in PRODUCTS and machine.target in MATRIX
-    places, numbers = kernel in CONVOLUTIONS, kernel == "product: small images"
-    return faults(machine) + (delays(machine, (*places * (".64",), *numbers * (".E",))) if waits else [])
+    narrow = (kernel in CONVOLUTIONS) * (".64", *(".E" for layout in PRODUCTS.get(kernel, ()) if layout.unit == 1))
+    return faults(machine) + (delays(machine, narrow) if waits else [])
 
 
 @click.command(help=__doc__)

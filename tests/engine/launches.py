@@ -42,10 +42,10 @@ FORMS = [
     (sum_over((128, 64), (48,), Access(0, 3, (51, 0, 1)), Access(1, 0, (0, 1, 64))), (6531, 3072)),  # not in fours
     (
         sum_over(
-            (4, 8, 9, 9), (8, 3, 3), Access(0, 0, (968, 0, 11, 1, 121, 11, 1)), Access(1, 0, (0, 72, 0, 0, 9, 3, 1))
+            (4, 8, 9, 9), (8, 3, 3), Access(0, 0, (968, 0, 11, 1, 121, 11, 1)), Access(1, 8, (0, 9, 0, 0, 72, -3, -1))
         ),
         (3872, 576),
-    ),  # an image, which is copied
+    ),  # images and weights, which are copied
     (sum_over((100,), (30,), Access(0, 0, (30, 1))), (3000,)),
     (extreme_of(ReduceFunction.MAX, (100,), (30,), (30, 1)), (3000,)),
     (extreme_of(ReduceFunction.ARGMAX, (100,), (30,), (30, 1)), (3000,)),

@@ -440,8 +440,7 @@ def _products() -> Iterator[_Case]:
 def _large_products() -> Iterator[_Case]:
     """Hard and cancelling rows, repeated many times, times columns of ones, powers of two and drawn numbers.
 
-    Large enough that a vendor's library may emulate FP64 with smaller formats. Once more, the two operands have their
-    terms in other orders, so that kernels copy one of them first.
+    Large enough that a vendor's library may emulate FP64 with smaller formats, and that kernels copy an operand first.
     """
     width, columns, copies = 1024, 512, 28
     drawn = _draw(width // 2, width)
@@ -456,7 +455,7 @@ def _large_products() -> Iterator[_Case]:
     i = _reduce(ReduceFunction.SUM, DType.F32, (rows * copies, columns), (width,), *accesses)
     first, last = range(rows), range(rows * (copies - 1), rows * copies)
     chosen = tuple(r * columns + c for r in (*first, *last) for c in (0, 1, 2, columns - 1))
-    turned = replace(i, reduction=(32, 32), operands=(Access(0, 0, (width, 0, 32, 1)), Access(1, 0, (0, width, 1, 32))))
+    turned = replace(i, reduction=(32, 32), operands=(Access(0, 0, (width, 0, 1, 32)), Access(1, 0, (0, width, 31, 1))))
     for each, some in ((i, chosen), (turned, chosen[::8])):
         yield _Case("reduce sum of products (large)", each, ((DType.F32, once * copies), (DType.F32, right)), some)
 

@@ -1,15 +1,15 @@
 """The ways in which kernels read the operands of a product, and copies of those that they would read slowly.
 
-Convolutions are read through tables of places, and there only rows of images lie side by side: a few numbers, which
-begin anywhere. So for a large product such an operand is copied, with one dim of the terms innermost, its lanes: the
-channels of images and weights, or the images themselves. Terms are taken so that lanes come last, as their order does
-not matter. If there are 4 n lanes, any 4 neighbours are 16 bytes at a multiple of 16 bytes.
+Convolutions are read through tables of places, where few numbers of a row of an image lie side by side, anywhere. So if
+a large product would read both operands number by number, they are copied first, with one dim of the terms innermost,
+its lanes: channels, or the images of a batch. Lanes come last in the order of the terms, which is free. A multiple of 4
+lanes makes four neighbours 16 bytes at a multiple of 16 bytes.
 
 The other dims become two progressions: points, by steps that are shorter than a lane's, such as pixels and the taps of
 a filter, which overlap; and lines. A stride becomes a number of points or of lines.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, gcd, prod
 from typing import Any, Final
@@ -28,7 +28,7 @@ OPTIONS: Final[dict[str, Any]] = {"BLOCK": 32, "num_warps": 4, "enable_fp_fusion
 PAYS: Final = 256
 """The least number of multiplications for each number that is copied."""
 LEAST: Final = 1 << 27
-"""The least number of multiplications of a product whose operands are copied: an H100 does them in some 7 us."""
+"""The least number of multiplications of a product whose operands are copied."""
 MOST: Final = 1 << 28
 """The most numbers in the copies of a product's operands."""
 
@@ -76,12 +76,11 @@ def _run(table: Integers) -> int:
 
 @dataclass(frozen=True)
 class Copy:
-    """A copy of an operand by lines, points and lanes: how many there are, and their steps in the operand."""
+    """A copy of an operand by lines, points and lanes: how many there are, and their steps from the first place."""
 
     access: Access
     """What reads the copy in place of the operand."""
     reach: tuple[int, int]
-    """The least and the greatest place read in the operand."""
     first: int
     counts: tuple[int, int, int]
     steps: tuple[int, int, int]
@@ -95,19 +94,14 @@ class Copy:
         (low, line, lines), (least, point, points) = (_places(counts, strides) for strides in (far, near))
         read = (lanes * (x // line * points + y // point) for x, y in zip(far, near, strict=True))
         own = Access(access.value, -lanes * (low // line * points + least // point), (*read, 1))
-        return cls(
-            own, access.extent((*sizes,)), access.offset + low + least, (lines, points, lanes), (line, point, lane)
-        )
-
-    @property
-    def numel(self) -> int:
-        return prod(self.counts)
+        first, reach = access.offset + low + least, access.extent((*sizes,))
+        return cls(own, reach, first, (lines, points, lanes), (line, point, lane))
 
     def make(self, x: Any) -> Tensor:
         """The copy of an operand's numbers."""
         check_reach(x, self.reach)
         (lines, points, lanes), block = self.counts, OPTIONS["BLOCK"]
-        made = torch.empty(self.numel, dtype=x.dtype, device=x.device)
+        made = torch.empty(self.counts, dtype=x.dtype, device=x.device)
         programs = lines * ceil(points / block) * ceil(lanes / block)
         launch(kernels("products").copy_lanes, programs, x, made, self.first, points, lanes, *self.steps, **OPTIONS)
         return made
@@ -120,35 +114,21 @@ def _places(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int
 
 
 def arrange(i: Instruction, tables: ReduceTables) -> tuple[ReduceTables, dict[int, Copy]]:
-    """The tables of a sum, given those of its operands, and the fewest copies that make none slow, where these pay.
-
-    Copies stand at the numbers of their operands.
-    """
-    most, found = min(MOST, tables.multiplications // PAYS), (tables, dict[int, Copy]())
-    large = tables.out and tables.multiplications >= LEAST
-    for turned in _orders(i) if large and any(map(_is_slow, tables.operands)) else ():
-        slow = [o.index for o in _tables(turned).operands if _is_slow(o)]
-        copies = {at: Copy.of(turned.operands[at], turned.index_space) for at in slow}
-        numbers = sum(copy.numel for copy in copies.values())
+    """The tables of a sum, given those of its operands, and copies by operand, if both are slow and that pays."""
+    rank, sizes, most = len(i.shape), i.index_space, min(MOST, tables.multiplications // PAYS)
+    large = tables.out and tables.multiplications >= LEAST and all(map(_is_slow, tables.operands))
+    found, copies = None, dict[int, Copy]()
+    for term in (d for d in range(rank, len(sizes)) if large and sizes[d] % 4 == 0):
+        dims = sorted(range(len(sizes)), key=term.__eq__)  # with this one last
+        operands = [replace(a, strides=tuple(a.strides[d] for d in dims)) for a in i.operands]
+        turned = replace(i, reduction=tuple(sizes[d] for d in dims[rank:]), operands=tuple(operands))
+        slow = [o.index for o in own.operands if _is_slow(o)] if (own := plan_tables(turned)) else []
+        made = {at: Copy.of(operands[at], turned.index_space) for at in slow}
+        numbers = sum(prod(copy.counts) for copy in made.values())
         if numbers <= most:
-            read = (copies[at].access if at in copies else a for at, a in enumerate(turned.operands))
-            most, found = numbers - 1, (_tables(replace(turned, operands=tuple(read))), copies)
-    return found
-
-
-def _tables(i: Instruction) -> ReduceTables:
-    tables = plan_tables(i)
-    assert tables is not None  # it has tables with its terms in another order
-    return tables
-
-
-def _orders(i: Instruction) -> Iterator[Instruction]:
-    """A sum with each of its dims of terms last whose size is a multiple of 4."""
-    for term in range(len(i.shape), len(i.index_space)):
-        if i.index_space[term] % 4 == 0:
-            dims = sorted(range(len(i.index_space)), key=term.__eq__)
-            operands = tuple(replace(a, strides=tuple(a.strides[d] for d in dims)) for a in i.operands)
-            yield replace(i, reduction=tuple(i.index_space[d] for d in dims[len(i.shape) :]), operands=operands)
+            read = (made[at].access if at in made else a for at, a in enumerate(operands))
+            most, found, copies = numbers - 1, plan_tables(replace(turned, operands=tuple(read))), made
+    return (tables, {}) if found is None else (found, copies)
 
 
 def _is_slow(o: Operand) -> bool:

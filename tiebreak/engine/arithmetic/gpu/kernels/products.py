@@ -40,15 +40,10 @@ def whole(x, UNIT: tl.constexpr):
     return x // UNIT * UNIT
 
 
-@triton.jit(
-    do_not_specialize=["first", "points", "lanes", "line_step", "lane_step"],
-    do_not_specialize_on_alignment=["point_step"],
-)
+@triton.jit(do_not_specialize=["first", "points", "lanes", "line_step", "lane_step"])
 def copy_lanes(x, to, first, points, lanes, line_step, point_step, lane_step, BLOCK: tl.constexpr):
-    """Copies x[first + line * line_step + point * point_step + lane * lane_step] to the place (line, point, lane).
-
-    A program copies BLOCK points of BLOCK lanes: it reads along points and writes along lanes.
-    """
+    """Copies x[first + line * line_step + point * point_step + lane * lane_step] to (line, point, lane)."""
+    # A program copies BLOCK points of BLOCK lanes: it reads along points and writes along lanes.
     across, down = tl.cdiv(lanes, BLOCK), tl.cdiv(points, BLOCK)
     task, t = tl.program_id(0), tl.arange(0, BLOCK)
     line = (task // across // down).to(tl.int64)
