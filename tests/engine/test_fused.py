@@ -58,6 +58,30 @@ def test_mutants_of_kernels_die(name: str) -> None:
     assert len(mutants) == MUTANTS[name]
 
 
+@pytest.mark.slow
+def test_copies_in_a_step_of_resnet_50(cases: Callable[[int], None]) -> None:
+    """The figures of docs/gpu.md."""
+    program = (
+        "import json; from math import prod; from benchmarks.real_models import make_real_task; "
+        "from tiebreak.engine.arithmetic.gpu.operands import OperandLayout, arrange; "
+        "from tiebreak.engine.arithmetic.plan.sums import plan_tables; "
+        "from tiebreak.engine.capture.captured import capture_task; "
+        "body = capture_task(make_real_task('resnet-50', 1, pixels=224)).program.body; "
+        "planned = [(i, plan_tables(i)) for i in body if i.is_f32_sum and len(i.operands) == 2]; "
+        "made = [(t.multiplications, t, *arrange(i, t)) for i, t in planned if t is not None and t.out]; "
+        "fast = lambda t: all(OperandLayout.of(o.batch, o.own, o.k).unit == 4 for o in t.operands); "
+        "share = lambda at: sum(one[0] for one in made if fast(one[at])) / sum(one[0] for one in made); "
+        "numbers = [[prod(copy.counts) for copy in copies.values()] for *_, copies in made if copies]; "
+        "print(json.dumps([share(1), share(2), numbers]))"
+    )
+    before, after, numbers = json.loads(python("-c", program))
+    assert (round(before, 2), round(after, 2)) == (0.39, 0.62)
+    assert (len(numbers), sum(map(len, numbers))) == (25, 50)
+    assert round(8 * sum(map(sum, numbers)) / 1e9, 2) == 0.46
+    assert round(4 * max(map(sum, numbers)) / 1e6) == 19
+    cases(sum(map(len, numbers)))
+
+
 TARGETS = [("sm_90", "gfx942"), ("sm_80", "sm_100"), ("sm_86", "sm_89", "sm_120")]
 
 

@@ -116,6 +116,12 @@ def logs(seeds: range) -> int:
     return computes(seeds, ziv.Logging(dict.fromkeys(SumKind, 2.0**33), dict.fromkeys(SumKind, 0)))
 
 
+def leaves_parts(examples: int) -> int:
+    """What is left for other workers, computed from copies, lies within its own bound of the exact sums."""
+    with sums.small(), always():
+        return sums.partial_sums(examples, layer)
+
+
 def computes_by_integers(seeds: range) -> int:
     ran = 0
     for seed in seeds:
@@ -287,7 +293,8 @@ SUITE = Suite(
     fast={"layers": lambda: computes(range(12)), "places": lambda: reads_the_same(range(60)), "refused": refuses},
     slow={
         "layers": lambda: computes(range(100)), "places": lambda: reads_the_same(range(1000)),
-        "settled": lambda: settles(range(24)), "logged": lambda: logs(range(24)), "pays": pays,
+        "settled": lambda: settles(range(40)), "logged": lambda: logs(range(40)), "pays": pays,
+        "partial sums": lambda: leaves_parts(20),
         "by integers": lambda: computes_by_integers(range(20)), "no reads": waits_for_nothing,
     },
     mutants=[*MUTANTS, *HOST],

@@ -297,12 +297,12 @@ def views(examples: int) -> int:
     return tried(examples, holds)
 
 
-def partial_sums(examples: int) -> int:
+def partial_sums(examples: int, *forms: Callable[[random.Random], tuple[Instruction, list[int]]]) -> int:
     """What is left for other workers lies within its own bound of the exact sums."""
     ran = 0
     for seed in range(examples):
         r = random.Random(seed)
-        i, sizes = r.choice([matmul, plain])(r)
+        i, sizes = r.choice(forms or (matmul, plain))(r)
         operands = [Maker(r).tensor(DType.F32, size, r.choice(["gauss", "ties"])) for size in sizes]
         arithmetic = Arithmetic()
         part = arithmetic.partial(i).run(operands)
