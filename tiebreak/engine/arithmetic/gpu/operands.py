@@ -79,7 +79,7 @@ class Copy:
     """A copy of an operand by lines, points and lanes: how many there are, and their steps from the first place."""
 
     access: Access
-    """What reads the copy in place of the operand."""
+    """The way in which the copy is read in place of the operand."""
     reach: tuple[int, int]
     first: int
     counts: tuple[int, int, int]
