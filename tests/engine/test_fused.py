@@ -38,11 +38,12 @@ def test_each_kernel_agrees_with_integers_in_the_interpreter(names: list[str], c
 MUTANTS = {"sums": 91, "operands": 21, "chains": 33, "hashing": 13, "indices": 16, "graphs": 16, "integers": 31}
 
 
-MORE = [*((name, "more") for name in MUTANTS), ("sums", "long"), ("graphs", "golden")]
+MORE = [*((name, "more") for name in MUTANTS), ("sums", "long"), ("graphs", "golden"), ("operands", "golden")]
 
 
 @pytest.mark.parametrize(
-    ("name", "part"), slow_except(MORE, nightly=[("graphs", "golden"), ("integers", "more")], several=True)
+    ("name", "part"),
+    slow_except(MORE, nightly=[("graphs", "golden"), ("operands", "golden"), ("integers", "more")], several=True),
 )
 def test_the_interpreter_agrees_with_integers_on_more(name: str, part: str, cases: Callable[[int], None]) -> None:
     ran = json.loads(python("-m", f"tests.engine.interpreted.{name}", part))

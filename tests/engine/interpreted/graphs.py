@@ -33,6 +33,7 @@ from tests.golden.bundle import INTERVAL, STEPS, load
 from tests.golden.train import TRAINER, Inputs, inputs, make_run
 from tiebreak.engine.arithmetic import Arithmetic, Logging
 from tiebreak.engine.arithmetic.gpu import chains, launching, random, scatter, sums
+from tiebreak.engine.arithmetic.gpu import operands as reading
 from tiebreak.engine.arithmetic.gpu.chains import LaunchedChains
 from tiebreak.engine.arithmetic.gpu.sums import LaunchedSum
 from tiebreak.engine.data.tensors import identities
@@ -46,7 +47,7 @@ from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.rounding import SumKind
 
-LAUNCHING = (chains, sums, scatter, random)
+LAUNCHING = (chains, sums, scatter, random, reading)
 UNDEFINED = {"empty", "new_empty", "empty_like", "empty_strided"}
 real_launch, real_from_numpy = launching.launch, torch.from_numpy
 
