@@ -851,7 +851,7 @@ MUTANTS: Mutants = {
     "halves up": ((("((bits >> drop) & 1) + ", "1 + "),), rounds_single_terms),
     "twice: squares of the columns' last step": ((("squares_y2 += y2", "squares_y2 = y2"),), lambda: twice(left=8)),
     "twice: the rest is not exact": ((("(2.25 * 2.0**134)", "(2.25 * 2.0**100)"),), lambda: twice(left=0)),
-    "lists too long: only as many": ((("tl.where(left <= most, left, elements)", "left"),), lambda: settles(5)),
+    "lists too long: only as many": ((("tl.where(left <= most, left, elements)", "left"),), tails),
     "lists too long: as listed": ((("tl.where(inside & (left > most), first + lane, o)", "o"),), lambda: settles(5)),
     "lists too long: where there is room": (
         (("tl.where(inside & (left > most), first + lane, o)", "tl.where(inside, first + lane, o)"),),
