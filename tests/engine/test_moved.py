@@ -137,8 +137,8 @@ def test_gpt2_holds_little_more_than_eager_pytorch(cases: Callable[[int], None])
     program = gpt2(12, 1024)
     units, usual = planned(program), plan(program, MapFunction)
     now, before = moved(program, units), moved(program, usual)
-    assert now["chains"] + now["prologues"] < 95e9 < 143e9 < before["chains"]
-    assert now.total() < 0.66 * before.total()
+    assert now["chains"] + now["prologues"] < 95e9 < 141e9 < before["chains"]
+    assert now.total() < 157e9 < 236e9 < before.total()
     entries = [*program.state_spec().values(), *program.data_spec().values()]
     state = sum(prod(shape) * dtype.size for dtype, shape in entries)
     assert held(program, units) + 2 * state < 1.3 * EAGER * 2**30

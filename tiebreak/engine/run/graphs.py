@@ -93,7 +93,7 @@ class Graph:
         self._before = torch.zeros((), dtype=torch.int64, device=arithmetic.device)
         self._replay = capture(arithmetic.device, lambda: self._take(body(self._state, self._data, self._before)))
         self.bytes = free - spare(arithmetic.device)
-        """What the graph takes for a step's values, as long as it exists."""
+        """Memory for the values of a step, which the graph takes as long as it exists."""
 
     def fits(self, arithmetic: Arithmetic, data: Mapping[str, Tensor]) -> bool:
         """Whether what was captured is still where it was."""
