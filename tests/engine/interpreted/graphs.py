@@ -28,17 +28,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from tests.engine.integer_reference import factors
 from tests.engine.interpreted import Suite, changed, main
+from tests.engine.interpreted.integers import FEW, SMALL
 from tests.golden.bundle import INTERVAL, STEPS, load
 from tests.golden.train import TRAINER, Inputs, inputs, make_run
 from tiebreak.engine.arithmetic import Arithmetic, Logging
-from tiebreak.engine.arithmetic.gpu import chains, launching, random, scatter, sums
+from tiebreak.engine.arithmetic.gpu import chains, integers, launching, random, scatter, sums
 from tiebreak.engine.arithmetic.gpu.chains import LaunchedChains
 from tiebreak.engine.arithmetic.gpu.sums import LaunchedSum
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.native import pure_path
+from tiebreak.engine.native import forced_integers, pure_path
 from tiebreak.engine.run import commit, graphs, interpreter, train
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.train import Worker
@@ -46,7 +48,7 @@ from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.rounding import SumKind
 
-LAUNCHING = (chains, sums, scatter, random)
+LAUNCHING = (chains, sums, scatter, random, integers)
 UNDEFINED = {"empty", "new_empty", "empty_like", "empty_strided"}
 real_launch, real_from_numpy = launching.launch, torch.from_numpy
 
@@ -114,10 +116,9 @@ class Recorder(TorchDispatchMode):
         return found
 
     def launches(self, operands: Any, launch: Callable[[], None]) -> None:
-        """Records the launch of a kernel, which reads and writes memory of its operands alone."""
+        """Records the launch of a kernel, which reads and writes memory of its operands alone; nothing runs."""
         with _disable_current_modes():
             self.reads(operands)
-            launch()
         self.operations.append(launch)
 
     def undo(self) -> None:
@@ -219,6 +220,18 @@ def growing() -> Inputs:
     x, y = b.state("x", DType.F32, (9,)), b.state("y", DType.F32, (9,))
     program = b.finish({"x": b.scale(x, 2.0**20), "y": y, "z": b.sum(b.mul(x, x))}, b.max(x))
     return Inputs(program, {"x": torch.ones(9), "y": torch.ones(9), "z": torch.zeros(())}, {})
+
+
+def wide_and_narrow() -> Inputs:
+    """A product whose rows, in every other step, would leave much undecided by integers."""
+    b = Builder()
+    first, second = (b.state(name, DType.F32, (8, 40)) for name in ("first", "second"))
+    product = b.matmul(first, b.data("columns", DType.F32, (40, 8)))
+    program = b.finish({"first": second, "second": first, "product": product}, b.max(product))
+    wide = torch.from_numpy(factors("wide", 8, 40, 8)[0])
+    narrow, columns = map(torch.from_numpy, factors("gauss", 8, 40, 8))
+    state = {"first": wide, "second": narrow, "product": torch.zeros(8, 8)}
+    return Inputs(program, state, {"columns": columns})
 
 
 # ---- checks ----
@@ -461,6 +474,44 @@ def golden(name: str) -> int:
     return captured.replays * len(captured.made[0].operations)
 
 
+def by_integers(name: str, until: int) -> int:
+    """The checked-in records of a golden run are reached by replays whose products are by integers."""
+    run, made = integers.LaunchedIntegers.run, inputs(name)
+    watched = mock.patch.object(integers.LaunchedIntegers, "run", autospec=True, side_effect=run)
+    one_program = mock.patch.object(sums, "programs", return_value=1)
+    with forced_integers(), one_program, watched as ran, captures() as captured:
+        found = records_of(made, machine_of(made), until)
+    assert found == list(load(name).expected.records[1 : until // INTERVAL + 1])
+    assert captured.replays == until - 2
+    return ran.call_count
+
+
+def decides_in_each_step(module: ModuleType = integers) -> int:
+    """Each replay decides anew whether integers compute a product."""
+    made, run, seen = wide_and_narrow(), module.LaunchedIntegers.run, []
+
+    def watched(*given: Any) -> Tensor:
+        seen.append(run(*given))
+        return seen[-1]
+
+    changes = {"RATES": {0: (2, 1024)}, "LEAST": 0, "PAYS": 1e9, "MUCH": 1 << 14, "TILE": SMALL, "FACTS": FEW}
+    with (
+        mock.patch.multiple(module, **changes), mock.patch.object(module.LaunchedIntegers, "run", watched),
+        mock.patch.object(sums, "choose", module.choose),
+        mock.patch.object(sys.modules[__name__], "LAUNCHING", (*LAUNCHING, module)), captures() as captured,
+    ):  # fmt: skip
+        plain, state = Interpreter(made.program, Arithmetic()), copy_of(made.state)
+        machine, mine = Interpreter(made.program, Arithmetic(), graphs=True, compares=lambda _: False), copy_of(state)
+        for number in range(1, 9):
+            state = plain.step(number, state, made.data).state
+            assert (int(seen.pop()) > 0) == (number % 2 == 1)
+            mine = machine.step(number, mine, made.data, donate=True).state
+            assert (int(seen[-1]) > 0) == (number % 2 == 1), number
+            assert identities(mine) == identities(state), number
+    assert captured.replays == 6
+    return captured.replays
+
+
 # ---- mutants ----
 
 
@@ -509,6 +560,24 @@ MUTANTS: GraphMutants = {
     "sums are not finalized": (
         interpreter, "if i.dtype != DType.F32 or", "if i.dtype != DType.BOOL or", lambda m: fails_alike(m.Interpreter),
     ),
+    "integers: what is loose adds up": (
+        integers, "torch.full((1,), -(1 << 62) if self._stays else -s.most_loose, dtype=torch.int64, device=device)",
+        "vars(self).setdefault('kept', torch.full((1,), -s.most_loose, dtype=torch.int64))", decides_in_each_step,
+    ),
+    "integers: the first step decides": (
+        integers, "return loose\n", "return vars(self).setdefault('first', loose)\n", decides_in_each_step,
+    ),
+    "integers: the host decides": (
+        integers, "return loose\n", "return loose.fill_(int(loose))\n", decides_in_each_step,
+    ),
+    "integers: the host sends their numbers": (
+        integers, "@cached_property\n    def _numbers", "@property\n    def _numbers", decides_in_each_step,
+    ),
+    "integers: rows are not measured again": (
+        integers, "for at, (size, unit) in enumerate(",
+        "for at, (size, unit) in () if next(vars(self).setdefault('runs', iter([0, 0])), 1) else enumerate(",
+        decides_in_each_step,
+    ),
 }  # fmt: skip
 
 
@@ -530,10 +599,16 @@ SUITE = Suite(
         "not finite": fails_alike, "reads": reads_once,
         "steps": lambda: agrees(everything(), STEPS), "commits": commits_late, "left alone": is_left_alone,
         "without": falls_back, "compared": compares, "room": makes_room, "one state": keeps_one_state,
+        "integers": decides_in_each_step,
     },
     mutants=MUTANTS,
     killed=killed,
 )  # fmt: skip
 
 if __name__ == "__main__":
-    main(SUITE, golden=lambda: {name: golden(name) for name in ("gpt2", "resnet")})
+    main(
+        SUITE,
+        golden=lambda: (
+            {name: golden(name) for name in ("gpt2", "resnet")} | {"vit, by integers": by_integers("vit", 2 * INTERVAL)}
+        ),
+    )
