@@ -46,7 +46,7 @@ from tiebreak.engine.capture.captured import (
 from tiebreak.engine.capture.draws import GivenDraws
 from tiebreak.engine.capture.optimizer_check import wrong_update
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
-from tiebreak.engine.capture.purity import LossModule, exchanged, remembered, untouched
+from tiebreak.engine.capture.purity import CPU, LossModule, exchanged, remembered, untouched
 from tiebreak.engine.capture.slices import Slice
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
 from tiebreak.engine.capture.user_code import refusal
@@ -81,7 +81,6 @@ RunStep = Callable[
 
 It gives each value of the body to the function, and returns the state after the step and its loss, finite or not.
 """
-CPU: Final = torch.device("cpu")
 
 
 def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Slice | None = None) -> Captured:
@@ -92,25 +91,41 @@ def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Sli
     """
     # Until all is checked, the state is the model itself, and of a task that is only traced it has no values.
     given = task.initial_state(None if part is None else "meta", copy=False)
+    captured: Captured = _on_either(device, task.model, "the step is rehearsed", partial(_captured_twice, task, given))
+    steps, tested = (task, captured) if part is None else (part.task, _of_slice(task, captured, part))
+    _on_either(device, steps.model, "the capture is checked", partial(_same_steps, steps, tested, run_step))
+    del tested  # before the state is copied
+    return replace(captured, state=captured.state | first_state(task), check="full" if part is None else "slice")
+
+
+def _on_either(device: torch.device, model: nn.Module, what: str, run: Callable[[torch.device], Any]) -> Any:
+    """Runs something on a device or, if that fails, on the CPU, whose word counts. what: for the warning."""
+    if device != CPU:
+        try:
+            with untouched(model), torch.enable_grad(), _computing_on(device):
+                return run(device)
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+        warnings.warn(f"{what} on the CPU, because that failed on {device}: {reason}", stacklevel=3)
+    with untouched(model), torch.enable_grad():
+        return run(CPU)
+
+
+def _captured_twice(task: Task, given: Mapping[str, Tensor], device: torch.device) -> Captured:
+    """Rehearses and captures the task, and compares the program with that of a second capture.
+
+    On another device than the CPU the rehearsal comes last. Before the traces the CPU runs the step without numbers,
+    which refuses the same Python code, and leaves what the model keeps for later steps on the CPU.
+    """
     with untouched(task.model):
-        assigned = rehearsed(task)
+        assigned = rehearsed(task, CPU if device == CPU else None)
         captured = capture_in_place(task, given, assigned)
         release()
         with disturbed():
             _same_programs(captured, capture_in_place(task, given, assigned))
-    steps, tested = (task, captured) if part is None else (part.task, _of_slice(task, captured, part))
-    for place in dict.fromkeys((device, CPU)):
-        try:
-            with untouched(steps.model), torch.enable_grad(), _computing_on(place):
-                _same_steps(steps, tested, run_step, place)
-            break
-        except Exception as error:
-            if place == CPU:
-                raise
-            reason = str(error).partition("\n")[0]
-        warnings.warn(f"the capture is checked on the CPU, because the check failed on {place}: {reason}", stacklevel=2)
-    del tested  # before the state is copied
-    return replace(captured, state=captured.state | first_state(task), check="full" if part is None else "slice")
+    if device != CPU:
+        rehearsed(task, device)
+    return captured
 
 
 def _of_slice(task: Task, captured: Captured, part: Slice) -> Captured:
