@@ -99,10 +99,7 @@ def first_state(task: Task) -> dict[str, Tensor]:
 
 
 def rehearsed(task: Task, device: torch.device | None = CPU) -> frozenset[str]:
-    """Rehearses the task's step in plain PyTorch and returns the names of the buffers that it assigns.
-
-    device: as in `examine`.
-    """
+    """Rehearses the task's step on a device, as `examine` does, and names the buffers that it assigns."""
     with torch.random.fork_rng(devices=[]):  # the two captures of a check begin in different states
         return examine(task.model, [phase.loss for phase in task.phases], _telling(task), device)
 

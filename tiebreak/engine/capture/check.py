@@ -13,8 +13,9 @@ What departs is named with the first module whose output departs, or with the fi
 Memory bounds the size of a model, so little is held at a time: one step's results in each precision, a few elements of
 torch's optimizer, and outputs of modules only once something departs.
 
-All of (b) and (c) runs on one device, since noise and reference are compared with each other. What fails on another
-device than the CPU, for want of memory or because the model's code makes tensors on the CPU, is checked on the CPU.
+All of (b) and (c) runs on one device, since noise and reference are compared with each other; so does the rehearsal.
+What fails on another device than the CPU, for want of memory or because the model's code makes tensors on the CPU, is
+done on the CPU, which alone refuses anything.
 """
 
 import random
@@ -99,7 +100,7 @@ def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Sli
 
 
 def _on_either(device: torch.device, model: nn.Module, what: str, run: Callable[[torch.device], Any]) -> Any:
-    """Runs something on a device or, if that fails, on the CPU, whose word counts. what: for the warning."""
+    """Runs something on a device or, if anything fails, on the CPU. what: the beginning of a warning, which says so."""
     if device != CPU:
         try:
             with untouched(model), torch.enable_grad(), _computing_on(device):
@@ -112,10 +113,10 @@ def _on_either(device: torch.device, model: nn.Module, what: str, run: Callable[
 
 
 def _captured_twice(task: Task, given: Mapping[str, Tensor], device: torch.device) -> Captured:
-    """Rehearses and captures the task, and compares the program with that of a second capture.
+    """Rehearses the task, captures it twice, and compares the programs.
 
-    On another device than the CPU the rehearsal comes last. Before the traces the CPU runs the step without numbers,
-    which refuses the same Python code, and leaves what the model keeps for later steps on the CPU.
+    For another device than the CPU, the step runs without numbers first: so the CPU looks at its Python code, too, and
+    the traces find what the model keeps on the CPU.
     """
     with untouched(task.model):
         assigned = rehearsed(task, CPU if device == CPU else None)
@@ -409,16 +410,9 @@ def _outputs(model: nn.Module, found: Outputs) -> Iterator[Outputs]:
 
 
 def _eager(
-    task: Task,
-    captured: Captured,
-    ours: StepOutcome,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    python: "_Python | None" = None,
-    seed: int | None = None,
-    outputs: Outputs | None = None,
-) -> StepOutcome | None:
+    task: Task, captured: Captured, ours: StepOutcome, dtype: torch.dtype, device: torch.device, *,
+    python: "_Python | None" = None, seed: int | None = None, outputs: Outputs | None = None,
+) -> StepOutcome | None:  # fmt: skip
     """A step of plain PyTorch from the state that the engine's step was given. None if FP64 does not run on the CPU.
 
     python: puts back what the model's attributes held after the step before; here, those after this step are kept.
@@ -444,14 +438,9 @@ def _eager(
 
 
 def _eager_step(
-    task: Task,
-    given: tuple[Sequence[Sequence[Tensor]], int],
-    ours: StepOutcome,
-    dtype: torch.dtype,
-    device: torch.device,
-    seed: int | None,
-    outputs: Outputs | None,
-) -> StepOutcome:
+    task: Task, given: tuple[Sequence[Sequence[Tensor]], int], ours: StepOutcome, dtype: torch.dtype,
+    device: torch.device, seed: int | None, outputs: Outputs | None,
+) -> StepOutcome:  # fmt: skip
     parameters, losses, (batches, divisor) = dict(task.model.named_parameters()), list[Any](), given
     kept = dtypes_of(task, dtype)
     own = {

@@ -22,16 +22,14 @@ class Hollow(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Makes tensors without numbers, and computes with them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.allow_non_fake_inputs, kwargs = True, kwargs or {}
+        kwargs = kwargs or {}
         named = zip_schema(func._schema, args, kwargs)
         written = tree_leaves([value for a, value in named if a.alias_info is not None and a.alias_info.is_write])
         if any(isinstance(value, Tensor) and not isinstance(value, FakeTensor) for value in written):
             raise ConfigurationError(f"expected writes of numbers, got {func} of a tensor without any")
-        dtypes = {
-            t.dtype for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and not isinstance(t, FakeTensor)
-        }
-        if dtypes & {torch.int64, torch.int32} and torch._C._current_graph_task_id() == -1:
-            # PyTorch itself refuses labels and indices out of range: no process survives what a GPU does then.
+        known = (t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and not isinstance(t, FakeTensor))
+        if any(t.dtype in (torch.int64, torch.int32) for t in known) and torch._C._current_graph_task_id() == -1:
+            # In forward, PyTorch itself refuses indices out of range: no process survives what a GPU does then.
             zeros = partial(tree_map_only, FakeTensor, lambda t: torch.zeros(t.shape, dtype=t.dtype))
             func(*zeros(args), **zeros(kwargs))
         return self.dispatch(func, types, args, kwargs)

@@ -202,7 +202,10 @@ class Rehearsal:
         self.fixed: dict[int, str] = {}  # what the step may not write to: names by memory
         self.losses: list[Any] = []
         self.watch: Any = nullcontext()
-        self._copy = Hollow().copy if device is None else partial(Tensor.to, device=device, copy=True)
+        self._device = device
+        self._copy = (
+            Hollow(allow_non_fake_inputs=True).copy if device is None else partial(Tensor.to, device=device, copy=True)
+        )
         self._around = Errors if device is None else lambda: nullcontext() if device == CPU else device
 
     def __call__(self) -> None:
@@ -265,14 +268,12 @@ class Rehearsal:
         return isinstance(copy, FakeTensor) or torch.equal(own, copy.to(own.device))
 
     def results(self) -> list[Tensor]:
-        """The loss, the new buffers and the gradients of the last run."""
+        """The loss, the new buffers and the gradients of the last run, if they have numbers."""
         gradients = [tensor.grad.to_dense() for tensor in self.copies.values() if tensor.grad is not None]
-        found = [loss for loss in self.losses if isinstance(loss, Tensor)]
+        losses = [loss for loss in self.losses if isinstance(loss, Tensor)]
         copies = [self.given[n] if self._keeps(n) else t for n, t in self.copies.items()]  # few outlive the next run
-        known = (
-            t for t in (*found, *self.step.assigned.values(), *copies, *gradients) if not isinstance(t, FakeTensor)
-        )
-        return [t.detach() for t in known]
+        found = (*losses, *self.step.assigned.values(), *copies, *gradients)
+        return [t.detach() for t in found if self._device is not None or not isinstance(t, FakeTensor)]
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -322,7 +323,7 @@ def examine(model: nn.Module, losses: _Losses, batch: Sequence[Tensor], device: 
     """Rehearses a step and returns the names of the buffers that it assigns.
 
     losses: of the step's phases, which run one after the other, here without the updates between them.
-    device: as in `Rehearsal`; what has no numbers is not compared.
+    device: as in `Rehearsal`.
     Raises `ConfigurationError`, with the place, if the step fails or does what a program cannot.
     """
     rehearse = Rehearsal(model, losses, batch, device)
