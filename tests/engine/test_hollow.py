@@ -17,10 +17,13 @@ from tests.engine import elsewhere
 from tests.engine.test_capture_pure import REFUSED, Layer, task, with_buffers
 from tests.engine.test_eager import RIGHT
 from tests.engine.test_reports import logs
+from tests.engine.test_slices import plain
+from tests.engine.test_slices import task as of_layers
 from tests.parts import slow_except
 from tiebreak.engine.capture import captured, check, reach
 from tiebreak.engine.capture.hollow import Errors, Hollow
-from tiebreak.engine.capture.purity import CPU, Rehearsal
+from tiebreak.engine.capture.purity import CPU
+from tiebreak.engine.capture.slices import Slice
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.loop import exact_step
 from tiebreak.protocol.errors import ConfigurationError
@@ -82,15 +85,28 @@ def test_the_program_is_that_of_a_capture_on_the_cpu(name: str, places: Places) 
     assert vars(made.model).get("table") is None, "what was kept is gone"
 
 
-def test_what_a_model_keeps_on_a_device_stays_out_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("make", [ramp, lambda _: torch.arange(4.0)])
+def test_what_a_model_keeps_on_a_device_stays_out_of_the_program(
+    make: Callable[[Any], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(elsewhere, "DEVICE", torch.device("meta"))  # on which autograd needs no hardware
     monkeypatch.setattr(elsewhere, "_DIVISIONS", ())
-    made = keeping(ramp)
+    made = keeping(make)
     with elsewhere._Literals(), elsewhere.Mode(worse=True) as mode, warnings.catch_warnings():
         warnings.simplefilter("error")
         found = check.checked(made, exact_step, elsewhere.DEVICE)
     assert mode.calls["aten::addmm"] >= 4
     assert found.program.root == check.checked(made, exact_step).program.root
+
+
+def test_a_slice_is_rehearsed_like_the_whole(places: Places) -> None:
+    made = of_layers(plain())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = check.checked(made, exact_step, HERE, Slice.of(made))
+    assert places == [None, HERE, None, HERE]
+    assert found.check == "slice"
+    assert found.program.root == captured.capture_task(made).program.root
 
 
 def filled(layer: Any) -> Tensor:
@@ -207,12 +223,16 @@ def test_tensors_without_numbers() -> None:
         weight.numpy()
 
 
-def test_a_rehearsal_with_numbers_compares_what_has_none() -> None:
-    """A global may hold a tensor without numbers of an earlier rehearsal."""
-    weight = Hollow(allow_non_fake_inputs=True).copy(torch.ones(4))
-    rehearse = Rehearsal(nn.Linear(4, 4), [lambda model, x: (model(x) * weight).mean()], (torch.ones(2, 4),))
-    rehearse()
-    assert any(type(tensor) is type(weight) for tensor in rehearse.results())
+def test_what_is_left_outside_of_the_model_is_refused() -> None:
+    kept: dict[int, Tensor] = {}
+
+    def run(layer: Any, x: Tensor) -> Tensor:
+        return x * kept.setdefault(4, layer.base * 2)
+
+    with pytest.raises(ConfigurationError, match=r'in a global or a cache .*new one, and capture with device="cpu"'):
+        of_here(task(with_buffers(run, base=torch.ones(4))))
+    kept.clear()
+    assert captured.capture_task(task(with_buffers(run, base=torch.ones(4)))).program.body
 
 
 def test_a_write_to_a_tensor_of_another_device_is_a_change() -> None:

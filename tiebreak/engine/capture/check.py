@@ -13,9 +13,8 @@ What departs is named with the first module whose output departs, or with the fi
 Memory bounds the size of a model, so little is held at a time: one step's results in each precision, a few elements of
 torch's optimizer, and outputs of modules only once something departs.
 
-All of (b) and (c) runs on one device, since noise and reference are compared with each other; so does the rehearsal.
-What fails on another device than the CPU, for want of memory or because the model's code makes tensors on the CPU, is
-done on the CPU, which alone refuses anything.
+All of (b) and (c) runs on one device, since noise and reference are compared with each other. What fails on another one
+than the CPU, for want of memory or because the model's code makes tensors on the CPU, begins again on the CPU.
 """
 
 import random
@@ -40,7 +39,6 @@ from tiebreak.engine.capture.captured import (
     OPTIMIZER,
     Captured,
     capture_in_place,
-    capture_task,
     first_state,
     rehearsed,
 )
@@ -93,7 +91,7 @@ def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Sli
     # Until all is checked, the state is the model itself, and of a task that is only traced it has no values.
     given = task.initial_state(None if part is None else "meta", copy=False)
     captured: Captured = _on_either(device, task.model, "the step is rehearsed", partial(_captured_twice, task, given))
-    steps, tested = (task, captured) if part is None else (part.task, _of_slice(task, captured, part))
+    steps, tested = (task, captured) if part is None else (part.task, _of_slice(task, captured, part, device))
     _on_either(device, steps.model, "the capture is checked", partial(_same_steps, steps, tested, run_step))
     del tested  # before the state is copied
     return replace(captured, state=captured.state | first_state(task), check="full" if part is None else "slice")
@@ -115,8 +113,7 @@ def _on_either(device: torch.device, model: nn.Module, what: str, run: Callable[
 def _captured_twice(task: Task, given: Mapping[str, Tensor], device: torch.device) -> Captured:
     """Rehearses the task, captures it twice, and compares the programs.
 
-    For another device than the CPU, the step runs without numbers first: so the CPU looks at its Python code, too, and
-    the traces find what the model keeps on the CPU.
+    For another device, the CPU first runs the step without numbers: the traces read what the model then keeps there.
     """
     with untouched(task.model):
         assigned = rehearsed(task, CPU if device == CPU else None)
@@ -129,9 +126,10 @@ def _captured_twice(task: Task, given: Mapping[str, Tensor], device: torch.devic
     return captured
 
 
-def _of_slice(task: Task, captured: Captured, part: Slice) -> Captured:
+def _of_slice(task: Task, captured: Captured, part: Slice, device: torch.device) -> Captured:
+    run = partial(_captured_twice, part.task, part.task.initial_state(copy=False))
     try:
-        found = capture_task(part.task)
+        found: Captured = _on_either(device, part.task.model, "the slice is rehearsed", run)
     except ConfigurationError as error:
         raise ConfigurationError(
             f'expected a model that runs with fewer of its layers, got one that does not: {error}. For check="slice" '
@@ -144,9 +142,6 @@ def _of_slice(task: Task, captured: Captured, part: Slice) -> Captured:
 @contextmanager
 def _computing_on(device: torch.device) -> Iterator[None]:
     """Lets eager PyTorch draw and compute on a device as on the CPU: FP32 without TF32, which would pass for noise."""
-    if device == CPU:
-        yield
-        return
     backends: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
     allowed = [backend.allow_tf32 for backend in backends]
     try:

@@ -22,8 +22,7 @@ class Hollow(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Makes tensors without numbers, and computes with them."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        named = zip_schema(func._schema, args, kwargs)
+        named = zip_schema(func._schema, args, kwargs := kwargs or {})
         written = tree_leaves([value for a, value in named if a.alias_info is not None and a.alias_info.is_write])
         if any(isinstance(value, Tensor) and not isinstance(value, FakeTensor) for value in written):
             raise ConfigurationError(f"expected writes of numbers, got {func} of a tensor without any")

@@ -188,10 +188,7 @@ def _keeper(value: Any, depth: int = 4) -> Callable[[], None]:
 
 
 class Rehearsal:
-    """Runs a step, forward and backward, in plain PyTorch on copies of what it reads.
-
-    device: where it runs; None for the CPU, on copies without numbers (`tiebreak.engine.capture.hollow`).
-    """
+    """Runs a step, forward and backward, in plain PyTorch on copies of what it reads. device: as in `examine`."""
 
     def __init__(self, model: nn.Module, losses: _Losses, batch: Sequence[Tensor], device: _Device = CPU) -> None:
         self.step, named = LossModule(model, losses[0]), (*model.named_parameters(), *model.named_buffers())
@@ -203,9 +200,8 @@ class Rehearsal:
         self.losses: list[Any] = []
         self.watch: Any = nullcontext()
         self._device = device
-        self._copy = (
-            Hollow(allow_non_fake_inputs=True).copy if device is None else partial(Tensor.to, device=device, copy=True)
-        )
+        copied = partial(Tensor.to, device=device, copy=True)
+        self._copy = Hollow(allow_non_fake_inputs=True).copy if device is None else copied
         self._around = Errors if device is None else lambda: nullcontext() if device == CPU else device
 
     def __call__(self) -> None:
@@ -259,21 +255,22 @@ class Rehearsal:
         """The names of the trained parameters, and of the buffers that the step writes to."""
         return self.step.assigned.keys() | {
             name.removeprefix("model.") for name, tensor in self.given.items()
-            if tensor.requires_grad or self.copies[name]._version or not self._keeps(name)
+            if tensor.requires_grad or self.copies[name]._version or not self._is_same(name)
         }  # fmt: skip
 
-    def _keeps(self, name: str) -> bool:
-        """Whether the last run left a tensor's numbers as they are."""
+    def _is_same(self, name: str) -> bool:
         own, copy = self.given[name], self.copies[name]
         return isinstance(copy, FakeTensor) or torch.equal(own, copy.to(own.device))
 
     def results(self) -> list[Tensor]:
         """The loss, the new buffers and the gradients of the last run, if they have numbers."""
         gradients = [tensor.grad.to_dense() for tensor in self.copies.values() if tensor.grad is not None]
-        losses = [loss for loss in self.losses if isinstance(loss, Tensor)]
-        copies = [self.given[n] if self._keeps(n) else t for n, t in self.copies.items()]  # few outlive the next run
-        found = (*losses, *self.step.assigned.values(), *copies, *gradients)
-        return [t.detach() for t in found if self._device is not None or not isinstance(t, FakeTensor)]
+        copies = [self.given[n] if self._is_same(n) else t for n, t in self.copies.items()]  # few outlive the next run
+        found = (*self.losses, *self.step.assigned.values(), *copies, *gradients)
+        if self._device is not None and any(isinstance(tensor, FakeTensor) for tensor in found):
+            what = "a tensor without any, which an earlier rehearsal left in a global or a cache of the process"
+            raise ConfigurationError(f'expected numbers, got {what}; begin a new one, and capture with device="cpu"')
+        return [t.detach() for t in found if isinstance(t, Tensor) and not isinstance(t, FakeTensor)]
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -323,7 +320,7 @@ def examine(model: nn.Module, losses: _Losses, batch: Sequence[Tensor], device: 
     """Rehearses a step and returns the names of the buffers that it assigns.
 
     losses: of the step's phases, which run one after the other, here without the updates between them.
-    device: as in `Rehearsal`.
+    device: where it runs; None for the CPU, without the numbers of floats (`tiebreak.engine.capture.hollow`).
     Raises `ConfigurationError`, with the place, if the step fails or does what a program cannot.
     """
     rehearse = Rehearsal(model, losses, batch, device)
