@@ -186,6 +186,7 @@ OUTSIDE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "rows": lambda out, y, w: w[y] * out,
     "gather": lambda out, y, w: out.gather(1, y[:, None]),
     "narrow": lambda out, y, w: F.embedding(y.int(), w) * out,
+    "floats": lambda out, y, w: F.cross_entropy(out, y.long()),
     "in place": lambda out, y, w: torch.zeros_like(w).index_add_(0, y, out),
 }
 
@@ -193,8 +194,10 @@ OUTSIDE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_device_never_sees_indices_out_of_range(name: str, places: Places) -> None:
     """A GPU stops at them, and its process can do nothing there any more."""
-    data = {"x": torch.randn(8, 4), "y": torch.arange(8) % 4}
-    made = task(nn.Linear(4, 4), looked_up(OUTSIDE[name]), data)
+    y = torch.arange(8) % 4
+    made = task(
+        nn.Linear(4, 4), looked_up(OUTSIDE[name]), {"x": torch.randn(8, 4), "y": y.float() if name == "floats" else y}
+    )
     with pytest.raises(ConfigurationError, match=r"plain PyTorch already: .*Error: .* out of "):
         of_here(made)
     assert places == [None, CPU]

@@ -34,7 +34,7 @@ class Hollow(FakeTensorMode):  # type: ignore[no-untyped-call]
         return self.dispatch(func, types, args, kwargs)
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """A tensor like one of floats, without its numbers; others are copied with theirs."""
+        """A copy of a tensor of floats without its numbers, or of another one with them."""
         with self if tensor.is_floating_point() else nullcontext():
             return tensor.clone()
 

@@ -200,14 +200,16 @@ class Rehearsal:
         self.losses: list[Any] = []
         self.watch: Any = nullcontext()
         self._device = device
-        copied = partial(Tensor.to, device=device, copy=True)
-        self._copy = Hollow(allow_non_fake_inputs=True).copy if device is None else copied
+        self._copied = partial(Tensor.to, device=device, copy=True)
+        self._copy = Hollow(allow_non_fake_inputs=True).copy if device is None else self._copied
         self._around = Errors if device is None else lambda: nullcontext() if device == CPU else device
 
     def __call__(self) -> None:
         self.losses = []
         self.copies.clear()  # those of the last run: large models leave no room for both
-        self.copies.update({n: self._copy(t.detach()).requires_grad_(t.requires_grad) for n, t in self.given.items()})
+        for name, tensor in self.given.items():
+            copy = self._copy if name in self._state else self._copied
+            self.copies[name] = copy(tensor.detach()).requires_grad_(tensor.requires_grad)
         self.attributes = {name: vars(tensor) | vars(self.given[name]) for name, tensor in self.copies.items()}
         self.addresses = {name: (_storage(t), t.storage_offset()) for name, t in self.copies.items()}
         kept = [n for n, t in self.given.items() if n.startswith("batch") or t.requires_grad]
