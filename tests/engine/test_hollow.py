@@ -159,13 +159,12 @@ def test_an_error_for_want_of_numbers_has_no_effect(places: Places) -> None:
     assert str(caught.value) == str(expected.value)
 
 
+OWN_LOSSES = "batch", "backward", "trained elsewhere"
 SOON = "counter", "clamp", "kept", "first", "first draw", "data", "mark", "in backward", "other memory", "left on"
 
 
-@pytest.mark.parametrize("name", slow_except([n for n in REFUSED if n not in ("batch", "backward")], *SOON))
+@pytest.mark.parametrize("name", slow_except([n for n in REFUSED if n not in OWN_LOSSES], *SOON))
 def test_what_is_refused_is_refused_in_the_words_of_the_cpu(name: str, places: Places) -> None:
-    if name == "trained elsewhere":
-        pytest.skip("needs a loss of its own")
     make, _ = REFUSED[name]
     with pytest.raises(ConfigurationError) as expected:
         captured.capture_task(task(nn.Sequential(make())))
