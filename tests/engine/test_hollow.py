@@ -193,10 +193,8 @@ OUTSIDE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_a_device_never_sees_indices_out_of_range(name: str, places: Places) -> None:
     """A GPU stops at them, and its process can do nothing there any more."""
-    y = torch.arange(8) % 4
-    made = task(
-        nn.Linear(4, 4), looked_up(OUTSIDE[name]), {"x": torch.randn(8, 4), "y": y.float() if name == "floats" else y}
-    )
+    y = torch.full((8,), 3.0) if name == "floats" else torch.arange(8) % 4
+    made = task(nn.Linear(4, 4), looked_up(OUTSIDE[name]), {"x": torch.randn(8, 4), "y": y})
     with pytest.raises(ConfigurationError, match=r"plain PyTorch already: .*Error: .* out of "):
         of_here(made)
     assert places == [None, CPU]
