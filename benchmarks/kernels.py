@@ -29,9 +29,11 @@ from tiebreak.engine.arithmetic.gpu import random as draws
 from tiebreak.engine.arithmetic.gpu.kernels import chains as chain_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import hashing as hash_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import integers as integer_kernels
+from tiebreak.engine.arithmetic.gpu.kernels import products as product_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import random as draw_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import scatter as scatter_kernels
-from tiebreak.engine.arithmetic.gpu.kernels import sums as kernels
+from tiebreak.engine.arithmetic.gpu.kernels import settling as settling_kernels
+from tiebreak.engine.arithmetic.gpu.kernels import sums as sum_kernels
 from tiebreak.engine.arithmetic.gpu.sums import Form, OperandLayout
 from tiebreak.engine.arithmetic.plan.chains import ChainCode, Member, members_of
 from tiebreak.engine.capture.captured import capture_task
@@ -125,7 +127,7 @@ KINDS: Final = {
     "coefficient": "fp32",
 }
 NUMBERS: Final = (
-    "room", "m", "n", "k", "batches", "step", "run_batch", "run_k", "parts", "elements",
+    "room", "most", "m", "n", "k", "batches", "step", "run_batch", "run_k", "parts", "elements",
     "cut", "cuts", "a_step", "b_step", "out_step",
 )  # fmt: skip
 BINARIES: Final = Path(triton.__file__).parent / "backends/nvidia/bin"
@@ -171,22 +173,22 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
         return _compiled(name, function, signature, constants, {k: v for k, v in known.items() if k.islower()}, 0)
     if kernel in INTEGERS:
         return _assemble_integers(name, kernel, precision, options)
-    function, known = getattr(kernels, re.split(r"\W", kernel)[0]), _known(TARGETS[name], kernel) | options
+    function, known = _function(kernel), _known(TARGETS[name], kernel) | options
     # As Triton takes them in a launch.
-    ones = {"run_batch": 1, "run_k": 1} if function is kernels.settle else {}
+    ones = {"run_batch": 1, "run_k": 1} if function is settling_kernels.settle else {}
     constants = {
         "PRECISION": precision,
         "LEAVE": False,
         "FLUSH": sums.FLUSH,
         "PLACE": False,
         **dict.fromkeys(("sums", "errors", "packed", "notes", "numbers", "loose", "CHAIN"), None),
-        **({"digits": None} if function is kernels.settle else {}),
+        **({"digits": None} if function is settling_kernels.settle else {}),
     }
     for layout, tables in zip(PRODUCTS.get(kernel, ()), (("a_m", "a_k"), ("b_n", "b_k")), strict=False):
         constants |= dict.fromkeys(() if layout.step is None else tables, None)
     constants |= dict.fromkeys(("a_m", "a_k", "b_n", "b_k") if kernel == "norms" else (), None)
     constants |= dict.fromkeys(("out_m", "out_n") if kernel in MATRICES else (), None)
-    if function not in (kernels.add_parts, kernels.norms, kernels.product):
+    if function not in (sum_kernels.add_parts, product_kernels.norms, product_kernels.product):
         constants["sizes"] = None
     constants |= {key: value for key, value in known.items() if key.isupper()} | ones
     made: dict[str, Any] = {}
@@ -205,8 +207,14 @@ def assemble(name: str, kernel: str, precision: int, **options: Any) -> MachineC
     return _compiled(name, function, signature, constants, given, products)
 
 
+def _function(kernel: str) -> Any:
+    """The function of one of `KERNELS` or `INTEGERS`; a chain has none."""
+    own, modules = re.split(r"\W", kernel)[0], (product_kernels, settling_kernels, sum_kernels, integer_kernels)
+    return next((getattr(module, own) for module in modules if hasattr(module, own)), None)
+
+
 def _assemble_integers(name: str, kernel: str, precision: int, options: dict[str, Any]) -> MachineCode:
-    function = getattr(integer_kernels, kernel)
+    function = _function(kernel)
     own = integers.TILE if kernel == "multiply_residues" else integers.FACTS
     known = {**own, "ALONG": True, "RUN": 1, "UNIT": 4, "PRECISION": precision, **options}
     known |= dict.fromkeys(("own", "terms", "out_m", "out_n"), None)
@@ -495,9 +503,7 @@ def main(folder: Path, targets: tuple[str, ...]) -> None:
                 continue  # layouts differ in copies and in loads of the matrix unit's operands
             if name == "gfx942" if kernel in INTEGERS else name in LITTLE_FP64:
                 continue
-            own = re.split(r"\W", kernel)[0]
-            module = integer_kernels if kernel in INTEGERS else kernels
-            function = OTHERS[kernel][0] if kernel in OTHERS else getattr(module, own, None)  # a chain has none
+            function = OTHERS[kernel][0] if kernel in OTHERS else _function(kernel)
             rounds = "PRECISION" in function.arg_names if function else kernel not in ("AdamW", "dropout")
             for precision in (32, 16) if rounds and kernel not in (*PRODUCTS,)[1:] else (32,):
                 machine = assemble(name, kernel, precision)

@@ -32,7 +32,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from triton import language
 from triton.runtime import interpreter
 
-from tiebreak.engine.arithmetic.gpu.kernels import rounding
 from tiebreak.engine.run import qualify
 
 Mutants = dict[str, tuple[tuple[tuple[str, str], ...], Callable[[], object]]]
@@ -77,14 +76,13 @@ def patch_index() -> None:
     interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
 
 
-def changed(kernels: ModuleType, folder: Path, changes: tuple[tuple[str, str], ...]) -> ModuleType:
-    """The kernels from a changed source: each old text, which occurs once, becomes the new one.
+def changed(folder: Path, changes: tuple[tuple[str, str], ...], *modules: ModuleType) -> ModuleType:
+    """One module from the changed source of some, which import from those before them.
 
-    Functions of `kernels/rounding.py` are part of that source, in place of their import.
+    Each old text, which occurs once, becomes the new one.
     """
-    assert kernels.__file__ is not None
-    text, shared = Path(kernels.__file__).read_text(), Path(rounding.__file__).read_text()
-    text = re.sub(rf"(?m)^from {rounding.__name__} import .*$", lambda _: shared, text)
+    text = "\n".join(Path(str(module.__file__)).read_text() for module in modules)
+    text = re.sub(rf"(?m)^from ({'|'.join(module.__name__ for module in modules)}) import .*$", "", text)
     for old, new in changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
@@ -98,12 +96,12 @@ def changed(kernels: ModuleType, folder: Path, changes: tuple[tuple[str, str], .
     return module
 
 
-def killed(mutants: Mutants, kernels: ModuleType, user: ModuleType) -> dict[str, str]:
-    """What refuted each mutant of `kernels`, which `user.kernels` returns; a mutant that lives is missing."""
+def killed(mutants: Mutants, user: ModuleType, *kernels: ModuleType) -> dict[str, str]:
+    """What refuted each mutant of `kernels`, which `user.kernels` returns as one; a mutant that lives is missing."""
     found = {}
     for name, (changes, check_that_dies) in mutants.items():
         with tempfile.TemporaryDirectory() as folder:
-            module = changed(kernels, Path(folder), changes)
+            module = changed(Path(folder), changes, *kernels)
         with mock.patch.object(user, "kernels", return_value=module):
             if code := _exit_code(check_that_dies):
                 found[name] = f"exit code {code}"

@@ -27,6 +27,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import launches
 from tiebreak.engine.arithmetic.gpu import backend, chains
 from tiebreak.engine.arithmetic.gpu.kernels import chains as kernels
+from tiebreak.engine.arithmetic.gpu.kernels import rounding
 from tiebreak.engine.arithmetic.plan.chains import RandomFrom
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run import qualify
@@ -290,7 +291,7 @@ SUITE = Suite(
         "pairs": lambda: sum(map(pairs, HARD)),
     },
     mutants=MUTANTS,
-    killed=lambda: killed(MUTANTS, kernels, chains),
+    killed=lambda: killed(MUTANTS, chains, rounding, kernels),
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -28,17 +28,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from tests.engine.integer_reference import factors
 from tests.engine.interpreted import Suite, changed, main
+from tests.engine.interpreted.integers import FEW, SMALL
 from tests.golden.bundle import INTERVAL, STEPS, load
 from tests.golden.train import TRAINER, Inputs, inputs, make_run
 from tiebreak.engine.arithmetic import Arithmetic, Logging
-from tiebreak.engine.arithmetic.gpu import chains, launching, random, scatter, sums
+from tiebreak.engine.arithmetic.gpu import chains, integers, launching, random, scatter, sums
 from tiebreak.engine.arithmetic.gpu.chains import LaunchedChains
 from tiebreak.engine.arithmetic.gpu.sums import LaunchedSum
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.native import pure_path
+from tiebreak.engine.native import forced_integers, pure_path
 from tiebreak.engine.run import commit, graphs, interpreter, train
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.train import Worker
@@ -46,7 +48,7 @@ from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.rounding import SumKind
 
-LAUNCHING = (chains, sums, scatter, random)
+LAUNCHING = (chains, sums, scatter, random, integers)
 UNDEFINED = {"empty", "new_empty", "empty_like", "empty_strided"}
 real_launch, real_from_numpy = launching.launch, torch.from_numpy
 
@@ -114,10 +116,9 @@ class Recorder(TorchDispatchMode):
         return found
 
     def launches(self, operands: Any, launch: Callable[[], None]) -> None:
-        """Records the launch of a kernel, which reads and writes memory of its operands alone."""
+        """Records the launch of a kernel, which reads and writes memory of its operands alone; nothing runs."""
         with _disable_current_modes():
             self.reads(operands)
-            launch()
         self.operations.append(launch)
 
     def undo(self) -> None:
@@ -221,6 +222,18 @@ def growing() -> Inputs:
     return Inputs(program, {"x": torch.ones(9), "y": torch.ones(9), "z": torch.zeros(())}, {})
 
 
+def wide_and_narrow() -> Inputs:
+    """A product whose rows, in every other step, would leave much undecided by integers."""
+    b = Builder()
+    first, second = (b.state(name, DType.F32, (8, 40)) for name in ("first", "second"))
+    product = b.matmul(first, b.data("columns", DType.F32, (40, 8)))
+    program = b.finish({"first": second, "second": first, "product": product}, b.max(product))
+    wide = torch.from_numpy(factors("wide", 8, 40, 8)[0])
+    narrow, columns = map(torch.from_numpy, factors("gauss", 8, 40, 8))
+    state = {"first": wide, "second": narrow, "product": torch.zeros(8, 8)}
+    return Inputs(program, state, {"columns": columns})
+
+
 # ---- checks ----
 
 
@@ -287,6 +300,41 @@ def compares(module: ModuleType = graphs) -> int:
         said = spoiled(name)
         assert re.match(rf"step 4: .* got another {name}\.", said), said
     return 2
+
+
+def makes_room(module: ModuleType = graphs) -> int:
+    """Where memory is short, a step that is compared goes without its graph, and the next one is captured again."""
+    made = everything()
+    plain, right = Interpreter(made.program, Arithmetic()), copy_of(made.state)
+    free = [9, 5, 3, 9, 5, 4]  # before and after a capture, and before a step is compared; twice
+    with captures(changed_graphs=module) as captured, mock.patch.object(module, "spare", side_effect=free):
+        machine, mine = machine_of(made), copy_of(made.state)
+        for number in range(1, 10):
+            right = plain.step(number, right, made.data).state
+            mine = machine.step(number, mine, made.data, donate=True).state
+            assert identities(mine) == identities(right), number
+            assert (machine.graphs._graph is None) == (number in (1, 2, 4)), number
+    assert [recorder.replays for recorder in captured.made] == [2, 5]
+    return captured.replays
+
+
+def keeps_one_state(module: ModuleType = graphs) -> int:
+    """A graph writes over the tensors that it is given, but for those that lie in the same memory."""
+    made = everything()
+    plain, right = Interpreter(made.program, Arithmetic()), copy_of(made.state)
+    with captures(changed_graphs=module):
+        machine, mine = machine_of(made), copy_of(made.state)
+        for number in range(1, 6):
+            if number == 3:
+                mine["second"] = mine["first"]
+                given, right = dict(mine), copy_of(mine)
+            right = plain.step(number, right, made.data).state
+            mine = machine.step(number, mine, made.data, donate=number != 4).state
+            assert identities(mine) == identities(right), number
+            if number == 3:
+                moved = {name for name in mine if mine[name].data_ptr() != given[name].data_ptr()}
+                assert moved == {"first", "second"}, moved
+    return len(mine)
 
 
 def is_left_alone(kind: type[Interpreter] = Interpreter) -> int:
@@ -426,6 +474,44 @@ def golden(name: str) -> int:
     return captured.replays * len(captured.made[0].operations)
 
 
+def by_integers(name: str, until: int) -> int:
+    """The checked-in records of a golden run are reached by replays whose products are by integers."""
+    run, made = integers.LaunchedIntegers.run, inputs(name)
+    watched = mock.patch.object(integers.LaunchedIntegers, "run", autospec=True, side_effect=run)
+    one_program = mock.patch.object(sums, "programs", return_value=1)
+    with forced_integers(), one_program, watched as ran, captures() as captured:
+        found = records_of(made, machine_of(made), until)
+    assert found == list(load(name).expected.records[1 : until // INTERVAL + 1])
+    assert captured.replays == until - 2
+    return ran.call_count
+
+
+def decides_in_each_step(module: ModuleType = integers) -> int:
+    """Each replay decides anew whether integers compute a product."""
+    made, run, seen = wide_and_narrow(), module.LaunchedIntegers.run, []
+
+    def watched(*given: Any) -> Tensor:
+        seen.append(run(*given))
+        return seen[-1]
+
+    changes = {"RATES": {0: (2, 1024)}, "LEAST": 0, "PAYS": 1e9, "MUCH": 1 << 14, "TILE": SMALL, "FACTS": FEW}
+    with (
+        mock.patch.multiple(module, **changes), mock.patch.object(module.LaunchedIntegers, "run", watched),
+        mock.patch.object(sums, "choose", module.choose),
+        mock.patch.object(sys.modules[__name__], "LAUNCHING", (*LAUNCHING, module)), captures() as captured,
+    ):  # fmt: skip
+        plain, state = Interpreter(made.program, Arithmetic()), copy_of(made.state)
+        machine, mine = Interpreter(made.program, Arithmetic(), graphs=True, compares=lambda _: False), copy_of(state)
+        for number in range(1, 9):
+            state = plain.step(number, state, made.data).state
+            assert (int(seen.pop()) > 0) == (number % 2 == 1)
+            mine = machine.step(number, mine, made.data, donate=True).state
+            assert (int(seen[-1]) > 0) == (number % 2 == 1), number
+            assert identities(mine) == identities(state), number
+    assert captured.replays == 6
+    return captured.replays
+
+
 # ---- mutants ----
 
 
@@ -458,6 +544,9 @@ MUTANTS: GraphMutants = {
     "notes that moved": (graphs, "arithmetic.backend.notes is self._notes", "True", steps_by),
     "a loss that is not compared": (graphs, '+ [("the loss", notes[:1], loss)]', "", compares),
     "states that are not compared": (graphs, "for name, tensor in right.items()]", "for name, tensor in ()]", compares),
+    "a graph that stays": (graphs, "graph = self._graph = None", "pass", makes_room),
+    "two entries in one place": (graphs, "x if name in own else torch.empty_like(x)", "x", keeps_one_state),
+    "a second state": (graphs, "x if name in own else torch.empty_like(x)", "torch.empty_like(x)", keeps_one_state),
     "states that are not donated": (interpreter, "is not None and donate and sums", "is not None and sums", steps_of),
     "the host makes the number": (
         interpreter,
@@ -471,6 +560,24 @@ MUTANTS: GraphMutants = {
     "sums are not finalized": (
         interpreter, "if i.dtype != DType.F32 or", "if i.dtype != DType.BOOL or", lambda m: fails_alike(m.Interpreter),
     ),
+    "integers: what is loose adds up": (
+        integers, "torch.full((1,), -(1 << 62) if self._stays else -s.most_loose, dtype=torch.int64, device=device)",
+        "vars(self).setdefault('kept', torch.full((1,), -s.most_loose, dtype=torch.int64))", decides_in_each_step,
+    ),
+    "integers: the first step decides": (
+        integers, "return loose\n", "return vars(self).setdefault('first', loose)\n", decides_in_each_step,
+    ),
+    "integers: the host decides": (
+        integers, "return loose\n", "return loose.fill_(int(loose))\n", decides_in_each_step,
+    ),
+    "integers: the host sends their numbers": (
+        integers, "@cached_property\n    def _numbers", "@property\n    def _numbers", decides_in_each_step,
+    ),
+    "integers: rows are not measured again": (
+        integers, "for at, (size, unit) in enumerate(",
+        "for at, (size, unit) in () if next(vars(self).setdefault('runs', iter([0, 0])), 1) else enumerate(",
+        decides_in_each_step,
+    ),
 }  # fmt: skip
 
 
@@ -478,7 +585,7 @@ def killed() -> dict[str, str]:
     found = {}
     for name, (module, old, new, check) in MUTANTS.items():
         with tempfile.TemporaryDirectory() as folder:
-            mutant = changed(module, Path(folder), ((old, new),))
+            mutant = changed(Path(folder), ((old, new),), module)
         try:
             check(mutant)
         except (AssertionError, UserWarning) as error:
@@ -491,11 +598,17 @@ SUITE = Suite(
     slow={
         "not finite": fails_alike, "reads": reads_once,
         "steps": lambda: agrees(everything(), STEPS), "commits": commits_late, "left alone": is_left_alone,
-        "without": falls_back, "compared": compares,
+        "without": falls_back, "compared": compares, "room": makes_room, "one state": keeps_one_state,
+        "integers": decides_in_each_step,
     },
     mutants=MUTANTS,
     killed=killed,
 )  # fmt: skip
 
 if __name__ == "__main__":
-    main(SUITE, golden=lambda: {name: golden(name) for name in ("gpt2", "resnet")})
+    main(
+        SUITE,
+        golden=lambda: (
+            {name: golden(name) for name in ("gpt2", "resnet")} | {"vit, by integers": by_integers("vit", 2 * INTERVAL)}
+        ),
+    )

@@ -140,7 +140,7 @@ SUITE = Suite(
         "qualification": within(4096, lambda: qualify._compare_ids(qualify.Arithmetic())),
     },
     mutants=MUTANTS,
-    killed=within(32, lambda: killed(MUTANTS, kernels, hashing)),
+    killed=within(32, lambda: killed(MUTANTS, hashing, kernels)),
 )  # fmt: skip
 
 if __name__ == "__main__":

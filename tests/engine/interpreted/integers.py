@@ -329,7 +329,7 @@ SLOW = {
 }  # fmt: skip
 
 
-SUITE = Suite(FAST, SLOW, MUTANTS, lambda: killed(MUTANTS, kernels, launching))
+SUITE = Suite(FAST, SLOW, MUTANTS, lambda: killed(MUTANTS, launching, kernels))
 
 if __name__ == "__main__":
     main(SUITE)

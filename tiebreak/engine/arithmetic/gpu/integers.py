@@ -227,7 +227,7 @@ class LaunchedIntegers:
             launch(
                 kernels("integers").multiply_residues,
                 batches * ceil(counts[0] / TILE["BLOCK_M"]) * ceil(counts[1] / TILE["BLOCK_N"]),
-                residues[0], residues[1], self._numbers[1], powers, sizes, loose, *tables[6:], out, found, out.numel(),
+                residues[0], residues[1], self._numbers[1], powers, sizes, loose, *tables[6:], out, found, len(listed),
                 listed, m, n, batches, a_first, counts[0], b_first, counts[1], steps[2], pitch, s.fold, s.shift, s.unit,
                 s.slack, s.grain, PRECISION=s.precision, **s.tile,
             )  # fmt: skip

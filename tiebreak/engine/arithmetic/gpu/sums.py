@@ -1,9 +1,10 @@
-"""`reduce` on GPUs by Triton kernels (`kernels/sums.py`) that add, test and round, on the tables of a plan.
+"""`reduce` on GPUs by Triton kernels that add, test and round, on the tables of a plan.
 
-One settles exactly what others list, and one finds extremes.
+`kernels/products.py` has those of matrix products, `kernels/sums.py` those of plain sums and extremes, and
+`kernels/settling.py` those that settle exactly what others list.
 
-Under policy `exact` the host waits for nothing: the list has room for all elements, and kernels read its length. Under
-policy `logged` the host reads the list; torch computes a result again if it has no room.
+Under policy `exact` the host waits for nothing: kernels read the list's length, and settle all elements if it has no
+room. Under policy `logged` the host reads the list; torch computes a result again if it has no room.
 """
 
 from collections.abc import Callable, Sequence
@@ -238,7 +239,7 @@ class _Call:
     def launch(
         self, read: Sequence[Any], memory: Sequence[Any], factor: float, loose: Tensor | None = None, **options: Any
     ) -> None:
-        """Launches the kernel. memory: out, found, room, listed, sums, errors and sizes, as in `kernels/sums.py`."""
+        """Launches the kernel. memory: out, found, room, listed, sums, errors, sizes, as in `kernels/products.py`."""
         numbers, (tables, steps, sides) = (*self.numbers, self.step), self.reading
         if (form := self.form) is not None:
             *others, sizes = memory
@@ -248,7 +249,7 @@ class _Call:
             memory = *others, sizes, loose
             tiles = batches * sum(ceil(rows / NORMS["BLOCK_M"]) for rows in (m, n))
             launch(
-                kernels("sums").norms, tiles * form.cuts, read[0], read[-1], *tables[:6], sizes, loose,
+                kernels("products").norms, tiles * form.cuts, read[0], read[-1], *tables[:6], sizes, loose,
                 *self.numbers, form.cut, *steps[:2], **sides, **NORMS,
             )  # fmt: skip
             numbers = (*self.numbers, form.cuts, self.step, *steps)
@@ -305,7 +306,7 @@ class LaunchedSum:
         device, numel = call.device, prod(call.shape)
         out = torch.empty(self._instruction.shape, dtype=torch.float32, device=device)
         found = torch.zeros(2, dtype=torch.int64, device=device)
-        room = numel if near is None else numel // DENSE + ROOM
+        room = min(numel, numel // DENSE + programs(device)) if near is None else numel // DENSE + ROOM
         listed = torch.empty(room, dtype=torch.int32 if numel < 1 << 31 else torch.int64, device=device)
         c, e = [None] * 2 if near is None else torch.empty((2, room), dtype=torch.float64, device=device)
         memory, loose = (out, found, room, listed, c, e), None
@@ -326,8 +327,8 @@ class LaunchedSum:
         if call.matrix and call.parts == 1:
             many, again = MANY, _up(coefficient(2 * tables.terms))
             launch(
-                kernels("sums").contract_twice, programs(device), read[0], read[-1], *call.tables, out, found, listed,
-                counters, *call.numbers, numel, again, PRECISION=precision, MANY=many, FLUSH=FLUSH,
+                kernels("products").contract_twice, programs(device), read[0], read[-1], *call.tables, out, found,
+                room, listed, counters, *call.numbers, numel, again, PRECISION=precision, MANY=many, FLUSH=FLUSH,
                 **twice(tile(*target(device))),
             )  # fmt: skip
         self._settle(call, read, out, found, listed, counters, many)
@@ -392,7 +393,7 @@ class LaunchedSum:
         kernel, form = kernels("sums").add_up, None
         if tables.out:
             batches, m, n = len(first.batch), len(first.own), len(last.own)
-            kernel, form = kernels("sums").product, Form.of(tables, terms, device)
+            kernel, form = kernels("products").product, Form.of(tables, terms, device)
             options = product_tile(*target(device), m, tables=any(layout.step is None for layout in form.layouts))
             held = [first.batch, first.own, terms[0], last.batch, last.own, terms[-1], *tables.out]
             tiles, numbers = batches * ceil(m / options["BLOCK_M"]) * ceil(n / options["BLOCK_N"]), (m, n, k, batches)
@@ -460,14 +461,14 @@ class LaunchedSum:
         blocks = settling(target(device)[0], tables.terms, prologue=call.prologue is not None)
         factor = _up(coefficient(ceil(tables.terms / blocks["BLOCK_K"]) + 2 * blocks["BLOCK_K"]))
         launch(
-            kernels("sums").settle, programs(device), read[0], read[-1], *all_tables, out, found, listed, counters,
-            digits, m, n, *runs, tables.terms, out.numel(), room, factor, call.chain[1],
+            kernels("settling").settle, programs(device), read[0], read[-1], *all_tables, out, found, listed, counters,
+            digits, m, n, *runs, tables.terms, out.numel(), len(listed), room, factor, call.chain[1],
             PAIRS=pairs, CHAIN=call.options.get("CHAIN"), **steps, **options, **blocks,
         )  # fmt: skip
         if digits is not None:
             launch(
-                kernels("sums").round_listed, ceil(room / PARTS["BLOCK"]), digits, digits[-1], *all_tables[-3:], out,
-                found, listed, counters, m, n, out.numel(), room, **options, **PARTS,
+                kernels("settling").round_listed, ceil(room / PARTS["BLOCK"]), digits, digits[-1], *all_tables[-3:],
+                out, found, listed, counters, m, n, out.numel(), room, **options, **PARTS,
             )  # fmt: skip
 
 

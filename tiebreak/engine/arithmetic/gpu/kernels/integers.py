@@ -12,7 +12,8 @@ what was cut and of the integers.
 import triton
 import triton.language as tl
 
-from tiebreak.engine.arithmetic.gpu.kernels.sums import at_rows, at_terms, is_loose, list_elements, whole
+from tiebreak.engine.arithmetic.gpu.kernels.products import at_rows, at_terms, whole
+from tiebreak.engine.arithmetic.gpu.kernels.sums import is_loose, list_elements
 
 ZERO: tl.constexpr = tl.constexpr(1 << 16)
 BAD: tl.constexpr = tl.constexpr(1 << 17)
