@@ -58,8 +58,8 @@ def with_buffers(function: Callable[..., Tensor], **buffers: Tensor) -> nn.Modul
     return layer
 
 
-def task(model: nn.Module, loss: Callable[..., Tensor] | None = None) -> Task:
-    return make_task(model, {"x": X}, rate=0.1, loss=loss or (lambda model, x: model(x).square().mean()))
+def task(model: nn.Module, loss: Callable[..., Tensor] | None = None, data: dict[str, Tensor] | None = None) -> Task:
+    return make_task(model, data or {"x": X}, rate=0.1, loss=loss or (lambda model, x: model(x).square().mean()))
 
 
 def captured(model: nn.Module, loss: Callable[..., Tensor] | None = None) -> Captured:

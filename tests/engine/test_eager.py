@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import re
 import subprocess
 import sys
 import warnings
@@ -161,8 +162,15 @@ def test_another_device_checks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_another_device_cannot_check_is_checked_here() -> None:
     """For one: `meta` has no results."""
-    with pytest.warns(UserWarning, match=r"checked on the CPU, because the check failed on meta: \S"):
+    with pytest.warns(UserWarning, match="on the CPU, because") as said:
         assert check.checked(task(network()), exact_step, torch.device("meta")).check == "full"
+    whole = [
+        rf"the {what} on the CPU, because that failed on meta: \S"
+        for what in ("step is rehearsed", "capture is checked")
+    ]
+    for one, expected in zip(said, whole, strict=True):
+        assert re.match(expected, str(one.message))
+        assert one.filename == __file__, "where the capture is asked for"
 
 
 def undo_examining(patch: pytest.MonkeyPatch) -> None:

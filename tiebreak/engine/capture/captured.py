@@ -7,7 +7,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from tiebreak.engine.capture.purity import examine, same_tensors, untouched
+from tiebreak.engine.capture.purity import CPU, examine, same_tensors, untouched
 from tiebreak.engine.capture.step import Constants, capture
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
 from tiebreak.engine.capture.updates import RecordedSteps, recorded, torch_update
@@ -98,10 +98,10 @@ def first_state(task: Task) -> dict[str, Tensor]:
     return state | {AVERAGE + name: state[MODEL + name].clone() for name in trained}
 
 
-def rehearsed(task: Task) -> frozenset[str]:
-    """Rehearses the task's step in plain PyTorch and returns the names of the buffers that it assigns."""
+def rehearsed(task: Task, device: torch.device | None = CPU) -> frozenset[str]:
+    """Rehearses the task's step on a device, as `examine` does, and names the buffers that it assigns."""
     with torch.random.fork_rng(devices=[]):  # the two captures of a check begin in different states
-        return examine(task.model, [phase.loss for phase in task.phases], _telling(task))
+        return examine(task.model, [phase.loss for phase in task.phases], _telling(task), device)
 
 
 def capture_in_place(

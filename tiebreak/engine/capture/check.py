@@ -13,8 +13,8 @@ What departs is named with the first module whose output departs, or with the fi
 Memory bounds the size of a model, so little is held at a time: one step's results in each precision, a few elements of
 torch's optimizer, and outputs of modules only once something departs.
 
-All of (b) and (c) runs on one device, since noise and reference are compared with each other. What fails on another
-device than the CPU, for want of memory or because the model's code makes tensors on the CPU, is checked on the CPU.
+All of (b) and (c) runs on one device, since noise and reference are compared with each other. What fails on another one
+than the CPU, for want of memory or because the model's code makes tensors on the CPU, begins again on the CPU.
 """
 
 import random
@@ -39,14 +39,13 @@ from tiebreak.engine.capture.captured import (
     OPTIMIZER,
     Captured,
     capture_in_place,
-    capture_task,
     first_state,
     rehearsed,
 )
 from tiebreak.engine.capture.draws import GivenDraws
 from tiebreak.engine.capture.optimizer_check import wrong_update
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
-from tiebreak.engine.capture.purity import LossModule, exchanged, remembered, untouched
+from tiebreak.engine.capture.purity import CPU, LossModule, exchanged, remembered, untouched
 from tiebreak.engine.capture.slices import Slice
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
 from tiebreak.engine.capture.user_code import refusal
@@ -81,7 +80,6 @@ RunStep = Callable[
 
 It gives each value of the body to the function, and returns the state after the step and its loss, finite or not.
 """
-CPU: Final = torch.device("cpu")
 
 
 def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Slice | None = None) -> Captured:
@@ -92,30 +90,46 @@ def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Sli
     """
     # Until all is checked, the state is the model itself, and of a task that is only traced it has no values.
     given = task.initial_state(None if part is None else "meta", copy=False)
-    with untouched(task.model):
-        assigned = rehearsed(task)
-        captured = capture_in_place(task, given, assigned)
-        release()
-        with disturbed():
-            _same_programs(captured, capture_in_place(task, given, assigned))
-    steps, tested = (task, captured) if part is None else (part.task, _of_slice(task, captured, part))
-    for place in dict.fromkeys((device, CPU)):
-        try:
-            with untouched(steps.model), torch.enable_grad(), _computing_on(place):
-                _same_steps(steps, tested, run_step, place)
-            break
-        except Exception as error:
-            if place == CPU:
-                raise
-            reason = str(error).partition("\n")[0]
-        warnings.warn(f"the capture is checked on the CPU, because the check failed on {place}: {reason}", stacklevel=2)
+    captured: Captured = _on_either(device, task.model, "the step is rehearsed", partial(_captured_twice, task, given))
+    steps, tested = (task, captured) if part is None else (part.task, _of_slice(task, captured, part, device))
+    _on_either(device, steps.model, "the capture is checked", partial(_same_steps, steps, tested, run_step))
     del tested  # before the state is copied
     return replace(captured, state=captured.state | first_state(task), check="full" if part is None else "slice")
 
 
-def _of_slice(task: Task, captured: Captured, part: Slice) -> Captured:
+def _on_either(device: torch.device, model: nn.Module, what: str, run: Callable[[torch.device], Any]) -> Any:
+    """Runs something on a device or, if anything fails, on the CPU. what: the beginning of a warning, which says so."""
+    if device != CPU:
+        try:
+            with untouched(model), torch.enable_grad(), _computing_on(device):
+                return run(device)
+        except Exception as error:
+            reason = str(error).partition("\n")[0]
+        warnings.warn(f"{what} on the CPU, because that failed on {device}: {reason}", stacklevel=3)
+    with untouched(model), torch.enable_grad():
+        return run(CPU)
+
+
+def _captured_twice(task: Task, given: Mapping[str, Tensor], device: torch.device) -> Captured:
+    """Rehearses the task, captures it twice, and compares the programs.
+
+    For another device, the CPU first runs the step without numbers: the traces read what the model then keeps there.
+    """
+    with untouched(task.model):
+        assigned = rehearsed(task, CPU if device == CPU else None)
+        captured = capture_in_place(task, given, assigned)
+        release()
+        with disturbed():
+            _same_programs(captured, capture_in_place(task, given, assigned))
+    if device != CPU:
+        rehearsed(task, device)
+    return captured
+
+
+def _of_slice(task: Task, captured: Captured, part: Slice, device: torch.device) -> Captured:
+    run = partial(_captured_twice, part.task, part.task.initial_state(copy=False))
     try:
-        found = capture_task(part.task)
+        found: Captured = _on_either(device, part.task.model, "the slice is rehearsed", run)
     except ConfigurationError as error:
         raise ConfigurationError(
             f'expected a model that runs with fewer of its layers, got one that does not: {error}. For check="slice" '
@@ -128,9 +142,6 @@ def _of_slice(task: Task, captured: Captured, part: Slice) -> Captured:
 @contextmanager
 def _computing_on(device: torch.device) -> Iterator[None]:
     """Lets eager PyTorch draw and compute on a device as on the CPU: FP32 without TF32, which would pass for noise."""
-    if device == CPU:
-        yield
-        return
     backends: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
     allowed = [backend.allow_tf32 for backend in backends]
     try:
@@ -394,16 +405,9 @@ def _outputs(model: nn.Module, found: Outputs) -> Iterator[Outputs]:
 
 
 def _eager(
-    task: Task,
-    captured: Captured,
-    ours: StepOutcome,
-    dtype: torch.dtype,
-    device: torch.device,
-    *,
-    python: "_Python | None" = None,
-    seed: int | None = None,
-    outputs: Outputs | None = None,
-) -> StepOutcome | None:
+    task: Task, captured: Captured, ours: StepOutcome, dtype: torch.dtype, device: torch.device, *,
+    python: "_Python | None" = None, seed: int | None = None, outputs: Outputs | None = None,
+) -> StepOutcome | None:  # fmt: skip
     """A step of plain PyTorch from the state that the engine's step was given. None if FP64 does not run on the CPU.
 
     python: puts back what the model's attributes held after the step before; here, those after this step are kept.
@@ -429,14 +433,9 @@ def _eager(
 
 
 def _eager_step(
-    task: Task,
-    given: tuple[Sequence[Sequence[Tensor]], int],
-    ours: StepOutcome,
-    dtype: torch.dtype,
-    device: torch.device,
-    seed: int | None,
-    outputs: Outputs | None,
-) -> StepOutcome:
+    task: Task, given: tuple[Sequence[Sequence[Tensor]], int], ours: StepOutcome, dtype: torch.dtype,
+    device: torch.device, seed: int | None, outputs: Outputs | None,
+) -> StepOutcome:  # fmt: skip
     parameters, losses, (batches, divisor) = dict(task.model.named_parameters()), list[Any](), given
     kept = dtypes_of(task, dtype)
     own = {

@@ -12,14 +12,9 @@ _NEVER: Final = -1e30
 
 
 def ctc_loss(
-    log_probs: Tensor,
-    targets: Tensor,
-    input_lengths: Tensor | Sequence[int],
-    target_lengths: Tensor | Sequence[int],
-    blank: int = 0,
-    reduction: str = "mean",
-    zero_infinity: bool = False,
-) -> Tensor:
+    log_probs: Tensor, targets: Tensor, input_lengths: Tensor | Sequence[int], target_lengths: Tensor | Sequence[int],
+    blank: int = 0, reduction: str = "mean", zero_infinity: bool = False,
+) -> Tensor:  # fmt: skip
     """`torch.nn.functional.ctc_loss`, in all its forms (Graves et al., ICML 2006).
 
     log_probs: (T, N, C) or (T, C); targets: (N, S), (S) or joined. Without an alignment the loss is infinite, or 0 if

@@ -99,12 +99,9 @@ def _norm(task: Task, gradients: Tensors, dtypes: Mapping[str, torch.dtype], dev
 
 
 def _updates(
-    task: Task,
-    dtypes: Mapping[str, torch.dtype],
-    steps: Sequence[tuple[float, Tensor | None]],
-    begun: Sequence[Tensors],
-    gradients: Sequence[Tensors],
-) -> list[dict[str, Tensor]]:
+    task: Task, dtypes: Mapping[str, torch.dtype], steps: Sequence[tuple[float, Tensor | None]],
+    begun: Sequence[Tensors], gradients: Sequence[Tensors],
+) -> list[dict[str, Tensor]]:  # fmt: skip
     """The parameters, and their moving averages, after each step of torch's optimizer over the given gradients.
 
     begun: the state before each step; of averages the first counts. steps: the learning rate of each step, and the norm

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import FrameType, ModuleType
 from typing import Any, Final
 
@@ -21,11 +22,14 @@ import numpy as np
 import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
+from torch._library.utils import zip_schema
 from torch._ops import OpOverload
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tiebreak.engine.capture.draws import random_state
+from tiebreak.engine.capture.hollow import Errors, Hollow
 from tiebreak.engine.capture.reach import Reach, attribute, put_back, same, settings
 from tiebreak.engine.capture.user_code import described, first_line, is_users, module_of, refusal, user_line
 from tiebreak.protocol.errors import ConfigurationError
@@ -37,6 +41,9 @@ _RANDOM: Final = "draw with torch.rand, torch.bernoulli or dropout, which follow
 _STATE: Final = "a tensor in a buffer (`register_buffer`) is state; a schedule and data can change from step to step"
 SEED: Final = 0x7EB_4EAC
 """The seed of both runs; no user's own, whose state would pass for that of a step's start."""
+CPU: Final = torch.device("cpu")
+_Device = torch.device | None
+_Losses = Sequence[Callable[..., Tensor]]
 _LOADER: Final = "give the data to the task itself (`data=`, `batch=`), and take each batch as arguments of the loss"
 
 
@@ -181,24 +188,30 @@ def _keeper(value: Any, depth: int = 4) -> Callable[[], None]:
 
 
 class Rehearsal:
-    """Runs a step, forward and backward, in plain PyTorch on copies of what it reads."""
+    """Runs a step, forward and backward, in plain PyTorch on copies of what it reads. device: as in `examine`."""
 
-    def __init__(self, model: nn.Module, losses: Sequence[Callable[..., Tensor]], batch: Sequence[Tensor]) -> None:
+    def __init__(self, model: nn.Module, losses: _Losses, batch: Sequence[Tensor], device: _Device = CPU) -> None:
         self.step, named = LossModule(model, losses[0]), (*model.named_parameters(), *model.named_buffers())
         self._losses = losses
         self._state = {f"model.{name}": tensor for name, tensor in named}
         self.given = {**self._state, **{f"batch tensor {i}": t for i, t in enumerate(batch)}}
         self.copies: dict[str, Tensor] = {}
-        self.addresses: dict[str, int] = {}
         self.fixed: dict[int, str] = {}  # what the step may not write to: names by memory
         self.losses: list[Any] = []
         self.watch: Any = nullcontext()
+        self._device = device
+        self._copied = partial(Tensor.to, device=device, copy=True)
+        self._copy = Hollow(allow_non_fake_inputs=True).copy if device is None else self._copied
+        self._around = Errors if device is None else lambda: nullcontext() if device == CPU else device
 
     def __call__(self) -> None:
         self.losses = []
         self.copies.clear()  # those of the last run: large models leave no room for both
-        self.copies.update({n: t.detach().clone().requires_grad_(t.requires_grad) for n, t in self.given.items()})
-        self.addresses = {name: tensor.data_ptr() for name, tensor in self.copies.items()}
+        for name, tensor in self.given.items():
+            copy = self._copy if name in self._state else self._copied
+            self.copies[name] = copy(tensor.detach()).requires_grad_(tensor.requires_grad)
+        self.attributes = {name: vars(tensor) | vars(self.given[name]) for name, tensor in self.copies.items()}
+        self.addresses = {name: (_storage(t), t.storage_offset()) for name, t in self.copies.items()}
         kept = [n for n, t in self.given.items() if n.startswith("batch") or t.requires_grad]
         self.fixed = {_storage(self.copies[name]): name for name in kept if self.copies[name].numel()}
         tensors = list(self.copies.values())
@@ -207,6 +220,7 @@ class Rehearsal:
             with (
                 torch.compiler.set_stance("force_eager"),
                 as_written(self.step.model),
+                self._around(),
                 self.watch,
                 exchanged(self.step, replaced),
             ):
@@ -243,16 +257,22 @@ class Rehearsal:
         """The names of the trained parameters, and of the buffers that the step writes to."""
         return self.step.assigned.keys() | {
             name.removeprefix("model.") for name, tensor in self.given.items()
-            if tensor.requires_grad or self.copies[name]._version or not torch.equal(self.copies[name], tensor)
+            if tensor.requires_grad or self.copies[name]._version or not self._is_same(name)
         }  # fmt: skip
 
+    def _is_same(self, name: str) -> bool:
+        own, copy = self.given[name], self.copies[name]
+        return isinstance(copy, FakeTensor) or torch.equal(own, copy.to(own.device))
+
     def results(self) -> list[Tensor]:
-        """The loss, the new buffers and the gradients of the last run."""
+        """The loss, the new buffers and the gradients of the last run, if they have numbers."""
         gradients = [tensor.grad.to_dense() for tensor in self.copies.values() if tensor.grad is not None]
-        found = [loss for loss in self.losses if isinstance(loss, Tensor)]
-        pairs = zip(self.given.values(), self.copies.values(), strict=True)
-        copies = [own if torch.equal(own, copy) else copy for own, copy in pairs]  # few are held beyond the next run
-        return [t.detach() for t in (*found, *self.step.assigned.values(), *copies, *gradients)]
+        copies = [self.given[n] if self._is_same(n) else t for n, t in self.copies.items()]  # few outlive the next run
+        found = (*self.losses, *self.step.assigned.values(), *copies, *gradients)
+        if self._device is not None and any(isinstance(tensor, FakeTensor) for tensor in found):
+            what = "a tensor without any, which an earlier rehearsal left in a global or a cache of the process"
+            raise ConfigurationError(f'expected numbers, got {what}; begin a new one, and capture with device="cpu"')
+        return [t.detach() for t in found if isinstance(t, Tensor) and not isinstance(t, FakeTensor)]
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -274,8 +294,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 f"the step cannot be captured: at {self._place(sys._getframe(1))} it uses `{func}`, which takes "
                 "functions; use `where`, or a loop of fixed length in Python"
             )
-        for number, argument in enumerate(func._schema.arguments):
-            value = args[number] if number < len(args) else (kwargs or {}).get(argument.name)
+        for argument, value in zip_schema(func._schema, args, kwargs or {}):
             written = argument.alias_info is not None and argument.alias_info.is_write
             for tensor in tree_leaves(value):
                 if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
@@ -293,18 +312,20 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _storage(tensor: Tensor) -> int:
     try:
-        return tensor.untyped_storage().data_ptr()
+        storage = tensor.untyped_storage()
+        return storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr() or storage._cdata
     except RuntimeError:  # it has no memory, as the zeros that autograd makes
         return 0
 
 
-def examine(model: nn.Module, losses: Sequence[Callable[..., Tensor]], batch: Sequence[Tensor]) -> frozenset[str]:
+def examine(model: nn.Module, losses: _Losses, batch: Sequence[Tensor], device: _Device = CPU) -> frozenset[str]:
     """Rehearses a step and returns the names of the buffers that it assigns.
 
     losses: of the step's phases, which run one after the other, here without the updates between them.
+    device: where it runs; None for the CPU, without the numbers of floats (`tiebreak.engine.capture.hollow`).
     Raises `ConfigurationError`, with the place, if the step fails or does what a program cannot.
     """
-    rehearse = Rehearsal(model, losses, batch)
+    rehearse = Rehearsal(model, losses, batch, device)
     rehearse.watch = watch = _Watch(rehearse)
     torch.manual_seed(SEED)
     process = settings()
@@ -384,12 +405,12 @@ def _words(place: str, deed: str, advice: str) -> str:
 
 def _refuse_other_memory(model: nn.Module, rehearse: Rehearsal) -> None:
     for name, address in rehearse.addresses.items():
-        moved = lambda n=name: rehearse.copies[n].data_ptr() != rehearse.addresses[n]  # noqa: E731
+        moved = lambda n=name: (_storage(t := rehearse.copies[n]), t.storage_offset()) != rehearse.addresses[n]  # noqa: E731
         frozen = isinstance(rehearse.given[name], nn.Parameter) and not rehearse.given[name].requires_grad
         held = [_storage(tensor) for tensor in rehearse.copies.values()]
         if frozen and held.count(_storage(rehearse.copies[name])) == 1:
             continue  # `p.data = ` of a new tensor is a write to p
-        if rehearse.copies[name].data_ptr() != address:
+        if (_storage(rehearse.copies[name]), rehearse.copies[name].storage_offset()) != address:
             raise ConfigurationError(
                 f"expected tensors that keep their memory, got one, {name.removeprefix('model.')}, that is given other "
                 f"memory (`.data =` or `set_`) at {first_line(rehearse, moved, model)}; compute a new tensor from a "
@@ -416,7 +437,7 @@ def _refuse_marks(model: nn.Module, rehearse: Rehearsal) -> None:
 
 def _mark(rehearse: Rehearsal, name: str) -> str:
     """A hook or attribute that the step has put on a tensor; empty if there is none."""
-    tensor, before = rehearse.copies[name], vars(rehearse.given[name])
+    tensor, before = rehearse.copies[name], rehearse.attributes[name]
     if tensor.is_leaf and (tensor._backward_hooks or tensor._post_accumulate_grad_hooks):
         return "a hook on the gradient"
     changed = (key for key, value in vars(tensor).items() if before.get(key, tensor) is not value)

@@ -250,7 +250,7 @@ def _parts(value: Any) -> Parts:
 
 
 def _bytes_of(tensor: Tensor) -> Any:
-    return tensor.detach().contiguous().flatten().view(torch.uint8).numpy()
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
 def _digest(read: Callable[[], Any]) -> int | None:

@@ -1,6 +1,6 @@
 """Traces a training step, forward and backward, as one flat graph of ATen calls, with the module of each call.
 
-Apart from its helper `tiebreak.engine.capture.undecomposed`, this is the only module that touches torch's tracing
+Apart from `tiebreak.engine.capture.undecomposed` and `hollow`, this is the only module that touches torch's tracing
 internals. It is tested with torch 2.13.0; the program made from the graph no longer depends on torch's version.
 
 The graph is traced on fake tensors, so nothing is computed and no parameter is copied. Meanwhile torch reports the same
@@ -311,15 +311,9 @@ def trace(
 
 
 def _traced(
-    model: nn.Module,
-    loss: Callable[..., Tensor],
-    batch: Sequence[Tensor],
-    assigned: Collection[str],
-    *,
-    export: bool,
-    counters: bool = False,
-    answers: Answers | None = None,
-) -> JointGraph:
+    model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor], assigned: Collection[str], *,
+    export: bool, counters: bool = False, answers: Answers | None = None,
+) -> JointGraph:  # fmt: skip
     parameters = dict(model.named_parameters())  # tied parameters appear once: they have one gradient
     buffers = dict(model.named_buffers())
     # Imported here because it loads torch._dynamo, which takes seconds that training and auditing need not spend.
@@ -413,12 +407,9 @@ def _only_inputs(graph: fx.Graph, count: int) -> None:
 
 
 def _joint(
-    graph: fx.GraphModule,
-    mutated: Sequence[int],
-    parameters: tuple[str, ...],
-    buffers: tuple[str, ...],
+    graph: fx.GraphModule, mutated: Sequence[int], parameters: tuple[str, ...], buffers: tuple[str, ...],
     repeated: dict[fx.Node, fx.Node],
-) -> JointGraph:
+) -> JointGraph:  # fmt: skip
     """Names the outputs: the new values of mutated inputs, the loss, and a gradient (or None) for each input."""
     (outputs,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
     flat: list[Any] = list(fx.node.map_arg(outputs, lambda node: node))
