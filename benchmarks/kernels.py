@@ -52,8 +52,11 @@ TARGETS: Final = {
 """A100, H100 and H200, B200, MI300; and the cards with little FP64, on which products go by integers."""
 LITTLE_FP64: Final = ("sm_86", "sm_89", "sm_120")
 """The targets for which only kernels of integers are compiled."""
-INTEGERS: Final = ("measure", "find_residues", "multiply_residues")
-"""The kernels of products by integers."""
+INTEGERS: Final = {
+    "measure": integers.FACTS, "measure: few rows": integers.FACTS | integers.FEW, "find_residues": integers.FACTS,
+    "multiply_residues": integers.TILE, "multiply_residues: parts": integers.TILE, "join_fractions": integers.ENDS,
+}  # fmt: skip
+"""The kernels of products by integers, their blocks, and the compiler's options."""
 MATRIX: Final = {"sm_80": "mma.sync.aligned.m8n8k4.row.col.f64", "sm_90": "mma.sync.aligned.m16n8k16.row.col.f64"}
 """The FP64 matrix instruction that a target must use, the widest that it has."""
 MATRICES: Final = {
@@ -112,7 +115,7 @@ BYTES: Final = {
     **dict.fromkeys(("left", "right"), "*i8"),
     **dict.fromkeys(("powers", "listed"), "*i32"),
     **dict.fromkeys(("x", "sizes", "out"), "*fp32"),
-    **dict.fromkeys(("batches_at", "out_batch", "loose", "numbers", "folds", "found"), "*i64"),
+    **dict.fromkeys(("batches_at", "out_batch", "loose", "numbers", "folds", "fractions", "found"), "*i64"),
     **dict.fromkeys(("reach", "share"), "fp32"),
     "to": "*i8",
 }
@@ -214,12 +217,12 @@ def _function(kernel: str) -> Any:
 
 
 def _assemble_integers(name: str, kernel: str, precision: int, options: dict[str, Any]) -> MachineCode:
-    function = _function(kernel)
-    own = integers.TILE if kernel == "multiply_residues" else integers.FACTS
+    function, own = _function(kernel), INTEGERS[kernel]
     known = {**own, "ALONG": True, "RUN": 1, "UNIT": 4, "PRECISION": precision, **options}
     known |= dict.fromkeys(("own", "terms", "out_m", "out_n"), None)
+    known |= {"fractions": None} if kernel == "multiply_residues" else {}
     constants = {key: value for key, value in known.items() if key in function.arg_names}
-    kinds = {**BYTES, "unit": "fp32" if kernel == "measure" else "i32"}
+    kinds = {**BYTES, "unit": "fp32" if "measure" in kernel else "i32"}
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in function.arg_names}
     return _compiled(name, function, signature, constants, {k: v for k, v in own.items() if k.islower()}, 0)
 
@@ -487,7 +490,7 @@ def _problems(machine: MachineCode, kernel: str) -> list[str]:
     if kernel in INTEGERS:
         found = [name for name in _operations(machine.assembly) if re.search(r"\.(approx|full)\b", name)]
         found += [name for name in _operations(machine.code) if re.search(r"F64|^D(ADD|MUL|FMA|SETP)", name)]
-        return found + (delays(machine) if kernel == "multiply_residues" and machine.target != "sm_90" else [])
+        return found + (delays(machine) if "multiply" in kernel and machine.target != "sm_90" else [])
     waits = kernel in PRODUCTS and machine.target in MATRIX
     return faults(machine) + (delays(machine, tables=kernel in CONVOLUTIONS) if waits else [])
 

@@ -4,7 +4,7 @@ The stand-in records what a step does to memory: operations of torch and launche
 addresses. What is captured has not been done, so it puts back what it finds changed. A replay begins with other bytes
 in all memory that the graph has of its own. The host may read nothing while it records, nor send anything.
 
-With the argument `every`, golden runs go to their ends, in some minutes.
+With the argument `golden`, golden runs go to their ends, in some minutes.
 """
 
 import re
