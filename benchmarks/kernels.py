@@ -50,6 +50,8 @@ TARGETS: Final = {
     "sm_120": GPUTarget("cuda", 120, 32),
 }
 """A100, H100 and H200, B200, MI300; and the cards with little FP64, on which products go by integers."""
+SHARED: Final = {"sm_80": 163, "sm_90": 227, "sm_100": 227, "gfx942": 64}
+"""KiB of shared memory that a program may have; 99 on the others (CUDA's programming guide, compute capabilities)."""
 LITTLE_FP64: Final = ("sm_86", "sm_89", "sm_120")
 """The targets for which only kernels of integers are compiled."""
 INTEGERS: Final = {
@@ -73,18 +75,9 @@ CONVOLUTIONS: Final = {
 """`product` by the layouts of images whose width has a remainder of 2 by 4, of others, and of weights."""
 PRODUCTS: Final = MATRICES | CONVOLUTIONS
 KERNELS: Final = (
-    *PRODUCTS,
-    "norms",
-    "contract_twice",
-    "add_up",
-    "add_parts",
-    "settle",
-    "round_listed",
-    "find_greatest",
-    "add_up: softmax",
-    "settle: softmax",
-    "find_greatest: softmax",
-)
+    *PRODUCTS, "norms", "contract_twice", "add_up", "add_parts", "settle", "round_listed", "find_greatest",
+    "add_up: softmax", "settle: softmax", "find_greatest: softmax",
+)  # fmt: skip
 """The kernels of sums. A softmax's have a prologue: exp(x - max)."""
 _SCATTERED: Final = "*fp32" + 9 * " *i64" + 4 * " i32"
 OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
@@ -149,6 +142,8 @@ class MachineCode:
     registers: int
     spilled: int
     """Bytes of registers that each thread keeps on its stack."""
+    shared: int
+    """Bytes of shared memory of a program."""
     layouts: str
     """Triton's own intermediate code for GPUs, which says where in shared memory and in which lane each number is."""
 
@@ -331,14 +326,16 @@ def _machine(name: str, made: Any, products: int) -> MachineCode:
     if TARGETS[name].backend == "hip":
         text = made.asm["amdgcn"]
         registers, spilled = (_found(pattern, text) for pattern in (r"\.vgpr_count:\s+(\d+)", r"ScratchSize: (\d+)"))
-        return MachineCode(name, text, text, products, registers, spilled, made.asm["ttgir"])
+        return MachineCode(name, text, text, products, registers, spilled, made.metadata.shared, made.asm["ttgir"])
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(made.asm["cubin"])
         code = _told("nvdisasm", "-c", str(binary))
         usage = _told("cuobjdump", "-res-usage", str(binary))
     registers, spilled = _found(r"REG:(\d+)", usage), _found(r"STACK:(\d+)", usage)
-    return MachineCode(name, made.asm["ptx"], code, products, registers, spilled, made.asm["ttgir"])
+    return MachineCode(
+        name, made.asm["ptx"], code, products, registers, spilled, made.metadata.shared, made.asm["ttgir"]
+    )
 
 
 def _told(tool: str, *arguments: str) -> str:
@@ -482,17 +479,19 @@ def _ways(m: int, n: int, lanes: str, shared: str, op: str, packed: int) -> int:
 
 
 def _problems(machine: MachineCode, kernel: str) -> list[str]:
-    """The faults and delays of a kernel.
+    """The faults and delays of a kernel, and whether its programs do not fit on a multiprocessor.
 
     What kernels of integers compute in FP32 is bounds, with room for contraction; they have no FP64. An H100 reads the
     operands of products of bytes in another way.
     """
+    room = SHARED.get(machine.target, 99) << 10
+    found = [f"expected {room} bytes of shared memory or less, got {machine.shared}"] if machine.shared > room else []
     if kernel in INTEGERS:
-        found = [name for name in _operations(machine.assembly) if re.search(r"\.(approx|full)\b", name)]
+        found += [name for name in _operations(machine.assembly) if re.search(r"\.(approx|full)\b", name)]
         found += [name for name in _operations(machine.code) if re.search(r"F64|^D(ADD|MUL|FMA|SETP)", name)]
         return found + (delays(machine) if "multiply" in kernel and machine.target != "sm_90" else [])
     waits = kernel in PRODUCTS and machine.target in MATRIX
-    return faults(machine) + (delays(machine, tables=kernel in CONVOLUTIONS) if waits else [])
+    return found + faults(machine) + (delays(machine, tables=kernel in CONVOLUTIONS) if waits else [])
 
 
 @click.command(help=__doc__)

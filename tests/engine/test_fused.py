@@ -113,6 +113,15 @@ def test_delays_of_main_loops_are_seen() -> None:
 
 
 @pytest.mark.slow
+def test_programs_that_do_not_fit_are_seen() -> None:
+    program = (
+        "from benchmarks.kernels import _problems, assemble; "
+        "print(_problems(assemble('sm_89', 'product NN', 32, num_stages=12), 'product NN')[0])"
+    )
+    assert python("-c", program).startswith("expected 101376 bytes of shared memory or less, got ")
+
+
+@pytest.mark.slow
 def test_settling_keeps_little_in_registers(cases: Callable[[int], None]) -> None:
     """Four programs fit on a multiprocessor, and nothing is spilled, whatever number of terms blocks are made for."""
     program = (

@@ -460,6 +460,7 @@ def decides_in_each_step(module: ModuleType = integers) -> int:
         return seen[-1]
 
     changes = {"RATES": {0: (2, 1024)}, "LEAST": 0, "PAYS": 1e9, "MUCH": 1 << 14, "TILE": SMALL, "FACTS": FEW}
+    changes |= {"programs": lambda _: 64, "KEPT": 0}  # so there are parts
     with (
         mock.patch.multiple(module, **changes), mock.patch.object(module.LaunchedIntegers, "run", watched),
         mock.patch.object(sums, "choose", module.choose),
