@@ -9,6 +9,7 @@ pytest_plugins = ["pytester"]
 CONFTEST = Path(__file__).with_name("conftest.py")
 PASSING = "import pytest\ndef test_a():\n    assert 1 + 1 == 2\n"
 SLOW = PASSING + "pytestmark = pytest.mark.slow\n"
+LACKING = PASSING + "def test_b():\n    pytest.skip('needs anvil')\n"
 NOTHING = "def helper():\n    pass\n"
 NONE_RAN = "NOT GREEN: no test of tests/sub/test_it.py ran"
 
@@ -26,6 +27,8 @@ NONE_RAN = "NOT GREEN: no test of tests/sub/test_it.py ran"
         ("import pytest\ndef test_a():\n    pytest.skip('later')\n", "fast", 0, 1, "NOT GREEN: *skip: *later"),
         ("import pytest\npytest.skip('later', allow_module_level=True)\n", "fast", 0, 1, "NOT GREEN: *skip: *later"),
         ("import pytest\ndef test_a():\n    pytest.skip('needs a CUDA device')\n", "fast", 0, 0, "*; counted cases: 0"),
+        (LACKING, "fast", 2, 0, "passed by folder: sub 1; counted cases: 0"),
+        (LACKING, "fast", 3, 1, "NOT GREEN: expected at least 2 passed tests in sub, got 1"),
         ("def test_a(cases):\n    cases()\n    cases(2)\n", "fast", 1, 0, "passed by folder: sub 1; counted cases: 3"),
         ("def test_a(cases):\n    pass\n", "fast", 0, 1, "*expected at least one case, got none*"),
     ],

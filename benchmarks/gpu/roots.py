@@ -41,7 +41,7 @@ JOBS: Final = Path(__file__).resolve().parent / "jobs"
 STEPS: Final = 25
 CHECKED: Final = (1, 2, 3, 5, 10, 15, 20, 25)
 """The steps whose records are compared."""
-COMPUTED: Final = {name: 3 if name in ("gpt2-1024", "resnet-50-224", "bf16", "llama") else STEPS for name in FULL}
+COMPUTED: Final = {name: 3 if name in ("gpt2-1024", "bf16", "llama") else STEPS for name in FULL}
 """The steps that a CPU computes beforehand."""
 
 PROGRAM: Final = "job.program"

@@ -37,7 +37,6 @@ def at_the_last_second(duel: Duel, move: Move) -> None:
     slow_except(
         [(Phase.DESCEND, 900), (Phase.SELECT, 900), (Phase.OPEN_STEPS, 0), (Phase.OPEN_STEPS, 900),
          (Phase.OPEN_VALUES, 900), (Phase.OPEN_TERMS, 900), (Phase.PROVE, 900)],
-        (Phase.OPEN_VALUES, 900),
         (Phase.PROVE, 900),
         several=True,
     ),

@@ -198,7 +198,7 @@ def check(ops: Iterable[Any], dtype: torch.dtype = torch.float32) -> Counter[str
     ("names", "dtype", "expected"),
     [
         (FEW, torch.float32, {"right": 5}),
-        (MORE, torch.float32, {"right": 4, "refused": 1}),
+        pytest.param(MORE, torch.float32, {"right": 4, "refused": 1}, marks=pytest.mark.slow),
         (("isinf", "nn.functional.max_pool2d"), torch.int64, {"right": 2}),
     ],
     ids=str,

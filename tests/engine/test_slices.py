@@ -169,7 +169,7 @@ WRONG: dict[str, tuple[Callable[[], Task], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(WRONG, "too few", "a number of layers", "one other function"))
+@pytest.mark.parametrize("name", slow_except(WRONG, "too few", "one other function"))
 def test_layers_that_are_not_the_same_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything of the slice is computed."""
     monkeypatch.setattr(tasks, "exact_step", None)

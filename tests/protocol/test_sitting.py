@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.parts import slow_except
 from tests.protocol.runs import CHALLENGER, DOMAIN, SECRET, Liar, Run, program
 from tests.protocol.town import JOB, LIE, PACE, START, Fate, KnowingAuditor, KnowingClient, KnowingTrainer, Town
 from tests.protocol.town import root as root_of
@@ -191,7 +192,7 @@ def test_a_trainer_that_does_not_open_its_head_is_abandoned_and_the_seats_are_pa
     assert set(town.job.seating.claimed.values()) == {SEATED.seat_bond + SEATED.seat_fee}
 
 
-@pytest.mark.parametrize("name", ["client", "trainer", "auditor"])
+@pytest.mark.parametrize("name", slow_except(["client", "trainer", "auditor"], "trainer"))
 def test_a_party_that_dies_says_the_same_again(name: str, cases: Any) -> None:
     """It may die after any of its events: the seals are the same, byte for byte, and every wei is where it belongs."""
     whole = SeatedTown(FALSE).play(3000)

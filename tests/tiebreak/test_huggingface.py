@@ -37,6 +37,7 @@ from transformers import (
 from transformers.trainer_callback import PrinterCallback
 
 import tiebreak
+from tests.parts import slow_except
 from tests.source_tree import ROOT
 from tests.tiebreak.hf_cases import arguments, encoded, gpt2, llama, losses, texts, tokenizer
 from tiebreak import ConfigurationError, StateError, TiebreakTrainer
@@ -126,6 +127,7 @@ def test_steps_events_and_logs_are_their_own(tmp_path: Path) -> None:
     assert run.audit(sample=2, seed="1").agrees
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tensorboard", "mlflow", *(["wandb"] if find_spec("wandb") else [])])
 def test_nothing_that_watches_changes_a_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """W&B runs where it is installed; its offline file and MLflow's folder hold what Trainer logs."""
@@ -254,6 +256,7 @@ def test_bfloat16_is_their_autocast(tmp_path: Path) -> None:
     assert not torch.allclose(losses(found[1]), losses(exact), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_and_can_be_audited_and_certified(tmp_path: Path) -> None:
     client, trainer = tiebreak.new_key(), tiebreak.new_key()
 
@@ -299,6 +302,7 @@ def test_a_run_goes_on_and_can_be_audited_and_certified(tmp_path: Path) -> None:
         second.train()
 
 
+@pytest.mark.slow
 def test_a_callback_ends_a_run_at_a_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Stops(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -312,6 +316,7 @@ def test_a_callback_ends_a_run_at_a_checkpoint(tmp_path: Path, caplog: pytest.Lo
     assert all(ended.model.state_dict()[name].equal(tensor) for name, tensor in run.state_dict().items())
 
 
+@pytest.mark.slow
 def test_early_stopping_keeps_the_best_model(tmp_path: Path) -> None:
     """The loss of an evaluation on other data grows with a rate that is too high."""
     ended = plain(
@@ -389,7 +394,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.parametrize("what", slow_except(REFUSED, *[what for what in REFUSED if what != "a callback that writes"]))
 def test_what_no_run_could_follow_is_refused_by_name(tmp_path: Path, what: str) -> None:
     given, message = REFUSED[what]
     with pytest.raises(ConfigurationError, match=message):
@@ -408,6 +413,7 @@ class Scaled(Trainer):
         return self.args.used * super().compute_loss(model, inputs, **more)  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_arguments_that_nobody_reads_are_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="nobody has read left of Scale while"):
         tiebreak.hf.train(plain(tmp_path, Scaled, settings=Scale, max_steps=2, left=1.0))
@@ -422,6 +428,7 @@ def test_a_trainer_that_cannot_be_driven_names_its_calls(tmp_path: Path) -> None
         tiebreak.hf.train(made)
 
 
+@pytest.mark.slow
 def test_older_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.0")
     with pytest.raises(ConfigurationError, match=r"expected transformers 5, got 4.57.0"):
@@ -434,6 +441,7 @@ def test_older_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert tiebreak.hf.train(plain(tmp_path, max_steps=2)).global_step == 2  # such a TRL, but not its trainers
 
 
+@pytest.mark.slow
 def test_the_cost_of_padding_is_said(tmp_path: Path) -> None:
     rows = [{"input_ids": [5] * (200 if i == 7 else 8)} for i in range(8)]
     with pytest.warns(
@@ -448,10 +456,12 @@ class Asks(Trainer):
         return super().compute_loss(*given, **more)
 
 
+@pytest.mark.slow
 def test_a_step_may_ask_which_packages_there_are(tmp_path: Path) -> None:
     assert tiebreak.hf.train(plain(tmp_path, Asks, max_steps=1)).global_step == 1
 
 
+@pytest.mark.slow
 def test_a_stream_that_ends_early_ends_the_run(tmp_path: Path) -> None:
     rows = list(encoded(12))
     ours, theirs = (

@@ -21,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.tiny import TRAINER
+from tests.parts import slow_except
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Once, flip, tiny_run
 from tiebreak.api.auditing import replayers
@@ -129,7 +130,7 @@ def found(audit: SegmentAudit) -> tuple[object, ...]:
     return audit.total, audit.wanted, audit.checked, audit.fraud
 
 
-@pytest.mark.parametrize("workers", [1, 5])
+@pytest.mark.parametrize("workers", slow_except([1, 5], 5))
 @pytest.mark.parametrize("name", ["honest", "liar"])
 def test_the_report_is_that_of_one_process(
     request: pytest.FixtureRequest, tmp_path: Path, name: str, workers: int

@@ -1,4 +1,4 @@
-"""`tiebreak.hf.train` with TRL's trainers and PEFT's adapters, beside the original; slow, but for one."""
+"""`tiebreak.hf.train` with TRL's trainers and PEFT's adapters, beside the original."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +21,8 @@ from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, S
 import tiebreak
 from tests.tiebreak.hf_cases import arguments, gpt2, llama, losses, preferences, texts, tokenizer
 from tiebreak import ConfigurationError
+
+pytestmark = pytest.mark.slow
 
 
 def lora(**more: Any) -> LoraConfig:
@@ -110,14 +112,12 @@ CASES: dict[str, tuple[Callable[..., Trainer], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_losses_are_those_of_their_trainer(tmp_path: Path, case: str) -> None:
     make, more = CASES[case]
     both(tmp_path, make, **more)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
 def test_a_script_as_people_write_it(tmp_path: Path, kind: str) -> None:
     """Epochs with a short last step, evaluation, the best model, early stopping, and an interruption."""
@@ -162,7 +162,6 @@ def test_a_script_as_people_write_it(tmp_path: Path, kind: str) -> None:
     assert files[0] == {name for name in files[1] if not name.startswith("run/")}
 
 
-@pytest.mark.slow
 def test_the_reference_of_a_preference_is_state_of_the_run(tmp_path: Path) -> None:
     made = dpo(tmp_path, max_steps=2)
     tiebreak.hf.train(made)
@@ -174,7 +173,6 @@ def test_the_reference_of_a_preference_is_state_of_the_run(tmp_path: Path) -> No
     assert not any("reference" in name for name, _ in made.model.named_modules())
 
 
-@pytest.mark.slow
 def test_padding_that_a_blind_loss_hides_is_found_in_gradients(tmp_path: Path) -> None:
     """DPO's loss is ln 2 in each batch before the first step; of a short batch, padding shifts the halves."""
     made = dpo(tmp_path, per_device_train_batch_size=7)

@@ -35,6 +35,7 @@ def test_everyone_can_play_somewhere() -> None:
     assert set(players.singles) | set(players.weaknesses) == set(playing.ADVERSARIES)
 
 
+@pytest.mark.slow
 def test_every_pair_that_is_dealt_can_be_gathered(cases: Callable[[], None]) -> None:
     mix, players = Mix.parse("pairs", playing.repertoire()), playing.repertoire()
     for game in range(60):

@@ -6,6 +6,7 @@ from hashlib import sha256
 import pytest
 
 from tests.chain import support
+from tests.parts import slow_except
 from tests.tiebreak.incentives.rules import BURNED, CLIENT, SYBIL, TRAINER, Ledger, auditor
 from tiebreak.incentives.economics import JobEconomics
 from tiebreak.protocol.chain import Call, EmbeddedChain
@@ -100,7 +101,7 @@ def chain() -> EmbeddedChain:
     return support.new_chain()
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("ending", slow_except(ENDINGS, "settled", "after two", "convicted", "reported over a game"))
 def test_the_ledger_pays_as_the_contract_does(chain: EmbeddedChain, ending: str) -> None:
     board = Board(chain, replace(JOB, nonce=1000 + list(ENDINGS).index(ending)))
     ledger = Ledger(job=SETTING)

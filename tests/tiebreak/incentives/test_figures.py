@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parts import slow_except
 from tiebreak.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.incentives.findings import agree_options, document, find, tables
 from tiebreak.incentives.measured import WORST, dispute, measured, sides
@@ -99,14 +100,16 @@ def test_a_game_of_known_moves_is_split_by_side() -> None:
         sides(game | {"transactions": 13})
 
 
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", slow_except(PRESETS, "gpt2"))
 def test_recommended_terms_make_honesty_and_diligence_best_replies(preset: str, gas: dict[str, int]) -> None:
     found = recommend(PRESETS[preset].figures, gas)
     assert found.holds
     assert len(found.conditions) == 8
 
 
-@pytest.mark.parametrize("changes", [{}, {"audit_probability": Decimal("0.2"), "auditors": 3}, {"sample": 10}])
+@pytest.mark.parametrize(
+    "changes", slow_except([{}, {"audit_probability": Decimal("0.2"), "auditors": 3}, {"sample": 10}], {})
+)
 def test_a_smaller_stake_would_not_do(changes: dict[str, object], gas: dict[str, int]) -> None:
     f = Figures.of(changes, small())
     found = recommend(f, gas)
