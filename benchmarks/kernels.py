@@ -51,10 +51,15 @@ TARGETS: Final = {
     "sm_120": GPUTarget("cuda", 120, 32),
 }
 """A100, H100 and H200, B200, MI300; and the cards with little FP64, on which products go by integers."""
+SHARED: Final = {"sm_80": 163, "sm_90": 227, "sm_100": 227, "gfx942": 64}
+"""KiB of shared memory that a program may have; 99 on the others (CUDA's programming guide, compute capabilities)."""
 LITTLE_FP64: Final = ("sm_86", "sm_89", "sm_120")
 """The targets for which only kernels of integers are compiled."""
-INTEGERS: Final = ("measure", "find_residues", "multiply_residues")
-"""The kernels of products by integers."""
+INTEGERS: Final = {
+    "measure": integers.FACTS, "measure: few rows": integers.FACTS | integers.FEW, "find_residues": integers.FACTS,
+    "multiply_residues": integers.TILE, "multiply_residues: parts": integers.TILE, "join_fractions": integers.ENDS,
+}  # fmt: skip
+"""The kernels of products by integers, their blocks, and the compiler's options."""
 MATRIX: Final = {"sm_80": "mma.sync.aligned.m8n8k4.row.col.f64", "sm_90": "mma.sync.aligned.m16n8k16.row.col.f64"}
 """The FP64 matrix instruction that a target must use, the widest that it has."""
 MATRICES: Final = {
@@ -71,18 +76,9 @@ CONVOLUTIONS: Final = {
 """`product` by the layouts of images whose width has a remainder of 2 by 4, of others, of copies, and of weights."""
 PRODUCTS: Final = MATRICES | CONVOLUTIONS
 KERNELS: Final = (
-    *PRODUCTS,
-    "norms",
-    "contract_twice",
-    "add_up",
-    "add_parts",
-    "settle",
-    "round_listed",
-    "find_greatest",
-    "add_up: softmax",
-    "settle: softmax",
-    "find_greatest: softmax",
-)
+    *PRODUCTS, "norms", "contract_twice", "add_up", "add_parts", "settle", "round_listed", "find_greatest",
+    "add_up: softmax", "settle: softmax", "find_greatest: softmax",
+)  # fmt: skip
 """The kernels of sums. A softmax's have a prologue: exp(x - max)."""
 _SCATTERED: Final = "*fp32" + 9 * " *i64" + 4 * " i32"
 OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
@@ -114,7 +110,7 @@ BYTES: Final = {
     **dict.fromkeys(("left", "right"), "*i8"),
     **dict.fromkeys(("powers", "listed"), "*i32"),
     **dict.fromkeys(("x", "sizes", "out"), "*fp32"),
-    **dict.fromkeys(("batches_at", "out_batch", "loose", "numbers", "folds", "found"), "*i64"),
+    **dict.fromkeys(("batches_at", "out_batch", "loose", "numbers", "folds", "fractions", "found"), "*i64"),
     **dict.fromkeys(("reach", "share"), "fp32"),
     "to": "*i8",
 }
@@ -148,6 +144,8 @@ class MachineCode:
     registers: int
     spilled: int
     """Bytes of registers that each thread keeps on its stack."""
+    shared: int
+    """Bytes of shared memory of a program."""
     layouts: str
     """Triton's own intermediate code for GPUs, which says where in shared memory and in which lane each number is."""
 
@@ -217,12 +215,12 @@ def _function(kernel: str) -> Any:
 
 
 def _assemble_integers(name: str, kernel: str, precision: int, options: dict[str, Any]) -> MachineCode:
-    function = _function(kernel)
-    own = integers.TILE if kernel == "multiply_residues" else integers.FACTS
+    function, own = _function(kernel), INTEGERS[kernel]
     known = {**own, "ALONG": True, "RUN": 1, "UNIT": 4, "PRECISION": precision, **options}
     known |= dict.fromkeys(("own", "terms", "out_m", "out_n"), None)
+    known |= {"fractions": None} if kernel == "multiply_residues" else {}
     constants = {key: value for key, value in known.items() if key in function.arg_names}
-    kinds = {**BYTES, "unit": "fp32" if kernel == "measure" else "i32"}
+    kinds = {**BYTES, "unit": "fp32" if "measure" in kernel else "i32"}
     signature = {n: "constexpr" if n in constants else kinds.get(n, "i32") for n in function.arg_names}
     return _compiled(name, function, signature, constants, {k: v for k, v in own.items() if k.islower()}, 0)
 
@@ -331,14 +329,16 @@ def _machine(name: str, made: Any, products: int) -> MachineCode:
     if TARGETS[name].backend == "hip":
         text = made.asm["amdgcn"]
         registers, spilled = (_found(pattern, text) for pattern in (r"\.vgpr_count:\s+(\d+)", r"ScratchSize: (\d+)"))
-        return MachineCode(name, text, text, products, registers, spilled, made.asm["ttgir"])
+        return MachineCode(name, text, text, products, registers, spilled, made.metadata.shared, made.asm["ttgir"])
     with tempfile.TemporaryDirectory() as folder:
         binary = Path(folder) / "kernel.cubin"
         binary.write_bytes(made.asm["cubin"])
         code = _told("nvdisasm", "-c", str(binary))
         usage = _told("cuobjdump", "-res-usage", str(binary))
     registers, spilled = _found(r"REG:(\d+)", usage), _found(r"STACK:(\d+)", usage)
-    return MachineCode(name, made.asm["ptx"], code, products, registers, spilled, made.asm["ttgir"])
+    return MachineCode(
+        name, made.asm["ptx"], code, products, registers, spilled, made.metadata.shared, made.asm["ttgir"]
+    )
 
 
 def _told(tool: str, *arguments: str) -> str:
@@ -482,18 +482,20 @@ def _ways(m: int, n: int, lanes: str, shared: str, op: str, packed: int) -> int:
 
 
 def _problems(machine: MachineCode, kernel: str) -> list[str]:
-    """The faults and delays of a kernel.
+    """The faults and delays of a kernel, and whether its programs do not fit on a multiprocessor.
 
     What kernels of integers compute in FP32 is bounds, with room for contraction; they have no FP64. An H100 reads the
     operands of products of bytes in another way.
     """
+    room = SHARED.get(machine.target, 99) << 10
+    found = [f"expected {room} bytes of shared memory or less, got {machine.shared}"] if machine.shared > room else []
     if kernel in INTEGERS:
-        found = [name for name in _operations(machine.assembly) if re.search(r"\.(approx|full)\b", name)]
+        found += [name for name in _operations(machine.assembly) if re.search(r"\.(approx|full)\b", name)]
         found += [name for name in _operations(machine.code) if re.search(r"F64|^D(ADD|MUL|FMA|SETP)", name)]
-        return found + (delays(machine) if kernel == "multiply_residues" and machine.target != "sm_90" else [])
+        return found + (delays(machine) if "multiply" in kernel and machine.target != "sm_90" else [])
     waits = kernel in PRODUCTS and machine.target in MATRIX
     narrow = (kernel in CONVOLUTIONS) * (".64", *(".E" for layout in PRODUCTS.get(kernel, ()) if layout.unit == 1))
-    return faults(machine) + (delays(machine, narrow) if waits else [])
+    return found + faults(machine) + (delays(machine, narrow) if waits else [])
 
 
 @click.command(help=__doc__)

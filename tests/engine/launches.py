@@ -26,6 +26,7 @@ from tiebreak.engine.arithmetic import Arithmetic, backend
 from tiebreak.engine.arithmetic.gpu import chains, integers, launching, operands, scatter, sums
 from tiebreak.engine.data.tensors import from_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES
+from tiebreak.engine.native import forced_integers
 from tiebreak.engine.run import qualify
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.program.isa import Access, ReduceFunction
@@ -135,6 +136,9 @@ def check_kept() -> None:
 def work() -> None:
     for number, (i, sizes) in enumerate(FORMS):  # `benchmarks.kernels` compiles each kernel for both precisions
         Arithmetic(precision=(16, 32)[number % 2]).execute(i, [torch.ones(size) for size in sizes], 0)
+    with forced_integers():
+        for i, sizes in FORMS[:5]:
+            Arithmetic().execute(i, [torch.ones(size) for size in sizes], 0)
     for case in (*qualify._scatters(), *qualify._draws()):
         operands = [from_bytes(pack(t, x), t, (len(x),)) for t, x in case.operands]
         Arithmetic(precision=16).execute(case.instruction, operands, 0)
@@ -167,6 +171,7 @@ def main() -> None:
         stack.enter_context(mock.patch.object(backend, "launches", return_value=True))
         for module in (scatter, sums):
             stack.enter_context(mock.patch.object(module, "programs", return_value=4))
+        stack.enter_context(mock.patch.object(integers, "programs", return_value=512))  # few rows, and parts
         for module in (chains, sums, integers):
             stack.enter_context(mock.patch.object(module, "target", return_value=("cuda", 90)))
         stack.enter_context(mock.patch.multiple(operands, LEAST=0, PAYS=1))
@@ -195,6 +200,7 @@ def main() -> None:
     assert {metadata["enable_fp_fusion"] for metadata, _ in cached} == {False}
     assert {metadata["name"] for metadata, _ in cached} == {
         "product", "norms", "contract_twice", "add_up", "add_parts", "settle", "find_greatest", "run",
+        "measure", "find_residues", "multiply_residues", "join_fractions",
         "add_terms", "decide_sums", "add_open", "round_listed", "permute", "hash_chunks", "hash_nodes", "copy_lanes",
     }  # fmt: skip
     sys.stdout.write(f"{len(found)}\n")

@@ -35,7 +35,7 @@ def test_each_kernel_agrees_with_integers_in_the_interpreter(names: list[str], c
         cases(sum(ran.values()))
 
 
-MUTANTS = {"sums": 94, "operands": 21, "chains": 33, "hashing": 13, "indices": 16, "graphs": 24, "integers": 31}
+MUTANTS = {"sums": 94, "operands": 21, "chains": 33, "hashing": 13, "indices": 16, "graphs": 24, "integers": 40}
 
 
 MORE = [*((name, "more") for name in MUTANTS), ("sums", "long"), ("graphs", "golden"), ("operands", "golden")]
@@ -149,6 +149,15 @@ def test_delays_of_main_loops_are_seen() -> None:
     assert worse[1:] == ["a copy by", "copies of 0"]
     loads = ["16 words of", "4 words of", "16 words of"]
     assert tables == ["a copy by", "a copy by", "copies of 0", "16 words of", "16 words of", *loads]
+
+
+@pytest.mark.slow
+def test_programs_that_do_not_fit_are_seen() -> None:
+    program = (
+        "from benchmarks.kernels import _problems, assemble; "
+        "print(_problems(assemble('sm_89', 'product NN', 32, num_stages=12), 'product NN')[0])"
+    )
+    assert python("-c", program).startswith("expected 101376 bytes of shared memory or less, got ")
 
 
 @pytest.mark.slow

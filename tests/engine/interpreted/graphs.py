@@ -4,7 +4,7 @@ The stand-in records what a step does to memory: operations of torch and launche
 addresses. What is captured has not been done, so it puts back what it finds changed. A replay begins with other bytes
 in all memory that the graph has of its own. The host may read nothing while it records, nor send anything.
 
-With the argument `every`, golden runs go to their ends, in some minutes.
+With the argument `golden`, golden runs go to their ends, in some minutes.
 """
 
 import re
@@ -496,6 +496,7 @@ def decides_in_each_step(module: ModuleType = integers) -> int:
         return seen[-1]
 
     changes = {"RATES": {0: (2, 1024)}, "LEAST": 0, "PAYS": 1e9, "MUCH": 1 << 14, "TILE": SMALL, "FACTS": FEW}
+    changes |= {"programs": lambda _: 64, "KEPT": 0}  # so there are parts
     with (
         mock.patch.multiple(module, **changes), mock.patch.object(module.LaunchedIntegers, "run", watched),
         mock.patch.object(sums, "choose", module.choose),

@@ -170,6 +170,33 @@ def leaves(kind: str, *, stays: bool, left: bool, much: int = 1 << 14) -> int:
     return 2 * found.size
 
 
+def in_parts(check: Callable[[], int], processors: int = 40) -> int:
+    """A check in which programs share the folds of a sum, and small blocks measure and end it."""
+    blocks, seen, parts_of = {**launching.ENDS, "BLOCK_N": 16}, [], launching.parts_of
+    changes = {"programs": lambda _: 4 * processors, "KEPT": 0, "ENDS": blocks}
+    watched = mock.patch.object(launching, "parts_of", lambda *given: seen.append(parts_of(*given)) or seen[-1])
+    with mock.patch.multiple(launching, **changes), watched:
+        ran = check()
+    assert max(seen) > 2
+    return ran
+
+
+def chunks() -> int:
+    """Residues of rows or columns that are computed after those of the first 128."""
+    return sum(hostile("ties", size=size, RESIDUES=12_000) for size in ((140, 8, 9), (9, 8, 140)))
+
+
+def fills_multiprocessors() -> int:
+    """Parts leave no multiprocessor idle where tiles are few, are none where they are many, and nowhere take longer."""
+    for tiles, folds, fold, processors, parts in (
+        (1, 1, 128, 128, 1), (9, 11, 64, 128, 1), (48, 11, 768, 128, 2), (128, 11, 4096, 128, 1),
+        (72, 12, 8192, 128, 3), (48, 24, 25216, 128, 5), (2, 24, 25088, 128, 24), (3144, 11, 768, 128, 1),
+        (1, 1500, 32768, 128, 125),
+    ):  # fmt: skip
+        assert launching.parts_of(tiles, folds, fold, processors) == parts, (tiles, folds, fold, processors)
+    return 9
+
+
 def leaves_wide() -> int:
     return leaves("wide", stays=False, left=True)
 
@@ -307,19 +334,52 @@ MUTANTS: Mutants = {
     "higher than a middle": ((("(rest < cell - error)", "(rest < cell)"),), lambda: rounds(32, exact=False)),
     "a power of two from below": ((("(error < cell >> 2)", "(error < cell)"),), lambda: rounds(32, exact=False)),
     "no subnormals": ((("-117 - PRECISION - power", "0 * power"),), lambda: rounds(32, exact=True)),
+    "parts: one modulus for all": (
+        (("2 + begin // fold * 3", "2"),), lambda: in_parts(lambda: hostile("gauss")),
+    ),
+    "parts: the first rows' residues": (
+        (("one = left + i[:, None] * whole(pitch, 16) + (begin + t)",
+          "one = left + i[:, None] * whole(pitch, 16) + t"),),
+        lambda: in_parts(lambda: hostile("gauss")),
+    ),
+    "chunks: the first rows": (
+        (("(a_first + top + tl.arange(0, BLOCK_M)).to(tl.int64)", "(top + tl.arange(0, BLOCK_M)).to(tl.int64)"),),
+        chunks,
+    ),
+    "parts: more than their folds": (
+        (("tl.minimum(begin + folded, pitch)", "pitch"),), lambda: in_parts(lambda: hostile("gauss")),
+    ),
+    "parts: terms beyond the last": (
+        (("tl.minimum(begin + folded, pitch)", "begin + folded"),), lambda: in_parts(lambda: hostile("gauss")),
+    ),
+    "parts: the last alone": (
+        (("f += tl.load(fractions", "f = tl.load(fractions"),), lambda: in_parts(lambda: hostile("gauss")),
+    ),
+    "parts: the next batch": (
+        (("place += batches.to(tl.int64) * a_rows * b_rows", "place += a_rows * b_rows"),),
+        lambda: in_parts(lambda: forms(4, affine)),
+    ),
+    "parts: the first rows": (
+        (("batch, (a_first + i).to(tl.int64)", "batch, i.to(tl.int64)"),), lambda: in_parts(chunks),
+    ),
+    "parts: FP64 and integers": (
+        (("(i < a_rows) & ~is_loose(loose)", "(i < a_rows)"),), lambda: in_parts(leaves_wide),
+    ),
     "no infinity": ((("tl.where(exponent < 254, ", "tl.where(exponent < 999, "),), lambda: rounds(16, exact=True)),
 }  # fmt: skip
 
 FAST = {
     "hostile": lambda: hostile(*MATRICES), "special": special, "ties": decides_ties, "cut": cut_beyond_middles,
-    "loose": leaves_wide,
+    "loose": leaves_wide, "parts": lambda: in_parts(lambda: hostile("ties", "wide")),
     "rounding": lambda: rounds(32, exact=False) + rounds(16, exact=True),
 }  # fmt: skip
 SLOW = {
     "hostile": lambda: hostile(*HOSTILE),
     "long": lambda: hostile("gauss", size=(3, 4100, 2)),
     "panels": lambda: hostile(*MATRICES, FOLD=32),
-    "chunks": lambda: sum(hostile("ties", size=size, RESIDUES=90_000) for size in ((140, 8, 9), (9, 8, 140))),
+    "chunks": chunks, "multiprocessors": fills_multiprocessors, "chunks in parts": lambda: in_parts(chunks),
+    "panels in parts": lambda: in_parts(lambda: hostile("ties", "wide", FOLD=32), 20),
+    "loose in parts": lambda: in_parts(leaves_wide), "batches in parts": lambda: in_parts(lambda: forms(4, affine)),
     "single": lambda: hostile("gauss", "ties", "wide", size=(3, 1, 5)),
     "matrices": lambda: forms(12, affine), "convolutions": lambda: forms(20, convolution),
     "not loose": lambda: leaves("gauss", stays=False, left=False, much=32),

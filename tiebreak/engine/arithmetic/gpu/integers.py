@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine import native
-from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, target
+from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, programs, target
 from tiebreak.engine.arithmetic.plan.moduli import LONG, MOST_TERMS, PAYS, Moduli, count_of, round_up
 from tiebreak.engine.arithmetic.plan.sums import ReduceTables
 
@@ -39,6 +39,12 @@ FOLD: Final = 1 << 15
 """The most terms that are added before the sum is folded into the fraction: 2^29 in magnitude."""
 FACTS: Final[dict[str, Any]] = {"BLOCK_M": 16, "BLOCK_K": 128, "enable_fp_fusion": False, "num_warps": 4}
 """The blocks of `measure` and `find_residues`, and the compiler's options."""
+FEW: Final = {"BLOCK_M": 2, "BLOCK_K": 1024}
+"""The blocks of `measure` for so few rows that multiprocessors would be idle."""
+ENDS: Final[dict[str, Any]] = {"BLOCK_M": 16, "BLOCK_N": 64, "enable_fp_fusion": False, "num_warps": 4}
+"""The blocks of `join_fractions`, and the compiler's options."""
+KEPT: Final = 1024
+"""The terms of a fold that take as long as writing a tile's fractions, and a launch that reads them, by figures."""
 TILE: Final[dict[str, Any]] = {
     "BLOCK_M": 128, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP": 8,
     "enable_fp_fusion": False, "num_warps": 8, "num_stages": 4,
@@ -97,6 +103,15 @@ def choose(tables: ReduceTables, precision: int, device: torch.device) -> "Launc
     if not forced and (tables.multiplications < LEAST or integers > PAYS * fp64):
         return None
     return LaunchedIntegers(tables, precision, device, stays=forced)
+
+
+def parts_of(tiles: int, folds: int, fold: int, processors: int) -> int:
+    """The number of parts of a sum's folds that keeps all multiprocessors busy, where each takes a tile at a time."""
+
+    def cost(parts: int) -> float:
+        return ceil(tiles * parts / processors) * (ceil(folds / parts) + (parts > 1) * KEPT / fold)
+
+    return min(range(1, min(folds, ceil(2 * processors / tiles)) + 1), key=cost)
 
 
 @dataclass(frozen=True)
@@ -205,11 +220,13 @@ class LaunchedIntegers:
         sizes = torch.empty((2, batches * (m + n)), dtype=torch.float32, device=device)
         loose = torch.full((1,), -(1 << 62) if self._stays else -s.most_loose, dtype=torch.int64, device=device)
         promised = [{**FACTS, **{key[2:]: x for key, x in sides.items() if key[0] == name}} for name in "AB"]
+        processors = programs(device) // 4
         for at, (size, unit) in enumerate(((m, 2.0 ** -(s.unit + s.shift)), (n, 1.0))):
+            blocks = promised[at] | (FEW if batches * size < FACTS["BLOCK_M"] * processors else {})
             launch(
-                kernels("integers").measure, batches * ceil(size / FACTS["BLOCK_M"]), read[at],
+                kernels("integers").measure, batches * ceil(size / blocks["BLOCK_M"]), read[at],
                 *tables[3 * at : 3 * at + 3], powers[0, at * m :], sizes[0, at * m :], loose, size, s.terms, steps[at],
-                m + n, batches * (m + n), *s.reach, unit, 2.0**60 / batches / size, **promised[at],
+                m + n, batches * (m + n), *s.reach, unit, 2.0**60 / batches / size, **blocks,
             )  # fmt: skip
         pitch = s.moduli.count * s.width
         most = [min(size, max(1, RESIDUES // (batches * pitch * 128)) * 128) for size in (m, n)]
@@ -217,18 +234,29 @@ class LaunchedIntegers:
         for b_first, a_first in product(range(0, n, most[1]), range(0, m, most[0])):
             counts = min(most[0], m - a_first), min(most[1], n - b_first)
             for at, fresh in enumerate((b_first == 0 or most[0] < m, a_first == 0)):
-                programs = batches * ceil(counts[at] / FACTS["BLOCK_M"]) * ceil(s.width / FACTS["BLOCK_K"])
+                tiles = batches * ceil(counts[at] / FACTS["BLOCK_M"]) * ceil(s.width / FACTS["BLOCK_K"])
                 if fresh:
                     launch(
-                        kernels("integers").find_residues, programs, read[at], *tables[3 * at : 3 * at + 3],
+                        kernels("integers").find_residues, tiles, read[at], *tables[3 * at : 3 * at + 3],
                         powers[0, at * m :], loose, residues[at], self._numbers[0], (m, n)[at], s.terms, steps[at],
                         m + n, (a_first, b_first)[at], counts[at], pitch, s.width, s.moduli.count, **promised[at],
                     )  # fmt: skip
+            tiles = batches * ceil(counts[0] / TILE["BLOCK_M"]) * ceil(counts[1] / TILE["BLOCK_N"])
+            folds, left = s.moduli.count * s.panels, None
+            share = ceil(folds / parts_of(tiles, folds, s.fold, processors))
+            if (parts := ceil(folds / share)) > 1:
+                left = torch.empty((parts, batches, *counts), dtype=torch.int64, device=device)
+            facts = powers, sizes, loose, *tables[6:], out, found, len(listed), listed
+            places = m, n, batches, a_first, counts[0], b_first, counts[1], steps[2]
+            ends = s.shift, s.unit, s.slack, s.grain
             launch(
-                kernels("integers").multiply_residues,
-                batches * ceil(counts[0] / TILE["BLOCK_M"]) * ceil(counts[1] / TILE["BLOCK_N"]),
-                residues[0], residues[1], self._numbers[1], powers, sizes, loose, *tables[6:], out, found, len(listed),
-                listed, m, n, batches, a_first, counts[0], b_first, counts[1], steps[2], pitch, s.fold, s.shift, s.unit,
-                s.slack, s.grain, PRECISION=s.precision, **s.tile,
+                kernels("integers").multiply_residues, tiles * parts, *residues, self._numbers[1], left, *facts,
+                *places, pitch, s.fold, share * s.fold, *ends, PRECISION=s.precision, **s.tile,
             )  # fmt: skip
+            if left is not None:
+                tiles = batches * ceil(counts[0] / ENDS["BLOCK_M"]) * ceil(counts[1] / ENDS["BLOCK_N"])
+                launch(
+                    kernels("integers").join_fractions, tiles, left, self._numbers[1], *facts, *places, parts, *ends,
+                    PRECISION=s.precision, **ENDS,
+                )  # fmt: skip
         return loose

@@ -21,8 +21,9 @@ NONE: tl.constexpr = tl.constexpr(-(1 << 20))
 MORE: tl.constexpr = tl.constexpr(1 + 2.0**-7)
 """A bound over a norm as computed in FP32."""
 PLAIN = [
-    "rows", "k", "step", "each", "total", "reach_power", "first", "count", "pitch", "width", "moduli", "m", "n",
-    "batches", "a_first", "a_rows", "b_first", "b_rows", "fold", "shift", "unit", "slack", "grain",
+    "rows", "k", "step", "each", "total", "reach_power", "first", "count", "pitch", "width", "moduli", "room", "m", "n",
+    "batches", "a_first", "a_rows", "b_first", "b_rows", "out_step", "fold", "folded", "parts", "shift", "unit",
+    "slack", "grain",
 ]  # fmt: skip
 """Numbers for which Triton compiles no kernel of its own."""
 
@@ -219,18 +220,20 @@ def finish_fractions(
 
 @triton.jit(do_not_specialize=PLAIN)
 def multiply_residues(
-    left, right, folds, powers, sizes, loose, out_batch, out_m, out_n, out, found, room, listed,
-    m, n, batches, a_first, a_rows, b_first, b_rows, out_step, pitch, fold, shift, unit, slack, grain,
+    left, right, folds, fractions, powers, sizes, loose, out_batch, out_m, out_n, out, found, room, listed,
+    m, n, batches, a_first, a_rows, b_first, b_rows, out_step, pitch, fold, folded, shift, unit, slack, grain,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """One tile (BLOCK_M, BLOCK_N) of a product of residues: for each modulus all terms, then the next one.
 
     All moduli's terms of a row lie side by side, so they are terms of one product, whose sums are folded into the
     fraction after each `fold` terms. folds: the scale of fractions, what is taken off, and three digits of 32 bits
-    for each fold. Nothing if FP64 computes the product.
+    for each fold. A program takes `folded` terms; if these are not all, its part of the fractions goes to `fractions`
+    (part, batch, row, column), for `join_fractions`. Nothing if FP64 computes the product.
     """
     rows, columns = tl.cdiv(a_rows, BLOCK_M), tl.cdiv(b_rows, BLOCK_N)
-    tile, batch = tl.program_id(0) % (rows * columns), tl.program_id(0) // (rows * columns)
+    tile, which = tl.program_id(0) % (rows * columns), tl.program_id(0) // (rows * columns)
+    batch, begin = which % batches, which // batches * whole(folded, 16)
     top_most = tile // (GROUP * columns) * GROUP
     height = tl.minimum(rows - top_most, GROUP)
     tile = tile % (GROUP * columns)
@@ -239,12 +242,12 @@ def multiply_residues(
     # Rows that are not there are read as the last one is, and not stored.
     i = batch.to(tl.int64) * a_rows + tl.minimum(top + tl.arange(0, BLOCK_M), a_rows - 1)
     j = batch.to(tl.int64) * b_rows + tl.minimum(left_most + tl.arange(0, BLOCK_N), b_rows - 1)
-    one = left + i[:, None] * whole(pitch, 16) + t[None, :]
-    other = right + j[None, :] * whole(pitch, 16) + t[:, None]
+    one = left + i[:, None] * whole(pitch, 16) + (begin + t)[None, :]
+    other = right + j[None, :] * whole(pitch, 16) + (begin + t)[:, None]
 
     c, f = tl.full((BLOCK_M, BLOCK_N), 1 << 30, tl.int32), tl.zeros((BLOCK_M, BLOCK_N), tl.uint64)
-    number, until = folds + 2, fold
-    for at in range(0, tl.where(left_out, 0, pitch), BLOCK_K):
+    number, until = folds + 2 + begin // fold * 3, begin + fold
+    for at in range(begin, tl.where(left_out, begin, tl.minimum(begin + folded, pitch)), BLOCK_K):
         c = tl.dot(tl.load(one), tl.load(other), c, out_dtype=tl.int32)
         one += BLOCK_K
         other += BLOCK_K
@@ -259,11 +262,38 @@ def multiply_residues(
 
     i, batch = (a_first + top + tl.arange(0, BLOCK_M)).to(tl.int64), batch.to(tl.int64)
     in_m = (top + tl.arange(0, BLOCK_M) < a_rows) & ~left_out
-    # In parts, every other column, so that fewer numbers are in registers at a time.
-    even, odd = tl.split(tl.reshape(f, (BLOCK_M, BLOCK_N // 2, 2)))
-    for part in tl.static_range(2):
-        j = left_most + 2 * tl.arange(0, BLOCK_N // 2) + part
-        finish_fractions(
-            odd if part else even, folds, powers, sizes, out_batch, out_m, out_n, out, found, room, listed, batch, i,
-            (b_first + j).to(tl.int64), in_m, j < b_rows, m, n, batches, out_step, shift, unit, slack, grain, PRECISION,
-        )  # fmt: skip
+    if fractions is not None:
+        j = left_most + tl.arange(0, BLOCK_N)
+        place = (which.to(tl.int64) * a_rows + i[:, None] - a_first) * b_rows + j[None, :]
+        tl.store(fractions + place, f.to(tl.int64, bitcast=True), mask=in_m[:, None] & (j < b_rows)[None, :])
+    else:
+        # In two parts, every other column, so that fewer numbers are in registers at a time.
+        even, odd = tl.split(tl.reshape(f, (BLOCK_M, BLOCK_N // 2, 2)))
+        for part in tl.static_range(2):
+            j = left_most + 2 * tl.arange(0, BLOCK_N // 2) + part
+            finish_fractions(
+                odd if part else even, folds, powers, sizes, out_batch, out_m, out_n, out, found, room, listed, batch,
+                i, (b_first + j).to(tl.int64), in_m, j < b_rows, m, n, batches, out_step, shift, unit, slack, grain,
+                PRECISION,
+            )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=PLAIN)
+def join_fractions(
+    fractions, folds, powers, sizes, loose, out_batch, out_m, out_n, out, found, room, listed,
+    m, n, batches, a_first, a_rows, b_first, b_rows, out_step, parts, shift, unit, slack, grain,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Adds the parts of the fractions of one tile modulo 1, in 64 bits, then tests and rounds."""
+    rows, columns = tl.cdiv(a_rows, BLOCK_M), tl.cdiv(b_rows, BLOCK_N)
+    tile, batch = tl.program_id(0) % (rows * columns), (tl.program_id(0) // (rows * columns)).to(tl.int64)
+    i, j = tile // columns * BLOCK_M + tl.arange(0, BLOCK_M), tile % columns * BLOCK_N + tl.arange(0, BLOCK_N)
+    in_m, in_n, f = (i < a_rows) & ~is_loose(loose), j < b_rows, tl.zeros((BLOCK_M, BLOCK_N), tl.int64)
+    place = (batch * a_rows + i[:, None]) * b_rows + j[None, :]
+    for _ in range(parts):
+        f += tl.load(fractions + place, mask=in_m[:, None] & in_n[None, :], other=0)
+        place += batches.to(tl.int64) * a_rows * b_rows
+    finish_fractions(
+        f, folds, powers, sizes, out_batch, out_m, out_n, out, found, room, listed, batch, (a_first + i).to(tl.int64),
+        (b_first + j).to(tl.int64), in_m, in_n, m, n, batches, out_step, shift, unit, slack, grain, PRECISION,
+    )  # fmt: skip
