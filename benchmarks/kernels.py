@@ -123,7 +123,7 @@ KINDS: Final = {
     "coefficient": "fp32",
 }
 NUMBERS: Final = (
-    "room", "m", "n", "k", "batches", "step", "run_batch", "run_k", "parts", "elements",
+    "room", "most", "m", "n", "k", "batches", "step", "run_batch", "run_k", "parts", "elements",
     "cut", "cuts", "a_step", "b_step", "out_step",
 )  # fmt: skip
 BINARIES: Final = Path(triton.__file__).parent / "backends/nvidia/bin"

@@ -35,7 +35,7 @@ def test_each_kernel_agrees_with_integers_in_the_interpreter(names: list[str], c
         cases(sum(ran.values()))
 
 
-MUTANTS = {"sums": 91, "chains": 33, "hashing": 13, "indices": 16, "graphs": 21, "integers": 40}
+MUTANTS = {"sums": 94, "chains": 33, "hashing": 13, "indices": 16, "graphs": 24, "integers": 40}
 
 
 MORE = [*((name, "more") for name in MUTANTS), ("sums", "long"), ("graphs", "golden")]
@@ -90,6 +90,20 @@ def test_contraction_is_seen() -> None:
         "faults(assemble('sm_100', 'AdamW', 32, APART=False))[0])"
     )
     assert python("-c", program) == "[4, 4, 4, 5, 5, 6, 5, 5, 5, 3, 6] FFMA2"
+
+
+@pytest.mark.slow
+def test_prologues_that_draw_compile() -> None:
+    """A sum, a maximum and what settles sums, of a dropout mask and a product that are computed while they are read."""
+    program = (
+        "from benchmarks import kernels; kernels._softmax = lambda: kernels._chain('dropout'); "
+        "made = [kernels.assemble(target, f'{kernel}: softmax', 32) for target in ('sm_80', 'sm_90', 'sm_100', "
+        "'gfx942') for kernel in ('add_up', 'settle', 'find_greatest')]; "
+        "print([kernels.faults(each) for each in made], max(each.registers for each in made))"
+    )
+    faults, _, registers = python("-c", program).rpartition(" ")
+    assert faults == str([[]] * 12)
+    assert int(registers) <= 168
 
 
 @pytest.mark.slow

@@ -302,6 +302,41 @@ def compares(module: ModuleType = graphs) -> int:
     return 2
 
 
+def makes_room(module: ModuleType = graphs) -> int:
+    """Where memory is short, a step that is compared goes without its graph, and the next one is captured again."""
+    made = everything()
+    plain, right = Interpreter(made.program, Arithmetic()), copy_of(made.state)
+    free = [9, 5, 3, 9, 5, 4]  # before and after a capture, and before a step is compared; twice
+    with captures(changed_graphs=module) as captured, mock.patch.object(module, "spare", side_effect=free):
+        machine, mine = machine_of(made), copy_of(made.state)
+        for number in range(1, 10):
+            right = plain.step(number, right, made.data).state
+            mine = machine.step(number, mine, made.data, donate=True).state
+            assert identities(mine) == identities(right), number
+            assert (machine.graphs._graph is None) == (number in (1, 2, 4)), number
+    assert [recorder.replays for recorder in captured.made] == [2, 5]
+    return captured.replays
+
+
+def keeps_one_state(module: ModuleType = graphs) -> int:
+    """A graph writes over the tensors that it is given, but for those that lie in the same memory."""
+    made = everything()
+    plain, right = Interpreter(made.program, Arithmetic()), copy_of(made.state)
+    with captures(changed_graphs=module):
+        machine, mine = machine_of(made), copy_of(made.state)
+        for number in range(1, 6):
+            if number == 3:
+                mine["second"] = mine["first"]
+                given, right = dict(mine), copy_of(mine)
+            right = plain.step(number, right, made.data).state
+            mine = machine.step(number, mine, made.data, donate=number != 4).state
+            assert identities(mine) == identities(right), number
+            if number == 3:
+                moved = {name for name in mine if mine[name].data_ptr() != given[name].data_ptr()}
+                assert moved == {"first", "second"}, moved
+    return len(mine)
+
+
 def is_left_alone(kind: type[Interpreter] = Interpreter) -> int:
     """Data, and states that are not donated, are not written to, also where they are committed with another NaN."""
     made, nan = everything(), torch.tensor(-0x1234, dtype=torch.int32).view(torch.float32)
@@ -510,6 +545,9 @@ MUTANTS: GraphMutants = {
     "notes that moved": (graphs, "arithmetic.backend.notes is self._notes", "True", steps_by),
     "a loss that is not compared": (graphs, '+ [("the loss", notes[:1], loss)]', "", compares),
     "states that are not compared": (graphs, "for name, tensor in right.items()]", "for name, tensor in ()]", compares),
+    "a graph that stays": (graphs, "graph = self._graph = None", "pass", makes_room),
+    "two entries in one place": (graphs, "x if name in own else torch.empty_like(x)", "x", keeps_one_state),
+    "a second state": (graphs, "x if name in own else torch.empty_like(x)", "torch.empty_like(x)", keeps_one_state),
     "states that are not donated": (interpreter, "is not None and donate and sums", "is not None and sums", steps_of),
     "the host makes the number": (
         interpreter,
@@ -561,7 +599,8 @@ SUITE = Suite(
     slow={
         "not finite": fails_alike, "reads": reads_once,
         "steps": lambda: agrees(everything(), STEPS), "commits": commits_late, "left alone": is_left_alone,
-        "without": falls_back, "compared": compares, "integers": decides_in_each_step,
+        "without": falls_back, "compared": compares, "room": makes_room, "one state": keeps_one_state,
+        "integers": decides_in_each_step,
     },
     mutants=MUTANTS,
     killed=killed,

@@ -39,7 +39,15 @@ from tiebreak.engine.arithmetic.plan import ziv
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.run import qualify
 from tiebreak.protocol.numbers.float32 import round_ratio
-from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, ReduceFunction
+from tiebreak.protocol.program.isa import (
+    Access,
+    DType,
+    Instruction,
+    MapFunction,
+    Opcode,
+    RandomParams,
+    ReduceFunction,
+)
 from tiebreak.protocol.program.rounding import SumKind
 
 EXTREMES = ReduceFunction.MAX, ReduceFunction.ARGMAX
@@ -400,7 +408,7 @@ def settles_tails(*, doubled: bool) -> int:
     counts = arithmetic.stats.of("reduce.sum.products")
     assert counts.elements == ran
     assert ran // 3 < counts.undecided
-    assert counts.undecided_twice == (0 if doubled else counts.undecided)
+    assert counts.undecided_twice == (0 if doubled else ran)  # the list has no room for a third of all
     lost = len(scales) * 2 * sum(tail >= 53 for tail in tails)  # positive ones, which FP64 does not see
     assert counts.double_rounded == lost
     return ran
@@ -691,24 +699,34 @@ def stays_within_its_bound() -> int:
     return 4
 
 
+KEYS = [torch.tensor([0x123456789ABCDEF]), torch.tensor([7])]
+
+
 def prologue(r: random.Random) -> tuple[list[Instruction], list[int]]:
-    """Two instructions, of which the first may broadcast, and a reduction of the second one's result; its sizes."""
+    """Two instructions, the first of which may broadcast or read a draw, and a reduction of the second one's result.
+
+    Also the sizes of two operands; `KEYS` are the others.
+    """
     rows, columns = r.choice([(1, 90), (7, 3), (5, 40), (20, 17)])
     size = rows * columns
     spread = r.choice([(rows * columns, (columns, 1)), (rows, (1, 0)), (columns, (0, 1)), (1, (0, 0))])
     function = r.choice([MapFunction.ADD, MapFunction.SUB, MapFunction.MUL])
-    accesses = Access(0, 0, (columns, 1)), Access(1, 0, spread[1])
+    keys, params = tuple(Access(o, 0, (0, 0)) for o in (2, 3)), RandomParams(stream=r.randrange(9))
+    draw = Instruction(opcode=Opcode.RANDOM, dtype=DType.F32, shape=(rows, columns), operands=keys, params=params)
+    draws = [draw] if r.random() < 0.5 else []
+    accesses = Access(4 if draws else 0, 0, (columns, 1)), Access(1, 0, spread[1])
     result, second = r.choice(
         [(DType.F32, MapFunction.NEG), (DType.F32, MapFunction.EXP), (DType.I64, MapFunction.CAST)]
     )
     chain = [
+        *draws,
         map_of(function, DType.F32, (rows, columns), *accesses),
-        map_of(second, result, (size,), Access(2, 0, (1,))),
+        map_of(second, result, (size,), Access(4 + len(draws), 0, (1,))),
     ]
     shape, terms, strides = r.choice(
         [((rows,), (columns,), (columns, 1)), ((columns,), (rows,), (1, columns)), ((), (rows, columns), (columns, 1))]
     )
-    reduced = sum_over(shape, terms, Access(3, 0, strides))
+    reduced = sum_over(shape, terms, Access(5 + len(draws), 0, strides))
     if result == DType.I64:
         reduced = replace(reduced, function=ReduceFunction.MAX, dtype=result)
     elif r.random() < 0.3:
@@ -723,7 +741,7 @@ def prologues(seeds: Iterable[int]) -> int:
     for seed in seeds:
         r = random.Random(seed)
         instructions, sizes = prologue(r)
-        operands = [Maker(r).tensor(DType.F32, size, r.choice(STYLES)) for size in sizes]
+        operands = [*(Maker(r).tensor(DType.F32, size, r.choice(STYLES)) for size in sizes), *KEYS]
         precision, values = 32 - seed % 17, [*operands]
         for i in instructions:
             own = replace(i, operands=tuple(replace(a, value=o) for o, a in enumerate(i.operands)))
@@ -833,6 +851,12 @@ MUTANTS: Mutants = {
     "halves up": ((("((bits >> drop) & 1) + ", "1 + "),), rounds_single_terms),
     "twice: squares of the columns' last step": ((("squares_y2 += y2", "squares_y2 = y2"),), lambda: twice(left=8)),
     "twice: the rest is not exact": ((("(2.25 * 2.0**134)", "(2.25 * 2.0**100)"),), lambda: twice(left=0)),
+    "lists too long: only as many": ((("tl.where(left <= most, left, elements)", "left"),), tails),
+    "lists too long: as listed": ((("tl.where(inside & (left > most), first + lane, o)", "o"),), lambda: settles(5)),
+    "lists too long: where there is room": (
+        (("tl.where(inside & (left > most), first + lane, o)", "tl.where(inside, first + lane, o)"),),
+        decides_hard_rows,
+    ),
     "one round of the list": ((("parts, tl.num_programs(0)", "parts, count + 1"),), settles_by_one_program),
     "twice: no rest of columns": (
         (("rest = tl.dot(x1, y2, rest, out_dtype=tl.float64)", "rest += 0"),), lambda: twice(left=0),

@@ -6,7 +6,8 @@ What needs the host in every step keeps a program from being replayed. The first
 which the host has to send; the second is watched by `Reads`; the third is captured, if nothing was seen.
 
 A graph that reads memory which was freed computes garbage and says nothing. So some steps, in training the last one
-before each checkpoint, are also computed without the graph, and compared.
+before each checkpoint, are also computed without the graph, and compared. Where there is no memory for a step's values
+twice, the graph goes before that, and the next step is captured again.
 """
 
 import traceback
@@ -58,6 +59,21 @@ class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
 
+def owned(state: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> frozenset[str]:
+    """The names of the state's tensors that share their memory with no other tensor."""
+    owners = Counter(tensor.untyped_storage().data_ptr() for tensor in (*state.values(), *data.values()))
+    return frozenset(name for name, tensor in state.items() if owners[tensor.untyped_storage().data_ptr()] == 1)
+
+
+def spare(device: torch.device) -> int:
+    """Bytes of a CUDA device that are free once torch gives back what it keeps for later; 0 for a CPU."""
+    if device.type != "cuda":
+        return 0
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
+
+
 def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None]:
     """Records what `work` would do on a CUDA device; each call of the result does it."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -68,13 +84,16 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
 
 
 class Graph:
-    """A step that is replayed."""
+    """A step that is replayed. It overwrites the tensors of the state with which it is made."""
 
     def __init__(self, arithmetic: Arithmetic, body: Body, state: dict[str, Tensor], data: dict[str, Tensor]):
-        self._state = {name: torch.empty_like(tensor) for name, tensor in state.items()}
+        own, free = owned(state, data), spare(arithmetic.device)
+        self._state = {name: x if name in own else torch.empty_like(x) for name, x in state.items()}
         self._data, self._notes, self._plans = dict(data), arithmetic.backend.notes, arithmetic.plans()
         self._before = torch.zeros((), dtype=torch.int64, device=arithmetic.device)
         self._replay = capture(arithmetic.device, lambda: self._take(body(self._state, self._data, self._before)))
+        self.bytes = free - spare(arithmetic.device)
+        """Memory for the values of a step, which the graph takes as long as it exists."""
 
     def fits(self, arithmetic: Arithmetic, data: Mapping[str, Tensor]) -> bool:
         """Whether what was captured is still where it was."""
@@ -126,6 +145,8 @@ class Graphs:
                 return graph.step(number, state)
             kept = {name: tensor.clone() for name, tensor in state.items()}
             new = graph.step(number, state)
+            if spare(self._arithmetic.device) < graph.bytes:
+                graph = self._graph = None  # the next step captures another
             self._compare(number, new, lambda: body(kept, data, before))
             return new
         with Reads() if self._steps == 2 and not self.reason else nullcontext() as reads:

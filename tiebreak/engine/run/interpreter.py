@@ -1,6 +1,5 @@
 """Runs a program, step by step, on one device. A value is freed after its last use."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +17,7 @@ from tiebreak.engine.data.formats import Empty, fresh
 from tiebreak.engine.data.tensors import canonical, widened
 from tiebreak.engine.native import traces
 from tiebreak.engine.run import schedule
-from tiebreak.engine.run.graphs import INTERVAL, Graphs
+from tiebreak.engine.run.graphs import INTERVAL, Graphs, owned
 from tiebreak.engine.run.offload import Budget, Offload
 from tiebreak.engine.run.placement import place
 from tiebreak.engine.run.schedule import Unit, slot_name
@@ -108,12 +107,14 @@ class Interpreter:
         self.committed = [commit.operands[0].value for commit in program.commits]
         self._chained = CHAINED if arithmetic.chains is None else arithmetic.chains.functions
         self.in_order = schedule.in_order(program)
+        self._reused = frozenset[int]()
+        """The results whose memory chains take for their own."""
+        chains, reuses = arithmetic.chains, False
         if planned is None:
-            chains = arithmetic.chains
             again, prologues = (False, False) if chains is None else (chains.repeats, chains.prologues)
-            planned = schedule.plan(program, self._chained, again=again, prologues=prologues)
+            planned, reuses = schedule.plan(program, self._chained, again=again, prologues=prologues), again
         self.planned = planned
-        self.chains = self._make_chains()
+        self.chains = self._make_chains(reuses=reuses and budget is None)
         """The chains of the planned order, by position in it."""
         self._frozen, self._looked = program.frozen, dict[str, tuple[Tensor, bool]]()
         sourced = program.sources(SourceKind.STATE)
@@ -239,6 +240,7 @@ class Interpreter:
     def _executor(self, before: Tensor, state: State, data: State, sums: Sums | None, *, donated: bool) -> "Planned":
         """Executes a step without an observer."""
         given = self._given(state, data) if donated and self.arithmetic.chains is not None else frozenset[int]()
+        given |= self._reused
         step = Planned(machine=self, before=before, state=state, data=data, sums=sums, given=given, donated=donated)
         return step if self.offload is None else Offloaded(**vars(step), offload=self.offload)
 
@@ -255,11 +257,12 @@ class Interpreter:
                 f"{pack_tolerances(dict(logging.tolerances)):#08x}"
             )
 
-    def _make_chains(self) -> dict[int, PreparedChain]:
+    def _make_chains(self, *, reuses: bool) -> dict[int, PreparedChain]:
         if self.arithmetic.chains is None:
             return {}
         committed, body = set(self.committed), self.program.body
-        replaces = schedule.replacements(self.program, self.planned, self._chained)
+        replaces = schedule.replacements(self.program, self.planned, self._chained, values=reuses)
+        self._reused = frozenset(replaces.values()).difference(self.program.sources(SourceKind.STATE))
         made = dict[int, PreparedChain]()
         for position, unit in enumerate(self.planned):
             if schedule.is_elementwise(body[unit.members[0]], self._chained):
@@ -297,9 +300,8 @@ class Interpreter:
 
     def _given(self, state: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> frozenset[int]:
         """The sources of state entries that share their memory with no other tensor."""
-        owners = Counter(tensor.untyped_storage().data_ptr() for tensor in (*state.values(), *data.values()))
-        entries = ((n, state[slot_name(self.program.body[n])]) for n in self._entries)
-        return frozenset(n for n, entry in entries if owners[entry.untyped_storage().data_ptr()] == 1)
+        own = owned(state, data)
+        return frozenset(n for n in self._entries if slot_name(self.program.body[n]) in own)
 
 
 @dataclass(kw_only=True, eq=False)

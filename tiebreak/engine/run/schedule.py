@@ -396,35 +396,37 @@ class _Repeated:
         return fits and i.opcode == Opcode.REDUCE and reads_each_once(i, self.body[value].numel)
 
     def _may_hold(self, position: int, members: set[int]) -> bool:
-        """Whether a unit can consist of these members: a prologue reads something, and draws nothing."""
+        """Whether a unit can consist of these members: a prologue reads something."""
         chain = {n for n in members if self.elementwise[n]}
-        if chain < members and (
-            any(self.body[n].opcode == Opcode.RANDOM for n in chain)
-            or not self._operands(chain) - chain
-            or not self._takes_prologue(position, max(chain))
-        ):
+        if chain < members and (not self._operands(chain) - chain or not self._takes_prologue(position, max(chain))):
             return False
         return len(members) <= MAX_MEMBERS and self._in_place(chain)
 
 
-def replacements(program: Program, units: Sequence[Unit], chained: Chained = CHAINED) -> dict[int, int]:
-    """Maps each result that can reuse the memory of a state entry's old value to the source of that old value.
+def replacements(
+    program: Program, units: Sequence[Unit], chained: Chained = CHAINED, *, values: bool = False
+) -> dict[int, int]:
+    """Maps each result of a chain that can reuse the memory of an operand to that operand.
 
-    The result must be the entry's new value, nothing after the chain that makes it may read the old value, and the
-    chain itself may read it only in place.
+    Nothing after the chain may read the operand, and the chain itself may read it only in place. Either the operand is
+    the old value of a state entry, and the result the new one; or, with `values`, it is any result of the same dtype.
     """
-    unit_of = {n: k for k, unit in enumerate(units) for n in unit.outputs}
-    dies_in = {value: k for k, unit in enumerate(units) for dying in unit.dying for value in dying}
-    found = {}
-    for value, source in _renewed(program).items():
-        unit = unit_of[value]
-        reads = ((program.body[n], a) for n in units[unit].members for a in program.body[n].operands)
-        if (
-            is_elementwise(program.body[value], chained)
-            and dies_in.get(source) == unit
-            and all(reads_in_place(a, i, program.body[source]) for i, a in reads if a.value == source)
-        ):
-            found[value] = source
+    renewed, found = _renewed(program), dict[int, int]()
+    for unit in units:
+        if not is_elementwise(program.body[unit.members[-1]], chained):
+            continue
+        reads = ((program.body[n], a) for n in unit.members for a in program.body[n].operands)
+        moved = {a.value for i, a in reads if not reads_in_place(a, i, program.body[a.value])}
+        ends = {value for dying in unit.dying for value in dying} - moved
+        found |= {n: renewed[n] for n in unit.outputs if renewed.get(n) in ends}
+        if not values:
+            continue
+        free = sorted(n for n in ends - set(unit.members) if program.body[n].opcode != Opcode.SOURCE)
+        for result in (n for n in unit.outputs if n not in found):
+            dtype = program.body[result].dtype
+            if (operand := next((n for n in free if program.body[n].dtype == dtype), None)) is not None:
+                free.remove(operand)
+                found[result] = operand
     return found
 
 

@@ -246,7 +246,7 @@ class LaunchedIntegers:
             share = ceil(folds / parts_of(tiles, folds, s.fold, processors))
             if (parts := ceil(folds / share)) > 1:
                 left = torch.empty((parts, batches, *counts), dtype=torch.int64, device=device)
-            facts = powers, sizes, loose, *tables[6:], out, found, out.numel(), listed
+            facts = powers, sizes, loose, *tables[6:], out, found, len(listed), listed
             places = m, n, batches, a_first, counts[0], b_first, counts[1], steps[2]
             ends = s.shift, s.unit, s.slack, s.grain
             launch(

@@ -3,8 +3,8 @@
 `kernels/products.py` has those of matrix products, `kernels/sums.py` those of plain sums and extremes, and
 `kernels/settling.py` those that settle exactly what others list.
 
-Under policy `exact` the host waits for nothing: the list has room for all elements, and kernels read its length. Under
-policy `logged` the host reads the list; torch computes a result again if it has no room.
+Under policy `exact` the host waits for nothing: kernels read the list's length, and settle all elements if it has no
+room. Under policy `logged` the host reads the list; torch computes a result again if it has no room.
 """
 
 from collections.abc import Callable, Sequence
@@ -306,7 +306,7 @@ class LaunchedSum:
         device, numel = call.device, prod(call.shape)
         out = torch.empty(self._instruction.shape, dtype=torch.float32, device=device)
         found = torch.zeros(2, dtype=torch.int64, device=device)
-        room = numel if near is None else numel // DENSE + ROOM
+        room = min(numel, numel // DENSE + programs(device)) if near is None else numel // DENSE + ROOM
         listed = torch.empty(room, dtype=torch.int32 if numel < 1 << 31 else torch.int64, device=device)
         c, e = [None] * 2 if near is None else torch.empty((2, room), dtype=torch.float64, device=device)
         memory, loose = (out, found, room, listed, c, e), None
@@ -328,7 +328,7 @@ class LaunchedSum:
             many, again = MANY, _up(coefficient(2 * tables.terms))
             launch(
                 kernels("products").contract_twice, programs(device), read[0], read[-1], *call.tables, out, found,
-                listed, counters, *call.numbers, numel, again, PRECISION=precision, MANY=many, FLUSH=FLUSH,
+                room, listed, counters, *call.numbers, numel, again, PRECISION=precision, MANY=many, FLUSH=FLUSH,
                 **twice(tile(*target(device))),
             )  # fmt: skip
         self._settle(call, read, out, found, listed, counters, many)
@@ -462,7 +462,7 @@ class LaunchedSum:
         factor = _up(coefficient(ceil(tables.terms / blocks["BLOCK_K"]) + 2 * blocks["BLOCK_K"]))
         launch(
             kernels("settling").settle, programs(device), read[0], read[-1], *all_tables, out, found, listed, counters,
-            digits, m, n, *runs, tables.terms, out.numel(), room, factor, call.chain[1],
+            digits, m, n, *runs, tables.terms, out.numel(), len(listed), room, factor, call.chain[1],
             PAIRS=pairs, CHAIN=call.options.get("CHAIN"), **steps, **options, **blocks,
         )  # fmt: skip
         if digits is not None:

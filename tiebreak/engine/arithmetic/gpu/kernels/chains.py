@@ -535,16 +535,19 @@ def only(x, inside):
 
 
 @triton.jit
-def draw(first, seed, step, stream, skip, WHOLE: tl.constexpr, BLOCK: tl.constexpr):
-    """BLOCK uniform f32 (SPEC section 7) from element `first` on; WHOLE: a block of Philox begins there."""
-    place = first + skip + tl.arange(0, BLOCK)
-    block = (first + skip) // 4 + tl.arange(0, BLOCK // 4) if WHOLE else place // 4
+def draw(first, element, seed, step, stream, skip, BLOCK: tl.constexpr):
+    """Uniform f32 (SPEC section 7) of elements by number.
+
+    BLOCK: 0, or the number of these elements, which go on from `first`, where a block of Philox begins.
+    """
+    place = element + skip
+    block = (first + skip) // 4 + tl.arange(0, BLOCK // 4) if BLOCK else place // 4
     none = block * 0
     c0, c1, c2, c3 = philox(
         block.to(tl.uint32), (block >> 32).to(tl.uint32), (none + step).to(tl.uint32), (none + stream).to(tl.uint32),
         (none + seed).to(tl.uint32), (none + (seed >> 32)).to(tl.uint32),
     )  # fmt: skip
-    if WHOLE:
+    if BLOCK:
         word = tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), (BLOCK,))
     else:
         word = tl.where(place % 4 < 2, tl.where(place % 2 == 0, c0, c1), tl.where(place % 2 == 0, c2, c3))
@@ -567,7 +570,7 @@ def operate(
         value = place_of(element, numbers, C + 1, B, WIDE) + number(numbers, C)
     elif CODE == RANDOM:
         seed, step = only(r[A], inside), only(r[B], inside)
-        value = draw(first, seed, step, number(numbers, C), number(numbers, C + 1), D, BLOCK)
+        value = draw(first, element, seed, step, number(numbers, C), number(numbers, C + 1), D * BLOCK)
     elif (CODE >= EXP) & (CODE <= COS):
         value = transcendental(
             tl.where(inside, r[A], 0.0), inside, None if notes is None else notes + D, CODE, PRECISION
@@ -579,7 +582,7 @@ def operate(
 
 @triton.jit
 def compute(notes, pointers, numbers, first, element, inside, CHAIN: tl.constexpr, BLOCK: tl.constexpr):
-    """The values of a chain's operations for elements by number; draws need BLOCK of them from `first` on.
+    """The values of a chain's operations for elements by number: BLOCK of them from `first` on, or any if it is 0.
 
     CHAIN: whether they are counted in 64 bits, whether products are apart, and the precision; then the operations.
     """

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 
 from tiebreak.engine.arithmetic.gpu.kernels.rounding import round_pair, two_sum
-from tiebreak.engine.arithmetic.gpu.kernels.sums import finish, is_loose
+from tiebreak.engine.arithmetic.gpu.kernels.sums import finish, is_loose, list_elements
 
 
 @triton.jit
@@ -224,10 +224,10 @@ def cutting(peak):
     return (((1023 + 52 - 22 + exponent) << 52) + (1 << 51)).to(tl.float64, bitcast=True)
 
 
-@triton.jit(do_not_specialize=["m", "n", "k", "batches", "elements"])
+@triton.jit(do_not_specialize=["room", "m", "n", "k", "batches", "elements"])
 def contract_twice(
     a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
-    out, found, listed, counters,
+    out, found, room, listed, counters,
     m, n, k, batches, elements, coefficient,
     PRECISION: tl.constexpr, MANY: tl.constexpr, FLUSH: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -297,7 +297,6 @@ def contract_twice(
         value = tl.where(above == 0, 0.0, above)
         differ += tl.sum((decided & (tl.load(out + place, mask=inside, other=0.0) != value)).to(tl.int64), 1)
         tl.store(out + place, value, mask=decided)
-        at = tl.atomic_add(found + 1 + tl.zeros_like(place), 1, mask=inside & ~decided)
-        tl.store(listed + at, (batch * m + i[:, None]) * n + j[None, :], mask=inside & ~decided)
+        list_elements(inside & ~decided, (batch * m + i[:, None]) * n + j[None, :], found + 1, room, listed)
     if tl.program_id(0) < tiles:
         tl.atomic_add(counters + 3, tl.sum(differ, 0))

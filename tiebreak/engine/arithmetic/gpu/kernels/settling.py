@@ -213,24 +213,26 @@ def add_exactly(
 
 
 @triton.jit(
-    do_not_specialize=["m", "n", "k", "elements", "room"], do_not_specialize_on_alignment=["run_batch", "run_k"]
+    do_not_specialize=["m", "n", "k", "elements", "most", "room"], do_not_specialize_on_alignment=["run_batch", "run_k"]
 )
 def settle(
     a, b, a_batch, a_m, a_k, b_batch, b_n, b_k, out_batch, out_m, out_n,
     out, found, listed, counters, digits,
-    m, n, run_batch, run_k, k, elements, room, coefficient, numbers,
+    m, n, run_batch, run_k, k, elements, most, room, coefficient, numbers,
     MATRIX: tl.constexpr, PAIRS: tl.constexpr, CHAIN: tl.constexpr, A_STEP: tl.constexpr, B_STEP: tl.constexpr,
     FIRST: tl.constexpr, SLICES: tl.constexpr, PRECISION: tl.constexpr, MANY: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """Writes the exact results of the `found` elements that are listed; NaN where a term is not finite.
 
-    Any number of programs share the list. counters: elements of the result (`elements` are added), listed ones, those
-    summed in fixed point whose terms are finite, and those rounded otherwise from C; or null. If no more than `room`
-    elements are listed, nothing is tried before fixed point: programs share the terms too, add to `digits` (digit,
-    slot), and mark in a last row the elements whose terms are not all finite; `round_listed` does the rest.
+    If there are more than `most`, for which the list has room, these are all elements, decided or not. Any number of
+    programs share them. counters: elements of the result (`elements` are added), undecided ones, those summed in fixed
+    point whose terms are finite, and those rounded otherwise from C; or null. If there are no more than `room`, nothing
+    is tried before fixed point: programs share the terms too, add to `digits` (digit, slot), and mark in a last row the
+    elements whose terms are not all finite; `round_listed` does the rest.
     """
-    count, lane = left_of(found, elements, MANY), tl.arange(0, BLOCK_M)
+    left, lane = left_of(found, elements, MANY), tl.arange(0, BLOCK_M)
+    count = tl.where(left <= most, left, elements)
     exact, differ = tl.zeros((BLOCK_M,), tl.int32), tl.zeros((BLOCK_M,), tl.int32)
     doubled = tl.where((count > room) & (count * MANY < elements), k, 0)  # no branch: Triton 3.6.0 fails on it, for AMD
     blocks = tl.cdiv(count, BLOCK_M)
@@ -241,7 +243,8 @@ def settle(
         first, part = task % blocks * BLOCK_M, task // blocks
         until = tl.minimum((part + 1) * step, k).to(tl.int32)
         inside = first + lane < count
-        o = tl.load(listed + first + lane, mask=inside, other=0).to(tl.int64)
+        o = tl.load(listed + first + lane, mask=inside & (left <= most), other=0).to(tl.int64)
+        o = tl.where(inside & (left > most), first + lane, o)
         place = o
         if MATRIX:
             batch, i, j = o // (m * n), o // n % m, o % n
