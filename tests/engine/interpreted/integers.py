@@ -322,7 +322,7 @@ MUTANTS: Mutants = {
     "zeros with a sign": ((("(z < 0) & (bits > 0)", "(z < 0)"),), special),
     "what is not finite is decided": ((("(most < BAD) & (decided", "(decided"),), special),
     "undecided ones are left": (
-        (("undecided = inside & ~decided", "undecided = inside & decided"),), lambda: hostile("ties", "wide"),
+        (("undecided = inside & ~decided", "undecided = inside & ~inside"),), lambda: hostile("ties", "wide"),
     ),
     "FP64 and integers": (
         (("left_out = tl.arange(0, BLOCK_K), is_loose(loose)",
