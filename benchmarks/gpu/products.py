@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.steps import finish, without_tf32
-from benchmarks.gpu.workloads import Context, make
+from benchmarks.gpu.workloads import Context, capture, make
 from benchmarks.table import Row, interleaved, rows_of
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.gpu import operands as reading
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.arithmetic.plan.ziv import UNIT
-from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.native import EMULATION, INTEGERS
 from tiebreak.engine.run.qualify import check_emulation
 from tiebreak.protocol.errors import ConfigurationError, StateError
@@ -94,7 +93,7 @@ def measure(context: Context) -> Iterator[Row]:
         yield from one(product(layout, *sizes), f"GPT-2, {layout}", context, peak, bandwidth)
     # Last, because it needs `transformers`, which may not be installed.
     task = make("resnet-small", 1, {}) if context.trial else context.workloads["resnet-50-224"].task(1)
-    convolutions = largest(capture_task(task).program, 2 if context.trial else CONVOLUTIONS)
+    convolutions = largest(capture(task).program, 2 if context.trial else CONVOLUTIONS)
     for number, i in enumerate(convolutions, 1):
         yield from one(i, f"ResNet-50, {number}", context, peak, bandwidth)
 

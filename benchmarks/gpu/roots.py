@@ -22,11 +22,11 @@ import zstandard
 from safetensors.torch import load, save
 from torch import Tensor
 
-from benchmarks.gpu.workloads import FULL, TINY, Context, Workload, release
+from benchmarks.gpu.workloads import FULL, TINY, Context, Workload, capture, release
 from benchmarks.table import Row
 from tiebreak.api.machine.environment import cpu_name
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
+from tiebreak.engine.capture.captured import MODEL, Captured
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.dtypes import TORCH_DTYPES
@@ -138,7 +138,7 @@ def found_or_captured(workload: Workload) -> Job:
     if (job := committed(workload)) is not None:
         return job
     task = workload.task(STEPS)
-    return job_of(task, capture_task(task))
+    return job_of(task, capture(task))
 
 
 def records_of(job: Job, arithmetic: Arithmetic, last: int, *, graphs: bool = False) -> Iterator[tuple[int, str]]:

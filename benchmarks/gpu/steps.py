@@ -13,12 +13,12 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.roots import STEPS, committed, compare, job_of
-from benchmarks.gpu.workloads import Context, release
+from benchmarks.gpu.workloads import Context, capture, release
 from benchmarks.steps import ExactStep
 from benchmarks.table import Row, interleaved, rows_of
 from tiebreak.demo.tasks.plain import make_optimizer
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.captured import Captured, capture_task
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.interpreter import Interpreter
@@ -114,7 +114,7 @@ def measure(context: Context, name: str) -> Iterator[Row]:
     if (job := committed(workload)) is not None:
         yield from compare(context, name, BITS, job)
     task = workload.task(STEPS)
-    captured = capture_task(task)
+    captured = capture(task)
     if job is None:
         yield from compare(context, name, BITS, job_of(task, captured))
     candidates: dict[str, Callable[[], Callable[[], None]]] = {
