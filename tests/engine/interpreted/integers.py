@@ -160,7 +160,8 @@ def leaves(kind: str, *, stays: bool, left: bool, much: int = 1 << 14) -> int:
 
     for parts in (1, 4):
         inside = "tiebreak.engine.arithmetic.gpu.sums."
-        with mock.patch(f"{inside}FEWEST", 64 // parts), mock.patch(f"{inside}programs", return_value=4):
+        room = mock.patch(f"{inside}DENSE", 1)  # for all elements, so that those listed are counted
+        with mock.patch(f"{inside}FEWEST", 64 // parts), mock.patch(f"{inside}programs", return_value=4), room:
             _, fp64 = multiply(a, b, 32)
             with mock.patch(f"{inside}choose", chosen), small(MUCH=much) as products:
                 found, counts = multiply(a, b, 32)
