@@ -84,6 +84,7 @@ def guards(tree: ast.AST) -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_no_assertion_guards_against_hostile_input(cases: Callable[[], None]) -> None:
     """`python -O` leaves assertions out."""
     for module, path in package_modules().items():
@@ -342,6 +343,7 @@ e of some elements (i64 numbers), FP64.
 Runs a step, as `Interpreter.step` does. On a GPU, waits for the device."""
 
 
+@pytest.mark.slow
 def test_docstrings_can_be_read_by_a_stranger(capfd: pytest.CaptureFixture[str]) -> None:
     assert docstrings.main(ROOT) == 0, capfd.readouterr().out
     assert [line for line in FRAGMENTS.splitlines() if docstrings.fault(line) is None] == []

@@ -30,6 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.engine.lowering_bench import make_task, run_engine
 from tests.engine.optimizer_cases import against_torch
+from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.purity import examine
@@ -448,7 +449,7 @@ LINELESS = {
 """Cases that have no line of the user's: the fault is not in a line of forward, or lies in the backward pass."""
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", slow_except(REFUSED, *list(REFUSED)[::2]))
 def test_what_a_program_cannot_hold_is_refused_with_its_place(name: str) -> None:
     make, message = REFUSED[name]
     model = nn.Sequential(make())

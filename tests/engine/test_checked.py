@@ -115,10 +115,14 @@ SAID: list[tuple[int, int, list[int], str]] = [
 ]
 
 
+PLACES = [("other arithmetic", *said) for said in SAID] + [
+    (where, *SAID[n]) for where in ("a part of a shared sum", "a sum of its own") for n in (0, 2)
+]
+
+
 @pytest.mark.parametrize(
     ("where", "workers", "wrong", "times", "said"),
-    [("other arithmetic", *said) for said in SAID]
-    + [(where, *SAID[n]) for where in ("a part of a shared sum", "a sum of its own") for n in (0, 2)],
+    slow_except(PLACES, *PLACES[:2], *PLACES[6::2], several=True),
 )
 def test_a_wrong_worker_is_named(
     tiny: Captured, where: str, workers: int, wrong: int, times: list[int], said: str,

@@ -136,7 +136,7 @@ RIGHT: dict[str, Callable[[], Task]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(RIGHT, "everything", "two names", "kinds", "data in places"))
+@pytest.mark.parametrize("name", slow_except(RIGHT, "everything"))
 def test_what_is_right_passes(name: str) -> None:
     torch.manual_seed(0)
     made = RIGHT[name]()
@@ -235,7 +235,7 @@ UNDONE: dict[str, tuple[Callable[..., None], Callable[[], Task], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(UNDONE, "assigned", "random", "second step", "mode"))
+@pytest.mark.parametrize("name", slow_except(UNDONE, "assigned", "second step"))
 def test_the_check_finds_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     undo, make, words = UNDONE[name]
     torch.manual_seed(0)
@@ -362,14 +362,14 @@ def advantages(model: nn.Module, x: Tensor, reward: Tensor) -> Tensor:
     return -((chosen - chosen.detach()).exp() * gain.flatten()).mean()
 
 
-@pytest.mark.parametrize("seed", [0, 5, 8])
+@pytest.mark.parametrize("seed", slow_except([0, 5, 8], 0))
 def test_a_loss_that_is_zero_but_for_rounding_passes(seed: int) -> None:
     torch.manual_seed(seed)
     rewards = torch.randn(16) if seed % 2 else torch.randint(0, 4, (16,)).float()
     checked(make_task(network(), {"x": torch.randn(16, 4), "reward": rewards}, 8, rate=0.1, loss=advantages))
 
 
-@pytest.mark.parametrize("name", ["relu.default", "mm.default"])
+@pytest.mark.parametrize("name", slow_except(["relu.default", "mm.default"], "mm.default"))
 def test_among_such_errors_a_wrong_rule_is_still_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def leaking(*given: Any, **more: Any) -> Any:
         return given[0].b.scale(real(*given, **more), 1.0001)

@@ -71,7 +71,7 @@ def ramp(layer: Any) -> Tensor:
 QUICK: dict[str, Callable[[], Task]] = {**RIGHT, "a table": lambda: keeping(ramp)}
 
 
-@pytest.mark.parametrize("name", slow_except(QUICK, "frozen", "assigned", "two names", "kinds", "a table"))
+@pytest.mark.parametrize("name", slow_except(QUICK, "assigned", "a table"))
 def test_the_program_is_that_of_a_capture_on_the_cpu(name: str, places: Places) -> None:
     torch.manual_seed(0)
     made = QUICK[name]()
@@ -99,6 +99,7 @@ def test_what_a_model_keeps_on_a_device_stays_out_of_the_program(
     assert found.program.root == check.checked(made, exact_step).program.root
 
 
+@pytest.mark.slow
 def test_a_slice_is_rehearsed_like_the_whole(places: Places) -> None:
     made = of_layers(plain())
     with warnings.catch_warnings():

@@ -356,7 +356,7 @@ REFUSED: dict[str, tuple[Callable[[Own, nn.Parameter, Tensor], Any], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", slow_except(REFUSED, *list(REFUSED)[::3]))
 def test_what_no_program_can_do_is_refused_with_its_place(name: str) -> None:
     update, message = REFUSED[name]
     KEPT.clear()

@@ -17,10 +17,9 @@ from tiebreak.sim.world.cast import TERMS
 
 FAST = (
     "one false sum", "equivocation", "silence in the talk", "two ways in one talk",
-    "state entered over moves on the chain", "swapped logs", "garbage entered", "reorganised blocks",
-    "seats bought, all but one",
+    "state entered over moves on the chain", "garbage entered", "reorganised blocks",
 )  # fmt: skip
-"""Games that cover convictions, reports, states that enter, forks, proofs that enter, receipts, blocks, seats."""
+"""Games that cover convictions, reports, states that enter, forks, proofs that enter and blocks."""
 STAKE, REWARD, GAME = TERMS.trainer_stake, TERMS.reward, TERMS.challenger_stake
 CONVICTED = {"trainer": -STAKE, "client": 0, "auditor": HALF}
 COPIED = {**CONVICTED, "auditor": HALF - RELIEF}

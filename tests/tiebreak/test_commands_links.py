@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.parts import slow_except
 from tests.tiebreak.parties import Commands, Parties
 from tiebreak import api
 from tiebreak.cli.key import load_key
@@ -79,7 +80,7 @@ def commands(parties: Parties, hostile: Path, other: Path, output: Path) -> dict
     }
 
 
-@pytest.mark.parametrize("name", RUN_PLANTS)
+@pytest.mark.parametrize("name", slow_except(RUN_PLANTS, *list(RUN_PLANTS)[::3]))
 def test_no_command_follows_what_is_planted_in_a_run(
     parties: Parties, tmp_path: Path, command: Commands, cases: Callable[[], None], name: str
 ) -> None:
