@@ -67,7 +67,7 @@ def release() -> None:
 
 
 def capture(task: Task) -> Captured:
-    """Captures a task whose step is rehearsed without numbers, because with them that took a lent GPU's minute."""
+    """Captures a task. The rehearsal has no numbers: with them it takes a minute, and a GPU is lent for few."""
     with untouched(task.model):
         return capture_in_place(task, assigned=rehearsed(task, None))
 

@@ -271,7 +271,7 @@ class Rehearsal:
         found = (*self.losses, *self.step.assigned.values(), *copies, *gradients)
         if self._device is not None and any(isinstance(tensor, FakeTensor) for tensor in found):
             what = "a tensor without any, which an earlier rehearsal left in a global or a cache of the process"
-            raise ConfigurationError(f'expected numbers, got {what}; begin a new one, and capture with device="cpu"')
+            raise ConfigurationError(f'expected numbers, got {what}; start a new one, and capture with device="cpu"')
         return [t.detach() for t in found if isinstance(t, Tensor) and not isinstance(t, FakeTensor)]
 
 

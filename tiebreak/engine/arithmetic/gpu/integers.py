@@ -81,13 +81,8 @@ def cost(tables: ReduceTables, count: int, rates: tuple[int, int]) -> tuple[floa
     batches, m, n = map(len, tables.out)
     packed = (m + n) * tables.terms * (60 + 8 * count) / 64
     ended = m * n * (220 + 9 * count * ceil(tables.terms / FOLD)) / 64
-    multiplied = (
-        round_up(m, TILE["BLOCK_M"])
-        * round_up(n, TILE["BLOCK_N"])
-        * round_up(tables.terms, 64)
-        * count
-        / (SHARE * byte)
-    )
+    elements = round_up(m, TILE["BLOCK_M"]) * round_up(n, TILE["BLOCK_N"])
+    multiplied = elements * round_up(tables.terms, 64) * count / (SHARE * byte)
     return batches * (packed + multiplied + ended), batches * m * n * (tables.terms + 14) / fp64
 
 
