@@ -20,7 +20,9 @@ from tests.engine.processes import printed
 from tests.golden.bundle import INTERVAL, MODELS, STEPS, TINY, load
 from tests.golden.train import inputs, make_run, train
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.backend import free_memory
 from tiebreak.engine.capture.captured import capture_task
+from tiebreak.engine.capture.purity import untouched
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.graphs import Reads
@@ -88,6 +90,23 @@ def test_what_the_host_reads_is_named() -> None:
         Arithmetic().execute(product(1, 2, 3, 2).instruction, [torch.ones(6), torch.ones(6)], 0)
     assert {place.split(" in ")[1].split(".")[0] for place in reads.seen} <= {"sums", "settling", "rounding"}
     assert reads.seen
+
+
+def test_memory_that_torch_keeps_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("mem_get_info", (100, 900)), ("memory_reserved", 70), ("memory_allocated", 30)):
+        monkeypatch.setattr(torch.cuda, name, lambda _, size=size: size)
+    assert (free_memory(torch.device("cuda")), free_memory(torch.device("cpu"))) == (140, None)
+
+
+def test_a_capture_leaves_the_random_streams_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = [torch.tensor([3], dtype=torch.uint8), torch.tensor([5], dtype=torch.uint8)]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [stream.clone() for stream in streams])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, number: streams[number].copy_(state))
+    with untouched(torch.nn.Linear(1, 1)):
+        streams[0] += 1
+        streams[1] += 1
+    assert [int(stream) for stream in streams] == [3, 5]
 
 
 def test_the_loss_is_read_once_and_its_nan_is_canonical() -> None:

@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +27,7 @@ from tiebreak.api.training import tasks
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture import captured as compiling
 from tiebreak.engine.capture import check, optimizer_check, outcomes
+from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
 from tiebreak.engine.capture.task import (
     SGD,
     Adafactor,
@@ -69,6 +70,13 @@ def partly_frozen() -> nn.Module:
 
 def saving() -> nn.Module:
     return Layer(lambda _, x: checkpoint(lambda y: F.dropout(torch.tanh(y)), x, use_reentrant=False))
+
+
+def as_on_cuda(_: Any, x: Tensor) -> Tensor:
+    """Eager PyTorch calls `native_dropout` there, where a trace has the draws of a CPU."""
+    one = F.dropout if torch.compiler.is_compiling() else lambda y, p=0.5: torch.native_dropout(y, p, None)[0]
+    kept = [torch.native_dropout(x, p, train)[0] for p, train in ((0.0, True), (1.0, True), (0.5, False))]
+    return checkpoint(lambda y: one(torch.tanh(y)), x, use_reentrant=False) + one(sum(kept), 0.2)
 
 
 def reentrant() -> nn.Module:
@@ -116,6 +124,7 @@ RIGHT: dict[str, Callable[[], Task]] = {
     "everything": lambda: task(network(), accumulation=2, clip=Clip(norm=0.01), average=0.9, optimizer=AdamW(lr=0.1)),
     "frozen": lambda: task(partly_frozen()),
     "checkpointed": lambda: task(saving()),
+    "dropout as on CUDA": lambda: task(Layer(as_on_cuda)),
     "reentrant": lambda: task(reentrant()),
     "kinds": lambda: task(of_kinds()),
     "data in places": lambda: task(Layer(placed)),
@@ -152,12 +161,49 @@ def test_another_device_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for one: the steps, both precisions and torch's optimizer run there, and nothing is mixed."""
     monkeypatch.setattr(elsewhere, "DEVICE", torch.device("meta"))  # on which autograd needs no hardware
     monkeypatch.setattr(elsewhere, "_DIVISIONS", ())  # eager PyTorch may
-    made = task(two_names(), optimizer=AdamW(lr=0.1))
+    made, real, kept = task(two_names(), optimizer=AdamW(lr=0.1)), check.wrong_update, list[str]()
+    made.model[2].requires_grad_(False)
+
+    def watched(phase: Task, found: Sequence[outcomes.StepOutcome], device: torch.device) -> str | None:
+        kept.extend(name for ours in found for name in ours.state if ours.state[name] is ours.before.get(name))
+        return real(phase, found, device)
+
+    monkeypatch.setattr(check, "wrong_update", watched)
     with elsewhere._Literals(), elsewhere.Mode(worse=True) as mode, warnings.catch_warnings():
         warnings.simplefilter("error")
         assert check.checked(made, exact_step, elsewhere.DEVICE).check == "full"
     names = ("addmm", "native_batch_norm_backward", "addcdiv_", "linalg_vector_norm")
     assert all(mode.calls[f"aten::{name}"] for name in names), mode.calls
+    assert set(kept) == {"model.2.weight", "model.2.bias"}, "what no step changes does not come back as new tensors"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        partial(torch.set_float32_matmul_precision, "high"),
+        partial(torch.set_float32_matmul_precision, "medium"),
+        partial(setattr, torch.backends.cuda.matmul, "allow_tf32", True),
+        partial(setattr, torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+        partial(setattr, torch.backends, "fp32_precision", "tf32"),
+    ],
+    ids=["high", "medium", "older", "newer", "newest"],
+)  # fmt: skip
+def test_products_that_torch_may_round_are_not_rounded_in_the_check(change: Callable[[], None]) -> None:
+    """Torch's older switches refuse to answer once a newer one is set; whatever was set is so again after the check."""
+    generic, before = torch.backends.fp32_precision, settings(ROUNDED)
+    try:
+        change()
+        changed = settings(ROUNDED)
+        assert changed != before
+        with check.without_tf32():
+            assert settings(ROUNDED) == UNROUNDED
+        assert settings(ROUNDED) == changed
+        assert checked(task(two_names())).check == "full"
+        assert settings(ROUNDED) == changed
+    finally:
+        torch.backends.fp32_precision = generic
+        put_back(before, ROUNDED)
+    assert settings(ROUNDED) == before
 
 
 def test_what_another_device_cannot_check_is_checked_here() -> None:

@@ -176,6 +176,19 @@ def test_ids_of_what_no_step_changes_are_computed_once(tmp_path: Path, monkeypat
     assert hashed.count("telemetry.loss") == STEPS // INTERVAL
 
 
+def test_a_checkpoint_from_a_device_copies_only_what_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that what no step changes is known, and takes no memory twice."""
+    seen: list[State] = []
+    monkeypatch.setattr(commit, "launches", lambda _: True)
+    monkeypatch.setattr(Committer, "_commit", lambda _, _step, state, *_more: seen.append(state))
+    made, state = new_run(tmp_path / "run"), {name: tensor.clone() for name, tensor in adapted().state.items()}
+    with Committer(made).from_step(0) as committer:
+        committer.submit(INTERVAL, state, 0)
+        committer.wait()
+    assert {name for name in state if seen[0][name] is state[name]} == made.program.frozen
+    assert all(torch.equal(seen[0][name], state[name]) for name in state)
+
+
 def test_several_workers_compute_the_same_run(run: RunDirectory) -> None:
     records, whole = train_together(adapted(), 2, STEPS)
     assert [record.digest for record in run.records()] == records[INTERVAL - 1 :: INTERVAL]

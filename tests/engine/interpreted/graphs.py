@@ -7,6 +7,7 @@ in all memory that the graph has of its own. The host may read nothing while it 
 With the argument `golden`, golden runs go to their ends, in some minutes.
 """
 
+import itertools
 import re
 import sys
 import tempfile
@@ -297,7 +298,7 @@ def compares(module: ModuleType = graphs) -> int:
                 return str(error)
         return ""
 
-    for name in ("kept", "the loss"):
+    for name in ("third", "the loss"):
         said = spoiled(name)
         assert re.match(rf"step 4: .* got another {name}\.", said), said
     return 2
@@ -316,6 +317,37 @@ def makes_room(module: ModuleType = graphs) -> int:
             assert identities(mine) == identities(right), number
             assert (machine.graphs._graph is None) == (number in (1, 2, 4)), number
     assert [recorder.replays for recorder in captured.made] == [2, 5]
+    return captured.replays
+
+
+def runs_out(module: ModuleType = graphs) -> int:
+    """Where a comparison has no memory, a step has the results of its replay or, without any, those of a plain one."""
+    made = everything()
+
+    def failing(real: Callable[..., Any]) -> Callable[..., Any]:
+        def fails(*given: Any, **named: Any) -> Any:
+            if next(count):
+                return real(*given, **named)
+            machine.arithmetic.backend.begin_step()  # forgets what the replay noted
+            raise torch.OutOfMemoryError
+
+        count = itertools.count()
+        return fails
+
+    for what, name in ((Interpreter, "_launch"), (Tensor, "clone")):
+        plain, right = Interpreter(made.program, Arithmetic()), copy_of(made.state)
+        with captures(changed_graphs=module) as captured, warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            machine, mine = Interpreter(made.program, Arithmetic(), graphs=True, compares=(4).__eq__), copy_of(right)
+            for number in range(1, 7):
+                wanted = plain.step(number, right, made.data)
+                with mock.patch.object(what, name, failing(getattr(what, name))) if number == 4 else nullcontext():
+                    found = machine.step(number, mine, made.data, donate=True)
+                assert found.loss_bits == wanted.loss_bits, (name, number)
+                assert identities(found.state) == identities(wanted.state), (name, number)
+                right, mine = wanted.state, found.state
+        assert [str(one.message) for one in said] == [f"steps are not replayed as CUDA graphs: {machine.graphs.reason}"]
+        assert "no memory to compute" in machine.graphs.reason
     return captured.replays
 
 
@@ -538,13 +570,14 @@ MUTANTS: GraphMutants = {
         steps_of,
     ),
     "watched while it plans": (graphs, "self._steps == 2 and", "self._steps == 1 and", steps_by),
-    "checkpoints of what goes on": (commit, "{name: tensor.clone()", "{name: tensor", commits_late),
+    "checkpoints of what goes on": (commit, "else tensor.clone()", "else tensor", commits_late),
     "the number of the first replay": (graphs, "self._before.fill_(number - 1)", "pass", steps_by),
     "a state that stays elsewhere": (graphs, "        self._take(state)\n", "", steps_by),
     "a new state that stays elsewhere": (graphs, "lambda: self._take(body(", "lambda: dict(body(", steps_by),
     "data that moved": (graphs, "all(data[n] is tensor", "all(data[n] is not None", steps_by),
     "notes that moved": (graphs, "arithmetic.backend.notes is self._notes", "True", steps_by),
-    "a loss that is not compared": (graphs, '+ [("the loss", notes[:1], loss)]', "", compares),
+    "a loss that is not compared": (graphs, '+ [("the loss", notes[:1], noted[:1])]', "", compares),
+    "notes of a comparison that failed": (graphs, "            notes.copy_(noted)", "            pass", runs_out),
     "states that are not compared": (graphs, "for name, tensor in right.items()]", "for name, tensor in ()]", compares),
     "a graph that stays": (graphs, "graph = self._graph = None", "pass", makes_room),
     "two entries in one place": (graphs, "x if name in own else torch.empty_like(x)", "x", keeps_one_state),
@@ -600,8 +633,8 @@ SUITE = Suite(
     slow={
         "not finite": fails_alike, "reads": reads_once,
         "steps": lambda: agrees(everything(), STEPS), "commits": commits_late, "left alone": is_left_alone,
-        "without": falls_back, "compared": compares, "room": makes_room, "one state": keeps_one_state,
-        "integers": decides_in_each_step,
+        "without": falls_back, "compared": compares, "room": makes_room, "runs out": runs_out,
+        "one state": keeps_one_state, "integers": decides_in_each_step,
     },
     mutants=MUTANTS,
     killed=killed,

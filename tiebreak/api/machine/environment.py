@@ -92,7 +92,7 @@ def describe_cuda() -> tuple[tuple[str, str], ...]:
         ("cuda driver", cuda_driver()),
         ("cuda sums", f"Triton {version('triton')}" if launches(torch.device("cuda")) else "torch"),
         # This affects FP32 products only; the engine multiplies in FP64.
-        ("TF32 in FP32 products", "on" if torch.backends.cuda.matmul.allow_tf32 else "off"),
+        ("TF32 in FP32 products", "on" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "off"),
         *(
             (name, value)
             for name in (EMULATION, "CUBLAS_EMULATION_STRATEGY")

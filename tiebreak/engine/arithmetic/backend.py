@@ -85,8 +85,11 @@ def identity(tensor: Tensor) -> Digest:
 
 
 def free_memory(device: torch.device) -> int | None:
-    """The bytes that are free on a device with memory of its own; None on others."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    """The bytes that are free on a device with memory of its own, or that torch keeps for later; None on others."""
+    if device.type != "cuda":
+        return None
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + kept
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream | None:

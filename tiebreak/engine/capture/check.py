@@ -46,6 +46,7 @@ from tiebreak.engine.capture.draws import GivenDraws
 from tiebreak.engine.capture.optimizer_check import wrong_update
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
 from tiebreak.engine.capture.purity import CPU, LossModule, exchanged, remembered, untouched
+from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
 from tiebreak.engine.capture.slices import Slice
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
 from tiebreak.engine.capture.user_code import refusal
@@ -140,18 +141,22 @@ def _of_slice(task: Task, captured: Captured, part: Slice, device: torch.device)
 
 
 @contextmanager
-def _computing_on(device: torch.device) -> Iterator[None]:
-    """Lets eager PyTorch draw and compute on a device as on the CPU: FP32 without TF32, which would pass for noise."""
-    backends: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
-    allowed = [backend.allow_tf32 for backend in backends]
+def without_tf32() -> Iterator[None]:
+    """Turns TF32 off for products and convolutions of eager FP32; torch's default turns it on for convolutions."""
+    held = settings(ROUNDED)
     try:
-        for backend in backends:
-            backend.allow_tf32 = False
-        with torch.random.fork_rng([device], device_type=device.type) if device.type == "cuda" else nullcontext():
-            yield
+        put_back(UNROUNDED, ROUNDED)
+        yield
     finally:
-        for backend, value in zip(backends, allowed, strict=True):
-            backend.allow_tf32 = value
+        put_back(held, ROUNDED)
+
+
+@contextmanager
+def _computing_on(device: torch.device) -> Iterator[None]:
+    """Lets eager PyTorch draw and compute on a device as on the CPU: TF32 would pass for noise."""
+    forked = torch.random.fork_rng([device], device_type=device.type) if device.type == "cuda" else nullcontext()
+    with without_tf32(), forked:
+        yield
 
 
 @contextmanager
@@ -327,6 +332,7 @@ def _engine(
         return tensor
 
     after, _ = run_step(program, captured.data, step, state, observe, device)
+    after = {**after, **{name: state[name] for name in captured.program.frozen}}  # no copies on another device
     found, frozen = list[StepOutcome](), [n for n, p in task.model.named_parameters() if not p.requires_grad]
     for place, phase in enumerate(captured.phases):
         new = after

@@ -131,10 +131,13 @@ class GivenDraws(Draws):  # type: ignore[no-untyped-call]
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if not is_draw(func):
             return result
+        output, result = result if func is _DROPOUT else (None, result)
         given = {a.name: a.default_value for a in func._schema.arguments} | (kwargs or {})
         given |= {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)}
         name, first = func._schema.name.removeprefix("aten::").rstrip("_"), self.earlier[-1]
         form, number = _FORMS.get(name), None if first is None else self._given[first]
+        if output is not None and (given["train"] is False or given["p"] in (0, 1)):
+            form = None  # nothing is drawn
         if form is not None and first is None:
             number = self._next(_SHAPES[name](result.shape, given) if name in _SHAPES else result.shape)
         self._given.append(number)
@@ -142,7 +145,13 @@ class GivenDraws(Draws):  # type: ignore[no-untyped-call]
             wide = number.is_floating_point() and result.dtype == torch.float64
             number = number.to(result.device, result.dtype if wide else number.dtype)
             result.copy_(form(number, given))
-        return result
+            if output is not None:
+                output.copy_(given["input"] * result / (1 - given["p"]))
+        return result if output is None else (output, result)
+
+
+_DROPOUT: Final = torch.ops.aten.native_dropout.default
+"""The only draw with two results: the output, and the mask, which is drawn. On CUDA `F.dropout` calls it."""
 
 
 def _below(u: Tensor, given: Mapping[str, Any]) -> Tensor:
@@ -181,6 +190,7 @@ _SHAPES: Final[dict[str, Callable[[torch.Size, Mapping[str, Any]], Sequence[int]
 """The shape of the engine's numbers for a draw, by operator, where it is not that of the result."""
 _FORMS: Final[dict[str, Callable[[Tensor, Mapping[str, Any]], Tensor]]] = {
     "bernoulli": _below,
+    "native_dropout": lambda u, given: _below(u, {"p": 1 - given["p"], "self": None}),
     "uniform": lambda u, given: given["from"] + (given["to"] - given["from"]) * u,
     "normal": lambda z, given: given["mean"] + given["std"] * z,
     "exponential": lambda e, given: e / given["lambd"],

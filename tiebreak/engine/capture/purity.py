@@ -89,12 +89,15 @@ def remembered(model: nn.Module) -> Callable[[], None]:
     """A function that puts back the model's attributes, the random streams and the process's settings of now."""
     held = [_keeper(module.__dict__) for module in model.modules()]
     python, numpy, drawn, process = random.getstate(), np.random.get_state(), torch.get_rng_state(), settings()
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 
     def restore() -> None:
         put_back(process)
         random.setstate(python)
         np.random.set_state(numpy)
         torch.set_rng_state(drawn)
+        for number, state in enumerate(on_gpus):
+            torch.cuda.set_rng_state(state, number)
         for each in held:
             each()
 

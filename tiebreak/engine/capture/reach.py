@@ -135,27 +135,53 @@ class Reach:
                 self._variable(f"variable {name} {of}", function.__globals__, name)
 
 
-_SETTINGS: Final[Sequence[tuple[Callable[[], Any], Callable[[Any], Any]]]] = (
+Settings = Sequence[tuple[Callable[[], Any], Callable[[Any], Any]]]
+"""Functions that read a setting of the process, and that set it."""
+
+
+def _older(get: Callable[[], Any], put: Callable[[Any], Any]) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """A setting that torch refuses to tell once a newer one, `fp32_precision`, was made: it is None then."""
+
+    def told() -> Any:
+        try:
+            return get()
+        except RuntimeError:
+            return None
+
+    return told, lambda value: None if value is None else put(value)
+
+
+_ON_CPU: Final[Any] = torch.backends.mkldnn
+_CUDNN: Final[Any] = torch.backends.cudnn
+_UNITS: Final[Any] = (torch.backends.cuda.matmul, _ON_CPU.matmul, _CUDNN.conv, _CUDNN.rnn)
+ROUNDED: Final[Settings] = (
+    _older(torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    _older(partial(getattr, _CUDNN, "allow_tf32"), partial(setattr, _CUDNN, "allow_tf32")),
+    *((partial(getattr, unit, "fp32_precision"), partial(setattr, unit, "fp32_precision")) for unit in _UNITS),
+)
+"""What factors of FP32 products may be rounded to. Older settings change newer ones, and stand before them."""
+UNROUNDED: Final = ("highest", False, "ieee", "ieee", "ieee", "ieee")
+"""The values of `ROUNDED` under which they are not."""
+_SETTINGS: Final[Settings] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.is_grad_enabled, torch._C._set_grad_enabled),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (partial(torch.is_autocast_enabled, "cpu"), partial(torch.set_autocast_enabled, "cpu")),
     (partial(torch.get_autocast_dtype, "cpu"), partial(torch.set_autocast_dtype, "cpu")),
     (sys.getrecursionlimit, sys.setrecursionlimit),
+    *ROUNDED,
 )
-"""Functions that read a setting of the process, and that set it."""
 
 
-def settings() -> Parts:
+def settings(which: Settings = _SETTINGS) -> Parts:
     """The settings of the process that a step's results may depend on."""
-    return tuple(get() for get, _ in _SETTINGS)
+    return tuple(get() for get, _ in which)
 
 
-def put_back(values: Parts) -> None:
+def put_back(values: Parts, which: Settings = _SETTINGS) -> None:
     """Puts settings back that are not as they were."""
-    for (get, put), value in zip(_SETTINGS, values, strict=True):
+    for (get, put), value in zip(which, values, strict=True):
         if get() != value:
             put(value)
 

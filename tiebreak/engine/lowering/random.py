@@ -168,7 +168,7 @@ def randperm(c: Context, n: int, **_: Any) -> Ref:
 def native_dropout(c: Context, x: Ref, p: float, train: bool | None) -> tuple[Ref, Ref]:
     """x scaled by 1/(1-p) where kept, and the mask. Philox in place of the device's generator."""
     b = c.b
-    if not train or p == 0:
+    if train is False or p == 0:
         return x, b.full(x.shape, True, DType.BOOL)
     if p == 1:
         return b.full(x.shape, 0.0), b.full(x.shape, False, DType.BOOL)

@@ -113,7 +113,8 @@ class Committer:
         device, ready = next(iter(state.values())).device, None
         self._copied = launches(device)
         if self._copied:
-            state = {name: tensor.clone() for name, tensor in state.items()}
+            frozen = self._run.program.frozen  # no step writes to these
+            state = {name: tensor if name in frozen else tensor.clone() for name, tensor in state.items()}
         self._aside = self._aside or new_stream(device)
         if self._aside is not None:
             ready = torch.cuda.current_stream(device).record_event()

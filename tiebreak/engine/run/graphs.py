@@ -13,7 +13,7 @@ twice, the graph goes before that, and the next step is captured again.
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -78,8 +78,13 @@ def capture(device: torch.device, work: Callable[[], None]) -> Callable[[], None
     """Records what `work` would do on a CUDA device; each call of the result does it."""
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     # Other threads may do what they like, because a commit may be in flight.
-    with torch.cuda.device(device), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-        work()
+    with torch.cuda.device(device):
+        outside = torch.cuda.current_stream()
+        try:
+            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                work()
+        finally:
+            torch.cuda.set_stream(outside)  # which torch leaves undone where the driver refuses what was recorded
     return graph.replay
 
 
@@ -117,16 +122,16 @@ class Graph:
 class Graphs:
     """Replays the steps of one interpreter, if nothing prevents it; otherwise says so once, and does without."""
 
-    def __init__(self, arithmetic: Arithmetic, compares: Callable[[int], bool]) -> None:
-        """compares: whether a step, by its number, is also computed without the graph."""
-        self._arithmetic, self._compares = arithmetic, compares
+    def __init__(self, arithmetic: Arithmetic, compares: Callable[[int], bool], frozen: Set[str]) -> None:
+        """compares: whether a step, by its number, is also computed without the graph. frozen: what no step changes."""
+        self._arithmetic, self._compares, self._frozen = arithmetic, compares, frozen
         self._graph: Graph | None = None
         self._steps = 0
         self.reason = ""
         """The reason why steps are not replayed, in words; empty if they are."""
         if arithmetic.backend.notes is None:
             self.reason = f"the kernels for GPUs do not run on {arithmetic.device}"
-        elif arithmetic.options.permuted:
+        elif arithmetic.options.shuffled is not None:
             self.reason = "each step takes the terms of sums in another order"
         elif arithmetic.options.logging is not None:
             self.reason = "the host logs near ties"
@@ -143,7 +148,12 @@ class Graphs:
         if self._steps > 2 and not self.reason and (graph := self._captured(body, state, data)) is not None:
             if not self._compares(number):
                 return graph.step(number, state)
-            kept = {name: tensor.clone() for name, tensor in state.items()}
+            try:
+                kept = {n: tensor if n in self._frozen else tensor.clone() for n, tensor in state.items()}
+            except torch.OutOfMemoryError:
+                self._cannot_compare()
+                graph = None
+                return body(state, data, before)
             new = graph.step(number, state)
             if spare(self._arithmetic.device) < graph.bytes:
                 graph = self._graph = None  # the next step captures another
@@ -168,20 +178,24 @@ class Graphs:
         """Compares a replayed step, bit for bit, with what `compute` makes of the same state without the graph."""
         notes = self._arithmetic.backend.notes
         assert notes is not None
-        loss = notes[:1].clone()
+        noted = notes.clone()
         try:
             right = compute()
         except torch.OutOfMemoryError:
-            self._graph = None
-            self._refuse("there is no memory to compute a step without the graph, too, and compare")
+            self._cannot_compare()
+            notes.copy_(noted)  # those of the replay, which `compute` began to overwrite
             return
-        pairs = [(name, tensor, new[name]) for name, tensor in right.items()] + [("the loss", notes[:1], loss)]
+        pairs = [(name, tensor, new[name]) for name, tensor in right.items()] + [("the loss", notes[:1], noted[:1])]
         for name, wanted, got in pairs:
             if not torch.equal(*(x.reshape(-1).view(torch.uint8) for x in (wanted, got))):
                 raise StateError(
                     f"step {number}: expected its CUDA graph to compute what the same kernels compute without it, got "
                     f"another {name}. Go on from the last checkpoint without graphs (--no-graphs), and report this"
                 )
+
+    def _cannot_compare(self) -> None:
+        self._graph = None
+        self._refuse("there is no memory to compute a step without the graph, too, and compare")
 
     def _refuse(self, reason: str) -> None:
         self.reason = reason

@@ -137,7 +137,7 @@ class Interpreter:
         self.offload = None if budget is None else self._make_offload(budget)
         """Keeps values within a budget of memory."""
         self._traces = traces()
-        self.graphs = Graphs(arithmetic, compares) if graphs and not self._traces else None
+        self.graphs = Graphs(arithmetic, compares, self._frozen) if graphs and not self._traces else None
         self._compiles = True
         """Whether kernels are still to be compiled before the next step that is launched without the host."""
 
@@ -184,6 +184,9 @@ class Interpreter:
         """
         backend, body = self.arithmetic.backend, self.program.body
         with backend.step():
+            if self._compiles and sums is None and not self._traces:
+                self._compiles = False
+                backend.compile_ahead(lambda: self._launch(state, data, self._steps_before(number), donated=False))
             if observe is not None:
                 before = self._steps_before(number)
                 one_by_one = OneByOne(machine=self, before=before, state=state, data=data, sums=sums, observe=observe)
@@ -192,9 +195,6 @@ class Interpreter:
                 new, finite = one_by_one.run(), one_by_one.finite
                 bits = loss_bits(one_by_one.values[len(body) - 1])
             else:
-                if self._compiles and sums is None:
-                    self._compiles = False
-                    backend.compile_ahead(lambda: self._launch(state, data, self._steps_before(number), donated=False))
                 if self.graphs is not None and donate and sums is None:
                     new = self.graphs.step(self._launch, number, state, data)
                 else:
