@@ -50,11 +50,10 @@ TARGETS: Final = {
     "sm_89": GPUTarget("cuda", 89, 32),
     "sm_120": GPUTarget("cuda", 120, 32),
 }
-"""A100, H100 and H200, B200, MI300; and the cards with little FP64, on which products go by integers."""
+"""A100, H100 and H200, B200, MI300; and the cards with little FP64, on which large products go by integers."""
+triton.knobs.amd.use_buffer_ops = False  # as where they are launched
 SHARED: Final = {"sm_80": 163, "sm_90": 227, "sm_100": 227, "gfx942": 64}
 """KiB of shared memory that a program may have; 99 on the others (CUDA's programming guide, compute capabilities)."""
-LITTLE_FP64: Final = ("sm_86", "sm_89", "sm_120")
-"""The targets for which only kernels of integers are compiled."""
 INTEGERS: Final = {
     "measure": integers.FACTS, "measure: few rows": integers.FACTS | integers.FEW, "find_residues": integers.FACTS,
     "multiply_residues": integers.TILE, "multiply_residues: parts": integers.TILE, "join_fractions": integers.ENDS,
@@ -507,7 +506,7 @@ def main(folder: Path, targets: tuple[str, ...]) -> None:
         for kernel in (*KERNELS, *OTHERS, *CHAINS, *INTEGERS):
             if kernel in PRODUCTS and kernel != "product NN" and name not in MATRIX:
                 continue  # layouts differ in copies and in loads of the matrix unit's operands
-            if name == "gfx942" if kernel in INTEGERS else name in LITTLE_FP64:
+            if name == "gfx942" and kernel in INTEGERS:
                 continue
             function = OTHERS[kernel][0] if kernel in OTHERS else _function(kernel)
             rounds = "PRECISION" in function.arg_names if function else kernel not in ("AdamW", "dropout")

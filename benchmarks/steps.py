@@ -38,15 +38,13 @@ def eager_step(
 class ExactStep:
     """One training step of the captured program; each call continues from the last state.
 
-    arithmetic, machine: used instead of plain ones.
+    machine: used instead of a plain one.
     """
 
     def __init__(
-        self, captured: Captured, steps: int, permute: int | None = None, *, arithmetic: Arithmetic | None = None,
-        machine: Interpreter | None = None,
-    ) -> None:  # fmt: skip
-        arithmetic = Arithmetic(permute=permute) if arithmetic is None else arithmetic
-        self._machine = Interpreter(captured.program, arithmetic) if machine is None else machine
+        self, captured: Captured, steps: int, permute: int | None = None, *, machine: Interpreter | None = None
+    ) -> None:
+        self._machine = machine or Interpreter(captured.program, Arithmetic(permute=permute))
         self.arithmetic = self._machine.arithmetic
         self.state = {name: tensor.clone() for name, tensor in self._machine.to_device(captured.state).items()}
         self._data = self._machine.place_data(captured.data)

@@ -1,4 +1,4 @@
-"""Sums of products against vendor BLAS and the roofline of this device; and FP64 that the vendor emulates.
+"""Sums of products against vendor BLAS and the roofline of this device.
 
 Products are computed as this device would, from tables, by integers and in FP64: bits first, then times.
 """
@@ -15,16 +15,15 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.steps import finish, without_tf32
+from benchmarks.gpu.steps import finish
 from benchmarks.gpu.workloads import Context, capture, make
 from benchmarks.table import Row, interleaved, rows_of
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.gpu import operands as reading
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.arithmetic.plan.ziv import UNIT
-from tiebreak.engine.native import EMULATION, INTEGERS
-from tiebreak.engine.run.qualify import check_emulation
-from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.engine.capture.check import without_tf32
+from tiebreak.engine.native import INTEGERS
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode
 from tiebreak.protocol.program.program import Program
 
@@ -88,7 +87,8 @@ def measure(context: Context) -> Iterator[Row]:
     peak, bandwidth = 2.0 * size**3 / seconds["mm"], 2.0 * x.nbytes / seconds["copy"]
     yield from rows_of("roofline", "GFLOP/s", {"cuBLAS FP64, square": peak / 1e9})
     yield from rows_of("roofline", "GB/s", {"a copy": bandwidth / 1e9})
-    yield Row(metric=DISTANCE, case="as it is", value=distance(context), unit="of the bound", target="<= 1")
+    far = distance(context)
+    yield Row(metric="FP64 product", case="distance from the CPU's", value=far, unit="of the bound", target="<= 1")
     for layout, *sizes in (("TN", 32, 48, 32),) if context.trial else PRODUCTS:
         yield from one(product(layout, *sizes), f"GPT-2, {layout}", context, peak, bandwidth)
     # Last, because it needs `transformers`, which may not be installed.
@@ -144,30 +144,9 @@ def one(i: Instruction, name: str, context: Context, peak: float, bandwidth: flo
     })  # fmt: skip
 
 
-DISTANCE: Final = "FP64 product: distance from the CPU's"
-
-
 def distance(context: Context) -> float:
     """The most that FP64 products of the vendor and of the CPU differ by, as a share of what rounding allows both."""
     size = 8 if context.trial else 1024
     a, b = (torch.randn(size, size).double() * 2.0 ** torch.randint(-20, 20, (size, 1)) for _ in range(2))
     allowed = 2 * size * UNIT * (a.abs() @ b.abs())
     return float(((a.to(context.device) @ b.to(context.device)).cpu() - a @ b).abs().div_(allowed).max())
-
-
-def emulation(context: Context) -> list[Row]:
-    """Asks for the vendor's emulation of FP64, in this process alone: qualification must refuse a GPU.
-
-    Raises `StateError` if it does not.
-    """
-    os.environ[EMULATION] = "1"  # before the first product
-    far = distance(context)
-    try:
-        check_emulation(torch.device("cuda"))
-    except ConfigurationError as error:
-        context.told["refused"] = str(error)
-    else:
-        raise StateError(f"expected {EMULATION}=1 to be refused, got no error")
-    return rows_of("emulation asked for", "of 1", {"refused": 1}) + rows_of(
-        "emulation asked for", "of the bound", {DISTANCE: far}
-    )

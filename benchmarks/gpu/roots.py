@@ -187,12 +187,11 @@ def compare(context: Context, name: str, last: int = STEPS, job: Job | None = No
 
 @click.command(help=__doc__)
 @click.argument("workloads", nargs=-1, type=click.Choice([*COMPUTED, *(each.name for each in TINY.values())]))
-@click.option("--steps", "last", type=click.IntRange(1, STEPS), help="[default: 25, or 3 of large workloads]")
-def main(workloads: tuple[str, ...], last: int | None) -> None:
+def main(workloads: tuple[str, ...]) -> None:
     named = {each.name: each for each in (*TINY.values(), *FULL.values())}
     for name in workloads or COMPUTED:
         job = found_or_captured(named[name])
-        wanted = last or COMPUTED.get(name, STEPS)
+        wanted = COMPUTED.get(name, STEPS)
         if max(job.records, default=0) >= wanted:
             continue
         job = replace(job, records={}, cpu=cpu_name())

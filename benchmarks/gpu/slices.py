@@ -80,7 +80,6 @@ SLICES: Final = (
     _steps("llama"),
     Slice("hostile", "device:hostile", interpreted=False),
     Slice("arithmetics", "device:arithmetics", interpreted=False),
-    Slice("emulation", "products:emulation"),
 )  # fmt: skip
 """Predictions of exact steps, of 28 November 2026, take products at 45 TFLOP/s, 60 to 78 % of an H100's FP64 matrix
 peak by their machine code, what else is moved at 2.7 TB/s, and settling as counted; those of eager steps are what an

@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from itertools import cycle
 from typing import Any, Final
@@ -19,6 +19,7 @@ from benchmarks.table import Row, interleaved, rows_of
 from tiebreak.demo.tasks.plain import make_optimizer
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured
+from tiebreak.engine.capture.check import without_tf32
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.interpreter import Interpreter
@@ -51,18 +52,6 @@ TARGETS: Final = {
 """Targets of the ratio of the exact step by graphs to another step, by workload."""
 MEMORY: Final = "<= 1.3"
 """The target of the peak memory of `gpt2-1024`, as a multiple of eager FP32's."""
-
-
-@contextmanager
-def without_tf32() -> Iterator[None]:
-    """Turns TF32 off for products and convolutions of eager FP32; torch's default turns it on for convolutions."""
-    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = matmul.allow_tf32, cudnn.allow_tf32
-    matmul.allow_tf32 = cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        matmul.allow_tf32, cudnn.allow_tf32 = before
 
 
 def finish(device: torch.device) -> None:
@@ -111,12 +100,9 @@ def measure(context: Context, name: str) -> Iterator[Row]:
     taken.
     """
     device, workload = context.device, context.workloads[name]
-    if (job := committed(workload)) is not None:
-        yield from compare(context, name, BITS, job)
     task = workload.task(STEPS)
     captured = capture(task)
-    if job is None:
-        yield from compare(context, name, BITS, job_of(task, captured))
+    yield from compare(context, name, BITS, committed(workload) or job_of(task, captured))
     candidates: dict[str, Callable[[], Callable[[], None]]] = {
         EXACT: partial(Exact, captured, device, task.steps),
         **({GRAPHS: partial(Exact, captured, device, task.steps, graphs=True)} if device.type == "cuda" else {}),

@@ -13,7 +13,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.gpu import random as draws
 from tiebreak.engine.arithmetic.gpu import scatter
 from tiebreak.engine.arithmetic.gpu.kernels import random as draw_kernels
-from tiebreak.engine.arithmetic.gpu.kernels import rounding
+from tiebreak.engine.arithmetic.gpu.kernels import rounding, settling
 from tiebreak.engine.arithmetic.gpu.kernels import scatter as scatter_kernels
 from tiebreak.engine.arithmetic.plain.scatter import PlainScatter
 from tiebreak.engine.data.tensors import from_bytes
@@ -161,7 +161,10 @@ SUITE = Suite(
     },
     mutants={*SCATTER_MUTANTS, *DRAW_MUTANTS},
     killed=within(
-        lambda: killed(SCATTER_MUTANTS, scatter, rounding, scatter_kernels) | killed(DRAW_MUTANTS, draws, draw_kernels)
+        lambda: (
+            killed(SCATTER_MUTANTS, scatter, rounding, settling, scatter_kernels)
+            | killed(DRAW_MUTANTS, draws, draw_kernels)
+        )
     ),
 )  # fmt: skip
 

@@ -87,6 +87,24 @@ def forms(seeds: int, make: Callable[[random.Random], Any]) -> int:
     return ran
 
 
+def far_rows() -> int:
+    """Rows whose residues lie 64 MiB apart, so that they take over 2 GiB, of which little is touched."""
+    far, launch, spread = 1 << 26, launching.launch, dict[tuple[int, int], Any]()
+
+    def launched(kernel: Any, programs: int, *given: Any, **options: Any) -> None:
+        arguments, name = list(given), kernel.fn.__name__
+        if name in ("find_residues", "multiply_residues"):
+            residues, pitch = ((6,), 14) if name == "find_residues" else ((0, 1), 22)
+            for n in residues:
+                size = len(given[n]) // given[pitch] * far
+                arguments[n] = spread.setdefault((id(given[n]), size), torch.empty(size, dtype=torch.int8))
+            arguments[pitch] = far
+        launch(kernel, programs, *arguments, **options)
+
+    with mock.patch.object(launching, "launch", launched):
+        return hostile("gauss", size=(40, 24, 3))
+
+
 def special() -> int:
     """Rows with infinities or NaN are NaN, also times zeros; no others are touched. What underflows is +0."""
     with small():
@@ -306,6 +324,7 @@ MUTANTS: Mutants = {
         (("f += tl.umulhi(x, tl.load(number + 2)", "f += 0 * tl.umulhi(x, tl.load(number + 2)"),),
         lambda: hostile("ties", "gauss", "cancelling"),
     ),
+    "rows within 2 GiB": ((("i[:, None].to(tl.int64) * whole", "i[:, None] * whole"),), far_rows),
     "one modulus for all": ((("number += 3", "number += 0"),), lambda: hostile("gauss")),
     "sums that go on": (
         (("            c = tl.full((BLOCK_M, BLOCK_N), 1 << 30, tl.int32)\n            number", "            number"),),
@@ -371,7 +390,7 @@ MUTANTS: Mutants = {
 
 FAST = {
     "hostile": lambda: hostile(*MATRICES), "special": special, "ties": decides_ties, "cut": cut_beyond_middles,
-    "loose": leaves_wide, "parts": lambda: in_parts(lambda: hostile("ties", "wide")),
+    "loose": leaves_wide, "far": far_rows, "parts": lambda: in_parts(lambda: hostile("ties", "wide")),
     "rounding": lambda: rounds(32, exact=False) + rounds(16, exact=True),
 }  # fmt: skip
 SLOW = {

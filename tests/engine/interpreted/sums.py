@@ -14,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 import torch
+from torch import Tensor
 from triton import language as tl
 
 from tests.engine.arithmetic_cases import (
@@ -396,6 +397,36 @@ def settles(examples: int, *forms: Callable[[random.Random], tuple[Instruction, 
             check(arithmetic, i, [Maker(r).tensor(DType.F32, size, style) for size in sizes])
             ran += sum(counts.undecided_twice for counts in arithmetic.stats.kinds.values())
     return ran
+
+
+def settles_far() -> int:
+    """One of the last elements of a result of over 2^32, whose sum is added whole or in pieces."""
+    m, n, i, j = 50257, 65536, 50000, 7
+
+    def table(size: int, place: int, value: int) -> Tensor:
+        return torch.zeros(size, dtype=torch.int64).index_fill_(0, torch.tensor(place), value)
+
+    x, rows, batch = torch.tensor([9.0, 9.0, 9.0, 1.0, 2.0, 4.0]), table(m, i, 2), table(2, 1, 1)
+    columns, terms = table(n, j, 2), torch.arange(3)
+    options = {"MATRIX": True, "FIRST": 0, "SLICES": 12, "PRECISION": 32, "MANY": 0}
+    blocks = launching.settling("cuda", 3, prologue=False)
+    for room in (0, 1):
+        out, listed, digits = torch.zeros(6), torch.tensor([m * n + i * n + j]), None
+        if room:
+            digits = torch.zeros((2 * options["SLICES"] + 1, room), dtype=torch.int64)
+        ends = batch, rows, columns, out, torch.tensor([1, 0]), listed, None
+        launching.launch(
+            launching.kernels("settling").settle, 1, x, x, batch, rows, terms, batch, columns, terms, *ends, digits,
+            m, n, 1, 1, 3, 2 * m * n, 1, room, 1.0, None, PAIRS=True, CHAIN=None, A_STEP=1, B_STEP=1, **options,
+            **blocks,
+        )  # fmt: skip
+        if digits is not None:
+            launching.launch(
+                launching.kernels("settling").round_listed, 1, digits, digits[-1], *ends, m, n, 2 * m * n, room,
+                **options, **launching.PARTS,
+            )  # fmt: skip
+        assert out.tolist() == [0, 0, 0, 0, 0, 21], (room, out)
+    return 2
 
 
 def settles_tails(*, doubled: bool) -> int:
@@ -845,6 +876,11 @@ MUTANTS: Mutants = {
     ),
     "slices that keep what was cut": ((("x -= shifted - shift", "x -= 0 * shift"),), lambda: settles(5)),
     "patterns of one term too few": ((("terms.to(tl.int64)", "(terms - 1).to(tl.int64)"),), lambda: settles(5)),
+    "settled within 2^31": (
+        (("// n // m, o // n % m, o % n\n            row", "// (m * n), o // n % m, o % n\n            row"),),
+        settles_far,
+    ),
+    "rounded within 2^31": ((("place // n // m", "place // (m * n)"),), settles_far),
     "infinite terms settled": ((("< 2.0**256, finite, 0", "< 2.0**256, finite, 1"),), decides_hard_rows),
     "nobody counts": ((("differ = good & ", "differ = ~good & "),), tails),
     "no rest": ((("below < 0, -0.5", "below < 0, 0.0"),), tails),
@@ -958,7 +994,7 @@ FAST = {
 SLOW = {
     "hard rows": decides_hard_rows, "hard rows, tables": by_tables(decides_hard_rows), "cut rows": decides_cut_rows,
     "affine": fixed_products, "fours": counts_in_fours, "progressions": takes_progressions, "promises": promises,
-    "batches": settles_batches,
+    "batches": settles_batches, "far": settles_far,
     "tables": by_tables(lambda: property_of(matmul, 10)), "convolutions": lambda: property_of(convolution, 20),
     "partial sums, tables": by_tables(lambda: partial_sums(5)),
     "views": lambda: views(40), "matmul": lambda: property_of(matmul, 20),

@@ -168,17 +168,6 @@ static int64_t test_row_of_f32(const block *at, int64_t row, float *high) {
     return open;
 }
 
-/* The same of fewer bits, of a row that was read. */
-static int64_t test_sums(int64_t n, float *high, int precision) {
-    int64_t open = 0;
-    for (int64_t j = 0; j < n; j++) {
-        const float up = round_bits(held.sum[j] + held.error[j], precision), down = round_bits(held.sum[j] - held.error[j], precision);
-        high[j] = up + 0.0f;
-        open += !(up == down);
-    }
-    return open;
-}
-
 static void settle_open(block *at) {
     settle(&(terms){at->t->a_k, at->t->b_k, at->t->k, 1}, at->open, at->waiting, at->shared);
     at->waiting = 0;
@@ -216,7 +205,7 @@ static void finish_rows(block *at, int64_t from, int64_t end, int settles) {
         float *high = direct ? to + place[0] : held.high;
         int64_t open = precision == 32 ? test_row_of_f32(at, row, high) : 1;
         if (open) read_row(at, row);
-        if (precision < 32) open = test_sums(at->n, high, precision);
+        if (precision < 32) open = test_row(held.sum, 1, held.error, at->n, high, precision);
         for (int64_t j = 0; !settles && !direct && j < at->n; j++) to[place[j]] = high[j];
         if (open) sort_out(at, row, settles);
     }

@@ -33,6 +33,8 @@ MOST_CHOSEN: Final = 1 << 14
 @cache
 def kernels(name: str) -> ModuleType:
     """Imports `gpu/kernels/<name>.py`, and with it Triton, when a kernel is first needed."""
+    if torch.version.hip:  # a chain may begin at the end of an operand, and AMD's buffers read 0 at negative offsets
+        import_module("triton").knobs.amd.use_buffer_ops = False
     return import_module(f"{__package__}.kernels.{name}")
 
 

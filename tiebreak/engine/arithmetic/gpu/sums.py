@@ -67,7 +67,7 @@ def product_tile(backend: str, arch: int, m: int, *, tables: bool) -> dict[str, 
     their places two more: the compiler divides its stages among both.
     """
     options = {**tile(backend, arch), "GROUP": 8}
-    if backend == "cuda" and arch < 100:
+    if (backend, arch) in (("cuda", 80), ("cuda", 90)):
         options |= {"num_stages": 7 if tables else 4} | ({"BLOCK_M": 128} if m > 64 else {"BLOCK_N": 128})
     return options
 

@@ -50,11 +50,6 @@ class Options:
     """The rules for finding near ties; None under policy `exact`."""
     pieces: Pieces
 
-    @property
-    def permuted(self) -> bool:
-        """Whether terms are taken in random order."""
-        return self.shuffled is not None
-
     def rounding(self, instruction: Instruction) -> Round:
         """Rounds the sums of an instruction: to bfloat16, or to the job's precision."""
         return Round(MIN_PRECISION if instruction.is_bf16_sum else self.precision)

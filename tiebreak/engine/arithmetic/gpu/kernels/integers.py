@@ -146,7 +146,7 @@ def find_residues(
     integer = tl.where(bits < 0, -integer, integer) + (1 << 47)
     low, middle = (integer & 0xFFFF).to(tl.uint32), ((integer >> 16) & 0xFFFF).to(tl.uint32)
     high = (integer >> 32).to(tl.uint32)
-    to += i[:, None] * whole(pitch, 16) + (begin + t)[None, :]
+    to += i[:, None].to(tl.int64) * whole(pitch, 16) + (begin + t)[None, :]
     stored = (i < rows)[:, None] & (begin + t < width)[None, :]
     for _ in range(moduli):
         y = low + middle * tl.load(numbers).to(tl.uint32) + high * tl.load(numbers + 1).to(tl.uint32)

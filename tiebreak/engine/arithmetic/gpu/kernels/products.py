@@ -30,8 +30,8 @@ multiples is no more than the lesser. If K q q' <= 2^30 p p', these are below 2^
 import triton
 import triton.language as tl
 
-from tiebreak.engine.arithmetic.gpu.kernels.rounding import round_pair, two_sum
-from tiebreak.engine.arithmetic.gpu.kernels.sums import finish, is_loose, list_elements
+from tiebreak.engine.arithmetic.gpu.kernels.rounding import two_sum
+from tiebreak.engine.arithmetic.gpu.kernels.sums import finish, is_loose, list_elements, put_doubled
 
 
 @triton.jit
@@ -302,15 +302,12 @@ def contract_twice(
         size += tl.sqrt(tl.sum(squares_x2, 1))[:, None] * tl.sqrt(tl.sum(squares_y, 0))[None, :]
         s, tail = two_sum(high, low)
         tail += rest
-        e = tl.where(exact, 0.0, size * coefficient + tl.abs(tail) * 2.0**-51)
-        below, above = round_pair(s, tail - e, PRECISION), round_pair(s, tail + e, PRECISION)
+        e = tl.where(exact & (size == size), 0.0, size * coefficient + tl.abs(tail) * 2.0**-51)
         inside = in_m[:, None] & in_n[None, :]
         to_m, to_n = tl.load(out_m + i, mask=in_m, other=0), tl.load(out_n + j, mask=in_n, other=0)
         place = tl.load(out_batch + batch) + to_m[:, None] + to_n[None, :]
-        decided = inside & (above <= below) & (size == size)
-        value = tl.where(above == 0, 0.0, above)
-        differ += tl.sum((decided & (tl.load(out + place, mask=inside, other=0.0) != value)).to(tl.int64), 1)
-        tl.store(out + place, value, mask=decided)
-        list_elements(inside & ~decided, (batch * m + i[:, None]) * n + j[None, :], found + 1, room, listed)
+        still, otherwise = put_doubled(s, tail, e, place, inside, out, PRECISION)
+        differ += tl.sum(otherwise.to(tl.int64), 1)
+        list_elements(still, (batch * m + i[:, None]) * n + j[None, :], found + 1, room, listed)
     if tl.program_id(0) < tiles:
         tl.atomic_add(counters + 3, tl.sum(differ, 0))

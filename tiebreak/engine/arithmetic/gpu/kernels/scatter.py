@@ -13,9 +13,6 @@ import triton
 import triton.language as tl
 
 from tiebreak.engine.arithmetic.gpu.kernels.rounding import round_to
-from tiebreak.engine.arithmetic.gpu.kernels.settling import round_listed
-
-__all__ = ["add_open", "add_terms", "decide_sums", "round_listed"]
 
 
 @triton.jit

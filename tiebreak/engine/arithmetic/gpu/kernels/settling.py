@@ -20,8 +20,8 @@ long sums are divided among programs, at most 2^20, which add their digits in me
 import triton
 import triton.language as tl
 
-from tiebreak.engine.arithmetic.gpu.kernels.rounding import round_pair, round_to, to_odd, two_sum
-from tiebreak.engine.arithmetic.gpu.kernels.sums import at_row, load_terms
+from tiebreak.engine.arithmetic.gpu.kernels.rounding import round_to, to_odd, two_sum
+from tiebreak.engine.arithmetic.gpu.kernels.sums import at_row, load_terms, put_doubled
 
 
 @triton.jit
@@ -46,16 +46,6 @@ def add_doubled(
         low += error
         size += tl.abs(error)
     return tl.reduce((s, low, size), 1, join)
-
-
-@triton.jit
-def put_doubled(s, low, e, place, inside, out, PRECISION: tl.constexpr):
-    """Rounds s + low +- e to their places where that decides; where it does not, and where `out` had it otherwise."""
-    below, above = round_pair(s, low - e, PRECISION), round_pair(s, low + e, PRECISION)
-    decided, value = inside & (above <= below), tl.where(above == 0, 0.0, above)
-    differ = decided & (tl.load(out + place, mask=inside, other=0.0) != value)
-    tl.store(out + place, value, mask=decided)
-    return inside & ~decided, differ.to(tl.int32)
 
 
 # ---- exactly ----
@@ -174,7 +164,7 @@ def round_listed(
         inside = slot < count
         place = tl.load(listed + slot, mask=inside, other=0).to(tl.int64)
         if MATRIX:
-            batch, i, j = place // (m * n), place // n % m, place % n
+            batch, i, j = place // n // m, place // n % m, place % n
             place = tl.load(out_batch + batch) + tl.load(out_m + i) + tl.load(out_n + j)
         good = inside
         if spoiled is not None:
@@ -247,7 +237,7 @@ def settle(
         o = tl.where(inside & (left > most), first + lane, o)
         place = o
         if MATRIX:
-            batch, i, j = o // (m * n), o // n % m, o % n
+            batch, i, j = o // n // m, o // n % m, o % n
             row = a + tl.load(a_batch + batch) + tl.load(a_m + i)
             column = b + tl.load(b_batch + batch) + tl.load(b_n + j)
             place = tl.load(out_batch + batch) + tl.load(out_m + i) + tl.load(out_n + j)

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from tiebreak.engine.arithmetic.gpu.kernels.chains import compute
-from tiebreak.engine.arithmetic.gpu.kernels.rounding import round_to
+from tiebreak.engine.arithmetic.gpu.kernels.rounding import round_pair, round_to
 
 
 @triton.jit
@@ -55,6 +55,16 @@ def finish(c, e, place, number, inside, out, found, room, listed, sums, errors, 
         if sums is not None:
             tl.store(sums + at, c, mask=kept)
             tl.store(errors + at, e, mask=kept)
+
+
+@triton.jit
+def put_doubled(s, low, e, place, inside, out, PRECISION: tl.constexpr):
+    """Rounds s + low +- e to their places where that decides; where it does not, and where `out` had it otherwise."""
+    below, above = round_pair(s, low - e, PRECISION), round_pair(s, low + e, PRECISION)
+    decided, value = inside & (above <= below), tl.where(above == 0, 0.0, above)
+    differ = decided & (tl.load(out + place, mask=inside, other=0.0) != value)
+    tl.store(out + place, value, mask=decided)
+    return inside & ~decided, differ.to(tl.int32)
 
 
 @triton.jit
@@ -102,7 +112,7 @@ def add_up(
     Output o is at place o. With PAIRS a term is a product. With LEAVE C goes to `sums` and the sum of absolute terms
     to `sizes`, both (part, batch).
     """
-    tiles, task = tl.cdiv(batches, BLOCK_M), tl.program_id(0).to(tl.int64)
+    tiles, task = (batches - 1) // BLOCK_M + 1, tl.program_id(0).to(tl.int64)
     tile, part = task % tiles, task // tiles
     o, t = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     inside = o < batches
@@ -149,7 +159,7 @@ def add_parts(
     c, size = tl.zeros((BLOCK,), tl.float64), tl.zeros((BLOCK,), tl.float64)
     other, place = size, o
     if MATRIX:
-        batch, i, j = o // (m * n), o // n % m, o % n
+        batch, i, j = o // n // m, o // n % m, o % n
         place = tl.load(out_batch + batch, mask=inside, other=0) + tl.load(out_m + i, mask=inside, other=0)
         place += tl.load(out_n + j, mask=inside, other=0)
     for part in range(parts):
@@ -184,7 +194,7 @@ def find_greatest(
     An f32 is packed as 2^32 times a number that is ordered as f32 are, and 2^32 - 1 less its position. With LEAVE the
     greatest goes to `packed` (part, batch). An i64 is its own number.
     """
-    tiles, task = tl.cdiv(batches, BLOCK_M), tl.program_id(0).to(tl.int64)
+    tiles, task = (batches - 1) // BLOCK_M + 1, tl.program_id(0).to(tl.int64)
     tile, part = task % tiles, task // tiles
     o, t = tile * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
     inside = o < batches
