@@ -123,17 +123,22 @@ def _images(name: str, model: nn.Module, batch: int, size: int, steps: int) -> T
     )
 
 
-def make_real_task(name: str, steps: int, *, size: int = 1, length: int = 64, pixels: int = 32) -> Task:
+def make_real_task(
+    name: str, steps: int, *, size: int = 1, length: int = 64, pixels: int = 32, layers: int = 1
+) -> Task:
     """A task with weights and data that torch draws here and now: within a process, one state.
 
     size: a factor of the batch. length: tokens of an example of GPT-2 and of the Llama of 1B, whose batch is one.
-    pixels: the width of ResNet-50's images.
+    pixels: the width of ResNet-50's images. layers: of the small GPT-2s, and of one as wide as a Llama of 7B.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         match name:
             case "gpt2-124m" | "gpt2-124m-bf16":
                 return _text(name, _gpt2(), 50257, 8 * size, length, steps, mixed=name.endswith("bf16"))
+            case "gpt2-wide":
+                wide = _gpt2(n_embd=4096, n_head=32, n_layer=layers, n_positions=length)
+                return _text(name, wide, 50257, size, length, steps)
             case "llama-1b-lora" | "llama-1b-lora-all":
                 llama_1b = _with_lora(_llama_1b(length), 16, everywhere=name.endswith("all"))
                 return _text(name, llama_1b, 128256, size, length, steps)
@@ -143,7 +148,7 @@ def make_real_task(name: str, steps: int, *, size: int = 1, length: int = 64, pi
                 model = ResNetForImageClassification(ResNetConfig(num_labels=10))
                 return _images(name, model, 16 * size, pixels, steps)
             case "gpt2-small" | "gpt2-small-bf16":
-                model = _gpt2(vocab_size=97, n_positions=16, n_embd=16, n_layer=1, n_head=2)
+                model = _gpt2(vocab_size=97, n_positions=16, n_embd=16, n_layer=layers, n_head=2)
                 return _text(name, model, 97, 2, 8, steps, mixed=name.endswith("bf16"))
             case "llama-small-lora" | "llama-small-lora-all":
                 llama = LlamaConfig(

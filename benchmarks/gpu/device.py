@@ -1,4 +1,4 @@
-"""A device as a whole: how quickly it begins, cold and warm, its other arithmetics, and hostile data."""
+"""A device as a whole: how quickly it begins, its other arithmetics, hostile data, and the largest model it trains."""
 
 import os
 import subprocess
@@ -9,12 +9,19 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from benchmarks.gpu.workloads import FULL, TINY, Context, caches
+import torch
+
+from benchmarks.gpu.roots import STEPS
+from benchmarks.gpu.steps import Exact, timed
+from benchmarks.gpu.workloads import FULL, TINY, Context, caches, capture, make
 from benchmarks.table import Row
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.trainer import Trainer
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.backend import free_memory
 from tiebreak.engine.arithmetic.plan.ziv import Logging
+from tiebreak.engine.capture.captured import MODEL, Captured
+from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.engine.run.worst import CASES, measure, product
 from tiebreak.protocol.program.rounding import SumKind
@@ -65,3 +72,35 @@ def hostile(context: Context) -> Iterator[Row]:
         top = max(found, key=lambda slowdown: slowdown.factor)
         yield Row(metric=f"worst: {top.pattern}", case=case.name, value=top.factor, unit="x", target="<= 15")
         yield Row(metric="ordinary", case=case.name, value=1e3 * top.seconds, unit="ms")
+
+
+def largest(context: Context) -> Iterator[Row]:
+    """The most layers of a wide GPT-2 that are trained whole in FP32, by AdamW on 1 x 1024 tokens, with checkpoints.
+
+    It begins with as many as the programs of one layer and of two let expect, and takes a twelfth off until they fit.
+    """
+    name, sizes = ("gpt2-small", {}) if context.trial else ("gpt2-wide", {"length": 1024})
+
+    def captured(layers: int) -> Captured:
+        return capture(make(name, STEPS, {**sizes, "layers": layers}))
+
+    def trained() -> Exact:
+        exact = Exact(made, context.device, STEPS, graphs=not context.trial)
+        copies.append({name: tensor.clone() for name, tensor in exact.state.items()})  # as at a checkpoint
+        return exact
+
+    costs = [cost_of(captured(layers).program) for layers in (1, 2)]
+    one, two = (cost.state_bytes + cost.changed_bytes + cost.passing_bytes for cost in costs)
+    room, found, copies = free_memory(context.device) or 2 * two - one, None, list[dict[str, torch.Tensor]]()
+    layers = 1 + (room - one) // (two - one)
+    while found is None and layers:
+        made = captured(layers)
+        if (found := timed(context, f"{layers} layers", trained)) is None:
+            copies.clear()
+            layers = layers * 11 // 12
+    if found is not None:
+        size = sum(tensor.numel() for entry, tensor in made.state.items() if entry.startswith(MODEL))
+        yield Row(metric="layers", case=name, value=layers, unit="")
+        yield Row(metric="parameters", case=name, value=size / 1e9, unit="1e9")
+        yield Row(metric="a step", case=name, value=1e3 * found[0], unit="ms")
+        yield Row(metric="peak memory", case=name, value=found[1], unit="GiB")

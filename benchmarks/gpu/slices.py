@@ -80,6 +80,9 @@ SLICES: Final = (
     _steps("llama"),
     Slice("hostile", "device:hostile", interpreted=False),
     Slice("arithmetics", "device:arithmetics", interpreted=False),
+    Slice("largest", "device:largest", predicted={
+        "gpt2-wide: layers": 13, "gpt2-wide: parameters": 2.8, "gpt2-wide: a step": 470, "gpt2-wide: peak memory": 77,
+    }, interpreted=False),
 )  # fmt: skip
 """Predictions of exact steps, of 28 November 2026, take products at 45 TFLOP/s, 60 to 78 % of an H100's FP64 matrix
 peak by their machine code, what else is moved at 2.7 TB/s, and settling as counted; those of eager steps are what an
