@@ -43,16 +43,18 @@ from tiebreak.protocol.program.rounding import SumKind
 
 COMPILER = _compiler()
 HAS_AMX = integers.kernel() is not None
-UNGUARDED = (" && defined(__AMX_INT8__)", "")
-HEADER = ('#include "tiles.h"', (Path(__file__).parent / "vectors.h").read_text())
-BODY = () if HAS_AMX else (HEADER, UNGUARDED)
-"""The changes by which vectors multiply tiles where there is no AMX."""
+EMULATED = (
+    ("#include <unistd.h>", "#include <unistd.h>\n" + (Path(__file__).parent / "tiles.h").read_text()),
+    (" && defined(__AMX_INT8__)", ""),
+)
+"""The changes by which the instructions of AMX are computed in C."""
+BODY = () if HAS_AMX else EMULATED
 needs_kernel = pytest.mark.usefixtures("kernel")
 
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """The kernel as it is with AMX, or with vectors in its place."""
+    """The kernel as it is with AMX, or with its instructions computed in C."""
     built = kernel_with(tmp_path_factory.mktemp("integers"), *BODY, name="integers") if COMPILER else None
     if built is None or built.library is None or not built.library.find_tiles():
         pytest.skip("needs AVX-512 with VNNI and IFMA, and a C compiler")
@@ -478,8 +480,6 @@ def test_the_machine_code_for_amx(tmp_path: Path) -> None:
     assert all(name in ("tdpbusd", "tileloadd", "leaq", "addq", "incq", "cmpq") for name in loop[1:] if "." not in name)
 
 
-EMULATED = ("#include <unistd.h>", "#include <unistd.h>\n" + (Path(__file__).parent / "tiles.h").read_text())
-"""The change by which the instructions of AMX are computed in C."""
 TILES = [
     ("_tile_loadd(5, a + TILE, 64);", "_tile_loadd(5, a, 64);"),  # the upper rows twice
     ("_tile_stored(2, c + 512, 64);", "_tile_stored(2, c + 768, 64);"),
@@ -494,7 +494,7 @@ TILES = [
 def test_the_code_for_amx_with_its_instructions_emulated(
     fault: tuple[tuple[str, str], ...], forced: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    built = kernel_with(tmp_path, EMULATED, UNGUARDED, *fault, name="integers")
+    built = kernel_with(tmp_path, *EMULATED, *fault, name="integers")
     monkeypatch.setattr(integers, "build", lambda: built)
     assert integers.kernel() is built.library
     right = [wrong(kind) == 0 for kind in ("gauss", "ties")]
