@@ -7,6 +7,7 @@ from fractions import Fraction
 from itertools import combinations, product
 from math import gcd, isqrt, prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,14 +36,36 @@ from tiebreak.engine.arithmetic.gpu.integers import Scales
 from tiebreak.engine.arithmetic.plan import moduli
 from tiebreak.engine.arithmetic.plan.moduli import MODULI, Moduli, count_of
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
-from tiebreak.engine.native import FLAGS, _compiler, forced_integers
+from tiebreak.engine.native import FLAGS, Build, _compiler
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.rounding import SumKind
 
-with forced_integers():
-    UNIT = integers.unit()
-needs_kernel = pytest.mark.skipif(not UNIT, reason="needs AVX-512 with VNNI and IFMA, and a C compiler")
+COMPILER = _compiler()
+HAS_AMX = integers.kernel() is not None
+EMULATED = (
+    ("#include <unistd.h>", "#include <unistd.h>\n" + (Path(__file__).parent / "tiles.h").read_text()),
+    (" && defined(__AMX_INT8__)", ""),
+)
+"""The changes by which the instructions of AMX are computed in C."""
+BODY = () if HAS_AMX else EMULATED
+needs_kernel = pytest.mark.usefixtures("kernel")
+
+
+@pytest.fixture(scope="session")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """The kernel as it is with AMX, or with its instructions computed in C."""
+    built = kernel_with(tmp_path_factory.mktemp("integers"), *BODY, name="integers") if COMPILER else None
+    if built is None or built.library is None or not built.library.find_tiles():
+        pytest.skip("needs AVX-512 with VNNI and IFMA, and a C compiler")
+    return built
+
+
+@pytest.fixture
+def kernel(compiled: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products go by integers as on a machine with AMX."""
+    monkeypatch.setattr(integers, "_has_amx", lambda: True)
+    monkeypatch.setattr(integers, "build", lambda: compiled)
 
 
 @pytest.fixture
@@ -385,19 +408,19 @@ def test_calibration_measures_fp64(forced: None, runs: list[bool]) -> None:
 # ---- which products ----
 
 
-def test_by_default_only_a_matrix_unit_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_matrix_unit_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = plan_tables(matmul(512, 768, 3072))
     small = plan_tables(matmul(64, 64, 64, 96))
     assert tables is not None
     assert small is not None
-    library = integers.build().library
     monkeypatch.setattr(integers, "_has_amx", lambda: True)
-    for unit, chosen in ((0, False), (1, False), (2, True)):
-        monkeypatch.setattr(integers, "_tiles", lambda _, unit=unit: unit)
-        assert (choose(tables, 32) is not None) == (chosen and library is not None)
-        assert choose(small, 32) is None
-    monkeypatch.setenv("TIEBREAK_INTEGERS", "0")
-    assert choose(tables, 32) is None
+    for library in (None, SimpleNamespace(find_tiles=lambda: 0), SimpleNamespace(find_tiles=lambda: 1)):
+        monkeypatch.setattr(integers, "build", lambda library=library: Build(library, ""))
+        has_unit = library is not None and library.find_tiles() == 1
+        for forced in ("", "0", "1"):
+            monkeypatch.setenv("TIEBREAK_INTEGERS", forced)
+            assert (choose(tables, 32) is not None) == (has_unit and forced != "0")
+            assert (choose(small, 32) is not None) == (has_unit and forced == "1")
 
 
 def test_nothing_is_compiled_where_there_is_no_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,21 +430,19 @@ def test_nothing_is_compiled_where_there_is_no_matrix_unit(monkeypatch: pytest.M
     build = integers.build
     monkeypatch.setattr(integers, "build", lambda: compiled.append(None) or build())
     monkeypatch.setattr(integers, "_has_amx", lambda: False)
-    assert choose(tables, 32) is None
-    assert integers.unit() == ""
-    assert len(integer_products()) == 1
-    with by_integers(torch.device("cpu")) as found:
-        assert not found
+    for forced in ("", "1"):
+        monkeypatch.setenv("TIEBREAK_INTEGERS", forced)
+        assert choose(tables, 32) is None
+        assert dict(integer_products())["products by integers"].startswith("none: no AMX")
+        with by_integers(torch.device("cpu")) as found:
+            assert not found
     assert compiled == []
-    monkeypatch.setenv("TIEBREAK_INTEGERS", "1")
-    assert (choose(tables, 32) is not None) == bool(UNIT)
-    assert compiled
 
 
 def test_the_table_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integers, "unit", lambda: "vectors")
+    monkeypatch.setattr(integers, "kernel", lambda: None)
     assert dict(integer_products())["products by integers"].startswith("none: no AMX")
-    monkeypatch.setattr(integers, "unit", lambda: "AMX")
+    monkeypatch.setattr(integers, "kernel", object)
     found = dict(integer_products())
     assert found["512 x 768 x 3072"].startswith("11 moduli")
     assert found["512 x 64 x 512"].startswith("FP64")
@@ -430,17 +451,15 @@ def test_the_table_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_kernel
 def test_qualification_tries_integers_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert not any("by integers" in name for name in qualify(Arithmetic()).operations) or UNIT == "AMX"
-    monkeypatch.setattr(integers, "unit", lambda: "AMX")
+    with monkeypatch.context() as patch:
+        patch.setattr(integers, "_has_amx", lambda: False)
+        assert not any("by integers" in name for name in qualify(Arithmetic()).operations)
     with by_integers(torch.device("cpu")) as found:
         assert found
     assert any("to bf16 by integers" in name for name in qualify(Arithmetic()).operations)
 
 
-COMPILER = _compiler()
-
-
-@pytest.mark.skipif(COMPILER is None or not UNIT, reason="needs a C compiler for this processor")
+@needs_kernel
 def test_the_machine_code_for_amx(tmp_path: Path) -> None:
     """Compiled for a matrix unit: eight tiles, no other memory in the loop, permission asked, tiles released."""
     assert COMPILER is not None
@@ -461,8 +480,6 @@ def test_the_machine_code_for_amx(tmp_path: Path) -> None:
     assert all(name in ("tdpbusd", "tileloadd", "leaq", "addq", "incq", "cmpq") for name in loop[1:] if "." not in name)
 
 
-EMULATED = ("#if defined(__AMX_INT8__)", (Path(__file__).parent / "tiles.h").read_text() + "\n#if 1")
-"""The change by which the instructions of AMX are computed in C."""
 TILES = [
     ("_tile_loadd(5, a + TILE, 64);", "_tile_loadd(5, a, 64);"),  # the upper rows twice
     ("_tile_stored(2, c + 512, 64);", "_tile_stored(2, c + 768, 64);"),
@@ -472,15 +489,15 @@ TILES = [
 
 
 @needs_kernel
-@pytest.mark.skipif(UNIT == "AMX", reason="has the instructions")
+@pytest.mark.skipif(HAS_AMX, reason="has the instructions")
 @pytest.mark.parametrize("fault", slow_except([(), *((f,) for f in TILES)], ()))
 def test_the_code_for_amx_with_its_instructions_emulated(
     fault: tuple[tuple[str, str], ...], forced: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    built = kernel_with(tmp_path, EMULATED, *fault, name="integers")
+    built = kernel_with(tmp_path, *EMULATED, *fault, name="integers")
     monkeypatch.setattr(integers, "build", lambda: built)
+    assert integers.kernel() is built.library
     right = [wrong(kind) == 0 for kind in ("gauss", "ties")]
-    assert integers.unit() == "AMX"
     assert all(right) == (not fault)
 
 
@@ -606,17 +623,14 @@ def test_a_kernel_with_a_fault_is_caught(
     old: str, new: str, kind: str, forced: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert wrong(kind) == 0
-    built = kernel_with(tmp_path, (old, new), name="integers")
-    library = built.library
-    assert library is not None
+    built = kernel_with(tmp_path, *BODY, (old, new), name="integers")
     monkeypatch.setattr(integers, "build", lambda: built)
     assert wrong(kind) > 0
 
 
 @needs_kernel
 def test_qualification_refuses_a_kernel_with_a_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    built = kernel_with(tmp_path, (CARRY, "g = f;"), name="integers")
-    monkeypatch.setattr(integers, "unit", lambda: "AMX")
+    built = kernel_with(tmp_path, *BODY, (CARRY, "g = f;"), name="integers")
     monkeypatch.setattr(integers, "build", lambda: built)
     with pytest.raises(ConfigurationError, match="does not compute reduce sum of products by integers exactly"):
         qualify(Arithmetic())

@@ -7,7 +7,6 @@ static _Thread_local int8_t tiles[8][16][64];
 static _Thread_local int tiled;
 static int asked;
 
-#define __AMX_INT8__ 1
 #define syscall(number, what, feature) (asked = (what) == 0x1023 && (feature) == 18, !asked)
 #define _tile_loadconfig(shape) load_config(shape)
 #define _tile_release() (tiled = 0)

@@ -46,7 +46,8 @@ PATIENCE_S: Final = 3
 SWITCH: Final = "TIEBREAK_NATIVE"
 """The environment variable that switches compiled kernels off when it is 0."""
 INTEGERS: Final = "TIEBREAK_INTEGERS"
-"""The environment variable that forces products by integers if it is 1, and forbids them if it is 0."""
+"""The environment variable that forbids products by integers if it is 0. If it is 1, CPUs with AMX and GPUs compute all
+products by integers that they can."""
 
 EMULATION: Final = "CUBLAS_EMULATE_DOUBLE_PRECISION"
 """The environment variable by which cuBLAS composes FP64 products from narrower formats, unless it is 0 or empty."""

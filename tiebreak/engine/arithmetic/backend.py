@@ -52,8 +52,7 @@ def by_integers(device: torch.device) -> AbstractContextManager[bool]:
     """
     if integers_wanted():
         return nullcontext(False)
-    on_gpu = launches(device)
-    computes = gpu_integers.rates_of(device) is not None if on_gpu else is_host(device) and integers.unit() == "AMX"
+    computes = gpu_integers.rates_of(device) if launches(device) else is_host(device) and integers.kernel()
     return forced_integers() if computes else nullcontext(False)
 
 

@@ -20,14 +20,14 @@
 enum { OUT_OF_MEMORY, DONE, LEFT }; /* LEFT: too much would be undecided, and FP64 is faster */
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && \
-    defined(__AVX512IFMA__) && defined(__AVX512VNNI__)
+    defined(__AVX512IFMA__) && defined(__AVX512VNNI__) && defined(__AMX_INT8__)
 
 #include "residues.h"
 
-/* How tiles are multiplied: 2 by the matrix unit, 1 by vectors; 0 if the processor or the system does not let us. */
+/* Whether the system lets us use the matrix unit. */
 int find_tiles(void) {
     static _Atomic int found = -1;
-    if (found < 0) found = ask() ? FOUND : 0;
+    if (found < 0) found = ask();
     return found;
 }
 

@@ -1,8 +1,8 @@
 """Sums of products by integers modulo coprime numbers, on CPUs: integers.c over the tables of a plan.
 
-docs/integers.md explains and proves it. It pays where the processor multiplies matrices of bytes (AMX), so only there
-is it used, unless `TIEBREAK_INTEGERS` is 1: then it computes every matrix product that it can, and leaves none to FP64,
-for tests.
+docs/integers.md explains and proves it. It is used where the processor multiplies matrices of bytes (AMX), for products
+that are faster this way. If `TIEBREAK_INTEGERS` is 1, for tests, it computes there every product that it can, and
+leaves none to FP64.
 """
 
 import ctypes
@@ -66,25 +66,15 @@ def _has_amx() -> bool:
     return "amx_int8" in native.processor_features().split()
 
 
-@cache
-def _tiles(library: ctypes.CDLL) -> int:
-    return int(library.find_tiles())
-
-
-def unit() -> str:
-    """The unit by which this machine would multiply bytes: "AMX", or "vectors" if integers are forced, or none: "".
-
-    The kernel, which takes seconds to compile, is compiled only where one of them may be used.
-    """
-    if native.integers() != "1" and not _has_amx():
-        return ""
-    library = build().library
-    return "" if library is None else ("", "vectors", "AMX")[_tiles(library)]
+def kernel() -> ctypes.CDLL | None:
+    """The kernel, which takes seconds to compile, if this machine has AMX and lets us use it."""
+    library = build().library if _has_amx() else None
+    return library if library is not None and library.find_tiles() else None
 
 
 def describe() -> tuple[tuple[str, str], ...]:
     """The way in which this machine computes typical products, by size; or that it computes none by integers."""
-    if unit() != "AMX":
+    if kernel() is None:
         return (("products by integers", "none: no AMX here, without which FP64 is faster"),)
     shapes = (512, 768, 3072), (512, 3072, 768), (2048, 768, 768), (512, 768, 50257), (512, 50257, 768), (512, 64, 512)
     rows = []
@@ -133,9 +123,7 @@ def choose(tables: ReduceTables, precision: int) -> "IntegerSum | None":
     if tables.terms > MOST_TERMS or not shape.rows(count):
         return None
     integers, fp64 = cost(shape, count)
-    if wanted != "1" and (integers > PAYS * fp64 or unit() != "AMX"):
-        return None
-    if not unit() or (library := build().library) is None:
+    if (wanted != "1" and integers > PAYS * fp64) or (library := kernel()) is None:
         return None
     found = IntegerSum(library, shape, count, precision)
     found.moduli.stays = wanted == "1"
