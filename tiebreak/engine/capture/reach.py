@@ -159,7 +159,7 @@ ROUNDED: Final[Settings] = (
     _older(partial(getattr, _CUDNN, "allow_tf32"), partial(setattr, _CUDNN, "allow_tf32")),
     *((partial(getattr, unit, "fp32_precision"), partial(setattr, unit, "fp32_precision")) for unit in _UNITS),
 )
-"""What factors of FP32 products may be rounded to. Older settings change newer ones, and stand before them."""
+"""The settings by which factors of FP32 products may be rounded. Older ones change newer ones, and stand first."""
 UNROUNDED: Final = ("highest", False, "ieee", "ieee", "ieee", "ieee")
 """The values of `ROUNDED` under which they are not."""
 _SETTINGS: Final[Settings] = (
