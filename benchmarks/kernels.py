@@ -362,9 +362,8 @@ def faults(machine: MachineCode) -> list[str]:
             found += [] if f".amdhsa_{mode}" in machine.assembly else [f"expected {mode}"]
         return found
     found += [name for name in _operations(machine.assembly) if re.search(r"\.(ftz|approx|full)\b", name)]  # 1
-    own = (
-        "F2I|FMUL|FADD|FSETP" if machine.count(r"(div|sqrt)\.rn\.f32") else "F2I"
-    )  # ptxas' own way to these, and i32 / i32
+    divides = machine.count(r"(div|sqrt)\.rn\.f32")
+    own = "U?F2I|FMUL|FADD|FSETP" if divides else "U?F2I"  # ptxas' own way to these, and i32 / i32
     found += [name for name in _operations(machine.code) if ".FTZ" in name and not re.match(own, name)]
     found += [
         name for name in _operations(machine.assembly) if re.match(r"(add|sub|mul|div|sqrt)\.f(32|64)", name)
@@ -375,9 +374,8 @@ def faults(machine: MachineCode) -> list[str]:
     found += [f"expected {wanted} FMAs, got {fma}"] if fma != wanted else []
     for apart, together in APART:  # 3
         least = machine.count(apart)
-        got = machine.count(rf"{together}(?!\.FTZ)", code=True) + machine.count(
-            f"{together}2", code=True
-        )  # two at once
+        got = machine.count(rf"U?{together}(?!\.FTZ)", code=True)
+        got += machine.count(f"{together}2", code=True)  # two at once
         found += [f"expected {least} {together} or more, got {got}"] if got < least else []
     if matrix and machine.products and not (machine.count(re.escape(matrix)) and machine.count("DMMA", code=True)):  # 4
         found.append(f"expected {matrix}, got none")
