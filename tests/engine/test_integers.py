@@ -1,5 +1,6 @@
 """Products by integers: every inequality of docs/integers.md, the kernel against integers, and kernels with a fault."""
 
+import re
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from math import gcd, isqrt, prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ from tiebreak.engine.arithmetic import Arithmetic, Logging
 from tiebreak.engine.arithmetic.backend import by_integers, integer_products
 from tiebreak.engine.arithmetic.c import integers
 from tiebreak.engine.arithmetic.c.integers import IntegerSum, Shape, choose
+from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.arithmetic.gpu import integers as on_gpus
 from tiebreak.engine.arithmetic.gpu.integers import Scales
 from tiebreak.engine.arithmetic.plan import moduli
@@ -45,7 +48,7 @@ COMPILER = _compiler()
 HAS_AMX = integers.kernel() is not None
 EMULATED = (
     ("#include <unistd.h>", "#include <unistd.h>\n" + (Path(__file__).parent / "tiles.h").read_text()),
-    (" && defined(__AMX_INT8__)", ""),
+    (" && (defined(__AMX_INT8__) || defined(__AMXINT8__))", ""),
 )
 """The changes by which the instructions of AMX are computed in C."""
 BODY = () if HAS_AMX else EMULATED
@@ -478,13 +481,15 @@ def test_the_machine_code_for_amx(tmp_path: Path) -> None:
     loop = names[begin:end]
     assert [loop.count(name) for name in ("tdpbusd", "tileloadd", "tilestored")] == [4, 4, 0]
     assert all(name in ("tdpbusd", "tileloadd", "leaq", "addq", "incq", "cmpq") for name in loop[1:] if "." not in name)
+    shapes = [line[1] for line in lines if line[0] == "ldtilecfg"]
+    assert all(re.match(r"shape\.\d+\(%rip\)", shape) for shape in shapes), "no stores, which gcc may leave out"
 
 
 TILES = [
     ("_tile_loadd(5, a + TILE, 64);", "_tile_loadd(5, a, 64);"),  # the upper rows twice
     ("_tile_stored(2, c + 512, 64);", "_tile_stored(2, c + 768, 64);"),
     ("_tile_loadconfig(&shape);", ""),
-    ("shape.bytes[i] = 64, shape.rows[i] = 16;", "shape.bytes[i] = 64, shape.rows[i] = 8;"),
+    ("{16, 16, 16, 16, 16, 16, 16, 16}", "{16, 16, 16, 16, 16, 16, 16, 8}"),
 ]
 
 
@@ -634,6 +639,39 @@ def test_qualification_refuses_a_kernel_with_a_fault(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(integers, "build", lambda: built)
     with pytest.raises(ConfigurationError, match="does not compute reduce sum of products by integers exactly"):
         qualify(Arithmetic())
+
+
+@needs_kernel
+@pytest.mark.slow
+def test_qualification_looks_at_all_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A thread without tiles computes zeros."""
+    once = "static _Atomic int begun; if (!begun++) begin_tiles();"
+    built = kernel_with(tmp_path, *BODY, ("    begin_tiles();", once), name="integers")
+    monkeypatch.setattr(integers, "build", lambda: built)
+    with (
+        limited(2),
+        pytest.raises(ConfigurationError, match="does not compute reduce sum of products by integers exactly"),
+    ):
+        qualify(Arithmetic())
+
+
+@needs_kernel
+@pytest.mark.parametrize("where", ["Python", "C"])
+def test_without_memory_fp64_computes(
+    where: str, forced: None, runs: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    if where == "C":
+        fault = (
+            "static int make_room(const moduli *p) {",
+            "static int make_room(const moduli *p) {\n    if (p) return 0;",
+        )
+        built = kernel_with(tmp_path, *BODY, fault, name="integers")
+        monkeypatch.setattr(integers, "build", lambda: built)
+    else:
+        monkeypatch.setattr(integers, "_memory", mock.Mock(side_effect=MemoryError))
+    a, b = case("gauss")
+    assert np.array_equal(multiply(a, b), exact_product(a, b, 32))
+    assert runs == [False]
 
 
 @needs_kernel

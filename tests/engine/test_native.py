@@ -2,13 +2,19 @@
 
 import fcntl
 import time
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Thread, current_thread, main_thread
 
 import pytest
+import torch
 
 from tiebreak.engine import native
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.c import threads
+from tiebreak.engine.lowering.builder import Builder
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.protocol.program.isa import DType
 
 needs_compiler = pytest.mark.skipif(native._compiler() is None, reason="needs a C compiler")
 
@@ -27,6 +33,41 @@ def kernel(folder: Path, value: int, name: str = "one.c") -> Path:
     source = folder / name
     source.write_text('#include "value.h"\nint value(void) { return VALUE; }\n')
     return source
+
+
+def test_threads_of_kernels_keep_subnormals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the thread does that makes them; and so does a step."""
+    met, b, small = Barrier(2), Builder(), torch.tensor([2.0**-140])
+    monkeypatch.setattr(threads, "_pool", cache(threads._pool.__wrapped__))
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor always keeps them")
+
+    def keeps() -> tuple[bool, bool]:
+        met.wait()
+        return current_thread() is main_thread(), bool(small * 1 != 0)
+
+    try:
+        assert sorted(threads.together(keeps, 2)) == [(False, True), (True, False)]
+        halved = b.scale(b.state("x", DType.F32, (1,)), 0.5)
+        machine = Interpreter(b.finish({"x": halved}, b.sum(halved)), Arithmetic())
+        assert machine.step(1, {"x": small}, {}).state["x"].view(torch.int32).item() == 1 << 8
+    finally:
+        torch.set_flush_denormal(False)
+
+
+def test_no_kernel_runs_on_when_this_thread_is_interrupted() -> None:
+    met, done = Barrier(2), list[bool]()
+
+    def work() -> None:
+        met.wait()
+        if current_thread() is main_thread():
+            raise KeyboardInterrupt
+        time.sleep(0.1)
+        done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.together(work, 2)
+    assert done
 
 
 @needs_compiler

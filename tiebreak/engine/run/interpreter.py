@@ -183,6 +183,7 @@ class Interpreter:
         last word on logged sums; without it, the arithmetic's own results stand (policy `exact`).
         """
         backend, body = self.arithmetic.backend, self.program.body
+        torch.set_flush_denormal(False)  # in this thread; somebody may have switched it on after qualification
         with backend.step():
             if self._compiles and sums is None and not self._traces:
                 self._compiles = False

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
+from tiebreak.engine.arithmetic.c import integers
 from tiebreak.engine.data.disk import storing
 from tiebreak.engine.data.formats import Empty
 from tiebreak.engine.data.tensors import memory_of
@@ -59,7 +60,8 @@ class Budget:
     @classmethod
     def within(cls, memory: int, folder: Path) -> "Budget":
         """The budget in a process that may take `memory` bytes in all, as large as it is now."""
-        return cls(memory - _resident() - RESERVE, folder)
+        residues = integers.RESIDUES if integers.kernel() is not None else 0
+        return cls(memory - _resident() - RESERVE - residues, folder)
 
 
 def _resident() -> int:

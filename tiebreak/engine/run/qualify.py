@@ -143,7 +143,7 @@ def qualify(arithmetic: Arithmetic) -> QualificationReport:
     for chained, wanted, result in _chained(arithmetic, vectors):
         _compare_result(arithmetic, chained, wanted, result)
     with by_integers(arithmetic.device) as prepared:
-        for case, right in vectors if prepared else ():
+        for case, right in (*_vectors(precision), *_vectors(precision, large=True)) if prepared else ():
             if case.instruction.is_f32_sum and len(case.instruction.operands) == 2:
                 other = replace(case, name=f"{case.name} by integers", instruction=replace(case.instruction))
                 operations[other.name] = operations.get(other.name, 0) + _compare(arithmetic, other, right)

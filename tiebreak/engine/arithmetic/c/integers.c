@@ -20,7 +20,7 @@
 enum { OUT_OF_MEMORY, DONE, LEFT }; /* LEFT: too much would be undecided, and FP64 is faster */
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__) && defined(__AVX512VL__) && \
-    defined(__AVX512IFMA__) && defined(__AVX512VNNI__) && defined(__AMX_INT8__)
+    defined(__AVX512IFMA__) && defined(__AVX512VNNI__) && (defined(__AMX_INT8__) || defined(__AMXINT8__))
 
 #include "residues.h"
 
@@ -78,7 +78,7 @@ static _Thread_local room held;
 /* This thread's memory for blocks; 0 if there is none. Kept for the next call. */
 static int make_room(const moduli *p) {
     const size_t w = (size_t)p->width, count = (size_t)p->count, blocks = (size_t)p->high / 32 * (w / 32);
-    const size_t parts[] = {w * count * (size_t)p->panel * TERMS, 32 * count * (size_t)p->tiles * TERMS,
+    const size_t parts[] = {w * count * (size_t)p->panel * TERMS, p->ties ? 32 * count * (size_t)p->tiles * TERMS : 0,
                             2 * 4 * 32 * w * count, 8 * (size_t)p->high * w, 8 * 4 * w, 8 * w, 8 * w, 4 * w, blocks};
     size_t bytes = 0, at[9];
     for (int i = 0; i < 9; i++) at[i] = bytes, bytes += (parts[i] + 63) & ~(size_t)63;

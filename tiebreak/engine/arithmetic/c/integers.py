@@ -138,18 +138,19 @@ class IntegerSum:
         self.moduli = _moduli(shape, count, precision)
 
     def run(self, task: ctypes.Structure, threads: int, progress: ZivProgress) -> bool:
-        """Computes what `task`, a contraction of sums.py, says; False if FP64 must, as too much would be undecided."""
+        """Computes what `task`, a contraction of sums.py, says; False if FP64 must, for decisions or memory."""
         shape, rows = self._shape, self._shape.rows(self.moduli.count)
         for first in range(0, shape.m, rows):
             part = type(task).from_buffer_copy(task)
             part.m = min(rows, shape.m - first)
             part.a_m, part.out_m = part.a_m + 8 * first, part.out_m + 8 * first
-            done = self._multiply(part, threads, progress)
-            if LEFT in done:
+            try:
+                done = self._multiply(part, threads, progress)
+            except MemoryError:
+                done = [0]
+            if LEFT in done or not all(done):
                 progress.undecided = progress.twice = progress.wrong = progress.logged = 0
                 return False
-            if not all(done):
-                raise MemoryError(f"no memory to compute {shape.batches} x {shape.m} x {shape.n} sums")
         return True
 
     def _multiply(self, task: ctypes.Structure, threads: int, progress: ZivProgress) -> list[int]:

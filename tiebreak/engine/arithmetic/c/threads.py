@@ -3,7 +3,7 @@
 import os
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from typing import Final, ParamSpec, TypeVar
@@ -19,7 +19,8 @@ _held = threading.local()
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(threads, thread_name_prefix="kernel")
+    # A thread has the modes of the one that makes it, which may flush subnormals.
+    return ThreadPoolExecutor(threads, "kernel", torch.set_flush_denormal, (False,))
 
 
 if hasattr(os, "register_at_fork"):  # a forked child has none of its parent's threads
@@ -41,7 +42,10 @@ def together(work: Callable[[], T], threads: int) -> list[T]:
     if threads <= 1:
         return [work()]
     others = [_pool(threads - 1).submit(work) for _ in range(threads - 1)]
-    return [work(), *(other.result() for other in others)]
+    try:
+        return [work(), *(other.result() for other in others)]
+    finally:
+        wait(others)  # whatever interrupts this thread: they write to memory that is freed next
 
 
 @contextmanager
