@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from triton import language as tl
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from tests.engine.arithmetic_cases import (
     STYLES,
@@ -397,6 +398,32 @@ def settles(examples: int, *forms: Callable[[random.Random], tuple[Instruction, 
             check(arithmetic, i, [Maker(r).tensor(DType.F32, size, style) for size in sizes])
             ran += sum(counts.undecided_twice for counts in arithmetic.stats.kinds.values())
     return ran
+
+
+def cut_products(_: object, a: Any, b: Any, d: Any, *__: object) -> Any:
+    """A matrix unit whose additions are not rounded but cut."""
+    total = d.data
+    with np.errstate(all="ignore"):
+        for k in range(a.data.shape[1]):
+            term = a.data[:, k : k + 1] * b.data[k : k + 1]
+            rounded = total + term
+            part = rounded - total
+            error = (total - (rounded - part)) + (term - part)
+            total = np.where(error * rounded < 0, np.nextafter(rounded, 0), rounded)
+    return TensorHandle(total, d.dtype.scalar)
+
+
+def sees_a_unit_that_cuts() -> int:
+    """Qualification refuses it."""
+    (case,) = (case for case in qualify._products() if case.instruction.shape == (64, 64))
+    right = qualify._right(case, 32)
+    qualify._compare(Arithmetic(), case, right)
+    with mock.patch.object(InterpreterBuilder, "create_dot", cut_products), mock.patch.object(launching, "FLUSH", 256):
+        try:
+            qualify._compare(Arithmetic(), case, right)
+        except qualify.ConfigurationError:
+            return 1
+    raise AssertionError("expected a unit that cuts to be refused")
 
 
 def settles_far() -> int:
@@ -994,7 +1021,7 @@ FAST = {
 SLOW = {
     "hard rows": decides_hard_rows, "hard rows, tables": by_tables(decides_hard_rows), "cut rows": decides_cut_rows,
     "affine": fixed_products, "fours": counts_in_fours, "progressions": takes_progressions, "promises": promises,
-    "batches": settles_batches, "far": settles_far,
+    "batches": settles_batches, "far": settles_far, "cut": sees_a_unit_that_cuts,
     "tables": by_tables(lambda: property_of(matmul, 10)), "convolutions": lambda: property_of(convolution, 20),
     "partial sums, tables": by_tables(lambda: partial_sums(5)),
     "views": lambda: views(40), "matmul": lambda: property_of(matmul, 20),

@@ -431,6 +431,11 @@ def _products() -> Iterator[_Case]:
     accesses = Access(0, 0, (72, 0, 6, 1, 36, 6, 1)), Access(1, 8, (0, 18, 0, 0, 9, -3, -1))
     i = _reduce(ReduceFunction.SUM, DType.F32, (2, 3, 4, 4), (2, 3, 3), *accesses)
     yield _Case("reduce sum of products", i, ((DType.F32, image), (DType.F32, filters)))
+    # A unit that cuts additions, or aligns several terms and cuts them, is further off here than the bound allows.
+    a, b = (_ONE, 0x33800000, 0xB63E0000, *253 * (0x32FC0000,)), (_ONE, _ONE, 0x32800000, *253 * (0x32000000,))
+    i = _reduce(ReduceFunction.SUM, DType.F32, (64, 64), (256,), Access(0, 0, (256, 0, 1)), Access(1, 0, (0, 1, 64)))
+    x, y = 32 * (*a, *(bits ^ _SIGN for bits in a)), tuple(bits for bits in b for _ in range(64))
+    yield _Case("reduce sum of products", i, ((DType.F32, x), (DType.F32, y)), (0, 65, 62 * 65, 63 * 65))
     # Neither side has a dim of its own: a product row by row.
     flat = _rows(48, 5)
     i = _reduce(ReduceFunction.SUM, DType.F32, (len(_HARD_ROWS),), (48,), Access(0, 0, (48, 1)), Access(1, 0, (48, 1)))

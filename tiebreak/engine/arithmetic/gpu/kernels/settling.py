@@ -8,7 +8,7 @@ and through two for each lane that joins its own: fewer than K / B + 1 + 2B, in 
 2^-298 below 2^256, and is cut from above into slices. With q = 2^(48 j - 298), S = 1.5 * 2^52 q and |x| < 2^51 q,
 S + x lies in the binade of S, whose ulp is q, so fl(x + S) is S + n q with n q nearest to x; n is the difference of its
 pattern, read as an integer, and that of S. What is left, x - n q, is exact and at most q / 2 = 2^47 (q / 2^48): it fits
-the next slice, |n| <= 2^47, and after the lowest slice it is 0. In the highest, |n| <= 2^42.
+the next slice, |n| <= 2^47, and after the lowest slice it is 0. In the highest, |n| <= 2^42 (of products, 2^26).
 
 The lanes of an element add the patterns of at most 2^15 terms. The sum of n, at most 2^62, is the difference to as many
 patterns of S, modulo 2^64. Integers add exactly in any order. What does not fit a signed digit of 48 bits, of weight
