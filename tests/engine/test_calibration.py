@@ -214,7 +214,7 @@ def test_a_setting_takes_effect_and_leaves_the_process_as_it_was(monkeypatch: py
 
     def spy(self: Arithmetic, *arguments: object) -> tuple[Tensor, NearTies]:
         compiled = sums.build().library is not None
-        seen.append((torch.get_num_threads(), compiled, self.options.permuted))
+        seen.append((torch.get_num_threads(), compiled, self.options.shuffled is not None))
         return execute(self, *arguments)  # type: ignore[arg-type]
 
     torch.set_num_threads(1)

@@ -104,8 +104,8 @@ def test_replays_on_all_settings_give_the_root_that_was_trained(agreed: RunDirec
     for attempt, before in ((0, 0), (1, 2), (2, 0)):
         assert answer(own, replay(agreed, roots[-1], attempt, before)).root == roots[-1]
     assert answer(own, Compute(work=e.Audit(job_id=agreed.job.id), job=agreed.job)).root == roots[-1]
-    permuted = [own._interpreters[agreed.job.id, attempt].arithmetic.options.permuted for attempt in range(3)]
-    assert permuted == [False, True, True]
+    orders = [own._interpreters[agreed.job.id, attempt].arithmetic.options.shuffled for attempt in range(3)]
+    assert [order is not None for order in orders] == [False, True, True]
 
 
 def test_a_damaged_disk_accuses_nobody(agreed: RunDirectory, folder: Path) -> None:
