@@ -74,7 +74,7 @@ def saving() -> nn.Module:
 
 def as_on_cuda(_: Any, x: Tensor) -> Tensor:
     """Eager PyTorch calls `native_dropout` there, where a trace has the draws of a CPU."""
-    one = F.dropout if torch.compiler.is_compiling() else lambda y, p=0.5: torch.native_dropout(y, p, None)[0]
+    one = F.dropout if torch.compiler.is_compiling() else lambda y, p=0.5: torch.native_dropout(y, p, True)[0]
     kept = [torch.native_dropout(x, p, train)[0] for p, train in ((0.0, True), (1.0, True), (0.5, False))]
     return checkpoint(lambda y: one(torch.tanh(y)), x, use_reentrant=False) + one(sum(kept), 0.2)
 
