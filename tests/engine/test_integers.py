@@ -656,7 +656,7 @@ def test_qualification_looks_at_all_threads(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 @needs_kernel
-@pytest.mark.parametrize("where", ["Python", "C"])
+@pytest.mark.parametrize("where", slow_except(["Python", "C"], "Python"))
 def test_without_memory_fp64_computes(
     where: str, forced: None, runs: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
