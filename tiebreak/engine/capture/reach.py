@@ -140,7 +140,7 @@ Settings = Sequence[tuple[Callable[[], Any], Callable[[Any], Any]]]
 
 
 def _older(get: Callable[[], Any], put: Callable[[Any], Any]) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """A setting that torch refuses to tell once a newer one, `fp32_precision`, was made: it is None then."""
+    """A setting that torch no longer reports once a newer one, `fp32_precision`, has been set: it is None then."""
 
     def told() -> Any:
         try:

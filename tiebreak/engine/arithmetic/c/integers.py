@@ -138,7 +138,7 @@ class IntegerSum:
         self.moduli = _moduli(shape, count, precision)
 
     def run(self, task: ctypes.Structure, threads: int, progress: ZivProgress) -> bool:
-        """Computes what `task`, a contraction of sums.py, says; False if FP64 must, for decisions or memory."""
+        """Computes `task`, a contraction of sums.py; False if FP64 must (too much is undecided, or no memory)."""
         shape, rows = self._shape, self._shape.rows(self.moduli.count)
         for first in range(0, shape.m, rows):
             part = type(task).from_buffer_copy(task)
