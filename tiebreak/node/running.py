@@ -134,8 +134,9 @@ def _ground(
     if settings.chain:
         chain = Chain.connect(settings.chain)
         chain.attach(settings.address("board"))
-        kept = {"first_block": settings.first_block, "confirmations": settings.confirmations}
-        return ChainGround(chain, key, journal, pace=pace, **kept)
+        return ChainGround(
+            chain, key, journal, pace=pace, first_block=settings.first_block, confirmations=settings.confirmations
+        )
 
     def post(job_id: Digest, body: Body, tag: bytes) -> None:
         driver().post(job_id, body, tag=tag)

@@ -73,7 +73,7 @@ class Tossed(Member):
     """A member that may be cut off, and is made anew from its journal after it was killed."""
 
     village: "Storm"
-    sent = 0
+    kept: Posts
 
     def __init__(self, village: "Storm", name: str, kept: Posts | None = None) -> None:
         super().__init__(village, name)
@@ -132,6 +132,7 @@ class Storm(Commune):
     """A commune in which things go wrong."""
 
     KIND = Tossed
+    villagers: dict[str, Tossed]  # type: ignore[assignment]
 
     def __init__(self, plan: Plan, rng: Random) -> None:
         self.plan, self.rng = plan, rng
@@ -167,10 +168,10 @@ class Storm(Commune):
         rounds = self.rng.randrange(4)
         for name in names:
             if self.rng.random() < 0.5:
-                self.villagers[name] = Tossed(self, name, self.villagers[name].kept)  # type: ignore[attr-defined]
+                self.villagers[name] = Tossed(self, name, self.villagers[name].kept)
             if self.cut[name] + rounds <= AWAY:
                 self.cut[name] += rounds
-                self.villagers[name].away = rounds  # type: ignore[attr-defined]
+                self.villagers[name].away = rounds
 
     def live(self) -> None:
         for _ in range(4_000):
