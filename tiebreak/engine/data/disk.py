@@ -122,9 +122,13 @@ class Folder:
 
     @classmethod
     def make(cls, path: Path) -> "Folder":
-        """Opens the folder at a path, after making it and its parents if necessary."""
+        """Opens the folder at a path, after making it and its parents if necessary, each durably."""
         with storing(path):
+            made = [path, *(parent for parent in path.parents if not parent.exists())]
             path.mkdir(parents=True, exist_ok=True)
+        for folder in made:  # its name is in the folder above; that of `path` too, which a killed process may have made
+            with cls(folder.parent, to_write=True) as above, storing(above.path):
+                os.fsync(above._handle)
         return cls(path)
 
     def __enter__(self) -> Self:
