@@ -35,6 +35,10 @@ Entry = tuple[int, str]
 """A name in a folder, which is given by its inode."""
 Change = dict[Entry, int | None]
 """What one operation puts under names: an inode, or None if it removes them."""
+Store = Callable[[Path, Callable[[], None]], None]
+"""Stores something in a folder, and calls the function each time the product has returned."""
+Check = Callable[[Path, int], None]
+"""Fails unless a folder holds what is stored when the product has returned so often, or more."""
 
 
 @dataclass(frozen=True)
@@ -230,3 +234,26 @@ def _torn(old: bytes, new: bytes) -> list[bytes]:
     """Contents of a file that was written to since its last sync: old, new, and the new one cut off in three places."""
     same = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     return [old, new, *(new[:size] for size in sorted({same + 1, (same + len(new)) // 2, len(new) - 1}) if size > 0)]
+
+
+def power_cuts(folder: Path, store: Store, without_sync: int | None = None) -> PowerCuts:
+    with PowerCuts(folder, without_sync) as power:
+        store(folder, power.acknowledge)
+    return power
+
+
+def survived(power: PowerCuts, place: Path, check: Check) -> int:
+    """How many images pass the check; the first that does not raises."""
+    for image in power.images:
+        with image.laid_out(place) as folder:
+            check(folder, image.acknowledged)
+    return len(power.images)
+
+
+def fails(power: PowerCuts, place: Path, check: Check) -> bool:
+    """Whether a power cut can lose or break anything."""
+    try:
+        survived(power, place, check)
+    except Exception:  # of the test or of the reader: either names what is lost
+        return True
+    return False

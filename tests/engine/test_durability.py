@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import CaseCounter
-from tests.durability import PowerCuts
+from tests.durability import Check, Store, fails, power_cuts, survived
 from tests.engine import logged_cases
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured
@@ -26,34 +26,7 @@ from tiebreak.protocol.tags import Digest
 from .tiny import DOMAIN, TRAINER
 
 NewRun = Callable[[str], RunDirectory]
-Store = Callable[[Path, Callable[[], None]], None]
-"""Stores something in a folder, and calls the function each time the product has returned."""
-Check = Callable[[Path, int], None]
-"""Fails unless a folder holds what is stored when the product has returned so often, or more."""
 STEPS = (3, 6, 9, 12)
-
-
-def power_cuts(folder: Path, store: Store, without_sync: int | None = None) -> PowerCuts:
-    with PowerCuts(folder, without_sync) as power:
-        store(folder, power.acknowledge)
-    return power
-
-
-def survived(power: PowerCuts, place: Path, check: Check) -> int:
-    """How many images pass the check; the first that does not raises."""
-    for image in power.images:
-        with image.laid_out(place) as folder:
-            check(folder, image.acknowledged)
-    return len(power.images)
-
-
-def fails(power: PowerCuts, place: Path, check: Check) -> bool:
-    """Whether a power cut can lose or break anything."""
-    try:
-        survived(power, place, check)
-    except Exception:  # of the test or of the reader: either names what is lost
-        return True
-    return False
 
 
 # ---------------------------------------------------------------- single files
