@@ -200,6 +200,30 @@ def test_a_disk_that_fills_up_mid_append_loses_no_record(new_run: NewRun) -> Non
     assert run.records() == [record(3), record(6)]
 
 
+def test_telemetry_goes_on_behind_half_a_line(new_run: NewRun) -> None:
+    run = new_run("run")
+    run.add_metric(1, 0.5, 0.1)
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 2, "lo')  # by a process that was killed
+    run.add_metric(2, 0.25, 0.1)
+    run.add_metric(3, 0.125, 0.1)
+    assert [(entry["step"], entry["loss"]) for entry in run.metrics()] == [(1, 0.5), (2, 0.25), (3, 0.125)]
+
+
+def test_records_end_with_the_jobs_last_checkpoint(new_run: NewRun) -> None:
+    run = new_run("run")
+    for step in (3, 6, 9, 12):
+        run.append_record(record(step))
+    path = run.path / "records.bin"
+    path.write_bytes(path.read_bytes() + bytes(RECORD_BYTES - 1))
+    assert run.recorded() == 4
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(EncodingError, match="expected at most"):
+        run.recorded()
+    with pytest.raises(EncodingError, match="record 4 is of step"):
+        list(run.record_digests(5))
+
+
 def test_inputs_that_do_not_fit_are_refused_by_name(tiny: Captured) -> None:
     check_spec("state", tiny.state, tiny.program.state_spec())
     check_spec("data", tiny.data, tiny.program.data_spec())

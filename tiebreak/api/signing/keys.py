@@ -25,7 +25,7 @@ def new_key() -> PrivateKey:
 
 @taking(key=instance("a key (tiebreak.new_key makes one)", PrivateKey), path=PATH, passphrase=PASSPHRASE)
 def save_key(key: PrivateKey, path: str | Path, passphrase: str) -> None:
-    """Writes a new file of mode 0600, durably, either whole or not at all. Raises `ConfigurationError` if the file exists."""
+    """Writes a new file of mode 0600 durably, whole or not at all. Raises `ConfigurationError` if the file exists."""
     path, pem = Path(path), key.to_pem(passphrase)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     if not path.parent.is_dir():
