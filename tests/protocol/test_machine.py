@@ -10,6 +10,7 @@ from tests.protocol.town import (
     BLOCK,
     FALSE,
     JOB,
+    PACE,
     START,
     TRUTH,
     KnowingAuditor,
@@ -25,7 +26,7 @@ from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
 from tiebreak.protocol.parties.client import GRACE_BLOCKS
 from tiebreak.protocol.parties.machine import PartyMachine
-from tiebreak.protocol.parties.terms import Means
+from tiebreak.protocol.parties.terms import ENTERING, Means, objections
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
 from tiebreak.protocol.tags import Digest
 
@@ -274,3 +275,19 @@ def test_a_job_is_due_at_its_window_or_its_deadline_whichever_is_first() -> None
     for deadline in (JOB.challenge_window - 1, JOB.challenge_window + 1):
         due = PublicJob(job=replace(JOB, deadline=deadline), last_progress=START, accepted=START).due
         assert due == START + min(deadline, JOB.challenge_window)
+
+
+def test_an_answer_counts_if_the_trainer_signed_it() -> None:
+    for key, counts in ((TRAINER, True), (CHALLENGER, False)):
+        client = KnowingClient(**known(Board(), CLIENT))
+        client.observe(e.JobDrafted(at=START, job=JOB))
+        actions = client.observe(e.JobSigned(at=START, job=JOB, signature=JOB.sign(DOMAIN, key)))
+        assert bool(calls(actions)) is counts
+        assert any(isinstance(action, e.Alarm) for action in actions) is not counts
+
+
+def test_a_talk_leaves_more_time_than_it_takes_to_enter_a_state() -> None:
+    least = PACE.sending(ENTERING)
+    for talk, is_fine in ((0, True), (1, False), (least, False), (least + 1, True)):
+        found = objections(replace(JOB, talk_time=talk), program(), PACE)
+        assert any("talk" in reason for reason in found) is not is_fine
