@@ -76,7 +76,7 @@ class Blobs:
         path = self.path(root).with_suffix(".pieces")
         self.check_room(size - self.held(root))
         with self.upload(root), _room():
-            path.parent.mkdir(exist_ok=True)
+            Folder.make(path.parent).__exit__()
             write_file(path, size.to_bytes(8, "big") + digests)
 
     @contextmanager
