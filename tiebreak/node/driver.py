@@ -687,7 +687,7 @@ class Driver(PostingDriver):
         """The account's wei; None without a chain. If the node does not answer, the last answer counts."""
         with suppress(TiebreakError):
             balance = self.ground.balance(self.machine.address)
-            is_poor = balance is not None and balance < self._floor
+            is_poor = balance is not None and balance + self.machine.board.credit(self.machine.address) < self._floor
             if balance is not None and is_poor and not self._is_poor:
                 needed = f"{ether(self._floor)} or more for the transactions of games"
                 self.notes.error("balance", f"expected {needed}, got {ether(balance)}; send ether to the account")

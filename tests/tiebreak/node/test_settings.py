@@ -26,6 +26,17 @@ from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 
 
 @pytest.mark.parametrize("role", settings.ROLES)
+def test_a_party_on_a_chain_without_its_board_is_refused_before_its_folder_belongs_to_anything(
+    tmp_path: Path, role: str
+) -> None:
+    given = {"trainer": {"clients": (settings.ANY,), "most_stake": settings.ANY}, "auditor": {"most_stake": "1"}}
+    made = settings.write(role, tmp_path / role, chain="http://127.0.0.1:9", **given.get(role, {}))
+    with pytest.raises(ConfigurationError, match="board: expected 40 hexadecimal digits, got ''"):
+        open_party(made, None if role == "watch" else PrivateKey.from_int(7), Event())
+    assert [path.name for path in made.folder.iterdir()] == ["party.toml"]
+
+
+@pytest.mark.parametrize("role", settings.ROLES)
 def test_what_init_writes_is_read_as_given(tmp_path: Path, role: str) -> None:
     folder = tmp_path / role
     made = settings.write(role, folder, hub="http://hub:1", board="0x" + "ab" * 20, confirmations=7)
