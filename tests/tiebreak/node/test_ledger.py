@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.chain.support import STRANGER
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
 from tests.protocol.town import FALSE, TALKED_FALSE, TRUTH
 from tests.tiebreak.node.village import BLOCK, HUB, START, Village, Villager
@@ -22,9 +23,14 @@ from tiebreak.api.disputing import judging
 from tiebreak.node.ground import HubGround
 from tiebreak.node.mail import Letter
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
+from tiebreak.protocol.commitments.job import game_id
 from tiebreak.protocol.commitments.keys import SIGNATURE_BYTES, PrivateKey
 from tiebreak.protocol.errors import StateError, TiebreakError
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.messages import Transcript
 from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.sides import Defender, choose
+from tiebreak.protocol.game.snapshot import SignedStanding, Standing
 from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import ledger, posts
@@ -213,9 +219,81 @@ def test_what_the_hub_did_not_sign_is_not_judged(judge: Judge) -> None:
     signature = HUB.sign(later.digest(OFF_CHAIN))
     backdated = replace(export[0], at=START * 2, signature=signature)
     assert "instant" in judge([backdated, *export[1:]], code=2)
-    cut = judge(export[:4])
-    assert (cut["claims"], cut["debts"]) == ({}, {}), "what is at stake is not owed"
-    assert [job["status"] for job in cut["jobs"]] in ([], ["active"], ["offered"])
+
+
+def test_job_that_goes_on_leaves_nothing_owed(judge: Judge) -> None:
+    """The hub's own word of any instant before the conviction, which the trainer may hand over, is no last word."""
+    export = lived(FALSE).export
+    statuses, last = [], len(export)
+    while judging.judge(export[:last], [end_of(export[:last])], OFF_CHAIN, HUB.address, now=0)["complete"]:
+        last -= 1
+    for posted in range(1, last + 1):
+        end = end_of(export[:posted])
+        for age, old in ((judging.MAX_END_AGE, False), (judging.MAX_END_AGE + 1, True)):
+            found = judging.judge(export[:posted], [end], OFF_CHAIN, HUB.address, now=end.at + age)
+            (problem,) = found["problems"]
+            assert "expected one that has ended" in problem
+            assert (f"{age} seconds ago" in problem) == old
+            assert not {"claims", "debts"} & found.keys()
+        statuses += [job["status"] for job in found["jobs"]] or ["none"]
+    assert set(statuses) == {"none", "offered", "active"}
+    second = judge(export[:last], code=3)
+    assert [job["status"] for job in second["jobs"]] == ["active"]
+    assert "expected one that has ended, got one that was active" in second["problems"][0]
+    whole, years = end_of(export), 10**9
+    assert judging.judge(export, [whole], OFF_CHAIN, HUB.address, now=whole.at + years)["debts"], "it stays convicted"
+
+
+def signed_by(key: PrivateKey, body: posts.Body, number: int, game: Digest | None = None) -> bytes:
+    post = posts.Post.of(body, job_id=FALSE.job.id, number=number, sender=key.address, game_id=game)
+    return posts.SignedPost.sign(post, OFF_CHAIN, key).encode()
+
+
+def test_no_post_keeps_a_debt_from_being_shown(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The convicted trainer walks a game of its own into padding, and signs a receipt for the state after it."""
+    run, commune = FALSE, lived(FALSE)
+    export = commune.export
+    truth = judge(export)
+    head = run.head()
+    game = game_id(head.head, OFF_CHAIN, STRANGER.address, 0)
+    head = replace(head, signature=TRAINER.sign(head.head.digest(OFF_CHAIN)))
+    talk = Transcript(rules.start(run.job, head.head, game, 0), domain=OFF_CHAIN, challenger=STRANGER.address)
+    keys, wires = {Side.DEFENDER: TRAINER, Side.CHALLENGER: STRANGER}, []
+    while not talk.is_closed:
+        state, shown = talk.state, talk.line[-1] if talk.line else None
+        nodes = getattr(shown, "nodes", ())
+        move = choose(nodes, len(nodes) - 1) if state.mover is Side.CHALLENGER else Defender(run).move(state, shown)
+        wires.append(talk.sign(move, keys[state.mover]))
+        talk.append(wires[-1])
+    over = Standing(game_id=game, sequence=talk.state.moves, snapshot=Digest(bytes(32)))
+    receipt = SignedStanding.under(over, TRAINER.sign(over.digest(OFF_CHAIN))).encode()
+    wanted: list[tuple[PrivateKey, posts.Body, Digest | None]] = [
+        (STRANGER, posts.TransactionBody(transaction=tx.Challenge(head=head, nonce=0)), None),
+        *((TRAINER, posts.MoveBody(wire=wire), game) for wire in wires),
+        (TRAINER, posts.ReceiptBody(receipt=receipt), game),
+    ]
+    posted = next(n for n, entry in enumerate(export) if "Challenge(" in repr(read(entry)))
+    made = [signed_by(key, body, 500 + n, about) for n, (key, body, about) in enumerate(wanted)]
+    mixed = [(entry.wire, entry.at) for entry in export[:posted]]
+    mixed += [(wire, export[posted].at) for wire in made] + [(entry.wire, entry.at) for entry in export[posted:]]
+    attacked = [placed(export[0], wire, place, at) for place, (wire, at) in enumerate(mixed, start=1)]
+    found = judge(attacked)
+    # The open game of the trainer's own key costs the prover its relief. What the trainer owes is the same.
+    assert (found["debts"], found["complete"]) == (truth["debts"], True)
+
+    wire = signed_by(STRANGER, posts.ReplayedBody(count=1, run_root=Digest(bytes(32)), agrees=1), 900)
+    strange = placed(export[0], wire, len(export) + 1, export[-1].at)
+    real = Ledger.read
+
+    def fail(self: Ledger, post: posts.Post, body: posts.Body, at: int) -> None:
+        if isinstance(body, posts.ReplayedBody):
+            raise ZeroDivisionError
+        real(self, post, body, at)
+
+    monkeypatch.setattr(Ledger, "read", fail)
+    found = judge([*export, strange], code=3)
+    assert found["problems"] == [f"place {strange.place}: ZeroDivisionError()"]
+    assert (found["jobs"], found["games"]) == (truth["jobs"], truth["games"]), "and all others are judged"
 
 
 def placed(entry: posts.ReceivedPost, wire: bytes, place: int, at: int, hub: PrivateKey = HUB) -> posts.ReceivedPost:
@@ -264,7 +342,7 @@ def test_no_change_of_a_transcript_changes_what_is_owed(data: st.DataObject) -> 
     """Whatever is left out, doubled, moved or damaged: it is refused or incomplete, or the judgement is the same."""
     export = list(lived(FALSE).export)
     end, hub = end_of(export), Address(HUB.address)
-    truth = judging.judge(export, [end], OFF_CHAIN, hub)
+    truth = judging.judge(export, [end], OFF_CHAIN, hub, now=end.at)
     assert truth["complete"]
     assert truth["debts"]
     for _ in range(data.draw(st.integers(1, 3))):
@@ -292,7 +370,7 @@ def test_no_change_of_a_transcript_changes_what_is_owed(data: st.DataObject) -> 
         files[0].write_bytes(pack([entry.pack() for entry in export]))
         files[1].write_bytes(pack(end.pack()))
         with suppress(TiebreakError):
-            found = judging.judge(*judging.read_transcripts(files), OFF_CHAIN, hub)
+            found = judging.judge(*judging.read_transcripts(files), OFF_CHAIN, hub, now=end.at)
             assert found == truth or (not found["complete"] and not {"claims", "debts"} & found.keys())
 
 

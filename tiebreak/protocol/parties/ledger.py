@@ -12,7 +12,7 @@ debts. There are no seats: their draw needs a chain. A state enters a game if th
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import Address, Domain
@@ -37,6 +37,7 @@ MAX_EARLY_BYTES: Final = 1 << 24
 """Bytes of such messages of all games; those of the game that was talked about first are forgotten first."""
 
 Effect = Callable[[], None]
+_T = TypeVar("_T")
 
 
 class Refusal(VerificationError):
@@ -83,7 +84,7 @@ class Ledger:
     # ------------------------------------------------------------------ posts
 
     def read(self, post: Post, body: Body, at: int) -> None:
-        """Take a post whose signatures are checked. Raises `Refusal` for a transaction that is refused."""
+        """Take a post whose signatures are checked. Raises `Refusal` for a transaction that is refused, and no more."""
         match body:
             case TransactionBody(transaction=wanted):
                 self.take(post.sender, wanted, at)
@@ -286,7 +287,7 @@ class Ledger:
         if isinstance(wanted, tx.Reclaim):
             _require(game.job.status is JobStatus.SLASHED, "WrongJobStatus")
             return partial(self._void, game, now)
-        state, line = self._after(game, sender, wanted, now)
+        state, line = _ruled("IllegalMove", lambda: self._after(game, sender, wanted, now))
         _require(not state.is_over or game.job.status is JobStatus.ACTIVE, "WrongJobStatus")
         return partial(self._moved, game, state, line, now, entered=isinstance(wanted, tx.Enter | tx.EnterAndProve))
 
@@ -309,21 +310,21 @@ class Ledger:
                 _require(sender == game.mover(), "NotYourTurn")
                 _require(now <= game.state.deadline, "ClockExhausted")
                 _require(now >= game.state.earliest, "TooEarly")
-                return _ruled("IllegalMove", lambda: rules.apply(game.state, move, now)), [*game.moves, move]
+                return rules.apply(game.state, move, now), [*game.moves, move]
             case tx.Enter():
                 _require(side is not None, "NotASide")
                 _require(game.state.talks(now), "TalkIsOver")
                 _require(wanted.sequence > game.state.moves, "StaleState")
-                _require(wanted.sequence <= MAX_SEQUENCE, "IndexOutOfRange")
                 later, line = self._signed(game, sender, wanted)
                 return rules.enter(game.state, later, now), line
         _require(sender == game.challenger, "NotYourTurn")
         later, line = self._signed(game, sender, wanted.entered)
         _require(later.phase is Phase.PROVE, "WrongPhase")
         _require(wanted.opened == opened(later), "WrongOpened")
-        return _ruled("IllegalMove", lambda: rules.prove_signed(game.state, later, wanted.move)), [*line, wanted.move]
+        return rules.prove_signed(game.state, later, wanted.move), [*line, wanted.move]
 
     def _signed(self, game: PublicGame, sender: Address, wanted: tx.Enter) -> tuple[GameState, list[Any]]:
+        _require(wanted.sequence <= MAX_SEQUENCE, "IndexOutOfRange")
         other = game.challenger if sender == game.job.job.trainer else game.job.job.trainer
         snapshot = tagged_hash(Tag.SNAPSHOT, wanted.snapshot)
         standing = Standing(game_id=game.id, sequence=wanted.sequence, snapshot=snapshot)
@@ -387,7 +388,7 @@ def _signed(check: Callable[[], None]) -> None:
         raise Refusal("WrongSigner", str(error)) from error
 
 
-def _ruled(name: str, rule: Callable[[], GameState]) -> GameState:
+def _ruled(name: str, rule: Callable[[], _T]) -> _T:
     try:
         return rule()
     except IllegalMove as error:
