@@ -19,6 +19,7 @@ from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, SECRET, TRAINER, Lia
 from tests.protocol.town import LIE
 from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt, SignedHead, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import MAX_GAMES
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.match import moves
 from tiebreak.protocol.game.messages import Message, Transcript, sign
@@ -29,7 +30,7 @@ from tiebreak.protocol.game.state import GameState, Reason
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus, PublicGame
-from tiebreak.protocol.parties.ledger import Ledger, Refusal
+from tiebreak.protocol.parties.ledger import MAX_NAMED, MAX_STRANGERS, Ledger, Refusal
 from tiebreak.protocol.tags import Digest
 
 START = 1_000
@@ -386,3 +387,164 @@ def test_ledger_reads_any_post_after_any_end(kind: type[Any], cases: Callable[[i
 
     reads()
     cases(read)
+
+
+# ---------------------------------------------------------------- who may challenge on paper
+
+
+def strangers(number: int) -> list[PrivateKey]:
+    """Keys that were made for one challenge each."""
+    return [PrivateKey.from_int(10_000 + n) for n in range(number)]
+
+
+def open_games(scene: Scene) -> list[Any]:
+    return [game.challenger for game in scene.ledger.board.open_games(scene.job.id)]
+
+
+def flood(scene: Scene, keys: list[PrivateKey]) -> int:
+    """Challenges by all of them, as often as the ledger lets each. Returns how many games began."""
+    began = 0
+    for key in keys:
+        with suppress(Refusal):
+            for nonce in count():
+                scene.send(key, tx.Challenge(head=HEAD, nonce=nonce))
+                began += 1
+    return began
+
+
+def concede(scene: Scene, key: PrivateKey) -> None:
+    game = game_id(HEAD.head, DOMAIN, key.address, 0)
+    scene.send(key, tx.MakeMove(game_id=game, sequence=0, move=Concede()))
+
+
+def name_auditors(scene: Scene, *keys: PrivateKey, by: PrivateKey = CLIENT) -> None:
+    scene.post(by, posts.AuditorsBody(accounts=tuple(key.address for key in keys)))
+
+
+def test_throw_away_keys_share_four_games_and_shut_no_named_account_out() -> None:
+    scene = Scene().head()
+    thrown = strangers(40)
+    assert flood(scene, thrown) == MAX_STRANGERS == 4
+    scene.refused("TooManyGames", CHALLENGER, tx.Challenge(head=HEAD, nonce=0), at=scene.now)
+    name_auditors(scene, CHALLENGER, by=TRAINER)
+    name_auditors(scene, CHALLENGER, by=STRANGER)
+    scene.refused("TooManyGames", CHALLENGER, tx.Challenge(head=HEAD, nonce=0), at=scene.now)
+    name_auditors(scene, CHALLENGER)
+    for key in (CHALLENGER, CLIENT):
+        scene.send(key, tx.Challenge(head=HEAD, nonce=0))
+        game = scene.ledger.board.games[game_id(HEAD.head, DOMAIN, key.address, 0)]
+        assert (game.rank, game.stake) == (0, JOB.challenger_stake), "strangers make it no dearer"
+        scene.refused("TooManyGames", key, tx.Challenge(head=HEAD, nonce=1), at=scene.now)
+    # One that is over makes no room for another: nobody can have a trainer play for as long as its window is open.
+    concede(scene, thrown[0])
+    assert flood(scene, thrown[4:]) == 0
+    scene.refused("TooManyGames", thrown[0], tx.Challenge(head=HEAD, nonce=1), at=scene.now)
+
+
+def test_a_client_and_its_keys_have_no_more_games_than_a_job_may() -> None:
+    """It names keys before they challenge, or after, and others to make room for more strangers."""
+    scene, keys = Scene().head(), strangers(60)
+    for start in range(0, 60, 5):
+        flood(scene, keys[start : start + 3])
+        name_auditors(scene, *keys[start : start + 5])
+        flood(scene, keys[start : start + 5])
+    flood(scene, [CLIENT, *keys])
+    assert len(open_games(scene)) == len(set(open_games(scene))) == 1 + MAX_NAMED + MAX_STRANGERS <= MAX_GAMES
+    assert scene.ledger.board.jobs[JOB.id].crowd <= MAX_GAMES, "allowances grow no more than the job's times bear"
+    assert len(scene.ledger.board.jobs[JOB.id].auditors) == MAX_NAMED
+
+
+def test_auditors_are_named_for_a_job_that_is_there() -> None:
+    scene = Scene()
+    name_auditors(scene, CHALLENGER)
+    assert not scene.ledger.board.jobs
+    scene.head()
+    name_auditors(scene, CHALLENGER, CHALLENGER, STRANGER)
+    name_auditors(scene, STRANGER, *strangers(20))
+    found = scene.ledger.board.jobs[JOB.id].auditors
+    assert found == tuple(key.address for key in (CHALLENGER, STRANGER, *strangers(MAX_NAMED - 2)))
+
+
+# ---------------------------------------------------------------- clocks, to the second
+
+
+def test_ledger_settles_abandons_and_cancels_after_the_last_second() -> None:
+    scene = Scene().head()
+    end, settle = scene.ledger.board.jobs[JOB.id].window_end, tx.Settle(job_id=JOB.id)
+    for at in (end - 1, end):
+        scene.refused("WindowOpen", STRANGER, settle, at=at)
+    scene.send(STRANGER, settle, at=end + 1)
+    assert scene.ledger.board.jobs[JOB.id].status is JobStatus.SETTLED
+
+    scene = Scene().accept()
+    due, abandon = scene.ledger.board.jobs[JOB.id].due, tx.Abandon(job_id=JOB.id)
+    for at in (due - 1, due):
+        scene.refused("WindowOpen", STRANGER, abandon, at=at)
+    late = deepcopy(scene)
+    scene.send(TRAINER, tx.PostHead(head=HEAD), at=due)
+    late.refused("WindowClosed", TRAINER, tx.PostHead(head=HEAD), at=due + 1)
+    late.send(STRANGER, abandon, at=due + 1)
+    assert late.ledger.board.jobs[JOB.id].status is JobStatus.ABANDONED
+
+
+@pytest.mark.parametrize("audit_time", [0, 5_000])
+def test_ledger_lets_a_challenge_begin_until_the_last_second(audit_time: int) -> None:
+    job = replace(JOB, audit_time=audit_time)
+    head = head_of(job, job.checkpoints, HEAD.head.run_root)
+    scene = Scene(job).head(head)
+    end, challenge = scene.ledger.board.jobs[job.id].window_end, tx.Challenge(head=head, nonce=0)
+    assert end == scene.now + max(job.challenge_window, job.checkpoints * audit_time)
+    deepcopy(scene).refused("WindowClosed", CHALLENGER, challenge, at=end + 1)
+    for at in (end - 1, end):
+        other = deepcopy(scene)
+        other.send(CHALLENGER, challenge, at=at)
+        other.refused("OpenGames", TRAINER, tx.Settle(job_id=job.id), at=end + 1)
+
+
+def test_ledger_parts_each_side_after_its_last_second() -> None:
+    head = head_of(LOGGED, 1, HEAD.head.run_root)
+    scene, part = Scene(LOGGED).head(head), tx.Part(job_id=LOGGED.id)
+    found = scene.ledger.board.jobs[LOGGED.id]
+    for key, end in ((CLIENT, found.parting), (TRAINER, found.window_end)):
+        other = deepcopy(scene)
+        for at in (end - 1, end):
+            other.refused("WindowOpen", key, part, at=at)
+        other.send(key, part, at=end + 1)
+        assert other.ledger.board.jobs[LOGGED.id].status is JobStatus.PARTED
+
+
+def test_ledger_takes_a_move_until_the_deadline_and_a_timeout_after_it(cases: Callable[[], None]) -> None:
+    scene, made = Scene().challenge(), walk()
+    claim = tx.ClaimTimeout(game_id=GAME)
+    for before, move, _ in made:
+        key, deadline = SIDES[before.mover], scene.game.state.deadline
+        wanted = tx.MakeMove(game_id=GAME, sequence=before.moves, move=move)
+        if before.phase is Phase.PROVE:
+            earliest = scene.game.state.earliest
+            assert earliest == scene.now + JOB.clock
+            deepcopy(scene).refused("TooEarly", key, wanted, at=earliest - 1)
+            for at in (earliest, earliest + 1):
+                deepcopy(scene).send(key, wanted, at=at)
+        for at in (deadline - 1, deadline):
+            other = deepcopy(scene)
+            other.refused("ClockRunning", STRANGER, claim, at=at)
+            other.send(key, wanted, at=at)
+        other = deepcopy(scene)
+        other.refused("ClockExhausted", key, wanted, at=deadline + 1)
+        other.send(STRANGER, claim, at=deadline + 1)
+        assert other.game.state.verdict.winner is before.mover.other  # type: ignore[union-attr]
+        scene.send(key, wanted, at=max(scene.now + 1, scene.game.state.earliest))
+        cases()
+    assert scene.ledger.board.jobs[JOB.id].status is JobStatus.SLASHED
+
+
+def test_ledger_lets_a_state_enter_until_the_talk_is_over() -> None:
+    scene = Scene().talk(walk()[:5])
+    state = walk()[4][2]
+    signer = SIDES[walk()[4][0].mover]
+    sender = SIDES[walk()[4][0].mover.other]
+    enter = tx.Enter.of(state, signer.sign(Standing.of(state).digest(DOMAIN)))
+    over = scene.game.started + JOB.talk_time
+    deepcopy(scene).refused("TalkIsOver", sender, enter, at=over)
+    scene.send(sender, enter, at=over - 1)
+    assert scene.game.state.moves == 5

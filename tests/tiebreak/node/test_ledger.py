@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tests.chain.support import STRANGER
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
-from tests.protocol.town import FALSE, TALKED_FALSE, TRUTH
+from tests.protocol.town import FALSE, TALKED_FALSE, TALKED_TRUTH, TRUTH
 from tests.tiebreak.node.village import BLOCK, HUB, START, Village, Villager
 from tests.tiebreak.parties import Commands
 from tiebreak.api.chain import onchain
@@ -28,7 +28,7 @@ from tiebreak.protocol.commitments.keys import SIGNATURE_BYTES, PrivateKey
 from tiebreak.protocol.errors import StateError, TiebreakError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Transcript
-from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.moves import Concede, Side
 from tiebreak.protocol.game.sides import Defender, choose
 from tiebreak.protocol.game.snapshot import SignedStanding, Standing
 from tiebreak.protocol.packing import pack
@@ -57,6 +57,10 @@ class Member(Villager):
 
     village: "Commune"
 
+    def __init__(self, village: "Commune", name: str) -> None:
+        self.alarms: list[e.Alarm] = []
+        super().__init__(village, name)
+
     def new_ground(self, pace: Pace) -> HubGround:
         account = None if self.key is None else self.key.address
 
@@ -68,6 +72,9 @@ class Member(Villager):
     def step(self) -> None:
         self.ground.note_time(self.village.now)
         super().step()
+
+    def raise_alarm(self, alarm: e.Alarm) -> None:
+        self.alarms.append(alarm)
 
     def receive(self, letter: Letter) -> None:
         self.ground.hear(letter.place, letter.at, letter.post, letter.body)
@@ -86,15 +93,51 @@ class Commune(Village):
     def export(self) -> list[posts.ReceivedPost]:
         return [letter.received for letter in self.letters]
 
+    def disturb(self) -> None:
+        """Called before each round of all; strangers do what they do here."""
+
     def live(self) -> None:
         for _ in range(600):
             self.seconds += BLOCK
+            self.disturb()
             for villager in self.villagers.values():
                 villager.step()
             board = self.villagers["client"].ground.board
             if board.jobs and all(job.is_over for job in board.jobs.values()):
                 return
         raise AssertionError("expected an end, got none")
+
+
+class Flooded(Commune):
+    """A commune in which throw-away keys challenge whatever head there is, hold their games open, and then concede."""
+
+    def __init__(self, run: Run, *, named: tuple[Address, ...], keys: int = 20) -> None:
+        super().__init__(run)
+        self.named, self.keys = named, [PrivateKey.from_int(50_000 + n) for n in range(keys)]
+        self.number = 0
+
+    def said(self, key: PrivateKey, wanted: tx.Transaction) -> None:
+        self.number += 1
+        body = posts.TransactionBody(transaction=wanted)
+        post = posts.Post.of(body, job_id=self.run.job.id, number=self.number, sender=key.address)
+        self.deliver(posts.SignedPost.sign(post, OFF_CHAIN, key), OFF_CHAIN)
+
+    def disturb(self) -> None:
+        client = self.villagers["client"]
+        job = client.ground.board.jobs.get(self.run.job.id)
+        if job is None or job.is_over:
+            return
+        if self.named:
+            client.post(job.id, posts.AuditorsBody(accounts=self.named))
+        own = {key.address: key for key in self.keys}
+        heads = [body.head for letter in self.letters if isinstance(body := letter.body, posts.HeadBody)]
+        if heads and not self.number and job.head_count:
+            for nonce in range(2):
+                for key in self.keys:
+                    self.said(key, tx.Challenge(head=heads[-1], nonce=nonce))
+        for game in client.ground.board.open_games(job.id):
+            if game.challenger in own and self.now > job.window_end:
+                self.said(own[game.challenger], tx.MakeMove(game_id=game.id, sequence=0, move=Concede()))
 
 
 @cache
@@ -157,6 +200,51 @@ def test_a_lie_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
     assert [job["status"] for job in found["jobs"]] == ["slashed"]
     assert found["hub"] == f"0x{HUB.address.hex()}"
     assert (found["complete"], found["problems"]) == (True, [])
+
+
+NAMED = (Address(CHALLENGER.address),)
+
+
+@pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["by posted moves", "in talk"])
+def test_throw_away_keys_do_not_keep_a_named_auditor_from_a_lie(run: Run, judge: Judge) -> None:
+    commune = Flooded(run, named=NAMED)
+    commune.live()
+    board = commune.villagers["trainer"].ground.board
+    won = [game for game in board.games.values() if game.challenger == CHALLENGER.address]
+    assert [game.state.verdict.winner for game in won] == [Side.CHALLENGER]  # type: ignore[union-attr]
+    assert len(board.games) == 1 + ledger.MAX_STRANGERS
+    found = judge(commune.export)
+    assert [one["status"] for one in found["jobs"]] == ["slashed"]
+    thrown = {f"0x{key.address.hex()}" for key in commune.keys}
+    assert set(found["debts"]) - thrown == {f"0x{TRAINER.address.hex()}"}, "they owe stakes if they gave up before"
+    assert found["refused"]["TooManyGames"] == 2 * len(commune.keys) - ledger.MAX_STRANGERS
+
+
+def test_an_auditor_whom_nobody_named_says_that_it_is_shut_out() -> None:
+    """Strangers share what there is, first come, first served. What helps is to be named, and its owner hears that."""
+    commune = Flooded(FALSE, named=())
+    commune.live()
+    (job,) = commune.villagers["client"].ground.board.jobs.values()
+    assert job.status is JobStatus.SETTLED
+    alarms = [event for event in commune.villagers["auditor"].alarms if event.is_error]
+    assert any("its client can name this account" in alarm.text for alarm in alarms)
+
+
+@pytest.mark.parametrize("run", [TRUTH, TALKED_TRUTH], ids=["by posted moves", "in talk"])
+def test_throw_away_keys_delay_an_honest_trainer_by_a_game_at_most(run: Run, judge: Judge) -> None:
+    commune = Flooded(run, named=NAMED)
+    commune.live()
+    board = commune.villagers["trainer"].ground.board
+    (job,) = board.jobs.values()
+    assert job.status is JobStatus.SETTLED
+    assert len(board.games) == ledger.MAX_STRANGERS
+    assert all(game.state.verdict.winner is Side.DEFENDER for game in board.games.values())  # type: ignore[union-attr]
+    assert job.ended is not None
+    assert job.ended <= job.window_end + run.job.lone_game_seconds + 6 * run.job.replay_time * ledger.MAX_STRANGERS
+    found = judge(commune.export)
+    assert f"0x{TRAINER.address.hex()}" in found["claims"]
+    thrown = {f"0x{key.address.hex()}" for key in commune.keys}
+    assert set(found["debts"]) <= thrown | {f"0x{CLIENT.address.hex()}"}
 
 
 def test_a_ledger_is_read_like_a_chain() -> None:

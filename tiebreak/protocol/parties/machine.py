@@ -272,6 +272,9 @@ class PartyMachine:
             sending.retry_at = self.next_slot()
             self.do(e.Alarm(is_error=True, text=f"{event.place[0]!s}: the account's balance does not cover it"))
             return
+        if event.error == "TooManyGames":
+            room = "others have all games that the job allows; without a chain, its client can name this account"
+            self.alarm(f"{event.place[0]!s}: {room}", is_error=True)
         sending.refusals += 1
         # A move may have stood behind other moves than its own, in a block that took the place of one that vanished.
         if event.error in PASSING or event.place[0] == "move":
