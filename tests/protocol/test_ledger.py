@@ -30,7 +30,7 @@ from tiebreak.protocol.game.state import GameState, Reason
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus, PublicGame
-from tiebreak.protocol.parties.ledger import MAX_NAMED, MAX_STRANGERS, Ledger, Refusal
+from tiebreak.protocol.parties.ledger import MAX_NAMED, MAX_SEQUENCE, MAX_STRANGERS, Ledger, Refusal
 from tiebreak.protocol.tags import Digest
 
 START = 1_000
@@ -548,3 +548,8 @@ def test_ledger_lets_a_state_enter_until_the_talk_is_over() -> None:
     deepcopy(scene).refused("TalkIsOver", sender, enter, at=over)
     scene.send(sender, enter, at=over - 1)
     assert scene.game.state.moves == 5
+    scene.refused("StaleState", sender, enter, at=over - 1)
+    far = replace(enter, sequence=MAX_SEQUENCE + 1)
+    scene.refused("IndexOutOfRange", sender, far, at=over - 1)
+    proof = tx.EnterAndProve(entered=far, move=walk()[-1][1], opened=())  # type: ignore[arg-type]
+    scene.refused("IndexOutOfRange", CHALLENGER, proof, at=over - 1)

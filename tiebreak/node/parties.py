@@ -206,10 +206,7 @@ class ClientNode(OnShelf, client.ClientParty):
 
 
 def deliver(offer: Path, client: Path, auditors: Sequence[Address] = ()) -> Path:
-    """Put an offer (`tiebreak offer`) into a client's folder, where the running client finds it. Returns its place.
-
-    auditors: the accounts that the client is to name, if the job is without a chain.
-    """
+    """Put an offer, and the auditors that its client is to name, where a running client finds them. Returns where."""
     signed = SignedJob.decode((offer / OFFER).read_bytes())
     signed.verify_offer()
     place = client / JOBS / signed.job.id.hex()

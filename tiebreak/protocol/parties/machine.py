@@ -22,36 +22,13 @@ from tiebreak.protocol.parties.events import Place
 from tiebreak.protocol.parties.terms import Means, Pace
 from tiebreak.protocol.program.program import Program
 
-PASSING: Final = frozenset(
-    {
-        "ClockRunning",
-        "FinalHeadMissing",
-        "FinalHeadPosted",
-        "FinalHeadSealed",
-        "GameIsOver",
-        "Halted",
-        "HeadNotPosted",
-        "JobNotEnded",
-        "NoSuchGame",
-        "NothingToWithdraw",
-        "NotSealed",
-        "NotYourTurn",
-        "OpenGames",
-        "ReceiptMissing",
-        "SlotNotFree",
-        "StaleState",
-        "TooEarly",
-        "TooManyGames",
-        "WindowClosed",
-        "WindowOpen",
-        "WrongCaller",
-        "WrongJobStatus",
-        "WrongPayment",
-        "WrongPhase",
-    }
-)
-"""Refusals that time will resolve, or that come of others' transactions in the same block, or of a block that vanished.
-"""
+PASSING: Final = frozenset({
+    "ClockRunning", "FinalHeadMissing", "FinalHeadPosted", "FinalHeadSealed", "GameIsOver", "Halted", "HeadNotPosted",
+    "JobNotEnded", "NoSuchGame", "NothingToWithdraw", "NotSealed", "NotYourTurn", "OpenGames", "ReceiptMissing",
+    "SlotNotFree", "StaleState", "TooEarly", "TooManyGames", "WindowClosed", "WindowOpen", "WrongCaller",
+    "WrongJobStatus", "WrongPayment", "WrongPhase",
+})  # fmt: skip
+"""Refusals that time will resolve, or that come of others' transactions in one block, or of a block that vanished."""
 
 
 UNLIMITED: Final = Means()

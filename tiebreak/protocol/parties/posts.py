@@ -30,20 +30,7 @@ from tiebreak.protocol.commitments.job import Account, Job, game_id
 from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 from tiebreak.protocol.game.snapshot import MAX_RECEIPT_BYTES, Signature, SignedStanding
-from tiebreak.protocol.packing import (
-    U64,
-    Data,
-    Fields,
-    FieldType,
-    ListOf,
-    OneOf,
-    Raw,
-    Record,
-    Root,
-    Uint,
-    pack,
-    unpack,
-)
+from tiebreak.protocol.packing import U64, Data, Fields, FieldType, ListOf, OneOf, Raw, Record, Root, Uint, pack, unpack
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.transactions import (
     AnyConcession,
