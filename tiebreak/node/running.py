@@ -80,7 +80,7 @@ def open_party(
         shelf = Shelf(settings.folder)
         pace = Pace(
             block_seconds=settings.block_seconds, step_seconds=settings.step_seconds, slowdown=settings.slowdown,
-            confirmations=settings.confirmations, step_wei=settings.step_wei,
+            step_wei=settings.step_wei,
         )  # fmt: skip
         ground = _ground(settings, key, journal, pace, lambda: driver)
         journal.require("chain", str(ground.domain.chain_id))
@@ -134,7 +134,9 @@ def _ground(
     if settings.chain:
         chain = Chain.connect(settings.chain)
         chain.attach(settings.address("board"))
-        return ChainGround(chain, key, journal, pace=pace, first_block=settings.first_block)
+        return ChainGround(
+            chain, key, journal, pace=pace, first_block=settings.first_block, confirmations=settings.confirmations
+        )
 
     def post(job_id: Digest, body: Body, tag: bytes) -> None:
         driver().post(job_id, body, tag=tag)
