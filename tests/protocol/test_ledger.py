@@ -502,15 +502,15 @@ def test_ledger_lets_a_challenge_begin_until_the_last_second(audit_time: int) ->
 
 
 def test_ledger_parts_each_side_after_its_last_second() -> None:
-    head = head_of(LOGGED, 1, HEAD.head.run_root)
-    scene, part = Scene(LOGGED).head(head), tx.Part(job_id=LOGGED.id)
-    found = scene.ledger.board.jobs[LOGGED.id]
-    for key, end in ((CLIENT, found.parting), (TRAINER, found.window_end)):
+    job = replace(LOGGED, deadline=500)
+    scene, part = Scene(job).head(head_of(job, 1, HEAD.head.run_root)), tx.Part(job_id=job.id)
+    found = scene.ledger.board.jobs[job.id]
+    for key, end in ((CLIENT, found.accepted + 500), (TRAINER, found.last_progress + job.challenge_window)):
         other = deepcopy(scene)
         for at in (end - 1, end):
             other.refused("WindowOpen", key, part, at=at)
         other.send(key, part, at=end + 1)
-        assert other.ledger.board.jobs[LOGGED.id].status is JobStatus.PARTED
+        assert other.ledger.board.jobs[job.id].status is JobStatus.PARTED
 
 
 def test_ledger_takes_a_move_until_the_deadline_and_a_timeout_after_it(cases: Callable[[], None]) -> None:
