@@ -33,6 +33,7 @@ from tiebreak.node.parties import (
     TrainerNode,
     WatcherNode,
     at_risk,
+    auditors_in,
     draw_secret,
     games_at_stake,
 )
@@ -110,6 +111,8 @@ class Driver(PostingDriver):
         self.training: dict[Digest, Steps] = {}
         """The newest report of the process that trains, by job."""
         self._drafted: set[str] = set()
+        self._auditors: dict[Digest, tuple[Address, ...]] = {}
+        """The auditors that a client names, by its jobs."""
         self._noted: dict[Digest, str] = {}
         self._disagreed: set[str] = set()
         self._own: dict[Digest, None] = {}
@@ -440,6 +443,9 @@ class Driver(PostingDriver):
         machine = self.machine
         if not isinstance(machine, ClientNode):
             return
+        for job_id, accounts in self._auditors.items() if isinstance(self.ground, HubGround) else ():
+            if job_id in machine.board.jobs and accounts:
+                self.post(job_id, posts.AuditorsBody(accounts=accounts))
         for path in sorted((self.journal.folder / JOBS).glob(f"*/{OFFER}")):
             name = path.parent.name
             if len(name) != 64 or name in self._drafted:
@@ -452,6 +458,7 @@ class Driver(PostingDriver):
                     self.jobs.setdefault(offer.job.id, offer.job)
                     self._adopt(offer.job.id)
                     secret = draw_secret(offer.job, machine.key, path.parent)
+                    self._auditors[offer.job.id] = auditors_in(path.parent)
                     self.tell(e.JobDrafted(at=self.ground.now(), job=offer.job, secret=secret))
             except VerificationError as error:
                 self.notes.warn("offer", f"{path}: {error}")

@@ -5,13 +5,15 @@ then the party stays out of the job.
 """
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tiebreak.api.agreeing.readers import SEAL
 from tiebreak.node.journal import JOBS
-from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.codec import check_bytes
+from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address
 from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import drawable
@@ -28,6 +30,8 @@ _INPUTS: Final = ("program.tbp", "data.safetensors", "checkpoints/000000000000.s
 OFFER: Final = "offer.bin"
 DRAFT: Final = "draft.txt"
 """The nonce of the draft of a job with seats (`tiebreak.api.agreeing.offers`)."""
+AUDITORS: Final = "auditors.txt"
+"""In a client's folder of a job: the accounts that it names as auditors where there is no chain, one a line."""
 _AGREED: Final = ("job.bin", OFFER)
 
 
@@ -201,8 +205,8 @@ class ClientNode(OnShelf, client.ClientParty):
     """Offers the jobs whose offers lie in its folder."""
 
 
-def deliver(offer: Path, client: Path) -> Path:
-    """Put an offer (`tiebreak offer`) into a client's folder, where the running client finds it. Returns its place."""
+def deliver(offer: Path, client: Path, auditors: Sequence[Address] = ()) -> Path:
+    """Put an offer, and the auditors that its client is to name, where a running client finds them. Returns where."""
     signed = SignedJob.decode((offer / OFFER).read_bytes())
     signed.verify_offer()
     place = client / JOBS / signed.job.id.hex()
@@ -212,8 +216,19 @@ def deliver(offer: Path, client: Path) -> Path:
     part = place.with_name(f".{place.name}")
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(offer, part)
+    (part / AUDITORS).write_text("".join(f"0x{account.hex()}\n" for account in auditors), encoding="ascii")
     part.rename(place)
     return place
+
+
+def auditors_in(folder: Path) -> tuple[Address, ...]:
+    """The accounts that a client names as auditors of the job in a folder. Raises `EncodingError`."""
+    try:
+        lines = (folder / AUDITORS).read_text("ascii").split() if (folder / AUDITORS).exists() else []
+        found = [bytes.fromhex(line.removeprefix("0x")) for line in lines]
+    except ValueError as error:
+        raise EncodingError(f"{folder / AUDITORS}: expected an address in each line, got others: {error}") from error
+    return tuple(Address(check_bytes(AUDITORS, account, ADDRESS_BYTES)) for account in found)
 
 
 def draw_secret(job: Job, key: PrivateKey, folder: Path) -> bytes:

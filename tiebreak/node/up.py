@@ -335,7 +335,7 @@ class Town:
             addresses["trainer"], "--output", str(folder), *self._domain(board), *terms, *self.wishes(),
         )  # fmt: skip
         self._wait(offer, offer.is_done)
-        deliver(folder, own)
+        deliver(folder, own, [self.key(name).address for name in addresses if _role(name) == "auditor"])
 
     def terms(self) -> dict[str, int]:
         """The job's terms. Their times are longer on a machine that was slow so far: clocks do not wait for it."""

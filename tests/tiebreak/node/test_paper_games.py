@@ -211,7 +211,7 @@ def play(seed: int) -> str:
         assert client == -job.reward
         assert trainer >= job.reward
         assert challenger <= 0
-    judged = judging.judge(storm.export, [end_of(storm.export)], OFF_CHAIN, Address(HUB.address))
+    judged = judging.judge(storm.export, [end_of(storm.export)], OFF_CHAIN, Address(HUB.address), now=storm.now)
     assert [one["status"] for one in judged["jobs"]] == [wanted.name.lower()]
     act = next(iter(plan.kinds.values())).__name__
     return f"{wanted.name.lower()}, {act}, talk {job.talk_time}"

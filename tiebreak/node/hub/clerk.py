@@ -67,7 +67,7 @@ class Arrival:
 
 
 OF_GAMES: Final = frozenset({PostKind.GAME, PostKind.MOVE, PostKind.RECEIPT, PostKind.TRANSACTION})
-_WHEN_FULL: Final = OF_GAMES | {PostKind.ANSWER, PostKind.HEAD, PostKind.LOG_RECEIPT}
+_WHEN_FULL: Final = OF_GAMES | {PostKind.ANSWER, PostKind.HEAD, PostKind.LOG_RECEIPT, PostKind.AUDITORS}
 _DAY: Final = 86_400
 
 

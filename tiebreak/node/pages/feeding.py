@@ -26,7 +26,7 @@ from tiebreak.protocol.errors import TiebreakError, VerificationError
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties.board import Board, PublicGame
-from tiebreak.protocol.parties.ledger import Ledger
+from tiebreak.protocol.parties.ledger import Ledger, Refusal
 from tiebreak.protocol.parties.posts import GameBody, LibraryBody, OfferBody, ReceivedPost, SignedPost
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.strict_json import parse_json
@@ -111,7 +111,8 @@ class Feed:
         self.domain, self.chain = outlook.domain, outlook.chain
         self._posts, self._outlook, self._ground = posts, outlook, outlook.ground
         self._lock = threading.Lock()
-        self._place = 0
+        self._place = self._shown = 0
+        """The last post that was read, and the last one that the ledger's board shows."""
         self._seen: Recent[Digest, tuple[int, list[tuple[int, ReadPost]]]] = Recent(_KEPT)
         """The place up to which a job's posts were read, and those that stay, with their bytes."""
         self._offered: dict[Digest, Job] = {}
@@ -245,14 +246,13 @@ class Feed:
 
     def _read_on(self) -> None:
         with self._lock:
-            before = self._place
             while page := self._posts.posts(self._place, limit=_PAGE):
                 for received in page:
                     self._place = received.place
                     if (seen := self._read(received)) is not None:
                         self._take(seen)
-            if self._ledger is not None and self._place > before:
-                self._board = snapshot(self._ledger.board, self._ledger.gains())
+            if self._ledger is not None and self._place > self._shown:
+                self._board, self._shown = snapshot(self._ledger.board, self._ledger.gains()), self._place
 
     def _read(self, received: ReceivedPost) -> ReadPost | None:
         with suppress(VerificationError):
@@ -277,7 +277,8 @@ class Feed:
                         others = [root for root in self._files.get(name) or () if root != file.root]
                         self._files.put(name, [file.root, *others][:_NAMED])
         if self._ledger is not None:
-            self._ledger.read(post, body, seen.at)
+            with suppress(Refusal):
+                self._ledger.read(post, body, seen.at)
 
     def _files_of(self, job_id: Digest, name: bytes, most: int) -> Iterator[tuple[Digest, bytes]]:
         """A job's published files of this name that are here, not too large and not refused before."""

@@ -430,6 +430,7 @@ _SAID: Final = {
     p.PostKind.GAME: "challenges a head",
     p.PostKind.CONCESSION: "signs that a head is false",
     p.PostKind.LIBRARY: "publishes what a replay needs",
+    p.PostKind.AUDITORS: "names auditors",
 }
 
 

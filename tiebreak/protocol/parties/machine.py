@@ -22,36 +22,13 @@ from tiebreak.protocol.parties.events import Place
 from tiebreak.protocol.parties.terms import Means, Pace
 from tiebreak.protocol.program.program import Program
 
-PASSING: Final = frozenset(
-    {
-        "ClockRunning",
-        "FinalHeadMissing",
-        "FinalHeadPosted",
-        "FinalHeadSealed",
-        "GameIsOver",
-        "Halted",
-        "HeadNotPosted",
-        "JobNotEnded",
-        "NoSuchGame",
-        "NothingToWithdraw",
-        "NotSealed",
-        "NotYourTurn",
-        "OpenGames",
-        "ReceiptMissing",
-        "SlotNotFree",
-        "StaleState",
-        "TooEarly",
-        "TooManyGames",
-        "WindowClosed",
-        "WindowOpen",
-        "WrongCaller",
-        "WrongJobStatus",
-        "WrongPayment",
-        "WrongPhase",
-    }
-)
-"""Refusals that time will resolve, or that come of others' transactions in the same block, or of a block that vanished.
-"""
+PASSING: Final = frozenset({
+    "ClockRunning", "FinalHeadMissing", "FinalHeadPosted", "FinalHeadSealed", "GameIsOver", "Halted", "HeadNotPosted",
+    "JobNotEnded", "NoSuchGame", "NothingToWithdraw", "NotSealed", "NotYourTurn", "OpenGames", "ReceiptMissing",
+    "SlotNotFree", "StaleState", "TooEarly", "TooManyGames", "WindowClosed", "WindowOpen", "WrongCaller",
+    "WrongJobStatus", "WrongPayment", "WrongPhase",
+})  # fmt: skip
+"""Refusals that time will resolve, or that come of others' transactions in one block, or of a block that vanished."""
 
 
 UNLIMITED: Final = Means()
@@ -280,6 +257,9 @@ class PartyMachine:
             sending.retry_at = self.next_slot()
             self.do(e.Alarm(is_error=True, text=f"{event.place[0]!s}: the account's balance does not cover it"))
             return
+        if event.error == "TooManyGames":
+            room = "others have all games that the job allows; without a chain, its client can name this account"
+            self.alarm(f"{event.place[0]!s}: {room}", is_error=True)
         sending.refusals += 1
         # A move may have stood behind other moves than its own, in a block that took the place of one that vanished.
         if event.error in PASSING or event.place[0] == "move":

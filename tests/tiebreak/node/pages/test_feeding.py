@@ -19,6 +19,7 @@ from tiebreak.node.pages.model import Asked
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.parties import posts as p
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.tags import Digest
 
@@ -231,6 +232,42 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
     assert ("Trainer’s stake", rest, stake) in [(m.what, m.who, m.wei) for m in view.money]
     assert not [m for m in view.money if "so far" in m.what or "withdrawn" in m.what]
     assert "stakes on a challenge" in " ".join(one.sentence for one in view.happenings)
+
+
+def test_refused_transactions_are_read_like_any_post(tmp_path: Path) -> None:
+    """Each page answers, and shows the board of the posts up to there: refused ones alone, last, and in between."""
+    run, store, plain = FALSE, Store(), Store()
+    outlook_on_paper = Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7)
+    feed, twin = Feed(store, outlook_on_paper), Feed(plain, outlook_on_paper)
+    pages = TestClient(Starlette(routes=routes(feed)))
+    settle = p.TransactionBody(transaction=tx.Settle(job_id=run.job.id))
+    for number, row in enumerate(lived(run).export):
+        post = p.Post.of(settle, job_id=run.job.id, number=number, sender=CLIENT.address)
+        refused = p.SignedPost(post=post, signature=bytes(65)).encode()
+        place = len(store.rows) + 1
+        store.rows += [replace(row, place=place), replace(row, place=place + 1, wire=refused)]
+        plain.rows.append(row)
+        assert pages.get("/").status_code == 200
+        with feed.reading() as board, twin.reading() as expected:
+            assert board is not None
+            assert expected is not None
+            assert (board.jobs, board.games) == (expected.jobs, expected.games)
+    assert pages.get(f"/jobs/{run.job.id.hex()}").status_code == 200
+
+
+def test_a_board_that_could_not_be_shown_is_shown_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    store.rows = list(lived(FALSE).export)
+    with monkeypatch.context() as patch:
+        patch.setattr(feeding, "snapshot", None)
+        with pytest.raises(TypeError):
+            feed.place()
+    with feed.reading() as board:
+        assert board is not None
+        assert board.jobs.keys() == {FALSE.job.id}
 
 
 def test_posts_of_a_chain_that_is_not_followed_make_no_board(tmp_path: Path) -> None:
