@@ -239,7 +239,8 @@ def test_a_key_keeps_to_its_limits(tmp_path: Path) -> None:
         other = make_job(nonce=8)
         offer = posts.Post.of(posts.OfferBody(job=other), job_id=other.id, number=0, sender=CLIENT.address)
         assert "at most 1 jobs" in refused(hub, 429, posts.SignedPost.sign(offer, DOMAIN, CLIENT).encode())
-        assert "at most 10 posts a minute" in refused(hub, 429, OFFER)
+        hub.mail().post(library([], 1, CLIENT))
+        assert "at most 10 posts a minute" in refused(hub, 429, library([], 2, CLIENT))
         game = post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME)
         assert "at most 0 games" in refused(hub, 429, game)
     with running(settings(tmp_path, post_bytes_per_second=20)) as hub:
@@ -252,6 +253,24 @@ def test_a_key_keeps_to_its_limits(tmp_path: Path) -> None:
         assert "posts a minute that are none" in refused(hub, 429, OFFER)
     with running(settings(tmp_path, waiting_posts=0)) as hub:
         assert "at most 0 posts at once" in refused(hub, 429, OFFER)
+
+
+def test_a_repeated_post_costs_its_address_and_not_its_key(store: Store) -> None:
+    """A stranger sends all public posts of others again, from one address and from many, as often as it likes."""
+    clerk, most = _clerk(store), HubLimits().posts_per_minute // 5
+    said = [OFFER, *(listing(n, 1000) for n in range(2)), *(steps(n) for n in range(2, 20))]
+    another = post(posts.StepsBody(first_step=99, losses=(), millisteps=0, processor=0, memory=0), TRAINER, 2)
+    elsewhere = own_job(TRAINER, CLIENT)[1:]  # posts of another hub, about a job that was never offered here
+    assert {answer.status for answer in take(clerk, *said, address="")} == {200}
+    for address in ["192.0.2.66"] * 8 + [f"198.51.100.{n}" for n in range(8)]:
+        answers = take(clerk, *said, another, *elsewhere, address=address)
+        assert not any(answer.is_new for answer in answers)
+        assert {answer.status for answer in answers} >= {200, 403, 409}, "answered, and charged to no key"
+    paid = [take(clerk, *said[1:3], address="192.0.2.66")[1].status for _ in range(8)]
+    assert 429 in paid, "it has used up its own"
+    mine = [listing(99, 500), *(steps(n) for n in range(100, 80 + most))]
+    answers = take(clerk, *mine, address="192.0.2.1")
+    assert [(answer.status, answer.is_new) for answer in answers] == [(200, True)] * (most - 19)
 
 
 def replayed(number: int, author: PrivateKey = STRANGER) -> bytes:

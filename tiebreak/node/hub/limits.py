@@ -2,6 +2,7 @@
 
 A key costs nothing and an address little, so limits by key share the hub among those who keep to one key, and limits by
 address bound what one machine with many keys can take. The owner of thousands of addresses can still fill a disk.
+A key is charged only for a post that gets a place, as anybody can repeat it; its address for each post that it sends.
 """
 
 import time
