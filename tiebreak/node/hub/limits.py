@@ -50,6 +50,8 @@ class HubLimits:
     full_bytes: int = 1 << 20
     """Bytes of such posts that a key may have a full hub take in a day, and an address `keys_per_address` times."""
     connections: int = 4096
+    """Open connections in all, or a quarter of the files that the system lets a process open, if that is less. One more
+    ends another one, of the address with most."""
     connections_per_address: int = 512
     """Open connections of one address, unless it is one of the `proxies`."""
     streams_per_address: int = 256
