@@ -98,9 +98,9 @@ def open_party(
             case "client":
                 machine = ClientNode(**more)
             case "auditor":
-                machine = AuditorNode(jobs=settings.digests("jobs"), **more)
+                machine = AuditorNode(jobs=settings.digests("jobs"), clients=policy(settings).clients, **more)
             case _:
-                machine = WatcherNode(jobs=settings.digests("jobs"), **more)
+                machine = WatcherNode(jobs=settings.digests("jobs"), clients=policy(settings).clients, **more)
         bench = Bench(
             folder=settings.folder, domain=ground.domain, hub=settings.hub, processes=max(1, settings.processes),
             machine=settings.machine, serve=serve, most_bytes=settings.most_bytes,

@@ -45,6 +45,7 @@ from tiebreak.node.hub import bodies as bodies_module
 from tiebreak.node.hub import connection as connection_module
 from tiebreak.node.hub import streams as streams_module
 from tiebreak.node.hub.clerk import Arrival, Clerk, PostResult
+from tiebreak.node.hub.connection import GRACE_SECONDS, OpenConnections
 from tiebreak.node.hub.limits import Buckets, HubLimits, Recent, address_of, networks_in
 from tiebreak.node.hub.line import Line, WaitingRequest
 from tiebreak.node.hub.serving import proxies_of
@@ -239,7 +240,8 @@ def test_a_key_keeps_to_its_limits(tmp_path: Path) -> None:
         other = make_job(nonce=8)
         offer = posts.Post.of(posts.OfferBody(job=other), job_id=other.id, number=0, sender=CLIENT.address)
         assert "at most 1 jobs" in refused(hub, 429, posts.SignedPost.sign(offer, DOMAIN, CLIENT).encode())
-        assert "at most 10 posts a minute" in refused(hub, 429, OFFER)
+        hub.mail().post(library([], 1, CLIENT))
+        assert "at most 10 posts a minute" in refused(hub, 429, library([], 2, CLIENT))
         game = post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME)
         assert "at most 0 games" in refused(hub, 429, game)
     with running(settings(tmp_path, post_bytes_per_second=20)) as hub:
@@ -252,6 +254,24 @@ def test_a_key_keeps_to_its_limits(tmp_path: Path) -> None:
         assert "posts a minute that are none" in refused(hub, 429, OFFER)
     with running(settings(tmp_path, waiting_posts=0)) as hub:
         assert "at most 0 posts at once" in refused(hub, 429, OFFER)
+
+
+def test_a_repeated_post_costs_its_address_and_not_its_key(store: Store) -> None:
+    """A stranger sends all public posts of others again, from one address and from many, as often as it likes."""
+    clerk, most = _clerk(store), HubLimits().posts_per_minute // 5
+    said = [OFFER, *(listing(n, 1000) for n in range(2)), *(steps(n) for n in range(2, 20))]
+    another = post(posts.StepsBody(first_step=99, losses=(), millisteps=0, processor=0, memory=0), TRAINER, 2)
+    elsewhere = own_job(TRAINER, CLIENT)[1:]  # posts of another hub, about a job that was never offered here
+    assert {answer.status for answer in take(clerk, *said, address="")} == {200}
+    for address in ["192.0.2.66"] * 8 + [f"198.51.100.{n}" for n in range(8)]:
+        answers = take(clerk, *said, another, *elsewhere, address=address)
+        assert not any(answer.is_new for answer in answers)
+        assert {answer.status for answer in answers} >= {200, 403, 409}, "answered, and charged to no key"
+    paid = [take(clerk, *said[1:3], address="192.0.2.66")[1].status for _ in range(8)]
+    assert 429 in paid, "it has used up its own"
+    mine = [listing(99, 500), *(steps(n) for n in range(100, 80 + most))]
+    answers = take(clerk, *mine, address="192.0.2.1")
+    assert [(answer.status, answer.is_new) for answer in answers] == [(200, True)] * (most - 19)
 
 
 def replayed(number: int, author: PrivateKey = STRANGER) -> bytes:
@@ -616,6 +636,7 @@ def test_a_slow_reader_is_no_silent_one() -> None:
     connection: Any = object.__new__(connection_module.Connection)
     connection.transport = connection.loop = Stub()
     connection.flow = FlowControl(connection.transport)
+    connection._open, connection.address = OpenConnections(1, 1), ""
     connection.pause_writing()
     for left in (9, 3):
         waiting[0] = left
@@ -647,6 +668,67 @@ def test_an_address_has_so_many_connections(tmp_path: Path) -> None:
         with connect(hub, "127.0.0.2") as again:
             again.sendall(b"GET /healthz HTTP/1.1\r\nHost: hub\r\n\r\n")
             assert again.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+HALVES = {
+    "nothing": b"",
+    "half a head": b"GET /healthz HTTP/1.1\r\nHost:",
+    "half a body": b"POST /posts HTTP/1.1\r\nHost: hub\r\nContent-Length: 9\r\n\r\nxx",
+    "a stream": b"GET /stream HTTP/1.1\r\nHost: hub\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_open_requests_of_strangers_keep_nobody_out(tmp_path: Path, half: str) -> None:
+    """A hub of few connections, so that few fill it: two addresses hold all that they may have, again and again."""
+    limits = settings(tmp_path, connections=16, connections_per_address=12)
+    with running(limits) as hub, ExitStack() as stack:
+        slow = stack.enter_context(connect(hub, "127.0.0.1"))
+        slow.sendall(HALVES["half a head"])
+        for number in range(40):
+            with suppress(OSError):
+                stack.enter_context(connect(hub, f"127.0.0.{2 + number % 2}")).sendall(HALVES[half])
+            if number % 4 == 3:
+                with connect(hub, "127.0.0.4") as other:
+                    other.sendall(b"GET /healthz HTTP/1.1\r\nHost: hub\r\n\r\n")
+                    assert other.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        slow.sendall(b" hub\r\n\r\n")
+        assert slow.recv(1 << 16).startswith(b"HTTP/1.1 200"), "one of a few slow ones is not the one to go"
+        until(lambda: len(hub.server.server_state.connections) <= 16)
+
+
+class Counted:
+    """A connection to be counted."""
+
+    def __init__(self, name: str, gone: list[str], counted: OpenConnections) -> None:
+        self.name, self.address, self._gone, self._counted = name, name[0], gone, counted
+
+    def cut(self) -> None:
+        self._gone.append(self.name)
+        self._counted.remove(self)  # type: ignore[arg-type]
+
+
+def test_a_connection_too_many_ends_the_oldest_slow_one_of_the_greediest() -> None:
+    counted, gone, later = OpenConnections(6, 4), list[str](), GRACE_SECONDS
+    made = {name: Counted(name, gone, counted) for name in ("a1", "b1", "b2", "b3", "c1", "a2", "d1", "d2", "d3", "e1")}
+    found: dict[str, Any] = dict(made)
+    for now, name in enumerate(("a1", "b1", "b2", "b3", "c1", "a2")):
+        counted.add(found[name], now, is_proxy=False)
+        counted.wait(found[name], now)
+    for name in ("b1", "a1", "c1"):
+        counted.complete(found[name])  # of address b, two are slow; of a, one
+    counted.add(found["d1"], 2 + later, is_proxy=False)
+    assert gone == ["b2"], "the oldest slow one of the address with most slow ones"
+    counted.complete(found["b3"])
+    counted.add(found["d2"], 4.9 + later, is_proxy=False)
+    assert gone == ["b2", "a1"], "no request is late yet: the oldest of the addresses with most"
+    counted.wait(found["b3"], 5)
+    counted.rename(found["c1"], "a")
+    counted.add(found["d3"], 5 + later, is_proxy=True)
+    assert gone == ["b2", "a1", "a2"], "the oldest slow one, of addresses with one each"
+    counted.wait(found["a2"], 6)
+    counted.add(found["e1"], 99, is_proxy=False)
+    assert gone == ["b2", "a1", "a2", "b3"], "what was cut does not count"
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /healthz HTTP/1.1\r\nHost: hub\r\n\r\nGET /"])

@@ -31,7 +31,7 @@ from tiebreak.node.hub.blobs import Blobs, DiskFull
 from tiebreak.node.hub.bodies import body_of, chunks
 from tiebreak.node.hub.clerk import Arrival, Clerk, PostResult
 from tiebreak.node.hub.connection import connection_of
-from tiebreak.node.hub.limits import Buckets, Budgets, HubLimits
+from tiebreak.node.hub.limits import PAGE_SECONDS, PROCESSOR, Buckets, Budgets, HubLimits
 from tiebreak.node.hub.line import Line, WaitingRequest
 from tiebreak.node.hub.store import Store
 from tiebreak.node.hub.streams import Listener, Streams, follow
@@ -187,7 +187,11 @@ class Hub:
                 most = self.limits.pages_per_minute
                 raise HTTPException(429, f"expected at most {most} pages a minute by one address, got more")
             with self.viewing.by(request):
-                await app(scope, receive, send)
+                try:
+                    await app(scope, receive, send)
+                finally:
+                    more = max(0.0, scope.get(PROCESSOR, 0.0) / PAGE_SECONDS - 1)
+                    self.views.take(_address(request), min(more, self.views.tokens(_address(request))))
 
         return respond
 

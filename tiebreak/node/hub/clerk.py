@@ -2,11 +2,11 @@
 
 Half of its work is waiting for the disk, so it has a thread of its own; one batch is taken after another.
 
-Numbered plan of a post: (1) it is well-formed and its sender signed it, (2) sender and address keep to their rates, (3)
-the same post again is answered as before, and another one under its number is refused, (4) its job was offered here,
-(5) the sender may write it there, (6) what it opens is within the limits, and it fits on the disk, (7) it gets a place,
-the instant at which it arrived, and a signature. Of those that are placed out of turn, later ones never count as
-earlier.
+Numbered plan of a post: (1) it is well-formed and its sender signed it, (2) its address keeps to its rates, (3) the
+same post again is answered as before, and another one under its number is refused, (4) its job was offered here, (5)
+the sender may write it there, (6) what it opens is within the limits, it fits on the disk, and its sender keeps to its
+rates, (7) it gets a place, the instant at which it arrived, and a signature. Of those that are placed out of turn,
+later ones never count as earlier. Anybody may send a signed post again, so a key pays only for what gets a place.
 """
 
 from collections.abc import Callable, Sequence
@@ -139,10 +139,9 @@ class Clerk:
             body = arrival.signed.verify(self._domain)  # (1)
         except VerificationError as error:
             return PostResult(status=400, error=str(error))
-        rows = 1 + len(body.files) if isinstance(body, LibraryBody) else 1
-        excess = self._budgets.excess(arrival.signed.post.sender, 1, 1, len(arrival.wire), rows)  # (2)
-        if not excess and arrival.address:  # whose posts and bytes were charged when they came
-            excess = self._budgets.excess(arrival.address, self._limits.keys_per_address, 0, 0, rows)
+        excess = ""
+        if arrival.address:  # (2) whose posts and bytes were charged when they came
+            excess = self._budgets.excess(arrival.address, self._limits.keys_per_address, 0, 0, _rows(body))
         return PostResult(status=429, error=excess) if excess else body
 
     def _placed(
@@ -192,11 +191,8 @@ class Clerk:
             challenger = self._challengers.get(post.game_id) or writer.challenger(post.game_id)
         check_author(post, body, job, challenger, self._domain)  # (5)
         self._check_opening(writer, post, body, is_new_game=challenger is None)  # (6)
-        if not self._has_room():
-            self._ration(arrival)
+        self._charge(writer, arrival, body, is_stranger=post.sender not in (job.client, job.trainer))
         self._jobs.put(post.job_id, job)
-        if post.sender not in (job.client, job.trainer):
-            self._charge(writer, post, len(arrival.wire))
 
     def _check_opening(self, writer: Writer, post: Post, body: Body, *, is_new_game: bool) -> None:
         """Raise `_Refused` for a job, a game or a list of files above the limits."""
@@ -212,29 +208,34 @@ class Clerk:
             if largest > limits.blob_bytes:
                 raise _Refused(413, f"expected files of at most {limits.blob_bytes} bytes, got one of {largest}")
 
-    def _ration(self, arrival: Arrival) -> None:
-        """Raise `_Refused` unless a full disk has room for a post.
+    def _charge(self, writer: Writer, arrival: Arrival, body: Body, *, is_stranger: bool) -> None:
+        """Charge a post to its sender. Raises `_Refused` for one above a limit, and then charges nothing.
 
-        Anybody is the client of a job of its own, so being a party of one is no claim to what is left.
+        is_stranger: whether the sender is no party of the job. On a full disk that makes no difference: anybody is the
+        client of a job of its own.
         """
-        post, size, keys_of_all = arrival.signed.post, len(arrival.wire), self._limits.keys_per_address
-        if post.kind not in _WHEN_FULL:
-            raise _Refused(507, "expected a disk with room for more than heads and games, got a full one")
-        for who, amount in ((post.sender, float(size)), (arrival.address, size / keys_of_all)):
-            if self._when_full.tokens(who) < amount:
-                most = self._limits.full_bytes
-                raise _Refused(507, f"expected at most {most} bytes a day by one key on a full disk, got {size} more")
-        self._when_full.take(post.sender, size)
-        self._when_full.take(arrival.address, size / keys_of_all)
-
-    def _charge(self, writer: Writer, post: Post, size: int) -> None:
-        """Charge a post to a sender who is no party of the job."""
-        name, most = (post.job_id, post.sender), self._limits.stranger_bytes
-        held = self._strangers.get(name)
-        held = (writer.bytes_of(*name) if held is None else held) + size
-        if held > most:
-            raise _Refused(403, f"expected at most {most} bytes in one job by a key that is no party of it, got {held}")
-        self._strangers.put(name, held)
+        post, size, limits = arrival.signed.post, len(arrival.wire), self._limits
+        rations: list[tuple[bytes | str, float]] = []
+        if not self._has_room():
+            if post.kind not in _WHEN_FULL:
+                raise _Refused(507, "expected a disk with room for more than heads and games, got a full one")
+            rations = [(post.sender, size), (arrival.address, size / limits.keys_per_address)]
+        if any(self._when_full.tokens(who) < amount for who, amount in rations):
+            most = limits.full_bytes
+            raise _Refused(507, f"expected at most {most} bytes a day by one key on a full disk, got {size} more")
+        name, held = (post.job_id, post.sender), size
+        if is_stranger:
+            before = self._strangers.get(name)
+            held += writer.bytes_of(*name) if before is None else before
+            if held > (most := limits.stranger_bytes):
+                text = f"expected at most {most} bytes in one job by a key that is no party of it, got {held}"
+                raise _Refused(403, text)
+        if excess := self._budgets.excess(post.sender, 1, 1, size, _rows(body)):
+            raise _Refused(429, excess)
+        for who, amount in rations:
+            self._when_full.take(who, amount)
+        if is_stranger:
+            self._strangers.put(name, held)
 
     def _row(self, arrival: Arrival) -> Row:  # (7)
         post = arrival.signed.post
@@ -263,3 +264,8 @@ class Clerk:
                 self._challengers.put(post.game_id, post.sender)
             case LibraryBody(files=files):
                 writer.name([(file.root, file.size) for file in files], post.sender)
+
+
+def _rows(body: Body) -> int:
+    """Rows of the database that a post fills."""
+    return 1 + len(body.files) if isinstance(body, LibraryBody) else 1

@@ -165,18 +165,22 @@ class Store:
 
     def posts(
         self, after: int, *, jobs: Collection[bytes] | None = None, game: bytes | None = None, offers: bool = False,
-        limit: int = 500, most: int = MAX_PAGE_BYTES,
+        kinds: Collection[int] | None = None, newest: bool = False, limit: int = 500, most: int = MAX_PAGE_BYTES,
     ) -> list[ReceivedPost]:  # fmt: skip
         """The posts after a place, in order: at most `limit` posts, and at most `most` bytes of wires, or one post.
 
-        jobs, game: only posts of one of these jobs, or of this game. offers: and the offers of all other jobs.
+        jobs, game, kinds: only posts of one of these jobs, of this game, or of these kinds. offers: and the offers of
+        all other jobs. newest: the last of these posts instead of the first.
         """
         c = _posts.c
-        query = sql.select(c.place, c.at, c.wire, c.signature).where(c.place > after).order_by(c.place).limit(limit)
+        order = c.place.desc() if newest else c.place
+        query = sql.select(c.place, c.at, c.wire, c.signature).where(c.place > after).order_by(order).limit(limit)
         if jobs is not None:
             query = query.where(sql.or_(c.job_id.in_(jobs), *([c.kind == int(PostKind.OFFER)] if offers else [])))
         if game is not None:
             query = query.where(c.game_id == game)
+        if kinds is not None:
+            query = query.where(c.kind.in_(kinds))
         found, held = [], 0
         with self.engine.connect() as connection:
             for row in connection.execution_options(yield_per=20).execute(query):
@@ -184,7 +188,7 @@ class Store:
                 held += len(row.wire)
                 if held > most - MAX_POST_BYTES:
                     break
-        return found
+        return found[::-1] if newest else found
 
     def count(self, job_id: bytes) -> int:
         """The number of posts about a job."""
