@@ -163,7 +163,7 @@ class Hub:
 
     @property
     def trouble(self) -> str:
-        """Why the hub takes no posts; empty if it does."""
+        """The reason why the hub takes no posts; empty if it does."""
         return self._ended or self.clerk.trouble
 
     async def post(self, wire: bytes, address: str) -> PostResult:

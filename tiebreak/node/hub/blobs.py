@@ -146,7 +146,8 @@ class Blobs:
             with _room():
                 self._write_at(path.with_suffix(".part"), held, new)
                 if held + len(new) == size:
-                    self._finish(path)
+                    with Folder(path.parent) as folder:
+                        folder.rename(f"{path.name}.part", path.name)
                     self._checked.discard(root)
         return held + len(new)
 
@@ -161,12 +162,6 @@ class Blobs:
             raise
         finally:
             os.close(descriptor)
-
-    @staticmethod
-    def _finish(path: Path) -> None:
-        """Give a blob whose last piece came its name."""
-        with Folder(path.parent) as folder:
-            folder.rename(f"{path.name}.part", path.name)
 
     def has_room(self, wanted: int) -> bool:
         """Whether this many bytes fit above the free bytes that keep the hub answering."""

@@ -89,9 +89,16 @@ class Clerk:
         """has_room: whether more than `free_bytes` are free on the disk."""
         self._has_room = has_room
         self._store, self._domain, self._key, self._limits = store, domain, key, limits
-        store.open_for_writing(
-            {"hub": key.address.hex(), "chain": str(domain.chain_id), "contract": domain.contract.hex()}
-        )
+        facts = {"hub": key.address.hex(), "chain": str(domain.chain_id), "contract": domain.contract.hex()}
+        self._last = store.open_for_writing(facts)
+        """The last post that is on the disk for certain."""
+        self._at = self._last.at
+        self._written = list[Row]()
+        """The posts of the last transaction, until it is certain that they count."""
+        self.found: list[Row] = []
+        """Posts of an earlier batch that count in spite of an error, as the last `take` found out."""
+        self.trouble = ""
+        """The reason why posts cannot be stored; empty if they can."""
         self._budgets = Budgets(limits)
         self._when_full: Buckets[bytes | str] = Buckets(limits.full_bytes / _DAY, limits.full_bytes)
         self._jobs: Recent[bytes, Job] = Recent(_KNOWN)
@@ -100,16 +107,6 @@ class Clerk:
         """The bytes that a sender has in a job without being a party to it, by job and sender."""
         self._highest: Recent[tuple[bytes, bytes], int] = Recent(_KNOWN)
         """The highest number of a sender within a job; -1 if it has posted nothing there."""
-        with store.writing() as writer:
-            self._last = writer.last()
-        """The last post that is on the disk for certain."""
-        self._at = self._last.at
-        self._written = list[Row]()
-        """What the last transaction wrote, until it is certain that it counts."""
-        self.found: list[Row] = []
-        """Posts of an earlier batch that count in spite of an error, as the last `take` found out."""
-        self.trouble = ""
-        """Why posts cannot be stored; empty if they can."""
 
     def take(self, arrived: Sequence[Arrival]) -> list[PostResult]:
         """The answer to each post. A post that gets a place is on the disk."""
@@ -282,20 +279,12 @@ class Clerk:
 
     def _row(self, arrival: Arrival, place: int, at: int) -> Row:  # (7)
         post = arrival.signed.post
-        content = post.content
-        received = Received(content=content, place=place, at=at)
+        received = Received(content=post.content, place=place, at=at)
         return Row(
-            place=place,
-            at=at,
-            job_id=post.job_id,
-            game_id=post.game_id,
-            sender=post.sender,
-            number=post.number,
-            kind=post.kind,
-            content=content,
-            wire=arrival.wire,
+            place=place, at=at, job_id=post.job_id, game_id=post.game_id, sender=post.sender, number=post.number,
+            kind=post.kind, content=received.content, wire=arrival.wire,
             signature=self._key.sign(received.digest(self._domain)),
-        )
+        )  # fmt: skip
 
     def _keep(self, writer: Writer, post: Post, body: Body, place: int) -> None:
         match body:

@@ -133,9 +133,7 @@ class Store:
         if self.is_sqlite:
             sql.event.listen(self.engine, "connect", _set_up_sqlite)
         self._connection: sql.Connection | None = None
-        """The clerk's."""
-        self._line: socket.socket | None = None
-        """Its connection to a server."""
+        """The connection through which the clerk writes."""
 
     def close(self) -> None:
         self._leave()
@@ -143,14 +141,16 @@ class Store:
 
     # ------------------------------------------------------------------ the clerk's
 
-    def open_for_writing(self, facts: Mapping[str, str]) -> None:
-        """Make the tables. Raises `StateError` if another clerk writes, or if the database was made for other facts.
+    def open_for_writing(self, facts: Mapping[str, str]) -> LastPost:
+        """Make the tables if there are none. Returns the last post.
 
-        facts: values that never change under the posts: the hub's address and its domain. An error closes the store.
+        facts: values that never change under the posts: the hub's address and its domain. Raises `StateError` if the
+        database was made for others, or if another clerk writes; an error closes the store.
         """
         try:
             with self.writing() as writer:
                 writer.set_up({"version": VERSION, **facts})
+                return writer.last()
         except BaseException as error:
             self.close()
             if getattr(getattr(error, "orig", None), "sqlstate", None) == _LOCK_NOT_AVAILABLE:
@@ -163,42 +163,39 @@ class Store:
 
         After an error it is unknown which, until the next transaction looks: its session has the lock again by then.
         """
+        timer = threading.Timer(WRITE_SECONDS, self._cut)
+        timer.start()
         try:
-            if (connection := self._connection) is None:
-                connection = self._connection = self.engine.connect()
-                if not self.is_sqlite:
-                    driver: Any = connection.connection.driver_connection
-                    self._line = socket.socket(fileno=os.dup(driver.fileno()))
-                    with self._limited():
-                        connection.exec_driver_sql(_TAKE_LOCK)
-                        connection.commit()
-            with self._limited(), connection.begin():
+            connection = self._session()
+            with connection.begin():
                 yield Writer(connection)
         except sql.exc.SQLAlchemyError:
             self._leave()
             raise
+        finally:
+            timer.cancel()
+
+    def _session(self) -> sql.Connection:
+        if self._connection is None:
+            self._connection = self.engine.connect()
+            if not self.is_sqlite:
+                self._connection.exec_driver_sql(_TAKE_LOCK)
+                self._connection.commit()
+        return self._connection
 
     def _leave(self) -> None:
         """End the clerk's session, and with it the lock: a pool would keep both."""
         if self._connection is not None:
             self._connection.invalidate()
             self._connection.close()
-        if self._line is not None:
-            self._line.close()
-        self._connection = self._line = None
+        self._connection = None
 
-    @contextmanager
-    def _limited(self) -> Iterator[None]:
-        """Cuts the clerk's connection to a server after `WRITE_SECONDS`: an error instead of silence."""
-        if self._line is None:
-            yield
-            return
-        timer = threading.Timer(WRITE_SECONDS, self._line.shutdown, [socket.SHUT_RDWR])
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+    def _cut(self) -> None:
+        """Cut the clerk's connection to a server, so that it gets an error instead of silence."""
+        if self._connection is not None and not self.is_sqlite:
+            driver: Any = self._connection.connection.driver_connection
+            with socket.socket(fileno=os.dup(driver.fileno())) as line:
+                line.shutdown(socket.SHUT_RDWR)
 
     # ------------------------------------------------------------------ anybody's
 
@@ -242,20 +239,6 @@ class Store:
         with self.engine.connect() as connection:
             rows = connection.execute(query).all()
         return [Received(content=Digest(bytes(content)), place=place, at=at) for content, place, at in rows]
-
-    def jobs(self) -> list[Job]:
-        """All jobs that were offered here, in the order of their offers."""
-        with self.engine.connect() as connection:
-            return [_job(data) for data in connection.scalars(sql.select(_jobs.c.job).order_by(_jobs.c.place))]
-
-    def job(self, job_id: bytes) -> Job | None:
-        with self.engine.connect() as connection:
-            return Writer(connection).job(job_id)
-
-    def job_of_game(self, game_id: bytes) -> Digest | None:
-        with self.engine.connect() as connection:
-            found = connection.scalar(sql.select(_games.c.job_id).where(_games.c.game_id == game_id))
-        return None if found is None else Digest(found)
 
     def is_named(self, root: bytes, size: int) -> bool:
         """Whether some library names a blob with this root and size."""
@@ -328,7 +311,7 @@ class Writer:
 
     def job(self, job_id: bytes) -> Job | None:
         data = self._connection.scalar(sql.select(_jobs.c.job).where(_jobs.c.job_id == job_id))
-        return None if data is None else _job(data)
+        return None if data is None else Job.unpack("job", unpack(bytes(data), len(data)))
 
     def challenger(self, game_id: bytes) -> Address | None:
         found = self._connection.scalar(sql.select(_games.c.challenger).where(_games.c.game_id == game_id))
@@ -371,7 +354,3 @@ def _set_up_sqlite(connection: Any, _record: Any) -> None:
 
 def _number(number: int) -> bytes:
     return number.to_bytes(8, "big")
-
-
-def _job(data: bytes) -> Job:
-    return Job.unpack("job", unpack(bytes(data), len(data)))
