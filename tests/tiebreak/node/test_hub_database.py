@@ -126,6 +126,23 @@ def replayed(number: int) -> bytes:
     return post(posts.ReplayedBody(count=number, run_root=JOB.id, agrees=1), CHALLENGER, number)
 
 
+def test_a_disk_is_full_until_something_was_written(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """What is only read says nothing about room, so the log has one ERROR, and health says so all the time."""
+    clerk, is_full = make_clerk(store), [True]
+
+    def execute(_: object, __: object, statement: str, *___: object) -> None:
+        if is_full[0] and statement.split()[0] in ("INSERT", "UPDATE"):
+            raise sql.exc.OperationalError(statement, None, OSError("database or disk is full"))
+
+    sql.event.listen(store.engine, "before_cursor_execute", execute)
+    for _ in range(3):
+        assert [answer.status for answer in take(clerk, OFFER)] == [507]
+        assert (take(clerk), clerk.trouble == "") == ([], False)
+    is_full[0] = False
+    assert (take(clerk), clerk.trouble) == ([], "")
+    assert said(caplog) == [CANNOT, STORED_AGAIN]
+
+
 @pytest.mark.parametrize("change", ["another hub wrote", "posts were lost", "a place has another post"])
 def test_a_clerk_ends_if_the_database_has_other_posts(store: Store, change: str) -> None:
     """It would sign for a place that another post has. The other hub has the same key, or it would be refused."""
