@@ -90,8 +90,10 @@ class SignedCertificate:
                 said.append("The client signed for these weights too.")
         return said
 
-    def leaves_open(self, found: Found, *, chain_asked: bool = False, base_given: bool = False) -> list[str]:
-        """Sentences that do not follow from it. found: the files that were checked."""
+    def leaves_open(
+        self, found: Found | None = None, *, chain_asked: bool = False, base_given: bool = False
+    ) -> list[str]:
+        """Sentences that do not follow from it. found: the files that were checked, if any."""
         certificate = self.certificate
         rest = certificate.job.state_count - certificate.weights.count
         said = [
@@ -124,7 +126,7 @@ class SignedCertificate:
             said.append("That the node tells the truth about its chain: nobody's consensus was checked.")
         elif certificate.agreement.domain.chain_id:
             said.append("That the job was settled and auditors were paid: no node of its chain was asked (--rpc).")
-        return said + found.leaves_open()
+        return said if found is None else said + found.leaves_open()
 
 
 def read_certificate(path: Path) -> SignedCertificate:
