@@ -19,7 +19,7 @@ STAMP := $(VENV)/.installed-$(shell cat pyproject.toml constraints.txt | cksum |
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 SOURCES := .ci tiebreak conformance tests benchmarks examples model scripts contracts/scripts
 
-.PHONY: help setup demo test test-all models pages lint format types vectors vectors-package newest hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
+.PHONY: help setup demo test test-all models pages lint format types vectors vectors-package newest mutants hardest recheck gpu arm big-endian torches contracts anvil model model-quick nightly ci clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -66,8 +66,11 @@ vectors-package: setup ## The integer reference and the vectors as a wheel of th
 	rm -rf conformance/build
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist ./conformance
 
-newest: ## The core on the newest Python there is, without torch
+newest: setup ## The core on the newest Python there is, without torch
 	.ci/newest
+
+mutants: setup ## Small changes of the product, each of which must fail its tests (about an hour of processor time)
+	$(BIN)/python -m tests.mutants --jobs $(WORKERS)
 
 hardest: setup ## Search all 2^32 arguments of each transcendental for the hardest to round (minutes; needs a C compiler)
 	$(BIN)/python -m tests.hardest.search tests/vectors/hardest.json --check --threads $(WORKERS)
@@ -101,7 +104,7 @@ model: ## The game and the job board, model-checked by SPIN within bounds, with 
 model-quick: ## The same without the properties whose bounds are large
 	$(PYTHON) model/check.py --quick
 
-nightly: setup model hardest models arm big-endian torches ## What is too slow for each change and rarely tells anything (docs/verification.md)
+nightly: setup mutants model hardest models arm big-endian torches ## What is too slow for each change and rarely tells anything (docs/verification.md)
 	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m nightly
 	FOUNDRY_PROFILE=nightly $(MAKE) -C contracts setup test symbolic
 	$(BIN)/mypy --python-version 3.13

@@ -267,7 +267,8 @@ def test_a_damaged_last_checkpoint_is_computed_again_from_what_is_kept(
 def test_another_policy_on_resuming_drops_what_it_does_not_keep(new_run: NewRun, whole: RunDirectory) -> None:
     run = new_run("run")
     worker(run).work(9)
-    (run.path / "checkpoints" / ".000000000012.safetensors.part").write_bytes(b"begun")
+    for step in (12, 99):  # the next one's is written over
+        (run.path / "checkpoints" / f".{step:012d}.safetensors.part").write_bytes(b"begun")
     assert worker(run, keep=LAST).work() == whole.root()
     assert sorted(path.name for path in (run.path / "checkpoints").iterdir()) == [
         "000000000000.safetensors",

@@ -13,9 +13,10 @@ from tiebreak.engine.logged.files import LogFile, log_path
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.audit import SegmentAuditor, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.logs import MAX_FINDINGS, FindingKind, LogReport
+from tiebreak.engine.run.logs import MAX_FINDINGS, NO_LOGS, FindingKind, LogFinding, LogReport, check_logs
 from tiebreak.engine.run.train import Worker
-from tiebreak.protocol.errors import CannotCheck
+from tiebreak.protocol.commitments.job import SignedJob
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.program.rounding import SumKind, element_rounding, neighbours, sum_kind
 from tiebreak.protocol.program.step_log import Entries, StepLog
 
@@ -167,6 +168,27 @@ def test_reports_add_up() -> None:
     one, two = LogReport(steps=1, entries=5, needed=2, elsewhere=1), LogReport(steps=2, entries=1, missing=4)
     one.add(two)
     assert one == LogReport(steps=3, entries=6, needed=2, elsewhere=1, missing=4)
+
+
+def test_a_report_counts_all_findings_and_keeps_so_many() -> None:
+    """A hostile log may be all findings."""
+    report = LogReport()
+    for element in range(MAX_FINDINGS + 3):
+        report.found(LogFinding(kind=FindingKind.MISSING, step=1, value=2, element=element, detail="of a test"))
+    assert (report.missing, len(report.findings)) == (MAX_FINDINGS + 3, MAX_FINDINGS)
+    both = LogReport()
+    both.add(report)
+    both.add(report)
+    assert (both.missing, len(both.findings)) == (2 * (MAX_FINDINGS + 3), MAX_FINDINGS)
+
+
+def test_each_policy_has_its_logs(flipped: RunDirectory, agreement: SignedJob) -> None:
+    check_logs(flipped.job, published(flipped))
+    check_logs(agreement.job, NO_LOGS)
+    with pytest.raises(ConfigurationError, match="got none for one"):
+        check_logs(flipped.job, NO_LOGS)
+    with pytest.raises(ConfigurationError, match="got some for another"):
+        check_logs(agreement.job, published(flipped))
 
 
 def test_whoever_has_no_records_of_the_trainers_is_told(flipped: RunDirectory, tmp_path: Path) -> None:

@@ -187,6 +187,28 @@ def test_sums_of_gradients_are_made_while_they_come() -> None:
     assert peak_bytes(program, units) <= 4 * SIZE * 5
 
 
+def test_small_sums_wait_for_their_use() -> None:
+    """To make them at once would free next to nothing."""
+    b = Builder()
+    x = b.state("x", DType.F32, (8, 2))
+    total, scale = b.full((8,), 0.0), b.sum(x)
+    for _ in range(6):
+        pairs = b.mul(x, scale)
+        total, scale = b.add(total, b.max(pairs, (1,))), b.sum(pairs)
+    units = check_order(b.finish({"x": b.sub(x, total.unsqueeze(1))}, scale))
+    assert max(len(unit.members) for unit in units) >= 6, "all of them in one pass"
+
+
+def test_what_reads_a_part_of_a_value_does_not_read_it_in_place() -> None:
+    b = Builder()
+    x = b.state("x", DType.F32, (8,))
+    whole, part, behind = b.neg(x), b.neg(x.slice(0, 0, 4)), b.neg(x.slice(0, 4, 8))
+    body = b.finish({"x": b.add(whole, b.sum(b.mul(part, behind)))}, b.sum(whole)).body
+    reads = {ref.value: reads_in_place(body[ref.value].operands[0], body[ref.value], body[x.value])
+             for ref in (whole, part, behind)}  # fmt: skip
+    assert reads == {whole.value: True, part.value: False, behind.value: False}
+
+
 def test_long_chains_are_cut_and_instructions_that_broadcast_wait() -> None:
     b = Builder()
     x = b.state("x", DType.F32, (8, 8))

@@ -57,6 +57,33 @@ def test_create_refuses_inputs_that_are_not_the_jobs(tiny: Captured, agreement: 
         RunDirectory.create(tmp_path / "c", agreement, tiny.program, tiny.state, data)
 
 
+def test_a_new_run_syncs_the_folder_of_each_folder_that_it_makes(
+    new_run: NewRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    sync, rename = os.fsync, os.replace
+
+    def synced(handle: int) -> None:
+        sync(handle)
+        calls.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
+
+    def renamed(*arguments: object, **options: object) -> None:
+        rename(*arguments, **options)  # type: ignore[call-overload]
+        calls.append(f"name {arguments[1]}")
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    new_run("outer/inner/run")
+    first = next(number for number, call in enumerate(calls) if call.startswith("name "))
+    above = [str(tmp_path), str(tmp_path / "outer"), str(tmp_path / "outer/inner")]
+    assert sorted(calls[:first])[:3] == above, "the folders' own names are safe before the first file has its own"
+    assert calls[-2:] == ["name job.bin", f"{tmp_path}/outer/inner/run"]
+    (tmp_path / "made").mkdir()  # by a process that was killed before it could sync
+    calls.clear()
+    new_run("made")
+    assert calls[0] == str(tmp_path)
+
+
 @pytest.mark.parametrize("file", ["job.bin", "program.tbp", "data.safetensors", "checkpoints/000000000000.safetensors"])
 @pytest.mark.parametrize("damage", ["truncate", "flip", "append", "remove", "empty"])
 def test_damaged_files_are_refused(new_run: NewRun, file: str, damage: str) -> None:
@@ -171,6 +198,30 @@ def test_a_disk_that_fills_up_mid_append_loses_no_record(new_run: NewRun) -> Non
     assert run.records() == [record(3)]
     run.append_record(record(6))
     assert run.records() == [record(3), record(6)]
+
+
+def test_telemetry_goes_on_behind_half_a_line(new_run: NewRun) -> None:
+    run = new_run("run")
+    run.add_metric(1, 0.5, 0.1)
+    with (run.path / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 2, "lo')  # by a process that was killed
+    run.add_metric(2, 0.25, 0.1)
+    run.add_metric(3, 0.125, 0.1)
+    assert [(entry["step"], entry["loss"]) for entry in run.metrics()] == [(1, 0.5), (2, 0.25), (3, 0.125)]
+
+
+def test_records_end_with_the_jobs_last_checkpoint(new_run: NewRun) -> None:
+    run = new_run("run")
+    for step in (3, 6, 9, 12):
+        run.append_record(record(step))
+    path = run.path / "records.bin"
+    path.write_bytes(path.read_bytes() + bytes(RECORD_BYTES - 1))
+    assert run.recorded() == 4
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(EncodingError, match="expected at most"):
+        run.recorded()
+    with pytest.raises(EncodingError, match="record 4 is of step"):
+        list(run.record_digests(5))
 
 
 def test_inputs_that_do_not_fit_are_refused_by_name(tiny: Captured) -> None:

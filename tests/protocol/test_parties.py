@@ -43,6 +43,7 @@ from tiebreak.protocol.parties.terms import (
     HELD_RUNS,
     MAX_STAKE_RATIO,
     PATIENCE,
+    Means,
     objections_to_auditing,
     objections_to_paying,
     objections_to_training,
@@ -330,6 +331,56 @@ def test_a_lack_of_money_passes_and_is_an_error_while_it_lasts() -> None:
         now += BLOCK
         actions = client.observe(e.BoardChanged(at=now, block=now))
     assert first in actions
+
+
+def poor_trainer(*, owed: int) -> tuple[KnowingTrainer, PublicJob, list[int]]:
+    """A trainer at work on a job, with a second one to accept: the offer, and the account's wei, which may change."""
+    board, purse, floor = board_with(), [3 + JOB.trainer_stake - owed], 3
+    other = PublicJob(job=replace(JOB, nonce=8), status=JobStatus.OFFERED, last_progress=START)
+    board.jobs[other.id] = other
+    if owed:
+        board.credits[TRAINER.address] = owed
+    means = Means(floor=floor, balance=lambda: purse[0])
+    return KnowingTrainer(**known(board, TRAINER), means=means), other, purse
+
+
+def test_a_party_withdraws_its_credit_before_it_lacks_money_for_a_stake() -> None:
+    machine, offered, purse = poor_trainer(owed=5)
+    actions = machine.observe(e.BoardChanged(at=START, block=START))
+    assert calls(actions) == [tx.Withdraw(to=TRAINER.address)], "another job goes on, but this money is needed now"
+    assert not [a for a in actions if isinstance(a, e.Alarm)], "nobody has to send money"
+    purse[0] += machine.board.credits.pop(TRAINER.address)
+    actions = machine.observe(e.Mined(at=START + BLOCK, place=("withdraw",)))
+    assert calls(actions) == [tx.AcceptJob(job_id=offered.id)]
+
+
+@pytest.mark.parametrize("wei", [2, 3])
+def test_a_party_below_its_floor_withdraws_and_one_at_it_waits_for_more(wei: int) -> None:
+    """Where nothing is short, one withdrawal at the end of all jobs is cheaper than one for each."""
+    machine, offered, purse = poor_trainer(owed=5)
+    del machine.board.jobs[offered.id]
+    purse[0] = wei
+    found = calls(machine.observe(e.BoardChanged(at=START, block=START)))
+    assert found == ([tx.Withdraw(to=TRAINER.address)] if wei < 3 else [])
+
+
+def test_a_refusal_for_lack_of_money_leads_to_a_withdrawal() -> None:
+    machine, offered, purse = poor_trainer(owed=5)
+    purse[0] = JOB.trainer_stake + 3
+    place = ("accept", offered.id)
+    assert calls(machine.observe(e.BoardChanged(at=START, block=START))) == [tx.AcceptJob(job_id=offered.id)]
+    found = machine.observe(e.Refused(at=START, place=place, error=""))  # a fee has risen since the balance was read
+    assert calls(found) == [tx.Withdraw(to=TRAINER.address)]
+
+
+def test_a_credit_that_does_not_suffice_is_withdrawn_and_the_owner_hears_of_the_rest() -> None:
+    machine, _, purse = poor_trainer(owed=5)
+    purse[0] -= 1
+    actions = machine.observe(e.BoardChanged(at=START, block=START))
+    assert calls(actions) == [tx.Withdraw(to=TRAINER.address)]
+    (alarm,) = (a for a in actions if isinstance(a, e.Alarm))
+    assert alarm.is_error
+    assert "send money to the account" in alarm.text
 
 
 # ---------------------------------------------------------------- before a stake is risked

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from tests.parts import slow_except
-from tests.protocol.runs import CHALLENGER, DOMAIN, SECRET, Liar, Run, program
+from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, SECRET, TRAINER, Liar, Run, program
 from tests.protocol.town import JOB, LIE, PACE, START, Fate, KnowingAuditor, KnowingClient, KnowingTrainer, Town
 from tests.protocol.town import root as root_of
 from tiebreak.protocol.commitments.seats import head_seal, nonce_of, root_seal, seed_of
+from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import sitter
 from tiebreak.protocol.parties import transactions as tx
@@ -342,3 +343,74 @@ def test_a_seat_belongs_to_a_slot_that_was_filled_before_the_final_seal() -> Non
         assert board.seat_owner(job, 0) is None
     assert board.free_slot(SEATED.seat_bond) == 1
     assert board.slots_of(owner) == [(SEATED.seat_bond, 0)]
+
+
+# ---------------------------------------------------------------- the last second
+
+
+def sealed_job(
+    status: JobStatus, *, heads: int = SEATED.checkpoints, ended: int | None = None
+) -> tuple[Board, PublicJob]:
+    """A job whose final head is sealed, and whose seats are drawn to the auditor."""
+    board, job = seated_board([PoolSlot(owner=CHALLENGER.address, since=0)])
+    job.draw(seed_of(job.id, bytes(32), SECRET), START)
+    job.status, job.head_count, job.ended = status, heads, ended
+    return board, job
+
+
+def party(kind: Any, board: Board, key: Any) -> Any:
+    return kind(board=board, domain=DOMAIN, pace=PACE, key=key)
+
+
+def sent(actions: Any) -> list[type]:
+    return [type(action.transaction) for action in actions if isinstance(action, e.Transact)]
+
+
+def test_a_seat_is_claimed_once_and_until_the_last_second() -> None:
+    for after, claimed in ((-1, False), (0, False), (1, False), (0, True)):
+        board, job = sealed_job(JobStatus.SETTLED, ended=START)
+        auditor = party(KnowingAuditor, board, CHALLENGER)
+        auditor.records["seat", job.id, 0] = pack([bytes(32), bytes(32)])
+        job.seating.seals[0] = (CHALLENGER.address, root_seal(job.id, CHALLENGER.address, bytes(32), bytes(32)))
+        job.seating.claimed = {0: 64} if claimed else {}
+        actions = auditor.observe(e.Tick(at=job.claim_end + after))
+        assert (tx.ClaimSeat in sent(actions)) is (after <= 0 and not claimed), (after, claimed)
+
+
+def test_fees_are_taken_back_after_the_last_second_for_claims() -> None:
+    for after in (-1, 0, 1):
+        board, job = sealed_job(JobStatus.SETTLED, ended=START)
+        actions = party(KnowingClient, board, CLIENT).observe(e.Tick(at=job.claim_end + after))
+        assert (tx.CloseSeats in sent(actions)) is (after > 0)
+
+
+def test_a_seat_is_sealed_until_the_last_second_of_the_window() -> None:
+    for after in (-1, 0, 1):
+        board, job = sealed_job(JobStatus.ACTIVE)
+        auditor = party(KnowingAuditor, board, CHALLENGER)
+        auditor.records["audited", job.id, SEATED.checkpoints] = root_of(TRUTH, SEATED.checkpoints)
+        actions = auditor.observe(e.Tick(at=job.window_end + after))
+        assert (tx.SealRoot in sent(actions)) is (after <= 0)
+
+
+def test_a_slot_is_given_back_after_its_last_second() -> None:
+    for after in (-1, 0, 1):
+        board = Board()
+        board.pools[SEATED.seat_bond] = [PoolSlot(owner=CHALLENGER.address, since=START)]
+        actions = party(KnowingAuditor, board, CHALLENGER).observe(e.Tick(at=START + POOL_SECONDS + after))
+        assert (tx.LeavePool in sent(actions)) is (after > 0)
+
+
+def test_a_trainer_seals_and_opens_its_final_head_after_the_last_second() -> None:
+    """It seals when auditors had their time to join, and opens when they had theirs to seal."""
+    trained = {("trained", SEATED.id, k): root_of(TRUTH, k) for k in range(1, SEATED.checkpoints + 1)}
+    for after in (-1, 0, 1):
+        board, job = sealed_job(JobStatus.ACTIVE, heads=SEATED.checkpoints - 1)
+        job.seating.sealed_at, job.seating.seed, job.accepted = 0, None, START
+        trainer = party(KnowingTrainer, board, TRAINER)
+        trainer.records |= trained
+        assert (tx.SealHead in sent(trainer.observe(e.Tick(at=job.joining_end + after)))) is (after > 0)
+        board, job = sealed_job(JobStatus.ACTIVE)
+        trainer = party(KnowingTrainer, board, TRAINER)
+        trainer.records |= trained
+        assert (tx.OpenHead in sent(trainer.observe(e.Tick(at=job.window_end + after)))) is (after > 0)

@@ -87,9 +87,12 @@ def test_a_head_lies_under_its_own_count(tmp_path: Path) -> None:
     for count in (1, 3, 2):
         run.write_head(head_of(run, count, count))
     assert [head.head.count for head in run.heads()] == [1, 2, 3]
-    (run.path / "heads" / "zzz.bin").write_bytes(head_of(run, 1, 1).encode())
-    with pytest.raises(EncodingError, match="head of this file's count"):
-        run.heads()
+    for name in ("zzz", "000000000000"):  # above its own and below
+        path = run.path / "heads" / f"{name}.bin"
+        path.write_bytes(head_of(run, 1, 1).encode())
+        with pytest.raises(EncodingError, match="head of this file's count"):
+            run.heads()
+        path.unlink()
 
 
 @pytest.mark.parametrize(

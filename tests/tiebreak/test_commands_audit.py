@@ -14,6 +14,7 @@ from tests.tiebreak.parties import STEPS, Commands, Parties
 from tests.tiebreak.test_commands_train import root_of
 from tiebreak.api.auditing.audits import MARK
 from tiebreak.cli.audit import COULD_NOT_CHECK, AuditFailure
+from tiebreak.engine.run import audit as auditing
 from tiebreak.engine.run.audit import compare, detection_probability, draw_segments
 from tiebreak.engine.run.directory import RunDirectory, kept_steps
 from tiebreak.protocol.errors import VerificationError
@@ -215,6 +216,20 @@ def test_a_draw_is_a_sample_that_the_root_and_the_seed_fix(cases: Callable[[], N
         assert draw_segments(total, sample, b"seed", root) == drawn
         cases()
     assert len({drawn, draw_segments(1000, 10, b"seed", other), draw_segments(1000, 10, b"s", root)}) == 3
+
+
+def test_a_word_that_would_favour_a_segment_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three segments, 2^64 - 1 is the one word beyond the last whole round."""
+    real = auditing.sha256
+
+    class Highest:
+        def digest(self) -> bytes:
+            return b"\xff" * 32
+
+    monkeypatch.setattr(auditing, "sha256", lambda data: Highest() if data[32:] == bytes(8) else real(data))
+    root = Digest(bytes(32))
+    drawn = {draw_segments(3, 1, seed.to_bytes(4, "big"), root) for seed in range(20)}
+    assert drawn == {(0,), (1,), (2,)}, "not always that of the highest word, 0"
 
 
 def test_a_draw_is_fair() -> None:

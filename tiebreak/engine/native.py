@@ -265,6 +265,8 @@ def _build(source: Path, compiler: tuple[str, ...], target: Path) -> None:
             command = [*compiler, *FLAGS, *filter(None, [tune]), str(source), "-o", str(made), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT_S)
             if done.returncode == 0:
+                with made.open("rb") as library:
+                    os.fsync(library.fileno())
                 made.replace(target)
                 return
             errors = [line for line in done.stderr.splitlines() if "error" in line]

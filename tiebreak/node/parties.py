@@ -114,6 +114,10 @@ class OnShelf(PartyMachine):
         """Whether it looks at posts about a job, once that is on the board or was offered to it."""
         return self.address in (job.client, job.trainer)
 
+    def names(self, job: Job) -> bool:
+        """Whether it knows the client of a job, from its owner, or has a claim of its own in it."""
+        return ("signature", job.id) in self.records or job in self.taken()
+
     def taken(self) -> list[Job]:
         """The jobs in which it may have games."""
         return []
@@ -146,6 +150,9 @@ class TrainerNode(OnShelf, trainer.TrainerParty):
             self.alarm(f"job {job.id.hex()[:8]}: not signed: {reason}")
         return not reason
 
+    def names(self, job: Job) -> bool:
+        return job.client in self.policy.clients or super().names(job)
+
     def agrees(self, job: Job) -> bool:
         return self.wants(job) and super().agrees(job)
 
@@ -175,11 +182,14 @@ class TrainerNode(OnShelf, trainer.TrainerParty):
 
 
 class _Chosen(OnShelf):
-    """Looks only at some jobs, if its owner names any."""
+    """Looks only at some jobs, if its owner names any. clients: those whose jobs come first."""
 
-    def __init__(self, *, jobs: tuple[Digest, ...] = (), **known: Any) -> None:
+    def __init__(self, *, jobs: tuple[Digest, ...] = (), clients: tuple[Address, ...] = (), **known: Any) -> None:
         super().__init__(**known)
-        self.chosen = jobs
+        self.chosen, self.clients = jobs, clients
+
+    def names(self, job: Job) -> bool:
+        return job.id in self.chosen or job.client in self.clients or super().names(job)
 
     def follows(self, job: Job) -> bool:
         """Whether its owner wants it to look at a job, once it has its files."""
@@ -191,6 +201,13 @@ class _Chosen(OnShelf):
 
 class AuditorNode(_Chosen, auditor.AuditorParty):
     """Replays the jobs that it follows, and stakes money on its findings."""
+
+    def names(self, job: Job) -> bool:
+        found = self.board.jobs.get(job.id)
+        sits = found is not None and any(
+            self.board.seat_owner(found, seat) == self.address for seat in range(job.seats)
+        )
+        return sits or super().names(job)
 
     def taken(self) -> list[Job]:
         own = [game for game in self.board.games.values() if game.challenger == self.address and not game.is_stopped]

@@ -102,7 +102,10 @@ class Settings:
     metrics_port: int = _setting(0, _ALL, "Serve Prometheus metrics on this port of 127.0.0.1; 0: do not.")
     json_log: bool = _setting(False, _ALL, "Log JSON, one object a line.")
     clients: tuple[str, ...] = _setting(
-        (), _TRAINER, 'Addresses of clients whose offers are taken, or ["any"]. Needed.'
+        (),
+        _WORKING,
+        'Addresses of clients. A trainer needs them: it takes only their offers, or those of ["any"]. Others try\n'
+        "their programs before those of strangers, who share what time is left.",
     )
     most_steps: int = _setting(0, _TRAINER, "The longest job that is taken; 0: any.")
     most_bytes: int = _setting(0, _WORKING, "The most bytes that are fetched for one job; 0: no limit but the disk.")

@@ -9,8 +9,10 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Batch, Windows
 from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.placement import place, tables
+from tiebreak.protocol.program.isa import DType
 
 ELSEWHERE = torch.device("meta")
 """Any device that is not the CPU; nothing is computed on it."""
@@ -67,3 +69,12 @@ def test_tables_on_the_cpu_change_no_bit_on_a_gpu(tiny: Captured) -> None:
             state = interpreter.step((step - 1) % 12 + 1, state, data).state
         roots.append(identities(state))
     assert roots[0] == roots[1]
+
+
+def test_a_table_that_is_read_otherwise_is_none() -> None:
+    b = Builder()
+    index, rows = b.iota((2,), (1,)), {name: b.data(name, DType.F32, (4, 3)) for name in ("rows", "both", "plain")}
+    taken = [b.rows(rows[name], index) for name in ("rows", "both")]
+    loss = b.add(b.sum(b.mul(*taken)), b.sum(b.mul(rows["both"], rows["plain"])))
+    program = b.finish({"x": b.state("x", DType.F32, ())}, loss)
+    assert tables(program) == {"rows"}

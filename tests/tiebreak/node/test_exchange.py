@@ -3,19 +3,23 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.protocol.town import JOB
 from tests.tiebreak.node.hubs import Running, running, settings
 from tests.tiebreak.parties import Commands, Parties
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.node import exchange
 from tiebreak.node.exchange import Roots
+from tiebreak.node.library import Fetched
 from tiebreak.node.mail import Mail
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN as DOMAIN
+from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties import transactions as tx
@@ -128,3 +132,29 @@ def test_the_roots_of_parts_of_files(tmp_path: Path) -> None:
         Roots().put(file, len(data) + 1)
     with (tmp_path / "file").open("rb", buffering=0) as file, pytest.raises(CannotCheck):
         Roots().get(Digest(bytes(32)), 1, file)
+
+
+def test_only_lists_of_client_and_trainer_are_fetched_by_the_longest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub that lies may show a stranger's."""
+    senders = {"client": JOB.client, "trainer": JOB.trainer, "stranger": Address(b"\x09" * 20)}
+    said = [("client", posts.OfferBody(job=JOB))]
+    for sender, count in (("client", 0), ("trainer", 1), ("stranger", 9), ("trainer", 2), ("client", 2)):
+        said.append((sender, posts.LibraryBody(count=count, logs=0, files=())))
+    found = [SimpleNamespace(post=SimpleNamespace(sender=senders[sender]), body=body) for sender, body in said]
+    given: list[Any] = []
+
+    class Fetches:
+        def __init__(self, folder: Path, mail: Any, job: Any, domain: Any, listings: Any, **_: Any) -> None:
+            given.append([listing.count for listing in listings])
+
+        def fetch(self, count: int, *, states: bool) -> Any:
+            given.append(count)
+            return Fetched(path=tmp_path)
+
+    monkeypatch.setattr(exchange, "letters", lambda *_: found)
+    monkeypatch.setattr(exchange, "Fetcher", Fetches)
+    wanted, _ = exchange.fetch_from(SimpleNamespace(), JOB.id, DOMAIN, tmp_path)  # type: ignore[arg-type]
+    assert given == [[2, 2, 1, 0], 2]
+    assert wanted == 2, "up to the last checkpoint that the trainer published"

@@ -26,6 +26,17 @@ from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 
 
 @pytest.mark.parametrize("role", settings.ROLES)
+def test_a_party_on_a_chain_without_its_board_is_refused_before_its_folder_belongs_to_anything(
+    tmp_path: Path, role: str
+) -> None:
+    given = {"trainer": {"clients": (settings.ANY,), "most_stake": settings.ANY}, "auditor": {"most_stake": "1"}}
+    made = settings.write(role, tmp_path / role, chain="http://127.0.0.1:9", **given.get(role, {}))
+    with pytest.raises(ConfigurationError, match="board: expected 40 hexadecimal digits, got ''"):
+        open_party(made, None if role == "watch" else PrivateKey.from_int(7), Event())
+    assert [path.name for path in made.folder.iterdir()] == ["party.toml"]
+
+
+@pytest.mark.parametrize("role", settings.ROLES)
 def test_what_init_writes_is_read_as_given(tmp_path: Path, role: str) -> None:
     folder = tmp_path / role
     made = settings.write(role, folder, hub="http://hub:1", board="0x" + "ab" * 20, confirmations=7)
@@ -165,6 +176,8 @@ DEVIATIONS = {
     ("tests/tiebreak/node/test_ground_anvil.py", "confirmations"): "three blocks vanish at a time",
     ("tests/chain/test_outbox.py", "confirmations"): "counts the blocks on a transaction's",
     ("tests/protocol/test_parties.py", "slowdown"): "terms follow it",
+    ("tests/protocol/test_terms.py", "slowdown"): "terms follow it",
+    ("tests/protocol/test_terms.py", "step_seconds"): "terms follow it",
     ("tests/sim/adversaries/test_builders.py", "block_seconds"): "a move to the second needs a block a second",
     ("tests/sim/world/test_clocks.py", "block_seconds"): "clocks to the second, and a slow chain",
     ("tests/sim/world/test_clocks.py", "step_seconds"): "clocks and windows that are a second too short",

@@ -80,9 +80,9 @@ def write_weights(
             if file.suffix in CONFIGURATION and file.is_file() and not file.name.endswith(".index.json"):
                 shutil.copyfile(file, output / file.name)
     part = path.with_name(f".{path.name}.part")
-    with storing(path):
+    with storing(path), Folder(path.parent) as beside:
         save_file(tensors, part, metadata={"format": "pt"})
-        part.rename(path)
+        beside.rename(part.name, path.name)
     return WrittenWeights(
         path=output,
         tensors=len(tensors),

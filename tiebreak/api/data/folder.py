@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from tiebreak.engine.data import ArrayFile, FactsCache, examine, map_array, open_npy
-from tiebreak.engine.data.disk import StorageError, read_file, write_file
+from tiebreak.engine.data.disk import Folder, StorageError, read_file
 from tiebreak.engine.data.elements import Array, Element
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.isa import DType
@@ -112,19 +112,21 @@ def importing(folder: Path, source: Mapping[str, Any]) -> Iterator[Import]:
         raise ConfigurationError(f"expected a new or empty folder, got {folder}; choose another or empty it")
     made = Import(folder, source)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        Folder.make(folder).__exit__()
         yield made
         if not made.writers:
             raise ConfigurationError("expected at least one array, got none; look at the source")
         for writer in made.writers.values():
             writer.finish()
-        write_file(folder / MANIFEST, _manifest(made).encode())
+        with Folder(folder, to_write=True) as files:
+            files.sync()  # the name of the manifest must not be safe before those of the arrays
+            files.write(MANIFEST, _manifest(made).encode())
     except BaseException as error:
         for writer in made.writers.values():
             writer.close()
             writer.path.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise StorageError(f"cannot write {folder}: {error}. Nothing was imported") from error
+        if isinstance(error, OSError | StorageError):
+            raise StorageError(f"cannot write {folder}: {error.__cause__ or error}. Nothing was imported") from error
         raise
 
 

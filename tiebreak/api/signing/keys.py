@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tiebreak.api.signing.keystore import MAX_KEYSTORE_BYTES, read_keystore
 from tiebreak.api.signing.signers import SignerKey
+from tiebreak.engine.data.disk import Folder
 from tiebreak.protocol.arguments import PASSPHRASE, PATH, instance, taking
 from tiebreak.protocol.commitments.keys import RANDOM_BYTES, PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
@@ -24,7 +25,7 @@ def new_key() -> PrivateKey:
 
 @taking(key=instance("a key (tiebreak.new_key makes one)", PrivateKey), path=PATH, passphrase=PASSPHRASE)
 def save_key(key: PrivateKey, path: str | Path, passphrase: str) -> None:
-    """Writes a new file of mode 0600, either whole or not at all. Raises `ConfigurationError` if the file exists."""
+    """Writes a new file of mode 0600 durably, whole or not at all. Raises `ConfigurationError` if the file exists."""
     path, pem = Path(path), key.to_pem(passphrase)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     if not path.parent.is_dir():
@@ -37,6 +38,8 @@ def save_key(key: PrivateKey, path: str | Path, passphrase: str) -> None:
             os.fsync(file.fileno())
         # A hard link, unlike a rename, never replaces a key that is already there.
         os.link(temporary, path)
+        with Folder(path.parent, to_write=True) as folder:
+            folder.sync()
     except FileExistsError as error:
         raise ConfigurationError(f"{path} already exists; choose another name for the new key") from error
     finally:

@@ -122,9 +122,13 @@ class Folder:
 
     @classmethod
     def make(cls, path: Path) -> "Folder":
-        """Opens the folder at a path, after making it and its parents if necessary."""
+        """Opens the folder at a path, after making it and its parents if necessary, each durably."""
         with storing(path):
+            made = [path, *(parent for parent in path.parents if not parent.exists())]
             path.mkdir(parents=True, exist_ok=True)
+        for folder in made:  # its name is in the folder above; that of `path` too, which a killed process may have made
+            with cls(folder.parent, to_write=True) as above:
+                above.sync()
         return cls(path)
 
     def __enter__(self) -> Self:
@@ -200,7 +204,7 @@ class Folder:
                     yield file
                     os.fsync(file.fileno())
                 os.replace(part, name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
-                os.fsync(self._handle)
+                self.sync()
             finally:
                 self.remove(part)
 
@@ -215,6 +219,11 @@ class Folder:
             with self._open(part, os.O_RDONLY) as file:
                 os.fsync(file.fileno())
             os.replace(part, name, src_dir_fd=self._handle, dst_dir_fd=self._handle)
+            self.sync()
+
+    def sync(self) -> None:
+        """Makes the present names of the folder's content durable, but not the content."""
+        with storing(self.path):
             os.fsync(self._handle)
 
     def remove(self, name: str) -> None:

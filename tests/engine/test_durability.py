@@ -1,0 +1,252 @@
+"""What is stored survives a power cut at any operation: the old or the new, whole, and all that was acknowledged."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import CaseCounter
+from tests.durability import Check, Store, fails, power_cuts, survived
+from tests.engine import logged_cases
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.captured import Captured
+from tiebreak.engine.data.disk import Folder, read_file, write_file, write_whole
+from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.run.directory import JOB, RunDirectory
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.retention import ALL, Keep
+from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.job import Head, SignedHead, SignedJob
+from tiebreak.protocol.commitments.records import StepRecord
+from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.tags import Digest
+
+from .tiny import DOMAIN, TRAINER
+
+NewRun = Callable[[str], RunDirectory]
+STEPS = (3, 6, 9, 12)
+
+
+# ---------------------------------------------------------------- single files
+
+CONTENTS = (b"", b"of the first time", b"and of another time, which is longer", b"short")
+
+
+def store_by_writing(folder: Path, done: Callable[[], None]) -> None:
+    for content in CONTENTS[1:]:
+        write_file(folder / "file", content)
+        done()
+
+
+def store_by_replacing(folder: Path, done: Callable[[], None]) -> None:
+    for content in CONTENTS[1:]:
+        with Folder(folder) as opened, opened.replacing("file") as file:
+            write_whole(file, memoryview(content))
+        done()
+
+
+def store_by_renaming(folder: Path, done: Callable[[], None]) -> None:
+    for content in CONTENTS[1:]:
+        (folder / "part").write_bytes(content)
+        with Folder(folder) as opened:
+            opened.rename("part", "file")
+        done()
+
+
+def holds_old_or_new(folder: Path, acknowledged: int) -> None:
+    found = read_file(folder / "file", 100) if (folder / "file").exists() else b""
+    assert found in CONTENTS[acknowledged : acknowledged + 2]
+
+
+@pytest.mark.parametrize("store", [store_by_writing, store_by_replacing, store_by_renaming])
+def test_a_file_is_old_or_new_after_a_power_cut_and_each_sync_is_needed(
+    store: Store, tmp_path: Path, cases: CaseCounter
+) -> None:
+    (tmp_path / "whole").mkdir()
+    power = power_cuts(tmp_path / "whole", store)
+    cases(survived(power, tmp_path / "after", holds_old_or_new))
+    assert power.syncs == 6, "of the file and of its folder, three times"
+    for number in range(power.syncs):
+        (tmp_path / f"{number}").mkdir()
+        forgotten = power_cuts(tmp_path / f"{number}", store, number)
+        assert fails(forgotten, tmp_path / "after", holds_old_or_new), f"sync {number}"
+
+
+def test_a_name_before_its_content_is_found_out(tmp_path: Path) -> None:
+    def store(folder: Path, done: Callable[[], None]) -> None:
+        for content in CONTENTS[1:]:
+            (folder / "part").write_bytes(content)
+            (folder / "part").rename(folder / "file")
+            with Folder(folder) as opened, opened.changing("file") as file:
+                os.fsync(file.fileno())
+                os.fsync(opened._handle)
+            done()
+
+    assert fails(power_cuts(tmp_path, store), tmp_path.with_name("after"), holds_old_or_new)
+
+
+# ---------------------------------------------------------------- runs
+
+
+def test_a_new_run_is_there_or_not_yet(
+    tiny: Captured, agreement: SignedJob, tmp_path: Path, cases: CaseCounter
+) -> None:
+    """Not yet: without a job, which comes last, nobody takes the folder for a run."""
+
+    def create(folder: Path, done: Callable[[], None]) -> None:
+        RunDirectory.create(folder / "a" / "run", agreement, tiny.program, tiny.state, tiny.data, {"more": b"another"})
+        done()
+
+    def whole(folder: Path, acknowledged: int) -> None:
+        if acknowledged or (folder / "a" / "run" / JOB).exists():
+            run = RunDirectory.open(folder / "a" / "run")
+            assert (run.last_complete(), run.recorded(), run.heads()) == (0, 0, [])
+            assert run.data().keys() == tiny.data.keys()
+            assert read_file(run.path / "more", 100) == b"another"
+
+    (tmp_path / "disk").mkdir()
+    cases(survived(power_cuts(tmp_path / "disk", create), tmp_path / "after", whole))
+
+
+def record(step: int) -> StepRecord:
+    return StepRecord(step=step, state_root=Digest(bytes([step]) * 32), loss_bits=0x3F800000)
+
+
+def test_an_appended_record_is_whole_or_as_if_it_had_not_happened(
+    new_run: NewRun, tmp_path: Path, cases: CaseCounter
+) -> None:
+    def append(folder: Path, done: Callable[[], None]) -> None:
+        for step in STEPS:
+            RunDirectory.open(folder).append_record(record(step))
+            done()
+
+    def are_a_beginning(folder: Path, acknowledged: int) -> None:
+        run = RunDirectory.open(folder)
+        records = run.records()
+        assert acknowledged <= len(records) <= acknowledged + 1
+        if len(records) < len(STEPS):
+            run.append_record(record(STEPS[len(records)]))  # over what is left of the one that was cut off
+        assert run.records() == [record(step) for step in STEPS[: len(records) + 1]]
+
+    power = power_cuts(new_run("run").path, append)
+    cases(survived(power, tmp_path / "after", are_a_beginning))
+    assert power.syncs == len(STEPS)
+    for number in range(power.syncs):
+        forgotten = power_cuts(new_run(f"{number}").path, append, number)
+        assert fails(forgotten, tmp_path / "after", are_a_beginning), f"sync {number}"
+
+
+def test_a_signed_head_is_never_forgotten(new_run: NewRun, tmp_path: Path, cases: CaseCounter) -> None:
+    """A trainer that forgot one could sign another of the same count."""
+
+    def sign(folder: Path, done: Callable[[], None]) -> None:
+        run = RunDirectory.open(folder)
+        for number in (1, 2):
+            head = Head(job_id=run.job.id, count=number, run_root=Digest(bytes([number]) * 32))
+            run.write_head(SignedHead.sign(head, DOMAIN, TRAINER))
+            done()
+
+    def are_there(folder: Path, acknowledged: int) -> None:
+        counts = [signed.head.count for signed in RunDirectory.open(folder).heads()]
+        assert counts in ([1, 2][:acknowledged], [1, 2][: acknowledged + 1])
+
+    power = power_cuts(new_run("run").path, sign)
+    cases(survived(power, tmp_path / "after", are_there))
+    for number in range(power.syncs):
+        forgotten = power_cuts(new_run(f"{number}").path, sign, number)
+        assert fails(forgotten, tmp_path / "after", are_there), f"sync {number}"
+
+
+def worker(run: RunDirectory, keep: Keep, **options: object) -> Worker:
+    machine = Interpreter(run.program, Arithmetic(device=torch.device("cpu")))
+    return Worker(run, machine, key=TRAINER, keep=keep, **options)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def committed(new_run: NewRun) -> list[StepRecord]:
+    """The records of a run without a power cut."""
+    run = new_run("undisturbed")
+    worker(run, ALL).work()
+    return run.records()
+
+
+def train(folder: Path, done: Callable[[], None]) -> None:
+    """Two checkpoints; the first is dropped at the second."""
+    worker(RunDirectory.open(folder), Keep(0), on_commit=lambda _: done()).work(6)
+
+
+def is_resumable(committed: list[StepRecord]) -> Check:
+    """What was dropped before the cut may be there again, and must not matter."""
+
+    def check(folder: Path, acknowledged: int) -> None:
+        run = RunDirectory.open(folder)
+        records, heads = run.records(), run.heads()
+        assert records == committed[: len(records)]
+        assert acknowledged <= len(records) <= acknowledged + 1
+        assert run.last_complete() == (0, *STEPS)[len(records)], "the state is safe before its record"
+        assert [signed.head.count for signed in heads] == list(range(1, len(heads) + 1))
+        assert acknowledged <= len(heads) <= len(records), "a record is safe before its head"
+        assert all(run.root(signed.head.count) == signed.head.run_root for signed in heads)
+
+    return check
+
+
+def test_a_power_cut_takes_no_checkpoint_of_a_run(
+    new_run: NewRun, committed: list[StepRecord], tmp_path: Path, cases: CaseCounter
+) -> None:
+    power = power_cuts(new_run("run").path, train)
+    cases(survived(power, tmp_path / "after", is_resumable(committed)))
+    assert power.syncs == 10, "of state and head with their folders, and of the record, twice"
+
+
+@pytest.mark.slow
+def test_each_sync_of_a_run_is_needed(
+    new_run: NewRun, committed: list[StepRecord], tmp_path: Path, cases: CaseCounter
+) -> None:
+    for number in range(10):
+        power = power_cuts(new_run(f"{number}").path, train, number)
+        assert fails(power, tmp_path / "after", is_resumable(committed)), f"sync {number}"
+        cases()
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_after_any_power_cut_to_the_same_root(
+    new_run: NewRun, committed: list[StepRecord], tmp_path: Path, cases: CaseCounter
+) -> None:
+    def ends_alike(folder: Path, acknowledged: int) -> None:
+        run = RunDirectory.open(folder)
+        worker(run, Keep(0)).work(9)
+        assert run.records() == committed[:3]
+        assert [signed.head.count for signed in run.heads()] == [1, 2, 3]
+        assert run.kept() == [0, 9]
+
+    cases(survived(power_cuts(new_run("run").path, train), tmp_path / "after", ends_alike))
+
+
+# ---------------------------------------------------------------- rounding logs
+
+
+def test_a_record_never_commits_to_logs_that_a_power_cut_takes(tmp_path: Path, cases: CaseCounter) -> None:
+    """The logs' own order: appended, synced, committed to."""
+    run = logged_cases.new_run(tmp_path / "run", logged_cases.logged_job())
+
+    def log(folder: Path, done: Callable[[], None]) -> None:
+        logs = LogFiles(RunDirectory.open(folder))
+        for step in (1, 2, 3, 4):
+            logs.write(step, StepLog())
+        logs.sync(0)
+        done()
+
+    def are_there(folder: Path, acknowledged: int) -> None:
+        logs = LogFiles(RunDirectory.open(folder))
+        for step in (1, 2, 3, 4) if acknowledged else ():
+            assert logs.step_log(step) == StepLog()
+
+    power = power_cuts(run.path, log)
+    cases(survived(power, tmp_path / "after", are_there))
+    assert power.syncs == 3
+    for number in (1, 2):  # of the folder and of the logs; that of the empty file alone is not needed
+        run = logged_cases.new_run(tmp_path / f"{number}", logged_cases.logged_job())
+        assert fails(power_cuts(run.path, log, number), tmp_path / "after", are_there), f"sync {number}"

@@ -1,0 +1,113 @@
+"""Workers' layouts, messages and tapes at their limits, without workers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tiebreak.engine.arithmetic.plan.views import Dim
+from tiebreak.engine.capture.captured import Captured
+from tiebreak.engine.distributed import arithmetic, partition
+from tiebreak.engine.distributed.arithmetic import SharedArithmetic
+from tiebreak.engine.distributed.exchange import Torch, numbering
+from tiebreak.engine.distributed.layout import Split, along, cut
+from tiebreak.engine.distributed.tape import DIGEST, DifferenceError, TapePlayer, as_bytes, digest_of
+from tiebreak.engine.distributed.train import SharedInterpreter
+
+
+def test_a_dim_is_cut_where_it_crosses_a_border() -> None:
+    split = Split(2, 3, 2)
+    assert cut([Dim(12, (1,))], 0, split) == [Dim(2, (6,)), Dim(3, (2,)), Dim(2, (1,))]
+    assert cut([Dim(6, (2,))], 0, split) == [Dim(2, (6,)), Dim(3, (2,))]
+    assert cut([Dim(2, (6,)), Dim(2, (1,))], 0, split) == [Dim(2, (6,)), Dim(2, (1,))], "no border to cross"
+    assert cut([Dim(7, (1,))], 0, split) == [Dim(7, (1,))], "no whole number of periods"
+
+
+def test_a_read_is_local_up_to_the_end_of_the_inner_dim() -> None:
+    split = Split(1, 4, 3)
+    assert along([Dim(4, (3,)), Dim(2, (1,))], 0, 1, split) == 0  # elements 1 and 2 of each row of 3
+    assert along([Dim(4, (3,)), Dim(2, (1,))], 0, 2, split) is None  # the second one is in the next row
+    assert along([Dim(4, (3,)), Dim(2, (-1,))], 0, 1, split) == 0
+    assert along([Dim(4, (3,)), Dim(2, (-1,))], 0, 0, split) is None
+
+
+def test_elements_are_numbered_in_32_bits_while_all_numbers_fit() -> None:
+    assert numbering((1 << 31) - 1) == torch.int32
+    assert numbering(1 << 31) == torch.int64
+
+
+def test_a_worker_counts_the_bytes_that_it_sends_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "P2POp", lambda *given: given)
+    monkeypatch.setattr(dist, "batch_isend_irecv", lambda _: [])
+    found = Torch(worker=1, workers=3)
+    pieces = [torch.ones(size, dtype=torch.int32) for size in (2, 5, 3)]
+    found.begin(pieces, [torch.zeros(5, dtype=torch.int32) for _ in range(3)])()
+    assert (found.exchanges, found.bytes_sent) == (1, 4 * (2 + 3)), "its own piece goes nowhere"
+
+
+class Counted:
+    """An exchange whose others never answer, and are never waited for."""
+
+    worker, workers = 0, 2
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
+        self.begun += 1
+        return lambda: None
+
+
+def test_weights_are_gathered_ahead_within_a_limit(tiny: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "LEAST", 1)
+    monkeypatch.setattr(arithmetic, "AHEAD", 1)  # one value, of any size
+    counted = Counted()
+    shared = SharedArithmetic(counted)
+    machine = SharedInterpreter(tiny.program, shared)
+    state: dict[str, Any] = machine.to_device(tiny.state)
+    weights = [(gather, state[name]) for gather, name in machine._weights]
+    assert len(weights) > 2
+    shared.look_ahead(weights)
+    for number, (gather, shard) in enumerate(weights):
+        assert counted.begun == number + 1, "the next one is begun when the one before is taken"
+        shared.together([gather], [[shard]])
+
+
+def player(*tensors: Tensor) -> TapePlayer:
+    found = TapePlayer(0, 2)
+    found.insert(torch.cat([as_bytes(tensor) for tensor in tensors]))
+    return found
+
+
+def test_a_tape_has_each_byte_that_a_step_asks_for() -> None:
+    held = torch.arange(4, dtype=torch.float64)
+    assert torch.equal(player(held).next(held), held)
+    short = player(held)
+    short.insert(short.tape[:-1])
+    with pytest.raises(DifferenceError):
+        short.next(held)
+    with pytest.raises(DifferenceError):
+        player(torch.zeros(DIGEST - 1, dtype=torch.uint8)).compare([held])
+
+
+def test_what_is_played_may_differ_by_its_bound_and_no_more() -> None:
+    theirs = torch.tensor([1.0, 2.0, torch.inf], dtype=torch.float64)
+    bound = torch.full((3,), 2.0**-20, dtype=torch.float64)
+    at_bound = theirs + torch.tensor([2.0**-20, -(2.0**-20), 0], dtype=torch.float64)
+    assert torch.equal(player(theirs).own([at_bound], lambda: [bound])[0], theirs)
+    beyond = theirs + torch.tensor([2.0**-20 + 2.0**-50, 0, 0], dtype=torch.float64)
+    finite = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
+    for mine in (beyond, finite):
+        with pytest.raises(DifferenceError):
+            player(theirs).own([mine], lambda: [bound])
+
+
+def test_a_tape_is_compared_by_the_digest_of_all_bits() -> None:
+    sent = [torch.tensor([1.0, torch.nan]), torch.tensor([3])]
+    tape = torch.frombuffer(bytearray(digest_of(sent)), dtype=torch.uint8)
+    player(tape).compare(sent)
+    with pytest.raises(DifferenceError):
+        player(tape).compare([sent[0], torch.tensor([4])])
