@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, make_job
 from tests.protocol.town import FALSE
 from tests.tiebreak.node.pages.staged import Staged, moments
-from tests.tiebreak.node.test_ledger import lived
+from tests.tiebreak.node.test_ledger import NAMED, Flooded, lived
 from tiebreak.node.pages import feeding, routes, views, words
 from tiebreak.node.pages.feeding import Feed, Outlook
 from tiebreak.node.pages.model import Asked
@@ -262,6 +262,19 @@ def test_refused_transactions_are_read_like_any_post(tmp_path: Path) -> None:
             assert expected is not None
             assert (board.jobs, board.games) == (expected.jobs, expected.games)
     assert pages.get(f"/jobs/{run.job.id.hex()}").status_code == 200
+
+
+def test_page_of_a_job_says_whom_its_client_names(tmp_path: Path) -> None:
+    run, store = FALSE, Store()
+    commune = Flooded(run, named=NAMED)
+    commune.live()
+    named = next(n for n, letter in enumerate(commune.letters, 1) if isinstance(letter.body, p.AuditorsBody))
+    store.rows = commune.export[:named]
+    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    view = views.job(feed, run.job.id)
+    assert view is not None
+    assert view.happenings[0].sentence == "The client names auditors."
+    assert TestClient(Starlette(routes=routes(feed))).get(f"/jobs/{run.job.id.hex()}").status_code == 200
 
 
 def test_a_board_that_could_not_be_shown_is_shown_the_next_time(
