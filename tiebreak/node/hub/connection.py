@@ -139,9 +139,10 @@ class Connection(H11Protocol):
     def handle_events(self) -> None:
         before = self.cycle
         super().handle_events()
-        if self.cycle is not before:
+        cycle: Any = self.cycle  # None before the first request
+        if cycle is not before:
             self._stop_waiting()
-        if self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete:
+        if cycle is not None and not cycle.more_body and not cycle.response_complete:
             self._open.complete(self)
 
     def on_response_complete(self) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -13,14 +14,19 @@ from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, make_job
 from tests.protocol.town import FALSE
 from tests.tiebreak.node.pages.staged import Staged, moments
 from tests.tiebreak.node.test_ledger import NAMED, Flooded, lived
+from tests.waiting import until
+from tiebreak.node.hub.store import Row
+from tiebreak.node.hub.store import Store as RealStore
 from tiebreak.node.pages import feeding, routes, views, words
 from tiebreak.node.pages.feeding import Feed, Outlook
 from tiebreak.node.pages.model import Asked
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
+from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board
+from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 
 
@@ -167,6 +173,93 @@ def test_a_program_counts_if_it_is_the_jobs(tmp_path: Path) -> None:
     found = feed.program(job_id)
     assert found is not None
     assert found.root == source.board.jobs[job_id].job.program_root
+
+
+def offer(store: Store, job: Job, files: Sequence[p.PublishedFile] = ()) -> None:
+    """Posts of a client: an offer, and a list of files."""
+    for body in (p.OfferBody(job=job), p.LibraryBody(count=0, logs=0, files=tuple(files))):
+        place = len(store.rows) + 1
+        post = p.Post.of(body, job_id=job.id, number=place, sender=CLIENT.address)
+        wire = p.SignedPost(post=post, signature=bytes(65)).encode()
+        store.rows.append(p.ReceivedPost(place=place, at=1, wire=wire, signature=bytes(65)))
+
+
+def test_programs_of_strangers_take_bounded_memory_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight jobs with a program each, and memory for three; then programs with more instructions than are named."""
+    source, store, decoded = moments()[-1], Store(), list[int]()
+    assert source.known is not None
+    ((agreed, data),) = [(public.job, source.known.encode()) for public in source.board.jobs.values()]
+    count = agreed.body_count + agreed.state_count
+    jobs, decode = [replace(agreed, nonce=nonce) for nonce in range(8)], Program.decode
+    for number, job in enumerate(jobs):
+        root = Digest(bytes([number]) * 32)
+        (tmp_path / root.hex()).write_bytes(data)
+        offer(store, job, [p.PublishedFile(name=feeding.PROGRAM, size=len(data), root=root)])
+    monkeypatch.setattr(Program, "decode", lambda data: (decoded.append(len(data)), decode(data))[1])
+    monkeypatch.setattr(feeding, "KEPT_PROGRAM_BYTES", 3 * (len(data) + feeding._INSTRUCTION * count))
+    feed = Feed(store, outlook(source, tmp_path))
+    assert feed.place()
+    for job in jobs:
+        found = feed.program(job.id)
+        assert found is not None
+        assert not {"tree", "encoded"} & vars(found).keys(), "what was made for the root is not kept"
+    assert list(feed._programs._kept) == [job.id for job in jobs[-3:]]
+    assert len(decoded) == 8
+    feed.program(jobs[-1].id)
+    assert len(decoded) == 8, "kept"
+    monkeypatch.setattr(feeding, "MAX_NAMED", count - 1)
+    assert feed.program(jobs[0].id) is None
+    assert len(decoded) == 8, "too many instructions: not even looked at"
+    assert feed.program(jobs[0].id, names_only=False) is not None, "a board asks for what it needs"
+
+
+def test_a_program_of_another_size_is_not_decoded_and_stays_anothers(tmp_path: Path, monkeypatch: Any) -> None:
+    """A stranger names another job's program as its own: its size tells, and the other job keeps it."""
+    source, store = moments()[-1], Store()
+    assert source.known is not None
+    ((agreed, data),) = [(public.job, source.known.encode()) for public in source.board.jobs.values()]
+    strangers, root = replace(agreed, nonce=99, body_count=agreed.body_count + 1), Digest(bytes([7]) * 32)
+    (tmp_path / root.hex()).write_bytes(data)
+    for job in (strangers, agreed):
+        offer(store, job, [p.PublishedFile(name=feeding.PROGRAM, size=len(data), root=root)])
+    feed = Feed(store, outlook(source, tmp_path))
+    assert feed.place()
+    with monkeypatch.context() as patch:
+        patch.setattr(Program, "decode", lambda _: 1 // 0)
+        assert feed.program(strangers.id) is None
+    assert feed.program(agreed.id) is not None
+
+
+def test_the_first_page_reads_few_posts_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart: telemetry, which is most of what a hub has, is read for its own job alone, and briefly."""
+    store, count, decoded = RealStore(f"sqlite+pysqlite:///{tmp_path / 'posts.sqlite'}"), 2500, list[bytes]()
+    store.open_for_writing({})
+    bodies: list[p.Body] = [p.OfferBody(job=FALSE.job)]
+    bodies += [p.StepsBody(first_step=n, losses=(), millisteps=0, processor=0, memory=0) for n in range(count)]
+    rows = list[Row]()
+    for place, body in enumerate(bodies, start=1):
+        post = p.Post.of(body, job_id=FALSE.job.id, number=place, sender=CLIENT.address)
+        wire = p.SignedPost(post=post, signature=bytes(65)).encode()
+        rows.append(
+            Row(place=place, at=place, job_id=post.job_id, game_id=post.game_id, sender=post.sender, number=place,
+                kind=post.kind, content=post.content, wire=wire, signature=bytes(65))
+        )  # fmt: skip
+    with store.writing() as writer:
+        writer.add(rows)
+    decode = p.SignedPost.decode
+    monkeypatch.setattr(p.SignedPost, "decode", lambda wire: (decoded.append(wire), decode(wire))[1])
+    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed.start()
+    until(lambda: feed._place == count + 1)  # read before anybody asks for a page
+    assert decoded == [rows[0].wire]
+    (card,) = views.overview(feed, Asked()).jobs.rows
+    assert len(decoded) == 1 + feeding._FIRST + feeding.MAX_BRIEF
+    assert card.training.step == 0
+    views.overview(feed, Asked())
+    assert len(decoded) == 1 + feeding._FIRST + feeding.MAX_BRIEF, "what was read is kept"
+    seen = feed.posts(FALSE.job.id)
+    assert [one.place for one in seen] == list(range(1, count + 2)), "a job's own page has all that stay in memory"
+    store.close()
 
 
 @pytest.mark.parametrize("data", [b"[", b"{}", b'["a", null]', b"[" * 9999, b"\xff"])
