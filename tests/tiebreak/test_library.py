@@ -193,6 +193,16 @@ def test_a_listing_cannot_choose_sizes(trained: RunDirectory, shelf: Shelf, tmp_
     assert sum(shelf.sent) < 1 << 20
 
 
+def test_all_files_together_are_bounded_to_the_byte(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
+    body = published(trained, shelf, 0)
+    total, domain = sum(file.size for file in body.files), trained.agreement.domain
+    found = Fetcher(tmp_path / "whole", shelf, trained.job, domain, [body], most=total).fetch(0)
+    assert {file.name.decode() for file in body.files} == set(found.taken)
+    short = Fetcher(tmp_path / "short", shelf, trained.job, domain, [body], most=total - 1).fetch(0)
+    (name,) = {file.name.decode() for file in body.files} - set(short.taken)
+    assert "expected at most" in short.missing[name][0]
+
+
 def test_a_disk_without_room_is_told_before_a_byte_comes(
     trained: RunDirectory, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
