@@ -237,10 +237,6 @@ def test_the_checks_see_what_they_look_for() -> None:
         assert MACHINE_PATH.search(text) or REGISTRY.search(text)
 
 
-OPTIONAL = {"tiebreak.api.data.hugging_face": "hf", "tiebreak.api.data.tokenizing": "hf"}
-"""Adapters of libraries that an extra asks for: imported inside a function, which says so where they are missing."""
-
-
 EXTRAS = {
     "tiebreak.api.huggingface": ["hf"],
     "tiebreak.hf": ["hf"],
@@ -265,19 +261,6 @@ def names_of(requirements: list[str]) -> set[str]:
     return {re.split(r"[\[<>=;]", line)[0].lower() for line in requirements}
 
 
-def test_an_optional_library_is_imported_when_it_is_needed_and_by_its_adapter_alone(cases: Callable[[], None]) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    optional = {extra: names_of(lines) for extra, lines in project["optional-dependencies"].items()}
-    for name, extra in OPTIONAL.items():
-        tree = parse(package_modules()[name])
-        reached = {module.partition(".")[0] for _, module in imports_of(tree)} & optional[extra]
-        assert reached, f"{name} imports nothing of the extra {extra}"
-        at_top = {module.partition(".")[0] for node, module in imports_of(tree) if node in tree.body}
-        assert not reached & at_top, f"{name} does not load without the extra {extra}"
-        assert f"pip install 'tiebreak[{extra}]'" in package_modules()[name].read_text()
-        cases()
-
-
 def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> None:
     """What a package imports must be asked for by us, not merely happen to come along with something else."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -300,7 +283,6 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
             top = reached.partition(".")[0]
             if top not in sys.stdlib_module_names and top != "tiebreak":
                 extras = next((e for folder, e in EXTRAS.items() if f"{name}.".startswith(f"{folder}.")), [])
-                extras = [*extras, OPTIONAL[name]] if name in OPTIONAL else extras
                 asked_for = declared.union(*(optional[extra] for extra in extras), HOSTS.get(name, []))
                 assert modules.get(top, top) in asked_for, (
                     f"{name} imports {top}, which pyproject.toml does not ask for"

@@ -1,13 +1,24 @@
 """What operators are given: containers, units and a page. None of it may name what is not there."""
 
+import json
+import os
 import re
-from collections.abc import Callable
+import shlex
+import shutil
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests.source_tree import ROOT
+from tests.waiting import until
 from tiebreak.cli.main import COMMANDS
+from tiebreak.node.up import free_port
 
 UNITS = sorted((ROOT / "examples" / "systemd").glob("*.service"))
 ALARMS = [
@@ -33,6 +44,167 @@ def test_services_run_what_they_are_named_after() -> None:
             assert service["command"][0] == name.removesuffix("-cuda")
             assert service["cap_drop"] == ["ALL"]
             assert [volume.split(":")[1] for volume in service["volumes"]] == ["/party"]
+
+
+def interpolated(value: Any, environment: Mapping[str, str]) -> Any:
+    """A part of the file with its variables filled in, as Compose does it for the whole file at each command."""
+    if isinstance(value, dict):
+        return {name: interpolated(inner, environment) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [interpolated(inner, environment) for inner in value]
+
+    def filled(found: re.Match[str]) -> str:
+        name, kind, default = found.groups()
+        if environment.get(name):
+            return environment[name]
+        assert kind == "-", f"{name} is not set: {default}"
+        return default
+
+    return re.sub(r"\$\{(\w+):([-?])([^}]*)\}", filled, value) if isinstance(value, str) else value
+
+
+Started = tuple[str, list[str], dict[str, str], bool]
+"""A service, the arguments of its program, the variables that it has, and whether it stays."""
+
+
+def started(words: list[str], services: Mapping[str, Any]) -> list[tuple[str, list[str], bool]]:
+    """The services that a command of Compose starts, with their arguments, and whether they stay."""
+    match words:
+        case ["docker", "compose", "build"]:
+            return []
+        case ["docker", "compose", "exec", service, *arguments]:
+            return [(service, arguments, False)]
+        case ["docker", "compose", "run", "--rm", "--no-deps", service, *arguments]:
+            return [(service, arguments, False)]
+        case ["docker", "compose", "run", "--rm", service, *arguments]:
+            first = services[service].get("depends_on", [])
+            return [*((name, services[name]["command"], True) for name in first), (service, arguments, False)]
+        case ["docker", "compose", "up", "-d", *named]:
+            usual = [name for name in services if "profiles" not in services[name]]
+            return [(name, services[name].get("command", []), True) for name in named or usual]
+    pytest.fail(f"expected a command of Compose, got {words}")
+
+
+def as_its_comment_says(given: Mapping[str, str]) -> Iterator[Started]:
+    """All that Compose starts, in order, if its file's own comment is followed. given: values that it leaves open."""
+    text, environment = (ROOT / "compose.yaml").read_text(), dict[str, str]()
+    lines = [line[4:] for line in text.partition("x-party")[0].splitlines() if line.startswith("#   ")]
+    assert len(lines) >= 9
+    for line in lines:
+        words = shlex.split(line, comments=True)
+        if words[0] == "export":
+            for name, _, value in (word.partition("=") for word in words[1:]):
+                environment[name] = given[name] if value.endswith("...") else value
+            continue
+        services = interpolated(yaml.safe_load(text)["services"], environment)
+        found = started(words, services)
+        if "and the same for client and auditor" in line:
+            others = [[word.replace("trainer", who) for word in words] for who in ("client", "auditor")]
+            found += [one for other in others for one in started(other, services)]
+        for service, arguments, stays in found:
+            yield service, arguments, services[service].get("environment", {}), stays
+
+
+def test_no_service_that_belongs_to_a_board_starts_before_there_is_one() -> None:
+    board = "0x" + "ab" * 20
+    found = list(as_its_comment_says({
+        "TIEBREAK_PASSPHRASE": "x", "TIEBREAK_ANVIL": "anvil", "TIEBREAK_BOARD": board, "TIEBREAK_CLIENTS": board,
+    }))  # fmt: skip
+    staying = [(service, arguments, environment) for service, arguments, environment, stays in found if stays]
+    assert [service for service, _, _ in staying] == ["chain", "chain", "hub", "client", "trainer", "auditor"]
+    for service, arguments, environment in staying:
+        if service != "chain":
+            assert environment["TIEBREAK_BOARD"] == board
+            assert service != "hub" or f"--contract={board}" in arguments
+    once = [arguments for _, arguments, _, stays in found if not stays]
+    assert [arguments[0] for arguments in once] == ["hub", "trainer", "client", "auditor", "cast", "deploy"]
+
+
+COMMAND = "import sys; from tiebreak.cli.main import run, tiebreak; sys.exit(run(tiebreak, sys.argv[1:]))"
+
+
+class Containers:
+    """Processes in place of containers: each service has a folder, the hub and the chain have ports of their own.
+
+    In place of anvil, which sets balances, stands our own chain, whose keys with money are put into the folders.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.processes = folder, dict[str, subprocess.Popen[str]]()
+        self.hub, self.chain = free_port(), free_port()
+        self.passphrase = {"TIEBREAK_PASSPHRASE": "of this test"}
+
+    def start(self, service: str, arguments: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        here = {
+            "/party": str(self.folder / service), "http://chain:8545": f"http://127.0.0.1:{self.chain}",
+            "http://hub:8787": f"http://127.0.0.1:{self.hub}", "0.0.0.0": "127.0.0.1",
+        }  # fmt: skip
+
+        def moved(text: str) -> str:
+            for name, place in here.items():
+                text = text.replace(name, place)
+            return text
+
+        variables = {name: moved(value) for name, value in environment.items()}
+        return subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *map(moved, arguments)], cwd=ROOT, env={**os.environ, **variables},
+            stdout=subprocess.PIPE, stderr=(self.folder / f"{service}.log").open("a"), text=True,
+        )  # fmt: skip
+
+    def stay(self, service: str, arguments: list[str], environment: Mapping[str, str]) -> None:
+        if service == "hub":
+            arguments = [*arguments, f"--port={self.hub}"]
+        if service == "chain" and service not in self.processes:
+            more = ["--port", str(self.chain), "--keys", str(self.folder), "--block-time", "2", "--json"]
+            self.processes[service] = self.start(service, ["devnet", "--embedded", *more], self.passphrase)
+            until((self.folder / "account-3.pem").exists, 60)
+        elif service != "chain":
+            assert service not in self.processes, "Compose would make it anew"
+            self.processes[service] = self.start(service, arguments, environment)
+
+    def once(self, service: str, arguments: list[str], environment: Mapping[str, str]) -> str:
+        done = self.start(service, arguments, environment)
+        printed, _ = done.communicate(timeout=120)
+        assert done.returncode == 0, (self.folder / f"{service}.log").read_text()
+        return printed
+
+    def answer(self, path: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.hub}{path}", timeout=10) as found:
+            return json.load(found)
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            process.wait(60)
+
+
+@pytest.mark.slow
+def test_a_network_comes_up_as_the_comment_of_compose_says(tmp_path: Path) -> None:
+    """Its very commands, in order; the hub and the parties then stay, and belong to the board that was deployed."""
+    here, given = Containers(tmp_path), {"TIEBREAK_ANVIL": "anvil", "TIEBREAK_CLIENTS": "0x" + "ab" * 20}
+    given |= here.passphrase
+    try:
+        for service, arguments, environment, stays in as_its_comment_says(given):
+            if stays:
+                here.stay(service, arguments, environment)
+            elif arguments[0] != "cast":
+                (tmp_path / service).mkdir(exist_ok=True)
+                printed = here.once(service, arguments, environment)
+                if arguments[1:2] == ["init"]:
+                    number = ["client", "trainer", "auditor"].index(service) + 1
+                    given[f"{service} key"] = f"account-{number}.pem"
+                elif arguments[0] == "deploy":
+                    (given["TIEBREAK_BOARD"],) = re.findall(r"^Board +(0x[0-9a-f]{40})", printed, re.MULTILINE)
+            else:  # the chain is there: what would set the balances
+                for who in ("client", "trainer", "auditor"):
+                    shutil.copy(tmp_path / given[f"{who} key"], tmp_path / who / "key.pem")
+        until(lambda: all((tmp_path / who / "status.json").exists() for who in ("client", "trainer", "auditor")), 120)
+        assert here.answer("/key")["contract"] == given["TIEBREAK_BOARD"]
+        assert here.answer("/healthz")["status"] == "ok"
+        assert [name for name, process in here.processes.items() if process.poll() is not None] == []
+    finally:
+        here.end()
 
 
 @pytest.mark.parametrize("file", ["Dockerfile", "Dockerfile.cuda"])

@@ -1,13 +1,18 @@
 """A game that is talked: states that both sides signed enter the contract, are judged there at once, or convict."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.chain.duel import Duel, lying_duel, new_job
 from tests.chain.support import CHALLENGER, TRAINER
 from tests.chain.tiny import EVERY, Run
 from tests.parts import slow_except
-from tests.protocol.runs import ordinary_element
-from tiebreak.protocol.chain import Call, EmbeddedChain, Outcome
+from tests.protocol import runs
+from tests.protocol.runs import DOMAIN, ordinary_element
+from tests.protocol.town import BLOCK, TALKED_FALSE, Town
+from tiebreak.protocol.chain import Call, EmbeddedChain, Outcome, Reverted
+from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.match import moves
@@ -15,6 +20,7 @@ from tiebreak.protocol.game.moves import Move, Phase, Prove, Side
 from tiebreak.protocol.game.snapshot import Snapshot, Standing
 from tiebreak.protocol.game.state import GameState, Reason
 from tiebreak.protocol.parties import transactions as tx
+from tiebreak.protocol.parties.ledger import MAX_SEQUENCE, Refusal
 
 TALK = 3000
 SUM = max(k for k, i in enumerate(EVERY.program.body) if i.is_reduction and i.terms > 4)
@@ -79,6 +85,28 @@ def test_a_dispute_of_two_transactions(chain: EmbeddedChain, leaf: int) -> None:
     record = chain.game_state(duel.id)
     assert (record.phase, record.reason, record.step) == (Phase.OVER, Reason.RECOMPUTED, 0)
     assert duel.started.gas_used + receipt.gas_used < 500_000
+
+
+def test_the_highest_number_that_enters_is_one_for_the_contract_and_for_the_ledger(chain: EmbeddedChain) -> None:
+    """The other side signs any number: the contract takes 2^15, and neither takes more. No posted moves lead there."""
+    duel, walk = talked(chain)
+    talk = Town(TALKED_FALSE)
+    assert any(talk.play(seconds).board.games for seconds in range(0, 1200, BLOCK)), "until its game has begun"
+    other = talk.game.first_state
+
+    def entry(state: GameState, number: int, key: PrivateKey, domain: Domain) -> tx.Enter:
+        numbered = replace(state, moves=number)
+        return tx.Enter.of(numbered, key.sign(Standing.of(numbered).digest(domain)))
+
+    for number, name in ((MAX_SEQUENCE + 1, "IndexOutOfRange"), (MAX_SEQUENCE, "UnknownState")):
+        with pytest.raises(Refusal) as refused:
+            talk.ledger.take(talk.game.challenger, entry(other, number, runs.TRAINER, DOMAIN), talk.now)
+        assert refused.value.name == name
+    with pytest.raises(Reverted) as reverted:
+        chain.send(CHALLENGER, Call.of(entry(walk[1][0], MAX_SEQUENCE + 1, TRAINER, chain.domain)))
+    assert reverted.value.name == "IndexOutOfRange"
+    chain.send(CHALLENGER, Call.of(entry(walk[1][0], MAX_SEQUENCE, TRAINER, chain.domain)))
+    assert chain.game_state(duel.id).sequence == MAX_SEQUENCE
 
 
 def test_a_dispute_that_is_conceded(chain: EmbeddedChain) -> None:

@@ -6,11 +6,14 @@ from pathlib import Path
 from tiebreak.protocol.chain.artifacts import CONTRACTS as DEPLOYED
 from tiebreak.protocol.chain.artifacts import load_artifact
 from tiebreak.protocol.codec import MAX_NAME_BYTES
+from tiebreak.protocol.commitments.job import MAX_DESCENT_LEVELS
+from tiebreak.protocol.game.rules import walk_moves
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.numbers.float32 import NAN_BITS
+from tiebreak.protocol.parties.ledger import MAX_SEQUENCE
 from tiebreak.protocol.program import isa
 from tiebreak.protocol.tags import EMPTY, Tag
-from tiebreak.protocol.trees import empty_root
+from tiebreak.protocol.trees import depth_of, empty_root
 
 CONTRACTS = Path(__file__).resolve().parents[2] / "contracts"
 LIBRARIES = CONTRACTS / "src" / "libraries"
@@ -54,6 +57,25 @@ def test_tags() -> None:
     assert trees["EMPTY"] == "0x" + EMPTY.hex()
     roots = b"".join(empty_root(depth) for depth in range(20))
     assert "".join(re.findall(r'hex"([0-9a-f]+)"', trees["EMPTY_ROOTS"])) == roots.hex()
+
+
+def test_the_highest_number_that_enters_is_out_of_reach_of_lawful_play() -> None:
+    """In the tallest trees that programs and jobs may have, a level at a time; 16 bits hold it and a game after it."""
+    source = (CONTRACTS / "src" / "game" / "Games.sol").read_text("utf-8")
+    (text,) = re.findall(r"^ +uint256 private constant MAX_SEQUENCE = ([^;]+);$", source, re.MULTILINE)
+    assert number(text) == MAX_SEQUENCE == 1 << 15
+    longest = max(
+        walk_moves(
+            levels, run=64, steps=64, values=depth_of(isa.MAX_INSTRUCTIONS) + 1,
+            chunks=depth_of(8 * isa.MAX_NUMEL // CHUNK_BYTES), terms=depth_of(isa.MAX_TERMS // isa.TERMS_PER_LEAF),
+        )
+        for levels in range(1, MAX_DESCENT_LEVELS + 1)
+    )  # fmt: skip
+    assert longest < MAX_SEQUENCE
+    assert MAX_SEQUENCE + longest < 1 << 16, "the contract stores two bytes"
+    spec = " ".join((CONTRACTS.parent / "docs" / "SPEC.md").read_text("utf-8").split())
+    claim = f"at most 2^15 (else `IndexOutOfRange`). No lawful game has more than {longest} moves"
+    assert f"its number of moves is higher than the game's and {claim}" in spec
 
 
 def test_every_contract_has_code_to_spare() -> None:

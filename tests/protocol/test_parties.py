@@ -43,6 +43,7 @@ from tiebreak.protocol.parties.terms import (
     HELD_RUNS,
     MAX_STAKE_RATIO,
     PATIENCE,
+    Means,
     objections_to_auditing,
     objections_to_paying,
     objections_to_training,
@@ -279,33 +280,16 @@ def test_a_proof_waits_until_the_next_block_takes_it(before: int, sent: bool) ->
     assert sent or e.Wake(at=played.state.earliest - 1) in actions
 
 
-@pytest.mark.parametrize(
-    ("confirmations", "blocks", "sent"), [(0, 0, True), (3, 2, False), (3, 3, True), (3, 0, False)]
-)
-def test_a_proof_waits_until_its_seal_cannot_vanish(confirmations: int, blocks: int, sent: bool) -> None:
+@pytest.mark.parametrize(("before", "sent"), [(BLOCK + 1, False), (BLOCK, True), (BLOCK - 1, True)])
+def test_a_proof_is_sent_even_if_no_block_comes_while_it_waits(before: int, sent: bool) -> None:
+    """Where blocks, or posts, only come with transactions, nobody sends one while a proof waits for its clock."""
     board = board_with()
     played = with_game(board)
-    ripe = START - JOB.clock
-    played.state = replace(played.state, phase=Phase.PROVE, last=ripe, moved=ripe)
-    played.height, board.height = 70, 70 + blocks
-    pace = replace(PACE, confirmations=confirmations)
-    auditor = KnowingAuditor(**{**known(board, CHALLENGER), "pace": pace})
-    now = START + blocks * BLOCK
-    auditor.observe(e.BoardChanged(at=now, block=now))
-    actions = auditor.observe(e.Done(at=now, work=gather_of(played), move=Prove(instruction=b"\x01")))
-    assert bool(calls(actions)) is sent
-    assert sent or e.Wake(at=now + BLOCK) in actions
-    board.height = 70 + confirmations
-    assert calls(auditor.observe(e.Tick(at=now + BLOCK))) or sent
-
-
-def test_a_clock_has_room_for_the_confirmations() -> None:
-    least = next(
-        clock for clock in range(1, 10_000) if not objections_to_auditing(replace(JOB, clock=clock), program(), PACE)
-    )
-    job, slower = replace(JOB, clock=least), replace(PACE, confirmations=2)
-    assert objections_to_auditing(job, program(), slower)
-    assert not objections_to_auditing(replace(job, clock=least + 2 * BLOCK), program(), slower)
+    played.state = replace(played.state, phase=Phase.PROVE, last=START, moved=START)
+    auditor = KnowingAuditor(**known(board, CHALLENGER))
+    auditor.observe(e.BoardChanged(at=START, block=START))
+    auditor.observe(e.Done(at=START + 1, work=gather_of(played), move=Prove(instruction=b"\x01")))
+    assert bool(calls(auditor.observe(e.Tick(at=played.state.earliest - before)))) is sent
 
 
 # ---------------------------------------------------------------- transactions in the way
@@ -347,6 +331,56 @@ def test_a_lack_of_money_passes_and_is_an_error_while_it_lasts() -> None:
         now += BLOCK
         actions = client.observe(e.BoardChanged(at=now, block=now))
     assert first in actions
+
+
+def poor_trainer(*, owed: int) -> tuple[KnowingTrainer, PublicJob, list[int]]:
+    """A trainer at work on a job, with a second one to accept: the offer, and the account's wei, which may change."""
+    board, purse, floor = board_with(), [3 + JOB.trainer_stake - owed], 3
+    other = PublicJob(job=replace(JOB, nonce=8), status=JobStatus.OFFERED, last_progress=START)
+    board.jobs[other.id] = other
+    if owed:
+        board.credits[TRAINER.address] = owed
+    means = Means(floor=floor, balance=lambda: purse[0])
+    return KnowingTrainer(**known(board, TRAINER), means=means), other, purse
+
+
+def test_a_party_withdraws_its_credit_before_it_lacks_money_for_a_stake() -> None:
+    machine, offered, purse = poor_trainer(owed=5)
+    actions = machine.observe(e.BoardChanged(at=START, block=START))
+    assert calls(actions) == [tx.Withdraw(to=TRAINER.address)], "another job goes on, but this money is needed now"
+    assert not [a for a in actions if isinstance(a, e.Alarm)], "nobody has to send money"
+    purse[0] += machine.board.credits.pop(TRAINER.address)
+    actions = machine.observe(e.Mined(at=START + BLOCK, place=("withdraw",)))
+    assert calls(actions) == [tx.AcceptJob(job_id=offered.id)]
+
+
+@pytest.mark.parametrize("wei", [2, 3])
+def test_a_party_below_its_floor_withdraws_and_one_at_it_waits_for_more(wei: int) -> None:
+    """Where nothing is short, one withdrawal at the end of all jobs is cheaper than one for each."""
+    machine, offered, purse = poor_trainer(owed=5)
+    del machine.board.jobs[offered.id]
+    purse[0] = wei
+    found = calls(machine.observe(e.BoardChanged(at=START, block=START)))
+    assert found == ([tx.Withdraw(to=TRAINER.address)] if wei < 3 else [])
+
+
+def test_a_refusal_for_lack_of_money_leads_to_a_withdrawal() -> None:
+    machine, offered, purse = poor_trainer(owed=5)
+    purse[0] = JOB.trainer_stake + 3
+    place = ("accept", offered.id)
+    assert calls(machine.observe(e.BoardChanged(at=START, block=START))) == [tx.AcceptJob(job_id=offered.id)]
+    found = machine.observe(e.Refused(at=START, place=place, error=""))  # a fee has risen since the balance was read
+    assert calls(found) == [tx.Withdraw(to=TRAINER.address)]
+
+
+def test_a_credit_that_does_not_suffice_is_withdrawn_and_the_owner_hears_of_the_rest() -> None:
+    machine, _, purse = poor_trainer(owed=5)
+    purse[0] -= 1
+    actions = machine.observe(e.BoardChanged(at=START, block=START))
+    assert calls(actions) == [tx.Withdraw(to=TRAINER.address)]
+    (alarm,) = (a for a in actions if isinstance(a, e.Alarm))
+    assert alarm.is_error
+    assert "send money to the account" in alarm.text
 
 
 # ---------------------------------------------------------------- before a stake is risked

@@ -33,6 +33,7 @@ from tiebreak.protocol.parties.posts import (
     BODIES,
     MAX_BODY_BYTES,
     AnswerBody,
+    AuditorsBody,
     Body,
     Complete,
     ConcessionBody,
@@ -170,8 +171,8 @@ def test_a_published_file_has_a_plain_name(name: bytes) -> None:
 def test_limits() -> None:
     with pytest.raises(EncodingError, match="at most 262144 bytes"):
         Post(job_id=JOB.id, game_id=JOB.id, kind=1, number=0, body=bytes(MAX_BODY_BYTES + 1), sender=CLIENT.address)
-    with pytest.raises(EncodingError, match="between 1 and 12, got 13"):
-        Post(job_id=JOB.id, game_id=JOB.id, kind=13, number=0, body=b"", sender=CLIENT.address)
+    with pytest.raises(EncodingError, match="between 1 and 13, got 14"):
+        Post(job_id=JOB.id, game_id=JOB.id, kind=14, number=0, body=b"", sender=CLIENT.address)
     for files in ((FILE, FILE), (replace(FILE, name=b"b"), FILE)):
         with pytest.raises(EncodingError, match="different names in their order"):
             LibraryBody(count=1, logs=0, files=files)
@@ -194,6 +195,7 @@ AUTHORS = {
     ReplayedBody: {CLIENT, TRAINER, CHALLENGER},
     TransactionBody: {CLIENT, TRAINER, CHALLENGER},
     ConcessionBody: {TRAINER},
+    AuditorsBody: {CLIENT},
 }
 
 

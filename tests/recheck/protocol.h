@@ -58,7 +58,7 @@ typedef struct {
     uint64_t kind;
 } Post;
 
-enum { OFFER = 1, ANSWER, HEAD, LOG_RECEIPT, GAME, MESSAGE, MOVE_RECEIPT, CONCESSION = 12, KINDS };
+enum { OFFER = 1, ANSWER, HEAD, LOG_RECEIPT, GAME, MESSAGE, MOVE_RECEIPT, CONCESSION = 12, AUDITORS, KINDS };
 
 Post post_at(Bytes wire, Digest domain);
 /* An EIP-712 structure of the first fields of an array; `type` has as many. */

@@ -507,7 +507,7 @@ static void check_signatures(const Post *post, const Packed *job, Digest domain,
 
 static uint64_t posts(void) {
     static const char *const NAMES[KINDS] = {NULL, "offer", "answer", "head", "log_receipt", "game", "move", "receipt",
-        "library", "steps", "replayed", "transaction", "concession"};
+        "library", "steps", "replayed", "transaction", "concession", "auditors"};
     const Json *all = file("posts"), *complete = member(all, "complete");
     Digest domain = domain_in(all);
     Bytes hub = bytes_of(member(all, "hub"));

@@ -29,7 +29,7 @@ static const char *const MOVES[] = {NULL, "(+d)", "(du*dd)", "(+d*ddud)", "(dud+
     "(uuu+dk*d)", "(ik*d+(uu*ud*d)+(uuc*d)Wd)", "()"};
 /* By kind of post, and by number of the transaction (section 12). */
 static const char *const POSTS[KINDS] = {NULL, "(J)", "(Jb)", "(H#d)", "(H)", "(Hu)", "(b)", "(b)", "(uu~(bud))", "(u~uuuu)",
-    "(udu)", "(T)", "(C)"};
+    "(udu)", "(T)", "(C)", "(+a)"};
 static const char *const TRANSACTIONS[] = {"(Ji)", "(d)", "(d)", "(H)", "(HH)", "(u(Hd*d)(Hd*d))", "(H)", "(d)", "(d)", "(d)",
     "(d)", "(du)", "(dud)", "(Ji)", "(dud)", "(Hi)", "(duadi)", "(d)", "(Huu)", "(duM)", "(duii)", "((duii)M*i)", "((dudsds))",
     "(d)", "(d)", "(a)", "(C)"};
@@ -193,7 +193,7 @@ Post post_at(Bytes wire, Digest domain) {
     inner = unpack(outer.items[0].bytes);
     check(&inner, "(dduuba)");
     Post post = {tagged("tb.post.", outer.items[0].bytes), inner.items, body, outer.items[1].bytes, inner.items[2].number};
-    if (post.kind < OFFER || post.kind >= KINDS) refuse("expected a kind of 1 to 12, got another");
+    if (post.kind < OFFER || post.kind >= KINDS) refuse("expected a kind of 1 to 13, got another");
     *body = unpack(inner.items[4].bytes);
     check(body, POSTS[post.kind]);
     check_subject(&post, domain);

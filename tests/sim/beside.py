@@ -14,12 +14,13 @@ from tiebreak.protocol.chain.following import FollowedBoard, Seen
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
+from tiebreak.protocol.commitments.terms import MAX_GAMES
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import Concede, Move, OpenSteps
 from tiebreak.protocol.game.snapshot import Fork
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import transactions as tx
-from tiebreak.protocol.parties.board import BURNED, PublicGame
+from tiebreak.protocol.parties.board import BURNED, Board, PublicGame, PublicJob
 from tiebreak.protocol.parties.ledger import Ledger, Refusal
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.program.program import Program
@@ -173,6 +174,18 @@ def wanted_of(call: Call, board: WorldBoard) -> tx.Transaction | None:  # noqa: 
     return None
 
 
+class Staked(Ledger):
+    """A ledger with the contracts' own bound of games: stakes that are paid, and double with each, keep it free."""
+
+    def __init__(self, domain: Domain) -> None:
+        super().__init__(domain)
+        self.board = Board()  # type: ignore[assignment]
+
+    def _require_room(self, sender: Address, found: PublicJob) -> None:
+        if len(self.board.open_games(found.id)) >= MAX_GAMES:
+            raise Refusal("TooManyGames")
+
+
 class Beside(Compared):
     """The simulator's board, with a ledger that takes and refuses what the contracts take and refuse."""
 
@@ -180,7 +193,7 @@ class Beside(Compared):
 
     def __init__(self, domain: Domain, talk_of: Any) -> None:
         super().__init__(domain, talk_of)
-        self.ledger = Ledger(domain)
+        self.ledger = Staked(domain)
         self.sender = Address(bytes(20))
         self.paid: defaultdict[Address, int] = defaultdict(int)
         """What each account has sent to the board and not withdrawn."""

@@ -18,9 +18,8 @@ import tiebreak as tiebreak_api
 from tests.parts import slow_except
 from tests.source_tree import ROOT, imports_of, package_modules, parse
 from tests.tiebreak.parties import Parties
-from tiebreak.api.data import text
 from tiebreak.api.training import calibrating
-from tiebreak.cli import calibrate, data
+from tiebreak.cli import calibrate
 from tiebreak.cli.calibrate import MARGIN, ORDERS, SHARE, STEPS
 from tiebreak.cli.main import COMMANDS, EXTRAS, GROUPS, MODULES, run, tiebreak
 from tiebreak.engine.logged import calibration
@@ -305,7 +304,6 @@ def test_defaults_in_the_help_are_those_of_the_api() -> None:
         assert parameters[name].default == value
     assert calibrate.MAX_ORDERS == calibrating.MAX_ORDERS
     assert calibrate.MAX_MARGIN == calibration.MAX_MARGIN
-    assert tuple(data.CUTS) == tuple(text.CUTS)
 
 
 @pytest.mark.slow

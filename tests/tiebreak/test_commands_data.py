@@ -1,7 +1,6 @@
 """`tiebreak data`: what is imported is what was there, in the shape a task takes; ids are those of the tensors."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -14,14 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from tests.tiebreak.parties import Commands
 from tests.tiebreak.test_tasks import linear_task
 from tiebreak.api.data import hugging_face, load_arrays, text
 from tiebreak.api.data.folder import importing
-from tiebreak.api.data.tokenizing import ByteTokens, TokenizerFile
-from tiebreak.engine.capture.task import Batch, Rows, Windows
+from tiebreak.engine.capture.task import Batch, Rows
 from tiebreak.engine.data import files
 from tiebreak.engine.data.disk import StorageError
 from tiebreak.engine.data.tensors import identity
@@ -32,23 +29,6 @@ datasets.disable_progress_bars()
 Import = Callable[..., list[str]]
 Fails = Callable[..., str]
 BOOK = "\n\n".join(topics[name] for name in sorted(topics)[:12])
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer.json trained here, which truncates and pads when asked to as it is."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<end>", "<pad>"], initial_alphabet=alphabet, show_progress=False
-    )
-    made.train_from_iterator([BOOK], trainer)
-    made.enable_truncation(8)
-    made.enable_padding(length=16)
-    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
-    made.save(str(path))
-    return path
 
 
 @pytest.fixture
@@ -93,7 +73,7 @@ def test_arrays_of_every_kind(tmp_path: Path, imported: Import) -> None:
         {"half": torch.arange(6.0).half(), "keep": torch.tensor([True, False]), "one": torch.tensor(3)},
         tmp_path / "more.safetensors",
     )
-    lines = imported("arrays", *(tmp_path / name for name in ("pixels.npy", "thirds.npy", "more.safetensors")))
+    lines = imported(*(tmp_path / name for name in ("pixels.npy", "thirds.npy", "more.safetensors")))
     found = load_arrays(tmp_path / "out")
     expected = {
         "pixels": torch.from_numpy(pixels.astype("i8")),
@@ -115,7 +95,7 @@ def test_raw_bytes_and_more_than_a_block_of_elements_that_grow(
     tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tokens.bin").write_bytes(b"head" + np.arange(12, dtype=">u2").tobytes())
-    raw = ["data", "import", "arrays", tmp_path / "tokens.bin", "--dtype", ">u2", "--offset", 4]
+    raw = ["data", "import", tmp_path / "tokens.bin", "--dtype", ">u2", "--offset", 4]
     command(*raw, "-o", tmp_path / "a")
     assert load_arrays(tmp_path / "a")["tokens"].tolist() == list(range(12))
     command(*raw, "--shape", "3,4", "-o", tmp_path / "b")
@@ -123,163 +103,60 @@ def test_raw_bytes_and_more_than_a_block_of_elements_that_grow(
     monkeypatch.setattr(files, "BLOCK_BYTES", 64)
     made = np.random.default_rng(4).integers(0, 1 << 16, (3 * 64 + 7,), dtype=np.uint16)
     made.tofile(tmp_path / "t.bin")
-    command("data", "import", "arrays", tmp_path / "t.bin", "--dtype", "<u2", "-o", tmp_path / "c")
+    command("data", "import", tmp_path / "t.bin", "--dtype", "<u2", "-o", tmp_path / "c")
     assert np.array_equal(load_arrays(tmp_path / "c")["t"].numpy(), made)
-
-
-def test_text_to_windows(tmp_path: Path, tokenizer: Path, imported: Import) -> None:
-    (tmp_path / "a.txt").write_text(BOOK)
-    (tmp_path / "b.txt").write_text("one\n\ntwo\n")
-    options = ["--cut", "paragraphs", "--tokenizer", tokenizer, "--separator", "<end>"]
-    lines = imported("text", tmp_path / "a.txt", tmp_path / "b.txt", *options)
-    tokens = load_arrays(tmp_path / "out")["tokens"]
-    plain = Tokenizer.from_file(str(tokenizer))
-    plain.no_truncation()
-    plain.no_padding()
-    parts = [part.strip("\n") for part in text.paragraphs([tmp_path / "a.txt"], lambda _: None)] + ["one", "two"]
-    expected = [i for part in parts for i in [*plain.encode(part, add_special_tokens=False).ids, 0]]
-    assert tokens.tolist() == expected
-    assert lines[0] == f"{len(parts)} texts, {len(expected)} tokens"
-    assert json.loads((tmp_path / "out" / "arrays.json").read_text())["source"]["files"] == ["a.txt", "b.txt"]
-    made = linear_task(
-        data={"tokens": tokens}, batch=Batch(size=2, examples=Windows(name="tokens", length=9, stride=8))
-    )
-    assert made.examples == (len(expected) - 9) // 8 + 1
-
-
-def test_text_to_rows(tmp_path: Path, imported: Import) -> None:
-    (tmp_path / "a.txt").write_bytes(b"ab\r\n\r\nabcdefgh\nlast")
-    lines = imported("text", tmp_path / "a.txt", "--cut", "lines", "--rows", 5, "--padding", ".")
-    found = load_arrays(tmp_path / "out")
-    assert [bytes(row) for row in found["tokens"].tolist()] == [b"ab...", b"abcde", b"last."]
-    assert found["lengths"].tolist() == [2, 5, 4]
-    assert lines[0] == "3 texts, 14 tokens, 1 cut off at the length of a row"
 
 
 @given(st.lists(st.text(alphabet="ab \n", max_size=12), min_size=1, max_size=3))
 @settings(max_examples=60)
-def test_cuts_are_those_of_a_naive_reading(tmp_path_factory: pytest.TempPathFactory, contents: list[str]) -> None:
-    paths = [tmp_path_factory.getbasetemp() / f"cut{n}.txt" for n in range(len(contents))]
+def test_lines_are_those_of_a_naive_reading(tmp_path_factory: pytest.TempPathFactory, contents: list[str]) -> None:
+    paths = [tmp_path_factory.getbasetemp() / f"lines{n}.txt" for n in range(len(contents))]
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(content.encode())
-    read: list[int] = []
-    assert list(text.lines(paths, read.append)) == [
+    assert [line for path in paths for line in text.lines(path)] == [
         line for content in contents for line in (content.removesuffix("\n").split("\n") if content else [])
     ]
-    assert sum(read) == sum(len(content) for content in contents)
-    naive: list[str] = []
-    for content in contents:
-        blocks: list[list[str]] = [[]]
-        for line in content.split("\n"):
-            if line.strip():
-                blocks[-1].append(line)
-            else:
-                blocks.append([])
-        naive += ["\n".join(block) for block in blocks if block]
-    assert list(text.paragraphs(paths, read.append)) == naive
-    assert list(text.whole_files(paths, read.append)) == contents
 
 
-def test_batches_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]) -> None:
-    parts = BOOK.split("\n")
-    expected = [byte for part in parts for byte in part.encode()]
-    for number, (size, count) in enumerate([(1 << 20, 4096), (100, 4096), (1 << 20, 3), (1, 1)]):
-        monkeypatch.setattr(text, "BATCH_BYTES", size)
-        monkeypatch.setattr(text, "BATCH_TEXTS", count)
-        with importing(tmp_path / str(number), {}) as made:
-            text.import_texts(made, parts, ByteTokens(), text.Layout())
-        assert load_arrays(tmp_path / str(number))["tokens"].tolist() == expected
-        cases()
-
-
-def test_columns_of_a_dataset(tmp_path: Path, saved: Path, imported: Import, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_of_a_dataset(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hugging_face, "MAX_BATCH_ROWS", 4)
     columns = ("x", "image", "label", "half", "double", "yes")
-    imported("hf", saved, *(part for name in columns for part in ("--column", name)))
-    found = load_arrays(tmp_path / "out")
     whole = datasets.load_from_disk(str(saved))
+    found = hugging_face.arrays(whole, columns)
     assert found.keys() == set(columns)
     for name in columns:
         expected = np.asarray(whole.with_format(None)[name][:])
         kind = np.float32 if name in ("x", "half", "double") else np.int64
-        assert np.array_equal(found[name].numpy(), expected.astype(kind)), name
-        assert found[name].numpy().dtype == kind
-    batch = Batch(size=2, examples=Rows(names=("image", "label")))
-    assert linear_task(data=found, batch=batch, loss=lambda model, image, label: model(image)).examples == 25
+        assert np.array_equal(found[name], expected.astype(kind)), name
+        assert found[name].dtype == kind
+    batch, data = Batch(size=2, examples=Rows(names=("image", "label"))), {n: torch.from_numpy(found[n]) for n in found}
+    assert linear_task(data=data, batch=batch, loss=lambda model, image, label: model(image)).examples == 25
 
 
-def test_texts_of_a_dataset_keep_their_rows(tmp_path: Path, saved: Path, tokenizer: Path, imported: Import) -> None:
-    options = ["--rows", 12, "--padding", "<pad>", "--tokenizer", tokenizer]
-    imported("hf", saved, "--text", "text", "--column", "label", *options)
-    found = load_arrays(tmp_path / "out")
-    assert found["tokens"].shape == (25, 12)
-    assert found["tokens"][3].tolist() == [1] * 12
-    assert found["lengths"][3].item() == 0
-    whole = Tokenizer.from_file(str(tokenizer))
-    whole.no_truncation()
-    whole.no_padding()
-    texts = datasets.load_from_disk(str(saved))["text"]
-    for row, length, text_ in zip(found["tokens"].tolist(), found["lengths"].tolist(), texts, strict=True):
-        assert row[:length] == whole.encode(text_, add_special_tokens=False).ids[:12]
-        assert set(row[length:]) <= {1}
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("ragged", "lists of one length, got 1 to 2"),
+        ("hole", "a value in every row"),
+        ("text", "one of b1, f2"),
+        ("when", "one of b1, f2"),
+    ],
+)
+def test_a_column_that_is_no_array_is_refused(saved: Path, column: str, message: str) -> None:
+    with pytest.raises((ConfigurationError, EncodingError), match=message):
+        hugging_face.arrays(datasets.load_from_disk(str(saved)), [column])
 
 
-def test_a_split_is_chosen_and_all_numbers_are_the_default(tmp_path: Path, imported: Import, failed: Fails) -> None:
-    parts = {name: datasets.Dataset.from_dict({"n": [size], "t": ["x"]}) for name, size in (("train", 5), ("test", 6))}
-    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "both"))
-    assert "split of ['test', 'train'], got None" in failed("hf", tmp_path / "both")
-    imported("hf", tmp_path / "both", "--split", "test")
-    assert {name: tensor.tolist() for name, tensor in load_arrays(tmp_path / "out").items()} == {"n": [6]}
-
-
-HF_MISTAKES = {
-    "ragged": (["--column", "ragged"], "lists of one length, got 1 to 2"),
-    "a hole": (["--column", "hole"], "a value in every row"),
-    "text as numbers": (["--column", "text"], "one of b1, f2"),
-    "a time": (["--column", "when"], "one of b1, f2"),
-    "numbers as text": (["--text", "label"], "expected texts, got int"),
-    "no such column": (["--column", "nothing"], r"got ['nothing']"),
-    "no such text": (["--text", "nothing"], r"got ['nothing']"),
-    "a split": (["--split", "train", "--column", "x"], "expected no split"),
-    "columns beside a stream": (["--column", "x", "--text", "text"], "expected --rows"),
-    "rows without padding": (["--text", "text", "--rows", "3"], "row length and a padding token"),
-}
-
-
-@pytest.mark.parametrize("what", HF_MISTAKES)
-def test_a_dataset_that_does_not_fit_is_refused(tmp_path: Path, saved: Path, what: str, failed: Fails) -> None:
-    options, message = HF_MISTAKES[what]
-    assert message in failed("hf", saved, *options, code=2 if message.startswith("one of") else 1)
-    assert not list(tmp_path.glob("out/*"))
-
-
-def test_what_is_no_dataset_is_refused(tmp_path: Path, failed: Fails, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "folder of a dataset" in failed("hf", tmp_path / "none")
-    (tmp_path / "none").mkdir()
-    assert "saved with save_to_disk" in failed("hf", tmp_path / "none")
-    datasets.Dataset.from_dict({"tokens": [1], "t": ["x"]}).save_to_disk(str(tmp_path / "taken"))
-    named = ["--text", "t", "--column", "tokens", "--rows", 2, "--padding", "."]
-    assert "other names than those of the tokens" in failed("hf", tmp_path / "taken", *named)
-    monkeypatch.setattr(datasets, "load_from_disk", lambda _: datasets.Dataset.from_dict({"n": []}))
-    assert "expected rows, got none" in failed("hf", tmp_path)
-
-
-def test_mistakes_of_text_are_named(tmp_path: Path, tokenizer: Path, failed: Fails) -> None:
-    good, bad, long = (tmp_path / name for name in ("good.txt", "bad.txt", "long.txt"))
-    good.write_text("words")
+def test_a_text_file_that_cannot_be_read_is_refused_with_its_line(tmp_path: Path) -> None:
+    bad, long = tmp_path / "bad.txt", tmp_path / "long.txt"
     bad.write_bytes(b"fine\n\xff\n")
     long.write_bytes(b"x" * (text.MAX_TEXT_BYTES + 1))
-    assert "bad.txt, line 2: expected UTF-8" in failed("text", bad, "--cut", "lines", code=2)
-    for cut in text.CUTS:
-        assert "line 1: expected texts of at most 4194304 bytes" in failed("text", long, "--cut", cut)
-    assert "cannot be read" in failed("text", tmp_path / "none.txt", code=2)
-    assert "expected a tokenizer.json" in failed("text", good, "--tokenizer", bad)
-    assert "a token of the tokenizer" in failed("text", good, "--tokenizer", tokenizer, "--separator", "<none>")
-    assert "a padding of one token, got 2" in failed("text", good, "--padding", "é")
-    assert "at least one byte" in failed("text", good, "--separator", "")
-    good.write_text("\n")
-    assert "at least one array" in failed("text", good, "--cut", "lines")
-    assert not list(tmp_path.glob("out/*"))
+    with pytest.raises(EncodingError, match=r"bad\.txt, line 2: expected UTF-8"):
+        list(text.lines(bad))
+    with pytest.raises(ConfigurationError, match="line 1: expected texts of at most 4194304 bytes"):
+        list(text.lines(long))
+    with pytest.raises(EncodingError, match="cannot be read"):
+        list(text.lines(tmp_path / "none.txt"))
 
 
 def test_mistakes_of_arrays_are_named(tmp_path: Path, failed: Fails) -> None:
@@ -287,24 +164,14 @@ def test_mistakes_of_arrays_are_named(tmp_path: Path, failed: Fails) -> None:
     for name in ("a.npy", "my array.npy", "other/a.npy"):
         np.save(tmp_path / name, np.arange(3))
     one = tmp_path / "a.npy"
-    assert "each array once" in failed("arrays", one, tmp_path / "other" / "a.npy")
-    assert "got 'my array'" in failed("arrays", tmp_path / "my array.npy")
-    assert "or --dtype" in failed("arrays", tmp_path / "a.bin")
-    assert "expected --dtype" in failed("arrays", one, "--shape", "3")
-    assert "a shape such as" in failed("arrays", one, "--dtype", "<i8", "--shape", "x")
+    assert "each array once" in failed(one, tmp_path / "other" / "a.npy")
+    assert "got 'my array'" in failed(tmp_path / "my array.npy")
+    assert "or --dtype" in failed(tmp_path / "a.bin")
+    assert "expected --dtype" in failed(one, "--shape", "3")
+    assert "a shape such as" in failed(one, "--dtype", "<i8", "--shape", "x")
     (tmp_path / "other").rename(tmp_path / "out")
-    assert "new or empty folder" in failed("arrays", one)
+    assert "new or empty folder" in failed(one)
     assert (tmp_path / "out" / "a.npy").exists()
-
-
-def test_without_the_extra_it_says_what_to_install(
-    tmp_path: Path, tokenizer: Path, saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("datasets", "tokenizers"):
-        monkeypatch.setitem(sys.modules, name, None)
-    for use in (lambda: hugging_face.open_dataset(saved), lambda: TokenizerFile(tokenizer)):
-        with pytest.raises(ConfigurationError, match=r"pip install 'tiebreak\[hf\]'"):
-            use()
 
 
 def test_root_reads_once(tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:

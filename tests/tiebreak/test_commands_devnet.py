@@ -17,6 +17,7 @@ from tests.tiebreak.parties import PASSPHRASE, Commands
 from tiebreak.api.signing.keys import load_key, new_key, save_key
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
+from tiebreak.node.hub import running
 from tiebreak.node.hub.limits import HubLimits
 from tiebreak.node.hub.serving import read_configuration, template
 from tiebreak.node.mail import Mail
@@ -126,6 +127,24 @@ def test_a_hub_is_made_runs_and_ends(tmp_path: Path, command: Commands) -> None:
         assert process.wait(20) in (0, -signal.SIGTERM)
     finally:
         process.kill()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--chain-id", "31337"], "expected a chain's id and its board, or neither, got chain 31337 and board 0x00"),
+        (["--chain-id", "31337", "--contract", "0x" + "00" * 20], "expected a chain's id and its board, or neither"),
+        (["--contract", "0x" + "11" * 20], "got chain 0 and board 0x11"),
+        (["--chain-id", "31337", "--contract", ""], "expected a chain id and the address of a board"),
+    ],
+)
+def test_a_hub_of_half_a_domain_is_refused_before_its_folder_belongs_to_that(
+    tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch, given: list[str], said: str
+) -> None:
+    monkeypatch.setattr(running, "serve", lambda *_, **__: pytest.fail("it would serve"))
+    command("hub", "--folder", tmp_path, "--init")
+    assert said in command("hub", "--folder", tmp_path, *given, code=1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hub.pem", "hub.toml"]
 
 
 def test_the_configuration_is_read_strictly(tmp_path: Path) -> None:

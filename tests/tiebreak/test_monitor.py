@@ -2,12 +2,10 @@
 
 import json
 import os
-import struct
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
@@ -23,7 +21,6 @@ from tiebreak.api.watching.sampling import Sampler
 from tiebreak.engine.run.directory import METRICS, RunDirectory
 from tiebreak.engine.run.train import Progress
 from tiebreak.protocol.errors import EncodingError, VerificationError
-from tiebreak.protocol.numbers.float32 import to_float
 
 BEGAN = 1.7e9
 SIZE = 1 << 30
@@ -351,54 +348,6 @@ def test_samples_are_rare_and_hold_what_a_gpu_tells(
     samples = [line for line in lines if isinstance(line, Sample)]
     assert alarms.silence_rule(samples, 0, 0, is_over=True).standing is WorkerStanding.HOLDS, "rarer is not silent"
     assert (last.gpu, last.gpu_memory, last.watts, last.loss_bits) == (0.87, 5 << 30, None, 0x3F800000)
-
-
-def scalars(folder: Path) -> dict[tuple[str, int], float]:
-    """What the event files in a folder hold: records of a length, its checksum, an event, and the event's checksum."""
-    found, event_type = {}, import_module("tensorboardX.proto.event_pb2").Event
-    for path in folder.iterdir():
-        data, at = path.read_bytes(), 0
-        while at < len(data):
-            (length,) = struct.unpack_from("<Q", data, at)
-            event = event_type.FromString(data[at + 12 : at + 12 + length])
-            found |= {(value.tag, event.step): value.simple_value for value in event.summary.value}
-            at += length + 16
-    return found
-
-
-@pytest.mark.slow
-def test_what_is_read_also_goes_to_prometheus_tensorboard_and_mlflow(
-    watched: Path, tmp_path: Path, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    told(watched, replaced(3, loss_bits=0)([start(watched), *steady(STEPS)], watched))
-    text, events, server = tmp_path / "run.prom", tmp_path / "events", f"file:{tmp_path / 'mlflow'}"
-    wanted = ["--prometheus", str(text), "--tensorboard", str(events), "--mlflow", server]
-    monitor(watched, "--once", *wanted, code=4)
-    job, records = RunDirectory.open(watched).job.id.hex(), RunDirectory.open(watched).records()
-    loss = to_float(records[-1].loss_bits)
-    lines = text.read_text().splitlines()
-    assert f'tiebreak_training_loss{{job="{job}"}} {loss}' in lines
-    assert f'tiebreak_training_processor_share{{job="{job}"}} 0.9' in lines
-    assert f'tiebreak_monitor_alarm{{job="{job}",rule="heads"}} 1.0' in lines
-    assert f'tiebreak_monitor_alarm{{job="{job}",rule="lines"}} 0.0' in lines
-    shown = scalars(events)
-    assert [shown["loss", record.step] for record in records] == [to_float(record.loss_bits) for record in records]
-    assert shown["processor_share", 1] == pytest.approx(0.9)
-    assert (shown["alarm/heads", STEPS], shown["alarm/lines", STEPS]) == (1, 0)
-    client = import_module("mlflow").MlflowClient(server)
-    experiment = client.get_experiment_by_name("tiebreak")
-    assert experiment is not None
-    (kept,) = client.search_runs([experiment.experiment_id])
-    assert (kept.data.tags["job"], kept.info.status) == (job, "FINISHED")
-    history = client.get_metric_history(kept.info.run_id, "loss")
-    assert sorted(point.step for point in history) == list(range(1, STEPS + 1))
-    assert kept.data.metrics["alarm.heads"] == 1
-    for uri in ("nowhere://x", f"sqlite:///{tmp_path / 'mlflow.db'}"):
-        assert f"expected an MLflow server at {uri}" in monitor(watched, "--once", "--mlflow", uri, code=1)
-    for library, option in (("tensorboardX", "--tensorboard"), ("mlflow", "--mlflow")):
-        monkeypatch.setitem(sys.modules, library, None)
-        assert "pip install 'tiebreak[" in monitor(watched, "--once", option, tmp_path / "other", code=1)
 
 
 def test_without_the_extra_the_message_names_it(

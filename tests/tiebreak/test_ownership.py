@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests.engine import frozen_cases
 from tests.tiebreak.parties import Commands, Parties, flip
 from tiebreak.api.certification import ownership
-from tiebreak.api.disputing.judging import read_posts
+from tiebreak.api.disputing.judging import read_transcripts
 from tiebreak.api.signing.keys import new_key
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import RunDirectory
@@ -245,7 +245,7 @@ def test_a_hub_says_when_heads_were_posted(desk: Desk, parties: Parties, tmp_pat
     two = Head(job_id=opened.job.id, count=2, run_root=Digest(bytes(32)))
     transcript([SignedHead.sign(two, OFF_CHAIN, trainer)])
     assert "the trainer has signed for two runs" in desk.check(*witness, code=2)
-    assert len(read_posts([tmp_path / "posts"])) == 1
+    assert len(read_transcripts([tmp_path / "posts"])[0]) == 1
 
 
 def challenge(count: int, top: int, uniform: int, nonce: int = 0) -> ownership.OwnershipChallenge:

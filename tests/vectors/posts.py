@@ -93,6 +93,7 @@ def bodies() -> list[tuple[posts.Body, PrivateKey]]:
         (posts.ReplayedBody(count=2, run_root=_digest("run"), agrees=1), CHALLENGER),
         (posts.ConcessionBody(concession=CONCESSION), TRAINER),
         *((posts.TransactionBody(transaction=item), CLIENT) for item in transactions()),
+        (posts.AuditorsBody(accounts=(CHALLENGER.address, HUB.address)), CLIENT),
     ]
 
 

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from tiebreak.api.watching import alarms as alarms
     from tiebreak.api.watching import monitoring as monitoring
     from tiebreak.api.watching import sampling as sampling
-    from tiebreak.api.watching import sinks as sinks
 
 
 def __getattr__(name: str) -> Any:

@@ -245,7 +245,7 @@ def check_ownership(
     asked = api.ownership.OwnershipChallenge.read(challenge)
     if bool(posts) != (hub is not None):
         raise ConfigurationError("expected --posts and the address of their --hub, or neither, got one")
-    postings = [] if hub is None else api.ownership.received(made, api.judging.read_posts(posts), hub)
+    postings = [] if hub is None else api.ownership.received(made, api.judging.read_transcripts(posts)[0], hub)
     if rpc is not None:
         postings += api.onchain.heads_posted(api.onchain.board_of(rpc, made.run), made.run.job.id, from_block)
     api.ownership.check_posted(made, postings)

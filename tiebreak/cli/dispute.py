@@ -4,6 +4,7 @@
 """
 
 import json
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -89,11 +90,11 @@ def judge(
     the hub and of the parties are checked, and the rules are applied to the posts in their order, at the hub's
     instants. Name the hub that the parties agreed on: anybody can make another one, and have it sign.
 
-    Exit codes: 0 judged, 2 not what this hub signed for, 3 posts may be missing or added, so nothing is said of money;
-    the reasons are printed.
+    Exit codes: 0 judged, 2 not what this hub signed for, 3 posts may be missing or added, or a job has not ended, so
+    nothing is said of money; the reasons are printed.
     """
     domain = Domain(chain_id=chain_id, contract=OFF_CHAIN.contract if board is None else board)
-    document = api.judging.judge(*api.judging.read_transcripts(transcripts), domain, hub)
+    document = api.judging.judge(*api.judging.read_transcripts(transcripts), domain, hub, now=int(time.time()))
     for problem in document["problems"]:
         click.echo(f"CannotCheck: {problem}", err=True)
     tell(document, as_json=as_json)

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tiebreak import api
-from tiebreak.cli.options import FOLDER, NEW_FILE
+from tiebreak.cli.options import FOLDER
 
 if TYPE_CHECKING:
     from tiebreak.api.watching.alarms import Rule, Sample
     from tiebreak.api.watching.monitoring import Watch
-    from tiebreak.api.watching.sinks import Sink
 
 ALARM: Final = 4
 POLL: Final = click.FloatRange(0.01, 3600)
@@ -33,15 +32,8 @@ POLL: Final = click.FloatRange(0.01, 3600)
               help="Expected seconds per step on the agreed machine; half to twice as long passes.")  # fmt: skip
 @click.option("--states", is_flag=True, help="Compare the losses of all steps before kept states, not of checkpoints "
               "alone. Reads every kept state.")  # fmt: skip
-@click.option("--prometheus", type=NEW_FILE, help="Also keep the newest figures in this file, for node_exporter.")
-@click.option("--tensorboard", type=click.Path(file_okay=False, path_type=Path),
-              help="Also write event files into this folder.")  # fmt: skip
-@click.option("--mlflow", metavar="URI", help="Also log to the MLflow server at this URI.")
 @click.option("--poll", type=POLL, default=1.0, show_default=True, help="Seconds between looks.")
-def monitor(
-    run: Path, once: bool, as_json: bool, step_seconds: float | None, states: bool, prometheus: Path | None,
-    tensorboard: Path | None, mlflow: str | None, poll: float,
-) -> int:  # fmt: skip
+def monitor(run: Path, once: bool, as_json: bool, step_seconds: float | None, states: bool, poll: float) -> int:
     """Watch the run in the folder RUN while it is trained, or look at it afterwards.
 
     It reads the losses of all steps, and what `tiebreak train --monitor` or a running trainer measures: utilisation,
@@ -58,26 +50,12 @@ def monitor(
     the run has its last checkpoint.
     """
     watch = api.monitoring.Watch(api.runs.open_directory(run), step_seconds=step_seconds, states=states)
-    sinks: list[Sink] = []
-    job = watch.run.job.id.hex()
-    if prometheus is not None:
-        sinks.append(api.sinks.PrometheusFile(prometheus, job))
-    if tensorboard is not None:
-        sinks.append(api.sinks.TensorBoard(tensorboard))
-    if mlflow is not None:
-        sinks.append(api.sinks.MLflow(mlflow, job))
-    try:
-        rules, last = _follow(watch, sinks, once=once, as_json=as_json, poll=poll)
-    finally:
-        for sink in sinks:
-            sink.close()
+    rules, last = _follow(watch, once=once, as_json=as_json, poll=poll)
     click.echo(_told(rules, last, as_json=as_json, at_end=True))
     return ALARM if any(rule.standing is api.alarms.WorkerStanding.ALARM for rule in rules) else 0
 
 
-def _follow(
-    watch: "Watch", sinks: "Sequence[Sink]", *, once: bool, as_json: bool, poll: float
-) -> "tuple[tuple[Rule, ...], Sample | None]":
+def _follow(watch: "Watch", *, once: bool, as_json: bool, poll: float) -> "tuple[tuple[Rule, ...], Sample | None]":
     """Prints new samples and rules until the run is over. Returns the rules' last standing, and the last sample."""
     before: dict[str, str] = {}
     last = None
@@ -89,8 +67,6 @@ def _follow(
                 click.echo(_line(sample, last, as_json=as_json))
             last = sample
         rules = watch.rules(now)
-        for sink in sinks:
-            sink.take(watch.new_losses, samples, rules)
         if is_over:
             return rules, last
         standings = {rule.name: str(rule.standing) for rule in rules}

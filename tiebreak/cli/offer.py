@@ -32,12 +32,15 @@ MAX_PATH: Final = 1024
 @click.option("--seal-to", multiple=True, metavar="CARD",
               help="Encrypt the published job to this reader as well: a card (tiebreak key --card) or a file that "
               "holds one. May be given several times; you are always among the readers.")  # fmt: skip
+@click.option("--auditor", "auditors", type=AddressType(), multiple=True, help="Account of an auditor that --client "
+              "is to name where there is no chain and strangers share four games. May be given often.")  # fmt: skip
 @output_option("offer", "New or empty folder for the offer.")
 @job_options
 @json_option
 def offer(
-    captured: Path, key: Path | None, client: Path | None, trainer: Address, seal_to: tuple[str, ...], output: Path,
-    policy_file: Path | None, precision: int | None, terms: Terms, domain: Domain, as_json: bool,
+    captured: Path, key: Path | None, client: Path | None, trainer: Address, seal_to: tuple[str, ...],
+    auditors: tuple[Address, ...], output: Path, policy_file: Path | None, precision: int | None, terms: Terms,
+    domain: Domain, as_json: bool,
 ) -> None:  # fmt: skip
     """Draft a job over CAPTURED and sign it as its client, for a trainer to accept.
 
@@ -53,14 +56,14 @@ def offer(
     """
     if client is not None:
         key = key or client / settings.read("client", client).key
-    if key is None:
-        raise ConfigurationError("expected --key FILE or --client FOLDER, got neither")
+    if key is None or (auditors and client is None):
+        raise ConfigurationError("expected --client FOLDER, or --key FILE without --auditor, got neither")
     made = api.offers.offer_on(
         api.bundle.load_bundle(captured), output, client=load_key(key), trainer=trainer, terms=terms, domain=domain,
         policy=policy_file, precision=precision, readers=[_card(text) for text in seal_to],
     )  # fmt: skip
     if client is not None:
-        deliver(output, client)
+        deliver(output, client, auditors)
     tell({**job_document(made.job), "offer": str(output)}, as_json=as_json)
 
 

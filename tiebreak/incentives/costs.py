@@ -16,14 +16,7 @@ from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.incentives.measured import FIGURES, WORST, cost, dispute, first_writes
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.hashing import CHUNK_BYTES
-from tiebreak.protocol.program.isa import (
-    MAX_INSTRUCTIONS,
-    MAX_OPERANDS,
-    MAX_TERMS,
-    TERMS_PER_LEAF,
-    DType,
-    Opcode,
-)
+from tiebreak.protocol.program.isa import MAX_INSTRUCTIONS, MAX_OPERANDS, MAX_TERMS, TERMS_PER_LEAF, DType, Opcode
 from tiebreak.protocol.program.program import Program, ProgramLimits
 from tiebreak.protocol.trees import depth_of
 

@@ -5,6 +5,10 @@ training and replays apart, so that no move waits for anything else. A process g
 opens the envelope and gives it the job's secret, through the same pipe. It ends when its party does, even if that is
 killed: it sees the end of its pipe. What it left on the disk is resumed. A task that fails through no fault of its data
 (a full disk, a process that was killed, a hub that is away) is tried again, after longer and longer pauses.
+
+Keys are free, so turns by client are worth nothing among strangers. They share what others leave: a task for somebody
+whom the owner named, or for a seat, comes before theirs and ends the one under way, their trials take at most a part of
+the time (`STRANGERS`), and each has first a short while, and only later, if it was too short, the whole time.
 """
 
 import multiprocessing
@@ -32,6 +36,10 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 STOP_SECONDS: Final = 5
 NICENESS: Final = 10
 """The niceness of processes that train, replay and try, so that a step under way takes few cores from a move."""
+STRANGERS: Final = 2
+"""Of the time, trials of strangers' programs take a part in this number."""
+SHORTER: Final = (64, 8, 1)
+"""Of the time for a trial, a stranger's program has a part in this number, at its first, second and third try."""
 WORKBENCH: Final = "tiebreak.node.workbench"
 """Imported by name, since it brings torch."""
 _FORKS: Final = multiprocessing.get_context("forkserver")
@@ -50,11 +58,14 @@ class _Waiting:
     """Monotonic time of the earliest next try, in seconds; 0 before the first."""
     tries: int = 0
     is_dropped: bool = False
+    is_strangers: bool = False
+    is_displaced: bool = False
+    """Whether it was ended for a task that is no stranger's, to be tried again."""
 
     @property
-    def order(self) -> tuple[int, int, int]:
+    def order(self) -> tuple[bool, int, int, int]:
         """The sort key, lowest first: neither what fails for ever nor a client's many programs keep others back."""
-        return self.tries, self.turn, self.number
+        return self.is_strangers, self.tries, self.turn, self.number
 
 
 class Crew:
@@ -71,6 +82,8 @@ class Crew:
         """The task whose answer the process owes, or will when it has begun; None while it is idle."""
         self._changed = Condition()
         self._stopped = False
+        self._free = 0.0
+        """Monotonic time from which on strangers' programs may be tried again."""
         self._process: Any = None
         self._pipe: Connection | None = None
         self._thread = Thread(target=self._work, name="crew", daemon=True)
@@ -90,12 +103,19 @@ class Crew:
         """Have these called on progress, and when a task fails, with the reason and how often it was tried."""
         self._on_steps, self._on_trouble = on_steps, on_trouble
 
-    def ask(self, task: Task, done: Callable[[Answer], None]) -> None:
-        """Do a task, sooner or later, and call `done` with its answer."""
+    def ask(self, task: Task, done: Callable[[Answer], None], *, is_strangers: bool = False) -> None:
+        """Do a task, sooner or later, and call `done` with its answer.
+
+        is_strangers: whether it is for a job of nobody whom the owner named, in which the party has no seat or stake.
+        """
         with self._changed:
+            if self._now is not None and self._now.is_strangers and not is_strangers:
+                self._now.is_displaced = True
+                if self._process is not None:
+                    self._process.kill()
             of_client = [one for one in self._owed() if one.task.job.client == task.job.client]
             turn = len(of_client) if isinstance(task, Try) else 0
-            self._tasks.append(_Waiting(task, done, next(self._numbers), turn))
+            self._tasks.append(_Waiting(task, done, next(self._numbers), turn, is_strangers=is_strangers))
             self._changed.notify_all()
 
     def drop(self, is_over: Callable[[e.Work], bool]) -> list[e.Work]:
@@ -139,8 +159,20 @@ class Crew:
 
     def _work(self) -> None:
         while (waiting := self._next()) is not None:
+            start, most = time.monotonic(), self._seconds(waiting)
             found = self._try(waiting)
+            took = time.monotonic() - start
+            if waiting.is_strangers and isinstance(waiting.task, Try):
+                self._free = time.monotonic() + took * (STRANGERS - 1)
             if waiting.is_dropped:
+                continue
+            has_failed = isinstance(found, Failed) or bool(found.problem)
+            is_short = isinstance(waiting.task, Try) and most <= took and most < self._bench.trial_seconds
+            if has_failed and (waiting.is_displaced or is_short) and not self._stopped:
+                waiting.tries += not waiting.is_displaced
+                waiting.is_displaced = False
+                with self._changed:
+                    self._tasks.append(waiting)
                 continue
             if isinstance(found, Answer):
                 waiting.done(found)
@@ -159,14 +191,23 @@ class Crew:
         with self._changed:
             while not self._stopped:
                 now = time.monotonic()
-                ready = [waiting for waiting in self._tasks if waiting.at <= now]
+                ready = [waiting for waiting in self._tasks if self._due(waiting) <= now]
                 if ready:
                     chosen = min(ready, key=lambda waiting: waiting.order)
                     self._tasks.remove(chosen)
                     self._now = chosen
                     return chosen
-                self._changed.wait(min((waiting.at - now for waiting in self._tasks), default=None))
+                self._changed.wait(min((self._due(waiting) - now for waiting in self._tasks), default=None))
         return None
+
+    def _due(self, waiting: _Waiting) -> float:
+        is_shared = waiting.is_strangers and isinstance(waiting.task, Try)
+        return max(waiting.at, self._free) if is_shared else waiting.at
+
+    def _seconds(self, waiting: _Waiting) -> float:
+        """The time that a program has to be tried."""
+        most = self._bench.trial_seconds
+        return most / SHORTER[min(waiting.tries, len(SHORTER) - 1)] if waiting.is_strangers else most
 
     def _try(self, waiting: _Waiting) -> Answer | Failed:
         is_trial = isinstance(waiting.task, Try)
@@ -174,11 +215,11 @@ class Crew:
             if self._process is None:
                 self._start()  # others may ask and drop meanwhile
             with self._changed:
-                if self._stopped or waiting.is_dropped:
+                if self._stopped or waiting.is_dropped or waiting.is_displaced:
                     return Failed(reason=self._bury(EOFError()))
                 assert self._pipe is not None
                 self._pipe.send(waiting.task)
-            end = time.monotonic() + self._bench.trial_seconds if is_trial else None
+            end = time.monotonic() + self._seconds(waiting) if is_trial else None
             while True:
                 if not self._pipe.poll(None if end is None else max(0.0, end - time.monotonic())):
                     raise TimeoutError("it took too long")
@@ -252,7 +293,7 @@ class Crews:
         for crew in self._all:
             crew.listen(on_steps, on_trouble)
 
-    def ask(self, task: Task, done: Callable[[Answer], None]) -> None:
+    def ask(self, task: Task, done: Callable[[Answer], None], *, is_strangers: bool = False) -> None:
         """Let the crew for it do a task (`Crew.ask`). One thread at a time may call this."""
         job = task.job.id
         match task:
@@ -265,9 +306,9 @@ class Crews:
             case Compute():
                 self._computing(job).ask(task, done)
             case Try():
-                self._trying.ask(task, done)
+                self._trying.ask(task, done, is_strangers=is_strangers)
             case _:
-                self._mail.ask(task, done)
+                self._mail.ask(task, done, is_strangers=is_strangers)
 
     def _computing(self, job: Digest) -> Crew:
         """The crew that trains and replays a job: for a new one, a crew that has least to do."""

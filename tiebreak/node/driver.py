@@ -33,6 +33,7 @@ from tiebreak.node.parties import (
     TrainerNode,
     WatcherNode,
     at_risk,
+    auditors_in,
     draw_secret,
     games_at_stake,
 )
@@ -110,6 +111,8 @@ class Driver(PostingDriver):
         self.training: dict[Digest, Steps] = {}
         """The newest report of the process that trains, by job."""
         self._drafted: set[str] = set()
+        self._auditors: dict[Digest, tuple[Address, ...]] = {}
+        """The auditors that a client names, by its jobs."""
         self._noted: dict[Digest, str] = {}
         self._disagreed: set[str] = set()
         self._own: dict[Digest, None] = {}
@@ -440,6 +443,9 @@ class Driver(PostingDriver):
         machine = self.machine
         if not isinstance(machine, ClientNode):
             return
+        for job_id, accounts in self._auditors.items() if isinstance(self.ground, HubGround) else ():
+            if job_id in machine.board.jobs and accounts:
+                self.post(job_id, posts.AuditorsBody(accounts=accounts))
         for path in sorted((self.journal.folder / JOBS).glob(f"*/{OFFER}")):
             name = path.parent.name
             if len(name) != 64 or name in self._drafted:
@@ -452,6 +458,7 @@ class Driver(PostingDriver):
                     self.jobs.setdefault(offer.job.id, offer.job)
                     self._adopt(offer.job.id)
                     secret = draw_secret(offer.job, machine.key, path.parent)
+                    self._auditors[offer.job.id] = auditors_in(path.parent)
                     self.tell(e.JobDrafted(at=self.ground.now(), job=offer.job, secret=secret))
             except VerificationError as error:
                 self.notes.warn("offer", f"{path}: {error}")
@@ -461,12 +468,13 @@ class Driver(PostingDriver):
     def _fetch_inputs(self) -> None:
         """Prepare for every job that the party looks at, or has taken.
 
-        One that is only offered costs nobody anything, so it waits until no other is being tried.
+        One that a stranger only offers costs nobody anything, so it waits until no other is being tried.
         """
         machine = self.machine
         for job in sorted(machine.jobs(), key=is_active, reverse=True):
             if isinstance(machine, WatcherNode | AuditorNode):
-                is_ours = machine.follows(job.job) and (is_active(job) or all(self._trials.values()))
+                is_due = is_active(job) or machine.names(job.job) or all(self._trials.values())
+                is_ours = machine.follows(job.job) and is_due
             else:
                 is_ours = isinstance(machine, TrainerNode) and ("signature", job.id) in machine.records
             if is_ours and not job.is_over:
@@ -553,7 +561,8 @@ class Driver(PostingDriver):
 
     def _ask(self, task: Task, done: Callable[[Answer], None]) -> None:
         """Let a crew do a task; `done` is called in the machine's thread."""
-        self.crews.ask(task, lambda answer: self.inbox.put(lambda: done(answer)))
+        is_strangers = isinstance(task, Fetch | Try) and not self.machine.names(task.job)
+        self.crews.ask(task, lambda answer: self.inbox.put(lambda: done(answer)), is_strangers=is_strangers)
 
     def start_work(self, work: e.Work, turn: Turn | None) -> bool:
         job_id = self.machine.board.games[work.game_id].job.id if isinstance(work, e.Gather) else work.job_id
@@ -687,7 +696,7 @@ class Driver(PostingDriver):
         """The account's wei; None without a chain. If the node does not answer, the last answer counts."""
         with suppress(TiebreakError):
             balance = self.ground.balance(self.machine.address)
-            is_poor = balance is not None and balance < self._floor
+            is_poor = balance is not None and balance + self.machine.board.credit(self.machine.address) < self._floor
             if balance is not None and is_poor and not self._is_poor:
                 needed = f"{ether(self._floor)} or more for the transactions of games"
                 self.notes.error("balance", f"expected {needed}, got {ether(balance)}; send ether to the account")

@@ -47,7 +47,7 @@ from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.parties.ledger import Ledger, Refusal, job_of
 from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.player import Player
-from tiebreak.protocol.parties.terms import Pace
+from tiebreak.protocol.parties.terms import CONFIRMATIONS, Pace
 from tiebreak.protocol.tags import Digest
 
 OVERLAP: Final = 16
@@ -84,7 +84,8 @@ class ChainGround:
 
     def __init__(
         self, chain: Chain, signer: PrivateKey | None = None, journal: Journal | None = None, *, pace: Pace,
-        first_block: int = 0, cap: int | None = None, steady: Callable[[], float] = time.monotonic,
+        first_block: int = 0, confirmations: int = CONFIRMATIONS, cap: int | None = None,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """`chain` is attached to the board. Without a signer nothing can be sent. `first_block`: the board's own.
 
@@ -99,7 +100,7 @@ class ChainGround:
         if signer is not None:
             kept = {} if journal is None else {"journal": journal.notes(), "record": journal.note}
             self._outbox = chain.outbox(
-                signer, cap=cap, confirmations=pace.confirmations, block_seconds=pace.block_seconds, **kept
+                signer, cap=cap, confirmations=confirmations, block_seconds=pace.block_seconds, **kept
             )
         self._first_block = self._next = first_block
         """The first block that was not followed yet."""

@@ -320,7 +320,7 @@ class Mail:
             except MailRefused as error:
                 if error.status != 409:
                     raise
-                raise _Away("somebody else brings the same blob") from error
+                raise _Away("it holds less than it said") from error
             if found.get("held") != size:
                 raise _Away("the upload ended early")
             return root

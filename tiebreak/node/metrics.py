@@ -7,10 +7,10 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tiebreak.api.watching.sinks import figures, gauge_of
 from tiebreak.protocol.numbers.float32 import to_float
 
 if TYPE_CHECKING:
+    from tiebreak.api.watching.alarms import Sample
     from tiebreak.node.driver import Driver
     from tiebreak.node.work import Steps
 
@@ -57,7 +57,9 @@ class PartyMetrics(Collector):
         families: dict[str, GaugeMetricFamily] = {}
         for told in list(self._driver.training.values()):
             for name, value in _training(told).items():
-                gauge = families.setdefault(name, GaugeMetricFamily(*gauge_of(name), labels=["job"]))
+                words = f"Of the process that trains: {name.replace('_', ' ')}."
+                family = GaugeMetricFamily(f"tiebreak_training_{name}", words, labels=["job"])
+                gauge = families.setdefault(name, family)
                 gauge.add_metric([told.job_id.hex()], value)
         yield from families.values()
 
@@ -70,7 +72,20 @@ def _training(told: "Steps") -> dict[str, float]:
         "steps_per_second": len(told.losses) / max(told.seconds, 1e-6),
         "processor_share": told.processor,
     }
-    return found if told.sample is None else figures(told.sample) | found
+    return found if told.sample is None else _figures(told.sample) | found
+
+
+def _figures(sample: "Sample") -> dict[str, float]:
+    """The figures of a sample, by name: shares from 0 to 1, bytes, watts."""
+    found = {
+        "processor_share": sample.processor,
+        "machine_share": sample.machine,
+        "memory_bytes": sample.memory,
+        "gpu_share": sample.gpu,
+        "gpu_memory_bytes": sample.gpu_memory,
+        "gpu_watts": sample.watts,
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}
 
 
 def serve_metrics(port: int, driver: "Driver") -> None:

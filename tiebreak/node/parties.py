@@ -5,13 +5,15 @@ then the party stays out of the job.
 """
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tiebreak.api.agreeing.readers import SEAL
 from tiebreak.node.journal import JOBS
-from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.codec import check_bytes
+from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address
 from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import drawable
@@ -28,6 +30,8 @@ _INPUTS: Final = ("program.tbp", "data.safetensors", "checkpoints/000000000000.s
 OFFER: Final = "offer.bin"
 DRAFT: Final = "draft.txt"
 """The nonce of the draft of a job with seats (`tiebreak.api.agreeing.offers`)."""
+AUDITORS: Final = "auditors.txt"
+"""In a client's folder of a job: the accounts that it names as auditors where there is no chain, one a line."""
 _AGREED: Final = ("job.bin", OFFER)
 
 
@@ -110,6 +114,10 @@ class OnShelf(PartyMachine):
         """Whether it looks at posts about a job, once that is on the board or was offered to it."""
         return self.address in (job.client, job.trainer)
 
+    def names(self, job: Job) -> bool:
+        """Whether it knows the client of a job, from its owner, or has a claim of its own in it."""
+        return ("signature", job.id) in self.records or job in self.taken()
+
     def taken(self) -> list[Job]:
         """The jobs in which it may have games."""
         return []
@@ -142,6 +150,9 @@ class TrainerNode(OnShelf, trainer.TrainerParty):
             self.alarm(f"job {job.id.hex()[:8]}: not signed: {reason}")
         return not reason
 
+    def names(self, job: Job) -> bool:
+        return job.client in self.policy.clients or super().names(job)
+
     def agrees(self, job: Job) -> bool:
         return self.wants(job) and super().agrees(job)
 
@@ -171,11 +182,14 @@ class TrainerNode(OnShelf, trainer.TrainerParty):
 
 
 class _Chosen(OnShelf):
-    """Looks only at some jobs, if its owner names any."""
+    """Looks only at some jobs, if its owner names any. clients: those whose jobs come first."""
 
-    def __init__(self, *, jobs: tuple[Digest, ...] = (), **known: Any) -> None:
+    def __init__(self, *, jobs: tuple[Digest, ...] = (), clients: tuple[Address, ...] = (), **known: Any) -> None:
         super().__init__(**known)
-        self.chosen = jobs
+        self.chosen, self.clients = jobs, clients
+
+    def names(self, job: Job) -> bool:
+        return job.id in self.chosen or job.client in self.clients or super().names(job)
 
     def follows(self, job: Job) -> bool:
         """Whether its owner wants it to look at a job, once it has its files."""
@@ -187,6 +201,13 @@ class _Chosen(OnShelf):
 
 class AuditorNode(_Chosen, auditor.AuditorParty):
     """Replays the jobs that it follows, and stakes money on its findings."""
+
+    def names(self, job: Job) -> bool:
+        found = self.board.jobs.get(job.id)
+        sits = found is not None and any(
+            self.board.seat_owner(found, seat) == self.address for seat in range(job.seats)
+        )
+        return sits or super().names(job)
 
     def taken(self) -> list[Job]:
         own = [game for game in self.board.games.values() if game.challenger == self.address and not game.is_stopped]
@@ -201,8 +222,8 @@ class ClientNode(OnShelf, client.ClientParty):
     """Offers the jobs whose offers lie in its folder."""
 
 
-def deliver(offer: Path, client: Path) -> Path:
-    """Put an offer (`tiebreak offer`) into a client's folder, where the running client finds it. Returns its place."""
+def deliver(offer: Path, client: Path, auditors: Sequence[Address] = ()) -> Path:
+    """Put an offer, and the auditors that its client is to name, where a running client finds them. Returns where."""
     signed = SignedJob.decode((offer / OFFER).read_bytes())
     signed.verify_offer()
     place = client / JOBS / signed.job.id.hex()
@@ -212,8 +233,19 @@ def deliver(offer: Path, client: Path) -> Path:
     part = place.with_name(f".{place.name}")
     shutil.rmtree(part, ignore_errors=True)
     shutil.copytree(offer, part)
+    (part / AUDITORS).write_text("".join(f"0x{account.hex()}\n" for account in auditors), encoding="ascii")
     part.rename(place)
     return place
+
+
+def auditors_in(folder: Path) -> tuple[Address, ...]:
+    """The accounts that a client names as auditors of the job in a folder. Raises `EncodingError`."""
+    try:
+        lines = (folder / AUDITORS).read_text("ascii").split() if (folder / AUDITORS).exists() else []
+        found = [bytes.fromhex(line.removeprefix("0x")) for line in lines]
+    except ValueError as error:
+        raise EncodingError(f"{folder / AUDITORS}: expected an address in each line, got others: {error}") from error
+    return tuple(Address(check_bytes(AUDITORS, account, ADDRESS_BYTES)) for account in found)
 
 
 def draw_secret(job: Job, key: PrivateKey, folder: Path) -> bytes:

@@ -73,14 +73,14 @@ def open_party(
     own = "" if key is None else f"0x{key.address.hex()}"
     notes.info("start", f"with the hub {settings.hub} and the chain {settings.chain or '(none)'}", address=own)
     belongs = {"role": role, "address": own, "board": settings.board.lower()}
+    require_limits(settings)
     with ExitStack() as stack:
         journal = Journal(settings.folder, belongs)
         stack.callback(journal.close)
-        require_limits(settings)
         shelf = Shelf(settings.folder)
         pace = Pace(
             block_seconds=settings.block_seconds, step_seconds=settings.step_seconds, slowdown=settings.slowdown,
-            confirmations=settings.confirmations, step_wei=settings.step_wei,
+            step_wei=settings.step_wei,
         )  # fmt: skip
         ground = _ground(settings, key, journal, pace, lambda: driver)
         journal.require("chain", str(ground.domain.chain_id))
@@ -98,9 +98,9 @@ def open_party(
             case "client":
                 machine = ClientNode(**more)
             case "auditor":
-                machine = AuditorNode(jobs=settings.digests("jobs"), **more)
+                machine = AuditorNode(jobs=settings.digests("jobs"), clients=policy(settings).clients, **more)
             case _:
-                machine = WatcherNode(jobs=settings.digests("jobs"), **more)
+                machine = WatcherNode(jobs=settings.digests("jobs"), clients=policy(settings).clients, **more)
         bench = Bench(
             folder=settings.folder, domain=ground.domain, hub=settings.hub, processes=max(1, settings.processes),
             machine=settings.machine, serve=serve, most_bytes=settings.most_bytes,
@@ -134,7 +134,9 @@ def _ground(
     if settings.chain:
         chain = Chain.connect(settings.chain)
         chain.attach(settings.address("board"))
-        return ChainGround(chain, key, journal, pace=pace, first_block=settings.first_block)
+        return ChainGround(
+            chain, key, journal, pace=pace, first_block=settings.first_block, confirmations=settings.confirmations
+        )
 
     def post(job_id: Digest, body: Body, tag: bytes) -> None:
         driver().post(job_id, body, tag=tag)
@@ -154,7 +156,12 @@ def means_of(settings: Settings, floor: int, balance: Callable[[], int | None]) 
 
 
 def require_limits(settings: Settings) -> None:
-    """Raises `ConfigurationError` unless a trainer names its clients, and it and an auditor what they may put up."""
+    """Raises `ConfigurationError` unless a trainer names its clients, it and an auditor what they may put up.
+
+    On a chain all name the board, before their folder belongs to one for good.
+    """
+    if settings.chain:
+        settings.address("board")
     has_stake = settings.most_stake == ANY or settings.limit("most_stake") > 0
     if settings.role == "auditor" and not has_stake:
         raise ConfigurationError(

@@ -16,6 +16,7 @@ from typing import Any, Final, get_type_hints
 from tiebreak.api.machine import Machine
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.parties.terms import CONFIRMATIONS
 from tiebreak.protocol.tags import Digest
 
 FILE: Final = "party.toml"
@@ -57,7 +58,9 @@ class Settings:
     )
     board: str = _setting("", _ALL, "The address of the job board on that chain (`tiebreak deploy`).")
     first_block: int = _setting(0, _ALL, "The block in which the board was created; following starts there.")
-    confirmations: int = _setting(2, _ALL, "Blocks that must stand on a block before what it shows counts as certain.")
+    confirmations: int = _setting(
+        CONFIRMATIONS, _ALL, "Blocks that must stand on a transaction's before it counts as sent for good."
+    )
     block_seconds: int = _setting(12, _ALL, "Seconds between blocks.")
     step_seconds: int = _setting(
         1, _ALL, "Seconds that a step of any job counts at least; terms are judged by what a trial step took."
@@ -99,7 +102,10 @@ class Settings:
     metrics_port: int = _setting(0, _ALL, "Serve Prometheus metrics on this port of 127.0.0.1; 0: do not.")
     json_log: bool = _setting(False, _ALL, "Log JSON, one object a line.")
     clients: tuple[str, ...] = _setting(
-        (), _TRAINER, 'Addresses of clients whose offers are taken, or ["any"]. Needed.'
+        (),
+        _WORKING,
+        'Addresses of clients. A trainer needs them: it takes only their offers, or those of ["any"]. Others try\n'
+        "their programs before those of strangers, who share what time is left.",
     )
     most_steps: int = _setting(0, _TRAINER, "The longest job that is taken; 0: any.")
     most_bytes: int = _setting(0, _WORKING, "The most bytes that are fetched for one job; 0: no limit but the disk.")

@@ -35,6 +35,13 @@ TERMS: Final = {
     "descent-levels": 2,
 }  # fmt: skip
 """Short enough to be watched, in seconds. A job in earnest has hours and days here (`tiebreak economics`)."""
+ON_PAPER: Final = {"clock": 420, "talk-time": 90}
+"""Other terms without a chain, where parties leave time as if blocks came every 12 seconds."""
+HERE: Final[dict[str, Any]] = {
+    "step_seconds": 0,  # what a trial measures counts: with a second a step, these terms would be too short for some
+    "threads": 1,  # all parties share this machine
+}
+"""Settings in which parties of one machine differ from those of `init`, besides `BLOCK_SECONDS` on its chain."""
 USUAL_SECONDS: Final = 12
 """Seconds in which two cores with nothing else to do come to the offer. A slower machine gets longer terms."""
 UNHURRIED: Final = 4
@@ -293,9 +300,8 @@ class Town:
         """Start a party. Returns its address."""
         folder = self.plan.folder / name
         folder.mkdir()
-        given: dict[str, Any] = {"hub": self.page, "chain": rpc, "board": board}
-        given |= {"block_seconds": BLOCK_SECONDS, "step_seconds": 0, "confirmations": 0, "threads": 1}
-        given |= OPEN_TO_ALL.get(_role(name), {})
+        given = HERE | {"hub": self.page, "chain": rpc, "board": board} | OPEN_TO_ALL.get(_role(name), {})
+        given |= {"block_seconds": BLOCK_SECONDS} if rpc else {}
         settings.write(_role(name), folder, **given)
         account = self.plan.folder / "accounts" / f"account-{1 + self.plan.parties.index(name)}.pem"
         if account.exists():
@@ -329,13 +335,14 @@ class Town:
             addresses["trainer"], "--output", str(folder), *self._domain(board), *terms, *self.wishes(),
         )  # fmt: skip
         self._wait(offer, offer.is_done)
-        deliver(folder, own)
+        deliver(folder, own, [self.key(name).address for name in addresses if _role(name) == "auditor"])
 
     def terms(self) -> dict[str, int]:
         """The job's terms. Their times are longer on a machine that was slow so far: clocks do not wait for it."""
         plan, seconds = self.plan, self._seconds()
         self.ending.patience = patience = plan.patience or max(1, round(seconds / USUAL_SECONDS))
-        terms = {name: value * (1 if name == "descent-levels" else patience) for name, value in plan.terms.items()}
+        usual = plan.terms if plan.chain else {**plan.terms, **ON_PAPER}
+        terms = {name: value * (1 if name == "descent-levels" else patience) for name, value in usual.items()}
         if plan.cheat and not plan.seats:
             terms["challenge-window"] *= UNHURRIED
         if patience > 1 and plan.patience is None:

@@ -58,8 +58,8 @@ def test_answers_to_choices_that_vanished_hurt_nobody(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_confirmations_keep_a_seal_from_vanishing_under_its_proof() -> None:
-    """It is enough to wait for as many as blocks can vanish; and a proof waits longer than that without any."""
+def test_a_proof_waits_longer_than_a_seal_can_vanish() -> None:
+    """Whatever number of blocks its maker wants on top of a transaction's."""
     result = played("reorganised seal", 2, **LONG)
     assert (result.job_status, party(result, "auditor").wei) == ("slashed", HALF - RELIEF)
     mirror = next(found for found in result.parties if found.name.startswith("challenger"))

@@ -1,6 +1,7 @@
 """Hubs for tests: real ones over HTTP, on both databases, and the posts that they take."""
 
 import contextlib
+import http.client
 import os
 import shutil
 import signal
@@ -13,13 +14,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import uvicorn
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
 from tiebreak.node.hub.app import Hub, HubSettings, make_app
+from tiebreak.node.hub.clerk import Arrival, Clerk, PostResult
 from tiebreak.node.hub.limits import HubLimits, networks_in
 from tiebreak.node.hub.serving import configure
+from tiebreak.node.hub.store import Store
 from tiebreak.node.mail import Mail
 from tiebreak.protocol.commitments.job import Head, SignedHead, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -50,27 +54,45 @@ DATABASES = ["sqlite", "postgres"] if postgres_folder() else ["sqlite"]
 @contextlib.contextmanager
 def postgres(folder: Path) -> Iterator[str]:
     """A server on a socket in a folder, deleted at the end. Gives what follows the database's name in a URL."""
-    programs = postgres_folder()
-    assert programs is not None
-    user: dict[str, Any] = {"user": "postgres"} if os.geteuid() == 0 else {}
+    with cluster(folder), serving(folder):
+        yield f"?host={folder}"
+
+
+@contextlib.contextmanager
+def cluster(folder: Path) -> Iterator[None]:
+    """The files of a new server, which does not run yet."""
     folder.mkdir(mode=0o755)
-    if user:
+    if os.geteuid() == 0:
         shutil.chown(folder, "postgres")
-    data, quiet = folder / "data", {"stdout": subprocess.DEVNULL, "cwd": folder, **user}
-    subprocess.run([programs / "initdb", "-D", data, "-U", "tiebreak", "-A", "trust"], check=True, **quiet)
+    try:
+        _program("initdb", folder, "-D", folder / "data", "-U", "tiebreak", "-A", "trust").wait()
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[None]:
+    """A server that runs on these files."""
     options = ["-c", "listen_addresses=", "-c", "fsync=off", "-k", folder]
-    server = subprocess.Popen([programs / "postgres", "-D", data, *options], stderr=subprocess.DEVNULL, **quiet)
+    server = _program("postgres", folder, "-D", folder / "data", *options)
     try:
         for _ in range(200):
-            ready = subprocess.run([programs / "pg_isready", "-h", folder], check=False, **quiet)
-            if ready.returncode == 0:
+            if _program("pg_isready", folder, "-h", folder).wait() == 0:
                 break
             time.sleep(0.05)
-        yield f"?host={folder}"
+        yield
     finally:
         server.send_signal(signal.SIGINT)  # a fast shutdown; SIGTERM would wait for every client that a test left
         server.wait(20)
-        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _program(name: str, folder: Path, *arguments: Any) -> "subprocess.Popen[bytes]":
+    programs = postgres_folder()
+    assert programs is not None
+    user: dict[str, Any] = {"user": "postgres"} if os.geteuid() == 0 else {}
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder}
+    return subprocess.Popen([programs / name, *arguments], **quiet, **user)
 
 
 @dataclass
@@ -113,6 +135,31 @@ def running(wanted: HubSettings, port: int = 0, *, proxies: str = "", **given: A
     finally:
         found.stop()
         listening.close()
+
+
+def ask(
+    hub: Running, method: str, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, dict[str, str], bytes]:
+    """The status, the headers (names in small letters) and the body of an answer."""
+    connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=10)
+    try:
+        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
+        response = connection.getresponse()
+        return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
+    finally:
+        connection.close()
+
+
+def make_clerk(store: Store, **changes: Any) -> Clerk:
+    return Clerk(store, **{"domain": DOMAIN, "key": HUB, "limits": HubLimits(), **changes})
+
+
+def arrived(wire: bytes, at: float = 0, address: str = "192.0.2.1") -> Arrival:
+    return Arrival(wire=wire, signed=posts.SignedPost.decode(wire), at=at, address=address)
+
+
+def take(clerk: Clerk, *wires: bytes, address: str = "192.0.2.1") -> list[PostResult]:
+    return clerk.take([arrived(wire, address=address) for wire in wires])
 
 
 def post(body: posts.Body, author: PrivateKey, number: int, *, game: Digest | None = None) -> bytes:

@@ -1,21 +1,34 @@
 """What one post, game or answer raises ends no thread of a node; only what cannot be kept in the journal stops it."""
 
 from collections.abc import Sized
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.protocol.runs import CLIENT, DOMAIN, TRAINER
+from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER
 from tests.protocol.town import PACE
 from tests.tiebreak.node.hubs import JOB, OFFER, own_job
 from tiebreak.node import driver
 from tiebreak.node.driver import Driver
-from tiebreak.node.mail import Letter
-from tiebreak.node.parties import AcceptancePolicy, Shelf, TrainerNode
+from tiebreak.node.ground import HubGround
+from tiebreak.node.journal import Journal
+from tiebreak.node.mail import Letter, MailForgot
+from tiebreak.node.parties import (
+    AUDITORS,
+    AcceptancePolicy,
+    ClientNode,
+    Shelf,
+    TrainerNode,
+    auditors_in,
+    deliver,
+)
 from tiebreak.protocol.chain import following
 from tiebreak.protocol.chain.following import FollowedBoard
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.commitments.job import SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
@@ -143,3 +156,104 @@ def test_what_cannot_be_kept_stops_the_node(there: Any, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="of no family"):
         made.tell(e.Tick(at=7))
     assert made.stop.is_set()
+
+
+def test_client_names_the_auditors_of_its_offer_once_the_ledger_has_the_job(there: Any, tmp_path: Path) -> None:
+    """Not before, once for as long as the process lives and after a restart, and never where there is a chain."""
+    made, noted = there
+    own = tmp_path / "client"
+    job = replace(JOB, nonce=99)
+    offer = SignedJob(domain=OFF_CHAIN, job=job, client_signature=job.sign(OFF_CHAIN, CLIENT))
+    (tmp_path / "offer").mkdir()
+    (tmp_path / "offer" / "offer.bin").write_bytes(offer.encode())
+    accounts = (CHALLENGER.address, TRAINER.address)
+    place = deliver(tmp_path / "offer", own, accounts)
+    assert auditors_in(place) == accounts
+    known = {"domain": OFF_CHAIN, "pace": PACE, "key": CLIENT, "shelf": Shelf(own)}
+    journal, ground = Journal(own, {}), HubGround(OFF_CHAIN, CLIENT.address, raising, pace=PACE)
+    made.journal, made._posts, made.machine = journal, journal, ClientNode(board=ground.board, **known)
+    made._keep_record, made.crews.ask = journal.append, lambda *_: None
+
+    def look() -> list[posts.Body]:
+        made._look_for_offers()
+        waiting = [posts.SignedPost.decode(row.wire).verify(OFF_CHAIN) for row in journal.unheard()]
+        return [body for body in waiting if isinstance(body, posts.AuditorsBody)]
+
+    made.ground = ground
+    assert not look()
+    ground.board.jobs[job.id] = PublicJob(job=job, last_progress=0)
+    made.ground = SimpleNamespace(now=lambda: 7, domain=OFF_CHAIN)
+    assert not look()
+    made.ground = ground
+    assert look() == look() == [posts.AuditorsBody(accounts=accounts)]
+    made._drafted.clear()
+    made._auditors.clear()
+    assert look() == [posts.AuditorsBody(accounts=accounts)], "after a restart it is said already"
+    for text in ("0x12", "x", "0x" + "ab" * 21, "é"):
+        (place / AUDITORS).write_text(text, encoding="utf-8")
+        made._drafted.clear()
+        look()
+        assert "auditors.txt: expected" in noted[-1][1]
+    (place / AUDITORS).unlink()
+    assert auditors_in(place) == ()
+    journal.close()
+
+
+@pytest.mark.parametrize("has", ["all", "none", "another key"])
+def test_posts_are_said_again_to_a_hub_that_lost_them_or_is_another(there: Any, tmp_path: Path, has: str) -> None:
+    made, noted = there
+    journal, said, asked = Journal(tmp_path, {}), list[bytes](), list[tuple[int, bytes]]()
+
+    def post(wire: bytes) -> Any:
+        said.append(wire)
+        return SimpleNamespace(place=len(said))
+
+    def holds(place: int, wire: bytes) -> bool:
+        asked.append((place, wire))
+        return has == "all"
+
+    def meet(hub: bytes) -> list[bytes]:
+        """What is said by a process that starts and sends what waits, twice."""
+        made._is_met, made.mail = False, SimpleNamespace(hub=hub, post=post, holds=holds)
+        said.clear()
+        made._send_all()
+        made._send_all()
+        return list(said)
+
+    made.journal = journal
+    for number in range(3):
+        journal.post(JOB.id, b"%d" % number, lambda _, number=number: b"wire %d" % number)  # type: ignore[misc]
+    wires = [b"wire 0", b"wire 1", b"wire 2"]
+    assert meet(b"hub") == wires
+    assert not asked, "nothing was heard of it before"
+    again = meet(b"other" if has == "another key" else b"hub")
+    assert again == ([] if has == "all" else wires)
+    assert asked == ([] if has == "another key" else [(3, b"wire 2")]), "a hub is asked once, for the last post"
+    assert bool(noted) == (has == "none")
+    journal.close()
+
+
+@pytest.mark.parametrize("on_paper", [True, False])
+def test_a_party_whose_hub_forgot_reads_anew_and_without_a_chain_starts_again(
+    there: Any, tmp_path: Path, on_paper: bool
+) -> None:
+    made, noted = there
+    made.journal, made._read_up_to = Journal(tmp_path, {}), (9, b"last")
+    made.journal.post(JOB.id, b"0", lambda _: b"wire")
+    made.journal.heard(made.journal.unheard()[0], 4)
+
+    def forgot(*_: Any) -> Any:
+        raise MailForgot("expected the post in place 9, got none")
+
+    made.mail = SimpleNamespace(read=forgot, hub=b"hub")
+    if on_paper:
+        made.ground = HubGround(OFF_CHAIN, None, raising, pace=PACE)
+    made.journal.keep_fact("read of " + b"hub".hex(), (9).to_bytes(8, "big") + b"last")
+    made._read_all()
+    assert made.journal.fact("read of " + b"hub".hex()) == b""
+    assert [waiting.wire for waiting in made.journal.unheard()] == [b"wire"], "all is said again"
+    made.inbox.get_nowait()()
+    assert made._read_up_to == (0, b"")
+    assert made.stop.is_set() == on_paper
+    assert any("start this party again" in text for _, text in noted) == on_paper
+    made.journal.close()

@@ -6,6 +6,7 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from tests.protocol.runs import CHALLENGER, DOMAIN, TRAINER, program
 from tests.protocol.town import JOB, PACE, START
 from tests.tiebreak.node.test_mail import answer, liar
+from tiebreak.node import crews as crews_module
 from tiebreak.node import mail, workbench
 from tiebreak.node.crews import NICENESS, Crew, Crews
 from tiebreak.node.driver import Driver
@@ -22,6 +24,7 @@ from tiebreak.node.mail import Mail, MailAway, MailRefused
 from tiebreak.node.parties import AcceptancePolicy, AuditorNode, Shelf, TrainerNode
 from tiebreak.node.work import Answer, Bench, Compute, Failed, Fetch, Publish, Task, Try
 from tiebreak.node.workbench import Workbench
+from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.game.moves import Concede
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
@@ -114,6 +117,110 @@ def test_many_programs_of_one_client_keep_no_other_from_its_trial(tmp_path: Path
         assert began.get(timeout=20) == tasks[number]
         ends.put(Answer())
     crew.stop()
+
+
+def by_strangers(count: int) -> list[Try]:
+    """Trials of programs, each of another client."""
+    return [Try(job=replace(JOB, nonce=n, client=Address(n.to_bytes(20, "big")))) for n in range(1, count + 1)]
+
+
+class Clock:
+    """Stands for the module `time`."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_hostile_programs_of_many_keys_keep_no_stranger_for_hours(tmp_path: Path, monkeypatch: Any) -> None:
+    """A hundred programs that never end, each of a key of its own, and then one that takes five seconds."""
+    clock, began, done = Clock(), list[tuple[Task, float]](), SimpleQueue[Any]()
+    *hostile, honest = by_strangers(101)
+    monkeypatch.setattr(crews_module, "time", clock)
+    monkeypatch.setattr(crews_module, "STRANGERS", 1)  # no pauses: the order is what is tested
+
+    def attempt(crew: Crew, waiting: Any) -> Answer:
+        if not began:
+            ready.wait(20)
+        began.append((waiting.task, crew._seconds(waiting)))
+        clock.now += min(began[-1][1], 5 if waiting.task == honest else 1e9)
+        return Answer(seconds=1.0) if waiting.task == honest else Answer(problem="it takes for ever")
+
+    ready = Event()
+    monkeypatch.setattr(Crew, "_try", attempt)
+    crew = Crew(bench(tmp_path))
+    for task in (*hostile, honest):
+        crew.ask(task, lambda answer, task=task: done.put((task, answer.problem)), is_strangers=True)  # type: ignore[misc]
+    ready.set()
+    assert done.get(timeout=20) == (honest, "")
+    assert [task for task, _ in began[:101]] == [*hostile, honest]
+    assert sum(seconds for _, seconds in began[:100]) == 100 * 600 / 64, "16 minutes before it, and not 16 hours"
+    assert {done.get(timeout=20) for _ in hostile} == {(task, "it takes for ever") for task in hostile}
+    assert [seconds for task, seconds in began if task == hostile[0]] == [600 / 64, 600 / 8, 600], (
+        "all the time, at last"
+    )
+    crew.stop()
+
+
+@pytest.mark.parametrize("kind", [Try, Fetch])
+def test_named_clients_and_seats_wait_for_no_stranger(kind: type, tmp_path: Path, monkeypatch: Any) -> None:
+    """A stranger's task under way is ended for theirs, and done again later; the others of strangers come after it."""
+    clock, began, ends = Clock(), SimpleQueue[Task](), SimpleQueue[Answer | Failed]()
+    tasks: list[Task] = [*by_strangers(3), Try(job=JOB)]
+    if kind is Fetch:
+        tasks = [Fetch(job=task.job, count=0, listings=()) for task in tasks]
+    first, second, third, named = tasks
+    monkeypatch.setattr(crews_module, "time", clock)
+    monkeypatch.setattr(Crew, "_try", lambda _, waiting: (began.put(waiting.task), ends.get())[1])
+    crew, kills, done = Crew(bench(tmp_path)), list[Task](), SimpleQueue[Task]()
+
+    def kill() -> None:
+        kills.append(first)
+        clock.now += 7
+        ends.put(Answer(problem="killed") if kind is Try else Failed(reason="killed"))
+
+    crew._process = SimpleNamespace(kill=kill, terminate=lambda: None, join=lambda _: None, is_alive=lambda: False)
+    for task in (first, second, third):
+        crew.ask(task, lambda _, task=task: done.put(task), is_strangers=True)  # type: ignore[misc]
+    assert began.get(timeout=20) == first
+    crew.ask(named, lambda _: done.put(named))
+    assert began.get(timeout=20) == named
+    assert kills == [first]
+    ends.put(Answer(seconds=1.0))
+    assert done.get(timeout=20) == named, "it has the first answer; what was ended for it has none yet"
+    if kind is Try:  # strangers have half of the time: what took seven seconds is followed by seven of rest
+        with crew._changed:
+            assert began.empty()
+            assert {crew._due(waiting) - clock.now for waiting in crew._tasks} == {7}
+            clock.now += 7
+            crew._changed.notify_all()
+    assert began.get(timeout=20) == first, "no try of it counts"
+    for task in (second, third):
+        ends.put(Answer(seconds=1.0))
+        assert began.get(timeout=20) == task
+    ends.put(Answer())
+    assert [done.get(timeout=20) for _ in range(3)] == [first, second, third]
+    crew.stop()
+
+
+def test_a_named_client_a_seat_and_a_signature_are_no_strangers() -> None:
+    """Whoever else offers a job is a stranger: a key costs nothing."""
+    known: dict[str, Any] = {"shelf": SimpleNamespace(seconds={}), "board": Board(), "domain": DOMAIN, "pace": PACE}
+    taken = trainer(public(replace(JOB, nonce=1)))
+    assert [taken.names(replace(JOB, nonce=nonce)) for nonce in (1, 2)] == [True, False]
+    taken.policy = AcceptancePolicy(clients=(JOB.client,))
+    assert taken.names(replace(JOB, nonce=2))
+    for clients, is_named in (((), False), ((JOB.client,), True), ((TRAINER.address,), False)):
+        made = AuditorNode(clients=clients, key=CHALLENGER, **known)
+        assert made.names(JOB) is is_named
+    seated = replace(JOB, seats=2, seat_fee=1, seat_bond=1)
+    made.board.jobs[seated.id] = public(seated)
+    assert not made.names(seated)
+    for owner, sits in ((TRAINER.address, False), (CHALLENGER.address, True)):
+        made.board.seat_owner = lambda _job, seat, owner=owner: owner if seat else None  # type: ignore[method-assign,misc]
+        assert made.names(seated) is sits
 
 
 FATES = {
@@ -241,7 +348,7 @@ def test_a_program_is_tried_once_in_a_process_that_ends(fate: str, tmp_path: Pat
 
 def driving(machine: Any, folder: Path, asked: list[tuple[Task, Any]], told: list[e.Event]) -> Driver:
     machine.shelf = Shelf(folder)
-    crews = SimpleNamespace(bench=bench(folder), listen=lambda *_: None, ask=lambda *given: asked.append(given))
+    crews = SimpleNamespace(bench=bench(folder), listen=lambda *_: None, ask=lambda *given, **_: asked.append(given))
     notes = SimpleNamespace(info=lambda *_, **__: None, warn=lambda *_, **__: None)
     given: dict[str, Any] = {"ground": SimpleNamespace(now=lambda: START, domain=DOMAIN), "mail": SimpleNamespace()}
     made = Driver(machine, journal=Journal(folder, {}), shelf=machine.shelf, crews=crews, notes=notes, **given)  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ from tiebreak.node.mail import Mail
 from tiebreak.node.metrics import PartyMetrics, serve_metrics
 from tiebreak.node.parties import deliver
 from tiebreak.node.running import open_party
-from tiebreak.node.up import OPEN_TO_ALL, free_port
+from tiebreak.node.up import HERE, OPEN_TO_ALL, free_port
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -59,8 +59,7 @@ class Town:
         folder = self.folder / role
         if not (folder / settings.FILE).exists():
             board = f"0x{self.chain.deployment.board.hex()}"
-            more: dict[str, Any] = {"block_seconds": 1, "step_seconds": 0, "confirmations": 0, "threads": 1}
-            more |= OPEN_TO_ALL.get(role, {})
+            more: dict[str, Any] = HERE | {"block_seconds": 1} | OPEN_TO_ALL.get(role, {})
             settings.write(role, folder, hub=self.hub_url, chain=self.chain_url, board=board, **more)
         serve = partial(cheating.serve, cheat) if cheat else None
         key = None if role == "watch" else self.keys[role]

@@ -21,7 +21,7 @@ from tiebreak.protocol.parties.terms import Pace
 
 BINARY = find_anvil()
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs anvil")
-PACE = Pace(block_seconds=12, step_seconds=1, confirmations=3)
+PACE = Pace(block_seconds=12, step_seconds=1)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def rpc(chain: Chain, method: str, *params: Any) -> Any:
 def ground_on(chain: Chain, key: PrivateKey | None) -> ChainGround:
     own = Chain.connect(chain.node.web3.provider.endpoint_uri)  # type: ignore[attr-defined]
     own.attach(chain.deployment.board)
-    return ChainGround(own, key, Kept(), pace=PACE)
+    return ChainGround(own, key, Kept(), pace=PACE, confirmations=3)
 
 
 def sees(ground: ChainGround, job_id: bytes, status: JobStatus) -> bool:

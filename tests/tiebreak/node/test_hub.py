@@ -4,7 +4,6 @@ import asyncio
 import http.client
 import json
 import os
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -29,14 +28,17 @@ from tests.tiebreak.node.hubs import (
     JOB,
     OFFER,
     Running,
+    arrived,
+    ask,
     download,
     library,
+    make_clerk,
     own_job,
     post,
-    postgres,
     running,
     settings,
     steps,
+    take,
     upload,
 )
 from tests.waiting import until
@@ -44,7 +46,8 @@ from tiebreak.node.hub import app as app_module
 from tiebreak.node.hub import bodies as bodies_module
 from tiebreak.node.hub import connection as connection_module
 from tiebreak.node.hub import streams as streams_module
-from tiebreak.node.hub.clerk import Arrival, Clerk, PostResult
+from tiebreak.node.hub.clerk import Arrival
+from tiebreak.node.hub.connection import GRACE_SECONDS, OpenConnections
 from tiebreak.node.hub.limits import Buckets, HubLimits, Recent, address_of, networks_in
 from tiebreak.node.hub.line import Line, WaitingRequest
 from tiebreak.node.hub.serving import proxies_of
@@ -62,45 +65,10 @@ from tiebreak.protocol.tags import Digest
 STRANGER = PrivateKey.from_int(9)
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str | None]:
-    if "postgres" not in DATABASES:
-        yield None
-        return
-    # A socket's path has to be short; a run that was killed may have left its folder.
-    folder = Path("/tmp") / f"tiebreak-pg-{secrets.token_hex(6)}"
-    with postgres(folder) as host:
-        yield host
-
-
-@pytest.fixture(params=DATABASES)
-def database(request: pytest.FixtureRequest, server: str | None, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite+pysqlite:///{tmp_path / 'test.sqlite'}"
-    name = f"t{abs(hash(tmp_path)):x}"
-    admin = sql.create_engine(f"postgresql+psycopg://tiebreak@/postgres{server}", isolation_level="AUTOCOMMIT")
-    with admin.connect() as connection:
-        connection.execute(sql.text(f"CREATE DATABASE {name}"))
-    admin.dispose()
-    return f"postgresql+psycopg://tiebreak@/{name}{server}"
-
-
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Running]:
     with running(settings(tmp_path / "hub")) as found:
         yield found
-
-
-def ask(
-    hub: Running, method: str, path: str, body: bytes | None = None, **headers: str
-) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=10)
-    try:
-        connection.request(method, path, body, {name.replace("_", "-"): value for name, value in headers.items()})
-        response = connection.getresponse()
-        return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
-    finally:
-        connection.close()
 
 
 def refused(hub: Running, status: int, wire: bytes) -> str:
@@ -115,13 +83,6 @@ def page(hub: Running, query: str = "") -> list[ReceivedPost]:
     status, _, body = ask(hub, "GET", f"/posts?{query}")
     assert status == 200
     return [ReceivedPost.unpack("page", item) for item in unpack(body, 1 << 24)]
-
-
-@pytest.fixture
-def store(database: str) -> Iterator[Store]:
-    made = Store(database)
-    yield made
-    made.close()
 
 
 def test_posts_are_placed_signed_and_listed(database: str, tmp_path: Path) -> None:
@@ -150,10 +111,9 @@ def placed_signed_and_listed(hub: Running) -> Received:
     assert [item.place for item in page(hub, f"game={GAME.hex()}")] == [3, 4]
     assert [item.place for item in page(hub, f"job={JOB.id.hex()}&after=4")] == [5]
     assert page(hub, f"job={'00' * 32}") == []
-    assert hub.hub.store.jobs() == [JOB]
     with hub.hub.store.engine.connect() as connection:
+        assert Writer(connection).job(JOB.id) == JOB
         assert Writer(connection).challenger(GAME) == CHALLENGER.address
-    assert hub.hub.store.job_of_game(GAME) == JOB.id
     return received[0]
 
 
@@ -188,24 +148,12 @@ def test_the_same_post_is_answered_as_before_and_another_is_refused(hub: Running
 
 
 def test_two_in_one_batch_are_one(store: Store) -> None:
-    clerk = _clerk(store)
+    clerk = make_clerk(store)
     first, same, other = take(clerk, OFFER, OFFER, steps(0))
     assert first.row == same.row
     assert (first.is_new, same.is_new) == (True, False)
     assert other.row is not None
     assert other.row.place == 2
-
-
-def _clerk(store: Store, **changes: Any) -> Clerk:
-    return Clerk(store, **{"domain": DOMAIN, "key": HUB, "limits": HubLimits(), **changes})
-
-
-def arrived(wire: bytes, at: float = 0, address: str = "192.0.2.1") -> Arrival:
-    return Arrival(wire=wire, signed=posts.SignedPost.decode(wire), at=at, address=address)
-
-
-def take(clerk: Clerk, *wires: bytes, address: str = "192.0.2.1") -> list[PostResult]:
-    return clerk.take([arrived(wire, address=address) for wire in wires])
 
 
 def test_who_writes_where(hub: Running) -> None:
@@ -239,7 +187,8 @@ def test_a_key_keeps_to_its_limits(tmp_path: Path) -> None:
         other = make_job(nonce=8)
         offer = posts.Post.of(posts.OfferBody(job=other), job_id=other.id, number=0, sender=CLIENT.address)
         assert "at most 1 jobs" in refused(hub, 429, posts.SignedPost.sign(offer, DOMAIN, CLIENT).encode())
-        assert "at most 10 posts a minute" in refused(hub, 429, OFFER)
+        hub.mail().post(library([], 1, CLIENT))
+        assert "at most 10 posts a minute" in refused(hub, 429, library([], 2, CLIENT))
         game = post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME)
         assert "at most 0 games" in refused(hub, 429, game)
     with running(settings(tmp_path, post_bytes_per_second=20)) as hub:
@@ -254,6 +203,24 @@ def test_a_key_keeps_to_its_limits(tmp_path: Path) -> None:
         assert "at most 0 posts at once" in refused(hub, 429, OFFER)
 
 
+def test_a_repeated_post_costs_its_address_and_not_its_key(store: Store) -> None:
+    """A stranger sends all public posts of others again, from one address and from many, as often as it likes."""
+    clerk, most = make_clerk(store), HubLimits().posts_per_minute // 5
+    said = [OFFER, *(listing(n, 1000) for n in range(2)), *(steps(n) for n in range(2, 20))]
+    another = post(posts.StepsBody(first_step=99, losses=(), millisteps=0, processor=0, memory=0), TRAINER, 2)
+    elsewhere = own_job(TRAINER, CLIENT)[1:]  # posts of another hub, about a job that was never offered here
+    assert {answer.status for answer in take(clerk, *said, address="")} == {200}
+    for address in ["192.0.2.66"] * 8 + [f"198.51.100.{n}" for n in range(8)]:
+        answers = take(clerk, *said, another, *elsewhere, address=address)
+        assert not any(answer.is_new for answer in answers)
+        assert {answer.status for answer in answers} >= {200, 403, 409}, "answered, and charged to no key"
+    paid = [take(clerk, *said[1:3], address="192.0.2.66")[1].status for _ in range(8)]
+    assert 429 in paid, "it has used up its own"
+    mine = [listing(99, 500), *(steps(n) for n in range(100, 80 + most))]
+    answers = take(clerk, *mine, address="192.0.2.1")
+    assert [(answer.status, answer.is_new) for answer in answers] == [(200, True)] * (most - 19)
+
+
 def replayed(number: int, author: PrivateKey = STRANGER) -> bytes:
     return post(posts.ReplayedBody(count=number, run_root=JOB.id, agrees=1), author, number)
 
@@ -263,7 +230,7 @@ def test_what_strangers_may_leave_in_a_job(database: str) -> None:
     limits = replace(HubLimits(), stranger_bytes=3 * len(replayed(0)))
     for first in (0, 2):  # by a clerk that has seen them, and by one that starts again
         store = Store(database)
-        clerk = _clerk(store, limits=limits)
+        clerk = make_clerk(store, limits=limits)
         take(clerk, OFFER)
         answers = take(clerk, *(replayed(number) for number in range(first, first + 4)))
         assert [answer.status for answer in answers] == ([200, 200, 200, 403] if first == 0 else [200, 403, 403, 403])
@@ -281,7 +248,7 @@ def test_a_full_disk_has_a_little_for_each_key_and_address(store: Store) -> None
     room = [True]
     offers = [own_job(PrivateKey.from_int(100 + number)) for number in range(3)]
     most = sum(map(len, offers[0][2:5]))
-    clerk = _clerk(store, limits=HubLimits(full_bytes=most, keys_per_address=2), has_room=lambda: room[0])
+    clerk = make_clerk(store, limits=HubLimits(full_bytes=most, keys_per_address=2), has_room=lambda: room[0])
     take(clerk, OFFER, *(offer for offer, *_ in offers[:2]))
     room[0] = False
     assert {answer.status for answer in take(clerk, *offers[2], offers[0][1], steps(0), replayed(0))} == {403, 507}
@@ -298,7 +265,7 @@ def listing(number: int, files: int, author: PrivateKey = TRAINER) -> bytes:
 
 
 def test_keys_and_addresses_have_so_many_rows(store: Store) -> None:
-    clerk = _clerk(
+    clerk = make_clerk(
         store, limits=HubLimits(rows_per_minute=1, keys_per_address=1)
     )  # a burst is never below one full list
     take(clerk, OFFER)
@@ -438,12 +405,12 @@ def test_a_bucket_fills_again_and_a_map_forgets() -> None:
 
 def test_a_database_belongs_to_one_hub_and_one_domain(database: str) -> None:
     store = Store(database)
-    _clerk(store)
+    make_clerk(store)
     store.close()
     for changes in ({"key": CLIENT}, {"domain": replace(DOMAIN, chain_id=5)}):
         other = Store(database)
         with pytest.raises(StateError, match=r"expected a database of (hub|chain)"):
-            _clerk(other, **changes)
+            make_clerk(other, **changes)
         other.close()
     with pytest.raises(ConfigurationError, match="URL of an SQLite or PostgreSQL database"):
         Store("nothing")
@@ -454,12 +421,12 @@ def test_a_database_belongs_to_one_hub_and_one_domain(database: str) -> None:
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 def test_two_clerks_do_not_share_a_database(database: str) -> None:
     first, second = Store(database), Store(database)
-    _clerk(first)
+    make_clerk(first)
     with pytest.raises(StateError, match="another hub writes to this database"):
-        _clerk(second)
+        make_clerk(second)
     leaving = threading.Timer(0.1, first.close)  # as where the server sees a hub go late
     leaving.start()
-    _clerk(second)
+    make_clerk(second)
     leaving.join()
     second.close()
 
@@ -468,7 +435,7 @@ def test_numbers_may_come_in_any_order(database: str) -> None:
     numbers = [2**64 - 1, 0, 7, 3, 7, 2**64 - 1, 2**63, 4]
     for _ in range(2):  # by a clerk that has seen them, and by one that starts again
         store = Store(database)
-        clerk = _clerk(store)
+        clerk = make_clerk(store)
         answers = take(clerk, OFFER) + [take(clerk, steps(number))[0] for number in numbers]
         places = [answer.row.place for answer in answers if answer.row]
         assert places == [1, 2, 3, 4, 5, 4, 2, 6, 7]
@@ -476,7 +443,7 @@ def test_numbers_may_come_in_any_order(database: str) -> None:
 
 
 def test_the_clock_never_goes_back(store: Store) -> None:
-    clerk = _clerk(store)
+    clerk = make_clerk(store)
     answers = clerk.take([arrived(OFFER, 100.0)])
     for at, wire in ((50.0, steps(0)), (101.5, steps(1))):
         answers += clerk.take([arrived(wire, at)])
@@ -485,17 +452,21 @@ def test_the_clock_never_goes_back(store: Store) -> None:
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_a_database_that_is_full_refuses_and_goes_on(store: Store) -> None:
-    clerk = _clerk(store)
+    most = [1 << 20]
+
+    def limit(connection: Any, *_: object) -> None:
+        connection.execute(f"PRAGMA max_page_count = {most[0]}")
+
+    clerk = make_clerk(store)
     take(clerk, OFFER)
-    pages = "PRAGMA max_page_count = {}"
-    with store.engine.connect() as connection:
-        connection.execute(sql.text(pages.format(1)))  # the pool has one connection here, which keeps it
+    most[0] = 1
+    sql.event.listen(store.engine, "checkout", limit)
+    store._leave()  # for a connection with the limit
     large = post(posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 7000), TRAINER, 5)
     unsigned = replace(posts.SignedPost.decode(OFFER), signature=bytes(65)).encode()
     assert [(a.status, a.row) for a in take(clerk, large, unsigned)] == [(507, None), (400, None)]
     assert [row.place for row in store.posts(0)] == [1]
-    with store.engine.connect() as connection:
-        connection.execute(sql.text(pages.format(1 << 20)))
+    most[0] = 1 << 20
     (answer,) = take(clerk, large)
     assert answer.row is not None
     assert answer.row.place == 2
@@ -616,6 +587,7 @@ def test_a_slow_reader_is_no_silent_one() -> None:
     connection: Any = object.__new__(connection_module.Connection)
     connection.transport = connection.loop = Stub()
     connection.flow = FlowControl(connection.transport)
+    connection._open, connection.address = OpenConnections(1, 1), ""
     connection.pause_writing()
     for left in (9, 3):
         waiting[0] = left
@@ -647,6 +619,67 @@ def test_an_address_has_so_many_connections(tmp_path: Path) -> None:
         with connect(hub, "127.0.0.2") as again:
             again.sendall(b"GET /healthz HTTP/1.1\r\nHost: hub\r\n\r\n")
             assert again.recv(1 << 16).startswith(b"HTTP/1.1 200")
+
+
+HALVES = {
+    "nothing": b"",
+    "half a head": b"GET /healthz HTTP/1.1\r\nHost:",
+    "half a body": b"POST /posts HTTP/1.1\r\nHost: hub\r\nContent-Length: 9\r\n\r\nxx",
+    "a stream": b"GET /stream HTTP/1.1\r\nHost: hub\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_open_requests_of_strangers_keep_nobody_out(tmp_path: Path, half: str) -> None:
+    """A hub of few connections, so that few fill it: two addresses hold all that they may have, again and again."""
+    limits = settings(tmp_path, connections=16, connections_per_address=12)
+    with running(limits) as hub, ExitStack() as stack:
+        slow = stack.enter_context(connect(hub, "127.0.0.1"))
+        slow.sendall(HALVES["half a head"])
+        for number in range(40):
+            with suppress(OSError):
+                stack.enter_context(connect(hub, f"127.0.0.{2 + number % 2}")).sendall(HALVES[half])
+            if number % 4 == 3:
+                with connect(hub, "127.0.0.4") as other:
+                    other.sendall(b"GET /healthz HTTP/1.1\r\nHost: hub\r\n\r\n")
+                    assert other.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        slow.sendall(b" hub\r\n\r\n")
+        assert slow.recv(1 << 16).startswith(b"HTTP/1.1 200"), "one of a few slow ones is not the one to go"
+        until(lambda: len(hub.server.server_state.connections) <= 16)
+
+
+class Counted:
+    """A connection to be counted."""
+
+    def __init__(self, name: str, gone: list[str], counted: OpenConnections) -> None:
+        self.name, self.address, self._gone, self._counted = name, name[0], gone, counted
+
+    def cut(self) -> None:
+        self._gone.append(self.name)
+        self._counted.remove(self)  # type: ignore[arg-type]
+
+
+def test_a_connection_too_many_ends_the_oldest_slow_one_of_the_greediest() -> None:
+    counted, gone, later = OpenConnections(6, 4), list[str](), GRACE_SECONDS
+    made = {name: Counted(name, gone, counted) for name in ("a1", "b1", "b2", "b3", "c1", "a2", "d1", "d2", "d3", "e1")}
+    found: dict[str, Any] = dict(made)
+    for now, name in enumerate(("a1", "b1", "b2", "b3", "c1", "a2")):
+        counted.add(found[name], now, is_proxy=False)
+        counted.wait(found[name], now)
+    for name in ("b1", "a1", "c1"):
+        counted.complete(found[name])  # of address b, two are slow; of a, one
+    counted.add(found["d1"], 2 + later, is_proxy=False)
+    assert gone == ["b2"], "the oldest slow one of the address with most slow ones"
+    counted.complete(found["b3"])
+    counted.add(found["d2"], 4.9 + later, is_proxy=False)
+    assert gone == ["b2", "a1"], "no request is late yet: the oldest of the addresses with most"
+    counted.wait(found["b3"], 5)
+    counted.rename(found["c1"], "a")
+    counted.add(found["d3"], 5 + later, is_proxy=True)
+    assert gone == ["b2", "a1", "a2"], "the oldest slow one, of addresses with one each"
+    counted.wait(found["a2"], 6)
+    counted.add(found["e1"], 99, is_proxy=False)
+    assert gone == ["b2", "a1", "a2", "b3"], "what was cut does not count"
 
 
 @pytest.mark.parametrize("said", [b"", b"GET /healthz HTTP/1.1\r\nHost: hub\r\n\r\nGET /"])

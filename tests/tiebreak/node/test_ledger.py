@@ -13,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.chain.support import STRANGER
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
-from tests.protocol.town import FALSE, TALKED_FALSE, TRUTH
+from tests.protocol.town import FALSE, TALKED_FALSE, TALKED_TRUTH, TRUTH
 from tests.tiebreak.node.village import BLOCK, HUB, START, Village, Villager
 from tests.tiebreak.parties import Commands
 from tiebreak.api.chain import onchain
@@ -22,9 +23,14 @@ from tiebreak.api.disputing import judging
 from tiebreak.node.ground import HubGround
 from tiebreak.node.mail import Letter
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
+from tiebreak.protocol.commitments.job import game_id
 from tiebreak.protocol.commitments.keys import SIGNATURE_BYTES, PrivateKey
 from tiebreak.protocol.errors import StateError, TiebreakError
-from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.messages import Transcript
+from tiebreak.protocol.game.moves import Concede, Side
+from tiebreak.protocol.game.sides import Defender, choose
+from tiebreak.protocol.game.snapshot import SignedStanding, Standing
 from tiebreak.protocol.packing import pack
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import ledger, posts
@@ -51,6 +57,10 @@ class Member(Villager):
 
     village: "Commune"
 
+    def __init__(self, village: "Commune", name: str) -> None:
+        self.alarms: list[e.Alarm] = []
+        super().__init__(village, name)
+
     def new_ground(self, pace: Pace) -> HubGround:
         account = None if self.key is None else self.key.address
 
@@ -62,6 +72,9 @@ class Member(Villager):
     def step(self) -> None:
         self.ground.note_time(self.village.now)
         super().step()
+
+    def raise_alarm(self, alarm: e.Alarm) -> None:
+        self.alarms.append(alarm)
 
     def receive(self, letter: Letter) -> None:
         self.ground.hear(letter.place, letter.at, letter.post, letter.body)
@@ -80,15 +93,51 @@ class Commune(Village):
     def export(self) -> list[posts.ReceivedPost]:
         return [letter.received for letter in self.letters]
 
+    def disturb(self) -> None:
+        """Called before each round of all; strangers do what they do here."""
+
     def live(self) -> None:
         for _ in range(600):
             self.seconds += BLOCK
+            self.disturb()
             for villager in self.villagers.values():
                 villager.step()
             board = self.villagers["client"].ground.board
             if board.jobs and all(job.is_over for job in board.jobs.values()):
                 return
         raise AssertionError("expected an end, got none")
+
+
+class Flooded(Commune):
+    """A commune in which throw-away keys challenge whatever head there is, hold their games open, and then concede."""
+
+    def __init__(self, run: Run, *, named: tuple[Address, ...], keys: int = 20) -> None:
+        super().__init__(run)
+        self.named, self.keys = named, [PrivateKey.from_int(50_000 + n) for n in range(keys)]
+        self.number = 0
+
+    def said(self, key: PrivateKey, wanted: tx.Transaction) -> None:
+        self.number += 1
+        body = posts.TransactionBody(transaction=wanted)
+        post = posts.Post.of(body, job_id=self.run.job.id, number=self.number, sender=key.address)
+        self.deliver(posts.SignedPost.sign(post, OFF_CHAIN, key), OFF_CHAIN)
+
+    def disturb(self) -> None:
+        client = self.villagers["client"]
+        job = client.ground.board.jobs.get(self.run.job.id)
+        if job is None or job.is_over:
+            return
+        if self.named:
+            client.post(job.id, posts.AuditorsBody(accounts=self.named))
+        own = {key.address: key for key in self.keys}
+        heads = [body.head for letter in self.letters if isinstance(body := letter.body, posts.HeadBody)]
+        if heads and not self.number and job.head_count:
+            for nonce in range(2):
+                for key in self.keys:
+                    self.said(key, tx.Challenge(head=heads[-1], nonce=nonce))
+        for game in client.ground.board.open_games(job.id):
+            if game.challenger in own and self.now > job.window_end:
+                self.said(own[game.challenger], tx.MakeMove(game_id=game.id, sequence=0, move=Concede()))
 
 
 @cache
@@ -153,6 +202,51 @@ def test_a_lie_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
     assert (found["complete"], found["problems"]) == (True, [])
 
 
+NAMED = (Address(CHALLENGER.address),)
+
+
+@pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["by posted moves", "in talk"])
+def test_throw_away_keys_do_not_keep_a_named_auditor_from_a_lie(run: Run, judge: Judge) -> None:
+    commune = Flooded(run, named=NAMED)
+    commune.live()
+    board = commune.villagers["trainer"].ground.board
+    won = [game for game in board.games.values() if game.challenger == CHALLENGER.address]
+    assert [game.state.verdict.winner for game in won] == [Side.CHALLENGER]  # type: ignore[union-attr]
+    assert len(board.games) == 1 + ledger.MAX_STRANGERS
+    found = judge(commune.export)
+    assert [one["status"] for one in found["jobs"]] == ["slashed"]
+    thrown = {f"0x{key.address.hex()}" for key in commune.keys}
+    assert set(found["debts"]) - thrown == {f"0x{TRAINER.address.hex()}"}, "they owe stakes if they gave up before"
+    assert found["refused"]["TooManyGames"] == 2 * len(commune.keys) - ledger.MAX_STRANGERS
+
+
+def test_an_auditor_whom_nobody_named_says_that_it_is_shut_out() -> None:
+    """Strangers share what there is, first come, first served. What helps is to be named, and its owner hears that."""
+    commune = Flooded(FALSE, named=())
+    commune.live()
+    (job,) = commune.villagers["client"].ground.board.jobs.values()
+    assert job.status is JobStatus.SETTLED
+    alarms = [event for event in commune.villagers["auditor"].alarms if event.is_error]
+    assert any("its client can name this account" in alarm.text for alarm in alarms)
+
+
+@pytest.mark.parametrize("run", [TRUTH, TALKED_TRUTH], ids=["by posted moves", "in talk"])
+def test_throw_away_keys_delay_an_honest_trainer_by_a_game_at_most(run: Run, judge: Judge) -> None:
+    commune = Flooded(run, named=NAMED)
+    commune.live()
+    board = commune.villagers["trainer"].ground.board
+    (job,) = board.jobs.values()
+    assert job.status is JobStatus.SETTLED
+    assert len(board.games) == ledger.MAX_STRANGERS
+    assert all(game.state.verdict.winner is Side.DEFENDER for game in board.games.values())  # type: ignore[union-attr]
+    assert job.ended is not None
+    assert job.ended <= job.window_end + run.job.lone_game_seconds + 6 * run.job.replay_time * ledger.MAX_STRANGERS
+    found = judge(commune.export)
+    assert f"0x{TRAINER.address.hex()}" in found["claims"]
+    thrown = {f"0x{key.address.hex()}" for key in commune.keys}
+    assert set(found["debts"]) <= thrown | {f"0x{CLIENT.address.hex()}"}
+
+
 def test_a_ledger_is_read_like_a_chain() -> None:
     """Each job and each game has the lines and the document that `tiebreak jobs` and `games` show of a chain."""
     commune = lived(TALKED_FALSE)
@@ -213,9 +307,81 @@ def test_what_the_hub_did_not_sign_is_not_judged(judge: Judge) -> None:
     signature = HUB.sign(later.digest(OFF_CHAIN))
     backdated = replace(export[0], at=START * 2, signature=signature)
     assert "instant" in judge([backdated, *export[1:]], code=2)
-    cut = judge(export[:4])
-    assert (cut["claims"], cut["debts"]) == ({}, {}), "what is at stake is not owed"
-    assert [job["status"] for job in cut["jobs"]] in ([], ["active"], ["offered"])
+
+
+def test_job_that_goes_on_leaves_nothing_owed(judge: Judge) -> None:
+    """The hub's own word of any instant before the conviction, which the trainer may hand over, is no last word."""
+    export = lived(FALSE).export
+    statuses, last = [], len(export)
+    while judging.judge(export[:last], [end_of(export[:last])], OFF_CHAIN, HUB.address, now=0)["complete"]:
+        last -= 1
+    for posted in range(1, last + 1):
+        end = end_of(export[:posted])
+        for age, old in ((judging.MAX_END_AGE, False), (judging.MAX_END_AGE + 1, True)):
+            found = judging.judge(export[:posted], [end], OFF_CHAIN, HUB.address, now=end.at + age)
+            (problem,) = found["problems"]
+            assert "expected one that has ended" in problem
+            assert (f"{age} seconds ago" in problem) == old
+            assert not {"claims", "debts"} & found.keys()
+        statuses += [job["status"] for job in found["jobs"]] or ["none"]
+    assert set(statuses) == {"none", "offered", "active"}
+    second = judge(export[:last], code=3)
+    assert [job["status"] for job in second["jobs"]] == ["active"]
+    assert "expected one that has ended, got one that was active" in second["problems"][0]
+    whole, years = end_of(export), 10**9
+    assert judging.judge(export, [whole], OFF_CHAIN, HUB.address, now=whole.at + years)["debts"], "it stays convicted"
+
+
+def signed_by(key: PrivateKey, body: posts.Body, number: int, game: Digest | None = None) -> bytes:
+    post = posts.Post.of(body, job_id=FALSE.job.id, number=number, sender=key.address, game_id=game)
+    return posts.SignedPost.sign(post, OFF_CHAIN, key).encode()
+
+
+def test_no_post_keeps_a_debt_from_being_shown(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The convicted trainer walks a game of its own into padding, and signs a receipt for the state after it."""
+    run, commune = FALSE, lived(FALSE)
+    export = commune.export
+    truth = judge(export)
+    head = run.head()
+    game = game_id(head.head, OFF_CHAIN, STRANGER.address, 0)
+    head = replace(head, signature=TRAINER.sign(head.head.digest(OFF_CHAIN)))
+    talk = Transcript(rules.start(run.job, head.head, game, 0), domain=OFF_CHAIN, challenger=STRANGER.address)
+    keys, wires = {Side.DEFENDER: TRAINER, Side.CHALLENGER: STRANGER}, []
+    while not talk.is_closed:
+        state, shown = talk.state, talk.line[-1] if talk.line else None
+        nodes = getattr(shown, "nodes", ())
+        move = choose(nodes, len(nodes) - 1) if state.mover is Side.CHALLENGER else Defender(run).move(state, shown)
+        wires.append(talk.sign(move, keys[state.mover]))
+        talk.append(wires[-1])
+    over = Standing(game_id=game, sequence=talk.state.moves, snapshot=Digest(bytes(32)))
+    receipt = SignedStanding.under(over, TRAINER.sign(over.digest(OFF_CHAIN))).encode()
+    wanted: list[tuple[PrivateKey, posts.Body, Digest | None]] = [
+        (STRANGER, posts.TransactionBody(transaction=tx.Challenge(head=head, nonce=0)), None),
+        *((TRAINER, posts.MoveBody(wire=wire), game) for wire in wires),
+        (TRAINER, posts.ReceiptBody(receipt=receipt), game),
+    ]
+    posted = next(n for n, entry in enumerate(export) if "Challenge(" in repr(read(entry)))
+    made = [signed_by(key, body, 500 + n, about) for n, (key, body, about) in enumerate(wanted)]
+    mixed = [(entry.wire, entry.at) for entry in export[:posted]]
+    mixed += [(wire, export[posted].at) for wire in made] + [(entry.wire, entry.at) for entry in export[posted:]]
+    attacked = [placed(export[0], wire, place, at) for place, (wire, at) in enumerate(mixed, start=1)]
+    found = judge(attacked)
+    # The open game of the trainer's own key costs the prover its relief. What the trainer owes is the same.
+    assert (found["debts"], found["complete"]) == (truth["debts"], True)
+
+    wire = signed_by(STRANGER, posts.ReplayedBody(count=1, run_root=Digest(bytes(32)), agrees=1), 900)
+    strange = placed(export[0], wire, len(export) + 1, export[-1].at)
+    real = Ledger.read
+
+    def fail(self: Ledger, post: posts.Post, body: posts.Body, at: int) -> None:
+        if isinstance(body, posts.ReplayedBody):
+            raise ZeroDivisionError
+        real(self, post, body, at)
+
+    monkeypatch.setattr(Ledger, "read", fail)
+    found = judge([*export, strange], code=3)
+    assert found["problems"] == [f"place {strange.place}: ZeroDivisionError()"]
+    assert (found["jobs"], found["games"]) == (truth["jobs"], truth["games"]), "and all others are judged"
 
 
 def placed(entry: posts.ReceivedPost, wire: bytes, place: int, at: int, hub: PrivateKey = HUB) -> posts.ReceivedPost:
@@ -264,7 +430,7 @@ def test_no_change_of_a_transcript_changes_what_is_owed(data: st.DataObject) -> 
     """Whatever is left out, doubled, moved or damaged: it is refused or incomplete, or the judgement is the same."""
     export = list(lived(FALSE).export)
     end, hub = end_of(export), Address(HUB.address)
-    truth = judging.judge(export, [end], OFF_CHAIN, hub)
+    truth = judging.judge(export, [end], OFF_CHAIN, hub, now=end.at)
     assert truth["complete"]
     assert truth["debts"]
     for _ in range(data.draw(st.integers(1, 3))):
@@ -292,7 +458,7 @@ def test_no_change_of_a_transcript_changes_what_is_owed(data: st.DataObject) -> 
         files[0].write_bytes(pack([entry.pack() for entry in export]))
         files[1].write_bytes(pack(end.pack()))
         with suppress(TiebreakError):
-            found = judging.judge(*judging.read_transcripts(files), OFF_CHAIN, hub)
+            found = judging.judge(*judging.read_transcripts(files), OFF_CHAIN, hub, now=end.at)
             assert found == truth or (not found["complete"] and not {"claims", "debts"} & found.keys())
 
 

@@ -1,13 +1,17 @@
 """A party's settings and its log: what `init` writes is read again, all else is refused by name; an event is a line."""
 
+import ast
 import io
 import json
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import fields
 from pathlib import Path
 from threading import Event
 
 import pytest
 
+from tests.source_tree import ROOT, committed_files, parse
 from tiebreak.node import cheating, settings
 from tiebreak.node.log import Log
 from tiebreak.node.parties import AcceptancePolicy
@@ -19,6 +23,17 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
+
+
+@pytest.mark.parametrize("role", settings.ROLES)
+def test_a_party_on_a_chain_without_its_board_is_refused_before_its_folder_belongs_to_anything(
+    tmp_path: Path, role: str
+) -> None:
+    given = {"trainer": {"clients": (settings.ANY,), "most_stake": settings.ANY}, "auditor": {"most_stake": "1"}}
+    made = settings.write(role, tmp_path / role, chain="http://127.0.0.1:9", **given.get(role, {}))
+    with pytest.raises(ConfigurationError, match="board: expected 40 hexadecimal digits, got ''"):
+        open_party(made, None if role == "watch" else PrivateKey.from_int(7), Event())
+    assert [path.name for path in made.folder.iterdir()] == ["party.toml"]
 
 
 @pytest.mark.parametrize("role", settings.ROLES)
@@ -147,3 +162,84 @@ def test_the_floor_pays_for_the_dearest_transaction_at_the_price_that_the_owner_
     dearest = gas_limit(Call("", raw=bytes([1]) * MAX_MESSAGE_BYTES)) + (EXECUTED["prove"] - UNMEASURED) * 3 // 2
     assert max(EXECUTED.values()) == EXECUTED["prove"]
     assert floor_of(found, 7) == dearest * 35 * 10**9 + 70, "and its data on a rollup at ten times today's fee"
+
+
+HABITS = ("confirmations", "block_seconds", "step_seconds", "slowdown", "trial_seconds", "spike_gwei")
+"""Settings that decide when a party acts, and whether it takes part; the others are permissions, places and cores."""
+DEVIATIONS = {
+    ("tiebreak/node/up.py", "step_seconds"): "its terms are short enough to be watched: measured steps count alone",
+    ("tests/tiebreak/node/test_driver.py", "block_seconds"): "its chain has blocks of one second",
+    ("tests/tiebreak/node/test_settings.py", "confirmations"): "reads back what was written",
+    ("tests/tiebreak/node/test_settings.py", "spike_gwei"): "reads back what was written",
+    ("tests/tiebreak/node/test_crews.py", "trial_seconds"): "a trial that takes too long ends",
+    ("tests/tiebreak/node/test_ground.py", "confirmations"): "three blocks vanish at a time",
+    ("tests/tiebreak/node/test_ground_anvil.py", "confirmations"): "three blocks vanish at a time",
+    ("tests/chain/test_outbox.py", "confirmations"): "counts the blocks on a transaction's",
+    ("tests/protocol/test_parties.py", "slowdown"): "terms follow it",
+    ("tests/sim/adversaries/test_builders.py", "block_seconds"): "a move to the second needs a block a second",
+    ("tests/sim/world/test_clocks.py", "block_seconds"): "clocks to the second, and a slow chain",
+    ("tests/sim/world/test_clocks.py", "step_seconds"): "clocks and windows that are a second too short",
+    ("tests/tiebreak/incentives/test_costs.py", "step_seconds"): "an estimate, not a party's setting",
+    ("tiebreak/api/agreeing/offers.py", "step_seconds"): "what a trial step took, as parties judge terms",
+    ("tiebreak/cli/offer.py", "step_seconds"): "the measured seconds, printed",
+    ("tests/tiebreak/node/village.py", "confirmations"): "hands on what a test names here",
+    ("tiebreak/cli/devnet.py", "block_seconds"): "a chain's, not a party's setting",
+    ("tiebreak/cli/scale.py", "step_seconds"): "an estimate, not a party's setting",
+    ("tiebreak/cli/scale.py", "block_seconds"): "an option of an estimate, not a party's setting",
+    ("tiebreak/node/parties.py", "step_seconds"): "what a trial step took, but no less than the setting",
+}
+"""Where parties have other settings than `init` gives them, and why."""
+
+
+DEFAULTS = {one.name: one.default for one in fields(settings.Settings) if one.name in HABITS}
+
+
+def is_same(name: str, value: ast.expr, constants: dict[str, object]) -> bool:
+    """Whether a value is the setting's default, or hands on what has the same name."""
+    if isinstance(value, ast.Name | ast.Attribute):
+        handed = value.id if isinstance(value, ast.Name) else value.attr
+        return handed.lower() == name or constants.get(handed) == DEFAULTS[name]
+    return isinstance(value, ast.Constant) and value.value == DEFAULTS[name]
+
+
+def given_in(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Every value that a call or a dictionary gives to one of the settings."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and node.arg in HABITS:
+            yield node.arg, node.value
+        if isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and key.value in HABITS:
+                    yield str(key.value), value
+
+
+def test_parties_have_the_settings_of_init_unless_a_reason_is_named(cases: Callable[[], None]) -> None:
+    """Once, a setting that only tests and `up` changed hid that with the default every lie was paid."""
+    assert set(DEFAULTS) == set(HABITS)
+    found = set()
+    for path in committed_files():
+        place = str(path.relative_to(ROOT))
+        if path.suffix != ".py" or not place.startswith(("tests/", "tiebreak/")):
+            continue
+        if not any(name in path.read_text() for name in HABITS):
+            continue
+        tree = parse(path)
+        found |= {(place, name) for name, value in given_in(tree) if not is_same(name, value, constants_of(tree))}
+        cases()
+    assert found - set(DEVIATIONS) == set(), "expected a setting of `init`, or a reason in DEVIATIONS"
+    assert set(DEVIATIONS) - found == set(), "expected each reason to be needed"
+    assert "TIEBREAK_CONFIRMATIONS" not in (ROOT / "docs" / "operate.md").read_text()
+
+
+def constants_of(tree: ast.Module) -> dict[str, object]:
+    """The module's numbers by name, also those that a tuple assigns."""
+    found: dict[str, object] = {}
+    for node in tree.body:
+        if not isinstance(node, ast.Assign):
+            continue
+        for target in node.targets:
+            pairs = [(target, node.value)]
+            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
+                pairs = list(zip(target.elts, node.value.elts, strict=True))
+            found |= {ast.unparse(name): v.value for name, v in pairs if isinstance(v, ast.Constant)}
+    return found

@@ -14,7 +14,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -100,9 +100,14 @@ def said_twice(folder: Path) -> list[object]:
 
 
 def roots(folder: Path) -> dict[int, str]:
+    """The run root of each head that the hub of a folder took, by its count."""
+    return roots_in(said(folder))
+
+
+def roots_in(found_posts: Iterable[posts.Post]) -> dict[int, str]:
     """The run root of each head that was said, by its count."""
     found = {}
-    for post in said(folder):
+    for post in found_posts:
         if post.kind == posts.PostKind.HEAD:
             body = posts.HeadBody.unpack("body", unpack(post.body, posts.MAX_BODY_BYTES))
             found[body.head.head.count] = body.head.head.run_root.hex()

@@ -20,7 +20,7 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.protocol.parties.driver import PostingDriver, Turn
-from tiebreak.protocol.parties.terms import Pace
+from tiebreak.protocol.parties.terms import CONFIRMATIONS, Pace
 from tiebreak.protocol.tags import Digest
 
 HUB = PrivateKey.from_int(0x4B)
@@ -62,7 +62,7 @@ class Villager(PostingDriver):
         self.heard = 0
         """The number of posts that it has read."""
         self.is_started, self.kept = False, Kept()
-        pace = Pace(block_seconds=BLOCK, step_seconds=1, confirmations=village.confirmations)
+        pace = Pace(block_seconds=BLOCK, step_seconds=1)
         ground = self.new_ground(pace)
         known: dict[str, Any] = {"board": ground.board, "domain": ground.domain, "pace": pace, "key": self.key}
         super().__init__(self.kind(**known), self.kept, ground)
@@ -75,7 +75,8 @@ class Villager(PostingDriver):
         self.node = Faulty(self.village.chain.node)
         chain = Chain(self.node)  # type: ignore[arg-type]
         chain._deployment = self.village.chain.deployment
-        return ChainGround(chain, self.key, self.kept, pace=pace, steady=self.steady)
+        wanted = self.village.confirmations
+        return ChainGround(chain, self.key, self.kept, pace=pace, confirmations=wanted, steady=self.steady)
 
     def steady(self) -> float:
         return self.village.seconds + self.clock
@@ -124,7 +125,7 @@ class Village:
 
     def __init__(
         self, chain: Any, run: Run, *, parties: tuple[str, ...] = ("client", "trainer", "auditor"),
-        confirmations: int = 0,
+        confirmations: int = CONFIRMATIONS,
     ) -> None:  # fmt: skip
         self.chain, self.run, self.confirmations = chain, run, confirmations
         self.truth = TALKED_TRUTH if run.job == TALKED else TRUTH

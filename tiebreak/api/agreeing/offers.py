@@ -18,14 +18,7 @@ from tiebreak.api.training.bundle import Bundle
 from tiebreak.api.training.runs import draft, notice
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY
-from tiebreak.engine.run.directory import (
-    JOB,
-    OFFER,
-    RECORDS,
-    RunDirectory,
-    lay_out,
-    open_offer,
-)
+from tiebreak.engine.run.directory import JOB, OFFER, RECORDS, RunDirectory, lay_out, open_offer
 from tiebreak.engine.run.loop import steps
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import SignedJob

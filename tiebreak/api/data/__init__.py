@@ -1,6 +1,6 @@
-"""Importing datasets: arrays, texts and Hugging Face datasets become .npy files of float32 and int64.
+"""Importing datasets: arrays of any type become .npy files of float32 and int64.
 
-    tiebreak data import text book.txt --tokenizer tokenizer.json -o corpus
+    tiebreak data import tokens.npy -o corpus
 
     Task(data=load_arrays("corpus"), batch=Batch(size=8, examples=Windows(name="tokens", length=65, stride=64)), ...)
 

@@ -3,9 +3,9 @@
 Numbered plan of `judge`, which takes files from anybody: (1) each entry has its one encoding, (2) the hub signed for
 the place and the instant of each, and for no two posts in one place; later places have no earlier instants, (3) each
 sender signed its post, (4) the ledger applies the rules, (5) the posts of each job are all that the hub has, as it
-signed for the whole of them. Whatever fails (1) or (2) is not this hub's statement, and the judgement is refused. If an
-entry fails (3), a job fails (5), or nobody says which hub is meant, something may be missing: that is reported, and
-what is owed is not.
+signed for the whole of them, (6) each job has ended, after which no post changes it. Whatever fails (1) or (2) is not
+this hub's statement, and the judgement is refused. If an entry fails (3) or cannot be read, a job fails (5) or (6), or
+nobody says which hub is meant, something may be missing: that is reported, and what is owed is not.
 """
 
 from collections import Counter
@@ -26,11 +26,8 @@ from tiebreak.protocol.tags import Digest
 
 _SIDES: Final = {Side.DEFENDER: "trainer", Side.CHALLENGER: "challenger"}
 MAX_FILE_BYTES: Final = 1 << 30
-
-
-def read_posts(paths: Sequence[Path]) -> list[ReceivedPost]:
-    """The posts in some files, by place. See `read_transcripts`."""
-    return read_transcripts(paths)[0]
+MAX_END_AGE: Final = 3600
+"""Seconds after which the hub's word on a job that goes on is old: the job may have ended since."""
 
 
 def read_transcripts(paths: Sequence[Path]) -> tuple[list[ReceivedPost], list[Complete]]:
@@ -60,11 +57,11 @@ def read_transcripts(paths: Sequence[Path]) -> tuple[list[ReceivedPost], list[Co
 
 
 def judge(
-    posts: Sequence[ReceivedPost], ends: Sequence[Complete], domain: Domain, hub: Address | None = None
+    posts: Sequence[ReceivedPost], ends: Sequence[Complete], domain: Domain, hub: Address | None = None, *, now: int
 ) -> dict[str, Any]:
     """The judgement by the posts, as a document. `problems` says why posts may be missing; empty if none are.
 
-    Without a hub's address, all must be signed by one, which is named.
+    Without a hub's address, all must be signed by one, which is named. now: the reader's own clock, in seconds.
     """
     ledger, last = Ledger(domain), 0
     refused: Counter[str] = Counter()
@@ -84,22 +81,21 @@ def judge(
         numbers.add(name)
         received.setdefault(post.job_id, []).append(named)
         try:
-            body = signed.verify(domain)  # (3)
-        except VerificationError as error:
-            problems.append(f"place {entry.place}: {error}")
-            continue
-        try:
-            ledger.read(post, body, entry.at)  # (4)
+            ledger.read(post, signed.verify(domain), entry.at)  # (3), (4)
         except Refusal as error:
             refused[error.name] += 1
+        except Exception as error:  # what one post raises must not keep the others from being judged
+            problems.append(f"place {entry.place}: {str(error) or repr(error)}")
     until = last
     if hub is not None:
         said = {end.job_id: end for end in sorted(ends, key=lambda end: end.at)}
         for end in ends:
             keys.verify(end.digest(domain), end.signature, hub)
         problems += [
-            problem for job, all_ in received.items() if (problem := _missing(job, all_, said.get(job)))
-        ]  # (5)
+            f"job {job.hex()}: {problem}"
+            for job, all_ in received.items()
+            if (problem := _missing(all_, said.get(job)) or _unfinished(ledger.board.jobs.get(job), said[job].at, now))
+        ]  # (5), (6)
         until = max(last, min((end.at for end in said.values()), default=0))
     board = ledger.board
     found = {
@@ -119,16 +115,28 @@ def judge(
     return found
 
 
-def _missing(job: Digest, received: Sequence[Received], end: Complete | None) -> str:
+def _missing(received: Sequence[Received], end: Complete | None) -> str:
     """The reason why these may not be all posts of a job; empty if its hub says that they are."""
     if end is None:
-        return f"job {job.hex()}: expected the hub's word on its end (GET /posts/end?job=ID), got none"
+        return "expected the hub's word on its end (GET /posts/end?job=ID), got none"
     if end.posts != Complete.hash_of(received):
         return (
-            f"job {job.hex()}: expected the posts that the hub had at {end.at}, got {len(received)} that are fewer, "
-            "more or others; fetch all pages, then the end"
+            f"expected the posts that the hub had at {end.at}, got {len(received)} that are fewer, more or others; "
+            "fetch all pages, then the end"
         )
     return ""
+
+
+def _unfinished(job: PublicJob | None, until: int, now: int) -> str:
+    """The reason why later posts may change what a job leaves owed; empty once it has ended.
+
+    A game of a slashed job that nobody reclaims, say one of the trainer's own, cannot keep its debt from being shown.
+    """
+    if job is not None and job.is_over:
+        return ""
+    status = "not begun" if job is None else JobStatus(job.status).name.lower()
+    old = f", {now - until} seconds ago; fetch all pages again, then the end" if now - until > MAX_END_AGE else ""
+    return f"expected one that has ended, got one that was {status} at {until}{old}"
 
 
 def _job(job: PublicJob) -> dict[str, Any]:

@@ -135,7 +135,7 @@ def _tokenized(path: Path, tokenizer: Any) -> Iterator[tuple[list[int], list[boo
     """The tokens of each line, and which of them are to be learnt."""
     is_marked = re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.chat_template or "") is not None
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    for number, line in enumerate(lines([path], lambda _: None), 1):
+    for number, line in enumerate(lines(path), 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"

@@ -68,8 +68,6 @@ class Watch:
         """step_seconds: the time of a step on the machine that was agreed on. states: read kept states, too."""
         self.run, self._step_seconds, self._states = run, step_seconds, states
         self._losses: dict[int, int] = {}
-        self.new_losses: dict[int, int] = {}
-        """Bits of the losses that the last look found, by step."""
         self._metrics = _Tail(run, METRICS, MAX_METRICS_BYTES, MAX_METRIC_CHARACTERS)
         self._monitor = _Tail(run, MONITOR, MAX_MONITOR_BYTES, alarms.MAX_LINE)
         self._form, self._heads = Troubles(), Troubles()
@@ -101,7 +99,6 @@ class Watch:
         Raises `EncodingError` if a link or a device has taken the place of a file, `VerificationError` for a false
         signature.
         """
-        self.new_losses = {}
         for number, line in self._metrics.lines(self._form):
             self._take_loss(number, line)
         self._new = []
@@ -174,7 +171,7 @@ class Watch:
         if not isfinite(entry["loss"]):
             self._form.note(f"{where}: expected a finite loss of step {step}, got {entry['loss']}")
         self._bad_loss, self._before = "", step
-        self._last, self.new_losses[step] = max(self._last, step), bits
+        self._last = max(self._last, step)
         if step in self._signed:
             self._losses[step] = bits
             self._compare(step, self._signed.pop(step))

@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tiebreak.api.data.tokenizing import ByteTokens
 from tiebreak.engine.capture.task import AdamW, Batch, Task, Windows, warmup_linear
 
 VOCABULARY = 256
@@ -104,7 +103,7 @@ def loss(model: nn.Module, window: Tensor) -> Tensor:
 def load() -> Tensor:
     """The text as int64 bytes. Its length depends on the Python version, which is why the bytes travel with the job."""
     text = "".join(topics[name] for name in sorted(topics))
-    return torch.from_numpy(ByteTokens().encode([text])[0])
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
 
 
 def task(steps: int = 40) -> Task:

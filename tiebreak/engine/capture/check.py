@@ -34,14 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from tiebreak.engine.capture.captured import (
-    MODEL,
-    OPTIMIZER,
-    Captured,
-    capture_in_place,
-    first_state,
-    rehearsed,
-)
+from tiebreak.engine.capture.captured import MODEL, OPTIMIZER, Captured, capture_in_place, first_state, rehearsed
 from tiebreak.engine.capture.draws import GivenDraws
 from tiebreak.engine.capture.optimizer_check import wrong_update
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of

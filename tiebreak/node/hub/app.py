@@ -6,6 +6,7 @@ and they hash to it. A refusal is answered with a status and `{"error": "expecte
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import time
@@ -16,9 +17,10 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, TypeVar
+from weakref import WeakValueDictionary
 
 import prometheus_client as prometheus
-import sqlalchemy.exc
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -27,11 +29,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tiebreak.node.hub.blobs import Blobs, DiskFull
+from tiebreak.node.hub.blobs import UPLOAD_BYTES, Blobs, DiskFull, UploadMemory
 from tiebreak.node.hub.bodies import body_of, chunks
 from tiebreak.node.hub.clerk import Arrival, Clerk, PostResult
 from tiebreak.node.hub.connection import connection_of
-from tiebreak.node.hub.limits import Buckets, Budgets, HubLimits
+from tiebreak.node.hub.limits import PAGE_SECONDS, PROCESSOR, Buckets, Budgets, HubLimits
 from tiebreak.node.hub.line import Line, WaitingRequest
 from tiebreak.node.hub.store import Store
 from tiebreak.node.hub.streams import Listener, Streams, follow
@@ -52,8 +54,13 @@ BLOCK_BYTES: Final = 4 * PIECE_BYTES
 """Bytes of an upload that are checked and written at a time; each upload holds two blocks."""
 HELD: Final = "x-tiebreak-held"
 """The header that says how many bytes of a blob are here."""
+TROUBLE_SECONDS: Final = 1.0
+"""The time between two looks at a database that was away, if no post comes meanwhile."""
+_LOG: Final = logging.getLogger(__name__)
 _HEX: Final = re.compile("[0-9a-f]{64}")
 _RANGE: Final = re.compile("bytes=([0-9]{0,15})-([0-9]{0,15})")
+_FAILURES: Final[dict[type[Exception], int]] = {ProofError: 400, StateError: 503, SQLAlchemyError: 503, DiskFull: 507}
+"""The answers to errors of others: a client's bytes, the database, the disk."""
 _EVENT_STREAM: Final = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-store"),
@@ -94,6 +101,7 @@ class Metrics:
             ("tiebreak_hub_place", "The last place", lambda: hub.place),
             ("tiebreak_hub_listeners", "Connections that follow what is new", hub.listening.held.total),
             ("tiebreak_hub_waiting_posts", "Posts not answered yet", lambda: hub.waiting),
+            ("tiebreak_hub_trouble", "Whether posts cannot be stored", lambda: hub.trouble != ""),
         ):
             prometheus.Gauge(name, text, **here).set_function(value)
 
@@ -140,6 +148,8 @@ class Hub:
         views = settings.limits.pages_per_minute
         self.views: Buckets[str] = Buckets(views / 60, views)
         self.uploading = Open("uploads", settings.limits.uploads_per_address)
+        self.in_memory = UploadMemory(UPLOAD_BYTES)
+        self._changing: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
         strikes = settings.limits.refusals_per_minute
         self.strikes: Buckets[str] = Buckets(strikes / 60, strikes)
         self.place = self.store.last_place()
@@ -149,6 +159,12 @@ class Hub:
         """Charges each address for a post before the post is decoded."""
         self.metrics = Metrics(self)
         self._line = Line()
+        self._ended = ""
+
+    @property
+    def trouble(self) -> str:
+        """The reason why the hub takes no posts; empty if it does."""
+        return self._ended or self.clerk.trouble
 
     async def post(self, wire: bytes, address: str) -> PostResult:
         """Give a post to the clerk, and wait for its answer."""
@@ -178,6 +194,11 @@ class Hub:
         at = self._line.earliest(time.time())
         return await asyncio.get_running_loop().run_in_executor(self._desk, self.clerk.stand, at)
 
+    async def change(self, function: Callable[..., T], root: bytes, *arguments: Any) -> T:
+        """Change a blob in a thread. Changes of one blob wait for each other: for a disk, and never for a client."""
+        async with self._changing.setdefault(root, asyncio.Lock()):
+            return await run_in_threadpool(function, root, *arguments)
+
     def metered(self, app: ASGIApp) -> ASGIApp:
         """An application of pages for people, with a limit on the pages that an address may ask for."""
 
@@ -187,7 +208,11 @@ class Hub:
                 most = self.limits.pages_per_minute
                 raise HTTPException(429, f"expected at most {most} pages a minute by one address, got more")
             with self.viewing.by(request):
-                await app(scope, receive, send)
+                try:
+                    await app(scope, receive, send)
+                finally:
+                    more = max(0.0, scope.get(PROCESSOR, 0.0) / PAGE_SECONDS - 1)
+                    self.views.take(_address(request), min(more, self.views.tokens(_address(request))))
 
         return respond
 
@@ -195,21 +220,26 @@ class Hub:
         """Take what waits, batch after batch: while one is on its way to the disk, the next one gathers."""
         loop = asyncio.get_running_loop()
         while True:
-            batch, start = await self._line.next_batch(), loop.time()
+            batch: list[WaitingRequest] = []
+            # An empty batch finds out whether posts are stored again, and which of the last ones were.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TROUBLE_SECONDS if self.clerk.trouble else None):
+                    batch = await self._line.next_batch()
+            start, answers = loop.time(), list[PostResult]()
             try:
-                answers = await loop.run_in_executor(self._desk, self.clerk.take, [one.arrival for one in batch])
-            except Exception:
-                # A bug of ours. Nobody is told that a post was taken, and no other one is: see `healthz`.
-                for waiting in batch:
-                    if not waiting.answer.done():
-                        waiting.answer.set_result(
-                            PostResult(status=503, error="expected a clerk that takes posts, got one that ended")
-                        )
-                raise
+                if not self._ended:
+                    answers = await loop.run_in_executor(self._desk, self.clerk.take, [one.arrival for one in batch])
+            except Exception as error:
+                # A bug of ours, or a database that somebody else wrote. Nobody is told that a post was taken.
+                self._ended = f"expected a clerk that takes posts, got one that ended: {error}"[:500]
+                _LOG.exception("no further post is taken; start the hub again")
+            if self._ended:
+                answers = [PostResult(status=503, error=self._ended)] * len(batch)
+            for row in [*self.clerk.found, *(answer.row for answer in answers if answer.is_new)]:
+                assert row is not None, "what is new has a place"
+                self.place = row.place
+                self.streams.publish(row)
             for waiting, answer in zip(batch, answers, strict=True):
-                if answer.row is not None and answer.is_new:
-                    self.place = answer.row.place
-                    self.streams.publish(answer.row)
                 if not waiting.answer.done():
                     waiting.answer.set_result(answer)
             await asyncio.sleep(start + GATHER_SECONDS - loop.time())
@@ -232,20 +262,27 @@ def make_app(settings: HubSettings, *, pages: Pages | None = None) -> Starlette:
                 if isinstance(route, Route):  # what else there is are files, which cost nothing
                     route.app = hub.metered(route.app)
                 app.router.routes.append(route)
-        api.serving = asyncio.create_task(hub.serve_posts())
+        serving = asyncio.create_task(hub.serve_posts())
         try:
             yield
         finally:
-            api.serving.cancel()
+            serving.cancel()
             await run_in_threadpool(hub.close)
 
-    handlers: dict[Any, Any] = {HTTPException: _refusal, Exception: _bug}
+    handlers: dict[Any, Any] = {HTTPException: _refusal, **dict.fromkeys(_FAILURES, _failure), Exception: _bug}
     return Starlette(routes=api.routes(), lifespan=lifespan, exception_handlers=handlers)
 
 
 async def _refusal(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": error.detail}, error.status_code, headers=error.headers)
+
+
+async def _failure(_request: Request, error: Exception) -> Response:
+    status = next(status for kind, status in _FAILURES.items() if isinstance(error, kind))
+    is_away = isinstance(error, SQLAlchemyError)
+    text = f"expected a database that answers, got {type(error).__name__}" if is_away else str(error)
+    return JSONResponse({"error": text}, status)
 
 
 async def _bug(_request: Request, _error: Exception) -> Response:
@@ -279,7 +316,8 @@ class EventStream(Response):
             leaving = asyncio.create_task(leave())
             try:
                 await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
-                await follow(hub.store, hub.streams, listener, self._after, give, turn)
+                with contextlib.suppress(SQLAlchemyError):  # the listener comes back
+                    await follow(hub.store, hub.streams, listener, self._after, give, turn)
                 await send({"type": "http.response.body", "body": b""})
             finally:
                 leaving.cancel()
@@ -293,7 +331,7 @@ class PostsPage(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._hub.reading.by(self._request):
-            found = await _read(self._hub.store.posts, **self._wanted)
+            found = await run_in_threadpool(self._hub.store.posts, **self._wanted)
             body = pack([post.pack() for post in found])
             await Response(body, media_type="application/msgpack")(scope, receive, send)
             await connection_of(self._request).drained()
@@ -321,7 +359,6 @@ class FileResponse(Response):
 
 class _Api:
     hub: Hub
-    serving: "asyncio.Task[None]"
 
     def routes(self) -> list[Route]:
         return [
@@ -372,9 +409,9 @@ class _Api:
             raise HTTPException(400, "expected one job, got none")
         _charge_read(self.hub, request)
         with self.hub.reading.by(request):
-            pages = await _read(self.hub.store.count, job) // MAX_PAGE
+            pages = await run_in_threadpool(self.hub.store.count, job) // MAX_PAGE
             _charge_read(self.hub, request, min(pages, self.hub.limits.reads_per_minute // 2))
-            said = await _read(self.hub.clerk.complete, Digest(job), await self.hub.stand())
+            said = await run_in_threadpool(self.hub.clerk.complete, Digest(job), await self.hub.stand())
         return Response(pack(said.pack()), media_type="application/msgpack")
 
     async def stream(self, request: Request) -> Response:
@@ -393,16 +430,16 @@ class _Api:
         size = _number(request, "size", 0, MAX_BLOB_BYTES)
         if size > self.hub.limits.blob_bytes:
             raise HTTPException(413, f"expected at most {self.hub.limits.blob_bytes} bytes, got {size}")
-        if not await _read(self.hub.store.is_named, root, size):
+        if not await run_in_threadpool(self.hub.store.is_named, root, size):
             raise HTTPException(403, f"expected a blob of {size} bytes that some library names, got {root.hex()}")
         digests, limits = await body_of(request, piece_count(size) * DIGEST_BYTES), self.hub.limits
         if excess := self.hub.budgets.excess(_address(request), limits.keys_per_address, 1, len(digests), 0):
             raise HTTPException(429, excess)
         if await run_in_threadpool(self.hub.blobs.pieces, root) != (size, digests):
-            if not await _read(self.hub.store.charge, root, size, self.hub.limits.bytes_per_key):
+            if not await run_in_threadpool(self.hub.store.charge, root, size, self.hub.limits.bytes_per_key):
                 most = self.hub.limits.bytes_per_key
                 raise HTTPException(403, f"expected at most {most} bytes by the key that names it, got {size} more")
-            await _blob(self.hub.blobs.begin, root, size, digests)
+            await self.hub.change(self.hub.blobs.begin, root, size, digests)
         return JSONResponse({"held": await run_in_threadpool(self.hub.blobs.held, root), "size": size})
 
     async def get_pieces(self, request: Request) -> Response:
@@ -421,52 +458,51 @@ class _Api:
         if found is None:
             raise HTTPException(403, f"expected the pieces of {root.hex()} first, got its bytes")
         size = found[0]
-        if await run_in_threadpool(blobs.size, root) is not None:
-            return JSONResponse({"held": size, "size": size})
-        try:
-            with self.hub.uploading.by(request), blobs.upload(root):
-                held = await run_in_threadpool(blobs.resume, root)
-                if offset != held:
+        with self.hub.uploading.by(request):
+            held = await self.hub.change(blobs.resume, root)
+            if held < size or not size:
+                if offset > held or offset % PIECE_BYTES:
                     raise HTTPException(409, f"expected offset {held}, got {offset}", {HELD: str(held)})
-                held = await self._append(request, root, held, size)
-                if held == size:
-                    await _blob(blobs.finish, root)
-        except StateError as error:
-            raise HTTPException(409, str(error)) from error
+                held = await self._append(request, root, offset, size)
         return JSONResponse({"held": held, "size": size})
 
-    async def _append(self, request: Request, root: bytes, held: int, size: int) -> int:
+    async def _append(self, request: Request, root: bytes, at: int, size: int) -> int:
         """Write the pieces of a body as they come, one block of them while the next one comes.
 
-        Bytes after the last whole piece are dropped, also if the body breaks off.
+        Returns the bytes that are here then; stops reading once they are all, whoever brought them. Bytes after the
+        last whole piece are dropped, also if the body breaks off.
         """
-        length, filled = min(BLOCK_BYTES, size - held), 0
+        first, length, filled, connection = at, min(BLOCK_BYTES, size - at), 0, connection_of(request)
         block, other = bytearray(length), bytearray(length)
-        writing = asyncio.create_task(asyncio.sleep(0))
+        writing = asyncio.create_task(self._write(root, at, memoryview(b"")))
         try:
             async for data in chunks(request):
                 view = memoryview(data)
                 while view:
-                    wanted = min(length, size - held)
+                    wanted = min(length, size - at)
                     if not wanted:
                         raise HTTPException(413, f"expected {size} bytes, got more")
                     taken = view[: wanted - filled]
                     block[filled : filled + len(taken)] = taken
                     filled, view = filled + len(taken), view[len(taken) :]
+                    self.hub.in_memory.hold(connection, min(at + filled - first, 2 * length))
                     if filled == wanted:
-                        await writing
-                        writing = asyncio.create_task(self._write(root, held, memoryview(block)[:filled]))
-                        block, other, held, filled = other, block, held + filled, 0
+                        if await writing == size:
+                            return size
+                        self.hub.in_memory.release(connection)  # to be the newest
+                        writing = asyncio.create_task(self._write(root, at, memoryview(block)[:filled]))
+                        block, other, at, filled = other, block, at + filled, 0
         finally:
+            self.hub.in_memory.release(connection)
             await writing
             whole = filled // PIECE_BYTES * PIECE_BYTES
-            if whole or not size:
-                await self._write(root, held, memoryview(block)[:whole])
-        return held + whole
+            held = await self._write(root, at, memoryview(block)[:whole])
+        return held
 
-    async def _write(self, root: bytes, at: int, data: memoryview) -> None:
-        await _blob(self.hub.blobs.append, root, at, data)
+    async def _write(self, root: bytes, at: int, data: memoryview) -> int:
+        held = await self.hub.change(self.hub.blobs.append, root, at, data)
         self.hub.metrics.taken.inc(len(data))
+        return held
 
     async def get_blob(self, request: Request) -> Response:
         root = _root(request)
@@ -487,9 +523,9 @@ class _Api:
     # ------------------------------------------------------------------ about the hub
 
     async def healthz(self, _request: Request) -> Response:
-        if self.serving.done():
-            raise HTTPException(503, "expected a clerk that takes posts, got one that ended; start the hub again")
-        place = await _read(self.hub.store.last_place)
+        if self.hub.trouble:
+            raise HTTPException(503, self.hub.trouble)
+        place = await run_in_threadpool(self.hub.store.last_place)
         return JSONResponse({"status": "ok", "place": place})
 
     async def show_metrics(self, _request: Request) -> Response:
@@ -564,23 +600,3 @@ def _range(request: Request, size: int) -> tuple[int, int]:
     raise HTTPException(
         416, f"expected one range within {size} bytes, got {text[:80]!r}", {"content-range": f"bytes */{size}"}
     )
-
-
-async def _read(function: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Ask the store in a thread. A database that is away is no bug of ours."""
-    try:
-        return await run_in_threadpool(function, *arguments, **named)
-    except sqlalchemy.exc.SQLAlchemyError as error:
-        raise HTTPException(503, f"expected a database that answers, got {type(error).__name__}") from error
-
-
-async def _blob(function: Callable[..., T], *arguments: Any) -> T:
-    """Change the library in a thread."""
-    try:
-        return await run_in_threadpool(function, *arguments)
-    except ProofError as error:
-        raise HTTPException(400, str(error)) from error
-    except DiskFull as error:
-        raise HTTPException(507, str(error)) from error
-    except StateError as error:
-        raise HTTPException(409, str(error)) from error

@@ -5,24 +5,30 @@
     blobs/ab/ROOT.part     what has come so far: whole pieces from the start
 
 `ROOT.pieces` comes first. A part is continued where it ends; after a restart of the hub its pieces are checked again,
-since a machine that lost power may have lost some of them. All methods block; the app calls them in threads.
+since a machine that lost power may have lost some of them. Each piece has one right content, so any number of uploads
+write one part together: whoever has the next piece adds it, and nobody waits for an upload that has stopped.
+
+All methods of `Blobs` block. The app calls them in threads, those that change a blob one at a time for each.
 """
 
 import errno
 import os
 import shutil
-import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from tiebreak.engine.data.disk import Folder, StorageError, write_file
+from tiebreak.node.hub.connection import Connection
 from tiebreak.node.pieces import good_bytes, write_at
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, check_pieces, piece_count, piece_digest
 from tiebreak.protocol.errors import ProofError, StateError
 from tiebreak.protocol.hashing import DIGEST_BYTES
 
+UPLOAD_BYTES: Final = 1 << 29
+"""The most memory for bytes of uploads that are not on the disk yet, of all clients together."""
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
@@ -30,15 +36,37 @@ class DiskFull(Exception):
     """There is no room for more blobs."""
 
 
+class UploadMemory:
+    """Counts the memory of uploads. If it is too much, those are cut which have gone longest without a block written.
+
+    So uploads that stop or drip keep nobody out, and one that is cut goes on after its last whole piece.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._held = most, OrderedDict[Connection, int]()
+
+    def hold(self, upload: Connection, size: int) -> None:
+        """Count what an upload holds now, instead of what it held before."""
+        self._held[upload] = size
+        excess = sum(self._held.values()) - self._most
+        for slowest, freed in self._held.items():
+            if excess <= 0:
+                break
+            slowest.cut()
+            excess -= freed
+
+    def release(self, upload: Connection) -> None:
+        """Count nothing for an upload; when it holds something again, it is the newest."""
+        self._held.pop(upload, None)
+
+
 class Blobs:
-    """The files below one folder. Several threads may use it; of one blob, one upload goes on at a time."""
+    """The files below one folder."""
 
     def __init__(self, folder: Path, *, free_bytes: int) -> None:
         self._folder, self._free = folder, free_bytes
-        self._checked: set[str] = set()
-        """Parts whose pieces were checked by this process."""
-        self._busy: set[bytes] = set()
-        self._lock = threading.Lock()
+        self._checked: set[bytes] = set()
+        """Blobs whose parts were checked, or begun, by this process."""
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, root: bytes) -> Path:
@@ -75,45 +103,36 @@ class Blobs:
         check_pieces(root, size, _split(digests))
         path = self.path(root).with_suffix(".pieces")
         self.check_room(size - self.held(root))
-        with self.upload(root), _room():
-            Folder.make(path.parent).__exit__()
+        with _room(), Folder.make(path.parent):
             write_file(path, size.to_bytes(8, "big") + digests)
 
-    @contextmanager
-    def upload(self, root: bytes) -> Iterator[None]:
-        """Hold a blob while something is written to it. Raises `StateError` if somebody else does."""
-        with self._lock:
-            if root in self._busy:
-                raise StateError("expected one upload of a blob at a time, got another")
-            self._busy.add(root)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._busy.discard(root)
-
     def resume(self, root: bytes) -> int:
-        """Check and cut the part of a blob that has come; the number of bytes that stay. Call it within `upload`."""
-        path, name = self.path(root).with_suffix(".part"), root.hex()
+        """Check and cut the part of a blob that came before this process began; the number of bytes that are here."""
         held = self.held(root)
-        if name in self._checked or not held:
-            return held
-        found = self.pieces(root)
-        assert found is not None, "a part has pieces"
-        with path.open("r+b", buffering=0) as file:
-            good = good_bytes(file, held, _split(found[1]))
-            file.truncate(good)
-        self._checked.add(name)
-        return good
+        if held and root not in self._checked and self.size(root) is None:
+            found = self.pieces(root)
+            assert found is not None, "a part has pieces"
+            with self.path(root).with_suffix(".part").open("r+b", buffering=0) as file:
+                held = good_bytes(file, held, _split(found[1]))
+                file.truncate(held)
+        self._checked.add(root)
+        return held
 
-    def append(self, root: bytes, offset: int, data: memoryview) -> None:
-        """Write the next pieces at their offset, as far as they are right.
+    def append(self, root: bytes, offset: int, data: memoryview) -> int:
+        """Check pieces from an offset on, and write those that are not here yet, as far as they are right.
 
-        Raises `ProofError` for wrong bytes, `DiskFull` without room.
+        Returns the number of bytes that are here then; if they are all, the blob has its name. Raises `ProofError` for
+        wrong bytes, `DiskFull` without room, `StateError` for an offset behind the bytes that are here.
         """
-        number, count, good = offset // PIECE_BYTES, piece_count(len(data)), 0
-        with self.path(root).with_suffix(".pieces").open("rb") as file:
+        path, held, good = self.path(root), self.held(root), 0
+        number, count = offset // PIECE_BYTES, piece_count(len(data))
+        with path.with_suffix(".pieces").open("rb") as file:
+            size = int.from_bytes(file.read(8), "big")
             digests = _split(os.pread(file.fileno(), count * DIGEST_BYTES, 8 + number * DIGEST_BYTES))
+        if (size and not data) or self.size(root) is not None:
+            return held
+        if offset > held:
+            raise StateError(f"expected bytes from {held} on, got some from {offset} on")
         try:
             for at, digest in enumerate(digests):
                 piece = data[at * PIECE_BYTES : (at + 1) * PIECE_BYTES]
@@ -121,10 +140,15 @@ class Blobs:
                     raise ProofError(f"piece {number + at}: expected {digest.hex()}, got {found.hex()}")
                 good += len(piece)
         finally:
-            self.check_room(good)
+            new = data[held - offset : good]
+            self.check_room(len(new))
             with _room():
-                self._write_at(self.path(root).with_suffix(".part"), offset, data[:good])
-            self._checked.add(root.hex())
+                self._write_at(path.with_suffix(".part"), held, new)
+                if held + len(new) == size:
+                    with Folder(path.parent) as folder:
+                        folder.rename(f"{path.name}.part", path.name)
+                    self._checked.discard(root)
+        return held + len(new)
 
     @staticmethod
     def _write_at(path: Path, offset: int, data: memoryview) -> None:
@@ -137,13 +161,6 @@ class Blobs:
             raise
         finally:
             os.close(descriptor)
-
-    def finish(self, root: bytes) -> None:
-        """Give a blob whose last piece came its name."""
-        path = self.path(root)
-        with _room(), Folder(path.parent) as folder:
-            folder.rename(f"{path.name}.part", path.name)
-        self._checked.discard(root.hex())
 
     def has_room(self, wanted: int) -> bool:
         """Whether this many bytes fit above the free bytes that keep the hub answering."""

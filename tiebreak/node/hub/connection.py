@@ -1,11 +1,12 @@
-"""A connection of the hub: files leave it through the kernel, and an idle client, or one that does not read, is cut.
+"""Connections of the hub: files leave through the kernel, and an idle client, or one that does not read, is cut.
 
-ASGI knows neither, so an app finds its connection in the scope, under `EXTENSION`.
+Nothing that strangers hold open keeps others out: where no more connections may be open, a new one takes the place of
+another (`OpenConnections`). ASGI knows none of this, so an app finds its connection in the scope, under `EXTENSION`.
 """
 
 import asyncio
 import os
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Final, cast
@@ -24,6 +25,8 @@ REQUEST_SECONDS: Final = 60.0
 """The time that a connection has for the head of a request, from its opening or from the last answer."""
 SENT_BYTES: Final = 8 << 20
 """Bytes handed to the kernel at a time; a socket takes fewer."""
+GRACE_SECONDS: Final = 1.0
+"""The time that a request has to arrive before its connection counts as a slow one."""
 
 
 class _Sized:
@@ -36,6 +39,66 @@ class _Sized:
         return self._size
 
 
+class OpenConnections:
+    """The connections of a hub, by address. A new one that is one too many ends another one.
+
+    That is one whose request has not come whole for longer than `GRACE_SECONDS`, the oldest of the address with most of
+    these. If there is none, it is the oldest connection of the address with most.
+    """
+
+    def __init__(self, most: int, most_of_one: int) -> None:
+        self._most, self._most_of_one, self._count = most, most_of_one, 0
+        self._open: defaultdict[str, dict[Connection, float]] = defaultdict(dict)
+        """The connections of each address with the time at which they were opened, the oldest first."""
+        self._incomplete: defaultdict[str, dict[Connection, float]] = defaultdict(dict)
+        """Those whose request has not come whole, with the time since when it is waited for."""
+
+    def add(self, new: "Connection", now: float, *, is_proxy: bool) -> None:
+        """Count a new connection, and cut it or another if these are too many."""
+        self._open[new.address][new], self._count = now, self._count + 1
+        if not is_proxy and len(self._open[new.address]) > self._most_of_one:
+            new.cut()
+        elif self._count > self._most:
+            held_for_long = [held for held in self._incomplete.values() if _oldest(held) <= now - GRACE_SECONDS]
+            greediest = max(held_for_long or self._open.values(), key=lambda held: (len(held), -_oldest(held)))
+            next(iter(greediest)).cut()
+
+    def remove(self, gone: "Connection") -> None:
+        self.complete(gone)
+        self._count -= _drop(self._open, gone)
+
+    def wait(self, waiting: "Connection", now: float) -> None:
+        """A connection waits for a request, unless it was cut."""
+        self.complete(waiting)
+        if waiting in self._open.get(waiting.address, ()):
+            self._incomplete[waiting.address][waiting] = now
+
+    def complete(self, served: "Connection") -> None:
+        """The request of a connection has come whole."""
+        _drop(self._incomplete, served)
+
+    def rename(self, found: "Connection", address: str) -> None:
+        """A proxy has said whose request this is."""
+        for held in (self._open, self._incomplete):
+            if (since := held.get(found.address, {}).get(found)) is not None:
+                _drop(held, found)
+                held[address][found] = since
+        found.address = address
+
+
+def _oldest(held: "dict[Connection, float]") -> float:
+    return next(iter(held.values()))
+
+
+def _drop(by_address: "dict[str, dict[Connection, float]]", gone: "Connection") -> bool:
+    """Forget a connection. Returns whether it was there."""
+    held = by_address.get(gone.address, {})
+    was_there = held.pop(gone, None) is not None
+    if not held:
+        by_address.pop(gone.address, None)
+    return was_there
+
+
 class Connection(H11Protocol):
     """One connection, of any number of requests."""
 
@@ -43,29 +106,25 @@ class Connection(H11Protocol):
     _waiting: asyncio.TimerHandle | None = None
 
     def __init__(
-        self, *given: Any, open_by_address: Counter[str], most: int, proxies: Sequence[Network], **named: Any
+        self, *given: Any, open_connections: OpenConnections, proxies: Sequence[Network], **named: Any
     ) -> None:
-        """open_by_address: the number of connections of each address, in the whole hub. most: the most for one.
-
-        proxies: peers that pass on the requests of others, and are believed when they say whose a request is.
-        """
+        """proxies: peers that pass on the requests of others, and are believed when they say whose a request is."""
         super().__init__(*given, **named)
-        self._open, self._most, self._proxies = open_by_address, most, proxies
+        self._open, self._proxies = open_connections, proxies
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         peer = self.client[0] if self.client else ""
-        self._address = address_of(peer, (), ())
-        self._open[self._address] += 1
-        if not is_among(peer, self._proxies) and self._open[self._address] > self._most:
-            self.cut()
+        self.address = address_of(peer, (), ())
+        self._open.add(self, self.loop.time(), is_proxy=is_among(peer, self._proxies))
         self._wait_for_request()
         transport.set_write_buffer_limits(0)  # writing is paused while anything waits for the reader
         app = self.app
 
         async def with_connection(scope: Any, receive: Any, send: Any) -> None:
             forwarded = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
-            scope["client"] = (address_of(peer, forwarded, self._proxies), 0)
+            self._open.rename(self, address_of(peer, forwarded, self._proxies))
+            scope["client"] = (self.address, 0)
             scope["extensions"] = {EXTENSION: self}
             await app(scope, receive, send)
 
@@ -74,9 +133,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._be_patient(None)
         self._stop_waiting()
-        self._open[self._address] -= 1
-        if not self._open[self._address]:
-            del self._open[self._address]
+        self._open.remove(self)
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
@@ -84,6 +141,8 @@ class Connection(H11Protocol):
         super().handle_events()
         if self.cycle is not before:
             self._stop_waiting()
+        if self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete:
+            self._open.complete(self)
 
     def on_response_complete(self) -> None:
         self._wait_for_request()
@@ -93,6 +152,7 @@ class Connection(H11Protocol):
         """Uvicorn waits for ever for a first request, and for the rest of any that has begun."""
         self._stop_waiting()
         self._waiting = self.loop.call_later(REQUEST_SECONDS, self.cut)
+        self._open.wait(self, self.loop.time())
 
     def _stop_waiting(self) -> None:
         if self._waiting is not None:
@@ -124,6 +184,7 @@ class Connection(H11Protocol):
 
     def cut(self) -> None:
         """End the connection, and drop what waits for its reader."""
+        self._open.remove(self)
         self.transport.abort()
 
     def write(self, data: bytes) -> bool:

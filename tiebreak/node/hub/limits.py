@@ -2,6 +2,7 @@
 
 A key costs nothing and an address little, so limits by key share the hub among those who keep to one key, and limits by
 address bound what one machine with many keys can take. The owner of thousands of addresses can still fill a disk.
+A key is charged only for a post that gets a place, as anybody can repeat it; its address for each post that it sends.
 """
 
 import time
@@ -14,6 +15,9 @@ from typing import Final, Generic, TypeVar
 from tiebreak.protocol.parties.posts import MAX_FILES
 
 Network = IPv4Network | IPv6Network
+PAGE_SECONDS: Final = 0.05
+PROCESSOR: Final = "tiebreak.processor"
+"""The item of an ASGI scope that says how many seconds of the processor its answer took."""
 HOST_BITS: Final = 64
 """Bits of an IPv6 address that its host may choose as it likes."""
 K = TypeVar("K")
@@ -49,6 +53,8 @@ class HubLimits:
     full_bytes: int = 1 << 20
     """Bytes of such posts that a key may have a full hub take in a day, and an address `keys_per_address` times."""
     connections: int = 4096
+    """Open connections in all, or a quarter of the files that the system lets a process open, if that is less. One more
+    ends another one, of the address with most."""
     connections_per_address: int = 512
     """Open connections of one address, unless it is one of the `proxies`."""
     streams_per_address: int = 256
@@ -57,7 +63,7 @@ class HubLimits:
     reads_per_address: int = 8
     """Pages of posts that wait to be read by one address at once; each may hold 8 MiB."""
     pages_per_minute: int = 300
-    """Pages for people by one address; each costs the hub a few hundredths of a second."""
+    """Pages for people by one address. One that takes more than 0.05 s of the processor counts as several."""
     uploads_per_address: int = 16
     """Uploads at once; each holds two blocks of 4 MiB: one is checked and written while the next one arrives."""
     waiting_posts: int = 2000
@@ -67,26 +73,31 @@ class HubLimits:
 
 
 class Recent(Generic[K, V]):
-    """A map of at most `size` keys, which forgets the one that was not used for longest."""
+    """A map whose values weigh at most `size` together. It forgets those that were not used for longest."""
 
     def __init__(self, size: int) -> None:
         self._size: Final = size
-        self._kept: OrderedDict[K, V] = OrderedDict()
+        self._weight = 0
+        self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
 
     def get(self, key: K) -> V | None:
-        if key in self._kept:
-            self._kept.move_to_end(key)
-        return self._kept.get(key)
-
-    def put(self, key: K, value: V) -> V:
-        self._kept[key] = value
+        if key not in self._kept:
+            return None
         self._kept.move_to_end(key)
-        if len(self._kept) > self._size:
-            self._kept.popitem(last=False)
+        return self._kept[key][0]
+
+    def put(self, key: K, value: V, weight: int = 1) -> V:
+        """Keep a value, unless it weighs more than `size` by itself. Returns it."""
+        self._weight -= self._kept.pop(key, (value, 0))[1]
+        if weight <= self._size:
+            self._kept[key], self._weight = (value, weight), self._weight + weight
+        while self._weight > self._size:
+            self._weight -= self._kept.popitem(last=False)[1][1]
         return value
 
     def clear(self) -> None:
         self._kept.clear()
+        self._weight = 0
 
 
 class Buckets(Generic[K]):

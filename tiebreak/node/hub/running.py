@@ -21,6 +21,7 @@ from tiebreak.node.hub.serving import (
 from tiebreak.node.pages.feeding import Outlook, pages
 from tiebreak.protocol.chain.client import Chain
 from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.terms import Pace
 
 _PACE: Final = Pace(block_seconds=12, step_seconds=1)
@@ -52,6 +53,11 @@ def run_hub(
         chain.attach(domain.contract)
         domain = chain.domain
         ground = ChainGround(chain, pace=_PACE, first_block=settings["first_block"])
+    if bool(domain.chain_id) != any(domain.contract):  # the folder would belong to that for good
+        raise ConfigurationError(
+            f"expected a chain's id and its board, or neither, got chain {domain.chain_id} and board "
+            f"0x{domain.contract.hex()}; set chain_id and contract"
+        )
     outlook = Outlook(
         domain=domain,
         blob=Blobs(folder / "blobs", free_bytes=0).path,

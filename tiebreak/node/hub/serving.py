@@ -1,9 +1,10 @@
 """Runs a hub: its folder, its configuration file, and uvicorn."""
 
 import gc
+import resource
 import tomllib
-from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
@@ -13,12 +14,14 @@ import filelock
 import uvicorn
 from starlette.applications import Starlette
 
-from tiebreak.node.hub.connection import Connection
+from tiebreak.node.hub.connection import Connection, OpenConnections
 from tiebreak.node.hub.limits import HubLimits, Network, networks_in
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 
 CONFIGURATION: Final = "hub.toml"
+FILES_EACH: Final = 4
+"""Open files that a connection may need: a download has its socket twice, and the blob."""
 _TEXT: Final = """# A hub: a mailbox and a library that nobody has to trust. The command line may say otherwise.
 
 # Where it listens. Put a reverse proxy with TLS in front of it for the public internet, and name its address in
@@ -104,6 +107,10 @@ def serve(
     # All that is loaded now stays, and each full collection would walk over it while nobody is served.
     gc.collect()
     gc.freeze()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_EACH * limits.connections
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, wanted) if hard >= 0 else wanted), hard))
     try:
         with filelock.FileLock(folder / "lock", timeout=0):
             uvicorn.Server(configure(app, host=host, port=port, limits=limits, proxies=proxies)).run()
@@ -114,8 +121,10 @@ def serve(
 def configure(
     app: Starlette, *, host: str, port: int, limits: HubLimits, proxies: Sequence[Network] = ()
 ) -> uvicorn.Config:
-    most = limits.connections_per_address
-    connection = partial(Connection, open_by_address=Counter(), most=most, proxies=proxies)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = limits.connections if files < 0 else min(limits.connections, max(1, files // FILES_EACH))
+    counted = OpenConnections(most, limits.connections_per_address)
+    connection = partial(Connection, open_connections=counted, proxies=proxies)
     return uvicorn.Config(
         app,
         host=host,
@@ -128,7 +137,6 @@ def configure(
         access_log=False,
         server_header=False,
         proxy_headers=False,  # uvicorn believes whatever comes from this machine; see `limits.address_of`
-        limit_concurrency=limits.connections,
         backlog=limits.connections,
         timeout_keep_alive=60,
         timeout_graceful_shutdown=2,

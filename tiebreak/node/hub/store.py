@@ -1,13 +1,17 @@
 """All SQL of a hub: its posts, in SQLite (one file, WAL) or PostgreSQL, through SQLAlchemy Core.
 
-One process writes, one batch of posts in a transaction, so places are in the order in which they become visible; a lock
-keeps any second writer away. Readers see a post only once it is on the disk.
+One process writes, one batch of posts in a transaction, so places are in the order in which they become visible. On
+PostgreSQL it writes through the session that holds the writer's lock: who loses the lock can't write, and who gets it
+knows that the last transaction of the session before has ended. Readers see a post only once it is on the disk.
 """
 
+import os
+import socket
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sql
 
@@ -25,6 +29,17 @@ _LOCK: Final = 0x7469656272656B
 """PostgreSQL's number of the writer's lock."""
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 """The SQLSTATE of a wait for a lock that was too long."""
+WRITE_SECONDS: Final = 20.0
+"""The most time that PostgreSQL has for a batch; then the connection is cut, since no error comes from a silent one."""
+_NETWORK: Final = {
+    "connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "tcp_user_timeout": 20_000,
+}  # fmt: skip
+_TAKE_LOCK: Final = (
+    # The server lets go of a lock whose holder has gone after half a minute, not after the system's two hours.
+    "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; "
+    # It may notice a little later that the last hub has gone.
+    f"SET LOCAL lock_timeout = '3s'; SELECT pg_advisory_lock({_LOCK})"
+)
 
 _TABLES: Final = sql.MetaData()
 _facts = sql.Table(
@@ -98,85 +113,114 @@ class Row:
         return ReceivedPost(place=self.place, at=self.at, wire=self.wire, signature=self.signature)
 
 
+class LastPost(NamedTuple):
+    """The place of the newest post, its instant, and the hub's signature over both."""
+
+    place: int
+    at: int
+    signature: bytes
+
+
 class Store:
     """A hub's database. Reads are safe from any thread; `writing` is for the one clerk."""
 
     def __init__(self, url: str) -> None:
         self.is_sqlite = url.startswith("sqlite")
         try:
-            self.engine = sql.create_engine(url, pool_size=10)
+            self.engine = sql.create_engine(url, pool_size=10, connect_args={} if self.is_sqlite else _NETWORK)
         except (sql.exc.ArgumentError, sql.exc.NoSuchModuleError) as error:
             raise ConfigurationError(f"expected the URL of an SQLite or PostgreSQL database, got {url}") from error
         if self.is_sqlite:
             sql.event.listen(self.engine, "connect", _set_up_sqlite)
-        self._lock: sql.Connection | None = None
+        self._connection: sql.Connection | None = None
+        """The connection through which the clerk writes."""
 
     def close(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
+        self._leave()
         self.engine.dispose()
 
     # ------------------------------------------------------------------ the clerk's
 
-    def open_for_writing(self, facts: Mapping[str, str]) -> None:
-        """Make the tables. Raises `StateError` if another clerk writes, or if the database was made for other facts.
+    def open_for_writing(self, facts: Mapping[str, str]) -> LastPost:
+        """Make the tables if there are none. Returns the last post.
 
-        facts: values that never change under the posts: the hub's address and its domain. An error closes the store.
+        facts: values that never change under the posts: the hub's address and its domain. Raises `StateError` if the
+        database was made for others, or if another clerk writes; an error closes the store.
         """
         try:
-            self._take(facts)
-        except BaseException:
+            with self.writing() as writer:
+                writer.set_up({"version": VERSION, **facts})
+                return writer.last()
+        except BaseException as error:
             self.close()
-            raise
-
-    def _take(self, facts: Mapping[str, str]) -> None:
-        if not self.is_sqlite:
-            self._lock = self.engine.connect()
-            # A server may notice a little later that the last hub has gone.
-            self._lock.execute(sql.text("SET LOCAL lock_timeout = '3s'"))
-            try:
-                self._lock.execute(sql.select(sql.func.pg_advisory_lock(_LOCK)))
-            except sql.exc.OperationalError as error:
-                if getattr(error.orig, "sqlstate", None) != _LOCK_NOT_AVAILABLE:
-                    raise
+            if getattr(getattr(error, "orig", None), "sqlstate", None) == _LOCK_NOT_AVAILABLE:
                 raise StateError("another hub writes to this database; stop it first") from error
-            self._lock.commit()
-        with self.engine.begin() as connection:
-            _TABLES.create_all(connection)
-            found = {row.name: row.value for row in connection.execute(sql.select(_facts))}
-            wanted = {"version": VERSION, **facts}
-            if not found:
-                connection.execute(_facts.insert(), [{"name": n, "value": v} for n, v in wanted.items()])
-            for name, value in found.items():
-                if wanted.get(name) != value:
-                    raise StateError(f"expected a database of {name} {wanted.get(name)}, got one of {value}")
+            raise
 
     @contextmanager
     def writing(self) -> Iterator["Writer"]:
-        """A transaction: all that is written in it counts when it ends, or nothing. Raises SQLAlchemy's errors."""
-        with self.engine.begin() as connection:
-            yield Writer(connection)
+        """A transaction: all that is written in it counts when it ends, or nothing. Raises SQLAlchemy's errors.
+
+        After an error it is unknown which, until the next transaction looks: its session has the lock again by then.
+        """
+        timer = threading.Timer(WRITE_SECONDS, self._cut)
+        timer.start()
+        try:
+            connection = self._session()
+            with connection.begin():
+                yield Writer(connection)
+        except sql.exc.SQLAlchemyError:
+            self._leave()
+            raise
+        finally:
+            timer.cancel()
+
+    def _session(self) -> sql.Connection:
+        if self._connection is None:
+            self._connection = self.engine.connect()
+            if not self.is_sqlite:
+                self._connection.exec_driver_sql(_TAKE_LOCK)
+                self._connection.commit()
+        return self._connection
+
+    def _leave(self) -> None:
+        """End the clerk's session, and with it the lock: a pool would keep both."""
+        if self._connection is not None:
+            self._connection.invalidate()
+            self._connection.close()
+        self._connection = None
+
+    def _cut(self) -> None:
+        """Cut the clerk's connection to a server, so that it gets an error instead of silence."""
+        if self._connection is not None and not self.is_sqlite:
+            driver: Any = self._connection.connection.driver_connection
+            with socket.socket(fileno=os.dup(driver.fileno())) as line:
+                line.shutdown(socket.SHUT_RDWR)
 
     # ------------------------------------------------------------------ anybody's
 
     def last_place(self) -> int:
         with self.engine.connect() as connection:
-            return Writer(connection).last()[0]
+            return Writer(connection).last().place
 
     def posts(
         self, after: int, *, jobs: Collection[bytes] | None = None, game: bytes | None = None, offers: bool = False,
-        limit: int = 500, most: int = MAX_PAGE_BYTES,
+        kinds: Collection[int] | None = None, newest: bool = False, limit: int = 500, most: int = MAX_PAGE_BYTES,
     ) -> list[ReceivedPost]:  # fmt: skip
         """The posts after a place, in order: at most `limit` posts, and at most `most` bytes of wires, or one post.
 
-        jobs, game: only posts of one of these jobs, or of this game. offers: and the offers of all other jobs.
+        jobs, game, kinds: only posts of one of these jobs, of this game, or of these kinds. offers: and the offers of
+        all other jobs. newest: the last of these posts instead of the first.
         """
         c = _posts.c
-        query = sql.select(c.place, c.at, c.wire, c.signature).where(c.place > after).order_by(c.place).limit(limit)
+        order = c.place.desc() if newest else c.place
+        query = sql.select(c.place, c.at, c.wire, c.signature).where(c.place > after).order_by(order).limit(limit)
         if jobs is not None:
             query = query.where(sql.or_(c.job_id.in_(jobs), *([c.kind == int(PostKind.OFFER)] if offers else [])))
         if game is not None:
             query = query.where(c.game_id == game)
+        if kinds is not None:
+            query = query.where(c.kind.in_(kinds))
         found, held = [], 0
         with self.engine.connect() as connection:
             for row in connection.execution_options(yield_per=20).execute(query):
@@ -184,7 +228,7 @@ class Store:
                 held += len(row.wire)
                 if held > most - MAX_POST_BYTES:
                     break
-        return found
+        return found[::-1] if newest else found
 
     def count(self, job_id: bytes) -> int:
         """The number of posts about a job."""
@@ -199,20 +243,6 @@ class Store:
         with self.engine.connect() as connection:
             rows = connection.execute(query).all()
         return [Received(content=Digest(bytes(content)), place=place, at=at) for content, place, at in rows]
-
-    def jobs(self) -> list[Job]:
-        """All jobs that were offered here, in the order of their offers."""
-        with self.engine.connect() as connection:
-            return [_job(data) for data in connection.scalars(sql.select(_jobs.c.job).order_by(_jobs.c.place))]
-
-    def job(self, job_id: bytes) -> Job | None:
-        with self.engine.connect() as connection:
-            return Writer(connection).job(job_id)
-
-    def job_of_game(self, game_id: bytes) -> Digest | None:
-        with self.engine.connect() as connection:
-            found = connection.scalar(sql.select(_games.c.job_id).where(_games.c.game_id == game_id))
-        return None if found is None else Digest(found)
 
     def is_named(self, root: bytes, size: int) -> bool:
         """Whether some library names a blob with this root and size."""
@@ -242,12 +272,26 @@ class Writer:
     def __init__(self, connection: sql.Connection) -> None:
         self._connection = connection
 
-    def last(self) -> tuple[int, int]:
-        """The last place, and its instant; zeros in an empty database."""
-        row = self._connection.execute(
-            sql.select(_posts.c.place, _posts.c.at).order_by(_posts.c.place.desc()).limit(1)
-        ).first()
-        return (0, 0) if row is None else (row.place, row.at)
+    def set_up(self, facts: Mapping[str, str]) -> None:
+        """Make the tables if there are none. Raises `StateError` if they were made for other facts."""
+        _TABLES.create_all(self._connection)
+        found = {row.name: row.value for row in self._connection.execute(sql.select(_facts))}
+        if not found:
+            self._connection.execute(_facts.insert(), [{"name": n, "value": v} for n, v in facts.items()])
+        for name, value in found.items():
+            if facts.get(name) != value:
+                raise StateError(f"expected a database of {name} {facts.get(name)}, got one of {value}")
+
+    def try_out(self) -> None:
+        """Write what is there already, to find out whether there is room."""
+        self._connection.execute(_facts.update().values(value=_facts.c.value))
+
+    def last(self) -> LastPost:
+        """The last post; zeros in an empty database."""
+        c = _posts.c
+        query = sql.select(c.place, c.at, c.signature).order_by(c.place.desc()).limit(1)
+        row = self._connection.execute(query).first()
+        return LastPost(0, 0, b"") if row is None else LastPost(row.place, row.at, bytes(row.signature))
 
     def found(self, job_id: bytes, sender: bytes, number: int) -> Row | None:
         """The post of a sender with this number within a job."""
@@ -271,7 +315,7 @@ class Writer:
 
     def job(self, job_id: bytes) -> Job | None:
         data = self._connection.scalar(sql.select(_jobs.c.job).where(_jobs.c.job_id == job_id))
-        return None if data is None else _job(data)
+        return None if data is None else Job.unpack("job", unpack(bytes(data), len(data)))
 
     def challenger(self, game_id: bytes) -> Address | None:
         found = self._connection.scalar(sql.select(_games.c.challenger).where(_games.c.game_id == game_id))
@@ -314,7 +358,3 @@ def _set_up_sqlite(connection: Any, _record: Any) -> None:
 
 def _number(number: int) -> bytes:
     return number.to_bytes(8, "big")
-
-
-def _job(data: bytes) -> Job:
-    return Job.unpack("job", unpack(bytes(data), len(data)))

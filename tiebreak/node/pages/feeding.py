@@ -1,8 +1,10 @@
 """Feeds the pages from a hub's own store and library, and from a board that this process follows.
 
-Posts are read once, in the order of their places; the hub has checked them before it took them. Where transactions
-count on a chain, its board is copied after each look at it, so that a page never waits for a node and never sees half
-of a block. Where they are posts, the hub's receipts are the clock, and a ledger makes the board of them.
+Posts are read once, in the order of their places, and only those of the kinds that are kept; the hub has checked them
+before it took them. What strangers can make this process keep is bounded in bytes, and the programs that it reads are
+bounded in instructions. Where transactions count on a chain, its board is copied after each look at it, so that a page
+never waits for a node and never sees half of a block. Where they are posts, the hub's receipts are the clock, and a
+ledger makes the board of them.
 """
 
 import logging
@@ -26,9 +28,9 @@ from tiebreak.protocol.errors import TiebreakError, VerificationError
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties.board import Board, PublicGame
-from tiebreak.protocol.parties.ledger import Ledger
-from tiebreak.protocol.parties.posts import GameBody, LibraryBody, OfferBody, ReceivedPost, SignedPost
-from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.parties.ledger import Ledger, Refusal
+from tiebreak.protocol.parties.posts import GameBody, LibraryBody, OfferBody, PostKind, ReceivedPost, SignedPost
+from tiebreak.protocol.program.program import MAGIC, Program
 from tiebreak.protocol.strict_json import parse_json
 from tiebreak.protocol.tags import Digest
 
@@ -40,21 +42,33 @@ PROGRAM: Final = b"program.tbp"
 ORIGINS: Final = b"origins.json"
 TITLE: Final = b"name.txt"
 MAX_PROGRAM_BYTES: Final = 1 << 26
-"""Bytes of the largest program whose instructions pages name; those of a larger one have numbers only."""
-MAX_ORIGINS_BYTES: Final = 1 << 24
+"""Bytes of the largest program that the board of a chain asks for."""
+MAX_NAMED_BYTES, MAX_NAMED = 1 << 23, 1 << 17
+"""Bytes and instructions of the largest program whose instructions pages name; those of a larger one have numbers."""
+MAX_ORIGINS_BYTES: Final = 1 << 23
 MAX_TITLE_BYTES: Final = 100
 POLL_SECONDS: Final = 1.0
 _PAGE: Final = 500
-_KEPT: Final = 64
-"""Jobs whose posts stay in memory."""
+KEPT_BYTES: Final = 1 << 28
+"""Bytes of memory, about, in which the posts of jobs stay."""
 MAX_SEEN_BYTES: Final = 1 << 23
 """Bytes of posts of one job that stay in memory: the first and the newest of them."""
+MAX_BRIEF, MAX_BRIEF_BYTES = 1000, 1 << 20
+"""Posts of one job that a list of jobs reads: the first and the newest of them."""
+_OVERHEAD: Final = 1 << 10
+"""Bytes of the objects around a post in memory."""
+_LISTING: Final = 512
+"""Bytes that a list of files counts as, without them."""
 _FIRST: Final = 100
 _KNOWN: Final = 10_000
 """Jobs and games that are known by their ids; the pages no longer list what strangers offered before these."""
 _NAMED: Final = 8
 """Blobs of one name that are tried for a job, the newest first."""
-_PROGRAMS: Final = 16
+KEPT_PROGRAM_BYTES, KEPT_ORIGINS_BYTES = 1 << 27, 1 << 26
+_INSTRUCTION, _ORIGIN = 24, 64
+"""Bytes of an instruction in memory beside its encoding, and of its origin beside the text."""
+_KINDS: Final = (PostKind.OFFER, PostKind.GAME, PostKind.LIBRARY)
+_KINDS_OF_LEDGER: Final = (PostKind.TRANSACTION, PostKind.MOVE, PostKind.RECEIPT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +84,7 @@ class Outlook:
 
 
 def pages(posts: "Store", outlook: Outlook) -> Sequence[BaseRoute]:
-    """The routes of the pages of a hub. A thread follows the board for as long as the process lives."""
+    """The routes of the pages of a hub. A thread reads its posts now, and follows the board from then on."""
     feed = Feed(posts, outlook)
     feed.start()
     return routes(feed)
@@ -90,15 +104,17 @@ def snapshot(board: Board, owed: Mapping[Address, int] | None = None) -> Board:
     return made
 
 
-def _bounded(seen: list[tuple[int, ReadPost]]) -> list[tuple[int, ReadPost]]:
-    """The first posts of a job and the newest ones, as many as stay in memory; lists of files without their files."""
+def _bounded(seen: list[tuple[int, ReadPost]], most: int) -> list[tuple[int, ReadPost]]:
+    """The first posts of a job and the newest ones, up to `most` bytes in all; lists of files without their files."""
     light = [
-        (0, replace(one, body=replace(one.body, files=()))) if isinstance(one.body, LibraryBody) else (size, one)
+        (_LISTING, replace(one, body=replace(one.body, files=()))) if isinstance(one.body, LibraryBody) else (size, one)
         for size, one in seen
     ]
-    held, start = sum(size for size, _ in light), min(len(light), _FIRST)
+    held, start, first = sum(size for size, _ in light), 0, 0
+    while start < min(len(light), _FIRST) and (first := first + light[start][0]) <= most // 2:
+        start += 1
     end = start
-    while held > MAX_SEEN_BYTES and end < len(light):
+    while held > most and end < len(light):
         held -= light[end][0]
         end += 1
     return light[:start] + light[end:]
@@ -111,43 +127,49 @@ class Feed:
         self.domain, self.chain = outlook.domain, outlook.chain
         self._posts, self._outlook, self._ground = posts, outlook, outlook.ground
         self._lock = threading.Lock()
-        self._place = 0
-        self._seen: Recent[Digest, tuple[int, list[tuple[int, ReadPost]]]] = Recent(_KEPT)
-        """The place up to which a job's posts were read, and those that stay, with their bytes."""
+        self._place = self._shown = 0
+        """The last post that was read, and the last one that the ledger's board shows."""
+        self._seen: Recent[tuple[Digest, bool], tuple[int, list[tuple[int, ReadPost]]]] = Recent(KEPT_BYTES)
+        """The place up to which a job's posts were read, briefly or not, and those that stay, with their bytes."""
         self._offered: dict[Digest, Job] = {}
         self._games: Recent[Digest, Digest] = Recent(_KNOWN)
         """The job of each game that was opened here."""
         self._files: Recent[tuple[Digest, bytes], list[Digest]] = Recent(_KNOWN)
         """The blobs that posts name as a job's file, by job and name."""
-        self._refused: Recent[Digest, bool] = Recent(_KNOWN)
-        self._programs: Recent[Digest, Program] = Recent(_PROGRAMS)
-        self._origins: Recent[Digest, Sequence[str]] = Recent(_PROGRAMS)
+        self._refused: Recent[tuple[Digest, Digest], bool] = Recent(_KNOWN)
+        """The blobs that are not what a job's files of that name are, by job: another job's they may be."""
+        self._decoding = threading.Lock()
+        """Held while a program or its origins are read, so that one at a time takes memory for it."""
+        self._programs: Recent[Digest, Program] = Recent(KEPT_PROGRAM_BYTES)
+        self._origins: Recent[Digest, Sequence[str]] = Recent(KEPT_ORIGINS_BYTES)
         self._names: Recent[Digest, str] = Recent(_KNOWN)
         self._board: Board | None = None
         self.on_paper = self._ground is None and self.domain == OFF_CHAIN
         self._ledger = Ledger(self.domain) if self.on_paper else None
+        self._kinds = _KINDS + _KINDS_OF_LEDGER if self.on_paper else _KINDS
         board: Any = None if self._ground is None else self._ground.board
         if hasattr(board, "talk_of"):  # it asks for what logs leave out
-            board.program_of, board.talk_of = lambda job: self.program(job.id), self._talk_of
+            board.program_of, board.talk_of = lambda job: self.program(job.id, names_only=False), self._talk_of
 
     def start(self) -> None:
-        """Follow the ground in a thread of its own."""
-        if self._ground is not None:
-            threading.Thread(target=self._follow, args=(self._ground,), daemon=True, name="pages").start()
+        """Read what is there, so that no page waits for it, and follow the ground, in a thread of its own."""
+        threading.Thread(target=self._follow, args=(self._ground,), daemon=True, name="pages").start()
 
-    def _follow(self, ground: "AnyGround") -> None:
-        rest, trouble = threading.Event(), ""
-        while True:
+    def _follow(self, ground: "AnyGround | None") -> None:
+        rest, trouble, is_first = threading.Event(), "", True
+        while is_first or ground is not None:
             try:
                 self.look(ground)
             except Exception as error:  # the pages show the last state, and it is tried again
                 if trouble != (trouble := repr(error)):
                     logging.getLogger(__name__).exception("the board cannot be followed")
-            rest.wait(POLL_SECONDS)
+            is_first = rest.wait(POLL_SECONDS if ground is not None else 0)
 
-    def look(self, ground: "AnyGround") -> None:
+    def look(self, ground: "AnyGround | None") -> None:
         """Follow what is new on the ground. A node that does not answer is asked again the next time."""
         self._read_on()
+        if ground is None:
+            return
         if hasattr(ground, "learn"):
             for job in list(self._offered.values()):
                 ground.learn(job)
@@ -183,47 +205,63 @@ class Feed:
         with self._lock:
             return self._games.get(game_id)
 
-    def posts(self, job_id: Digest) -> Sequence[ReadPost]:
+    def posts(self, job_id: Digest, *, is_brief: bool = False) -> Sequence[ReadPost]:
         self._read_on()
+        most, limit = (MAX_BRIEF_BYTES, MAX_BRIEF) if is_brief else (MAX_SEEN_BYTES, MAX_SEEN_BYTES)
         with self._lock:
-            after, seen = self._seen.get(job_id) or (0, [])
-            while after < self._place and (page := self._posts.posts(after, jobs=[job_id], limit=_PAGE)):
+            after, seen = self._seen.get((job_id, is_brief)) or (0, [])
+            while after < self._place and (
+                page := self._posts.posts(after, jobs=[job_id], limit=_FIRST, most=most // 2)
+            ):
+                after = page[-1].place
+                page += self._posts.posts(after, jobs=[job_id], newest=True, limit=limit, most=most)
                 after = page[-1].place
                 read = ((len(received.wire), self._read(received)) for received in page)
-                seen = _bounded(seen + [(size, one) for size, one in read if one is not None])
-            self._seen.put(job_id, (self._place, seen))
+                seen = _bounded(seen + [(size, one) for size, one in read if one is not None], most)
+            weight = sum(size + _OVERHEAD for size, _ in seen)
+            self._seen.put((job_id, is_brief), (self._place, seen), weight)
             return [one for _, one in seen]
 
-    def program(self, job_id: Digest) -> Program | None:
-        """The program in a published file, if its root is that of the job that was offered."""
+    def program(self, job_id: Digest, *, names_only: bool = True) -> Program | None:
+        """The program in a published file, if its root is that of the job that was offered.
+
+        names_only: for the names of its instructions; those of one that is too large stay unknown.
+        """
         with self._lock:
             job, known = self._offered.get(job_id), self._programs.get(job_id)
         if known is not None or job is None:
             return known
-        for root, data in self._files_of(job_id, PROGRAM, MAX_PROGRAM_BYTES):
-            try:
-                program = Program.decode(data)
-                job.check_program(program)
-            except VerificationError:
-                self._refuse(root)
-            else:
-                with self._lock:
-                    return self._programs.put(job_id, program)
+        counts, most = (job.body_count, job.state_count), MAX_NAMED_BYTES if names_only else MAX_PROGRAM_BYTES
+        if names_only and sum(counts) > MAX_NAMED:
+            return None
+        start = MAGIC + b"".join(count.to_bytes(4, "big") for count in counts)
+        with self._decoding:
+            for root, data in self._files_of(job_id, PROGRAM, most):
+                with suppress(VerificationError):
+                    if data.startswith(start):
+                        program = Program.decode(data)
+                        job.check_program(program)
+                        with self._lock:  # a copy has none of the tree that was made for the root
+                            return self._programs.put(job_id, replace(program), len(data) + _INSTRUCTION * sum(counts))
+                self._refuse(job_id, root)
         return None
 
     def origins(self, job_id: Digest) -> Sequence[str]:
         with self._lock:
-            known = self._origins.get(job_id)
-        if known is None:
+            job, known = self._offered.get(job_id), self._origins.get(job_id)
+        if known is not None or job is None:
+            return known or ()
+        with self._decoding:
             for root, data in self._files_of(job_id, ORIGINS, MAX_ORIGINS_BYTES):
                 found: Any = None
                 with suppress(ValueError):
                     found = parse_json(data, 1)
-                if isinstance(found, list) and all(isinstance(item, str) for item in found):
+                is_list = isinstance(found, list) and len(found) <= MAX_NAMED
+                if is_list and all(isinstance(item, str) for item in found):
                     with self._lock:
-                        return self._origins.put(job_id, found)
-                self._refuse(root)
-        return known or ()
+                        return self._origins.put(job_id, found, len(data) + _ORIGIN * len(found))
+                self._refuse(job_id, root)
+        return ()
 
     def name(self, job_id: Digest) -> str:
         with self._lock:
@@ -234,25 +272,28 @@ class Feed:
                     name = data.decode("utf-8").strip()
                     with self._lock:
                         return self._names.put(job_id, name)
-                self._refuse(root)
+                self._refuse(job_id, root)
         return known or ""
 
-    def _refuse(self, root: Digest) -> None:
+    def _refuse(self, job_id: Digest, root: Digest) -> None:
         with self._lock:
-            self._refused.put(root, True)
+            self._refused.put((job_id, root), True)
 
     # ------------------------------------------------------------------ reading
 
     def _read_on(self) -> None:
         with self._lock:
-            before = self._place
-            while page := self._posts.posts(self._place, limit=_PAGE):
+            last = self._posts.last_place()
+            while self._place < last:
+                page = self._posts.posts(self._place, kinds=self._kinds, limit=_PAGE)
                 for received in page:
                     self._place = received.place
                     if (seen := self._read(received)) is not None:
                         self._take(seen)
-            if self._ledger is not None and self._place > before:
-                self._board = snapshot(self._ledger.board, self._ledger.gains())
+                if not page:
+                    self._place = last
+            if self._ledger is not None and self._place > self._shown:
+                self._board, self._shown = snapshot(self._ledger.board, self._ledger.gains()), self._place
 
     def _read(self, received: ReceivedPost) -> ReadPost | None:
         with suppress(VerificationError):
@@ -277,12 +318,14 @@ class Feed:
                         others = [root for root in self._files.get(name) or () if root != file.root]
                         self._files.put(name, [file.root, *others][:_NAMED])
         if self._ledger is not None:
-            self._ledger.read(post, body, seen.at)
+            with suppress(Refusal):
+                self._ledger.read(post, body, seen.at)
 
     def _files_of(self, job_id: Digest, name: bytes, most: int) -> Iterator[tuple[Digest, bytes]]:
         """A job's published files of this name that are here, not too large and not refused before."""
         with self._lock:
-            roots = [root for root in self._files.get((job_id, name)) or () if not self._refused.get(root)]
+            named = self._files.get((job_id, name)) or ()
+            roots = [root for root in named if not self._refused.get((job_id, root))]
         for root in roots:
             path = self._outlook.blob(root)
             with suppress(OSError):

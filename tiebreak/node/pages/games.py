@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import lru_cache
+from threading import Lock
+from typing import Final
 
+from tiebreak.node.hub.limits import Recent
 from tiebreak.node.pages import words
 from tiebreak.node.pages.model import Money, PageSource, ReadPost, ShownGame, ShownSide, ShownVerdict
 from tiebreak.node.pages.walk import walk_of
-from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Head, Job
+from tiebreak.protocol.commitments.eip712 import Domain
+from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Transcript
@@ -16,7 +18,6 @@ from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.state import GameState, Reason
 from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties.board import Board, PublicGame, PublicJob
-from tiebreak.protocol.tags import Digest
 
 
 def unboarded(board: Board, seen: Sequence[ReadPost]) -> list[ReadPost]:
@@ -24,21 +25,26 @@ def unboarded(board: Board, seen: Sequence[ReadPost]) -> list[ReadPost]:
     return [one for one in seen if isinstance(one.body, p.GameBody) and one.post.game_id not in board.games]
 
 
-@lru_cache(maxsize=64)
-def _transcript(
-    domain: Domain, agreed: Job, head: Head, game_id: Digest, challenger: Address, wires: tuple[bytes, ...]
-) -> Transcript:
-    transcript = Transcript(rules.start(agreed, head, game_id, 0), domain=domain, challenger=challenger)
-    for wire in wires:
-        with suppress(VerificationError):
-            transcript.append(wire)
-    return transcript
+_TALKS: Final[Recent[tuple[object, ...], Transcript]] = Recent(1 << 25)
+"""The newest talks that were read, up to as many bytes of messages."""
+_LOCK: Final = Lock()
 
 
 def talk_of(domain: Domain, game: PublicGame, seen: Sequence[ReadPost]) -> Transcript:
     """The messages that the sides of a game have signed to each other, from the posts about its job."""
     wires = tuple(one.body.wire for one in seen if isinstance(one.body, p.MoveBody) and one.post.game_id == game.id)
-    return _transcript(domain, game.job.job, game.head.head, game.id, game.challenger, wires)
+    name = (domain, game.job.job, game.head.head, game.id, game.challenger, wires)
+    with _LOCK:
+        known = _TALKS.get(name)
+    if known is None:
+        start = rules.start(game.job.job, game.head.head, game.id, 0)
+        known = Transcript(start, domain=domain, challenger=game.challenger)
+        for wire in wires:
+            with suppress(VerificationError):
+                known.append(wire)
+        with _LOCK:
+            _TALKS.put(name, known, 1024 + 2 * sum(map(len, wires)))
+    return known
 
 
 def said_game(source: PageSource, opening: ReadPost, seen: Sequence[ReadPost], agreed: Job) -> ShownGame:

@@ -58,8 +58,8 @@ class PageSource(Protocol):
         """The name that its client or its trainer published for a job, if any: bound by nothing."""
         ...
 
-    def posts(self, job_id: Digest) -> Sequence[ReadPost]:
-        """The posts about a job and its games, in their order."""
+    def posts(self, job_id: Digest, *, is_brief: bool = False) -> Sequence[ReadPost]:
+        """The posts about a job and its games, in their order: the first and the newest, fewer of them if brief."""
         ...
 
     def job_of_game(self, game_id: Digest) -> Digest | None:

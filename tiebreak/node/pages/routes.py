@@ -6,12 +6,14 @@ is empty if none does. Nothing is requested from elsewhere: the policy below wou
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
+from time import thread_time
 from typing import Any, Final
 from urllib.parse import urlencode
 
+from anyio import CapacityLimiter, to_thread
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.concurrency import run_in_threadpool
@@ -22,6 +24,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from tiebreak.node.hub.bodies import body_of
+from tiebreak.node.hub.limits import PROCESSOR
 from tiebreak.node.pages import checking, pictures, views, words
 from tiebreak.node.pages.model import Asked, PageSource
 from tiebreak.protocol.errors import EncodingError
@@ -39,6 +42,8 @@ HEADERS: Final = {
 }
 _RUNNING: Final = re.compile(r"(<time [^>]*data-due[^>]*>)[^<]*")
 STATIC: Final = Path(__file__).with_name("static")
+THREADS: Final = 4
+"""Pages that are made at once. However long they take, all other threads of the hub stay free for posts."""
 MAX_QUERY: Final = 100
 """Characters of a search."""
 View = Callable[[Request], Mapping[str, Any] | None]
@@ -55,8 +60,8 @@ def routes(source: PageSource) -> list[BaseRoute]:
         ("/games", "games.html", pages.games),
         ("/parties", "parties.html", pages.parties),
     ):
-        found.append(Route(path, pages.page(template, view), methods=["GET"]))
-        found.append(Route(path.rstrip("/") + "/live", pages.live(template, view), methods=["GET"]))
+        found.append(Route(path, pages.metered(pages.page(template, view)), methods=["GET"]))
+        found.append(Route(path.rstrip("/") + "/live", pages.metered(pages.live(template, view)), methods=["GET"]))
     found.append(Route("/check", pages.check, methods=["GET", "POST"]))
     found.append(Mount("/static", app=StaticFiles(directory=STATIC), name="static"))
     return found
@@ -105,6 +110,7 @@ class _Pages:
     def __init__(self, source: PageSource) -> None:
         self._source = source
         self._templates = environment()
+        self._threads = CapacityLimiter(THREADS)
 
     # ------------------------------------------------------------------ what each page shows
 
@@ -129,6 +135,21 @@ class _Pages:
         return {"view": views.parties(self._source, _asked(request)), "money": money, "stream": ""}
 
     # ------------------------------------------------------------------ how they are sent
+
+    def metered(self, respond: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
+        """An endpoint that makes pages in threads of their own, and tells the hub what each has cost."""
+
+        def timed(request: Request) -> Response:
+            start = thread_time()
+            try:
+                return respond(request)
+            finally:
+                request.scope[PROCESSOR] = thread_time() - start
+
+        async def endpoint(request: Request) -> Response:
+            return await to_thread.run_sync(timed, request, limiter=self._threads)
+
+        return endpoint
 
     def page(self, template: str, view: View) -> Callable[[Request], Response]:
         def respond(request: Request) -> Response:

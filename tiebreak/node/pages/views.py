@@ -86,7 +86,8 @@ def games(source: PageSource, asked: Asked, size: int = A_PAGE) -> Listing:
             game.id.hex(), words.address(game.challenger), *_texts_of(source, known, game.job.id)
         ])  # fmt: skip
         shown = _listing(found, asked, size=size)
-        rows = (game_view(source, game, source.posts(game.job.id), game.job.job) for game in shown.rows)
+        posts = {game.job.id: source.posts(game.job.id, is_brief=True) for game in shown.rows}
+        rows = (game_view(source, game, posts[game.job.id], game.job.job) for game in shown.rows)
         return replace(shown, rows=tuple(rows))
 
 
@@ -162,7 +163,7 @@ def agreed(source: PageSource, job_id: Digest) -> Job | None:
 
 
 def _card_of(source: PageSource, board: Board, job_id: Digest) -> JobCard | None:
-    seen = source.posts(job_id)
+    seen = source.posts(job_id, is_brief=True)
     agreed = _job_in(board, seen, job_id)
     return None if agreed is None else _card(source, agreed, board.jobs.get(job_id), seen, board.games_of(job_id))
 
@@ -430,6 +431,7 @@ _SAID: Final = {
     p.PostKind.GAME: "challenges a head",
     p.PostKind.CONCESSION: "signs that a head is false",
     p.PostKind.LIBRARY: "publishes what a replay needs",
+    p.PostKind.AUDITORS: "names auditors",
 }
 
 
@@ -507,7 +509,7 @@ def parties(source: PageSource, asked: Asked) -> Listing:
     with source.reading() as board:
         known = board if board is not None else Board()
         for job_id in _newest(source, known)[:A_PAGE]:
-            seen = source.posts(job_id)
+            seen = source.posts(job_id, is_brief=True)
             if (agreed := _job_in(known, seen, job_id)) is None:
                 continue
             note(agreed.client, "client", job_id)

@@ -240,7 +240,7 @@ class Transcript:
         side = next((side for side, address in self._parties.items() if address == signer), None)
         if side is None:
             raise VerificationError(f"receipt: expected a signature by one of the parties, got one by 0x{signer.hex()}")
-        is_right = standing == Standing.of(self._states[standing.sequence])
+        is_right = self.stood(standing.sequence, standing.snapshot) is not None  # a state that is over has no snapshot
         self._keep(side, receipt, is_right=is_right)
         if not is_right:
             raise VerificationError(f"receipt: expected the state after {standing.sequence} moves, got another")

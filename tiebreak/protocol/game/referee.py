@@ -30,15 +30,7 @@ from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.accumulator import decode, encode, kind_of
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction, Opcode, signatures
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.reference import (
-    Reader,
-    accumulate_leaf,
-    element,
-    needed_elements,
-    pack,
-    to_raw,
-    unpack,
-)
+from tiebreak.protocol.program.reference import Reader, accumulate_leaf, element, needed_elements, pack, to_raw, unpack
 from tiebreak.protocol.program.rounding import NEAREST, Rounding
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree, depth_of, verify

@@ -89,6 +89,8 @@ class PublicJob:
     """Whether the job was slashed because its trainer signed two heads with different leaves in one place."""
     conceded: bool = False
     """Whether the job was slashed because its trainer signed that a head is false."""
+    auditors: tuple[Address, ...] = ()
+    """Without a chain: the accounts that the client has named, in addition to its own, for a game that nobody takes."""
     seating: Seating = field(default_factory=Seating)
     """Says nothing of a job without seats."""
     id: Digest = field(init=False)

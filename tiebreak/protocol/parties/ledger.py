@@ -7,17 +7,19 @@ who has the posts comes to the same board, and a hub that leaves out or reorders
 Money is counted on paper: `claims` says what each account is owed for what it gained, and owes for what it lost. No
 escrow stands behind it, so nothing can be withdrawn, and parties that deal like this trust each other to pay their
 debts. There are no seats: their draw needs a chain. A state enters a game if the moves that led to it were posted, too.
+
+A stake on paper deters no key that was made for one challenge. So an account has one game in a job, at the price of the
+first one; the client and the auditors that it names (kind 13) always have theirs, and all strangers share a few.
 """
 
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job, LogReceipt, SignedHead, game_id
-from tiebreak.protocol.commitments.terms import MAX_GAMES
 from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Transcript
@@ -26,17 +28,22 @@ from tiebreak.protocol.game.snapshot import Standing, opened
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import BURNED, Board, JobStatus, PublicGame, PublicJob
-from tiebreak.protocol.parties.posts import Body, MoveBody, Post, ReceiptBody, TransactionBody
+from tiebreak.protocol.parties.posts import AuditorsBody, Body, MoveBody, Post, ReceiptBody, TransactionBody
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import fold
 
 MAX_SEQUENCE: Final = 1 << 15
+MAX_NAMED: Final = 7
+"""Auditors of a job that count as named: the first ones. With the client and strangers these are below `MAX_GAMES`."""
+MAX_STRANGERS: Final = 4
+"""Games of a job, open or over, that accounts may have which nobody named."""
 MAX_EARLY: Final = 64
 """Messages that are kept of a game that has not begun here."""
 MAX_EARLY_BYTES: Final = 1 << 24
 """Bytes of such messages of all games; those of the game that was talked about first are forgotten first."""
 
 Effect = Callable[[], None]
+_T = TypeVar("_T")
 
 
 class Refusal(VerificationError):
@@ -48,10 +55,17 @@ class Refusal(VerificationError):
 
 
 class PaperBoard(Board):
-    """A board whose credits are claims: nothing was paid in, so nothing can be withdrawn."""
+    """A board whose credits are claims: nothing was paid in, so nothing can be withdrawn, and no price grows."""
 
     def credit(self, account: Address) -> int:  # noqa: ARG002
         return 0
+
+    def begin(self, game: PublicGame) -> None:
+        super().begin(game)
+        game.rank = 0
+
+    def price(self, job: PublicJob, more: int = 0) -> int:  # noqa: ARG002
+        return job.job.challenger_stake
 
 
 class Ledger:
@@ -83,7 +97,7 @@ class Ledger:
     # ------------------------------------------------------------------ posts
 
     def read(self, post: Post, body: Body, at: int) -> None:
-        """Take a post whose signatures are checked. Raises `Refusal` for a transaction that is refused."""
+        """Take a post whose signatures are checked. Raises `Refusal` for a transaction that is refused, and no more."""
         match body:
             case TransactionBody(transaction=wanted):
                 self.take(post.sender, wanted, at)
@@ -91,6 +105,10 @@ class Ledger:
                 self.hear(post.game_id, wire)
             case ReceiptBody(receipt=receipt):
                 self.hear(post.game_id, receipt, is_receipt=True)
+            case AuditorsBody(accounts=accounts):
+                found = self.board.jobs.get(post.job_id)
+                if found is not None and post.sender == found.job.client:
+                    found.auditors = tuple(dict.fromkeys((*found.auditors, *accounts)))[:MAX_NAMED]
 
     def hear(self, game: Digest, data: bytes, *, is_receipt: bool = False) -> None:
         """Take note of a message or a receipt of a game's talk, from which a state may enter later."""
@@ -261,7 +279,7 @@ class Ledger:
         found = self.board.jobs.get(head.head.job_id)
         if found is None or found.status is not JobStatus.ACTIVE:
             raise Refusal("WrongJobStatus")
-        _require(len(self.board.open_games(found.id)) < MAX_GAMES, "TooManyGames")
+        self._require_room(sender, found)
         self._check_head(head, found.job)
         _require(now <= found.window_end, "WindowClosed")
         number = game_id(head.head, self.domain, sender, wanted.nonce)
@@ -278,6 +296,12 @@ class Ledger:
 
         return effect
 
+    def _require_room(self, sender: Address, found: PublicJob) -> None:
+        challengers = [game.challenger for game in self.board.games_of(found.id)]
+        named = (found.job.client, *found.auditors)
+        strangers = sum(account not in named for account in challengers)
+        _require(sender not in challengers and (sender in named or strangers < MAX_STRANGERS), "TooManyGames")
+
     def _play(self, sender: Address, wanted: tx.Transaction, number: Digest, now: int) -> Effect:
         game = self.board.games.get(number)
         if game is None:
@@ -286,7 +310,7 @@ class Ledger:
         if isinstance(wanted, tx.Reclaim):
             _require(game.job.status is JobStatus.SLASHED, "WrongJobStatus")
             return partial(self._void, game, now)
-        state, line = self._after(game, sender, wanted, now)
+        state, line = _ruled("IllegalMove", lambda: self._after(game, sender, wanted, now))
         _require(not state.is_over or game.job.status is JobStatus.ACTIVE, "WrongJobStatus")
         return partial(self._moved, game, state, line, now, entered=isinstance(wanted, tx.Enter | tx.EnterAndProve))
 
@@ -309,21 +333,21 @@ class Ledger:
                 _require(sender == game.mover(), "NotYourTurn")
                 _require(now <= game.state.deadline, "ClockExhausted")
                 _require(now >= game.state.earliest, "TooEarly")
-                return _ruled("IllegalMove", lambda: rules.apply(game.state, move, now)), [*game.moves, move]
+                return rules.apply(game.state, move, now), [*game.moves, move]
             case tx.Enter():
                 _require(side is not None, "NotASide")
                 _require(game.state.talks(now), "TalkIsOver")
                 _require(wanted.sequence > game.state.moves, "StaleState")
-                _require(wanted.sequence <= MAX_SEQUENCE, "IndexOutOfRange")
                 later, line = self._signed(game, sender, wanted)
                 return rules.enter(game.state, later, now), line
         _require(sender == game.challenger, "NotYourTurn")
         later, line = self._signed(game, sender, wanted.entered)
         _require(later.phase is Phase.PROVE, "WrongPhase")
         _require(wanted.opened == opened(later), "WrongOpened")
-        return _ruled("IllegalMove", lambda: rules.prove_signed(game.state, later, wanted.move)), [*line, wanted.move]
+        return rules.prove_signed(game.state, later, wanted.move), [*line, wanted.move]
 
     def _signed(self, game: PublicGame, sender: Address, wanted: tx.Enter) -> tuple[GameState, list[Any]]:
+        _require(wanted.sequence <= MAX_SEQUENCE, "IndexOutOfRange")
         other = game.challenger if sender == game.job.job.trainer else game.job.job.trainer
         snapshot = tagged_hash(Tag.SNAPSHOT, wanted.snapshot)
         standing = Standing(game_id=game.id, sequence=wanted.sequence, snapshot=snapshot)
@@ -387,7 +411,7 @@ def _signed(check: Callable[[], None]) -> None:
         raise Refusal("WrongSigner", str(error)) from error
 
 
-def _ruled(name: str, rule: Callable[[], GameState]) -> GameState:
+def _ruled(name: str, rule: Callable[[], _T]) -> _T:
     try:
         return rule()
     except IllegalMove as error:

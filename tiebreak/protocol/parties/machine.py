@@ -22,36 +22,13 @@ from tiebreak.protocol.parties.events import Place
 from tiebreak.protocol.parties.terms import Means, Pace
 from tiebreak.protocol.program.program import Program
 
-PASSING: Final = frozenset(
-    {
-        "ClockRunning",
-        "FinalHeadMissing",
-        "FinalHeadPosted",
-        "FinalHeadSealed",
-        "GameIsOver",
-        "Halted",
-        "HeadNotPosted",
-        "JobNotEnded",
-        "NoSuchGame",
-        "NothingToWithdraw",
-        "NotSealed",
-        "NotYourTurn",
-        "OpenGames",
-        "ReceiptMissing",
-        "SlotNotFree",
-        "StaleState",
-        "TooEarly",
-        "TooManyGames",
-        "WindowClosed",
-        "WindowOpen",
-        "WrongCaller",
-        "WrongJobStatus",
-        "WrongPayment",
-        "WrongPhase",
-    }
-)
-"""Refusals that time will resolve, or that come of others' transactions in the same block, or of a block that vanished.
-"""
+PASSING: Final = frozenset({
+    "ClockRunning", "FinalHeadMissing", "FinalHeadPosted", "FinalHeadSealed", "GameIsOver", "Halted", "HeadNotPosted",
+    "JobNotEnded", "NoSuchGame", "NothingToWithdraw", "NotSealed", "NotYourTurn", "OpenGames", "ReceiptMissing",
+    "SlotNotFree", "StaleState", "TooEarly", "TooManyGames", "WindowClosed", "WindowOpen", "WrongCaller",
+    "WrongJobStatus", "WrongPayment", "WrongPhase",
+})  # fmt: skip
+"""Refusals that time will resolve, or that come of others' transactions in one block, or of a block that vanished."""
 
 
 UNLIMITED: Final = Means()
@@ -99,6 +76,8 @@ class PartyMachine:
         self._slot = 0
         self._wake = 0
         """The instant to look again; 0 means not before the next event."""
+        self._is_short = False
+        """Whether the account could not pay for something that this round asked for."""
         self._actions: list[e.Action] = []
         self._sending: dict[Place, _Sending] = {}
         self._working: set[e.Work] = set()
@@ -123,7 +102,7 @@ class PartyMachine:
 
     def observe(self, event: e.Event) -> tuple[e.Action, ...]:
         """Process an event. Returns the actions to carry out now, in this order."""
-        self.now, self._wake = max(self.now, event.at), 0
+        self.now, self._wake, self._is_short = max(self.now, event.at), 0, False
         if not self._slot:
             self._slot = self.now  # blocks are counted from here until one comes
         match event:
@@ -171,8 +150,12 @@ class PartyMachine:
         of_job = self.board.exposure(self.address, job.id) + sum(more for other, more in sent if job.id in other)
         in_all = self.board.exposure(self.address) + promised
         reason = self.means.objection(of_job=of_job + wei, in_all=in_all)
-        if not reason and (reason := self.means.shortage(promised)) and urgent:
-            self.wake(self.next_slot())
+        if not reason and (reason := self.means.shortage(promised)):
+            self._is_short = True
+            if urgent:
+                self.wake(self.next_slot())
+            if self.collects() and not self.means.shortage(promised - self.board.credit(self.address)):
+                return False  # it withdraws that first, and nobody needs to send money
         if reason:
             self.alarm(f"job {job.id.hex()[:8]}: {place[0]!s}: {reason}", is_error=urgent)
         return not reason
@@ -188,8 +171,9 @@ class PartyMachine:
             self._collect()
 
     def _collect(self) -> None:
-        """Withdraw only once nothing more can come, to need one transaction instead of many."""
-        if self.board.credit(self.address) > 0 and not self.has_business():
+        """Withdraw once nothing more can come, to need one transaction instead of many, or once money is short."""
+        credit = self.board.credit(self.address)
+        if credit and (self._is_short or self.means.shortage(0) or not self.has_business()):
             self.want(("withdraw",), tx.Withdraw(to=self.address))
 
     def has_business(self) -> bool:
@@ -269,9 +253,13 @@ class PartyMachine:
         sending = self._sending.setdefault(event.place, _Sending())
         sending.is_pending = False
         if not event.error:  # once the account has money, it is tried with the next block
+            self._is_short = True
             sending.retry_at = self.next_slot()
             self.do(e.Alarm(is_error=True, text=f"{event.place[0]!s}: the account's balance does not cover it"))
             return
+        if event.error == "TooManyGames":
+            room = "others have all games that the job allows; without a chain, its client can name this account"
+            self.alarm(f"{event.place[0]!s}: {room}", is_error=True)
         sending.refusals += 1
         # A move may have stood behind other moves than its own, in a block that took the place of one that vanished.
         if event.error in PASSING or event.place[0] == "move":

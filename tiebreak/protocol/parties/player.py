@@ -186,7 +186,7 @@ class Player(PartyMachine):
     # ------------------------------------------------------------------ a turn
 
     def _in_turn(self, view: GameView) -> None:
-        """Make the move that is due on the chain, or wait for what it needs: a replay, a later block, confirmations."""
+        """Make the move that is due on the chain, or wait for what it needs: a replay, or a later block."""
         turn = _turn_in(view)
         place: Place = ("move", *turn[:3])
         untried = False
@@ -201,7 +201,9 @@ class Player(PartyMachine):
                 return
             untried = reply.untried
         assert move is not None
-        if isinstance(move, Prove) and not self._may_prove(view):
+        # The next block is to take a proof. The wait for it, a clock, outlasts every block that may vanish.
+        ripe = view.state.earliest
+        if isinstance(move, Prove) and self.next_slot() < ripe and not self.has_come(ripe - 1):
             return
         if self.now > view.state.deadline and not untried:
             self.alarm(f"game {view.game.id.hex()[:8]}: the clock ran out before the move was made", is_error=True)
@@ -216,13 +218,6 @@ class Player(PartyMachine):
             deadline=view.state.deadline,
             untried=untried,
         )
-
-    def _may_prove(self, view: GameView) -> bool:
-        """Whether a proof may be shown: the block of its seal will not vanish any more, and the next one takes it."""
-        if self.board.height - view.game.height < self.pace.confirmations:
-            self.wake(self.next_slot())
-            return False
-        return self.next_slot() >= view.state.earliest or self.has_come(view.state.earliest - 1)
 
     def _reply_once(self, turn: Turn, view: GameView) -> tuple[Reply, int] | None:
         """The reply for this turn and when to send it; None while the move is still being gathered."""

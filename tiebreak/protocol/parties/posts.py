@@ -25,25 +25,12 @@ from eth_hash.auto import keccak
 
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
-from tiebreak.protocol.commitments.eip712 import Address, Domain, TypedData, hash_struct, typed_digest
+from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address, Domain, TypedData, hash_struct, typed_digest
 from tiebreak.protocol.commitments.job import Account, Job, game_id
 from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 from tiebreak.protocol.game.snapshot import MAX_RECEIPT_BYTES, Signature, SignedStanding
-from tiebreak.protocol.packing import (
-    U64,
-    Data,
-    Fields,
-    FieldType,
-    ListOf,
-    OneOf,
-    Raw,
-    Record,
-    Root,
-    Uint,
-    pack,
-    unpack,
-)
+from tiebreak.protocol.packing import U64, Data, Fields, FieldType, ListOf, OneOf, Raw, Record, Root, Uint, pack, unpack
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.transactions import (
     AnyConcession,
@@ -79,6 +66,7 @@ class PostKind(IntEnum):
     REPLAYED = 10
     TRANSACTION = 11
     CONCESSION = 12
+    AUDITORS = 13
 
 
 # ---------------------------------------------------------------- bodies
@@ -237,11 +225,19 @@ class ConcessionBody(Body):
     concession: AnyConcession
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditorsBody(Body):
+    """Accounts that the client names as auditors, for whom there is always a game in a job without a chain."""
+
+    KIND = PostKind.AUDITORS
+    accounts: Annotated[tuple[Address, ...], ListOf(Raw(ADDRESS_BYTES), 32)]
+
+
 BODIES: Final[dict[int, type[Body]]] = {
     body.KIND: body
     for body in (
         OfferBody, AnswerBody, HeadBody, LogReceiptBody, GameBody, MoveBody, ReceiptBody, LibraryBody, StepsBody,
-        ReplayedBody, TransactionBody, ConcessionBody,
+        ReplayedBody, TransactionBody, ConcessionBody, AuditorsBody,
     )
 }  # fmt: skip
 
@@ -371,7 +367,7 @@ def check_author(post: Post, body: Body, job: Job, challenger: Address | None, d
         case GameBody(head=head):
             head.verify(job, domain)
             return
-        case OfferBody() | LogReceiptBody():
+        case OfferBody() | LogReceiptBody() | AuditorsBody():
             allowed = (job.client,)
         case AnswerBody() | HeadBody() | StepsBody() | ConcessionBody():
             allowed = (job.trainer,)

@@ -17,6 +17,8 @@ from tiebreak.protocol.game.rules import walk_moves
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.trees import depth_of
 
+CONFIRMATIONS: Final = 2
+"""Blocks on top of a transaction's after which it counts as sent for good, unless its owner chooses another number."""
 MISSED_BLOCKS: Final = 3
 """Transactions of one side in a game, or for a segment, that may each have to wait for one extra block."""
 ENTERING: Final = 3
@@ -45,11 +47,6 @@ class Pace:
     """The factor by which a step takes longer on the worst possible data, which a client may have chosen.
 
     `tiebreak doctor --worst` measures this on a machine.
-    """
-    confirmations: int = 0
-    """Blocks that must stand on top of a seal's before this party shows the proof, which reveals the sealed answer.
-
-    Choose as many as may be reorganised: in other blocks, one who has seen the proof could seal its answer first.
     """
     step_wei: int = 0
     """The wei that a step of an audit costs its owner."""
@@ -112,7 +109,7 @@ def objections(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]
     if program is None:
         return ("it does not have the program",)
     replay = ceil(_segment_seconds(job, pace) * pace.games + pace.beside)
-    needed = pace.sending(turns(job, program) + pace.confirmations) + REPLAYS * max(0, replay - job.replay_time)
+    needed = pace.sending(turns(job, program)) + REPLAYS * max(0, replay - job.replay_time)
     if job.clock < needed:
         return (f"expected a clock of at least {needed} seconds for the longest game, got {job.clock}",)
     if 0 < job.talk_time <= (least := pace.sending(ENTERING)):

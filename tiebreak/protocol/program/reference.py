@@ -15,15 +15,7 @@ from tiebreak.protocol.numbers import float32, transcendental
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, NAN_BITS, canonical
 from tiebreak.protocol.numbers.philox import random_bits, shuffle
 from tiebreak.protocol.program import isa
-from tiebreak.protocol.program.accumulator import (
-    Accumulator,
-    add_term,
-    finish,
-    initial,
-    kind_of,
-    leaf_count,
-    wrap_i64,
-)
+from tiebreak.protocol.program.accumulator import Accumulator, add_term, finish, initial, kind_of, leaf_count, wrap_i64
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction, MapFunction, Opcode, SourceKind, unravel
 from tiebreak.protocol.program.rounding import NEAREST, Rounding
 

@@ -1,7 +1,7 @@
 """Builders that do not order transactions but blocks: none for a while, or others in the place of the last ones.
 
-Nobody can rule out that blocks are late or vanish. The parties' clocks have room for some of it, and they are told how
-deep a reorganisation may be (`confirmations`): within that, nothing may be lost.
+Nobody can rule out that blocks are late or vanish. The parties' clocks have room for some of it: within that, nothing
+may be lost.
 """
 
 from random import Random
@@ -158,10 +158,9 @@ class Retaking(Strolling, BlockBuilder):
 def deep(cast: Cast, rng: Random) -> int:
     """The depth of the builder's reorganisations, which the parties know and have time for."""
     for depth in range(rng.randint(1, DEEPEST), 0, -1):
-        cast.confirmations = depth
         if bearable(cast) >= (depth + 1) * cast.block_seconds:
+            cast.confirmations = depth
             return depth
-    cast.confirmations = 0
     return 0
 
 

@@ -56,7 +56,7 @@ def turns_of(cast: Cast) -> int:
 def bearable(cast: Cast) -> int:
     """The total seconds for which a party can be kept out of the blocks and still do everything in time."""
     job, pace = job_of(cast), cast.pace
-    in_a_game = job.clock - pace.sending(turns_of(cast) + pace.confirmations)
+    in_a_game = job.clock - pace.sending(turns_of(cast))
     between_heads = job.challenge_window - job.checkpoint_interval * cast.step_seconds - pace.sending(2)
     return max(0, min(in_a_game, between_heads))
 

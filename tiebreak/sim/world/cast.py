@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
-from tiebreak.protocol.parties.terms import Pace
+from tiebreak.protocol.parties.terms import CONFIRMATIONS, Pace
 from tiebreak.sim.world.agents import Agent, AuditorAgent, BlockBuilder, ClientAgent, TrainerAgent
 from tiebreak.sim.world.weather import Weather
 from tiebreak.sim.world.workshop import Deviation, Workshop
@@ -64,13 +64,13 @@ class Cast:
     """Maps each adversary to the endings that it may have. Adversaries that are missing here may end in any way."""
     block_seconds: int = BLOCK_SECONDS
     step_seconds: int = STEP_SECONDS
-    confirmations: int = 0
-    """The number of blocks that the parties want on top of one, before they act as if it could not vanish."""
+    confirmations: int = CONFIRMATIONS
+    """Blocks on top of a transaction's before its sender counts it as sent for good."""
     weather: Weather | None = None
 
     @property
     def pace(self) -> Pace:
-        return Pace(block_seconds=self.block_seconds, step_seconds=self.step_seconds, confirmations=self.confirmations)
+        return Pace(block_seconds=self.block_seconds, step_seconds=self.step_seconds)
 
     def deviations(self) -> dict[str, str]:
         """Maps each dishonest party to its adversary, including those in `auditors`."""

@@ -30,7 +30,7 @@ from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.protocol.parties.events import Event
 from tiebreak.protocol.parties.player import Player
-from tiebreak.protocol.parties.terms import Pace
+from tiebreak.protocol.parties.terms import CONFIRMATIONS, Pace
 from tiebreak.protocol.tags import Digest
 from tiebreak.sim.world.board import WorldBoard
 from tiebreak.sim.world.mail import Account, WorldMail
@@ -128,7 +128,7 @@ class World:
     def __init__(
         self, *, chain: SimulatedChain, workshop: Workshop, terms: Terms, rng: Random,
         deviation: Deviation | None = None, block_seconds: int = BLOCK_SECONDS, step_seconds: int = STEP_SECONDS,
-        confirmations: int = 0, weather: Weather | None = None,
+        confirmations: int = CONFIRMATIONS, weather: Weather | None = None,
     ) -> None:  # fmt: skip
         """`chain` has begun at `GENESIS`. `deviation` is what the trainer computes instead of the job.
 
@@ -176,7 +176,7 @@ class World:
     @property
     def pace(self) -> Pace:
         """The speed of this world, for parties that judge a job's terms."""
-        return Pace(block_seconds=self.block_seconds, step_seconds=self.step_seconds, confirmations=self.confirmations)
+        return Pace(block_seconds=self.block_seconds, step_seconds=self.step_seconds)
 
     @property
     def height(self) -> int:

@@ -47,7 +47,7 @@ class Staged:
     def jobs(self) -> Sequence[Digest]:
         return list(self.seen)
 
-    def posts(self, job_id: Digest) -> Sequence[ReadPost]:
+    def posts(self, job_id: Digest, *, is_brief: bool = False) -> Sequence[ReadPost]:
         return self.seen.get(job_id, [])
 
     def offered(self, job_id: Digest) -> Job | None:

@@ -19,6 +19,7 @@ from tiebreak.node.pages.model import Asked
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.parties import posts as p
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.tags import Digest
 
@@ -33,12 +34,19 @@ class Store:
         ]  # fmt: skip
         self.asked = 0
 
-    def posts(self, after: int, *, jobs: Collection[bytes] | None = None, limit: int = 500) -> Sequence[p.ReceivedPost]:
+    def posts(
+        self, after: int, *, jobs: Collection[bytes] | None = None, kinds: Collection[int] | None = None,
+        newest: bool = False, limit: int = 500, most: int = 1 << 23,
+    ) -> Sequence[p.ReceivedPost]:  # fmt: skip
         self.asked += 1
-        rows = [row for row in self.rows if row.place > after]
-        if jobs is not None:
-            rows = [row for row in rows if p.SignedPost.decode(row.wire).post.job_id in jobs]
-        return rows[: min(limit, 3)]
+        rows = [(row, p.SignedPost.decode(row.wire).post) for row in self.rows if row.place > after]
+        found = [
+            row for row, post in rows if (jobs is None or post.job_id in jobs) and (kinds is None or post.kind in kinds)
+        ]
+        return found[-limit:] if newest else found[: min(limit, 3)]
+
+    def last_place(self) -> int:
+        return self.rows[-1].place if self.rows else 0
 
 
 class Ground:
@@ -71,7 +79,7 @@ def test_posts_are_read_once_and_jobs_come_newest_first(tmp_path: Path) -> None:
     assert feed.place() == len(store.rows)
     asked = store.asked
     feed.posts(job_id)
-    assert store.asked == asked + 1  # for what is new, which is nothing
+    assert store.asked == asked, "nothing is new"
     store.rows.append(replace(store.rows[-1], place=len(store.rows) + 1))
     assert [one.place for one in feed.posts(job_id)] == list(range(1, len(store.rows) + 1))
     assert feed.now() == 7
@@ -83,7 +91,6 @@ def test_posts_are_read_once_and_jobs_come_newest_first(tmp_path: Path) -> None:
 
 def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger's many offers with many posts each: whoever looks at one after another finds all of them."""
-    monkeypatch.setattr(feeding, "_KEPT", 2)
     monkeypatch.setattr(feeding, "_FIRST", 1)
     source, store = moments()[-1], Store()
     for place in range(1, 41):
@@ -94,10 +101,13 @@ def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.
         post = p.Post.of(body, job_id=job.id, number=place, sender=CLIENT.address)
         wire = p.SignedPost(post=post, signature=bytes(65)).encode()
         store.rows.append(p.ReceivedPost(place=place, at=place, wire=wire, signature=bytes(65)))
+    sizes = [len(row.wire) for row in store.rows[7::8]]
+    weight = sum(size + feeding._OVERHEAD for size in sizes) - sizes[1] - feeding._OVERHEAD
+    monkeypatch.setattr(feeding, "KEPT_BYTES", 3 * weight - 1)
     feed = Feed(store, outlook(source, tmp_path))
     jobs = feed.jobs()
     assert len(jobs) == 8
-    monkeypatch.setattr(feeding, "MAX_SEEN_BYTES", sum(len(row.wire) for row in store.rows[7::8]) - 1)
+    monkeypatch.setattr(feeding, "MAX_SEEN_BYTES", sum(sizes) - 1)
     for job_id in (*jobs, *jobs):
         seen = feed.posts(job_id)
         assert [(one.place - 1) // 8 for one in seen] == [0, 2, 3, 4], (
@@ -231,6 +241,42 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
     assert ("Trainer’s stake", rest, stake) in [(m.what, m.who, m.wei) for m in view.money]
     assert not [m for m in view.money if "so far" in m.what or "withdrawn" in m.what]
     assert "stakes on a challenge" in " ".join(one.sentence for one in view.happenings)
+
+
+def test_refused_transactions_are_read_like_any_post(tmp_path: Path) -> None:
+    """Each page answers, and shows the board of the posts up to there: refused ones alone, last, and in between."""
+    run, store, plain = FALSE, Store(), Store()
+    outlook_on_paper = Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7)
+    feed, twin = Feed(store, outlook_on_paper), Feed(plain, outlook_on_paper)
+    pages = TestClient(Starlette(routes=routes(feed)))
+    settle = p.TransactionBody(transaction=tx.Settle(job_id=run.job.id))
+    for number, row in enumerate(lived(run).export):
+        post = p.Post.of(settle, job_id=run.job.id, number=number, sender=CLIENT.address)
+        refused = p.SignedPost(post=post, signature=bytes(65)).encode()
+        place = len(store.rows) + 1
+        store.rows += [replace(row, place=place), replace(row, place=place + 1, wire=refused)]
+        plain.rows.append(row)
+        assert pages.get("/").status_code == 200
+        with feed.reading() as board, twin.reading() as expected:
+            assert board is not None
+            assert expected is not None
+            assert (board.jobs, board.games) == (expected.jobs, expected.games)
+    assert pages.get(f"/jobs/{run.job.id.hex()}").status_code == 200
+
+
+def test_a_board_that_could_not_be_shown_is_shown_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    store.rows = list(lived(FALSE).export)
+    with monkeypatch.context() as patch:
+        patch.setattr(feeding, "snapshot", None)
+        with pytest.raises(TypeError):
+            feed.place()
+    with feed.reading() as board:
+        assert board is not None
+        assert board.jobs.keys() == {FALSE.job.id}
 
 
 def test_posts_of_a_chain_that_is_not_followed_make_no_board(tmp_path: Path) -> None:

@@ -247,7 +247,7 @@ def test_what_strangers_offered_comes_page_by_page(monkeypatch: pytest.MonkeyPat
         source.say(p.OfferBody(job=job), job.client, job.id, source.at)
         source.named |= {job.id: f"athlete {nonce}"} if nonce in (3, 99) else {}
     asked, read = client(source), list[Digest]()
-    monkeypatch.setattr(source, "posts", lambda job_id: read.append(job_id) or source.seen[job_id])
+    monkeypatch.setattr(source, "posts", lambda job_id, **_: read.append(job_id) or source.seen[job_id])
     for query, jobs in (("", 50), ("?page=2", 50), ("?page=3", 20), ("?page=99", 20), ("?page=-1", 50)):
         for path in ("/", "/live"):
             read.clear()

@@ -1,0 +1,437 @@
+"""A hub whose database fails: no post counts twice or is lost, and whoever asks is told what is wrong."""
+
+import http.client
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import sqlalchemy as sql
+
+from tests.protocol.runs import CHALLENGER
+from tests.tiebreak.node.hubs import (
+    DATABASES,
+    JOB,
+    OFFER,
+    Running,
+    arrived,
+    ask,
+    cluster,
+    make_clerk,
+    post,
+    running,
+    serving,
+    settings,
+    steps,
+    take,
+)
+from tests.waiting import until
+from tiebreak.node.hub import app as app_module
+from tiebreak.node.hub import store as store_module
+from tiebreak.node.hub.store import Store
+from tiebreak.node.mail import Mail
+from tiebreak.node.pages.feeding import Outlook, pages
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
+from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.parties import posts
+
+needs_postgres = pytest.mark.skipif("postgres" not in DATABASES, reason="needs PostgreSQL")
+STORED_AGAIN = "posts are stored again"
+CANNOT = "posts cannot be stored"
+ENDED = "no further post is taken"
+
+
+@contextmanager
+def failing_commit(store: Store, *, counts: bool) -> Iterator[None]:
+    """The next COMMIT raises an error, after it has counted or instead."""
+    dialect = store.engine.dialect
+    commit = dialect.do_commit
+
+    def fail(connection: Any) -> None:
+        if counts:
+            commit(connection)
+        dialect.do_commit = commit  # type: ignore[method-assign]
+        raise dialect.dbapi.OperationalError("the answer is lost")  # type: ignore[union-attr]
+
+    dialect.do_commit = fail  # type: ignore[method-assign]
+    yield
+    assert dialect.do_commit == commit, "nothing was committed"
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_lost_answer_to_a_commit_stops_no_hub(store: Store, counts: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The clerk reads the last place again, and says nothing about a job's posts before it has."""
+    clerk = make_clerk(store)
+    take(clerk, OFFER)
+    with failing_commit(store, counts=counts):
+        assert [answer.status for answer in take(clerk, steps(0), steps(1))] == [507, 507]
+    with pytest.raises(StateError, match="expected room and a database"):
+        clerk.stand(10)
+    assert (take(clerk), clerk.trouble) == ([], "")
+    assert [row.place for row in clerk.found] == ([2, 3] if counts else [])
+    assert clerk.stand(10) == (3 if counts else 1, 10)
+    (other, *again) = take(clerk, steps(2), steps(0), steps(1))
+    assert clerk.found == []
+    assert [answer.row.place for answer in (other, *again) if answer.row] == ([4, 2, 3] if counts else [2, 3, 4])
+    assert [answer.is_new for answer in again] == [not counts] * 2
+    stored = store.posts(0)
+    assert [row.place for row in stored] == [1, 2, 3, 4]
+    assert {row.wire for row in stored} == {OFFER, *map(steps, range(3))}
+    assert said(caplog) == [CANNOT, STORED_AGAIN]
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """The lines of a hub's log, in short."""
+    known = (CANNOT, STORED_AGAIN, ENDED)
+    lines = [one.getMessage() for one in caplog.records if one.name.startswith("tiebreak.node.hub")]
+    return [next(text for text in known if line.startswith(text)) for line in lines]
+
+
+def test_a_clerk_goes_on_after_any_error_of_its_database(store: Store, cases: Callable[[], None]) -> None:
+    """Whichever statement fails, once or twice: places have no gap, and no post is lost or counts twice."""
+    clerk, executed, broken = make_clerk(store), [0], set[int]()
+
+    def execute(*_: Any) -> None:
+        executed[0] += 1
+        if executed[0] in broken:
+            broken.discard(executed[0])
+            raise sql.exc.OperationalError("a statement", None, OSError("disk I/O error"))
+
+    take(clerk, OFFER)
+    sql.event.listen(store.engine, "before_cursor_execute", execute)
+    number, is_over = 0, False
+    while not is_over:  # the first statement fails, then one of those that look again, then perhaps a third
+        number += 1
+        for n, more in enumerate(((), (1,), (2,))):
+            place, wires = store.last_place(), [steps(3 * number + n), replayed(3 * number + n)]
+            broken = {executed[0] + 1 + one for one in (0, number, *(number + one for one in more))}
+            answers = [[answer.status for answer in take(clerk, *wires)] for _ in range(6)]
+            is_over = answers[1] == [200, 200]
+            assert (answers[0], answers[-1]) == ([507, 507], [200, 200])
+            broken.clear()
+            posted = store.posts(place)
+            assert [row.place for row in posted] == [place + 1, place + 2]
+            assert [row.wire for row in posted] == wires
+            cases()
+    assert number > 3, "several statements failed"
+
+
+def replayed(number: int) -> bytes:
+    return post(posts.ReplayedBody(count=number, run_root=JOB.id, agrees=1), CHALLENGER, number)
+
+
+def test_a_disk_is_full_until_something_was_written(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """What is only read says nothing about room, so the log has one ERROR, and health says so all the time."""
+    clerk, is_full = make_clerk(store), [True]
+
+    def execute(_: object, __: object, statement: str, *___: object) -> None:
+        if is_full[0] and statement.split(maxsplit=1)[0] in ("INSERT", "UPDATE"):
+            raise sql.exc.OperationalError(statement, None, OSError("database or disk is full"))
+
+    sql.event.listen(store.engine, "before_cursor_execute", execute)
+    for _ in range(3):
+        assert [answer.status for answer in take(clerk, OFFER)] == [507]
+        assert (take(clerk), clerk.trouble == "") == ([], False)
+    is_full[0] = False
+    assert (take(clerk), clerk.trouble) == ([], "")
+    assert said(caplog) == [CANNOT, STORED_AGAIN]
+
+
+@pytest.mark.parametrize("change", ["another hub wrote", "posts were lost", "a place has another post"])
+def test_a_clerk_ends_if_the_database_has_other_posts(store: Store, change: str) -> None:
+    """It would sign for a place that another post has. The other hub has the same key, or it would be refused."""
+    clerk = make_clerk(store)
+    take(clerk, OFFER, steps(0), steps(1))
+    with failing_commit(store, counts=False):
+        take(clerk, steps(2))
+    other = Store(store.engine.url.render_as_string(hide_password=False))
+    if change != "another hub wrote":
+        with other.engine.begin() as connection:
+            connection.execute(sql.text("DELETE FROM posts WHERE place = 3"))
+    if change != "posts were lost":
+        take(make_clerk(other), steps(9))
+    other.close()
+    for _ in range(2):
+        with pytest.raises(StateError, match="expected post 3 of this hub to be the last"):
+            take(clerk, steps(2))
+        with pytest.raises(StateError):
+            clerk.stand(10)
+    assert steps(2) not in [row.wire for row in store.posts(0)]
+
+
+@needs_postgres
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_whoever_lost_the_writers_lock_writes_nothing(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a restart of the database. Then another hub may write, and this one does not while that one lives."""
+    monkeypatch.setattr(store_module, "_TAKE_LOCK", store_module._TAKE_LOCK.replace("3s", "100ms"))
+    store, other = Store(database), Store(database)
+    clerk = make_clerk(store)
+    take(clerk, OFFER)
+    end_sessions(store)
+    second = make_clerk(other)
+    for _ in range(3):
+        assert [answer.status for answer in take(clerk, steps(0))] == [507]
+    assert "OperationalError" in clerk.trouble
+    other.close()
+    assert [answer.row.place for answer in take(clerk, steps(0), steps(1)) if answer.row] == [2, 3]
+    end_sessions(store)
+    (refused,) = take(clerk, steps(2))
+    assert refused.status == 507
+    assert [answer.status for answer in take(clerk, steps(2))] == [200], "and has the lock again by itself"
+    with pytest.raises(StateError, match="another hub writes to this database"):
+        make_clerk(other)
+    assert second.found == []
+    store.close()
+
+
+def end_sessions(store: Store) -> None:
+    """Ends all sessions of a database but this one, as a restart does."""
+    ends = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND datname = "
+    admin = sql.create_engine(store.engine.url, poolclass=sql.pool.NullPool)
+    with admin.connect() as connection:
+        connection.execute(sql.text(ends + "current_database()"))
+
+
+# ---------------------------------------------------------------- over HTTP, with a proxy before the database
+
+
+class Proxy:
+    """Passes bytes between a hub and PostgreSQL, and fails as it is told.
+
+    fails: at the next COMMIT, "counted" cuts the connection behind it, "lost" before it, and "silent" passes it on and
+    lets no answer through for as long as the connection lasts. is_away: ends all connections, and takes no new one.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.fails, self.is_away, self.failures = path, "", False, 0
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        self._open = set[socket.socket]()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listening.close()
+        self.cut()
+
+    def cut(self) -> None:
+        for line in list(self._open):
+            with suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client = self._listening.accept()[0]
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        server, silent = socket.socket(socket.AF_UNIX), threading.Event()
+        with suppress(OSError), client, server:
+            if self.is_away:
+                return
+            server.connect(str(self._path))
+            self._open |= {client, server}
+            threading.Thread(target=self._answer, args=(client, server, silent), daemon=True).start()
+            while data := client.recv(1 << 16):
+                fails = self.fails if b"COMMIT\0" in data else ""
+                if fails:
+                    self.fails, self.failures = "", self.failures + 1
+                    silent.set()
+                if fails != "lost":
+                    server.sendall(data)
+                if fails in ("counted", "lost"):
+                    break
+            self._open -= {client, server}
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+                server.shutdown(socket.SHUT_WR)
+
+    @staticmethod
+    def _answer(client: socket.socket, server: socket.socket, silent: threading.Event) -> None:
+        with suppress(OSError):
+            while data := server.recv(1 << 16):
+                if not silent.is_set():
+                    client.sendall(data)
+            client.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture
+def proxy(server: str) -> Iterator[Proxy]:
+    made = Proxy(Path(server.removeprefix("?host=")) / ".s.PGSQL.5432")
+    yield made
+    made.close()
+
+
+def through(database: str, proxy: Proxy) -> str:
+    """The URL of a database behind the proxy."""
+    name = urlsplit(database).path
+    return f"postgresql+psycopg://tiebreak@127.0.0.1:{proxy.port}{name}?sslmode=disable&gssencmode=disable"
+
+
+def with_pages(folder: Path) -> Any:
+    outlook = Outlook(domain=OFF_CHAIN, blob=lambda root: folder / root.hex(), now=lambda: 7)
+    return lambda store: pages(store, outlook)
+
+
+def trouble(hub: Running) -> float:
+    """The hub's metric."""
+    lines = ask(hub, "GET", "/metrics")[2].decode().splitlines()
+    (found,) = [line.split()[1] for line in lines if line.startswith("tiebreak_hub_trouble ")]
+    return float(found)
+
+
+@needs_postgres
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+@pytest.mark.parametrize("fails", ["counted", "lost", "silent"])
+def test_a_proxy_that_drops_an_answer_costs_time_alone(
+    database: str, proxy: Proxy, tmp_path: Path, fails: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    """Posts, receipts and the stream are as without it, and health and metrics say so meanwhile.
+
+    WRITE_SECONDS is short, since the test would wait for 20 seconds in silence otherwise.
+    """
+    monkeypatch.setattr(store_module, "WRITE_SECONDS", 1.0)
+    with running(settings(tmp_path / "hub", through(database, proxy))) as hub:
+        mail, heard = hub.mail(), list[int]()
+        mail.post(OFFER)
+        following = hub.mail()
+        reader = threading.Thread(target=lambda: heard.extend(places(following, 4)), daemon=True)
+        reader.start()
+        until(lambda: len(hub.hub.streams) == 1)
+        proxy.fails = fails
+        received = [mail.post(steps(number)).place for number in range(3)]
+        assert (received, proxy.failures) == ([2, 3, 4], 1)
+        reader.join(20)
+        assert heard == [1, 2, 3, 4], "each once, in order"
+        assert (ask(hub, "GET", "/healthz")[0], trouble(hub)) == (200, 0)
+        assert ask(hub, "GET", f"/posts/end?job={JOB.id.hex()}")[0] == 200
+    assert said(caplog) == [CANNOT, STORED_AGAIN]
+
+
+def places(mail: Mail, count: int) -> Iterator[int]:
+    for letter in mail.follow(0):
+        yield letter.place
+        if letter.place == count:
+            return
+
+
+@needs_postgres
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_what_counted_is_told_without_another_post(
+    database: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that never asks again does not keep a post from those who listen."""
+    monkeypatch.setattr(app_module, "TROUBLE_SECONDS", 0.1)
+    with running(settings(tmp_path / "hub", through(database, proxy))) as hub:
+        hub.mail().post(OFFER)
+        connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=20)
+        connection.request("GET", "/stream?after=1")
+        response = connection.getresponse()
+        until(lambda: any(listener.has_all for listener in hub.hub.streams._all))
+        proxy.fails = "counted"
+        assert ask(hub, "POST", "/posts", steps(0))[0] == 507
+        lines = iter(response.readline, b"")
+        assert next(line for line in lines if line.startswith(b"id: ")) == b"id: 2\n"
+        until(lambda: ask(hub, "GET", "/healthz")[0] == 200)
+        connection.close()
+
+
+@needs_postgres
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
+def test_a_database_that_is_away_is_said_everywhere(
+    database: str, proxy: Proxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Health, metrics, posts and pages, with one ERROR in the log; and all work again once it is back."""
+    asked = ("/posts", f"/posts/end?job={JOB.id.hex()}", "/", "/games", f"/jobs/{JOB.id.hex()}", "/parties/live")
+    with running(settings(tmp_path / "hub", through(database, proxy)), pages=with_pages(tmp_path)) as hub:
+        hub.mail().post(OFFER)
+        assert [ask(hub, "GET", path)[0] for path in asked] == [200] * len(asked)
+        following = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=20)
+        following.request("GET", "/stream?after=1")
+        assert following.getresponse().status == 200
+        proxy.is_away = True
+        proxy.cut()
+        assert ask(hub, "POST", "/posts", steps(0))[0] == 507
+        assert [ask(hub, "GET", path)[0] for path in asked] == [503] * len(asked)
+        assert ask(hub, "PUT", f"/blobs/{'ab' * 32}/pieces?size=5", bytes(32))[0] == 503
+        status, _, body = ask(hub, "GET", "/healthz")
+        assert (status, b"expected room and a database to store posts" in body, trouble(hub)) == (503, True, 1)
+        proxy.is_away = False
+        assert hub.mail().post(steps(0)).place == 2
+        until(lambda: ask(hub, "GET", "/")[0] == 200)
+        assert [ask(hub, "GET", path)[0] for path in (*asked, "/healthz")] == [200] * (len(asked) + 1)
+        assert trouble(hub) == 0
+        following.close()
+    assert said(caplog) == [CANNOT, STORED_AGAIN]
+    assert [one.name for one in caplog.records if one.name.startswith("uvicorn")] == []
+
+
+def test_a_hub_whose_posts_another_wrote_ends_with_one_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It serves what it has, and answers every further post at once."""
+    with running(settings(tmp_path / "hub")) as hub:
+        hub.mail().post(OFFER)
+        monkeypatch.setattr(app_module, "TROUBLE_SECONDS", 3600.0)  # the next post is what looks again
+        with failing_commit(hub.hub.store, counts=False):
+            assert ask(hub, "POST", "/posts", steps(0))[0] == 507
+        other = Store(str(hub.hub.store.engine.url))
+        make_clerk(other).take([arrived(steps(7))])
+        other.close()
+        for number in range(5):
+            status, _, body = ask(hub, "POST", "/posts", steps(number))
+            assert (status, b"another hub wrote" in body) == (503, True)
+        assert (ask(hub, "GET", "/healthz")[0], trouble(hub)) == (503, 1)
+        assert ask(hub, "GET", f"/posts/end?job={JOB.id.hex()}")[0] == 503
+        assert ask(hub, "GET", "/posts")[0] == 200
+    assert said(caplog) == [CANNOT, ENDED]
+    assert [one.levelno for one in caplog.records if one.getMessage().startswith(ENDED)] == [logging.ERROR]
+
+
+@needs_postgres
+@pytest.mark.slow
+def test_a_hub_outlives_a_restart_of_its_database(tmp_path: Path) -> None:
+    """And holds the writer's lock afterwards: a second hub is refused."""
+    folder = Path("/tmp") / f"tiebreak-pg-{secrets.token_hex(6)}"
+    with cluster(folder):
+        url = f"postgresql+psycopg://tiebreak@/postgres?host={folder}"
+        with serving(folder):
+            hub_running = running(settings(tmp_path / "hub", url), pages=with_pages(tmp_path))
+            hub = hub_running.__enter__()
+            hub.mail().post(OFFER)
+        try:
+            assert ask(hub, "POST", "/posts", steps(0))[0] == 507
+            assert [ask(hub, "GET", path)[0] for path in ("/healthz", "/", "/posts")] == [503] * 3
+            with serving(folder):
+                assert [hub.mail().post(steps(number)).place for number in range(3)] == [2, 3, 4]
+                until(lambda: ask(hub, "GET", "/")[0] == 200)
+                second = Store(url)
+                with pytest.raises(StateError, match="another hub writes to this database"):
+                    make_clerk(second)
+        finally:
+            hub.stop()
+
+
+# ---------------------------------------------------------------- what is on the disk
+
+
+@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
+def test_every_connection_syncs_each_transaction(store: Store) -> None:
+    """SQLite's FULL in WAL mode: a post is answered, and signed for, once it outlives a power cut."""
+    clerk = make_clerk(store)
+    take(clerk, OFFER)
+    with failing_commit(store, counts=True):
+        take(clerk, steps(0))
+    take(clerk, steps(1))
+    with store.engine.connect() as reader:
+        for connection in (store._connection, reader):  # the clerk's is a new one, after the error
+            assert connection is not None
+            found = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
+            assert found == ["wal", 2]
