@@ -1,6 +1,7 @@
 """Workers' layouts, messages and tapes at their limits, without workers."""
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import Torch, numbering
 from tiebreak.engine.distributed.layout import Split, along, cut
 from tiebreak.engine.distributed.tape import DIGEST, DifferenceError, TapePlayer, as_bytes, digest_of
-from tiebreak.engine.distributed.train import SharedInterpreter
+from tiebreak.engine.distributed.train import SharedInterpreter, follow
+from tiebreak.protocol.program.isa import DType, Opcode
 
 
 def test_a_dim_is_cut_where_it_crosses_a_border() -> None:
@@ -111,3 +113,53 @@ def test_a_tape_is_compared_by_the_digest_of_all_bits() -> None:
     player(tape).compare(sent)
     with pytest.raises(DifferenceError):
         player(tape).compare([sent[0], torch.tensor([4])])
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def test_workers_count_the_roundings_of_the_longest_path_and_their_own_additions() -> None:
+    shared: Any = SharedArithmetic(Counted())
+    asked: list[list[int]] = []
+
+    def greatest(mine: list[int], _: torch.device) -> list[int]:
+        asked.append(mine)
+        return [7, 9]
+
+    shared.collectives = SimpleNamespace(greatest=greatest, workers=2)
+    sums = [SimpleNamespace(part=SimpleNamespace(roundings=count), roundings=None) for count in (7, 4)]
+    shared._agree(sums)
+    assert asked == [[7, 4]]
+    assert [each.roundings for each in sums] == [7 + 2, 9 + 2]
+    shared._agree(sums)
+    assert asked == [[7, 4]], "once for each sum"
+
+
+def test_a_sum_without_a_finite_bound_is_nan_and_nobody_computes_it_exactly(tiny: Captured) -> None:
+    shared = SharedArithmetic(Counted())
+    summed = next(i for i in tiny.program.body if i.opcode == Opcode.REDUCE and i.dtype == DType.F32)
+    each = SimpleNamespace(
+        roundings=3, rounded=shared.options.rounding(summed), part=None, counts=SimpleNamespace(elements=0, undecided=0)
+    )
+    message: Any = object.__new__(arithmetic._Message)
+    message.sums, message._held = [each], [3]
+    total = torch.tensor([[1.0, 5.0, 1 + 2.0**-24], [torch.inf, 0.0, 1.0]], dtype=torch.float64)
+    ((result, undecided),) = message.decide(total)
+    assert result[0].isnan()
+    assert result[1] == 5
+    assert undecided.tolist() == [2], "of the last one, FP64 does not tell the neighbours apart"
+
+
+def test_a_follower_starts_from_the_state_that_the_first_worker_has() -> None:
+    asked: list[int] = []
+
+    def state(step: int) -> dict[str, Tensor]:
+        asked.append(step)
+        return {}
+
+    run: Any = SimpleNamespace(job=SimpleNamespace(steps=6), state=state, data=dict)
+    follower: Any = SimpleNamespace(
+        check_job=lambda _: None, starts_at=lambda own: max(own, 6), to_device=dict, place_data=dict
+    )
+    follow(run, follower, None, check_finite=True)
+    assert asked == [6]

@@ -18,7 +18,7 @@ from tiebreak.cli.key import load_key
 from tiebreak.engine.data.disk import read_exactly
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.policy import POLICY
-from tiebreak.engine.run.directory import DATA, JOB, ORIGINS, PROGRAM, RECORDS, TITLE, RunDirectory
+from tiebreak.engine.run.directory import DATA, HEADS, JOB, ORIGINS, PROGRAM, RECORDS, TITLE, RunDirectory, head_name
 from tiebreak.node import library
 from tiebreak.node.library import Fetcher, pack, publish
 from tiebreak.node.parts import FilePart, parts
@@ -191,6 +191,26 @@ def test_a_listing_cannot_choose_sizes(trained: RunDirectory, shelf: Shelf, tmp_
     with pytest.raises(errors.CannotCheck, match=r"program\.tbp: expected at most 100 bytes"):
         Fetcher(tmp_path / "b", shelf, trained.job, trained.agreement.domain, [body], most=100).fetch(0)
     assert sum(shelf.sent) < 1 << 20
+
+
+@pytest.mark.parametrize("other", [1, 3])
+def test_a_head_of_another_count_is_not_fetched_for_the_wanted_one(
+    other: int, trained: RunDirectory, shelf: Shelf, tmp_path: Path
+) -> None:
+    wanted, given = (f"{HEADS}/{head_name(count)}" for count in (2, other))
+    data = (trained.path / given).read_bytes()
+    body = changed(published(trained, shelf, 2), wanted, root=shelf.add(data), size=len(data))
+    assert "expected a head of count 2" in take(trained, tmp_path / "there", shelf, body, count=2).missing[wanted][0]
+
+
+def test_all_files_together_are_bounded_to_the_byte(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
+    body = published(trained, shelf, 0)
+    total, domain = sum(file.size for file in body.files), trained.agreement.domain
+    found = Fetcher(tmp_path / "whole", shelf, trained.job, domain, [body], most=total).fetch(0)
+    assert {file.name.decode() for file in body.files} == set(found.taken)
+    short = Fetcher(tmp_path / "short", shelf, trained.job, domain, [body], most=total - 1).fetch(0)
+    (name,) = {file.name.decode() for file in body.files} - set(short.taken)
+    assert "expected at most" in short.missing[name][0]
 
 
 def test_a_disk_without_room_is_told_before_a_byte_comes(

@@ -553,3 +553,12 @@ def test_two_bring_the_same_blob(hub: Running, path: Path) -> None:
     for thread in threads:
         thread.join(20)
     assert found == [ROOT] * 3
+
+
+@pytest.mark.parametrize("head", [b"Content-Length: 101\r\n", b""], ids=["that says so", "until the connection ends"])
+def test_an_answer_is_read_up_to_its_limit(head: bytes) -> None:
+    whole = [b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + head + b"\r\n" + b"x" * 101]
+    with liar(script_of(*[whole])) as url:
+        assert mail(url)._ask("GET", "/", limit=101) == b"x" * 101
+        with pytest.raises(mail_module._Away, match="expected at most 100 bytes"):
+            mail(url)._ask("GET", "/", limit=100)
