@@ -97,7 +97,7 @@ def seconds(bench: Bench, job: Job, root: Digest, phase: Phase | None, others: l
         while waited:
             waited.discard(trained.get(timeout=300).job_id)
         began = time.perf_counter()
-        turn = Turn(start=start, state=state, line=(), defends=True)
+        turn = Turn(state=state, line=(), defends=True)
         crews.ask(Compute(work=work, job=job, turn=turn), moved.put)
         assert moved.get(timeout=300).move is not None
         return time.perf_counter() - began

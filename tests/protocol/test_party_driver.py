@@ -137,7 +137,7 @@ def test_work_waits_until_it_is_ready_and_nobody_works_for_a_game_that_is_over()
     assert driver.noted_now() == []
     job.status = JobStatus.ACTIVE  # the block with its end has vanished
     driver.look_again()
-    turn = Turn(start=game.first_state, state=game.state, line=(), defends=True)
+    turn = Turn(state=game.state, line=(), defends=True)
     assert driver.noted_now() == [(gather, turn)]
     driver.begin_work(replace(gather, snapshot=NOTHING))
     driver.look_again()

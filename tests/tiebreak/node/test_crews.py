@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 from functools import partial
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
+from socket import socketpair
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,13 +13,14 @@ import pytest
 from tests.protocol.runs import CHALLENGER, DOMAIN, TRAINER, program
 from tests.protocol.town import JOB, PACE, START
 from tests.tiebreak.node.test_mail import answer, liar
+from tiebreak.api.machine.channel import Channel
 from tiebreak.node import mail, workbench
-from tiebreak.node.crews import NICENESS, Crew, Crews
+from tiebreak.node.crews import NICENESS, Crew, Crews, lead
 from tiebreak.node.driver import Driver
 from tiebreak.node.journal import Journal
 from tiebreak.node.mail import Mail, MailAway, MailRefused
 from tiebreak.node.parties import AcceptancePolicy, AuditorNode, Shelf, TrainerNode
-from tiebreak.node.work import Answer, Bench, Compute, Failed, Fetch, Publish, Task, Try
+from tiebreak.node.work import ANSWERS, ORDERS, Answer, Bench, Compute, Failed, Fetch, Publish, Task, Try
 from tiebreak.node.workbench import Workbench
 from tiebreak.protocol.game.moves import Concede
 from tiebreak.protocol.parties import events as e
@@ -37,6 +37,12 @@ def gather(number: int) -> Compute:
     return Compute(work=e.Gather(game_id=NOTHING, sequence=0, snapshot=NOTHING), job=JOBS[number])
 
 
+def connected() -> tuple[Channel, Channel]:
+    """A party's end of a connection, and that of its worker."""
+    ours, theirs = socketpair()
+    return lead(ours), Channel(theirs, sends=ANSWERS, takes=ORDERS)
+
+
 def bench(folder: Path, **given: Any) -> Bench:
     return Bench(folder=folder, domain=DOMAIN, **{"hub": "http://127.0.0.1:9", **given})
 
@@ -46,18 +52,18 @@ def test_a_move_waits_for_no_other_work(tmp_path: Path, monkeypatch: pytest.Monk
 
     Of the three jobs, each has a process of its own, and files hold up none of them.
     """
-    began: SimpleQueue[Connection] = SimpleQueue()
+    began: SimpleQueue[Channel] = SimpleQueue()
     ended = list[Crew]()
 
     def start(self: Crew) -> None:
-        self._pipe, there = Pipe()
+        self._channel, there = connected()
         end = lambda: (ended.append(self), there.close())  # noqa: E731
         self._process = SimpleNamespace(terminate=end, join=lambda *_: None, is_alive=lambda: False)
         began.put(there)
 
-    def next_task() -> tuple[Task, Connection]:
+    def next_task() -> tuple[Task, Channel]:
         there = began.get(timeout=20)
-        return there.recv(), there
+        return there.wait(), there
 
     monkeypatch.setattr(Crew, "_start", start)
     crews, moved, nothing = Crews(bench(tmp_path, processes=3)), SimpleQueue[int](), lambda _: None
@@ -76,7 +82,7 @@ def test_a_move_waits_for_no_other_work(tmp_path: Path, monkeypatch: pytest.Monk
     there.send(Answer(move=Concede()))
     assert moved.get(timeout=20) == 1
     crews.ask(gather(1), nothing)
-    assert there.recv() == gather(1)
+    assert there.wait() == gather(1)
     mover = crews._movers[JOBS[0].id]
     assert [crew._bench.niceness for crew in crews._all] == [0, *[NICENESS] * 4, 0, 0]
     crews.move_only({JOBS[1].id, JOBS[2].id})
@@ -88,18 +94,18 @@ def test_a_move_waits_for_no_other_work(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_fails_again_and_again_keeps_nothing_from_its_turn(tmp_path: Path, monkeypatch: Any) -> None:
     """The oldest tasks fail for ever and are due again: a new one comes first."""
-    ours, there = Pipe()
+    ours, there = connected()
     monkeypatch.setattr("tiebreak.node.crews.FIRST_PAUSE", 0.0)
     process = SimpleNamespace(terminate=there.close, join=lambda _: None, is_alive=lambda: False)
-    monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_pipe=ours, _process=process))
+    monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_channel=ours, _process=process))
     crew, tasks = Crew(bench(tmp_path)), [Publish(job=job, count=1, logs=True) for job in JOBS]
     for task in tasks[:2]:
         crew.ask(task, lambda _: None)
-    assert there.recv() == tasks[0]
+    assert there.wait() == tasks[0]
     crew.ask(tasks[2], lambda _: None)
     for task in (tasks[1], tasks[2], tasks[0]):
         there.send(Failed(reason="the hub is away"))
-        assert there.recv() == task
+        assert there.wait() == task
     crew.stop()
 
 
@@ -220,14 +226,14 @@ def test_a_trainer_wants_no_job_whose_stake_is_over_a_limit() -> None:
 @pytest.mark.parametrize("fate", ["in time", "too long", "too much"])
 def test_a_program_is_tried_once_in_a_process_that_ends(fate: str, tmp_path: Path, monkeypatch: Any) -> None:
     """It is ended when it takes too long, and not tried again if the system ends it, for want of memory."""
-    ours, there = Pipe()
+    ours, there = connected()
     process = SimpleNamespace(kill=lambda: ended.append(fate), join=lambda _: None, exitcode=-9)
-    monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_pipe=ours, _process=process))
+    monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_channel=ours, _process=process))
     ended, found = list[str](), SimpleQueue[Answer]()
     crews = Crews(bench(tmp_path, trial_seconds=0 if fate == "too long" else 20))
     crews.ask(Try(job=JOB), found.put)
     if fate != "too long":
-        assert there.recv() == Try(job=JOB)
+        assert there.wait() == Try(job=JOB)
     if fate == "in time":
         there.send(Answer(seconds=0.25))
         assert found.get(timeout=20) == Answer(seconds=0.25)

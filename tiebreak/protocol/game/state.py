@@ -1,13 +1,17 @@
 """The state of a game, and what follows from it: depths, the side to move, deadlines (SPEC 10)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import Any, Final
 
 from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.commitments.log_tree import NO_WORD
 from tiebreak.protocol.commitments.records import chunk_count
+from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import Phase, Side
+from tiebreak.protocol.packing import Fields, FieldType, Packed
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction
+from tiebreak.protocol.program.program import decode_alone, encode_instruction
 from tiebreak.protocol.program.rounding import Direction, Rounding, element_rounding, sum_kind
 from tiebreak.protocol.trees import depth_of
 
@@ -209,3 +213,31 @@ class GameState:
                 return chunk_count(self.dtype, self.shape)
             case _:
                 return -(-self.terms // TERMS_PER_LEAF)
+
+
+@dataclass(frozen=True, slots=True)
+class Ongoing(FieldType):
+    """The state of a game that goes on, packed as its fields in their order, without a verdict."""
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) is not GameState or value.is_over:
+            raise EncodingError(f"{name}: expected the state of a game that goes on, got {type(value).__name__}")
+
+    def pack(self, value: Any) -> Packed:
+        operation = b"" if value.operation is None else encode_instruction(value.operation)
+        packed = {"job": value.job.pack(), "head": value.head.pack(), "operation": operation}
+        return tuple(packed.get(name, getattr(value, name)) for name in _FIELDS)
+
+    def unpack(self, name: str, item: Any) -> Any:
+        fields = Fields(name, item, len(_FIELDS))
+        found = {field: fields.next()[1] for field in _FIELDS}
+        try:
+            found |= {field: kind(found[field]) for field, kind in _ENUMS.items()}
+        except ValueError as error:
+            raise EncodingError(f"{name}: {error}") from error
+        found |= {"job": Job.unpack(name, found["job"]), "head": Head.unpack(name, found["head"])}
+        return GameState(**found | {"operation": decode_alone(found["operation"]) if found["operation"] else None})
+
+
+_FIELDS: Final = [field.name for field in fields(GameState) if field.name != "verdict"]
+_ENUMS: Final = {"phase": Phase, "level": Level, "direction": Direction}
