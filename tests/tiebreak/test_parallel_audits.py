@@ -82,9 +82,7 @@ class Here:
     def __init__(self, run: RunDirectory, seed: int = 0, workers: int = 3, fault: Fault = lambda outcome: outcome):
         records = signed_records(run)[0]
         root = run_tree([record.digest for record in records], run.job.steps, run.job.checkpoint_interval).root
-        assignment = replayers.Assignment(
-            path=run.path, job_id=run.job.id, count=len(records), root=root, machine=Machine(threads=1)
-        )
+        assignment = replayers.Assignment.of(run.path, run.job.id, len(records), root, Machine(threads=1))
         self.most = self.at_once = self._started = workers
         self.begun: list[tuple[str, replayers.AuditTask]] = []
         self._idle = {f"worker {n}": replayers.Replayer(assignment, f"worker {n}") for n in range(1, workers + 1)}
@@ -430,8 +428,8 @@ def test_a_worker_that_does_not_see_the_run_fetches_what_it_needs_and_checks_it(
     monkeypatch.setattr("tiebreak.api.auditing.cluster._get", lambda value: value)
     monkeypatch.setattr("tiebreak.api.auditing.cluster.PIECE_BYTES", 100)
     records, head = signed_records(honest)
-    assignment = replayers.Assignment(
-        path=honest.path, job_id=honest.job.id, count=len(records), root=head.head.run_root, machine=Machine(threads=1)
+    assignment = replayers.Assignment.of(
+        honest.path, honest.job.id, len(records), head.head.run_root, Machine(threads=1)
     )
     task = replayers.AuditTask(number=0, segments=(10, 11), steps=6)
 

@@ -18,7 +18,6 @@ from tiebreak.protocol.packing import (
     AnyOf,
     Data,
     FieldType,
-    Flag,
     ListOf,
     Maybe,
     OneOf,
@@ -102,10 +101,10 @@ class Publish(Record):
 
     job: AnyJob
     count: U64
-    logs: Annotated[bool, Flag()]
+    logs: Annotated[int, Uint(8, 0, 1)]
     head: Bytes = b""
     """The signed head of this checkpoint; empty for none."""
-    is_listing: Annotated[bool, Flag()] = False
+    is_listing: Annotated[int, Uint(8, 0, 1)] = 0
     """Only list the files: the hub takes none that no list names."""
 
 

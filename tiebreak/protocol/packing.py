@@ -293,22 +293,6 @@ class Real(FieldType):
 
 
 @dataclass(frozen=True, slots=True)
-class Flag(FieldType):
-    """True or False, packed as 1 or 0."""
-
-    def check(self, name: str, value: Any) -> None:
-        if type(value) is not bool:
-            raise EncodingError(f"{name}: expected True or False, got {value!r:.80}")
-
-    def pack(self, value: Any) -> Packed:
-        return int(value)
-
-    def unpack(self, name: str, item: Any) -> Any:
-        Uint(8, 0, 1).check(name, item)
-        return item == 1
-
-
-@dataclass(frozen=True, slots=True)
 class Choice(FieldType):
     """A member of an enumeration, packed as its place."""
 

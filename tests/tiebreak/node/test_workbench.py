@@ -145,7 +145,7 @@ def test_each_cheat_of_up_is_convicted_by_a_number(agreed: RunDirectory, folder:
     state = start
     while not state.is_over:
         defends = state.mover is Side.DEFENDER
-        turn = Turn(state=state, line=tuple(line), defends=defends)
+        turn = Turn(state=state, line=tuple(line), defends=int(defends))
         work = e.Gather(game_id=game, sequence=state.moves, snapshot=Snapshot.of(state).id)
         move = answer(liar if defends else auditor, Compute(work=work, job=agreed.job, turn=turn)).move
         assert move is not None
@@ -202,7 +202,7 @@ def test_a_replay_for_a_game_that_is_over_ends_after_a_step(
         game = Digest(bytes([number]) * 32)
         start = rules.start(job, head, game, 1)
         state = replace(start, phase=Phase.OPEN_STEPS)
-        turn = Turn(state=state, line=(), defends=True)
+        turn = Turn(state=state, line=(), defends=1)
         work = e.Gather(game_id=game, sequence=0, snapshot=Snapshot.of(state).id)
         return Compute(work=work, job=job, turn=turn)
 

@@ -304,10 +304,10 @@ def _audit_by(
     jobs, job, threads = workers.jobs, trainer.job, machine.threads
     if threads is None:
         threads = 1 if workers.ray is not None or jobs is None else max(1, usable_cores() // jobs)
-    assignment = Assignment(
-        path=trainer.path.absolute(), job_id=job.id, count=len(records),
-        machine=replace(machine, threads=threads, policy=as_policy(machine.policy)),  # its file may not be there
-        root=run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root,
+    assignment = Assignment.of(
+        trainer.path.absolute(), job.id, len(records),
+        run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root,
+        replace(machine, threads=threads, policy=as_policy(machine.policy)),  # its file may not be there
     )  # fmt: skip
 
     def begin() -> Processes | Cluster:

@@ -1,9 +1,8 @@
 """Replayers on a Ray cluster, each an actor, so in a process of its own.
 
-Ray itself unpickles what its machines send: all of a cluster must be the auditor's own, and no process that leads one
-should hold a key. Its machines need not see the folder of the run. A worker that does not fetches the files that it
-needs from the machine that leads the audit into its own cache, and checks them against the job and the committed
-records as any others.
+Ray itself unpickles what the machines of a cluster send: they must all be the auditor's own. They need not see the
+folder of the run. A worker that does not fetches the files that it needs from the machine that leads the audit into its
+own cache, and checks them against the job and the committed records as any others.
 """
 
 import os
@@ -15,14 +14,13 @@ from typing import Any, Final
 from filelock import FileLock
 
 from tiebreak.api.auditing.replayers import (
-    EVENTS,
-    MAX_ANSWER_BYTES,
     Advance,
     Assignment,
     AuditTask,
     Event,
     Lost,
     Replayer,
+    TaskOutcome,
     outcome_of,
 )
 from tiebreak.engine.data.disk import Folder, write_whole
@@ -30,10 +28,8 @@ from tiebreak.engine.data.formats import Empty
 from tiebreak.engine.native import cache_directory
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORD_BYTES, RECORDS, STATES, RunDirectory, state_name
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
-from tiebreak.protocol.packing import AnyOf, pack, unpack
 from tiebreak.protocol.tags import Digest
 
-_EVENT: Final = AnyOf(EVENTS)
 PIECE_BYTES: Final = 1 << 24
 CALLS_AT_ONCE: Final = 8
 
@@ -43,7 +39,7 @@ class Desk:
 
     def __init__(self, path: Path, kept: list[int]) -> None:
         self._path, self._kept = path, kept
-        self._heard: list[bytes] = []
+        self._heard: list[Advance] = []
 
     def kept(self) -> list[int]:
         """The steps whose states the trainer kept."""
@@ -56,11 +52,11 @@ class Desk:
             file.seek(offset)
             return file.read(PIECE_BYTES) or b""
 
-    def say(self, advance: bytes) -> None:
-        """Takes in a worker's progress."""
+    def say(self, advance: Advance) -> None:
+        """A worker has got on."""
         self._heard.append(advance)
 
-    def heard(self) -> list[bytes]:
+    def heard(self) -> list[Advance]:
         """The messages of workers since the last call."""
         found, self._heard = self._heard, []
         return found
@@ -140,10 +136,9 @@ class ReplayWorker:
         node: str = _ray().get_runtime_context().get_node_id()
         return node
 
-    def replay(self, task: AuditTask) -> bytes:
+    def replay(self, task: AuditTask) -> TaskOutcome | Lost:
         """Audits the segments of a task."""
-        say = lambda advance: self._desk.say.remote(pack(_EVENT.pack(advance)))  # noqa: E731
-        return pack(_EVENT.pack(outcome_of(task, self._name, self._made, say)))
+        return outcome_of(task, self._name, self._made, self._desk.say.remote)
 
     def _made(self) -> Replayer:
         if self._replayer is None:
@@ -164,17 +159,6 @@ class _Slot:
         """Ray's reference to its next answer: that it is ready, then the outcome of `task`; None while it is idle."""
         self.node: str | None = None
         self.task: AuditTask | None = None
-
-
-def _heard(slot: _Slot, said: bytes) -> Event:
-    """The answer of an actor to its task; one that is none is lost."""
-    assert slot.task is not None
-    try:
-        found: Event = _EVENT.unpack("event", unpack(said, slot.task.answer_bytes))
-    except VerificationError as error:
-        return Lost(task=slot.task, worker=slot.name, reason=str(error))
-    is_fit = (found.task, found.worker) == (slot.task, slot.name) and not isinstance(found, Advance)
-    return found if is_fit else Lost(task=slot.task, worker=slot.name, reason="expected an answer to it, got another")
 
 
 class Cluster:
@@ -238,8 +222,7 @@ class Cluster:
     def events(self, seconds: float) -> Sequence[Event]:
         owed = {slot.reference: slot for slot in self._slots if slot.reference is not None}
         ready, _ = self._ray.wait(list(owed), num_returns=1, timeout=seconds)
-        heard = [_EVENT.unpack("event", unpack(said, MAX_ANSWER_BYTES)) for said in _get(self._desk.heard.remote())]
-        found: list[Event] = [said for said in heard if isinstance(said, Advance)]
+        found: list[Event] = list(_get(self._desk.heard.remote()))
         for reference in ready:
             slot = owed[reference]
             try:
@@ -255,8 +238,8 @@ class Cluster:
             if slot.task is None:
                 slot.node = said
             else:
-                found.append(_heard(slot, said))
                 slot.task = None
+                found.append(said)
         self._assign()
         return found
 

@@ -35,13 +35,13 @@ from tiebreak.protocol.packing import (
     ListOf,
     Maybe,
     OneOf,
-    Packed,
     Raw,
     Record,
     Root,
     Text,
     Uint,
 )
+from tiebreak.protocol.tags import Digest
 
 ADVANCE_SECONDS: Final = 0.5
 """The least time between two messages about the progress of one task."""
@@ -51,58 +51,6 @@ MAX_ANSWER_BYTES: Final = 1 << 20
 """The limit for an answer without its records."""
 MAX_SEGMENTS: Final = 1 << 24
 PROBLEMS: Final = (CannotCheck, VerificationError, ConfigurationError)
-Problem = CannotCheck | VerificationError | ConfigurationError
-
-
-@dataclass(frozen=True, slots=True)
-class LocalPath(FieldType):
-    """A path, packed as the bytes that the system has for it."""
-
-    def check(self, name: str, value: Any) -> None:
-        if not isinstance(value, Path):
-            raise EncodingError(f"{name}: expected a path, got {type(value).__name__}")
-
-    def pack(self, value: Any) -> Packed:
-        return os.fsencode(value)
-
-    def unpack(self, name: str, item: Any) -> Any:
-        Data(1 << 16).check(name, item)
-        return Path(os.fsdecode(item))
-
-
-@dataclass(frozen=True, slots=True)
-class AnyMachine(FieldType):
-    """The settings of a machine that computes alone, packed as JSON and, if there is one, its policy's file."""
-
-    def check(self, name: str, value: Any) -> None:
-        if type(value) is not Machine or not isinstance(value.policy, LoggedPolicy | None) or value.exchange:
-            raise EncodingError(f"{name}: expected a machine that computes alone, its policy read, got {value!r:.80}")
-
-    def pack(self, value: Any) -> Packed:
-        settings = {
-            name: getattr(value, name) for name in ("device", "threads", "permute", "memory", "graphs", "check_every")
-        }
-        return json.dumps(settings).encode(), b"" if value.policy is None else value.policy.encode()
-
-    def unpack(self, name: str, item: Any) -> Any:
-        settings, policy = ListOf(Data(MAX_ANSWER_BYTES), 2).unpack(name, item)
-        return Machine(**json.loads(settings), policy=LoggedPolicy.decode(policy) if policy else None)
-
-
-@dataclass(frozen=True, slots=True)
-class AnyProblem(FieldType):
-    """An error of the run or of the request, packed as the place of its type and its words."""
-
-    def check(self, name: str, value: Any) -> None:
-        if type(value) not in PROBLEMS:
-            raise EncodingError(f"{name}: expected a problem, got {type(value).__name__}")
-
-    def pack(self, value: Any) -> Packed:
-        return PROBLEMS.index(type(value)), Text().pack(str(value))
-
-    def unpack(self, name: str, item: Any) -> Any:
-        fields = Fields(name, item, 2)
-        return PROBLEMS[fields.take(Uint(8, 0, len(PROBLEMS) - 1))](fields.take(Text()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +73,33 @@ Numbers = Annotated[tuple[int, ...], ListOf(Uint(64), MAX_SEGMENTS)]
 class Assignment(Record):
     """The common orders of an audit's replayers: the run, the committed records that count, and their own settings."""
 
-    path: Annotated[Path, LocalPath()]
+    place: Annotated[bytes, Data(1 << 16)]
+    """The path of the run, as the system has it."""
     job_id: Root
     count: U64
     """The number of committed records."""
     root: Root
     """The root of the run tree over the committed records."""
-    machine: Annotated[Machine, AnyMachine()]
+    settings: Annotated[bytes, Data(MAX_ANSWER_BYTES)]
+    """The fields of the machine in JSON, and the file of its policy."""
+
+    @classmethod
+    def of(cls, path: Path, job_id: Digest, count: int, root: Digest, machine: Machine) -> "Assignment":
+        """machine: one that computes alone, with its policy read."""
+        found = {name: getattr(machine, name) for name in ("device", "threads", "permute", "memory", "graphs")}
+        policy = machine.policy.encode().decode() if isinstance(machine.policy, LoggedPolicy) else None
+        settings = json.dumps(found | {"policy": policy}).encode()
+        return cls(place=os.fsencode(path), job_id=job_id, count=count, root=root, settings=settings)
+
+    @property
+    def path(self) -> Path:
+        return Path(os.fsdecode(self.place))
+
+    @property
+    def machine(self) -> Machine:
+        found = json.loads(self.settings)
+        policy = found["policy"] and LoggedPolicy.decode(found["policy"].encode())
+        return Machine(**found | {"policy": policy})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +134,13 @@ class TaskOutcome(Record):
     refused: Numbers = ()
     steps: U64 = 0
     log: Annotated[LogReport, OneOf((LogReport,))] = field(default_factory=LogReport)
-    problem: Annotated[Problem | None, Maybe(AnyProblem())] = None
+    fault: Annotated[int, Uint(8, 0, len(PROBLEMS))] = 0
+    """1 and the place in `PROBLEMS` of the reason why it could not be checked; 0 if it was."""
+    reason: Annotated[str, Text()] = ""
+
+    @property
+    def problem(self) -> CannotCheck | VerificationError | ConfigurationError | None:
+        return PROBLEMS[self.fault - 1](self.reason) if self.fault else None
 
     def __post_init__(self) -> None:
         """Refuses a result that leaves out, up to where it ends, a segment of its task."""
@@ -174,7 +148,7 @@ class TaskOutcome(Record):
         reached, last = [checkpoint for checkpoint, _ in self.checked], self.task.segments[-1]
         wanted = {segment for segment in self.task.segments if reached and segment <= reached[-1]}
         in_order = bool(reached) and reached == sorted(set(reached)) and reached[-1] <= last
-        if self.problem is None and not (in_order and wanted <= set(reached)):
+        if not self.fault and not (in_order and wanted <= set(reached)):
             raise EncodingError(f"checked: expected segments of {self.task.segments!r:.80}, got {reached!r:.80}")
 
 
@@ -260,8 +234,8 @@ def outcome_of(
     try:
         return replayer().replay(task, on_advance)
     except TiebreakError as error:
-        kind = next((kind for kind in (CannotCheck, VerificationError) if isinstance(error, kind)), ConfigurationError)
-        return TaskOutcome(task=task, worker=worker, problem=kind(str(error)))
+        fault = next((n for n, kind in enumerate(PROBLEMS, 1) if isinstance(error, kind)), len(PROBLEMS))
+        return TaskOutcome(task=task, worker=worker, fault=fault, reason=str(error))
     except Exception as error:
         return Lost(task=task, worker=worker, reason=f"{type(error).__name__}: {error}")
 

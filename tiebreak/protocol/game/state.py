@@ -9,7 +9,7 @@ from tiebreak.protocol.commitments.log_tree import NO_WORD
 from tiebreak.protocol.commitments.records import chunk_count
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import Phase, Side
-from tiebreak.protocol.packing import Fields, FieldType, Packed
+from tiebreak.protocol.packing import Choice, Fields, FieldType, OneOf, Packed
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction
 from tiebreak.protocol.program.program import decode_alone, encode_instruction
 from tiebreak.protocol.program.rounding import Direction, Rounding, element_rounding, sum_kind
@@ -224,20 +224,28 @@ class Ongoing(FieldType):
             raise EncodingError(f"{name}: expected the state of a game that goes on, got {type(value).__name__}")
 
     def pack(self, value: Any) -> Packed:
-        operation = b"" if value.operation is None else encode_instruction(value.operation)
-        packed = {"job": value.job.pack(), "head": value.head.pack(), "operation": operation}
-        return tuple(packed.get(name, getattr(value, name)) for name in _FIELDS)
+        found = [(name, getattr(value, name)) for name in _FIELDS]
+        return tuple(_KINDS[name].pack(item) if name in _KINDS else item for name, item in found)
 
     def unpack(self, name: str, item: Any) -> Any:
         fields = Fields(name, item, len(_FIELDS))
-        found = {field: fields.next()[1] for field in _FIELDS}
-        try:
-            found |= {field: kind(found[field]) for field, kind in _ENUMS.items()}
-        except ValueError as error:
-            raise EncodingError(f"{name}: {error}") from error
-        found |= {"job": Job.unpack(name, found["job"]), "head": Head.unpack(name, found["head"])}
-        return GameState(**found | {"operation": decode_alone(found["operation"]) if found["operation"] else None})
+        found = {field: fields.next() for field in _FIELDS}
+        return GameState(**{f: _KINDS[f].unpack(*each) if f in _KINDS else each[1] for f, each in found.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation(FieldType):
+    """An instruction, packed as its encoding, or None, as no bytes."""
+
+    def pack(self, value: Any) -> Packed:
+        return b"" if value is None else encode_instruction(value)
+
+    def unpack(self, name: str, item: Any) -> Any:  # noqa: ARG002
+        return decode_alone(item) if item else None
 
 
 _FIELDS: Final = [field.name for field in fields(GameState) if field.name != "verdict"]
-_ENUMS: Final = {"phase": Phase, "level": Level, "direction": Direction}
+_KINDS: Final[dict[str, FieldType]] = {
+    "job": OneOf((Job,)), "head": OneOf((Head,)), "phase": Choice(Phase), "level": Choice(Level),
+    "direction": Choice(Direction), "operation": _Operation(),
+}  # fmt: skip

@@ -27,7 +27,7 @@ from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import AnyMove, Move, Side
 from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import GameState, Ongoing
-from tiebreak.protocol.packing import U32, Flag, ListOf, Record
+from tiebreak.protocol.packing import U32, ListOf, Record, Uint
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties import transactions as tx
@@ -50,7 +50,7 @@ class Turn(Record):
     state: Annotated[GameState, Ongoing()]
     line: Annotated[tuple[Move, ...], ListOf(AnyMove(), e.MAX_MOVES)]
     """The moves that led to the state."""
-    defends: Annotated[bool, Flag()]
+    defends: Annotated[int, Uint(8, 0, 1)]
     attempt: U32 = 0
     """The number of the replay that a challenger trusts."""
 
@@ -249,7 +249,7 @@ class PartyDriver(ABC):
             return None
         side = machine.side_in(game)
         return Turn(
-            state=state, line=line, defends=side is Side.DEFENDER,
+            state=state, line=line, defends=int(side is Side.DEFENDER),
             attempt=self._trusted(game) if side is Side.CHALLENGER else 0,
         )  # fmt: skip
 
