@@ -36,7 +36,7 @@ from tiebreak.engine.run.interpreter import Observer
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError
-from tiebreak.protocol.packing import AnyOf, unpack
+from tiebreak.protocol.packing import AnyOf, pack, unpack
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.sim.adversaries.tampering import Cheat, Tampered
 
@@ -287,6 +287,63 @@ def test_a_planted_ledger_acquits_nobody(honest: RunDirectory, liar: RunDirector
             together(honest, Here(honest), planted)
     resumed = [together(run, Here(run), tmp_path / name).resumed for run, name in ((honest, "ledger"), (liar, "new"))]
     assert resumed == [STEPS, 0]
+
+
+def test_a_ledger_that_was_changed_in_its_place_acquits_nobody(
+    honest: RunDirectory, liar: RunDirectory, tmp_path: Path, cases: Callable[[], None]
+) -> None:
+    """Whoever can write into it, as by a journal file that SQLite rolls back, changes no row: each has its own mark."""
+    ledger, row = tmp_path / "ledger", AnyOf((replayers.AuditTask, replayers.TaskOutcome))
+    assert found(together(liar, Here(liar), ledger)) == found(alone(liar))
+    kept = ledger.read_bytes()
+    with closing(sqlite3.connect(ledger)) as file:
+        rows = file.execute("SELECT number, content FROM task ORDER BY number").fetchall()
+    outcomes = [(n, row.unpack("row", unpack(content, 1 << 20))) for n, content in rows]
+    number, lie = next((n, each) for n, each in outcomes if isinstance(each, replayers.TaskOutcome)
+                       and any(checkpoint == 7 for checkpoint, _ in each.checked))  # fmt: skip
+    records = signed_records(liar)[0]
+    checked = tuple((checkpoint, records[checkpoint].encode()) for checkpoint in lie.task.segments)
+    forged = pack(row.pack(replace(lie, checked=checked)))
+    changes: list[tuple[str, list[object]]] = [
+        ("UPDATE task SET content = ? WHERE number = ?", [forged, number]),
+        ("UPDATE task SET content = 'x', mark = 1", []),
+        ("DELETE FROM task WHERE number = ?", [number]),
+        ("INSERT INTO task SELECT number + 1000, content, mark FROM task", []),
+        ("UPDATE task SET (content, mark) = (SELECT content, mark FROM task LIMIT 1)", []),
+        ("DROP TABLE task", []),
+    ]
+    for change, values in changes:
+        ledger.write_bytes(kept)
+        with closing(sqlite3.connect(ledger)) as file, file:
+            file.execute(change, values)
+        with pytest.raises(ConfigurationError, match="or that is not as you left it; name a new file, or delete this"):
+            together(liar, Here(liar), ledger)
+        cases()
+    ledger.write_bytes(kept)
+    assert together(liar, Here(liar), ledger).fraud is not None
+
+
+def test_a_worker_that_changes_a_record_within_its_task_accuses_nobody(honest: RunDirectory, tmp_path: Path) -> None:
+    """Only the last record of a task may differ, and it is computed again; what lies before would not be."""
+    lied = list[str]()
+
+    def fault(outcome: replayers.TaskOutcome) -> replayers.TaskOutcome:
+        if lied or len(outcome.checked) < 2:
+            return outcome
+        lied.append(outcome.worker)
+        (checkpoint, record), *rest = outcome.checked
+        return replace(outcome, checked=((checkpoint, bytes(8) + record[8:]), *rest))
+
+    dropped = tmp_path / "run"
+    shutil.copytree(honest.path, dropped)
+    run = RunDirectory.open(dropped)
+    for checkpoint in range(SEGMENTS):
+        if checkpoint % 4:
+            run.state_path(run.job.last_step(checkpoint)).unlink()
+    audit = together(run, Here(run, fault=fault), tmp_path / "ledger")
+    assert len(lied) == 1
+    assert audit.agrees
+    assert found(audit) == found(alone(run))
 
 
 # ---------------------------------------------------------------- real processes

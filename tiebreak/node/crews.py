@@ -23,9 +23,6 @@ from typing import Any, Final
 from tiebreak.api.agreeing.readers import Unseal
 from tiebreak.api.machine.channel import Channel
 from tiebreak.node.work import (
-    ANSWERS,
-    MAX_ANSWER_BYTES,
-    ORDERS,
     Answer,
     Bench,
     Compute,
@@ -37,6 +34,7 @@ from tiebreak.node.work import (
     Try,
     Unsealed,
     fits,
+    lead,
 )
 from tiebreak.protocol.errors import EncodingError, TiebreakError
 from tiebreak.protocol.parties import events as e
@@ -214,9 +212,7 @@ class Crew:
         while True:
             said: Answer | Failed | Steps | SecretRequest = self._channel.wait(end)
             if not fits(task, said, done):
-                raise EncodingError(
-                    f"expected what {_name(task)} comes to, got a {type(said).__name__} that does not fit"
-                )
+                raise EncodingError(f"expected what fits {_name(task)}, got another {type(said).__name__}")
             match said:
                 case Steps():
                     done = said.first_step + len(said.losses) - 1
@@ -319,12 +315,6 @@ class Crews:
 def warm_up() -> None:
     """Start the process that the others are copies of, so that the first task waits less for torch."""
     forkserver.ensure_running()
-
-
-def lead(end: socket) -> Channel:
-    """The party's end of the connection to a process that works for it."""
-    end.setblocking(False)
-    return Channel(end, sends=ORDERS, takes=ANSWERS, limit=MAX_ANSWER_BYTES)
 
 
 def _serve(end: socket, bench: Bench) -> None:

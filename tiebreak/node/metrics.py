@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tiebreak.api.watching.alarms import Sample
 from tiebreak.api.watching.sinks import figures, gauge_of
 from tiebreak.protocol.numbers.float32 import to_float
 
@@ -70,7 +71,7 @@ def _training(told: "Steps") -> dict[str, float]:
         "steps_per_second": len(told.losses) / max(told.seconds, 1e-6),
         "processor_share": told.processor,
     }
-    return found if told.sample is None else figures(told.sample) | found
+    return figures(told.measured) | found if isinstance(told.measured, Sample) else found
 
 
 def serve_metrics(port: int, driver: "Driver") -> None:

@@ -4,30 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from tiebreak.api.agreeing.readers import MAX_SEAL_BYTES
 from tiebreak.api.machine import Machine
-from tiebreak.api.watching.alarms import MAX_LINE, Sample, as_line, read_line
+from tiebreak.api.machine.channel import Channel
+from tiebreak.api.watching.alarms import MAX_LINE, ProcessStart, Sample, read_line
 from tiebreak.engine.run.directory import MAX_SIGNED_BYTES
 from tiebreak.protocol.commitments.eip712 import Domain
-from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import AnyMove, Move
-from tiebreak.protocol.packing import (
-    U64,
-    AnyOf,
-    Data,
-    FieldType,
-    ListOf,
-    Maybe,
-    OneOf,
-    Packed,
-    Real,
-    Record,
-    Root,
-    Text,
-    Uint,
-)
+from tiebreak.protocol.packing import U64, AnyOf, Data, ListOf, Maybe, OneOf, Real, Record, Root, Text, Uint
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.driver import Turn
 from tiebreak.protocol.parties.posts import MAX_LOSSES, LibraryBody
@@ -36,22 +22,6 @@ from tiebreak.protocol.parties.transactions import AnyJob
 MAX_LISTINGS: Final = 1 << 16
 MAX_ANSWER_BYTES: Final = 1 << 20
 """The limit for what a worker says, above all a list of files."""
-
-
-@dataclass(frozen=True, slots=True)
-class SampleLine(FieldType):
-    """A sample, packed as its line in `monitor.jsonl`."""
-
-    def check(self, name: str, value: Any) -> None:
-        if type(value) is not Sample:
-            raise EncodingError(f"{name}: expected a sample, got {type(value).__name__}")
-
-    def pack(self, value: Any) -> Packed:
-        return as_line(value)
-
-    def unpack(self, name: str, item: Any) -> Any:
-        Data(MAX_LINE).check(name, item)
-        return read_line(item)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +137,13 @@ class Steps(Record):
     """The share of the machine's cores that was used."""
     memory: U64
     """The most bytes that the process has held."""
-    sample: Annotated[Sample | None, Maybe(SampleLine())] = None
-    """The newest measurements of the process that trains; None if it measures nothing."""
+    sample: Annotated[bytes, Data(MAX_LINE)] = b""
+    """The newest line of `monitor.jsonl` by the process that trains; none if it measures nothing."""
+
+    @property
+    def measured(self) -> ProcessStart | Sample | None:
+        """What the sample says. Raises `EncodingError`."""
+        return read_line(self.sample) if self.sample else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,14 +170,24 @@ ANSWERS: Final = (Answer, Failed, Steps, SecretRequest)
 """What a party sends to the process of a crew, and what that may say."""
 
 
+def lead(end: socket) -> Channel:
+    """The party's end of the connection to a process that works for it."""
+    end.setblocking(False)
+    return Channel(end, sends=ORDERS, takes=ANSWERS, limit=MAX_ANSWER_BYTES)
+
+
 def fits(task: Task, said: Answer | Failed | Steps | SecretRequest, done: int) -> bool:
-    """Whether a worker may say this amid a task, and a party's machine can take it. done: the last step it told of."""
+    """Whether a worker may say this amid a task, so that a party can take it. done: the last step it told of.
+
+    Raises `EncodingError` for a sample that is none.
+    """
     match said:
         case SecretRequest(job_id=job_id):
             return job_id == task.job.id
         case Steps(job_id=job_id, first_step=first, losses=losses):
-            is_next = done < first <= first + len(losses) - 1 <= task.job.steps
-            return is_next and job_id == task.job.id and isinstance(task, Compute) and isinstance(task.work, e.Train)
+            is_next = done < first <= first + len(losses) - 1 <= task.job.steps and job_id == task.job.id
+            is_due = isinstance(task, Compute) and isinstance(task.work, e.Train)
+            return is_next and is_due and isinstance(said.measured, Sample | None)
         case Answer(problem=""):
             match task:
                 case Publish(count=count):

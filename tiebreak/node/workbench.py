@@ -25,6 +25,7 @@ from tiebreak.api.auditing.audits import open_replay
 from tiebreak.api.machine.channel import Channel
 from tiebreak.api.machine.environment import usable_cores
 from tiebreak.api.machine.running import make_interpreter, use_threads
+from tiebreak.api.watching.alarms import as_line
 from tiebreak.api.watching.sampling import Sampler
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
@@ -335,17 +336,10 @@ class Workbench:
                 first = progress.step - len(losses) + 1
                 share = (time.process_time() - worked) / max(seconds, 1e-6) / usable_cores()
                 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-                self._tell(
-                    Steps(
-                        job_id=job.id,
-                        first_step=first,
-                        losses=tuple(losses),
-                        seconds=seconds,
-                        processor=share,
-                        memory=memory,
-                        sample=sampler.last,
-                    )
-                )
+                self._tell(Steps(
+                    job_id=job.id, first_step=first, losses=tuple(losses), seconds=seconds, processor=share,
+                    memory=memory, sample=as_line(sampler.last),
+                ))  # fmt: skip
                 losses.clear()
                 started, worked = time.monotonic(), time.process_time()
 

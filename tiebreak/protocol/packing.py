@@ -293,7 +293,7 @@ class Real(FieldType):
 
 
 @dataclass(frozen=True, slots=True)
-class Choice(FieldType):
+class EnumMember(FieldType):
     """A member of an enumeration, packed as its place."""
 
     members: type[Enum]

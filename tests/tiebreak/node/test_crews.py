@@ -21,7 +21,7 @@ from tests.tiebreak.test_channel import Evil, frame, framed
 from tests.waiting import until
 from tiebreak.api.machine.channel import Channel
 from tiebreak.node import mail, workbench
-from tiebreak.node.crews import NICENESS, Crew, Crews, lead
+from tiebreak.node.crews import NICENESS, Crew, Crews
 from tiebreak.node.driver import Driver
 from tiebreak.node.journal import Journal
 from tiebreak.node.mail import Mail, MailAway, MailRefused
@@ -39,6 +39,7 @@ from tiebreak.node.work import (
     Steps,
     Task,
     Try,
+    lead,
 )  # fmt: skip
 from tiebreak.node.workbench import Workbench
 from tiebreak.protocol.game.moves import Concede, OpenChunk
@@ -359,6 +360,7 @@ def hostile(evil: Path) -> dict[str, tuple[Task, bytes]]:
         "steps of another job": said(train, replace(steps, job_id=JOBS[1].id)),
         "steps of a replay": said(audit, steps),
         "steps twice": said(train, steps, steps),
+        "a sample that is none": said(train, replace(steps, sample=b"{}")),
         "no steps": said(train, replace(steps, losses=())),
         "steps after the last": said(train, replace(steps, first_step=JOB.steps)),
         "the secret of another job": said(train, SecretRequest(job_id=JOBS[1].id, data=b"seal")),

@@ -139,7 +139,11 @@ class AuditLedger:
         Raises `ConfigurationError` if anything of them is not what this user's audit has kept here.
         """
         tasks, done = list[AuditTask](), dict[int, TaskOutcome]()
-        for content, mark in self._file.execute("SELECT content, mark FROM task ORDER BY number"):
+        try:
+            rows = self._file.execute("SELECT content, mark FROM task ORDER BY number").fetchall()
+        except sqlite3.DatabaseError:
+            raise self.foreign() from None
+        for content, mark in rows:
             if type(content) is not bytes or not hmac.compare_digest(str(mark).encode(), self._mark(content).encode()):
                 raise self.foreign()
             row = _ROW.unpack("row", unpack(content, len(content)))

@@ -27,20 +27,7 @@ from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.directory import RECORD_BYTES, RunDirectory
 from tiebreak.engine.run.logs import LogReport
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, TiebreakError, VerificationError
-from tiebreak.protocol.packing import (
-    U64,
-    Data,
-    Fields,
-    FieldType,
-    ListOf,
-    Maybe,
-    OneOf,
-    Raw,
-    Record,
-    Root,
-    Text,
-    Uint,
-)
+from tiebreak.protocol.packing import U64, Data, Fields, FieldType, ListOf, Maybe, OneOf, Raw, Record, Root, Text, Uint
 from tiebreak.protocol.tags import Digest
 
 ADVANCE_SECONDS: Final = 0.5
@@ -234,7 +221,7 @@ def outcome_of(
     try:
         return replayer().replay(task, on_advance)
     except TiebreakError as error:
-        fault = next((n for n, kind in enumerate(PROBLEMS, 1) if isinstance(error, kind)), len(PROBLEMS))
+        fault = 1 if isinstance(error, CannotCheck) else 2 if isinstance(error, VerificationError) else 3
         return TaskOutcome(task=task, worker=worker, fault=fault, reason=str(error))
     except Exception as error:
         return Lost(task=task, worker=worker, reason=f"{type(error).__name__}: {error}")

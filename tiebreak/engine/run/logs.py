@@ -14,7 +14,7 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import ConfigurationError, StateError
-from tiebreak.protocol.packing import U64, Choice, ListOf, OneOf, Record, Text
+from tiebreak.protocol.packing import U64, EnumMember, ListOf, OneOf, Record, Text
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 
@@ -35,7 +35,7 @@ class FindingKind(StrEnum):
 class LogFinding(Record):
     """An observation about a step's log. element: row-major, in the result of the instruction."""
 
-    kind: Annotated[FindingKind, Choice(FindingKind)]
+    kind: Annotated[FindingKind, EnumMember(FindingKind)]
     step: U64
     value: U64
     element: U64

@@ -9,7 +9,7 @@ from tiebreak.protocol.commitments.log_tree import NO_WORD
 from tiebreak.protocol.commitments.records import chunk_count
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import Phase, Side
-from tiebreak.protocol.packing import Choice, Fields, FieldType, OneOf, Packed
+from tiebreak.protocol.packing import EnumMember, Fields, FieldType, OneOf, Packed
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction
 from tiebreak.protocol.program.program import decode_alone, encode_instruction
 from tiebreak.protocol.program.rounding import Direction, Rounding, element_rounding, sum_kind
@@ -246,6 +246,6 @@ class _Operation(FieldType):
 
 _FIELDS: Final = [field.name for field in fields(GameState) if field.name != "verdict"]
 _KINDS: Final[dict[str, FieldType]] = {
-    "job": OneOf((Job,)), "head": OneOf((Head,)), "phase": Choice(Phase), "level": Choice(Level),
-    "direction": Choice(Direction), "operation": _Operation(),
+    "job": OneOf((Job,)), "head": OneOf((Head,)), "phase": EnumMember(Phase), "level": EnumMember(Level),
+    "direction": EnumMember(Direction), "operation": _Operation(),
 }  # fmt: skip
