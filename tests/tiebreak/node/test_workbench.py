@@ -36,7 +36,7 @@ from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.game import rules
-from tiebreak.protocol.game.moves import Move, Phase, Side
+from tiebreak.protocol.game.moves import Concede, Move, Phase, Side
 from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import events as e
@@ -280,7 +280,7 @@ def test_a_crew_forgets_what_nobody_needs(agreed: RunDirectory, folder: Path, mo
     theirs.send(Failed(reason="it is over"))
     for number in (1, 3):
         assert theirs.wait() == tasks[number]
-        theirs.send(Answer())
+        theirs.send(Answer(move=Concede()))
     crew.ask(gather(9), lambda _: None)
     assert theirs.wait().work.sequence == 9
     assert answered == [1, 3]

@@ -32,6 +32,7 @@ from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 from tiebreak.protocol.game.snapshot import MAX_RECEIPT_BYTES, Signature, SignedStanding
 from tiebreak.protocol.packing import (
     U64,
+    AnyOf,
     Data,
     Fields,
     FieldType,
@@ -46,11 +47,11 @@ from tiebreak.protocol.packing import (
 )
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.transactions import (
+    TRANSACTIONS,
     AnyConcession,
     AnyHead,
     AnyJob,
     AnyReceipt,
-    AnyTransaction,
     Transaction,
     subject_of,
 )
@@ -226,7 +227,7 @@ class TransactionBody(Body):
     """A transaction that anybody would have sent to a chain, where there is none."""
 
     KIND = PostKind.TRANSACTION
-    transaction: Annotated[Transaction, AnyTransaction()]
+    transaction: Annotated[Transaction, AnyOf(TRANSACTIONS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
