@@ -208,7 +208,7 @@ class Crew:
     def _answer(self, task: Task, end: float | None) -> Answer | Failed:
         """What the process says in the end. Raises what it says wrong, or too late."""
         assert self._channel is not None
-        done = 0
+        done, due = 0, 0.0
         while True:
             said: Answer | Failed | Steps | SecretRequest = self._channel.wait(end)
             if not fits(task, said, done):
@@ -216,8 +216,9 @@ class Crew:
             match said:
                 case Steps():
                     done = said.first_step + len(said.losses) - 1
+                    time.sleep(max(0.0, due - time.monotonic()))
+                    due = time.monotonic() + LEAST_PAUSE
                     self._on_steps(said)
-                    time.sleep(LEAST_PAUSE)
                 case SecretRequest():
                     self._channel.send(self._opened(said))
                 case _:

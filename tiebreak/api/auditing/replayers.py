@@ -292,7 +292,7 @@ class _Process:
             self.pid = _begin(theirs.fileno(), name)
         ours.setblocking(False)
         self.task: AuditTask | None = None
-        self.channel = Channel(ours, sends=ORDERS, takes=EVENTS)
+        self.channel = Channel(ours, sends=ORDERS, takes=EVENTS, limit=MAX_ANSWER_BYTES)
         self.say(assignment)
 
     def begin(self, task: AuditTask) -> None:
