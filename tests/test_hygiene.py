@@ -27,6 +27,7 @@ REGISTRY = re.compile(
 )
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+UNPICKLING = {"ProcessPoolExecutor", "Pool", "Manager", "Queue", "JoinableQueue", "ForkingPickler", "Unpickler"}
 RISKY = re.compile(
     rf"(?<![\w.])({'|'.join(FORBIDDEN_CALLS)})\s*\(|\b({'|'.join(FORBIDDEN_MODULES)})\b|torch\.(load|save)"
 )
@@ -50,6 +51,19 @@ def unsafe(tree: ast.AST) -> list[str]:
             found += [a.name for a in node.names if a.name.split(".")[0] in FORBIDDEN_MODULES]
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN_MODULES:
             found.append(str(node.module))
+    return found
+
+
+def unpickling(tree: ast.AST) -> list[str]:
+    """Calls and imports by which the standard library unpickles what another process sends."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            found += ["recv"] if node.func.attr == "recv" and not node.args else []  # a socket's has a size
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found += [name.name for name in node.names if name.name in UNPICKLING]
+        if isinstance(node, ast.Attribute) and node.attr in UNPICKLING:
+            found.append(node.attr)
     return found
 
 
@@ -209,6 +223,16 @@ def test_bytes_never_become_code(cases: Callable[[], None]) -> None:
         if RISKY.search(path.read_text()):
             assert unsafe(parse(path)) == [], f"{path.relative_to(ROOT)}"
         cases()
+
+
+def test_no_process_unpickles_what_another_one_sends(cases: Callable[[], None]) -> None:
+    """They exchange bytes. Ray has a wire of its own, and `tiebreak.api.auditing.cluster` says whom that trusts."""
+    for name, path in package_modules().items():
+        assert unpickling(parse(path)) == [], name
+        cases()
+    for source in ("pipe.recv()", "from concurrent.futures import ProcessPoolExecutor", "context.Queue()"):
+        assert unpickling(ast.parse(source)) != []
+    assert unpickling(ast.parse("end.recv(1 << 16)")) == []
 
 
 def test_no_name_of_a_public_class_has_two_homes() -> None:

@@ -1,7 +1,8 @@
 """Replayers on a Ray cluster, each an actor, so in a process of its own.
 
-Its machines need not see the folder of the run. A worker that does not fetches the files that it needs from the machine
-that leads the audit into its own cache, and checks them against the job and the committed records as any others.
+Ray itself unpickles what the machines of a cluster send: they must all be the auditor's own. They need not see the
+folder of the run. A worker that does not fetches the files that it needs from the machine that leads the audit into its
+own cache, and checks them against the job and the committed records as any others.
 """
 
 import os
