@@ -26,6 +26,7 @@ from tiebreak.protocol.commitments.blobs import (
 )
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import EncodingError, ProofError, SignatureError, VerificationError
+from tiebreak.protocol.game.snapshot import SignedStanding
 from tiebreak.protocol.packing import pack, unpack
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import transactions as tx
@@ -131,12 +132,14 @@ def signed(body: Body, author: Any = CLIENT, **changes: Any) -> SignedPost:
     return SignedPost.sign(replace(post, **changes), DOMAIN, author)
 
 
+NO_GAME = SignedStanding(game_id=JOB.id, sequence=0, snapshot=Digest(bytes(32)), signature=bytes(64) + b"\x1b")
 REFUSED: dict[str, tuple[SignedPost, str]] = {
     "another job": (signed(OfferBody(job=OTHER)), "expected job"),
     "an offer in a game": (signed(OfferBody(job=JOB), game_id=GAME), "expected game"),
     "a game with another id": (signed(GameBody(head=HEAD, nonce=6), CHALLENGER, game_id=GAME), "expected game"),
     "another's game": (signed(GameBody(head=HEAD, nonce=5), TRAINER, game_id=GAME), "expected game"),
     "a move in no game": (signed(MoveBody(wire=b"1")), "expected the id of a game"),
+    "a receipt in no game": (signed(ReceiptBody(receipt=NO_GAME.encode())), "expected the id of a game"),
     "a receipt of another game": (signed(bodies()[7][0], CHALLENGER, game_id=Digest(bytes(32))), "expected game"),
     "a body of another kind": (signed(OfferBody(job=JOB), kind=2), "array of 2 fields"),
     "another sender": (
