@@ -215,6 +215,7 @@ class Crew:
         return None
 
     def _due(self, waiting: _Waiting) -> float:
+        """The monotonic time from which on a task may be tried."""
         is_shared = waiting.is_strangers and isinstance(waiting.task, Try)
         return max(waiting.at, self._free) if is_shared else waiting.at
 
