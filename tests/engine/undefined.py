@@ -2,9 +2,9 @@
 
 A kernel that does not write its result leaves what was in memory before. That may be the right result, of the same
 kernel a moment ago, and then no test notices. So every buffer that the engine's modules allocate without contents, or
-use again, begins with `BYTE`s. In FP32 they are 1.5e16 and in FP64 1.8e127: no test has such a result, and unlike NaN, which
-some results are and which sends an element to exact arithmetic, they go through all that is computed from them. As a
-place in a list they are outside every operand, and as a truth value they are neither of the two.
+use again, begins with `BYTE`s. In FP32 they are 1.5e16 and in FP64 1.8e127: no test has such a result, and unlike NaN,
+which some results are and which sends an element to exact arithmetic, they go through all that is computed from them.
+As a place in a list they are outside every operand, and as a truth value they are neither of the two.
 """
 
 import ctypes
@@ -65,13 +65,11 @@ def fill(made: Any, byte: int = BYTE) -> Any:
 @cache
 def modules() -> list[ModuleType]:
     """The engine's modules that allocate."""
-    found = []
+    names: list[str] = []
     for package in PACKAGES:
         path = importlib.import_module(f"tiebreak.engine.{package}").__path__
-        for each in pkgutil.walk_packages(path, f"tiebreak.engine.{package}."):
-            if ".kernels" not in each.name:  # which Triton compiles
-                found.append(importlib.import_module(each.name))
-    return found
+        names += [each.name for each in pkgutil.walk_packages(path, f"tiebreak.engine.{package}.")]
+    return [importlib.import_module(name) for name in names if ".kernels" not in name]  # those Triton compiles
 
 
 @contextmanager
