@@ -91,13 +91,13 @@ def seconds(bench: Bench, job: Job, root: Digest, phase: Phase | None, others: l
     try:
         crews.listen(trained.put, lambda _text, _tries: None)
         for other in others:
-            crews.ask(Publish(job=other, count=0, logs=True), lambda _: None)
+            crews.ask(Publish(job=other, count=0, logs=1), lambda _: None)
             crews.ask(Compute(work=e.Train(job_id=other.id, count=other.checkpoints), job=other), lambda _: None)
         waited = {other.id for other in others}
         while waited:
             waited.discard(trained.get(timeout=300).job_id)
         began = time.perf_counter()
-        turn = Turn(start=start, state=state, line=(), defends=True)
+        turn = Turn(state=state, line=(), defends=1)
         crews.ask(Compute(work=work, job=job, turn=turn), moved.put)
         assert moved.get(timeout=300).move is not None
         return time.perf_counter() - began

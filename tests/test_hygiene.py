@@ -8,6 +8,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 
@@ -26,6 +27,7 @@ REGISTRY = re.compile(
 )
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib"}
+UNPICKLING = {"ProcessPoolExecutor", "Pool", "Manager", "Queue", "JoinableQueue", "ForkingPickler", "Unpickler"}
 RISKY = re.compile(
     rf"(?<![\w.])({'|'.join(FORBIDDEN_CALLS)})\s*\(|\b({'|'.join(FORBIDDEN_MODULES)})\b|torch\.(load|save)"
 )
@@ -49,6 +51,19 @@ def unsafe(tree: ast.AST) -> list[str]:
             found += [a.name for a in node.names if a.name.split(".")[0] in FORBIDDEN_MODULES]
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN_MODULES:
             found.append(str(node.module))
+    return found
+
+
+def unpickling(tree: ast.AST) -> list[str]:
+    """Calls and imports by which the standard library unpickles what another process sends."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            found += ["recv"] if node.func.attr == "recv" and not node.args else []  # a socket's has a size
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found += [name.name for name in node.names if name.name in UNPICKLING]
+        if isinstance(node, ast.Attribute) and node.attr in UNPICKLING:
+            found.append(node.attr)
     return found
 
 
@@ -210,6 +225,16 @@ def test_bytes_never_become_code(cases: Callable[[], None]) -> None:
         cases()
 
 
+def test_no_process_unpickles_what_another_one_sends(cases: Callable[[], None]) -> None:
+    """They exchange bytes. Ray has a wire of its own, and `tiebreak.api.auditing.cluster` says whom that trusts."""
+    for name, path in package_modules().items():
+        assert unpickling(parse(path)) == [], name
+        cases()
+    for source in ("pipe.recv()", "from concurrent.futures import ProcessPoolExecutor", "context.Queue()"):
+        assert unpickling(ast.parse(source)) != []
+    assert unpickling(ast.parse("end.recv(1 << 16)")) == []
+
+
 def test_no_name_of_a_public_class_has_two_homes() -> None:
     found = Counter(
         node.name
@@ -229,6 +254,43 @@ def test_constraints_are_exact() -> None:
     assert len(names) == len(set(names))
 
 
+ADVISED: Final = {
+    "aiohttp": "3.13.4", "cryptography": "46.0.5", "filelock": "3.20.3", "h11": "0.16", "jinja2": "3.1.6",
+    "playwright": "1.55.1", "pyyaml": "5.4", "ray": "2.52", "requests": "2.32.4", "scikit-learn": "1.5",
+    "setuptools": "78.1.1", "starlette": "1.0.1", "torch": "2.10", "transformers": "4.53", "urllib3": "2.6.3",
+}  # fmt: skip
+"""The first version without the advisories that are known, of each: CVE-2026-22815, 2026-26007, 2026-22701, 2025-43859,
+2025-27516, 2025-59288, 2020-14343, 2025-62593, 2024-47081, 2024-5206, 2025-47273, 2026-48710, 2026-24747, 2025-6921 and
+2026-21441."""
+
+
+def version(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.match(r"[0-9.]+", text)[0].rstrip(".").split("."))  # type: ignore[index]
+
+
+def test_every_dependency_has_a_lower_bound_that_the_exact_versions_keep(cases: Callable[[], None]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked_for = [
+        *project["dependencies"],
+        *(one for lines in project["optional-dependencies"].values() for one in lines),
+    ]
+    exact = dict(
+        line.lower().replace("_", "-").split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    )
+    bounds = {}
+    for requirement in (one for one in asked_for if not one.startswith("tiebreak[")):
+        found = re.fullmatch(r"([A-Za-z0-9-]+)(?:\[[a-z]+\])?>=([0-9.]+)(?:; .*)?", requirement)
+        assert found is not None, f"expected a lower bound, got {requirement}"
+        name = found[1].lower()
+        assert bounds.setdefault(name, found[2]) == found[2], f"two bounds of {name}"
+        assert version(exact[name]) >= version(found[2]), f"{requirement}: constraints.txt has {exact[name]}"
+        cases()
+    for name, first in ADVISED.items():
+        assert version(bounds[name]) >= version(first), f"{name}: versions before {first} have known advisories"
+
+
 def test_the_checks_see_what_they_look_for() -> None:
     for source in ("import pickle", "from joblib import load", "eval('1')", "import torch\ntorch.load('x')"):
         assert RISKY.search(source)
@@ -242,6 +304,7 @@ EXTRAS = {
     "tiebreak.hf": ["hf"],
     "tiebreak.axolotl": ["hf"],
     "tiebreak.api.training.finetuning": ["finetune", "hf"],
+    "tiebreak.api.training.templates": ["finetune", "hf"],
     "tiebreak.cli.finetune": ["finetune"],
     "tiebreak.engine.arithmetic.gpu.kernels": ["gpu"],
     "tiebreak.protocol.commitments.keys": ["fast"],  # with a way of its own where that is missing

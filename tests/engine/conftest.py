@@ -1,7 +1,7 @@
 """Fixtures of the engine's tests: runs of the tiny job, and one whose trainer took every liberty of policy `logged`."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from tiebreak.protocol.commitments.job import SignedJob
 
 from . import logged_cases
 from .tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
+from .undefined import undefined
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +40,13 @@ def new_run(tiny: Captured, agreement: SignedJob, tmp_path: Path) -> Callable[[s
 def sharing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Threads share even the smallest work, where there are several."""
     monkeypatch.setattr(threads, "SMALL", 0)
+
+
+@pytest.fixture(autouse=True)
+def unwritten() -> Iterator[None]:
+    """What no kernel writes holds what is right nowhere."""
+    with undefined():
+        yield
 
 
 @pytest.fixture

@@ -23,7 +23,14 @@ from tests.protocol.certified import (
     tensors,
 )
 from tiebreak.protocol import trees
-from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES, Adapter, Attestation, Certificate, Weights
+from tiebreak.protocol.commitments.certificate import (
+    MAX_EVIDENCE_BYTES,
+    MAX_OTHERS,
+    Adapter,
+    Attestation,
+    Certificate,
+    Weights,
+)
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope, Payload, base64, from_base64
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import SignedHead, SignedJob
@@ -62,6 +69,27 @@ def test_a_certificate_comes_back_as_it_was_made() -> None:
     MADE.check_tensors(tensors(5))
     bare = certificate(audits=(), settlement=None, environment={}, attestation=None)
     assert read(envelope(bare).encode()) == bare
+
+
+def test_a_certificate_of_a_folder_names_its_other_files_and_one_without_is_as_it_was() -> None:
+    others = {"config.json": Digest(b"\x01" * 32), ".gitattributes": Digest(bytes(32)), "a/b c.json": Digest(bytes(32))}
+    for named in ({}, others):
+        made = replace(MADE, others=named)
+        assert read(envelope(made, TRAINER).encode()) == made
+        assert made.document()["predicate"]["others"] == {name: digest.hex() for name, digest in named.items()}
+    assert "others" not in MADE.document()["predicate"], "those who signed before signed the same bytes"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "/a", "a/", "a//b", "../a", "a/..", "a/./b", "a\n", "\u00e9", "a\u001b[2J", "x" * 256, None],
+    ids=ascii,
+)
+def test_no_other_name_is_one_of_a_file_in_the_folder(name: str | None) -> None:
+    names = [f"{number}" for number in range(MAX_OTHERS + 1)] if name is None else [name]
+    made = replace(MADE, others=dict.fromkeys(names, Digest(bytes(32))))
+    with pytest.raises(EncodingError, match="others: expected at most 100 paths in a folder"):
+        read(envelope(made, TRAINER).encode())
 
 
 def test_pae_is_that_of_the_specification() -> None:

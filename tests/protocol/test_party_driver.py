@@ -82,7 +82,7 @@ def test_nothing_follows_a_record_that_cannot_be_kept() -> None:
 
 
 def test_an_event_that_an_action_causes_waits_for_the_other_actions() -> None:
-    driver, publish = Noting(Board()), e.PublishRun(job_id=NOTHING, count=1, logs=False)
+    driver, publish = Noting(Board()), e.PublishRun(job_id=NOTHING, count=1, logs=0)
     driver.answers = {e.Started: (publish, ALARM), e.Tick: (RECORD,)}
     driver.tell(e.Started(at=START))
     assert driver.noted_now() == [publish, ALARM, RECORD]
@@ -137,7 +137,7 @@ def test_work_waits_until_it_is_ready_and_nobody_works_for_a_game_that_is_over()
     assert driver.noted_now() == []
     job.status = JobStatus.ACTIVE  # the block with its end has vanished
     driver.look_again()
-    turn = Turn(start=game.first_state, state=game.state, line=(), defends=True)
+    turn = Turn(state=game.state, line=(), defends=1)
     assert driver.noted_now() == [(gather, turn)]
     driver.begin_work(replace(gather, snapshot=NOTHING))
     driver.look_again()

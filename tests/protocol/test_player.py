@@ -17,6 +17,8 @@ from tiebreak.protocol.game.messages import Message, Transcript, open_wire
 from tiebreak.protocol.game.moves import Concede, Descend, Phase, Side
 from tiebreak.protocol.game.rules import GameState, Reason
 from tiebreak.protocol.game.sides import Challenger, Defender, Path, describe
+from tiebreak.protocol.game.state import Level, Ongoing
+from tiebreak.protocol.packing import pack, unpack
 from tiebreak.protocol.trees import Tree, verify
 
 SUB = 24
@@ -51,6 +53,24 @@ def test_a_game_by_messages_ends_like_one_without() -> None:
     assert transcript.messages == len(done.moves) == plain.moves
     assert sum(map(len, transcript.wires)) == sum(move.bytes for move in done.moves)
     assert all(move.by is move.move.KIND.mover for move in done.moves if move.move.KIND is not Phase.OVER)
+
+
+def test_the_state_of_each_turn_survives_packing(cases: Callable[[], None]) -> None:
+    """As it does on its way to the process that finds a move, in whichever tree the game stands."""
+    kind, levels = Ongoing(), set[Level]()
+    for liar in (runs.Liar(JOB, 4, ARGMAX, 3, bend_from=2), runs.Liar(JOB, 3, 3)):
+        _, transcript = played(liar, HONEST)
+        for state in transcript._states:
+            packed = unpack(pack(kind.pack(state)), 1 << 20)
+            assert kind.unpack("state", packed) == state
+            for spoiled in (packed[:-1], [*packed, 0], [*packed[:3], 99, *packed[4:]]):
+                with pytest.raises(VerificationError):
+                    kind.unpack("state", spoiled)
+            levels.add(state.level)
+            cases()
+    assert levels >= {Level.RUN, Level.STEPS, Level.VALUES, Level.CHUNKS, Level.TERMS}
+    with pytest.raises(EncodingError, match="expected the state of a game that goes on"):
+        kind.check("state", played(runs.Liar(JOB, 3, 3), HONEST)[0].final)
 
 
 def test_a_transcript_replays_to_the_same_verdict() -> None:

@@ -1,6 +1,7 @@
 """`tiebreak certify` and `tiebreak verify`, and what other tools make of a certificate."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -22,7 +23,10 @@ from securesystemslib.signer import SSlibKey
 
 from tests.tiebreak.parties import Commands, Parties
 from tiebreak import open_run
+from tiebreak.api.certification import folders
+from tiebreak.api.certification.certificates import read_weights
 from tiebreak.api.certification.certifying import attesting_key, public_pem
+from tiebreak.api.certification.folders import doubtful
 from tiebreak.api.training.reading import CHECKS
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import UNCHECKED
@@ -206,11 +210,33 @@ def test_a_folder_of_several_files(desk: Desk, tmp_path: Path) -> None:
         ("pytorch_model.bin.index.json", "{}", "'pytorch_model.bin.index.json'"),
         ("config.json", '{"transformers_weights": "x"}', "'config.json with transformers_weights'"),
         ("tokenizer_config.json", '{"auto_m\\u0061p": {}}', "'tokenizer_config.json with auto_map'"),
+        ("processor.json", '{"a": [{"b": {"auto_map": {"A": "x--y.Z"}}}]}', "'processor.json with auto_map'"),
+        ("config.json", '{"text_config": {"attn_implementation": "org/kernel"}}',
+         "'config.json with attn_implementation'"),
+        ("config.json", '{"_attn_implementation_internal": {"t": "paged|org/kernel@1:f"}}',
+         "'config.json with _attn_implementation_internal'"),
+        ("config.json", '{"experts_implementation": "org/kernel"}', "'config.json with experts_implementation'"),
+        ("config.json", '{"vision_config": {"quantization_config": {}}}', "'config.json with quantization_config'"),
+        ("config.json", '{"compression_config": {}}', "'config.json with compression_config'"),
+        ("config.json", '{"torch_dtype": "bfloat16"}', "'config.json with torch_dtype'"),
+        ("config.json", '{"dtype": {"text_config": "float16"}}', "'config.json with dtype'"),
+        ("config.json", '{"tie_word_embeddings": false, "architectures": ["LlamaForCausalLM"]}',
+         "'config.json with tie_word_embeddings'"),
+        ("config.json", '{"use_pretrained_backbone": true, "backbone": "x"}',
+         "'config.json with use_pretrained_backbone'"),
+        ("config.json", '{"custom_pipelines": {"x": {"impl": "x.Y"}}}', "'config.json with custom_pipelines'"),
+        ("sentence_bert_config.json", '{"model_args": {"trust_remote_code": true}}',
+         "'sentence_bert_config.json with trust_remote_code'"),
+        ("modules.json", "[]", "'modules.json'"), ("model_index.json", "{}", "'model_index.json'"),
+        ("config.7.0.json", '{"auto_map": {}}', "'config.7.0.json with auto_map'"),
+        ("config.json", "[" * 2000, "'config.json with more than is read here'"),
+        ("model.pt", "", "'model.pt'"), ("custom_generate", None, "'custom_generate'"),
     ],
 )  # fmt: skip
 def test_a_folder_from_which_a_loader_takes_something_else(
     desk: Desk, tmp_path: Path, name: str, content: str | None, named: str
 ) -> None:
+    """Whatever its author signed for: the certificate is one of the tensors."""
     folder = tmp_path / "pretrained"
     folder.mkdir()
     desk.weights.rename(folder / "model.safetensors")
@@ -226,6 +252,126 @@ def test_a_folder_from_which_a_loader_takes_something_else(
     assert f"'{name}'" in told
     (folder / "model.safetensors").rename(folder / "renamed.safetensors")
     assert "'renamed.safetensors'" in desk.verify(folder, code=2)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tie_word_embeddings": False, "architectures": ["BertModel"]}, {"tie_word_embeddings": True},
+        {"attn_implementation": "flash_attention_2"}, {"quantization_config": None, "trust_remote_code": False},
+        {"torch_dtype": "torch.float32"}, {"dtype": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_configuration_that_misleads_no_loader_is_none_of_these(desk: Desk, tmp_path: Path, config: Any) -> None:
+    folder = tmp_path / "pretrained"
+    folder.mkdir()
+    desk.weights.rename(folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "vocab.json").write_text('{"auto_map": 1}')  # a token
+    desk.verify(folder)
+
+
+@pytest.mark.parametrize(("head", "is_named"), [(2.0, True), (1.0, False)])
+def test_a_head_that_the_loader_overwrites_is_named(tmp_path: Path, head: float, is_named: bool) -> None:
+    """With tied embeddings transformers puts the embedding in its place."""
+    tensors = {"model.embed_tokens.weight": torch.ones(2, 2), "lm_head.weight": torch.full((2, 2), head)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"text_config": {"tie_word_embeddings": true}}')
+    found = doubtful(tmp_path, read_weights(tmp_path), is_listed=False)
+    assert found == (["config.json with tie_word_embeddings"] if is_named else [])
+
+
+@pytest.fixture
+def signed(parties: Parties, tmp_path: Path, command: Commands) -> Desk:
+    """A certificate of a whole folder, which lies in it."""
+    made = Desk(parties, tmp_path, command)
+    folder = tmp_path / "pretrained"
+    (folder / "1_Pooling").mkdir(parents=True)
+    made.weights.rename(folder / "model.safetensors")
+    for name in ("config.json", "tokenizer.json", "chat_template.jinja", "README.md", "1_Pooling/config.json"):
+        (folder / name).write_text(f'{{"name": "{name}"}}')
+    (folder / "training_args.bin").write_bytes(b"arguments")
+    made.weights, made.certificate = folder, folder / "certificate.json"
+    made.certify("trainer")
+    return made
+
+
+def test_a_certificate_of_a_folder_is_for_each_of_its_files(signed: Desk) -> None:
+    told = json.loads(signed.verify(signed.weights, "--json"))["other_files"]
+    names = ["1_Pooling/config.json", "README.md", "chat_template.jinja", "config.json", "tokenizer.json"]
+    assert told == {"signed": [*names, "training_args.bin"], "different": [], "unsigned": []}
+    expected = {name: sha256((signed.weights / name).read_bytes()).hexdigest() for name in told["signed"]}
+    assert certificate_of(signed)["predicate"]["others"] == expected
+    assert "6 other files of" in signed.verify(signed.weights)
+    (signed.weights / "README.md").write_text("with the card")
+    told = signed.verify(signed.weights)
+    assert "not as they were signed for, or missing: 'README.md'" in told, "which no loader opens"
+    signed.certify("client")
+    signed.verify(signed.weights / "model.safetensors")  # of a file alone, the tensors
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("config.json", "{}", "'config.json, not as it was signed for'"),
+        ("chat_template.jinja", None, "'chat_template.jinja, not as it was signed for'"),
+        ("1_Pooling/config.json", "{ }", "'1_Pooling', '1_Pooling/config.json, not as it was signed for'"),
+        ("generation_config.json", "{}", "'generation_config.json, which nobody signed for'"),
+        ("vocab.txt", "", "'vocab.txt, which nobody signed for'"),
+        ("1_Pooling/more.json", "{}", "'1_Pooling'"), ("2_More/config.json", "{}", "'2_More'"),
+    ],
+)  # fmt: skip
+def test_a_file_that_was_exchanged_after_signing_is_named(
+    signed: Desk, name: str, content: str | None, said: str
+) -> None:
+    path = signed.weights / name
+    if content is None:
+        path.unlink()
+    else:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content)
+    assert f"got {said}: who loads" in signed.verify(signed.weights, code=2)
+    signed.verify(signed.weights, "--others")
+    if "nobody" in said or "more" in name.lower():
+        signed.certify("client")  # whose folder has all that the certificate names
+    else:
+        assert "expected the other files that the certificate names" in signed.certify("client", code=2)
+    before, signed.weights = signed.certificate, signed.weights / "model.safetensors"
+    assert "got none or others of" in signed.certify("client", code=2), "a file alone is no folder"
+    assert signed.certificate == before
+
+
+def test_a_hostile_folder_is_read_within_bounds(signed: Desk, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = signed.weights
+    outside = tmp_path / "outside"
+    outside.write_text('{"name": "1_Pooling/config.json"}')
+    (folder / "1_Pooling" / "config.json").unlink()
+    (folder / "1_Pooling" / "config.json").symlink_to(outside)
+    assert "'1_Pooling/config.json, not as it was signed for'" in signed.verify(folder, code=2), "a link, not followed"
+    (folder / "1_Pooling" / "config.json").unlink()
+    os.mkfifo(folder / "1_Pooling" / "config.json")
+    assert "'1_Pooling/config.json, not as it was signed for'" in signed.verify(folder, code=2)
+    (folder / "1_Pooling" / "config.json").unlink()
+    with (folder / "tokenizer.json").open("wb") as file:
+        file.truncate(1 << 43)  # takes no room, and an hour to read
+    assert "'tokenizer.json, not as it was signed for'" in signed.verify(folder, code=2)
+    with (folder / "config.json").open("wb") as file:
+        file.truncate(1 << 43)
+    assert "'config.json with more than is read here'" in signed.verify(folder, code=2)
+    (folder / "config.json").write_text("{}")
+    deep = folder.joinpath("deep", *"x" * 40)
+    deep.mkdir(parents=True)
+    assert "'deep'" in signed.verify(folder, code=2)
+    there, signed.certificate = signed.certificate, tmp_path / "new.json"
+    assert "expected at most 268435456 bytes" in signed.certify("trainer", code=2), "nobody signs such a file"
+    (folder / "tokenizer.json").unlink()
+    for number in range(120):
+        (folder / f"{number}.txt").write_text("")
+    assert "expected at most 100 files beside the weights" in signed.certify("trainer", code=1)
+    monkeypatch.setattr(folders, "MAX_ENTRIES", 100)  # ten thousand files take a while to make
+    signed.certificate = there
+    assert "expected at most 100 files and folders, got more" in signed.verify(folder, "--others", code=2)
 
 
 def test_no_file_of_a_folder_is_left_away_silently(desk: Desk, tmp_path: Path) -> None:

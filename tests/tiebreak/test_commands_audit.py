@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.parts import slow_except
 from tests.tiebreak.parties import STEPS, Commands, Parties
 from tests.tiebreak.test_commands_train import root_of
-from tiebreak.api.auditing.audits import MARK
+from tiebreak.api.auditing.audits import MARK, audit_whole
+from tiebreak.api.machine import Machine
 from tiebreak.cli.audit import COULD_NOT_CHECK, AuditFailure
 from tiebreak.engine.run import audit as auditing
 from tiebreak.engine.run.audit import compare, detection_probability, draw_segments
 from tiebreak.engine.run.directory import RunDirectory, kept_steps
+from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.tags import Digest
 
@@ -72,7 +75,7 @@ def test_an_honest_run_agrees(honest: Path, audit: Audit) -> None:
 def test_a_run_under_way_is_audited_as_far_as_it_is_signed(parties: Parties, tmp_path: Path, audit: Audit) -> None:
     folder = parties.signed(tmp_path / "run")
     assert "expected at least one signed head, got none" in audit(folder, code=1)
-    resumed = f"agrees: 2 checkpoints, 6 steps, 3 of them replayed before, in {audit.replay}"
+    resumed = "agrees: 2 checkpoints, 6 steps, 3 of them replayed before"
     for until, line in (("4", "agrees: 1 checkpoints, 3 steps"), ("6", resumed)):
         assert parties.train(folder, "--until", until) == 0
         assert audit.last(folder) == line
@@ -258,22 +261,110 @@ def test_a_replay_of_another_job_is_not_resumed(parties: Parties, honest: Path, 
     assert "expected a new or empty directory" in audit.error(honest)
 
 
+FOREIGN = "expected a replay that you began in this place, with the records that it came to, got one that anybody may"
+
+
 def test_only_what_this_user_began_in_that_place_is_resumed(
     cheating: Path, honest: Path, audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An archive may bring a replay that agrees with its lie, also with the mark of another place or user."""
     shutil.copytree(cheating, audit.replay)
-    foreign = "expected a replay that you began in this place, got one that anybody may have made"
-    assert foreign in audit.error(cheating)
+    assert FOREIGN in audit.error(cheating)
     mine = tmp_path / "mine"
     own = Audit(audit.command, mine)
     assert own.last(honest) == f"agrees: 3 checkpoints, {STEPS} steps"
-    assert own.last(honest) == f"agrees: 3 checkpoints, {STEPS} steps, {STEPS} of them replayed before, in {mine}"
+    assert own.last(honest) == f"agrees: 3 checkpoints, {STEPS} steps, {STEPS} of them replayed before"
     assert json.loads(own(honest, "--json"))["steps_resumed"] == STEPS
     shutil.copy(mine / MARK, audit.replay)
-    assert foreign in audit.error(cheating)
+    assert FOREIGN in audit.error(cheating)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
-    assert foreign in own.error(honest)
+    assert FOREIGN in own.error(honest)
     key = tmp_path / "another user" / "tiebreak" / "own-work.key"
     assert key.stat().st_size == 32
     assert key.parent.stat().st_mode & 0o077 == 0
+
+
+def overlay(archive: Path, folder: Path, *names: str) -> None:
+    """Unpacks an archive, or some of its files, over a folder, as `tar -x` does: what is not in it stays."""
+    for file in archive.rglob("*"):
+        if file.is_file() and (not names or str(file.relative_to(archive)) in names):
+            (folder / file.relative_to(archive)).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, folder / file.relative_to(archive))
+
+
+def test_a_replay_that_an_archive_was_unpacked_over_acquits_nobody(
+    cheating: Path, audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]
+) -> None:
+    """Each file of the trainer's, all of them, and those of another auditor who was fooled.
+
+    The audit finds the lie, or says that this replay is not resumed.
+    """
+    audit(cheating, code=2)
+    mine = tmp_path / "mine"
+    shutil.move(audit.replay, mine)
+    other = Audit(audit.command, tmp_path / "other")
+    with monkeypatch.context() as another:
+        another.setenv("XDG_STATE_HOME", str(tmp_path / "another user"))
+        other(cheating, code=2)
+    overlay(cheating, other.replay, "records.bin")
+    names = [str(file.relative_to(cheating)) for file in cheating.rglob("*") if file.is_file()]
+    for archive, chosen in (*((cheating, (name,)) for name in names), (cheating, ()), (other.replay, ())):
+        shutil.rmtree(audit.replay, ignore_errors=True)
+        shutil.copytree(mine, audit.replay)
+        overlay(archive, audit.replay, *chosen)
+        records = RunDirectory.open(audit.replay).records() != RunDirectory.open(mine).records()
+        is_marked = (audit.replay / MARK).read_bytes() == (mine / MARK).read_bytes()
+        is_refused = records or not is_marked
+        _, found = audit.command.printed(*audit.arguments(cheating), code=1 if is_refused else 2)
+        assert (FOREIGN if is_refused else LIE) in found, chosen
+        cases()
+
+
+def test_an_older_replay_of_ones_own_is_resumed_from_there(honest: Path, audit: Audit, tmp_path: Path) -> None:
+    """It is harmless: less of the same. So is one in which a crash left a mark that is ahead of the records."""
+    audit(honest)
+    newest = (audit.replay / MARK).read_bytes()
+    old = RunDirectory.open(audit.replay)
+    (audit.replay / "records.bin").write_bytes(b"".join(record.encode() for record in old.records()[:2]))
+    resumed = f"agrees: 3 checkpoints, {STEPS} steps, 6 of them replayed before"
+    assert audit.last(honest) == resumed, "the mark is that of one record more"
+    (audit.replay / "records.bin").write_bytes(b"".join(record.encode() for record in old.records()[:1]))
+    assert FOREIGN in audit.error(honest), "no mark is of one record"
+    assert (audit.replay / MARK).read_bytes() == newest
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_replay_goes_on_after_a_crash_at_any_record(
+    is_before: bool, honest: Path, audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the second record is on disk, when its mark is, and after it. Nothing that was done is done again."""
+    append = RunDirectory.append_record
+
+    def crash(self: RunDirectory, record: StepRecord) -> None:
+        if record.step == 6 and is_before:
+            raise OSError("power cut")
+        append(self, record)
+        if record.step == 6:
+            raise OSError("power cut")
+
+    with monkeypatch.context() as crashing:
+        crashing.setattr(RunDirectory, "append_record", crash)
+        with pytest.raises(OSError, match="power cut"):
+            audit_whole(RunDirectory.open(honest), audit.replay, Machine(threads=1), quiet=True)
+    done = 3 if is_before else 6
+    assert audit.last(honest) == f"agrees: 3 checkpoints, {STEPS} steps, {done} of them replayed before"
+
+
+@pytest.mark.parametrize("options", slow_except([(), ("--jobs", 1)], ()))
+def test_a_replay_lies_neither_in_nor_beside_the_run(
+    options: tuple[object, ...], honest: Path, command: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An archive of the run that brings a replay, or a ledger, is not asked."""
+    state = tmp_path / "state"
+    monkeypatch.setenv("XDG_STATE_HOME", str(state))
+    monkeypatch.chdir(honest.parent)
+    before = sorted(honest.parent.iterdir())
+    command("audit", honest.name, "--threads", 1, *options)
+    assert sorted(honest.parent.iterdir()) == sorted({*before, state})
+    (made,) = (state / "tiebreak" / ("ledgers" if options else "replays")).iterdir()
+    assert options or made.name == RunDirectory.open(honest).job.id.hex()

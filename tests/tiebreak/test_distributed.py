@@ -93,6 +93,45 @@ def test_whoever_dies_any_number_of_workers_go_on_to_the_same_run(
     assert together.heads()[-1].head == alone.heads()[-1].head
 
 
+WITHOUT = """
+import os
+if os.environ["RANK"] == "{rank}":
+    os.environ["TIEBREAK_NATIVE"] = "0"
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_workers_with_and_without_compiled_kernels_make_the_run_of_one(
+    rank: int, runs: tuple[RunDirectory, RunDirectory], start: Start, tmp_path: Path
+) -> None:
+    alone, together = runs
+    launcher = start(together, 2, "--until", "60", fault=WITHOUT.format(rank=rank))
+    assert launcher.wait(200) == 0, (tmp_path / "printed").read_text()
+    assert together.records() == alone.records()[: 60 // INTERVAL]
+
+
+OTHERWISE = {
+    "--check-every": 'sys.argv += ["--check-every", "7"]',
+    "last step": 'sys.argv += ["--until", "40"]',
+    "release of tiebreak": "from pathlib import Path\n    Path.rglob = lambda *_: []",
+    "plan of exchanges": "partition.TOLD = 0",
+}
+"""What one worker may have otherwise than the others, and how."""
+
+
+@pytest.mark.parametrize("what", OTHERWISE)
+def test_a_worker_that_is_started_otherwise_is_refused_before_the_first_step(
+    what: str, runs: tuple[RunDirectory, RunDirectory], start: Start, tmp_path: Path
+) -> None:
+    _, together = runs
+    fault = f'import os, sys\nif os.environ["RANK"] == "1":\n    {OTHERWISE[what]}'
+    launcher = start(together, 2, "--quiet", fault=fault)
+    assert launcher.wait(120) != 0
+    said = f"expected the same {what} on all workers, got another on worker 1 than on worker 0"
+    assert said in (tmp_path / "printed").read_text()
+    assert together.recorded() == 0
+
+
 def test_who_does_not_answer_is_named(runs: tuple[RunDirectory, RunDirectory], start: Start, tmp_path: Path) -> None:
     _, together = runs
     far = "import os\ndel os.memfd_create"  # as on several machines, without shared memory

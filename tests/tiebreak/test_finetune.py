@@ -17,7 +17,7 @@ from tests.tiebreak.parties import PASSPHRASE, Commands, Once
 from tiebreak import ConfigurationError, Step
 from tiebreak.api.certification.certificates import verify
 from tiebreak.api.signing.keys import new_key
-from tiebreak.api.training import finetuning
+from tiebreak.api.training import finetuning, templates
 from tiebreak.api.training.finetuning import FineTuning, finetune, windows
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.protocol.errors import EncodingError
@@ -153,6 +153,42 @@ def test_data_that_cannot_be_read_are_named(here: Path, line: str, said: str) ->
     with pytest.raises((ConfigurationError, EncodingError), match=said) as caught:
         windows(FineTuning(model=here / "model", data=here / "chat.jsonl"))
     assert "chat.jsonl" in str(caught.value)
+
+
+LOOPS = "".join(f"{{% for x{depth} in many %}}" for depth in range(10)) + "{% endfor %}" * 10
+DOUBLED = "{% set n = namespace(x='xxxxxxxx') %}{% for a in range(99999) %}{% set n.x = n.x ~ n.x %}{% endfor %}"
+ENDLESS = "got one that does not; look at the chat template in"
+
+
+@pytest.mark.slow
+def test_a_chat_template_that_does_not_end_is_an_error_before_anything_is_written(
+    here: Path, command: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(templates, "SECONDS", 2)  # instead of a minute of a test's processor
+    (here / "model" / "chat_template.jinja").write_text("{% set many = messages[0]['content'] %}" + LOOPS)
+    (here / "chat.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "x" * 1000}]}) + "\n")
+    told = command("finetune", *options(here, here / "out"), code=1)
+    assert "chat.jsonl, line 1: expected messages that the tokenizer's chat template takes, got: " in told
+    assert f"ends within 2 s of processor time and 4 GiB, {ENDLESS}" in told
+    assert [path.name for path in (here / "out").iterdir()] == ["key.pem"], "the same command goes on once it is mended"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ 9 ** (9 ** 9) }}", ENDLESS),  # one operation, which nothing in its own process could stop
+        ("{% macro t(n) %}{% if n %}{{ t(n - 1) }}{{ t(n - 1) }}{% endif %}{% endmacro %}{{ t(60) }}", ENDLESS),
+        ("{{ messages[0]['content'] * 10 ** 10 }}", "MemoryError"), (DOUBLED, "MemoryError"),
+    ],
+)  # fmt: skip
+def test_no_way_to_go_on_or_to_grow_is_without_a_limit(
+    here: Path, monkeypatch: pytest.MonkeyPatch, template: str, said: str
+) -> None:
+    monkeypatch.setattr(templates, "SECONDS", 2)  # as above
+    (here / "model" / "chat_template.jinja").write_text(template)
+    with templates.ChatTemplate(here / "model") as applied, pytest.raises(ConfigurationError, match=said):
+        applied.apply([{"role": "user", "content": "x" * 1000}])
 
 
 def test_code_in_the_folder_of_a_model_is_never_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ from tiebreak.engine.run.interpreter import Observer
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.packing import AnyOf, pack, unpack
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.sim.adversaries.tampering import Cheat, Tampered
 
@@ -81,9 +82,7 @@ class Here:
     def __init__(self, run: RunDirectory, seed: int = 0, workers: int = 3, fault: Fault = lambda outcome: outcome):
         records = signed_records(run)[0]
         root = run_tree([record.digest for record in records], run.job.steps, run.job.checkpoint_interval).root
-        assignment = replayers.Assignment(
-            path=run.path, job_id=run.job.id, count=len(records), root=root, machine=Machine(threads=1)
-        )
+        assignment = replayers.Assignment.of(run.path, run.job.id, len(records), root, Machine(threads=1))
         self.most = self.at_once = self._started = workers
         self.begun: list[tuple[str, replayers.AuditTask]] = []
         self._idle = {f"worker {n}": replayers.Replayer(assignment, f"worker {n}") for n in range(1, workers + 1)}
@@ -290,6 +289,63 @@ def test_a_planted_ledger_acquits_nobody(honest: RunDirectory, liar: RunDirector
     assert resumed == [STEPS, 0]
 
 
+def test_a_ledger_that_was_changed_in_its_place_acquits_nobody(
+    honest: RunDirectory, liar: RunDirectory, tmp_path: Path, cases: Callable[[], None]
+) -> None:
+    """Whoever can write into it, as by a journal file that SQLite rolls back, changes no row: each has its own mark."""
+    ledger, row = tmp_path / "ledger", AnyOf((replayers.AuditTask, replayers.TaskOutcome))
+    assert found(together(liar, Here(liar), ledger)) == found(alone(liar))
+    kept = ledger.read_bytes()
+    with closing(sqlite3.connect(ledger)) as file:
+        rows = file.execute("SELECT number, content FROM task ORDER BY number").fetchall()
+    outcomes = [(n, row.unpack("row", unpack(content, 1 << 20))) for n, content in rows]
+    number, lie = next((n, each) for n, each in outcomes if isinstance(each, replayers.TaskOutcome)
+                       and any(checkpoint == 7 for checkpoint, _ in each.checked))  # fmt: skip
+    records = signed_records(liar)[0]
+    checked = tuple((checkpoint, records[checkpoint].encode()) for checkpoint in lie.task.segments)
+    forged = pack(row.pack(replace(lie, checked=checked)))
+    changes: list[tuple[str, list[object]]] = [
+        ("UPDATE task SET content = ? WHERE number = ?", [forged, number]),
+        ("UPDATE task SET content = 'x', mark = 1", []),
+        ("DELETE FROM task WHERE number = ?", [number]),
+        ("INSERT INTO task SELECT number + 1000, content, mark FROM task", []),
+        ("UPDATE task SET (content, mark) = (SELECT content, mark FROM task LIMIT 1)", []),
+        ("DROP TABLE task", []),
+    ]
+    for change, values in changes:
+        ledger.write_bytes(kept)
+        with closing(sqlite3.connect(ledger)) as file, file:
+            file.execute(change, values)
+        with pytest.raises(ConfigurationError, match="or that is not as you left it; name a new file, or delete this"):
+            together(liar, Here(liar), ledger)
+        cases()
+    ledger.write_bytes(kept)
+    assert together(liar, Here(liar), ledger).fraud is not None
+
+
+def test_a_worker_that_changes_a_record_within_its_task_accuses_nobody(honest: RunDirectory, tmp_path: Path) -> None:
+    """Only the last record of a task may differ, and it is computed again; what lies before would not be."""
+    lied = list[str]()
+
+    def fault(outcome: replayers.TaskOutcome) -> replayers.TaskOutcome:
+        if lied or len(outcome.checked) < 2:
+            return outcome
+        lied.append(outcome.worker)
+        (checkpoint, record), *rest = outcome.checked
+        return replace(outcome, checked=((checkpoint, bytes(8) + record[8:]), *rest))
+
+    dropped = tmp_path / "run"
+    shutil.copytree(honest.path, dropped)
+    run = RunDirectory.open(dropped)
+    for checkpoint in range(SEGMENTS):
+        if checkpoint % 4:
+            run.state_path(run.job.last_step(checkpoint)).unlink()
+    audit = together(run, Here(run, fault=fault), tmp_path / "ledger")
+    assert len(lied) == 1
+    assert audit.agrees
+    assert found(audit) == found(alone(run))
+
+
 # ---------------------------------------------------------------- real processes
 
 
@@ -309,25 +365,6 @@ def answer(run: RunDirectory, ledger: Path, *more: str) -> tuple[int, dict[str, 
     return done.returncode, report, done.stderr
 
 
-def test_a_process_is_copied_only_where_that_is_safe(honest: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    def may(**settings: Any) -> bool:
-        machine = Machine(**({"threads": 1} | settings))
-        return replayers.may_copy(
-            replayers.Assignment(path=honest.path, job_id=honest.job.id, count=1, root=honest.job.id, machine=machine)
-        )
-
-    monkeypatch.setattr("tiebreak.api.auditing.replayers.active_count", lambda: 1)
-    assert may() == (sys.platform == "linux")
-    assert not may(threads=2)
-    assert not may(threads=None)
-    assert not may(device="cuda:0")
-    with monkeypatch.context() as initialized:
-        initialized.setattr("torch.cuda.is_initialized", lambda: True)
-        assert not may()
-    monkeypatch.setattr("tiebreak.api.auditing.replayers.active_count", lambda: 2)
-    assert not may()
-
-
 class Killing(replayers.Processes):
     """One worker is killed amid each sixth task."""
 
@@ -338,7 +375,6 @@ class Killing(replayers.Processes):
         super().submit(task, avoid)
         self.number += 1
         process = next(p for p in self._processes if p.task is task and before.get(p.name) is not task)
-        assert not (process.is_copy and task.permute is not None), "a second replay shares no memory with the first"
         if self.number % 6 == 3:
             os.kill(process.pid, signal.SIGKILL)
             type(self).killed += 1
@@ -397,8 +433,10 @@ def test_an_audit_goes_on_after_its_leader_is_killed_and_finds_the_lie(liar: Run
 
 def steps_in(ledger: Path) -> int:
     """How many steps belong to tasks that are done."""
+    row = AnyOf((replayers.AuditTask, replayers.TaskOutcome))
     with closing(sqlite3.connect(ledger)) as file:
-        return int(file.execute("SELECT TOTAL(steps) FROM task WHERE outcome IS NOT NULL").fetchone()[0])
+        found = [row.unpack("row", unpack(content, 1 << 20)) for (content,) in file.execute("SELECT content FROM task")]
+    return sum(outcome.task.steps for outcome in found if isinstance(outcome, replayers.TaskOutcome))
 
 
 # ---------------------------------------------------------------- Ray
@@ -447,8 +485,8 @@ def test_a_worker_that_does_not_see_the_run_fetches_what_it_needs_and_checks_it(
     monkeypatch.setattr("tiebreak.api.auditing.cluster._get", lambda value: value)
     monkeypatch.setattr("tiebreak.api.auditing.cluster.PIECE_BYTES", 100)
     records, head = signed_records(honest)
-    assignment = replayers.Assignment(
-        path=honest.path, job_id=honest.job.id, count=len(records), root=head.head.run_root, machine=Machine(threads=1)
+    assignment = replayers.Assignment.of(
+        honest.path, honest.job.id, len(records), head.head.run_root, Machine(threads=1)
     )
     task = replayers.AuditTask(number=0, segments=(10, 11), steps=6)
 

@@ -16,7 +16,7 @@ import click
 from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.api.watching.alarms import shown_loss
-from tiebreak.cli.options import FOLDER, NEW_FILE, json_option, machine_options, output_option
+from tiebreak.cli.options import FOLDER, NEW_FILE, json_option, machine_options
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ class AuditFailure(VerificationError):
 
 @click.command()
 @click.argument("run", type=FOLDER)
-@output_option("replay", "The auditor's own run directory of a whole audit. One that you began there is resumed.")
+@click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path),
+              help="The auditor's own run directory of a whole audit. One that you began there is resumed.  [default: "
+              "replays/JOB in ~/.local/state/tiebreak]")  # fmt: skip
 @click.option("--segment", type=click.IntRange(0), help="Check only this segment, counted from 0.")
 @click.option("--from-step", type=click.IntRange(1), help="Check the segments from the one with this step on.")
 @click.option("--to-step", type=click.IntRange(1), help="Check the segments up to the one with this step.")
@@ -53,12 +55,13 @@ class AuditFailure(VerificationError):
               "--ray, the most.")  # fmt: skip
 @click.option("--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Replay segments on a Ray cluster.  "
               "[default address: RAY_ADDRESS, or else one started here]")  # fmt: skip
-@click.option("--ledger", type=NEW_FILE, default=Path("audit.sqlite"), show_default=True,
-              help="With --jobs or --ray: the file that keeps progress; repeat the command to go on.")  # fmt: skip
+@click.option("--ledger", type=NEW_FILE,
+              help="With --jobs or --ray: the file that keeps progress; repeat the command to go on.  [default: one "
+              "for each choice of segments, in ~/.local/state/tiebreak]")  # fmt: skip
 @machine_options("threads", "permute", "device", "graphs", "memory", "policy")
 def audit(
-    run: Path, output: Path, segment: int | None, from_step: int | None, to_step: int | None, sample: int | None,
-    seed: str | None, as_json: bool, jobs: int | None, ray: str | None, ledger: Path, machine: Machine,
+    run: Path, output: Path | None, segment: int | None, from_step: int | None, to_step: int | None, sample: int | None,
+    seed: str | None, as_json: bool, jobs: int | None, ray: str | None, ledger: Path | None, machine: Machine,
 ) -> int:  # fmt: skip
     """Replay the trainer's RUN and compare its signed heads with what the program really produces.
 
@@ -88,7 +91,7 @@ def audit(
         if jobs is not None or ray is not None:
             workers = api.audits.Workers(jobs=jobs, ray=ray, ledger=ledger)
         if segment is None and from_step is None and to_step is None and sample is None and workers is None:
-            lines = _whole(trainer, output, machine, report)
+            lines = _whole(trainer, output or api.audits.place_of_replay(trainer), machine, report)
         else:
             lines = _parts(trainer, segment, (from_step, to_step), sample, seed, machine, workers, report)
     except AuditFailure as failure:
@@ -130,7 +133,7 @@ def _whole(trainer: "RunDirectory", output: Path, machine: Machine, report: dict
     comparison = done.comparison
     root = comparison.replayed.hex()
     report |= _of_head(done.head) | {"kind": "whole", "steps": [1, done.last_step], "replayed_root": root}
-    report["steps_resumed"] = done.resumed
+    report |= {"steps_resumed": done.resumed, "replay": str(output)}
     if trainer.job.is_logged:
         report["log"] = _of_log(done.log)
     if not comparison.agrees:
@@ -138,8 +141,9 @@ def _whole(trainer: "RunDirectory", output: Path, machine: Machine, report: dict
         finder = f"`tiebreak dispute {trainer.path} {output}`"
         raise _failure(report, trainer, done.fraud, comparison.count, finder, details)
     lines = _log_words(done.log) if trainer.job.is_logged else []
-    before = f", {done.resumed} of them replayed before, in {output}" if done.resumed else ""
-    return [f"run root {root}", *lines, f"agrees: {comparison.count} checkpoints, {done.last_step} steps{before}"]
+    before = f", {done.resumed} of them replayed before" if done.resumed else ""
+    agrees = f"agrees: {comparison.count} checkpoints, {done.last_step} steps{before}"
+    return [f"run root {root}", f"replay     {output}", *lines, agrees]
 
 
 def _failure(

@@ -18,7 +18,8 @@ from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tiebreak.api.certification.attesting import Said
-    from tiebreak.api.certification.certificates import Found, SignedCertificate
+    from tiebreak.api.certification.certificates import SignedCertificate
+    from tiebreak.api.certification.folders import Found
     from tiebreak.api.certification.ownership import OwnershipChallenge, OwnershipClaim
 
 MODEL = click.Path(exists=True, path_type=Path)
@@ -116,9 +117,11 @@ def verify(
         model, certificate, require=require, resaved=resaved, others=others, base=base
     )
     proves = [*signed.proves(), f"Each of the {len(found.tensors)} tensors in {model} is one of that final state."]
+    if found.same:
+        proves.append(f"{len(found.same)} other files of {model} have the SHA-256 that was signed for.")
     if base is not None:
         proves.append(f"{base} is the base that these adapters were trained on: that state has its frozen tensors too.")
-    open_ = signed.leaves_open(chain_asked=rpc is not None, others=found.others, base_given=base is not None)
+    open_ = signed.leaves_open(found, chain_asked=rpc is not None, base_given=base is not None)
     if rpc is not None:
         api.onchain.check_ending(api.onchain.board_of(rpc, signed.certificate), signed.certificate)
         proves.append("The node says that the board settled the job with this head.")
@@ -168,6 +171,11 @@ def _document(signed: "SignedCertificate", found: "Found") -> dict[str, Any]:
         **({} if certificate.adapter is None else {"base": certificate.adapter.root.hex()}),
         "tensors": len(found.tensors),
         "files": [{"file": name, "sha256": found.files[name].hex()} for name in sorted(found.files)],
+        "other_files": {
+            "signed": sorted(found.same),
+            "different": sorted(found.different),
+            "unsigned": list(found.unsigned),
+        },
         "signatures": [{"by": signed.role(one), "address": f"0x{one.hex()}"} for one in signed.signers],
     }
 

@@ -10,7 +10,8 @@ import sys
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from socket import socket
+from typing import Final
 from urllib.parse import urlsplit
 
 from tiebreak.api.signing.keys import load_key
@@ -21,9 +22,6 @@ from tiebreak.protocol.chain.devnet import dev_secrets
 from tiebreak.protocol.chain.rpc import HOST
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 ACCOUNTS: Final = 20
 """The number of accounts of a development chain that are searched."""
@@ -40,9 +38,9 @@ def check(found: settings.Settings, key: PrivateKey) -> None:
         )
 
 
-def serve(name: str, pipe: "Connection", bench: Bench) -> None:
+def serve(name: str, end: socket, bench: Bench) -> None:
     """Runs in the process that computes. The module is imported by name, since it brings torch."""
-    import_module("tiebreak.node.tampered").serve(name, pipe, bench)
+    import_module("tiebreak.node.tampered").serve(name, end, bench)
 
 
 def main(name: str, folder: Path) -> None:

@@ -2,9 +2,10 @@
 
 A `Crew` hands tasks to one process (`tiebreak.node.workbench`), one at a time. `Crews` keep moves of games, files, and
 training and replays apart, so that no move waits for anything else. A process gets no key: of a sealed job the party
-opens the envelope and gives it the job's secret, through the same pipe. It ends when its party does, even if that is
-killed: it sees the end of its pipe. What it left on the disk is resumed. A task that fails through no fault of its data
-(a full disk, a process that was killed, a hub that is away) is tried again, after longer and longer pauses.
+opens the envelope and gives it the job's secret, through the same channel. It ends when its party does, even if that is
+killed: it sees the end of its channel. What it left on the disk is resumed. A task that fails through no fault of its
+data (a full disk, a process that was killed, a hub that is away) is tried again, after longer and longer pauses. A
+process that says what is no answer to its task (`tiebreak.node.work.fits`), or no record at all, has failed and ends.
 
 Keys are free, so turns by client are worth nothing among strangers. They share what others leave: a task for somebody
 whom the owner named, or for a seat, comes before theirs and ends the one under way, their trials take at most a part of
@@ -19,27 +20,40 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from itertools import count
 from multiprocessing import forkserver
+from socket import socket, socketpair
 from threading import Condition, Thread
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tiebreak.api.agreeing.readers import Unseal
-from tiebreak.node.work import Answer, Bench, Compute, Drop, Failed, SecretRequest, Steps, Task, Try, Unsealed
-from tiebreak.protocol.errors import TiebreakError
+from tiebreak.api.machine.channel import Channel
+from tiebreak.node.work import (
+    Answer,
+    Bench,
+    Compute,
+    Drop,
+    Failed,
+    SecretRequest,
+    Steps,
+    Task,
+    Try,
+    Unsealed,
+    fits,
+    lead,
+)
+from tiebreak.protocol.errors import EncodingError, TiebreakError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.tags import Digest
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 STOP_SECONDS: Final = 5
+LEAST_PAUSE: Final = 0.01
+"""The least time between two reports of progress that are taken, in seconds: no worker fills the party's memory."""
 NICENESS: Final = 10
 """The niceness of processes that train, replay and try, so that a step under way takes few cores from a move."""
 STRANGERS: Final = 2
-"""Of the time, trials of strangers' programs take a part in this number."""
+"""Trials of strangers' programs take one part in this number of the time."""
 SHORTER: Final = (64, 8, 1)
-"""Of the time for a trial, a stranger's program has a part in this number, at its first, second and third try."""
+"""A stranger's program has one part in this number of the time for a trial, at its first, second and third try."""
 WORKBENCH: Final = "tiebreak.node.workbench"
 """Imported by name, since it brings torch."""
 _FORKS: Final = multiprocessing.get_context("forkserver")
@@ -85,7 +99,7 @@ class Crew:
         self._free = 0.0
         """Monotonic time from which on strangers' programs may be tried again."""
         self._process: Any = None
-        self._pipe: Connection | None = None
+        self._channel: Channel | None = None
         self._thread = Thread(target=self._work, name="crew", daemon=True)
         self._thread.start()
 
@@ -131,9 +145,9 @@ class Crew:
                     continue
                 waiting.is_dropped = True
                 gone.append(work)
-                if waiting is self._now and self._pipe is not None:
+                if waiting is self._now and self._channel is not None:
                     with suppress(OSError):
-                        self._pipe.send(Drop(work=work))
+                        self._channel.send(Drop(work=work))
             self._tasks = [waiting for waiting in self._tasks if not waiting.is_dropped]
         return gone
 
@@ -151,11 +165,11 @@ class Crew:
         self._thread.join(STOP_SECONDS)
 
     def _start(self) -> None:
-        ours, theirs = _FORKS.Pipe()
-        process = _FORKS.Process(target=self._bench.serve or _serve, args=(theirs, self._bench), daemon=True)
-        process.start()
-        theirs.close()
-        self._process, self._pipe = process, ours
+        ours, theirs = socketpair()
+        with theirs:
+            process = _FORKS.Process(target=self._bench.serve or _serve, args=(theirs, self._bench), daemon=True)
+            process.start()
+        self._process, self._channel = process, lead(ours)
 
     def _work(self) -> None:
         while (waiting := self._next()) is not None:
@@ -201,6 +215,7 @@ class Crew:
         return None
 
     def _due(self, waiting: _Waiting) -> float:
+        """The monotonic time from which on a task may be tried."""
         is_shared = waiting.is_strangers and isinstance(waiting.task, Try)
         return max(waiting.at, self._free) if is_shared else waiting.at
 
@@ -217,22 +232,12 @@ class Crew:
             with self._changed:
                 if self._stopped or waiting.is_dropped or waiting.is_displaced:
                     return Failed(reason=self._bury(EOFError()))
-                assert self._pipe is not None
-                self._pipe.send(waiting.task)
-            end = time.monotonic() + self._seconds(waiting) if is_trial else None
-            while True:
-                if not self._pipe.poll(None if end is None else max(0.0, end - time.monotonic())):
-                    raise TimeoutError("it took too long")
-                if not isinstance(said := self._pipe.recv(), Steps | SecretRequest):
-                    break
-                if isinstance(said, Steps):
-                    self._on_steps(said)
-                    continue
-                opened = self._opened(said)
-                with self._changed:  # another thread may be sending that something is dropped
-                    self._pipe.send(opened)
+                assert self._channel is not None
+                self._channel.send(waiting.task)
+            found = self._answer(waiting.task, time.monotonic() + self._seconds(waiting) if is_trial else None)
             if is_trial:
                 self._bury(EOFError())  # and with it all that the program made it hold
+            return found
         except Exception as error:
             reason = self._bury(error)
             if is_trial and not self._stopped:
@@ -241,8 +246,25 @@ class Crew:
         finally:
             with self._changed:
                 self._now = None
-        found: Answer | Failed = said
-        return found
+
+    def _answer(self, task: Task, end: float | None) -> Answer | Failed:
+        """The last word of the process on a task. Raises what it says wrong, or too late."""
+        assert self._channel is not None
+        done, due = 0, 0.0
+        while True:
+            said: Answer | Failed | Steps | SecretRequest = self._channel.wait(end)
+            if not fits(task, said, done):
+                raise EncodingError(f"expected what fits {_name(task)}, got another {type(said).__name__}")
+            match said:
+                case Steps():
+                    done = said.first_step + len(said.losses) - 1
+                    time.sleep(max(0.0, due - time.monotonic()))
+                    due = time.monotonic() + LEAST_PAUSE
+                    self._on_steps(said)
+                case SecretRequest():
+                    self._channel.send(self._opened(said))
+                case _:
+                    return said
 
     def _opened(self, envelope: SecretRequest) -> Unsealed:
         if self._unseal is None:
@@ -260,6 +282,8 @@ class Crew:
         with suppress(ValueError):
             process.kill()
             process.join(STOP_SECONDS)
+        if self._channel is not None:
+            self._channel.close()
         return f"the process that works ended with code {process.exitcode} ({error!r})"
 
 
@@ -336,9 +360,9 @@ def warm_up() -> None:
     forkserver.ensure_running()
 
 
-def _serve(pipe: "Connection", bench: Bench) -> None:
-    """The main function of a new process if the bench names no other. Returns when the party closes the pipe."""
-    import_module(WORKBENCH).serve(pipe, bench)
+def _serve(end: socket, bench: Bench) -> None:
+    """The main function of a new process if the bench names no other. Returns when the party closes its end."""
+    import_module(WORKBENCH).serve(end, bench)
 
 
 def _name(task: Task) -> str:

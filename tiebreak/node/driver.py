@@ -534,12 +534,12 @@ class Driver(PostingDriver):
 
     def publish_run(self, action: e.PublishRun) -> None:
         """List the files, and upload them once the hub has the list."""
-        job_id, count, logs = action.job_id, action.count, action.logs
+        job_id, count, logs = action.job_id, action.count, int(action.logs)
         head = self.machine.records.get(("head", job_id, count), b"") if count else b""
         if (job_id, count) in self._published:
             return
         self._published.add((job_id, count))
-        task = Publish(job=self._job(job_id), count=count, logs=logs, head=head, is_listing=True)
+        task = Publish(job=self._job(job_id), count=count, logs=logs, head=head, is_listing=1)
 
         def listed(answer: Answer) -> None:
             if answer.body is None:

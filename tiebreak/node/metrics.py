@@ -7,10 +7,10 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tiebreak.api.watching.alarms import Sample
 from tiebreak.protocol.numbers.float32 import to_float
 
 if TYPE_CHECKING:
-    from tiebreak.api.watching.alarms import Sample
     from tiebreak.node.driver import Driver
     from tiebreak.node.work import Steps
 
@@ -72,10 +72,10 @@ def _training(told: "Steps") -> dict[str, float]:
         "steps_per_second": len(told.losses) / max(told.seconds, 1e-6),
         "processor_share": told.processor,
     }
-    return found if told.sample is None else _figures(told.sample) | found
+    return _figures(told.measured) | found if isinstance(told.measured, Sample) else found
 
 
-def _figures(sample: "Sample") -> dict[str, float]:
+def _figures(sample: Sample) -> dict[str, float]:
     """The figures of a sample, by name: shares from 0 to 1, bytes, watts."""
     found = {
         "processor_share": sample.processor,

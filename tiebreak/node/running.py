@@ -5,9 +5,10 @@ import secrets
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from socket import socket
 from threading import Event as Flag
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from tiebreak.api.agreeing.readers import opened_by
 from tiebreak.node.crews import Crews, warm_up
@@ -32,17 +33,14 @@ from tiebreak.protocol.parties.posts import Body
 from tiebreak.protocol.parties.terms import Means, Pace
 from tiebreak.protocol.tags import Digest
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-    Serve = Callable[[Connection, Bench], None] | None
+Serve = Callable[[socket, Bench], None] | None
 DATA_SPIKE: Final = 10
 """The factor by which a rollup's fee for data may rise while a game lasts, without the floor falling short of it."""
 SECRET: Final = "secret of seals"  # noqa: S105  # the name of one
 
 
 def run(
-    settings: Settings, key: PrivateKey | None, *, as_json: bool = False, verbose: bool = False, serve: "Serve" = None
+    settings: Settings, key: PrivateKey | None, *, as_json: bool = False, verbose: bool = False, serve: Serve = None
 ) -> None:
     """Let the party live until SIGTERM or Ctrl-C."""
     os.umask(0o077)
@@ -59,7 +57,7 @@ def run(
 
 def open_party(
     settings: Settings, key: PrivateKey | None, stop: Flag, *, as_json: bool = False, verbose: bool = False,
-    serve: "Serve" = None,
+    serve: Serve = None,
 ) -> Driver:  # fmt: skip
     """The party of a folder, as its journal has it. `serve`: of its bench.
 

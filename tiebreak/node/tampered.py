@@ -1,7 +1,8 @@
 """The computation of a trainer's process that cheats. Only `tiebreak.node.cheating` starts it."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from socket import socket
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +18,6 @@ from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
 from tiebreak.sim.adversaries import tampering
 from tiebreak.sim.adversaries.forgery import ForgedEvidence
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 
 class BentEvidence(ForgedEvidence, workbench.RestlessEvidence):
@@ -40,9 +38,9 @@ class TamperedWorkbench(workbench.Workbench):
         return tampering.Tampered(made, cheat(self._name, run.program, run.job).tamper)
 
 
-def serve(name: str, pipe: "Connection", bench: Bench) -> None:
-    """Answers tasks until the pipe ends, as `workbench.serve` does, with the lie of this name among the answers."""
-    workbench.serve(pipe, bench, partial(TamperedWorkbench, name))
+def serve(name: str, end: socket, bench: Bench) -> None:
+    """Answers tasks as `workbench.serve` does, with the lie of this name among the answers."""
+    workbench.serve(end, bench, partial(TamperedWorkbench, name))
 
 
 def cheat(name: str, program: Program, job: Job) -> tampering.Cheat:

@@ -3,21 +3,25 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from socket import socket
+from typing import Annotated, Final
 
+from tiebreak.api.agreeing.readers import MAX_SEAL_BYTES
 from tiebreak.api.machine import Machine
-from tiebreak.api.watching.alarms import Sample
+from tiebreak.api.machine.channel import Channel
+from tiebreak.api.watching.alarms import MAX_LINE, ProcessStart, Sample, read_line
+from tiebreak.engine.run.directory import MAX_SIGNED_BYTES
 from tiebreak.protocol.commitments.eip712 import Domain
-from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.game.moves import Move
+from tiebreak.protocol.game.moves import AnyMove, Move
+from tiebreak.protocol.packing import U64, AnyOf, Data, ListOf, Maybe, OneOf, Real, Record, Root, Text, Uint
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.driver import Turn
-from tiebreak.protocol.tags import Digest
+from tiebreak.protocol.parties.posts import MAX_LOSSES, LibraryBody
+from tiebreak.protocol.parties.transactions import AnyJob
 
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-    from tiebreak.protocol.parties.posts import LibraryBody
+MAX_LISTINGS: Final = 1 << 16
+MAX_ANSWER_BYTES: Final = 1 << 20
+"""The limit for what a worker says, above all a list of files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,112 +45,155 @@ class Bench:
     """The time after which a process that tries a program is ended, and the program counts as too slow."""
     secret: bytes = b""
     """The secret from which an auditor derives its seals."""
-    serve: "Callable[[Connection, Bench], None] | None" = None
+    serve: "Callable[[socket, Bench], None] | None" = None
     """A function that the process runs instead, for demonstrations; no setting and no variable leads here."""
 
 
+Bytes = Annotated[bytes, Data(MAX_SIGNED_BYTES)]
+AnyWork = Annotated[e.Work, AnyOf((e.Train, e.Replay, e.Audit, e.CheckLogs, e.Gather))]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetch:
+class Fetch(Record):
     """Fetch a job's published files up to a checkpoint; 0: those that are needed to begin."""
 
-    job: Job
-    count: int
-    listings: tuple["LibraryBody", ...]
+    job: AnyJob
+    count: U64
+    listings: Annotated[tuple[LibraryBody, ...], ListOf(OneOf((LibraryBody,)), MAX_LISTINGS)]
     """The publishers' lists of their files; the one to ask first comes first."""
-    signature: bytes = b""
+    signature: Bytes = b""
     """The trainer's signature under the job, if it is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Publish:
+class Publish(Record):
     """Upload the files that others need of a run up to a checkpoint. The answer is their list, for a post."""
 
-    job: Job
-    count: int
-    logs: bool
-    head: bytes = b""
+    job: AnyJob
+    count: U64
+    logs: Annotated[int, Uint(8, 0, 1)]
+    head: Bytes = b""
     """The signed head of this checkpoint; empty for none."""
-    is_listing: bool = False
+    is_listing: Annotated[int, Uint(8, 0, 1)] = 0
     """Only list the files: the hub takes none that no list names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compute:
-    work: e.Work
-    job: Job
-    agreed: int = 0
+class Compute(Record):
+    work: AnyWork
+    job: AnyJob
+    agreed: U64 = 0
     """The checkpoint up to which an earlier attempt of the replay agreed with the trainer."""
-    turn: Turn | None = None
-    signature: bytes = b""
+    turn: Annotated[Turn | None, OneOf((Turn,), optional=True)] = None
+    signature: Bytes = b""
     """The trainer's signature under the job; empty while it has not signed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Try:
+class Try(Record):
     """Find out what a step of a job costs here: count it, and if it can fit, compute it. The answer has its seconds."""
 
-    job: Job
+    job: AnyJob
 
 
 Task = Fetch | Publish | Compute | Try
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drop:
+class Drop(Record):
     """Nobody needs this work any more; if it is under way, it ends after a step."""
 
-    work: e.Work
+    work: AnyWork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(Record):
     """The result of a task. `problem`: why its data do not allow one."""
 
-    root: bytes = b""
-    seconds: float = 0.0
-    move: Move | None = None
-    body: "LibraryBody | None" = None
-    problem: str = ""
+    root: Annotated[bytes, Data(32)] = b""
+    seconds: Annotated[float, Real()] = 0.0
+    move: Annotated[Move | None, Maybe(AnyMove())] = None
+    body: Annotated[LibraryBody | None, OneOf((LibraryBody,), optional=True)] = None
+    problem: Annotated[str, Text()] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class Failed(Record):
     """A task failed through no fault of its data, and is to be tried again."""
 
-    reason: str
+    reason: Annotated[str, Text()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+class Steps(Record):
     """Telemetry of a training or a replay in progress."""
 
-    job_id: Digest
-    first_step: int
-    losses: tuple[int, ...]
+    job_id: Root
+    first_step: U64
+    losses: Annotated[tuple[int, ...], ListOf(Uint(32), MAX_LOSSES)]
     """The loss of each step, as the 32 bits of an FP32 number."""
-    seconds: float
-    processor: float
+    seconds: Annotated[float, Real()]
+    processor: Annotated[float, Real()]
     """The share of the machine's cores that was used."""
-    memory: int
+    memory: U64
     """The most bytes that the process has held."""
-    sample: Sample | None = None
-    """The newest measurements of the process that trains; None if it measures nothing."""
+    sample: Annotated[bytes, Data(MAX_LINE)] = b""
+    """The newest line of `monitor.jsonl` by the process that trains; none if it measures nothing."""
+
+    @property
+    def measured(self) -> ProcessStart | Sample | None:
+        """The sample, read. Raises `EncodingError`."""
+        return read_line(self.sample) if self.sample else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SecretRequest:
+class SecretRequest(Record):
     """A question amid a task for the secret of a sealed job, whose `seal.bin` only the party's key opens."""
 
-    job_id: Digest
-    data: bytes
+    job_id: Root
+    data: Annotated[bytes, Data(MAX_SEAL_BYTES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unsealed:
+class Unsealed(Record):
     """The answer to an envelope: a secret of 32 bytes, or why there is none."""
 
-    secret: bytes = b""
-    problem: str = ""
+    secret: Bytes = b""
+    problem: Annotated[str, Text()] = ""
 
     def __repr__(self) -> str:
         return f"Unsealed(problem={self.problem!r})"
+
+
+ORDERS: Final = (Fetch, Publish, Compute, Try, Drop, Unsealed)
+ANSWERS: Final = (Answer, Failed, Steps, SecretRequest)
+"""The records that a party sends to the process of a crew, and those that the process may say."""
+
+
+def lead(end: socket) -> Channel:
+    """The party's end of the connection to a process that works for it."""
+    end.setblocking(False)
+    return Channel(end, sends=ORDERS, takes=ANSWERS, limit=MAX_ANSWER_BYTES)
+
+
+def fits(task: Task, said: Answer | Failed | Steps | SecretRequest, done: int) -> bool:
+    """Whether a worker may say this amid a task, so that a party can take it. done: the last step it told of.
+
+    Raises `EncodingError` for a sample that is none.
+    """
+    match said:
+        case SecretRequest(job_id=job_id):
+            return job_id == task.job.id
+        case Steps(job_id=job_id, first_step=first, losses=losses):
+            is_next = done < first <= first + len(losses) - 1 <= task.job.steps and job_id == task.job.id
+            is_due = isinstance(task, Compute) and isinstance(task.work, e.Train)
+            return is_next and is_due and isinstance(said.measured, Sample | None)
+        case Answer(problem=""):
+            match task:
+                case Publish(count=count):
+                    return said.body is not None and said.body.count == count
+                case Compute(work=e.Gather()):
+                    return said.move is not None
+                case Compute(work=e.Train() | e.Replay() | e.Audit()):
+                    return len(said.root) == len(task.job.id)
+    return True

@@ -15,15 +15,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Thread
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from socket import socket
+from typing import Any, ClassVar, Final
 
 import torch
 
 from tiebreak.api.agreeing.offers import complete, seconds_per_step
 from tiebreak.api.auditing.audits import open_replay
+from tiebreak.api.machine.channel import Channel
 from tiebreak.api.machine.environment import usable_cores
 from tiebreak.api.machine.running import make_interpreter, use_threads
+from tiebreak.api.watching.alarms import as_line
 from tiebreak.api.watching.sampling import Sampler
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
@@ -39,6 +41,8 @@ from tiebreak.node.library import Fetcher, publish, secret_of
 from tiebreak.node.mail import SECONDS, Mail
 from tiebreak.node.parts import parts
 from tiebreak.node.work import (
+    ANSWERS,
+    ORDERS,
     Answer,
     Bench,
     Compute,
@@ -59,10 +63,8 @@ from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.sides import Challenger, Defender, resume
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.driver import Turn
+from tiebreak.protocol.parties.posts import MAX_LOSSES
 from tiebreak.protocol.tags import Digest
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
 
 JOBS, REPLAYS = "jobs", "replays"
 PERMUTATION: Final = 0x7EB8
@@ -75,34 +77,29 @@ MOVING: Final = "moving.lock"
 """The file in a party's folder that is locked while a move is sought. The system frees it however a process ends."""
 
 
-def serve(pipe: "Connection", bench: Bench, make: "Callable[..., Workbench] | None" = None) -> None:
-    """Answers tasks until the pipe ends, and then ends the process, whatever is under way."""
+def serve(end: socket, bench: Bench, make: "Callable[..., Workbench] | None" = None) -> None:
+    """Answers tasks until the connection ends, and then ends the process, whatever is under way."""
     os.umask(0o077)
     os.nice(bench.niceness)
-    said: SimpleQueue[Any] = SimpleQueue()
+    channel, said = Channel(end, sends=ANSWERS, takes=ORDERS), SimpleQueue[Any]()
 
-    def listen() -> None:
-        try:
-            while True:
-                found = pipe.recv()
-                if isinstance(found, Drop):
-                    table.dropped.add(found.work)
-                    continue
-                if isinstance(found, Compute):  # again, as where a block with the end of its game has vanished
-                    table.dropped.discard(found.work)
-                said.put(found)
-        except (EOFError, OSError):
-            os._exit(0)
+    def hear(found: Any) -> None:
+        if isinstance(found, Drop):
+            table.dropped.add(found.work)
+            return
+        if isinstance(found, Compute):  # again, as where a block with the end of its game has vanished
+            table.dropped.discard(found.work)
+        said.put(found)
 
     def ask(envelope: SecretRequest) -> Unsealed:
-        pipe.send(envelope)
+        channel.send(envelope)
         found: Unsealed = said.get()  # no task comes before the last is done
         return found
 
-    table = (make or Workbench)(bench, pipe.send, ask)
-    Thread(target=listen, daemon=True).start()
+    table = (make or Workbench)(bench, channel.send, ask)
+    channel.listen(hear)
     while True:
-        pipe.send(table.do(said.get()))
+        channel.send(table.do(said.get()))
 
 
 class RestlessEvidence(Evidence):
@@ -335,21 +332,14 @@ class Workbench:
             losses.append(progress.loss_bits)
             seconds = time.monotonic() - started
             is_end = job.ends_segment(progress.step)
-            if seconds >= TELL_SECONDS or is_end:
+            if seconds >= TELL_SECONDS or is_end or len(losses) == MAX_LOSSES:
                 first = progress.step - len(losses) + 1
                 share = (time.process_time() - worked) / max(seconds, 1e-6) / usable_cores()
                 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-                self._tell(
-                    Steps(
-                        job_id=job.id,
-                        first_step=first,
-                        losses=tuple(losses),
-                        seconds=seconds,
-                        processor=share,
-                        memory=memory,
-                        sample=sampler.last,
-                    )
-                )
+                self._tell(Steps(
+                    job_id=job.id, first_step=first, losses=tuple(losses), seconds=seconds, processor=share,
+                    memory=memory, sample=as_line(sampler.last),
+                ))  # fmt: skip
                 losses.clear()
                 started, worked = time.monotonic(), time.process_time()
 

@@ -8,9 +8,12 @@ array form, its JSON, the checks of its values, its calldata (`tiebreak.protocol
 
 import json
 import re
+import struct
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, fields
+from enum import Enum
 from functools import cache
+from math import copysign
 from typing import Annotated, Any, Self, cast, get_args, get_type_hints
 
 import msgpack
@@ -214,6 +217,97 @@ class OneOf(FieldType):
 
     def parse(self, item: Any) -> Any:
         return None if item is None else next(kind for kind in self.types if len(kind.kinds()) == len(item)).parse(item)
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf(FieldType):
+    """One of several record types, preceded by its place among them."""
+
+    types: tuple[type["Record"], ...]
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) not in self.types:
+            names = ", ".join(kind.__name__ for kind in self.types)
+            raise EncodingError(f"{name}: expected one of {names}, got {type(value).__name__}")
+
+    def pack(self, value: Any) -> Packed:
+        return self.types.index(type(value)), value.pack()
+
+    def unpack(self, name: str, item: Any) -> Any:
+        fields = Fields(name, item, 2)
+        return self.types[fields.take(Uint(8, 0, len(self.types) - 1))].unpack(*fields.next())
+
+
+@dataclass(frozen=True, slots=True)
+class Maybe(FieldType):
+    """A value that may be None, packed as an array of one item or none."""
+
+    item: FieldType
+
+    def check(self, name: str, value: Any) -> None:
+        if value is not None:
+            self.item.check(name, value)
+
+    def pack(self, value: Any) -> Packed:
+        return () if value is None else (self.item.pack(value),)
+
+    def unpack(self, name: str, item: Any) -> Any:
+        return self.item.unpack(*Fields(name, item, 1).next()) if item != [] else None
+
+
+@dataclass(frozen=True, slots=True)
+class Text(FieldType):
+    """Words for people, packed as one line of at most `limit` characters, all of them printable."""
+
+    limit: int = 4096
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) is not str:
+            raise EncodingError(f"{name}: expected text, got {type(value).__name__}")
+
+    def pack(self, value: Any) -> Packed:
+        line = "".join(character if character.isprintable() else " " for character in value)
+        return line[: self.limit].encode()
+
+    def unpack(self, name: str, item: Any) -> Any:
+        Data(4 * self.limit).check(name, item)
+        text = item.decode("utf-8", "replace")
+        if self.pack(text) != item:
+            raise EncodingError(f"{name}: expected a line of at most {self.limit} printable characters, got others")
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class Real(FieldType):
+    """A number from 0 up to 2^53, packed as the 8 bytes of an FP64 number."""
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) is not float or not 0 <= value <= 2.0**53 or copysign(1, value) < 0:  # nor is NaN
+            raise EncodingError(f"{name}: expected a number between 0 and 2^53, got {value!r:.80}")
+
+    def pack(self, value: Any) -> Packed:
+        return struct.pack(">d", value)
+
+    def unpack(self, name: str, item: Any) -> Any:
+        return struct.unpack(">d", check_bytes(name, item, 8))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class EnumMember(FieldType):
+    """A member of an enumeration, packed as its place."""
+
+    members: type[Enum]
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) is not self.members:
+            raise EncodingError(f"{name}: expected {self.members.__name__}, got {value!r:.80}")
+
+    def pack(self, value: Any) -> Packed:
+        return list(self.members).index(value)
+
+    def unpack(self, name: str, item: Any) -> Any:
+        Uint(8, 0, len(self.members) - 1).check(name, item)
+        return list(self.members)[item]
 
 
 U8 = Annotated[int, Uint(8)]

@@ -35,13 +35,18 @@ MATRICES = "gauss", "ties", "wide", "subnormal", "zeros"
 def small(**changes: Any) -> Iterator[list[bool]]:
     """Small blocks, and integers wherever they can compute; yields, for each product, whether it is left to FP64.
 
-    No product is computed again as a whole, which would hide what is wrong where enough is undecided.
+    Where it is, nothing may be written: neither results nor what is listed. FP64 would put right results over others,
+    and so hide them. No product is computed again as a whole, which would hide what is wrong where enough is undecided.
     """
     ran, run = [], launching.LaunchedIntegers.run
 
     def watched(self: Any, *given: Any) -> Any:
+        before = [memory.clone() for memory in given[-3:]]
         loose = run(self, *given)
         ran.append(int(loose[0]) > 0)
+        if ran[-1]:
+            for was, memory in zip(before, given[-3:], strict=True):
+                assert torch.equal(was.view(torch.uint8), memory.view(torch.uint8)), "integers wrote what FP64 computes"
         return loose
 
     blocks = mock.patch.multiple(launching, **{"TILE": SMALL, "FACTS": FEW, **changes})

@@ -315,7 +315,7 @@ def partial_sums(examples: int, *forms: Callable[[random.Random], tuple[Instruct
         i, sizes = r.choice(forms or (matmul, plain))(r)
         operands = [Maker(r).tensor(DType.F32, size, r.choice(["gauss", "ties"])) for size in sizes]
         arithmetic = Arithmetic()
-        part = arithmetic.partial(i).run(operands)
+        part = arithmetic.partial(i)(operands)
         factor = Fraction(ziv.coefficient(part.roundings))
         c = part.in_order(part.sums).tolist()
         if len(part.sizes) == 1:

@@ -1,12 +1,14 @@
 """Nothing that a hub, a stranger or another job does keeps a party from its moves."""
 
+import struct
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from queue import SimpleQueue
-from threading import Event
+from socket import socketpair
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,9 @@ import pytest
 from tests.protocol.runs import CHALLENGER, DOMAIN, TRAINER, program
 from tests.protocol.town import JOB, PACE, START
 from tests.tiebreak.node.test_mail import answer, liar
+from tests.tiebreak.test_channel import Evil, frame, framed
+from tests.waiting import until
+from tiebreak.api.machine.channel import Channel
 from tiebreak.node import crews as crews_module
 from tiebreak.node import mail, workbench
 from tiebreak.node.crews import NICENESS, Crew, Crews
@@ -22,10 +27,25 @@ from tiebreak.node.driver import Driver
 from tiebreak.node.journal import Journal
 from tiebreak.node.mail import Mail, MailAway, MailRefused
 from tiebreak.node.parties import AcceptancePolicy, AuditorNode, Shelf, TrainerNode
-from tiebreak.node.work import Answer, Bench, Compute, Failed, Fetch, Publish, Task, Try
+from tiebreak.node.work import (
+    ANSWERS,
+    ORDERS,
+    Answer,
+    Bench,
+    Compute,
+    Failed,
+    Fetch,
+    Publish,
+    SecretRequest,
+    Steps,
+    Task,
+    Try,
+    lead,
+)  # fmt: skip
 from tiebreak.node.workbench import Workbench
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.game.moves import Concede
+from tiebreak.protocol.game.moves import Concede, OpenChunk
+from tiebreak.protocol.packing import Record
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
 from tiebreak.protocol.parties.posts import LibraryBody, PublishedFile
@@ -40,6 +60,12 @@ def gather(number: int) -> Compute:
     return Compute(work=e.Gather(game_id=NOTHING, sequence=0, snapshot=NOTHING), job=JOBS[number])
 
 
+def connected() -> tuple[Channel, Channel]:
+    """A party's end of a connection, and that of its worker."""
+    ours, theirs = socketpair()
+    return lead(ours), Channel(theirs, sends=ANSWERS, takes=ORDERS)
+
+
 def bench(folder: Path, **given: Any) -> Bench:
     return Bench(folder=folder, domain=DOMAIN, **{"hub": "http://127.0.0.1:9", **given})
 
@@ -49,22 +75,22 @@ def test_a_move_waits_for_no_other_work(tmp_path: Path, monkeypatch: pytest.Monk
 
     Of the three jobs, each has a process of its own, and files hold up none of them.
     """
-    began: SimpleQueue[Connection] = SimpleQueue()
+    began: SimpleQueue[Channel] = SimpleQueue()
     ended = list[Crew]()
 
     def start(self: Crew) -> None:
-        self._pipe, there = Pipe()
+        self._channel, there = connected()
         end = lambda: (ended.append(self), there.close())  # noqa: E731
         self._process = SimpleNamespace(terminate=end, join=lambda *_: None, is_alive=lambda: False)
         began.put(there)
 
-    def next_task() -> tuple[Task, Connection]:
+    def next_task() -> tuple[Task, Channel]:
         there = began.get(timeout=20)
-        return there.recv(), there
+        return there.wait(), there
 
     monkeypatch.setattr(Crew, "_start", start)
     crews, moved, nothing = Crews(bench(tmp_path, processes=3)), SimpleQueue[int](), lambda _: None
-    waiting: list[Task] = [Publish(job=job, count=1, logs=True) for job in JOBS]
+    waiting: list[Task] = [Publish(job=job, count=1, logs=1) for job in JOBS]
     crews.ask(waiting[0], nothing)
     assert next_task()[0] == waiting[0]
     crews.ask(waiting[1], nothing)
@@ -79,7 +105,7 @@ def test_a_move_waits_for_no_other_work(tmp_path: Path, monkeypatch: pytest.Monk
     there.send(Answer(move=Concede()))
     assert moved.get(timeout=20) == 1
     crews.ask(gather(1), nothing)
-    assert there.recv() == gather(1)
+    assert there.wait() == gather(1)
     mover = crews._movers[JOBS[0].id]
     assert [crew._bench.niceness for crew in crews._all] == [0, *[NICENESS] * 4, 0, 0]
     crews.move_only({JOBS[1].id, JOBS[2].id})
@@ -91,18 +117,18 @@ def test_a_move_waits_for_no_other_work(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_what_fails_again_and_again_keeps_nothing_from_its_turn(tmp_path: Path, monkeypatch: Any) -> None:
     """The oldest tasks fail for ever and are due again: a new one comes first."""
-    ours, there = Pipe()
+    ours, there = connected()
     monkeypatch.setattr("tiebreak.node.crews.FIRST_PAUSE", 0.0)
     process = SimpleNamespace(terminate=there.close, join=lambda _: None, is_alive=lambda: False)
-    monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_pipe=ours, _process=process))
-    crew, tasks = Crew(bench(tmp_path)), [Publish(job=job, count=1, logs=True) for job in JOBS]
+    monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_channel=ours, _process=process))
+    crew, tasks = Crew(bench(tmp_path)), [Publish(job=job, count=1, logs=1) for job in JOBS]
     for task in tasks[:2]:
         crew.ask(task, lambda _: None)
-    assert there.recv() == tasks[0]
+    assert there.wait() == tasks[0]
     crew.ask(tasks[2], lambda _: None)
     for task in (tasks[1], tasks[2], tasks[0]):
         there.send(Failed(reason="the hub is away"))
-        assert there.recv() == task
+        assert there.wait() == task
     crew.stop()
 
 
@@ -245,7 +271,7 @@ def test_no_mail_is_waited_for_without_a_deadline(fate: str, tmp_path: Path, mon
     script = FATES[fate]
     with liar(lambda _: script or []) as url:
         own = Workbench(bench(tmp_path, hub=url if script else "http://127.0.0.1:9"), lambda _: None)
-        for task in (Fetch(job=JOB, count=0, listings=(listing,)), Publish(job=JOB, count=0, logs=False)):
+        for task in (Fetch(job=JOB, count=0, listings=(listing,)), Publish(job=JOB, count=0, logs=0)):
             found = own.do(task)
             assert isinstance(found, Failed)
             assert "expected an answer of the hub" in found.reason
@@ -327,14 +353,14 @@ def test_a_trainer_wants_no_job_whose_stake_is_over_a_limit() -> None:
 @pytest.mark.parametrize("fate", ["in time", "too long", "too much"])
 def test_a_program_is_tried_once_in_a_process_that_ends(fate: str, tmp_path: Path, monkeypatch: Any) -> None:
     """It is ended when it takes too long, and not tried again if the system ends it, for want of memory."""
-    ours, there = Pipe()
+    ours, there = connected()
     process = SimpleNamespace(kill=lambda: ended.append(fate), join=lambda _: None, exitcode=-9)
-    monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_pipe=ours, _process=process))
+    monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_channel=ours, _process=process))
     ended, found = list[str](), SimpleQueue[Answer]()
     crews = Crews(bench(tmp_path, trial_seconds=0 if fate == "too long" else 20))
     crews.ask(Try(job=JOB), found.put)
     if fate != "too long":
-        assert there.recv() == Try(job=JOB)
+        assert there.wait() == Try(job=JOB)
     if fate == "in time":
         there.send(Answer(seconds=0.25))
         assert found.get(timeout=20) == Answer(seconds=0.25)
@@ -412,3 +438,112 @@ def test_a_job_that_is_only_offered_holds_up_no_trial(tmp_path: Path, monkeypatc
         asked[number][1](Answer(seconds=1.0))
         made.inbox.get()()
     made.journal.close()
+
+
+def hostile(evil: Path) -> dict[str, tuple[Task, bytes]]:
+    """What no honest worker says, and the task amid which it is said."""
+    train = Compute(work=e.Train(job_id=JOB.id, count=1), job=JOB)
+    audit, publish = Compute(work=e.Audit(job_id=JOB.id), job=JOB), Publish(job=JOB, count=1, logs=1)
+    steps = Steps(job_id=JOB.id, first_step=1, losses=(1, 2), seconds=1.0, processor=0.5, memory=1)
+    root, half, listing = bytes(32), struct.pack(">d", 0.5), LibraryBody(count=2, logs=0, files=())
+
+    def said(task: Task, *records: Record) -> tuple[Task, bytes]:
+        return task, b"".join(frame(record, ANSWERS) for record in records)
+
+    return {
+        "a pickle": (train, framed(bytes(ForkingPickler.dumps(Evil(evil))))),
+        "a pickle as it was sent once": (train, bytes(ForkingPickler.dumps(Evil(evil)))),
+        "4 GiB": (train, b"\xff" * 100),
+        "half a record": (train, frame(Answer(root=root), ANSWERS)[:-1]),
+        "an order": (train, frame(train, ORDERS)),
+        "a NaN": (Try(job=JOB), frame(Answer(seconds=0.5), ANSWERS).replace(half, b"\xff" * 8)),
+        "a longer form": (train, framed(b"\x92\xcc\x00" + frame(Answer(root=root), ANSWERS)[6:])),
+        "no root": said(train, Answer()),
+        "half a root": said(audit, Answer(root=root[:16])),
+        "a root for a move": said(gather(0), Answer(root=root)),
+        "no list of files": said(publish, Answer()),
+        "a list of other files": said(publish, Answer(body=listing)),
+        "steps of another job": said(train, replace(steps, job_id=JOBS[1].id)),
+        "steps of a replay": said(audit, steps),
+        "steps twice": said(train, steps, steps),
+        "a sample that is none": said(train, replace(steps, sample=b"{}")),
+        "no steps": said(train, replace(steps, losses=())),
+        "steps after the last": said(train, replace(steps, first_step=JOB.steps)),
+        "the secret of another job": said(train, SecretRequest(job_id=JOBS[1].id, data=b"seal")),
+    }  # fmt: skip
+
+
+def test_what_a_worker_says_wrong_costs_its_own_task_a_try_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]
+) -> None:
+    """The process is ended, nothing of it is unpickled or believed, no secret is opened, and the next may answer."""
+    began, killed = SimpleQueue[Channel](), list[Crew]()
+    opened, told, trouble, answers = list[Digest](), list[Steps](), SimpleQueue[str](), SimpleQueue[Answer]()
+
+    def start(self: Crew) -> None:
+        self._channel, there = connected()
+        end = lambda: killed.append(self)  # noqa: E731
+        self._process = SimpleNamespace(
+            kill=end, terminate=there.close, join=lambda *_: None, is_alive=bool, exitcode=-9
+        )
+        began.put(there)
+
+    def unseal(_data: bytes, job_id: Digest) -> bytes:
+        opened.append(job_id)
+        return bytes(32)
+
+    monkeypatch.setattr(Crew, "_start", start)
+    monkeypatch.setattr("tiebreak.node.crews.FIRST_PAUSE", 0.0)
+    crew = Crew(bench(tmp_path, trial_seconds=30), unseal)
+    crew.listen(told.append, lambda text, _: trouble.put(text))
+    for what, (task, said) in hostile(tmp_path / "evil").items():
+        crew.ask(task, answers.put)
+        first = began.get(timeout=20)
+        assert first.wait() == task
+        first._end.sendall(said)
+        first.close()
+        if isinstance(task, Try):
+            assert answers.get(timeout=20).problem.startswith("expected a step in 30 s"), what
+            cases()
+            continue
+        assert "tried again" in trouble.get(timeout=20), what
+        second = began.get(timeout=20)
+        assert second.wait() == task
+        assert crew.tasks == 1, what
+        second.send(Answer(problem="done"))
+        assert answers.get(timeout=20) == Answer(problem="done"), what
+        crew._bury(EOFError())
+        cases()
+    assert opened == []
+    assert [steps.first_step for steps in told] == [1], "of steps told twice, the first time counts"
+    assert len(killed) >= len(hostile(tmp_path))
+    assert not (tmp_path / "evil").exists(), "nothing was unpickled"
+    crew.stop()
+
+
+def test_a_worker_that_reads_nothing_holds_up_no_other_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The party drops work, asks for more and stops while a large task is stuck."""
+    began = SimpleQueue[Channel]()
+
+    def start(self: Crew) -> None:
+        self._channel, there = connected()
+        self._process = SimpleNamespace(terminate=there.close, join=lambda *_: None, is_alive=bool)
+        began.put(there)
+
+    monkeypatch.setattr(Crew, "_start", start)
+    crew, moves = Crew(bench(tmp_path)), (OpenChunk(chunk=bytes(512)),) * 2000
+    large = Compute(work=e.Gather(game_id=NOTHING, sequence=0, snapshot=NOTHING, said=moves), job=JOB)
+    crew.ask(large, lambda _: None)
+    began.get(timeout=20)
+    done = SimpleQueue[object]()
+
+    def go_on() -> None:
+        until(lambda: crew._channel is not None and crew._channel.owes)
+        done.put(crew.drop(lambda _: True))
+        crew.ask(gather(1), lambda _: None)
+        done.put(crew.tasks)
+        crew.stop()
+        done.put("stopped")
+
+    Thread(target=go_on, daemon=True).start()
+    assert [done.get(timeout=60) for _ in range(3)] == [[large.work], 2, "stopped"]

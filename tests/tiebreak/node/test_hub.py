@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import sqlalchemy as sql
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -41,6 +42,7 @@ from tests.tiebreak.node.hubs import (
     take,
     upload,
 )
+from tests.tiebreak.node.pages.staged import Staged
 from tests.waiting import until
 from tiebreak.node.hub import app as app_module
 from tiebreak.node.hub import bodies as bodies_module
@@ -48,16 +50,18 @@ from tiebreak.node.hub import connection as connection_module
 from tiebreak.node.hub import streams as streams_module
 from tiebreak.node.hub.clerk import Arrival
 from tiebreak.node.hub.connection import GRACE_SECONDS, OpenConnections
-from tiebreak.node.hub.limits import Buckets, HubLimits, Recent, address_of, networks_in
+from tiebreak.node.hub.limits import PAGE_SECONDS, PROCESSOR, Buckets, HubLimits, Recent, address_of, networks_in
 from tiebreak.node.hub.line import Line, WaitingRequest
 from tiebreak.node.hub.serving import proxies_of
 from tiebreak.node.hub.store import Store, Writer
+from tiebreak.node.pages.routes import routes
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.packing import unpack
 from tiebreak.protocol.parties import posts
+from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.parties.posts import Complete, Received, ReceivedPost
 from tiebreak.protocol.parties.turns import MAX_BATCH, OTHERS, Turns
 from tiebreak.protocol.tags import Digest
@@ -401,6 +405,13 @@ def test_a_bucket_fills_again_and_a_map_forgets() -> None:
     recent.get(1)
     recent.put(3, 3)
     assert [recent.get(key) for key in (1, 2, 3)] == [1, None, 3]
+    recent.put(4, 4, 2)
+    assert [recent.get(key) for key in (1, 3, 4)] == [None, None, 4], "it weighs as much as two"
+    recent.put(5, 5, 3)
+    assert [recent.get(key) for key in (4, 5)] == [4, None], "too heavy to be kept, and no reason to forget others"
+    recent.put(4, 4, 1)
+    recent.put(6, 6)
+    assert [recent.get(key) for key in (4, 6)] == [4, 6]
 
 
 def test_a_database_belongs_to_one_hub_and_one_domain(database: str) -> None:
@@ -508,6 +519,48 @@ def test_streams_and_pages_of_posts_are_limited(tmp_path: Path) -> None:
 def test_pages_for_people_are_limited(tmp_path: Path) -> None:
     with running(settings(tmp_path, pages_per_minute=2), pages=lambda _: [Route("/x", lambda _: Response())]) as hub:
         assert [ask(hub, "GET", "/x")[0] for _ in range(3)] == [200, 200, 429]
+
+
+def test_a_page_that_takes_long_counts_as_several(tmp_path: Path) -> None:
+    async def dear(request: Request) -> Response:
+        request.scope[PROCESSOR] = 9 * PAGE_SECONDS
+        return Response()
+
+    with running(settings(tmp_path, pages_per_minute=10), pages=lambda _: [Route("/x", dear)]) as hub:
+        assert [ask(hub, "GET", "/x")[0] for _ in range(3)] == [200, 200, 429]
+
+
+def test_pages_that_take_long_keep_no_thread_from_posts(tmp_path: Path) -> None:
+    """More pages than the hub has threads, of six addresses, none of which is ready."""
+    go_on, asked = threading.Event(), list[str]()
+
+    class Slow(Staged):
+        def reading(self) -> Any:
+            asked.append("a page")
+            go_on.wait(20)
+            return super().reading()
+
+    slow = Slow(domain=DOMAIN, at=0, board=Board(), seen={}, known=None)
+    with running(settings(tmp_path), pages=lambda _: routes(slow)) as hub, ExitStack() as stack:
+        for number in range(48):
+            reader = stack.enter_context(connect(hub, f"127.0.0.{2 + number // 8}"))
+            reader.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n")
+        until(lambda: hub.hub.viewing.held.total() == 48)
+        assert hub.mail().post(OFFER).place == 1
+        assert len(page(hub)) == 1
+        assert len(asked) <= 4
+        go_on.set()
+
+
+def test_the_newest_posts_and_those_of_some_kinds(store: Store) -> None:
+    take(make_clerk(store), OFFER, *(wire for n in range(4) for wire in (steps(2 * n), library([], 2 * n + 1))))
+    assert [row.place for row in store.posts(2, newest=True, limit=3)] == [7, 8, 9]
+    assert [row.place for row in store.posts(8, newest=True, limit=3)] == [9]
+    kinds = (posts.PostKind.OFFER, posts.PostKind.LIBRARY)
+    assert [row.place for row in store.posts(0, kinds=kinds)] == [1, 3, 5, 7, 9]
+    assert [row.place for row in store.posts(0, jobs=[JOB.id], kinds=[posts.PostKind.STEPS], newest=True, most=1)] == [
+        8
+    ]
 
 
 def test_what_never_has_a_body_gets_no_events(hub: Running) -> None:

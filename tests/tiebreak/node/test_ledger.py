@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -111,9 +112,10 @@ class Commune(Village):
 class Flooded(Commune):
     """A commune in which throw-away keys challenge whatever head there is, hold their games open, and then concede."""
 
-    def __init__(self, run: Run, *, named: tuple[Address, ...], keys: int = 20) -> None:
+    def __init__(self, run: Run, *, named: tuple[Address, ...], keys: int = 20, rng: Random | None = None) -> None:
+        """rng: they challenge and concede at any time, and not all at once and at the end."""
         super().__init__(run)
-        self.named, self.keys = named, [PrivateKey.from_int(50_000 + n) for n in range(keys)]
+        self.named, self.keys, self.rng = named, [PrivateKey.from_int(50_000 + n) for n in range(keys)], rng
         self.number = 0
 
     def said(self, key: PrivateKey, wanted: tx.Transaction) -> None:
@@ -131,12 +133,14 @@ class Flooded(Commune):
             client.post(job.id, posts.AuditorsBody(accounts=self.named))
         own = {key.address: key for key in self.keys}
         heads = [body.head for letter in self.letters if isinstance(body := letter.body, posts.HeadBody)]
-        if heads and not self.number and job.head_count:
+        rng, is_over = self.rng, self.now > job.window_end
+        if heads and job.head_count and (rng.random() < 0.3 if rng else not self.number):
+            head = rng.choice(heads) if rng else heads[-1]
             for nonce in range(2):
-                for key in self.keys:
-                    self.said(key, tx.Challenge(head=heads[-1], nonce=nonce))
+                for key in rng.sample(self.keys, rng.randint(1, 5)) if rng else self.keys:
+                    self.said(key, tx.Challenge(head=head, nonce=nonce))
         for game in client.ground.board.open_games(job.id):
-            if game.challenger in own and self.now > job.window_end:
+            if game.challenger in own and (is_over or (rng and rng.random() < 0.05)):
                 self.said(own[game.challenger], tx.MakeMove(game_id=game.id, sequence=0, move=Concede()))
 
 
@@ -218,6 +222,21 @@ def test_throw_away_keys_do_not_keep_a_named_auditor_from_a_lie(run: Run, judge:
     thrown = {f"0x{key.address.hex()}" for key in commune.keys}
     assert set(found["debts"]) - thrown == {f"0x{TRAINER.address.hex()}"}, "they owe stakes if they gave up before"
     assert found["refused"]["TooManyGames"] == 2 * len(commune.keys) - ledger.MAX_STRANGERS
+
+
+@pytest.mark.parametrize(
+    "run", [FALSE, TALKED_FALSE, TRUTH, TALKED_TRUTH], ids=["lie", "lie, talk", "truth", "truth, talk"]
+)
+def test_throw_away_keys_change_no_outcome_whenever_they_come_and_go(run: Run, cases: Callable[[], None]) -> None:
+    for seed in range(6):
+        commune = Flooded(run, named=NAMED, rng=Random(seed))
+        commune.live()
+        for villager in commune.villagers.values():
+            (job,) = villager.ground.board.jobs.values()
+            assert job.status is (JobStatus.SLASHED if run in (FALSE, TALKED_FALSE) else JobStatus.SETTLED), seed
+            assert len(villager.ground.board.games) <= ledger.MAX_STRANGERS + 1
+        assert commune.number > 10
+        cases()
 
 
 def test_an_auditor_whom_nobody_named_says_that_it_is_shut_out() -> None:

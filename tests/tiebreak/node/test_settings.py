@@ -176,6 +176,8 @@ DEVIATIONS = {
     ("tests/tiebreak/node/test_ground_anvil.py", "confirmations"): "three blocks vanish at a time",
     ("tests/chain/test_outbox.py", "confirmations"): "counts the blocks on a transaction's",
     ("tests/protocol/test_parties.py", "slowdown"): "terms follow it",
+    ("tests/protocol/test_terms.py", "slowdown"): "terms follow it",
+    ("tests/protocol/test_terms.py", "step_seconds"): "terms follow it",
     ("tests/sim/adversaries/test_builders.py", "block_seconds"): "a move to the second needs a block a second",
     ("tests/sim/world/test_clocks.py", "block_seconds"): "clocks to the second, and a slow chain",
     ("tests/sim/world/test_clocks.py", "step_seconds"): "clocks and windows that are a second too short",

@@ -6,7 +6,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from multiprocessing import Pipe, Process
+from multiprocessing import Process
 from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
@@ -15,6 +15,7 @@ import pytest
 
 from tests.tiebreak.node.pages.staged import Staged
 from tests.tiebreak.node.pages.test_pages import client
+from tests.tiebreak.node.test_crews import connected
 from tests.tiebreak.parties import flip
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
@@ -35,7 +36,7 @@ from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.game import rules
-from tiebreak.protocol.game.moves import Move, Phase, Side
+from tiebreak.protocol.game.moves import Concede, Move, Phase, Side
 from tiebreak.protocol.game.snapshot import Snapshot
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import events as e
@@ -144,7 +145,7 @@ def test_each_cheat_of_up_is_convicted_by_a_number(agreed: RunDirectory, folder:
     state = start
     while not state.is_over:
         defends = state.mover is Side.DEFENDER
-        turn = Turn(start=start, state=state, line=tuple(line), defends=defends)
+        turn = Turn(state=state, line=tuple(line), defends=int(defends))
         work = e.Gather(game_id=game, sequence=state.moves, snapshot=Snapshot.of(state).id)
         move = answer(liar if defends else auditor, Compute(work=work, job=agreed.job, turn=turn)).move
         assert move is not None
@@ -201,7 +202,7 @@ def test_a_replay_for_a_game_that_is_over_ends_after_a_step(
         game = Digest(bytes([number]) * 32)
         start = rules.start(job, head, game, 1)
         state = replace(start, phase=Phase.OPEN_STEPS)
-        turn = Turn(start=start, state=state, line=(), defends=True)
+        turn = Turn(state=state, line=(), defends=1)
         work = e.Gather(game_id=game, sequence=0, snapshot=Snapshot.of(state).id)
         return Compute(work=work, job=job, turn=turn)
 
@@ -255,31 +256,33 @@ def test_training_and_replays_stand_still_while_a_move_is_sought(
 
 def test_a_crew_forgets_what_nobody_needs(agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits, and what is under way: that ends, is not tried again, and the next one has its turn."""
-    ours, theirs = Pipe()
+    ours, theirs = connected()
     crew, answered = Crew(bench(folder)._bench), list[int]()
 
     def start() -> None:
-        crew._pipe, crew._process = ours, Process()
+        crew._channel, crew._process = ours, Process()
 
     def gather(number: int) -> Compute:
-        return Compute(work=e.Gather(game_id=Digest(b""), sequence=number, snapshot=Digest(b"")), job=agreed.job)
+        return Compute(
+            work=e.Gather(game_id=Digest(bytes(32)), sequence=number, snapshot=Digest(bytes(32))), job=agreed.job
+        )
 
     monkeypatch.setattr(crew, "_start", start)
     tasks = [gather(number) for number in range(4)]
     for number, task in enumerate(tasks):
         crew.ask(task, lambda _, number=number: answered.append(number))  # type: ignore[misc]
         if not number:
-            assert theirs.recv() == task  # the others come while it is under way
+            assert theirs.wait() == task  # the others come while it is under way
     over = [tasks[0].work, tasks[2].work]
     assert sorted(work.sequence for work in crew.drop(over.__contains__)) == [0, 2]  # type: ignore[union-attr]
     assert crew.drop(over.__contains__) == []
-    assert theirs.recv() == Drop(work=over[0])
+    assert theirs.wait() == Drop(work=over[0])
     theirs.send(Failed(reason="it is over"))
     for number in (1, 3):
-        assert theirs.recv() == tasks[number]
-        theirs.send(Answer())
+        assert theirs.wait() == tasks[number]
+        theirs.send(Answer(move=Concede()))
     crew.ask(gather(9), lambda _: None)
-    assert theirs.recv().work.sequence == 9
+    assert theirs.wait().work.sequence == 9
     assert answered == [1, 3]
     crew._process = None
     theirs.close()

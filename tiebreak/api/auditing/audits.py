@@ -3,6 +3,7 @@
 import hmac
 import math
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from tiebreak.api.auditing.parallel import audit_in_parallel
 from tiebreak.api.auditing.progress import Tally, on_stderr, progress_of_workers
 from tiebreak.api.auditing.replayers import Assignment, Processes
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.environment import own_mark, usable_cores
+from tiebreak.api.machine.environment import own_folder, own_mark, usable_cores
 from tiebreak.api.machine.running import as_policy, make_interpreter
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
@@ -34,14 +35,18 @@ from tiebreak.engine.run.audit import (
 from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, RunDirectory
 from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs
 from tiebreak.engine.run.train import Progress, Worker
-from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.records import StepRecord, run_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError
+from tiebreak.protocol.trees import Frontier
 
 SHARES: Final = (0.01, 0.1)
 """Shares of false segments for which a sample's chance of detection is reported, as for a single false segment."""
 MARK: Final = "replayed.here"
-"""The file of a replay that says who made it (`own_mark`), in hex digits."""
+"""The file of a replay that says who made its records: the marks (`own_mark`) of two counts, in hex digits.
+
+They are those of all records and of one more, which may not be there yet after a crash.
+"""
 MARK_DIGITS: Final = 64
 
 
@@ -96,15 +101,15 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
     """Recomputes the signed part of the run into `folder` and compares the result with the last head.
 
     Uses only the job's own inputs, each checked against the job's roots, and under policy `logged` the committed logs.
-    Continues a replay that this user began in `folder`. Raises `ConfigurationError` if nothing is signed yet, or if the
-    folder holds anything else.
+    Continues a replay of which this user's audits made every record, in `folder`. Raises `ConfigurationError` if
+    nothing is signed yet, or if the folder holds anything else.
     """
     head = trainer.last_head()
     if head is None:
         raise ConfigurationError(
             f"{trainer.path}: expected at least one signed head, got none; train with the key that signs them"
         )
-    replay, last = _own_replay(trainer, folder), trainer.job.last_step(head.head.count - 1)
+    replay, last = OwnReplay.begin(trainer, folder), trainer.job.last_step(head.head.count - 1)
     resumed = min(last, replay.last_complete())
     logs: Logs = NO_LOGS
     if trainer.job.is_logged:
@@ -118,6 +123,7 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
 
         interpreter = make_interpreter(replay.program, machine, replay.job)
         Worker(replay, interpreter, on_progress=told, on_commit=tally.commit, logs=logs).work(last)
+    replay.check()  # the folder could have been overlaid meanwhile
     comparison = compare(replay, head)
     fraud = None if comparison.agrees else _first_difference(trainer, replay)
     return WholeAudit(
@@ -125,17 +131,54 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
     )  # fmt: skip
 
 
-def _own_replay(trainer: RunDirectory, folder: Path) -> RunDirectory:
-    """Opens a replay that this user began here, or begins one. Whatever else is there could be the trainer's own."""
-    mark = own_mark(trainer.job.id.hex(), folder).encode()
-    replay = open_replay(trainer, folder, {MARK: mark})
-    with replay.folder() as files:
-        if not files.holds(MARK) or not hmac.compare_digest(files.read(MARK, MARK_DIGITS), mark):
+class OwnReplay(RunDirectory):
+    """A replay whose records this user's audits made, each marked before it is appended.
+
+    What else lies there is checked against a record or the job when it is read, so an archive that somebody made brings
+    nothing that counts; and an older replay of the user's own, only less of the same.
+    """
+
+    @classmethod
+    def begin(cls, trainer: RunDirectory, folder: Path) -> "OwnReplay":
+        """Opens a replay of the trainer's job, or begins one. Raises `ConfigurationError` for others' records."""
+        mark = _mark(trainer.job, folder, Frontier())
+        found = open_replay(trainer, folder, {MARK: mark + mark})
+        replay = cls(folder, found.agreement, found.program)
+        replay.check()
+        return replay
+
+    def check(self) -> None:
+        """Raises `ConfigurationError` unless this user's audits made all records that are here."""
+        self._marked = Frontier()
+        for digest in self.record_digests(self.recorded()):
+            self._marked.append(digest)
+        with self.folder() as files:
+            marks = files.read(MARK, 2 * MARK_DIGITS) if files.holds(MARK) else b""
+        own = _mark(self.job, self.path, self._marked)
+        if not any(hmac.compare_digest(own, mark) for mark in (marks[:MARK_DIGITS], marks[MARK_DIGITS:])):
             raise ConfigurationError(
-                f"{folder}: expected a replay that you began in this place, got one that anybody may have made; it is "
-                "not resumed: name a new folder with --output"
+                f"{self.path}: expected a replay that you began in this place, with the records that it came to, got "
+                "one that anybody may have made or changed; it is not resumed: name a new folder with --output, or "
+                "delete this one"
             )
-    return replay
+
+    def append_record(self, record: StepRecord) -> None:
+        grown = deepcopy(self._marked)
+        grown.append(record.digest)
+        marks = b"".join(_mark(self.job, self.path, records) for records in (self._marked, grown))
+        with self.folder(to_write=True) as files:
+            files.write(MARK, marks)
+        super().append_record(record)
+        self._marked = grown
+
+
+def _mark(job: Job, folder: Path, records: Frontier) -> bytes:
+    return own_mark(f"{job.id.hex()} {records.count} {records.root(job.run_depth).hex()}", folder).encode()
+
+
+def place_of_replay(trainer: RunDirectory) -> Path:
+    """The folder of this user's replay of a job, unless another is named: none in which archives are unpacked."""
+    return own_folder() / "replays" / trainer.job.id.hex()
 
 
 def _first_difference(trainer: RunDirectory, replay: RunDirectory) -> SegmentReport | None:
@@ -225,12 +268,13 @@ class Workers:
 
     jobs: the number of processes on this machine or, with `ray`, the most at once on its cluster [default: as many as
     its cores allow]. ray: the cluster's address, `""` for the one that Ray finds or else starts here. Each process has
-    the threads of the `Machine` [default: its share of this machine's cores; 1 with Ray].
+    the threads of the `Machine` [default: its share of this machine's cores; 1 with Ray]. ledger: its file [default:
+    one for each audit in `own_folder`].
     """
 
     jobs: int | None = None
     ray: str | None = None
-    ledger: Path
+    ledger: Path | None = None
 
     def __post_init__(self) -> None:
         if self.jobs is None and self.ray is None:
@@ -260,10 +304,10 @@ def _audit_by(
     jobs, job, threads = workers.jobs, trainer.job, machine.threads
     if threads is None:
         threads = 1 if workers.ray is not None or jobs is None else max(1, usable_cores() // jobs)
-    assignment = Assignment(
-        path=trainer.path.absolute(), job_id=job.id, count=len(records),
-        machine=replace(machine, threads=threads, policy=as_policy(machine.policy)),  # its file may not be there
-        root=run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root,
+    assignment = Assignment.of(
+        trainer.path.absolute(), job.id, len(records),
+        run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root,
+        replace(machine, threads=threads, policy=as_policy(machine.policy)),  # its file may not be there
     )  # fmt: skip
 
     def begin() -> Processes | Cluster:

@@ -1,7 +1,8 @@
 """Replayers on a Ray cluster, each an actor, so in a process of its own.
 
-Its machines need not see the folder of the run. A worker that does not fetches the files that it needs from the machine
-that leads the audit into its own cache, and checks them against the job and the committed records as any others.
+Ray itself unpickles what the machines of a cluster send: they must all be the auditor's own. They need not see the
+folder of the run. A worker that does not fetches the files that it needs from the machine that leads the audit into its
+own cache, and checks them against the job and the committed records as any others.
 """
 
 import os
@@ -22,7 +23,7 @@ from tiebreak.api.auditing.replayers import (
     TaskOutcome,
     outcome_of,
 )
-from tiebreak.engine.data.disk import Folder, write_whole
+from tiebreak.engine.data.disk import Folder, make_folder, write_whole
 from tiebreak.engine.data.formats import Empty
 from tiebreak.engine.native import cache_directory
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORD_BYTES, RECORDS, STATES, RunDirectory, state_name
@@ -69,7 +70,7 @@ class FetchedRun(RunDirectory):
         """Fetches all but states into a folder, which other processes may use at the same time."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(folder / ".fetching"):
-            Folder.make(folder / STATES).__exit__()
+            make_folder(folder / STATES)
             for name in (JOB, PROGRAM, DATA):
                 _fetch(folder, name, desk)
             with Folder(folder) as opened:

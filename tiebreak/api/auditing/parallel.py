@@ -8,6 +8,7 @@ before it are still done, the others are not, and what comes first is reported. 
 error of theirs is found if it accuses the trainer, not if it acquits it.
 """
 
+import hmac
 import json
 import sqlite3
 import time
@@ -15,19 +16,21 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 from tiebreak.api.auditing.cluster import Cluster
 from tiebreak.api.auditing.replayers import Advance, AuditTask, Event, Lost, Processes, TaskOutcome
-from tiebreak.api.machine.environment import own_mark
+from tiebreak.api.machine.environment import own_folder, own_mark
+from tiebreak.engine.data.disk import storing
 from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
 from tiebreak.engine.run.directory import RunDirectory, kept_steps
-from tiebreak.engine.run.logs import FindingKind, LogFinding, LogReport
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError, TiebreakError
+from tiebreak.protocol.packing import AnyOf, pack, unpack
 from tiebreak.protocol.tags import Digest
 
 TASKS: Final = 32
@@ -37,6 +40,7 @@ RETRIES: Final = 3
 WAIT_SECONDS: Final = 1.0
 _SECOND: Final = 0x7469
 """Seeds the order of sums of second replays."""
+_ROW: Final = AnyOf((AuditTask, TaskOutcome))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +83,12 @@ class AuditLedger:
         Raises `ConfigurationError` if it is another audit's or was not made here by this user (it would acquit whom its
         maker likes), `StateError` if a process is at work on it.
         """
-        self.path, self._began, words = path, time.monotonic(), json.dumps(key, sort_keys=True)
+        self.path, self._began, self._key = path, time.monotonic(), json.dumps(key, sort_keys=True)
         with ExitStack() as stack:
             try:
                 self._file = sqlite3.connect(path, isolation_level=None, timeout=0)
                 stack.callback(self._file.close)
-                self._open(f"{words} {own_mark(words, path)}")
+                self._open(f"{self._key} {own_mark(self._key, path)}")
             except sqlite3.DatabaseError as error:
                 if error.sqlite_errorcode in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
                     raise EncodingError(f"{path}: expected a ledger of `tiebreak audit`, got: {error}") from error
@@ -98,43 +102,61 @@ class AuditLedger:
         if self._file.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,):
             self._file.execute("CREATE TABLE audit (key TEXT NOT NULL, seconds REAL NOT NULL)")
             self._file.execute(
-                "CREATE TABLE task"
-                " (number INTEGER PRIMARY KEY, segments TEXT NOT NULL, steps INTEGER NOT NULL, outcome TEXT)"
+                "CREATE TABLE task (number INTEGER PRIMARY KEY, content BLOB NOT NULL, mark TEXT NOT NULL)"
             )
             self._file.execute("INSERT INTO audit VALUES (?, 0)", [key])
-        found = self._file.execute("SELECT key, seconds FROM audit").fetchone()
+        found = self._file.execute("SELECT key, CAST(seconds AS REAL) FROM audit").fetchone()
         if found is None or found[0] != key:
-            raise ConfigurationError(
-                f"{self.path}: the ledger of another audit, or one that you did not begin in this place; name a new "
-                "file, or delete this one"
-            )
+            raise self.foreign()
         self._file.execute("COMMIT")
         self._spent = float(found[1])
+
+    def foreign(self) -> ConfigurationError:
+        """The error of a ledger that is not to be gone on with."""
+        return ConfigurationError(
+            f"{self.path}: the ledger of another audit, or one that you did not begin in this place, or that is not as "
+            "you left it; name a new file, or delete this one"
+        )
+
+    def _mark(self, content: bytes) -> str:
+        """Binds what a row says to this user: a journal file next to the ledger, too, may be a stranger's."""
+        return own_mark(f"{self._key} {content.hex()}", self.path)
+
+    def _put(self, rows: Sequence[AuditTask | TaskOutcome]) -> None:
+        for row in rows:
+            number, content = (row.task if isinstance(row, TaskOutcome) else row).number, pack(_ROW.pack(row))
+            self._file.execute("INSERT OR REPLACE INTO task VALUES (?, ?, ?)", [number, content, self._mark(content)])
 
     def begin(self, tasks: Sequence[AuditTask]) -> None:
         """Keeps the tasks of an audit that begins."""
         with self._file:
             self._file.execute("BEGIN")
-            rows = [(task.number, json.dumps(task.segments), task.steps) for task in tasks]
-            self._file.executemany("INSERT INTO task VALUES (?, ?, ?, NULL)", rows)
+            self._put(tasks)
 
-    def tasks(self) -> list[AuditTask]:
-        """All tasks of the audit, in order."""
-        rows = self._file.execute("SELECT number, segments, steps FROM task ORDER BY number")
-        return [AuditTask(number=number, segments=tuple(json.loads(text)), steps=steps) for number, text, steps in rows]
+    def tasks(self) -> tuple[list[AuditTask], dict[int, TaskOutcome]]:
+        """All tasks of the audit, in order, and the outcomes of those that are done, by number.
 
-    def outcomes(self) -> dict[int, TaskOutcome]:
-        """The outcomes of the tasks that are done, by number."""
-        rows = self._file.execute("SELECT number, outcome FROM task WHERE outcome IS NOT NULL")
-        tasks = self.tasks()
-        return {number: _decoded(tasks[number], json.loads(text)) for number, text in rows.fetchall()}
+        Raises `ConfigurationError` if anything of them is not what this user's audit has kept here.
+        """
+        tasks, done = list[AuditTask](), dict[int, TaskOutcome]()
+        try:
+            rows = self._file.execute("SELECT content, mark FROM task ORDER BY number").fetchall()
+        except sqlite3.DatabaseError:
+            raise self.foreign() from None
+        for content, mark in rows:
+            if type(content) is not bytes or not hmac.compare_digest(str(mark).encode(), self._mark(content).encode()):
+                raise self.foreign()
+            row = _ROW.unpack("row", unpack(content, len(content)))
+            tasks.append(row.task if isinstance(row, TaskOutcome) else row)
+            if isinstance(row, TaskOutcome):
+                done[row.task.number] = row
+        return tasks, done
 
     def put(self, outcomes: Sequence[TaskOutcome]) -> None:
         """Keeps the outcomes of some tasks, durably."""
         with self._file:
             self._file.execute("BEGIN")
-            rows = [(json.dumps(_encoded(outcome)), outcome.task.number) for outcome in outcomes]
-            self._file.executemany("UPDATE task SET outcome = ? WHERE number = ?", rows)
+            self._put(outcomes)
             self._file.execute("UPDATE audit SET seconds = ?", [self.seconds])
 
     @property
@@ -146,24 +168,9 @@ class AuditLedger:
         self._file.close()
 
 
-def _encoded(outcome: TaskOutcome) -> dict[str, Any]:
-    checked = [[checkpoint, record.hex()] for checkpoint, record in outcome.checked]
-    more = {"starts": outcome.starts, "refused": outcome.refused, "steps": outcome.steps, "log": asdict(outcome.log)}
-    return {"worker": outcome.worker, "checked": checked, **more}
-
-
-def _decoded(task: AuditTask, row: dict[str, Any]) -> TaskOutcome:
-    findings = [LogFinding(**{**finding, "kind": FindingKind(finding["kind"])}) for finding in row["log"]["findings"]]
-    return TaskOutcome(
-        task=task, worker=row["worker"], starts=tuple(row["starts"]), refused=tuple(row["refused"]), steps=row["steps"],
-        checked=tuple((checkpoint, bytes.fromhex(record)) for checkpoint, record in row["checked"]),
-        log=LogReport(**{**row["log"], "findings": findings}),
-    )  # fmt: skip
-
-
 def audit_in_parallel(
     run: RunDirectory, root: Digest, segments: Sequence[int], records: Sequence[StepRecord],
-    begin: Callable[[], Processes | Cluster], ledger: Path,
+    begin: Callable[[], Processes | Cluster], ledger: Path | None,
     on_standing: Callable[[AuditStanding], None] = lambda _: None, on_trouble: Callable[[str], None] = lambda _: None,
 ) -> SegmentAudit:  # fmt: skip
     """Audits segments (from 0) by several processes, and goes on with what the ledger says is done.
@@ -177,18 +184,29 @@ def audit_in_parallel(
     if not wanted or not 0 <= wanted[0] <= wanted[-1] < len(records):
         raise ConfigurationError(f"expected a checkpoint below {len(records)}, got {list(wanted[-1:])}")
     key = {"job": run.job.id.hex(), "root": root.hex(), "count": len(records), "segments": wanted}
-    with closing(AuditLedger(ledger, key)) as opened, ExitStack() as stack:
+    with closing(AuditLedger(ledger or _place(key), key)) as opened, ExitStack() as stack:
 
         @cache
         def replayers() -> Processes | Cluster:
             return stack.enter_context(closing(begin()))
 
-        if not opened.tasks():
+        tasks, _ = opened.tasks()
+        if not tasks:
             opened.begin(divide(run, wanted, replayers().most))
+        elif [segment for task in tasks for segment in task.segments] != list(wanted):
+            raise opened.foreign()
         audit = _Audit(run, records, opened, on_standing, on_trouble)
         if audit.is_left:
             audit.work(replayers())
         return audit.report(wanted, opened.seconds)
+
+
+def _place(key: Mapping[str, Any]) -> Path:
+    """The file of an audit's ledger, unless another is named, in a folder in which no archives are unpacked."""
+    folder = own_folder() / "ledgers"
+    with storing(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder / f"{sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()}.sqlite"
 
 
 class _Audit:
@@ -198,9 +216,8 @@ class _Audit:
     ) -> None:  # fmt: skip
         self._run, self._records, self._ledger = run, records, ledger
         self._on_standing, self._on_trouble = on_standing, on_trouble
-        tasks = ledger.tasks()
+        tasks, self._done = ledger.tasks()
         self._steps = {task.number: task.steps for task in tasks}
-        self._done = ledger.outcomes()
         self._resumed = sum(outcome.steps for outcome in self._done.values())
         self._unsaved: list[TaskOutcome] = []
         self._suspects: dict[int, TaskOutcome] = {}
@@ -264,6 +281,8 @@ class _Audit:
             self._problems[number], self._end = event.problem, min(self._end, number)
         elif event.task.permute is not None:
             self._judge(self._suspects.pop(number), event)
+        elif not self._is_sound(event):
+            self._again(event.task, event.worker, "it left out or changed segments")
         elif self._disagrees(event):
             self._suspects[number], self._avoid[number] = event, event.worker
             self._waiting.insert(0, replace(event.task, segments=(event.checked[-1][0],), permute=_SECOND))
@@ -273,6 +292,12 @@ class _Audit:
     def _disagrees(self, outcome: TaskOutcome) -> bool:
         checkpoint, record = outcome.checked[-1]
         return record != self._records[checkpoint].encode()
+
+    def _is_sound(self, outcome: TaskOutcome) -> bool:
+        """Whether an outcome ends at its task's end or at the first record that is not the committed one."""
+        *before, (last, _) = outcome.checked
+        agree = all(record == self._records[checkpoint].encode() for checkpoint, record in before)
+        return agree and (last == outcome.task.segments[-1] or self._disagrees(outcome))
 
     def _keep(self, outcome: TaskOutcome) -> None:
         self._done[outcome.task.number] = outcome

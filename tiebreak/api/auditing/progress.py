@@ -115,7 +115,7 @@ def progress_of_workers(console: Console, title: str) -> Iterator[Callable[["Aud
         TextColumn("{task.description}"), BarColumn(bar_width=MIN_BAR * 4), MofNCompleteColumn(), _Speed(),
         TimeRemainingColumn(elapsed_when_finished=True),
     )  # fmt: skip
-    with Bar(*columns, console=console, auto_refresh=False) as bar:  # by no thread: see `replayers.may_copy`
+    with Bar(*columns, console=console, auto_refresh=False) as bar:
         whole = bar.add_task(escape(title), total=None)
         rows: dict[str, TaskID] = {}
 

@@ -1,100 +1,165 @@
 """Processes that each replay parts of one run for an audit: `Processes` are local, `cluster` has Ray's.
 
 A part is a task. The answer holds records and what the replay met on its way; states stay where they are. A
-task that ends without a result, because its process was killed or its machine is short of something, is `Lost`: that
-says nothing about the run.
+task that ends without a result, because its process was killed, says what is no answer or is short of something, is
+`Lost`: that says nothing about the run.
 """
 
-import gc
+import json
 import os
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
-from socket import socketpair
-from threading import Thread, active_count
-from typing import Final
-
-import torch
+from socket import socket, socketpair
+from typing import Annotated, Any, Final
 
 from tiebreak.api.machine import Machine
+from tiebreak.api.machine.channel import Channel, ready
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.audit import SegmentAuditor
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import RECORD_BYTES, RunDirectory
 from tiebreak.engine.run.logs import LogReport
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, TiebreakError, VerificationError
+from tiebreak.protocol.packing import U64, Data, Fields, FieldType, ListOf, Maybe, OneOf, Raw, Record, Root, Text, Uint
 from tiebreak.protocol.tags import Digest
 
 ADVANCE_SECONDS: Final = 0.5
 """The least time between two messages about the progress of one task."""
 
 
+MAX_ANSWER_BYTES: Final = 1 << 20
+"""The limit for an answer without its records."""
+MAX_SEGMENTS: Final = 1 << 24
+PROBLEMS: Final = (CannotCheck, VerificationError, ConfigurationError)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedSegment(FieldType):
+    """A checkpoint that was reached, and the encoded record that replaying gave."""
+
+    def check(self, name: str, value: Any) -> None:
+        Uint(64).check(name, value[0])
+        Raw(RECORD_BYTES).check(name, value[1])
+
+    def unpack(self, name: str, item: Any) -> Any:
+        fields = Fields(name, item, 2)
+        return fields.take(Uint(64)), fields.take(Raw(RECORD_BYTES))
+
+
+Numbers = Annotated[tuple[int, ...], ListOf(Uint(64), MAX_SEGMENTS)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
+class Assignment(Record):
     """The common orders of an audit's replayers: the run, the committed records that count, and their own settings."""
 
-    path: Path
-    job_id: Digest
-    count: int
+    place: Annotated[bytes, Data(1 << 16)]
+    """The path of the run, as the system has it."""
+    job_id: Root
+    count: U64
     """The number of committed records."""
-    root: Digest
+    root: Root
     """The root of the run tree over the committed records."""
-    machine: Machine
+    settings: Annotated[bytes, Data(MAX_ANSWER_BYTES)]
+    """The fields of the machine in JSON, and the file of its policy."""
+
+    @classmethod
+    def of(cls, path: Path, job_id: Digest, count: int, root: Digest, machine: Machine) -> "Assignment":
+        """machine: one that computes alone, with its policy read."""
+        found = {name: getattr(machine, name) for name in ("device", "threads", "permute", "memory", "graphs")}
+        policy = machine.policy.encode().decode() if isinstance(machine.policy, LoggedPolicy) else None
+        settings = json.dumps(found | {"policy": policy}).encode()
+        return cls(place=os.fsencode(path), job_id=job_id, count=count, root=root, settings=settings)
+
+    @property
+    def path(self) -> Path:
+        return Path(os.fsdecode(self.place))
+
+    @property
+    def machine(self) -> Machine:
+        found = json.loads(self.settings)
+        policy = found["policy"] and LoggedPolicy.decode(found["policy"].encode())
+        return Machine(**found | {"policy": policy})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditTask:
+class AuditTask(Record):
     """Segments that one process replays. number: the place among the audit's tasks, which are in order of steps."""
 
-    number: int
-    segments: tuple[int, ...]
-    steps: int
+    number: U64
+    segments: Numbers
+    steps: U64
     """The number of steps to replay, provided that every state on disk is good."""
-    permute: int | None = None
+    permute: Annotated[int | None, Maybe(Uint(64))] = None
     """The seed of the order of all sums in a second replay, which should share as little as possible with the first."""
 
+    @property
+    def answer_bytes(self) -> int:
+        """The most bytes of an honest answer, which may have a record of each segment up to the last."""
+        return MAX_ANSWER_BYTES + 2 * RECORD_BYTES * (self.segments[-1] + 1)
+
+
+AnyTask = Annotated[AuditTask, OneOf((AuditTask,))]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskOutcome:
+class TaskOutcome(Record):
     """The result of a task. `problem`: why it could not be checked; then there is no other result."""
 
-    task: AuditTask
-    worker: str
-    checked: tuple[tuple[int, bytes], ...] = ()
+    task: AnyTask
+    worker: Annotated[str, Text()]
+    checked: Annotated[tuple[tuple[int, bytes], ...], ListOf(CheckedSegment(), MAX_SEGMENTS)] = ()
     """Each checkpoint that was reached, and the encoded record that replaying gave."""
-    starts: tuple[int, ...] = ()
-    refused: tuple[int, ...] = ()
-    steps: int = 0
-    log: LogReport = field(default_factory=LogReport)
-    problem: CannotCheck | VerificationError | ConfigurationError | None = None
+    starts: Numbers = ()
+    refused: Numbers = ()
+    steps: U64 = 0
+    log: Annotated[LogReport, OneOf((LogReport,))] = field(default_factory=LogReport)
+    fault: Annotated[int, Uint(8, 0, len(PROBLEMS))] = 0
+    """1 and the place in `PROBLEMS` of the reason why it could not be checked; 0 if it was."""
+    reason: Annotated[str, Text()] = ""
+
+    @property
+    def problem(self) -> CannotCheck | VerificationError | ConfigurationError | None:
+        return PROBLEMS[self.fault - 1](self.reason) if self.fault else None
+
+    def __post_init__(self) -> None:
+        """Refuses a result that leaves out, up to where it ends, a segment of its task."""
+        Record.__post_init__(self)
+        reached, last = [checkpoint for checkpoint, _ in self.checked], self.task.segments[-1]
+        wanted = {segment for segment in self.task.segments if reached and segment <= reached[-1]}
+        in_order = bool(reached) and reached == sorted(set(reached)) and reached[-1] <= last
+        if not self.fault and not (in_order and wanted <= set(reached)):
+            raise EncodingError(f"checked: expected segments of {self.task.segments!r:.80}, got {reached!r:.80}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advance:
+class Advance(Record):
     """The number of steps that a task has done so far."""
 
-    task: AuditTask
-    worker: str
-    steps: int
+    task: AnyTask
+    worker: Annotated[str, Text()]
+    steps: U64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
+class Lost(Record):
     """A task ended without a result, through no fault of the run."""
 
-    task: AuditTask
-    worker: str
-    reason: str
+    task: AnyTask
+    worker: Annotated[str, Text()]
+    reason: Annotated[str, Text()]
 
 
+ORDERS: Final = (Assignment, AuditTask)
 Event = TaskOutcome | Advance | Lost
+EVENTS: Final = (TaskOutcome, Advance, Lost)
 
 
 class Replayer:
@@ -156,8 +221,8 @@ def outcome_of(
     try:
         return replayer().replay(task, on_advance)
     except TiebreakError as error:
-        kind = next((kind for kind in (CannotCheck, VerificationError) if isinstance(error, kind)), ConfigurationError)
-        return TaskOutcome(task=task, worker=worker, problem=kind(str(error)))
+        fault = 1 if isinstance(error, CannotCheck) else 2 if isinstance(error, VerificationError) else 3
+        return TaskOutcome(task=task, worker=worker, fault=fault, reason=str(error))
     except Exception as error:
         return Lost(task=task, worker=worker, reason=f"{type(error).__name__}: {error}")
 
@@ -168,8 +233,7 @@ def outcome_of(
 class Processes:
     """A fixed number of processes on this machine. One that ends, however it does, is replaced.
 
-    They begin as copies of this process where that is safe. A second replay is done by a process that begins with
-    nothing, so that it shares no memory with the first.
+    None is a copy of this process, since it would hold its memory too: a key, and a fault that all copies share.
     """
 
     def __init__(self, assignment: Assignment, number: int) -> None:
@@ -181,35 +245,31 @@ class Processes:
 
     def submit(self, task: AuditTask, avoid: str = "") -> None:
         """Begin a task; at most `at_once` may be under way. avoid: a worker that should not get it."""
-        must_be_new = task.permute is not None
         idle = [process for process in self._processes if process.task is None]
-        fit = next((p for p in idle if p.name != avoid and not (must_be_new and p.is_copy)), None)
+        fit = next((process for process in idle if process.name != avoid), None)
         if fit is None and idle and len(self._processes) == self.at_once:
             idle[0].end()
             self._processes.remove(idle[0])
         if fit is None:
             self._started += 1
-            fit = _Process(self._assignment, f"worker {self._started}", not must_be_new and may_copy(self._assignment))
+            fit = _Process(self._assignment, f"worker {self._started}")
             self._processes.append(fit)
         fit.begin(task)
 
     def events(self, seconds: float) -> Sequence[Event]:
         """The events since the last call; waits at most `seconds` for one."""
         found: list[Event] = []
-        ready = wait([process.connection for process in self._processes], seconds)
-        for process in [process for process in self._processes if process.connection in ready]:
+        heard = ready([process.channel for process in self._processes], seconds)
+        for process in [process for process in self._processes if process.channel in heard]:
             try:
-                said = process.connection.recv()
-            except (EOFError, OSError):
+                for said in process.hear():
+                    process.task = process.task if isinstance(said, Advance) else None
+                    found.append(said)
+            except (EOFError, OSError, VerificationError) as error:
                 self._processes.remove(process)
-                code = process.end()
+                reason = f"its process ended with code {process.end()} ({error})"
                 if process.task is not None:
-                    reason = f"its process ended with code {code}"
                     found.append(Lost(task=process.task, worker=process.name, reason=reason))
-                continue
-            if not isinstance(said, Advance):
-                process.task = None
-            found.append(said)
         return found
 
     def close(self) -> None:
@@ -219,44 +279,40 @@ class Processes:
         self._processes.clear()
 
 
-def may_copy(assignment: Assignment) -> bool:
-    """Whether a copy of this process can do the assignment (docs/decisions/audits-and-monitoring.md).
-
-    Of all threads a copy has only the one that made it, so a lock that another thread held is never released. torch's
-    own threads are not missed if it is to use one. CUDA does not work in copies.
-    """
-    return (
-        sys.platform == "linux" and assignment.machine.device == "cpu" and assignment.machine.threads == 1
-        and active_count() == 1 and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    )  # fmt: skip
-
-
 class _Process:
     """One process, and this end of the pair of sockets that leads to it.
 
     Its session is its own: on Ctrl-C it ends when its connection does.
     """
 
-    def __init__(self, assignment: Assignment, name: str, is_copy: bool) -> None:
-        self.name, self.is_copy = name, is_copy
+    def __init__(self, assignment: Assignment, name: str) -> None:
+        self.name = name
         ours, theirs = socketpair()
         with theirs:
-            self.pid = (_copy if is_copy else _begin)(theirs.fileno(), name)
+            self.pid = _begin(theirs.fileno(), name)
+        ours.setblocking(False)
         self.task: AuditTask | None = None
-        self.connection = Connection(ours.detach())
+        self.channel = Channel(ours, sends=ORDERS, takes=EVENTS, limit=MAX_ANSWER_BYTES)
         self.say(assignment)
 
     def begin(self, task: AuditTask) -> None:
-        self.task = task
+        self.task, self.channel.limit = task, task.answer_bytes
         self.say(task)
 
     def say(self, what: Assignment | AuditTask) -> None:
         with suppress(OSError):  # `events` finds that it is gone
-            self.connection.send(what)
+            self.channel.send(what)
+
+    def hear(self) -> Iterator[Event]:
+        """Yields what it says now. Raises `EncodingError` for what is not about its task."""
+        for said in self.channel.receive():
+            if (said.task, said.worker) != (self.task, self.name):
+                raise EncodingError(f"expected {self.name} and its task, got {said!r:.80}")
+            yield said
 
     def end(self) -> int:
         """Ends it, if it has not ended, and returns its exit code."""
-        self.connection.close()
+        self.channel.close()
         try:
             os.kill(self.pid, signal.SIGKILL)
             return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -264,48 +320,20 @@ class _Process:
             return 0
 
 
-def _begin(socket: int, worker: str) -> int:
+def _begin(number: int, worker: str) -> int:
     """Starts a process that imports everything anew; returns its id."""
-    os.set_inheritable(socket, True)
-    program = f"from tiebreak.api.auditing.replayers import serve; serve({socket}, {worker!r})"
+    os.set_inheritable(number, True)
+    program = f"from tiebreak.api.auditing.replayers import serve; serve({number}, {worker!r})"
     # -P: a module of the user's in the current folder must not stand in for another.
     command, nothing = [sys.executable, "-P", "-c", program], (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
     return os.posix_spawn(sys.executable, command, os.environ, file_actions=[nothing], setsid=True)
 
 
-def _copy(socket: int, worker: str) -> int:
-    """Starts a copy of this process, which keeps none of its files; returns its id."""
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        gc.freeze()  # garbage of this process must not close files of the copy that have the same numbers
-        os.setsid()
-        sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-        # Another worker is to see the end of its connection when the leading process ends, not when all copies do.
-        for number in [int(file.name) for file in Path("/proc/self/fd").iterdir()]:
-            if number > 2 and number != socket:
-                with suppress(OSError):  # the list's own
-                    os.close(number)
-        serve(socket, worker)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(1)
-
-
-def serve(socket: int, worker: str) -> None:
-    """Does the tasks that come, in order, until the other end is closed, even amid a task."""
-    connection, tasks = Connection(socket), SimpleQueue[AuditTask]()
-    assignment: Assignment = connection.recv()
-
-    def receive() -> None:
-        with suppress(EOFError, OSError):
-            while True:
-                tasks.put(connection.recv())
-        os._exit(0)
-
-    Thread(target=receive, daemon=True).start()
+def serve(number: int, worker: str) -> None:
+    """Does the tasks that come through the socket of a number, in order, until it is closed, even amid a task."""
+    channel, orders = Channel(socket(fileno=number), sends=EVENTS, takes=ORDERS), SimpleQueue[Any]()
+    channel.listen(orders.put)
+    assignment: Assignment = orders.get()
     made: list[Replayer] = []
 
     def replayer() -> Replayer:
@@ -314,4 +342,4 @@ def serve(socket: int, worker: str) -> None:
         return made[0]
 
     while True:
-        connection.send(outcome_of(tasks.get(), worker, replayer, connection.send))
+        channel.send(outcome_of(orders.get(), worker, replayer, channel.send))

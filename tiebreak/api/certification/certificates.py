@@ -4,11 +4,11 @@ Numbered plan of `verify`: (1) the certificate holds by itself: statement, job, 
 parties who are asked for have signed; (3) only plain files are read, no tensor is in two of them, and an index, if
 there is one, says where each is; (4) the files have the SHA-256 that was signed for, whatever they are called now;
 (5) the tensors are those of the final state, all of them and no others, and an adapter's configuration is the one that
-was signed for; (6) what loads the folder loads these files and runs no code of it; (7) the final state has the tensors
-of the base that is given, under this adapter. One pass over the files gives (4) and (5).
+was signed for; (6) what loads the folder loads these files and runs no code of it, and its other files are those that
+were signed for, if the certificate names any (`folders`); (7) the final state has the tensors of the base that is
+given, under this adapter. One pass over the files gives (4) and (5).
 """
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +18,16 @@ from io import FileIO
 from pathlib import Path
 from typing import Final, Self
 
+from tiebreak.api.certification.folders import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    INDEX,
+    WEIGHTS,
+    Found,
+    doubtful,
+    listed,
+    others_in,
+)
 from tiebreak.engine.data.arrays import safetensors_in
 from tiebreak.engine.data.disk import Folder, Stamp, opened, read_exactly, read_file
 from tiebreak.engine.data.elements import Element
@@ -32,46 +42,13 @@ from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.strict_json import JsonObject
 from tiebreak.protocol.tags import Digest
 
-WEIGHTS: Final = "model.safetensors"
-"""The name in the layout of `save_pretrained`."""
-INDEX: Final = "model.safetensors.index.json"
 MAX_INDEX_BYTES: Final = 1 << 24
 SUFFIX: Final = ".safetensors"
-TRAINING_ARGUMENTS: Final = "training_args.bin"
-"""The file in which a `Trainer` leaves its arguments when it saves weights; `from_pretrained` never opens it."""
-HARMLESS: Final = {"", ".json", ".txt", ".md", ".jinja", ".model", ".sig"}
-"""Suffixes of files without weights and code: configuration, tokenizers, certificates and what people read."""
-ADAPTER: Final = "adapter_config.json"
-"""The file that makes transformers load another model, which it names, and the adapter in its folder."""
-ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
-"""The name of the tensors in the folder of an adapter, as PEFT's `save_pretrained` writes it."""
 MAX_CONFIGURATION_BYTES: Final = 1 << 20
 WIDENED: Final = (Element.BF16, Element.F16)
 """Elements that are compared as the F32 of the same value: a state has no narrower ones."""
-MISLEADING: Final = ("auto_map", "transformers_weights")
-"""Fields of a configuration that name code to run, or other files to load."""
-SHOWN: Final = 20
 CHECK: Final = "check"
 """The field of `environment` that says how the program was compared with its model, if that was not the whole of it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """The files of weights. others: the other files in their folder, by name."""
-
-    files: dict[str, Digest]
-    """The SHA-256 of each, by name."""
-    tensors: dict[str, Digest]
-    """The ids of all tensors, as a state tree has them, by the names in the files."""
-    others: tuple[str, ...] = ()
-    configuration: Digest | None = None
-    """The SHA-256 of an adapter's configuration; None for a model's weights."""
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names for people: the first `SHOWN`, and the number of the rest."""
-    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-    return f"{', '.join(map(ascii, names[:SHOWN]))}{more}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +91,9 @@ class SignedCertificate:
         return said
 
     def leaves_open(
-        self, *, chain_asked: bool = False, others: Sequence[str] = (), base_given: bool = False
+        self, found: Found | None = None, *, chain_asked: bool = False, base_given: bool = False
     ) -> list[str]:
-        """Sentences that do not follow from it. others: files next to the weights."""
+        """Sentences that do not follow from it. found: the files that were checked, if any."""
         certificate = self.certificate
         rest = certificate.job.state_count - certificate.weights.count
         said = [
@@ -149,9 +126,7 @@ class SignedCertificate:
             said.append("That the node tells the truth about its chain: nobody's consensus was checked.")
         elif certificate.agreement.domain.chain_id:
             said.append("That the job was settled and auditors were paid: no node of its chain was asked (--rpc).")
-        if others:
-            said.append(f"Anything about other files, which decide how weights are used: {listed(others)}.")
-        return said
+        return said if found is None else said + found.leaves_open()
 
 
 def read_certificate(path: Path) -> SignedCertificate:
@@ -176,47 +151,24 @@ def verify(
     for address in require:  # (2)
         if address not in signed.signers:
             raise SignatureError(f"{certificate}: expected a signature by 0x{address.hex()}, got none")
-    found = read_weights(model)
+    found, other_files = read_weights(model, besides=certificate), signed.certificate.others
     check(signed.certificate, found, model, resaved=resaved)
+    if other_files is not None and model.is_dir():
+        found = found.compared(model, other_files)
     read = {model: found}
     if base is not None:
         read[base] = read_weights(base)
         signed.certificate.check_base(found.tensors, read[base].tensors)  # (7)
-    for folder, held in read.items():
-        if not others and (doubtful := _doubtful(folder, held) if folder.is_dir() else []):  # (6)
+    for folder, held in read.items() if not others else ():
+        is_listed = folder == model and other_files is not None
+        if folder.is_dir() and (named := doubtful(folder, held, is_listed=is_listed)):  # (6)
             right = f"{WEIGHTS}, or {INDEX} with the files that it names,"
             raise VerificationError(
                 f"{folder}: expected {right if held.configuration is None else ADAPTER_WEIGHTS} and no other weights "
-                f"or code, got {listed(doubtful)}: who loads the folder may get something else; --others leaves that "
+                f"or code, got {listed(named)}: who loads the folder may get something else; --others leaves that "
                 "to you"
             )
     return signed, found
-
-
-def _doubtful(model: Path, found: Found) -> list[str]:
-    """The files by which `from_pretrained` could take other weights than those of `found`, or code from the folder."""
-    weights = WEIGHTS if found.configuration is None else ADAPTER_WEIGHTS
-    # It takes `WEIGHTS` where there is one, else what the index names, else files of other formats.
-    indexed = INDEX in found.others and weights == WEIGHTS and WEIGHTS not in found.files
-    doubtful = [] if indexed else [name for name in found.files if name != weights]
-    for name in found.others:
-        suffix = Path(name).suffix
-        misleads = name == ADAPTER or (name.endswith(".index.json") and name != INDEX)
-        is_harmless = suffix in HARMLESS or name == TRAINING_ARGUMENTS
-        if misleads or not is_harmless or (model / name).is_dir():
-            doubtful.append(name)
-        elif name.endswith("config.json"):
-            doubtful += [f"{name} with {field}" for field in MISLEADING if field in _fields(model / name)]
-    return sorted(doubtful)
-
-
-def _fields(path: Path) -> Mapping[str, object]:
-    """The fields of a JSON document; none if it is not one that a loader reads either."""
-    try:
-        found = json.loads(read_file(path, MAX_INDEX_BYTES))
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def check(certificate: Certificate, found: Found, model: Path, *, resaved: bool = False) -> None:
@@ -243,8 +195,11 @@ def check(certificate: Certificate, found: Found, model: Path, *, resaved: bool 
         )
 
 
-def read_weights(model: Path) -> Found:
-    """Reads a .safetensors file, or all of those in a folder, once. Raises `EncodingError`."""
+def read_weights(model: Path, *, besides: Path | None = None) -> Found:
+    """Reads a .safetensors file, or all of those in a folder, once. Raises `EncodingError`.
+
+    besides: the certificate, which is not one of the other files if it lies in the folder.
+    """
     if not model.is_dir():
         with opened(model) as (file, stamp):
             return _joined(model, {model.name: _read(model, file, stamp)})
@@ -253,7 +208,6 @@ def read_weights(model: Path) -> Found:
         names, configuration = folder.names(), None
         if ADAPTER in names and ADAPTER_WEIGHTS in names:
             configuration = Digest(sha256(folder.read(ADAPTER, MAX_CONFIGURATION_BYTES)).digest())
-            names.remove(ADAPTER)
         read = {}
         for name in (name for name in names if name.endswith(SUFFIX)):
             with folder.reading(name) as (file, stamp):
@@ -262,12 +216,14 @@ def read_weights(model: Path) -> Found:
             raise ConfigurationError(f"{model}: expected {SUFFIX} files in the folder, got none")
         if INDEX in names:
             _check_index(model / INDEX, folder.read(INDEX, MAX_INDEX_BYTES), read)
-    found = _joined(model, read, tuple(name for name in names if name not in read))
-    return replace(found, configuration=configuration)
+    own = {*read, *([] if configuration is None else [ADAPTER])}
+    place, certificate = model.resolve(), None if besides is None else besides.resolve()
+    others = tuple(name for name in others_in(model) if name not in own and place / name != certificate)
+    return replace(_joined(model, read), others=others, configuration=configuration)
 
 
-_Read = tuple[Digest, dict[str, Digest]]
-"""The SHA-256 of a file, and the ids of the tensors in it."""
+_Read = tuple[Digest, dict[str, Digest], frozenset[Element]]
+"""The SHA-256 of a file, the ids of the tensors in it, and the types of their elements."""
 
 
 def _read(path: Path, file: FileIO, stamp: Stamp) -> _Read:
@@ -297,20 +253,25 @@ def _read(path: Path, file: FileIO, stamp: Stamp) -> _Read:
                     check_bools(array, block)
                 hashed.result()  # the next block takes the place of this one
             ids[array.name] = stream.identity()
-    return Digest(whole.digest()), ids
+    return Digest(whole.digest()), ids, frozenset(array.element for array in arrays)
 
 
-def _joined(model: Path, read: Mapping[str, _Read], others: tuple[str, ...] = ()) -> Found:
+def _joined(model: Path, read: Mapping[str, _Read]) -> Found:
     tensors: dict[str, Digest] = {}
-    for name, (_, ids) in read.items():
+    for name, (_, ids, _) in read.items():
         if twice := tensors.keys() & ids.keys():
             raise EncodingError(f"{model}: expected each tensor once, got {min(twice)!r} in {name} once more")
         tensors |= ids
-    return Found(files={name: digest for name, (digest, _) in read.items()}, tensors=tensors, others=others)
+    return Found(
+        files={name: digest for name, (digest, *_) in read.items()}, tensors=tensors,
+        elements=frozenset().union(*(elements for *_, elements in read.values())),
+    )  # fmt: skip
 
 
 def _check_index(path: Path, data: bytes, read: Mapping[str, _Read]) -> None:
     """Raises `EncodingError` unless the index, by which a model is loaded, names each tensor and its file."""
     found = JsonObject.parse(str(path), data, 4).take("weight_map", "an object", lambda x: isinstance(x, dict))
-    for tensor in sorted({tensor: name for name, (_, ids) in read.items() for tensor in ids}.items() ^ found.items()):
+    for tensor in sorted(
+        {tensor: name for name, (_, ids, _) in read.items() for tensor in ids}.items() ^ found.items()
+    ):
         raise EncodingError(f"{path}: expected each tensor of the files with its file, got {tensor[0]!r} otherwise")

@@ -27,12 +27,12 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from tiebreak.api.certification.certificates import (
     CHECK,
-    Found,
     SignedCertificate,
     check,
     read_certificate,
     read_weights,
 )
+from tiebreak.api.certification.folders import PROSE, Found, digests, listed
 from tiebreak.api.machine import environment
 from tiebreak.api.training.reading import CHECKS, check_of
 from tiebreak.api.training.runs import names_of
@@ -78,7 +78,7 @@ def certify(
     `VerificationError` if weights or certificate are not the run's.
     """
     there = read_certificate(output).certificate if output.exists() else None
-    found = read_weights(model)
+    found = read_weights(model, besides=output)
     made = _certificate(run, model, found, None if there is None else there.head, ending)
     if there is None and key is None:
         raise ConfigurationError(f"expected the key of whoever signs, or a certificate at {output}, got neither")
@@ -93,6 +93,7 @@ def certify(
             if getattr(there, what) != getattr(made, what):
                 raise VerificationError(f"{output}: expected the {what} of the run in {run.path}, got another")
         check(there, found, model)
+        _check_others(there, found, model)
         envelope = Envelope.decode(read_file(output, MAX_ENVELOPE_BYTES))
     if key is not None:
         envelope = sign(envelope, key)  # (5)
@@ -133,8 +134,19 @@ def _certificate(
         agreement=run.agreement, head=head, record=records[-1], path=tuple(tree.proof(job.checkpoints - 1)),
         files=found.files, settlement=settlement, audits=audits,
         weights=weights, adapter=_adapter(run, ids, shown, found.configuration),
+        others=digests(model, (name for name in found.others if not name.endswith("/"))) if model.is_dir() else None,
         environment={n: text.encode("ascii", "replace").decode()[:_WORDS] for n, text in described},
     )  # fmt: skip
+
+
+def _check_others(there: Certificate, found: Found, model: Path) -> None:
+    """A party signs for no file of the folder that it does not have, but for those that only people read."""
+    signed = there.others or {}
+    other = found.compared(model, signed).different if model.is_dir() else signed.keys()
+    if wrong := sorted(name for name in other if Path(name).suffix not in PROSE):
+        raise VerificationError(
+            f"{model}: expected the other files that the certificate names, got none or others of {listed(wrong)}"
+        )
 
 
 def _adapter(

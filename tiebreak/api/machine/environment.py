@@ -107,14 +107,19 @@ def cuda_driver() -> str:
     return file.read_text().strip() if file.is_file() else "unknown"
 
 
+def own_folder() -> Path:
+    """The folder that keeps what is this user's alone: `$XDG_STATE_HOME/tiebreak`, else `~/.local/state/tiebreak`."""
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "tiebreak"
+
+
 def own_mark(of: str, path: Path) -> str:
-    """A mark of this user on work, named by `of`, at a path: its HMAC by a secret of this user.
+    """A mark of this user on work at a path, whose content is in `of`: its HMAC by a secret of this user.
 
     Work that can be resumed carries it, because a stranger's archive may hold work that looks the same. The secret is
-    in `$XDG_STATE_HOME/tiebreak`, else `~/.local/state/tiebreak`. Raises `StorageError` if it cannot be kept there.
+    in `own_folder`. Raises `StorageError` if it cannot be kept there.
     """
-    base = os.environ.get("XDG_STATE_HOME")
-    folder = (Path(base) if base else Path.home() / ".local" / "state") / "tiebreak"
+    folder = own_folder()
     with storing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with Folder(folder) as files:

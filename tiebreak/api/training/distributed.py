@@ -25,8 +25,6 @@ BEAT: Final = 1.0
 """Seconds between two signs of life of a worker."""
 TIMEOUT: Final = 600.0
 """Seconds that a worker waits for another, for instance while the first one writes a checkpoint."""
-
-
 GO_ON: Final = "what is committed stays, start any number of workers to go on"
 
 

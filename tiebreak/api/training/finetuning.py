@@ -5,7 +5,6 @@ tokens of all lines stand one after the other and are cut into windows of one le
 template marks what the assistant says (`{% generation %}`), only those tokens are learnt, else all of them.
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import file_digest
@@ -21,6 +20,7 @@ from tiebreak.api.data.text import lines
 from tiebreak.api.machine import Machine
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.runs import Run, train
+from tiebreak.api.training.templates import ChatTemplate, loaded
 from tiebreak.engine.capture.task import AdamW, Clip
 from tiebreak.engine.optimizers.rates import cosine
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -57,7 +57,7 @@ def finetune(
     """Trains into a run directory, or continues the run there, and returns it with the PEFT model of its weights.
 
     key: the trainer's; a throwaway key is the client's. Nothing is fetched, and no code of the model's folder is run
-    but its chat template, in transformers' sandbox. For progress and keep see `Run.resume`.
+    but its chat template, in a sandbox with limits (`templates`). For progress and keep see `Run.resume`.
     """
     if not (settings.model / "config.json").is_file():
         raise ConfigurationError(
@@ -92,20 +92,10 @@ def model_card(settings: FineTuning, run: Run) -> str:
 
 def _adapted(settings: FineTuning) -> Any:
     """The model with new adapters, the same ones for the same seed."""
-    base, rank = _loaded(AutoModelForCausalLM, settings.model, dtype="auto", use_safetensors=True), settings.lora
+    base, rank = loaded(AutoModelForCausalLM, settings.model, dtype="auto", use_safetensors=True), settings.lora
     torch.manual_seed(settings.seed)
     adapters = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
     return get_peft_model(base, adapters).train()
-
-
-def _loaded(kind: Any, folder: Path, **given: Any) -> Any:
-    try:
-        return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **given)
-    except Exception as error:  # libraries raise anything for files of others
-        raise ConfigurationError(
-            f"{folder}: expected a model and a tokenizer that transformers loads without code from the folder, got "
-            f"{type(error).__name__}: {error}"
-        ) from error
 
 
 def _loss(model: Any, input_ids: Tensor, labels: Tensor) -> Any:
@@ -114,9 +104,8 @@ def _loss(model: Any, input_ids: Tensor, labels: Tensor) -> Any:
 
 def windows(settings: FineTuning) -> tuple[Tensor, Tensor]:
     """The tokens and labels of all windows in which something is learnt, int64 [windows, length] each."""
-    tokenizer = _loaded(AutoTokenizer, settings.model)
     tokens, wanted = list[int](), list[bool]()
-    for ids, learnt in _tokenized(settings.data, tokenizer):
+    for ids, learnt in _tokenized(settings):
         tokens += ids
         wanted += learnt
     end, length = len(tokens) // settings.length * settings.length, settings.length
@@ -131,28 +120,27 @@ def windows(settings: FineTuning) -> tuple[Tensor, Tensor]:
     return found[kept], found.masked_fill(~mask, IGNORED)[kept]
 
 
-def _tokenized(path: Path, tokenizer: Any) -> Iterator[tuple[list[int], list[bool]]]:
+def _tokenized(settings: FineTuning) -> Iterator[tuple[list[int], list[bool]]]:
     """The tokens of each line, and which of them are to be learnt."""
-    is_marked = re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.chat_template or "") is not None
+    tokenizer = loaded(AutoTokenizer, settings.model)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    for number, line in enumerate(lines(path), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        example = JsonObject.parse(where, line.encode(), depth=16)
-        if "text" in example:
-            ids = [*tokenizer(example.text("text")).input_ids, *end]
-            yield ids, [True] * len(ids)
-            continue
-        messages = example.take("messages", "a list of messages, or a field 'text'", _are_messages)
-        try:
-            found = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=is_marked)
-        except Exception as error:  # a template may raise anything
-            raise ConfigurationError(
-                f"{where}: expected messages that the tokenizer's chat template takes, got: {error}"
-            ) from error
-        ids = [*found["input_ids"]]
-        yield ids, [*map(bool, found["assistant_masks"])] if is_marked else [True] * len(ids)
+    with ChatTemplate(settings.model) as template:
+        for number, line in enumerate(lines(settings.data), 1):
+            if not line.strip():
+                continue
+            where = f"{settings.data}, line {number}"
+            example = JsonObject.parse(where, line.encode(), depth=16)
+            if "text" in example:
+                ids = [*tokenizer(example.text("text")).input_ids, *end]
+                yield ids, [True] * len(ids)
+                continue
+            messages = example.take("messages", "a list of messages, or a field 'text'", _are_messages)
+            try:
+                yield template.apply(messages)
+            except ConfigurationError as error:
+                raise ConfigurationError(
+                    f"{where}: expected messages that the tokenizer's chat template takes, got: {error}"
+                ) from error
 
 
 def _are_messages(found: object) -> bool:

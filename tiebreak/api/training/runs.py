@@ -237,11 +237,12 @@ def continue_run(
     if until is not None and not 1 <= until <= job.steps:
         raise ConfigurationError(f"expected until of 1 to {job.steps} steps, got {until}")
     interpreter = _interpreter(run, machine, key)
-    if isinstance(interpreter, SharedInterpreter) and interpreter.arithmetic.exchange.worker:
-        follow(run, interpreter, until, check_finite=bool(interpreter.agreed(bytes(1))[0]))
-        return Digest(interpreter.agreed(bytes(32)))
     if isinstance(interpreter, SharedInterpreter):
-        interpreter.agreed(bytes([key is not None and not diverging]))
+        interpreter.compare({"job": job, "last step": until or job.steps, "--check-every": machine.check_every})
+        check_finite = bool(interpreter.agreed(bytes([key is not None and not diverging]))[0])
+        if interpreter.arithmetic.exchange.worker:
+            follow(run, interpreter, until, check_finite=check_finite)
+            return Digest(interpreter.agreed(bytes(32)))
     worker = Worker(
         run, interpreter, key=key, keep=kept, on_progress=on_progress, on_commit=on_commit,
         stop_if_not_finite=not diverging, logs=LogsInProgress.of(run),

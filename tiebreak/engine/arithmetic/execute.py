@@ -3,7 +3,7 @@
 Near ties under policy `logged` are the exception: the caller can collect them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -15,7 +15,7 @@ from tiebreak.engine.arithmetic.plain.exact import Exact, exact_sums
 from tiebreak.engine.arithmetic.plan.chains import Chains
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared
 from tiebreak.engine.arithmetic.plan.stats import Stats
-from tiebreak.engine.arithmetic.plan.sums import PartialSum
+from tiebreak.engine.arithmetic.plan.sums import Partial
 from tiebreak.engine.arithmetic.plan.views import Integers
 from tiebreak.engine.arithmetic.plan.ziv import NOTHING_NEAR, Logging, NearTies
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
@@ -84,7 +84,7 @@ class Arithmetic:
         collector = logging.collector(kind)
         return self._plan(instruction, operands)(operands, step, collector), collector.found()
 
-    def partial(self, instruction: Instruction) -> PartialSum:
+    def partial(self, instruction: Instruction) -> Callable[[Operands], Partial]:
         """Prepares an f32 `reduce` sum whose FP64 sums are left for others to add and to round."""
         return self.backend.partial(instruction)
 

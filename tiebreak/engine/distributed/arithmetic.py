@@ -27,7 +27,7 @@ from tiebreak.engine.arithmetic.plain.exact import Digits, exact_digits
 from tiebreak.engine.arithmetic.plain.settling import decide
 from tiebreak.engine.arithmetic.plan.options import Operands
 from tiebreak.engine.arithmetic.plan.stats import Stats
-from tiebreak.engine.arithmetic.plan.sums import Partial, kind_of
+from tiebreak.engine.arithmetic.plan.sums import Partial, kind_of, norms
 from tiebreak.engine.arithmetic.plan.ziv import coefficient
 from tiebreak.engine.distributed import wire
 from tiebreak.engine.distributed.exchange import JOINED, Collectives, Exchange, Swap, numbering
@@ -200,11 +200,10 @@ class _Sum:
     """One sum over all workers' terms, planned once."""
 
     part: Partial
-    plain: bool
 
     def __init__(self, i: SharedSum, arithmetic: SharedArithmetic) -> None:
         self.instruction, self.mine, self.collectives = i, i.mine, arithmetic.collectives
-        self.tape = arithmetic.tape
+        self.tape, self.plain = arithmetic.tape, not norms(i.mine)
         self.planned, self.rounded = arithmetic.partial(i.mine), arithmetic.options.rounding(i.mine)
         self.counts = arithmetic.stats.of(kind_of(i.mine))
         self.whole = i.split is None
@@ -223,8 +222,7 @@ class _Sum:
         return slice(begin * self.split.inner, end * self.split.inner)
 
     def begin(self, operands: Operands) -> "_Sum":
-        self.part = self.planned.run(operands)
-        self.plain = len(self.part.sizes) == 1
+        self.part = self.planned(operands)
         return self
 
     def spread(self, bounds: Tensor, begin: int, end: int) -> Tensor:

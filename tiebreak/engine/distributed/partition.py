@@ -94,7 +94,7 @@ class Partition:
             self._choose(index, instruction)
         self._make_whole()
         self._share_what_is_read_in_shards()
-        self._everywhere = self._most_told()
+        self.told = self._most_told()
 
     def state_layout(self, shape: Sequence[int]) -> Split | None:
         """The layout of a state entry between two steps."""
@@ -116,7 +116,7 @@ class Partition:
 
     def everywhere(self, i: Instruction, split: Split | None) -> bool:
         """Whether every worker rounds all of a sum that is held in such shards."""
-        return split is None and i.numel <= self._everywhere
+        return split is None and i.numel <= self.told
 
     def local(self, worker: int) -> Program:
         """The program that one worker executes on its shards: instructions as usual, with exchanges among them."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.plan.sums import norms
 from tiebreak.engine.distributed.exchange import SHORT, numbering
 from tiebreak.engine.distributed.joining import joined, reads_state
 from tiebreak.engine.distributed.layout import Split, share
@@ -32,18 +32,13 @@ class Held:
 
 @dataclass(frozen=True)
 class Plan:
-    """A program's step on several workers with CPUs. Bytes that a worker sends to the others are listed by worker."""
+    """A program's step on several workers. Bytes that a worker sends to the others are listed by worker."""
 
     partition: Partition
 
     @property
     def workers(self) -> int:
         return self.partition.workers
-
-    @cached_property
-    def _arithmetic(self) -> Arithmetic:
-        """That of a worker with a CPU, which says in what form sums are sent."""
-        return Arithmetic()
 
     @cached_property
     def held(self) -> dict[str, Held]:
@@ -115,13 +110,13 @@ class Plan:
 
     def _sum(self, i: SharedSum, worker: int) -> Iterator[tuple[str, int]]:
         """The bytes that a worker sends of a sum, by kind of exchange, without those of undecided elements."""
-        others, norms = self.workers - 1, self._arithmetic.partial(i.mine).norms
-        each = SUM_BYTES if norms else SUM_BYTES + BOUND_BYTES
+        others, of_norms = self.workers - 1, BOUND_BYTES * norms(i.mine)
+        each = SUM_BYTES if of_norms else SUM_BYTES + BOUND_BYTES
         if i.everywhere:
-            yield SUMS, others * (each * i.mine.numel + BOUND_BYTES * norms)
+            yield SUMS, others * (each * i.mine.numel + of_norms)
             return
         split = Split(1, i.mine.numel, 1) if i.split is None else i.split
-        yield SUMS, each * (split.numel - _held(split, worker, self.workers)) + BOUND_BYTES * norms * others
+        yield SUMS, each * (split.numel - _held(split, worker, self.workers)) + of_norms * others
         if i.split is None:
             yield ROUNDED, self._to_others(split, worker) * i.dtype.size
 

@@ -5,6 +5,8 @@ Workers trust each other: what one of them computes wrongly is wrong in the run,
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
 
 from torch import Tensor
 
@@ -54,14 +56,11 @@ class SharedInterpreter(Interpreter):
         # of the last one, which has the largest.
         planned, self.begun = joined(self.partition.local(exchange.workers - 1))
         super().__init__(self.partition.local(exchange.worker), arithmetic, planned)
-        self._weights = self._gathered_weights()
-        self._compiles = False  # a rehearsal would exchange sums
-
-    def _gathered_weights(self) -> list[tuple[AllGather, str]]:
-        """The weights that a step gathers from the state before it, in order."""
         body = self.program.body
         gathers = (i for unit in self.planned for n in unit.members if isinstance(i := body[n], AllGather))
-        return [(i, slot_name(body[i.operands[0].value])) for i in gathers if reads_state(self.program, i)]
+        self._weights = [(i, slot_name(body[i.operands[0].value])) for i in gathers if reads_state(self.program, i)]
+        """The weights that a step gathers from the state before it, in order."""
+        self._compiles = False  # a rehearsal would exchange sums
 
     def _executor(self, before: Tensor, state: State, data: State, sums: Sums | None, *, donated: bool) -> Planned:
         return Together(**vars(super()._executor(before, state, data, sums, donated=donated)))
@@ -80,6 +79,20 @@ class SharedInterpreter(Interpreter):
             return tensor
         begin, end = share(split.size, self.arithmetic.exchange.worker, self.arithmetic.exchange.workers)
         return tensor.reshape(split.size, split.inner)[begin:end].clone()
+
+    def compare(self, facts: Mapping[str, object]) -> None:
+        """Raises `ConfigurationError`, on all workers, unless they have the same facts, engine and plan."""
+        divided, order = self.partition, ([unit.members for unit in self.planned], self.begun)
+        engine = [each.read_bytes() for each in sorted(Path(__file__).parents[1].rglob("*.py"))]
+        plan = divided.ways, divided.layouts, divided.told, order
+        for name, fact in {"release of tiebreak": engine, **facts, "plan of exchanges": plan}.items():
+            mine = int.from_bytes(blake2b(repr(fact).encode(), digest_size=8).digest(), "big", signed=True)
+            first, *others = self.arithmetic.collectives.numbers(mine, self.arithmetic.device)
+            if wrong := [worker for worker, other in enumerate(others, 1) if other != first]:
+                raise ConfigurationError(
+                    f"expected the same {name} on all workers, got another on worker {wrong[0]} than on worker 0; "
+                    "start all of them with the same release, command and run"
+                )
 
     def starts_at(self, step: int) -> int:
         """The greatest step that any worker asks for; the first one asks for that of its last checkpoint."""

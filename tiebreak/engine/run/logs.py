@@ -6,7 +6,7 @@ reads those of a published run. A run of policy `exact` has no logs (`NO_LOGS`).
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.run.interpreter import Sums
@@ -14,6 +14,7 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.packing import U64, EnumMember, ListOf, OneOf, Record, Text
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 
@@ -31,33 +32,37 @@ class FindingKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogFinding:
+class LogFinding(Record):
     """An observation about a step's log. element: row-major, in the result of the instruction."""
 
-    kind: FindingKind
-    step: int
-    value: int
-    element: int
-    detail: str
+    kind: Annotated[FindingKind, EnumMember(FindingKind)]
+    step: U64
+    value: U64
+    element: U64
+    detail: Annotated[str, Text()]
 
     def __str__(self) -> str:
         return f"step {self.step}, instruction {self.value}, element {self.element}: {self.kind}: {self.detail}"
 
 
 @dataclass(kw_only=True)
-class LogReport:
+class LogReport(Record):
     """The outcome of following the logs of one step or several.
 
     entries: those in the logs. needed: the entries whose direction differs from the auditor's own rounding. elsewhere,
     missing: the number of findings of each kind; `findings` holds the first.
     """
 
-    steps: int = 0
-    entries: int = 0
-    needed: int = 0
-    elsewhere: int = 0
-    missing: int = 0
-    findings: list[LogFinding] = field(default_factory=list)
+    steps: U64 = 0
+    entries: U64 = 0
+    needed: U64 = 0
+    elsewhere: U64 = 0
+    missing: U64 = 0
+    findings: Annotated[list[LogFinding], ListOf(OneOf((LogFinding,)), MAX_FINDINGS)] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        Record.__post_init__(self)
+        self.findings = list(self.findings)
 
     def add(self, other: "LogReport") -> None:
         """Adds the counts and findings of another report."""

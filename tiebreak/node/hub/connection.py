@@ -51,7 +51,7 @@ class OpenConnections:
         self._open: defaultdict[str, dict[Connection, float]] = defaultdict(dict)
         """The connections of each address with the time at which they were opened, the oldest first."""
         self._incomplete: defaultdict[str, dict[Connection, float]] = defaultdict(dict)
-        """Those whose request has not come whole, with the time since when it is waited for."""
+        """The connections whose request is incomplete, with the time since which the hub waits for it."""
 
     def add(self, new: "Connection", now: float, *, is_proxy: bool) -> None:
         """Count a new connection, and cut it or another if these are too many."""
@@ -139,9 +139,10 @@ class Connection(H11Protocol):
     def handle_events(self) -> None:
         before = self.cycle
         super().handle_events()
-        if self.cycle is not before:
+        cycle: Any = self.cycle  # None before the first request
+        if cycle is not before:
             self._stop_waiting()
-        if self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete:
+        if cycle is not None and not cycle.more_body and not cycle.response_complete:
             self._open.complete(self)
 
     def on_response_complete(self) -> None:

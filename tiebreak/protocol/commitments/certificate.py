@@ -16,6 +16,8 @@ to the final state's root and from there to each tensor of the weights:
                   fields of `weights`, for the names of the base's tensors, and the places of base and adapter together;
                   and `root`, by which the base is named: that of a state whose entries are its frozen tensors, each
                   once, under its id in hex
+    others        absent, or the SHA-256 of each other file of the folder of the weights, by its path there. No run
+                  computed them: the signers say that they belong to these weights
     audits        seats whose auditors the board has paid; settlement: the transaction that settled the job. Both are
                   absent without a chain, and only a node of that chain can confirm them
     environment   of whoever made the certificate, as it says
@@ -55,6 +57,11 @@ PREDICATE_TYPE: Final = "urn:tiebreak:certificate:1"
 MAX_BLOCK: Final = (1 << 64) - 1
 MAX_EVIDENCE_BYTES: Final = 7 << 10
 """The most bytes of an attestation: in base64 twice, as in a payload, they leave a certificate below 20 kB."""
+MAX_OTHERS: Final = 100
+"""The most files of a folder besides its weights; with names of usual length they take 15 kB of a certificate."""
+_PART: Final = r"(?!\.{1,2}(?:/|$))[ -.0-~]+"
+OTHER: Final = rf"(?!.{{256}}){_PART}(?:/{_PART})*"
+"""The path of a file in a folder: printable ASCII, of at most 255 characters."""
 _DEPTH: Final = 6
 _EVIDENCE: Final = "[a-z0-9][a-z0-9.+-]{0,63}"
 
@@ -260,6 +267,7 @@ class Certificate:
     audits: tuple[Seat, ...] = ()
     settlement: Logged | None = None
     adapter: Adapter | None = None
+    others: Mapping[str, Digest] | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     attestation: Attestation | None = None
 
@@ -354,6 +362,8 @@ class Certificate:
                 "configuration": self.adapter.configuration.hex(), "root": self.adapter.root.hex(),
                 "base": self.adapter.base.document(job.state_count),
             }  # fmt: skip
+        if self.others is not None:
+            predicate["others"] = {name: digest.hex() for name, digest in self.others.items()}
         if (found := self.attestation) is not None:
             predicate["attestation"] = {
                 "type": found.kind, "nonce": head.run_root.hex(), "evidence": base64(found.evidence),
@@ -380,6 +390,7 @@ class Certificate:
             audits=_seats(predicate) if "audits" in predicate else (),
             settlement=Logged.read(predicate.inner("settlement")) if "settlement" in predicate else None,
             adapter=_adapter(predicate.inner("adapter")) if "adapter" in predicate else None,
+            others=_others(predicate.inner("others")) if "others" in predicate else None,
             environment=intoto.texts_in(predicate.inner("environment")),
             attestation=Attestation.read(predicate.inner("attestation")) if "attestation" in predicate else None,
         )  # fmt: skip
@@ -417,6 +428,15 @@ def _adapter(found: JsonObject) -> Adapter:
         root=intoto.digest_in(found, "root"),
         base=_weights(found.inner("base")),
     )
+
+
+def _others(found: JsonObject) -> dict[str, Digest]:
+    names = found.names()
+    if len(names) > MAX_OTHERS or not all(fullmatch(OTHER, name) for name in names):
+        raise EncodingError(
+            f"others: expected at most {MAX_OTHERS} paths in a folder, got {len(names)}, or other names"
+        )
+    return {name: intoto.digest_in(found, name) for name in names}
 
 
 def _are_places(value: object) -> bool:

@@ -1,13 +1,17 @@
 """The state of a game, and what follows from it: depths, the side to move, deadlines (SPEC 10)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import Any, Final
 
 from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.commitments.log_tree import NO_WORD
 from tiebreak.protocol.commitments.records import chunk_count
+from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.game.moves import Phase, Side
+from tiebreak.protocol.packing import EnumMember, Fields, FieldType, OneOf, Packed
 from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction
+from tiebreak.protocol.program.program import decode_alone, encode_instruction
 from tiebreak.protocol.program.rounding import Direction, Rounding, element_rounding, sum_kind
 from tiebreak.protocol.trees import depth_of
 
@@ -209,3 +213,39 @@ class GameState:
                 return chunk_count(self.dtype, self.shape)
             case _:
                 return -(-self.terms // TERMS_PER_LEAF)
+
+
+@dataclass(frozen=True, slots=True)
+class Ongoing(FieldType):
+    """The state of a game that goes on, packed as its fields in their order, without a verdict."""
+
+    def check(self, name: str, value: Any) -> None:
+        if type(value) is not GameState or value.is_over:
+            raise EncodingError(f"{name}: expected the state of a game that goes on, got {type(value).__name__}")
+
+    def pack(self, value: Any) -> Packed:
+        found = [(name, getattr(value, name)) for name in _FIELDS]
+        return tuple(_KINDS[name].pack(item) if name in _KINDS else item for name, item in found)
+
+    def unpack(self, name: str, item: Any) -> Any:
+        fields = Fields(name, item, len(_FIELDS))
+        found = {field: fields.next() for field in _FIELDS}
+        return GameState(**{f: _KINDS[f].unpack(*each) if f in _KINDS else each[1] for f, each in found.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Operation(FieldType):
+    """An instruction, packed as its encoding, or None, as no bytes."""
+
+    def pack(self, value: Any) -> Packed:
+        return b"" if value is None else encode_instruction(value)
+
+    def unpack(self, name: str, item: Any) -> Any:  # noqa: ARG002
+        return decode_alone(item) if item else None
+
+
+_FIELDS: Final = [field.name for field in fields(GameState) if field.name != "verdict"]
+_KINDS: Final[dict[str, FieldType]] = {
+    "job": OneOf((Job,)), "head": OneOf((Head,)), "phase": EnumMember(Phase), "level": EnumMember(Level),
+    "direction": EnumMember(Direction), "operation": _Operation(),
+}  # fmt: skip

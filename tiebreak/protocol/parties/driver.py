@@ -19,13 +19,15 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Annotated, Final, Protocol
 
 from tiebreak.protocol.commitments.job import game_id
 from tiebreak.protocol.errors import StateError
-from tiebreak.protocol.game.moves import Move, Side
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.moves import AnyMove, Move, Side
 from tiebreak.protocol.game.snapshot import Snapshot
-from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.game.state import GameState, Ongoing
+from tiebreak.protocol.packing import U32, ListOf, Record, Uint
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties import transactions as tx
@@ -42,17 +44,20 @@ MAX_EARLY: Final = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class Turn(Record):
     """A game as the turn for which a move is gathered finds it."""
 
-    start: GameState
-    """The state in which the game began."""
-    state: GameState
-    line: tuple[Move, ...]
+    state: Annotated[GameState, Ongoing()]
+    line: Annotated[tuple[Move, ...], ListOf(AnyMove(), e.MAX_MOVES)]
     """The moves that led to the state."""
-    defends: bool
-    attempt: int = 0
+    defends: Annotated[int, Uint(8, 0, 1)]
+    attempt: U32 = 0
     """The number of the replay that a challenger trusts."""
+
+    @property
+    def start(self) -> GameState:
+        """The state in which the game began, but for the instant."""
+        return rules.start(self.state.job, self.state.head, self.state.game_id, 0)
 
     @property
     def answered(self) -> Move | None:
@@ -244,7 +249,7 @@ class PartyDriver(ABC):
             return None
         side = machine.side_in(game)
         return Turn(
-            start=game.first_state, state=state, line=line, defends=side is Side.DEFENDER,
+            state=state, line=line, defends=int(side is Side.DEFENDER),
             attempt=self._trusted(game) if side is Side.CHALLENGER else 0,
         )  # fmt: skip
 

@@ -7,64 +7,69 @@ with a canonical encoding (jobs, heads, moves), so events and actions can be sen
 """
 
 from dataclasses import dataclass
+from typing import Annotated, Final
 
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Concession, Job, LogReceipt, SignedHead
-from tiebreak.protocol.game.moves import Move
-from tiebreak.protocol.parties.transactions import Transaction
+from tiebreak.protocol.game.moves import AnyMove, Move
+from tiebreak.protocol.packing import U32, U64, ListOf, Maybe, Record, Root
+from tiebreak.protocol.parties.transactions import AnyHead, Transaction
 from tiebreak.protocol.tags import Digest
 
 Place = tuple[str | bytes | int, ...]
 """A unique name for a statement, a result or a transaction, such as ("head", job id, count)."""
 
 
+MAX_MOVES: Final = 1 << 16
+"""More moves than any game can have."""
+
 # ---------------------------------------------------------------- work, which a driver does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Train:
+class Train(Record):
     """Compute the segment that ends at checkpoint number `count`. The result is the run root for that count."""
 
-    job_id: Digest
-    count: int
+    job_id: Root
+    count: U64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class Replay(Record):
     """Recompute the run up to a head. The result is the run root for its count, or a problem."""
 
-    job_id: Digest
-    head: SignedHead
-    attempt: int
+    job_id: Root
+    head: AnyHead
+    attempt: U32
     """Counts from 0. A later attempt should use other settings and, if there is one, another machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Audit:
+class Audit(Record):
     """Recompute the whole run of a job whose heads are sealed. The result is the run root of its final head."""
 
-    job_id: Digest
+    job_id: Root
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckLogs:
+class CheckLogs(Record):
     """Policy `logged`: find out whether the fetched logs hash to a head. The result is a problem, or nothing."""
 
-    job_id: Digest
-    head: SignedHead
-    attempt: int
+    job_id: Root
+    head: AnyHead
+    attempt: U32
     """Counts from 0: logs that are missing may come later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gather:
+class Gather(Record):
     """Find the move that follows from the party's own run, for turn `sequence` of a game. The result is that move."""
 
-    game_id: Digest
-    sequence: int
-    snapshot: Digest
+    game_id: Root
+    sequence: U32
+    snapshot: Root
     """The id of the state to move from: another line of moves may reach the same sequence number."""
-    said: tuple[Move, ...] | None = None
+    said: Annotated[tuple[Move, ...] | None, Maybe(ListOf(AnyMove(), MAX_MOVES))] = None
     """The moves that led there, if the turn is one in the talk; None if it is on the chain."""
 
 

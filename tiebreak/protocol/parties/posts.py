@@ -30,14 +30,28 @@ from tiebreak.protocol.commitments.job import Account, Job, game_id
 from tiebreak.protocol.errors import EncodingError, SignatureError, VerificationError
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 from tiebreak.protocol.game.snapshot import MAX_RECEIPT_BYTES, Signature, SignedStanding
-from tiebreak.protocol.packing import U64, Data, Fields, FieldType, ListOf, OneOf, Raw, Record, Root, Uint, pack, unpack
+from tiebreak.protocol.packing import (
+    U64,
+    AnyOf,
+    Data,
+    Fields,
+    FieldType,
+    ListOf,
+    OneOf,
+    Raw,
+    Record,
+    Root,
+    Uint,
+    pack,
+    unpack,
+)
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.transactions import (
+    TRANSACTIONS,
     AnyConcession,
     AnyHead,
     AnyJob,
     AnyReceipt,
-    AnyTransaction,
     Transaction,
     subject_of,
 )
@@ -214,7 +228,7 @@ class TransactionBody(Body):
     """A transaction that anybody would have sent to a chain, where there is none."""
 
     KIND = PostKind.TRANSACTION
-    transaction: Annotated[Transaction, AnyTransaction()]
+    transaction: Annotated[Transaction, AnyOf(TRANSACTIONS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -476,22 +476,3 @@ TRANSACTIONS: Final[tuple[type[Transaction], ...]] = (
     EnterAndProve, ReportFork, ClaimTimeout, Reclaim, Withdraw, ReportConcession,
 )  # fmt: skip
 """The transactions by their number in a post, which never changes."""
-
-
-@dataclass(frozen=True, slots=True)
-class AnyTransaction(FieldType):
-    """A transaction, packed as its number and the array of its fields."""
-
-    def check(self, name: str, value: Any) -> None:
-        if type(value) not in TRANSACTIONS:
-            raise EncodingError(f"{name}: expected a transaction, got {type(value).__name__}")
-
-    def pack(self, value: Any) -> Packed:
-        return TRANSACTIONS.index(type(value)), value.pack()
-
-    def unpack(self, name: str, item: Any) -> Any:
-        found = Fields(name, item, 2)
-        number = found.take(Uint(8))
-        if number >= len(TRANSACTIONS):
-            raise EncodingError(f"{name}: expected a transaction below {len(TRANSACTIONS)}, got {number}")
-        return TRANSACTIONS[number].unpack(*found.next())

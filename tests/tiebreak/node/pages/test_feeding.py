@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -12,15 +13,20 @@ from starlette.testclient import TestClient
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, make_job
 from tests.protocol.town import FALSE
 from tests.tiebreak.node.pages.staged import Staged, moments
-from tests.tiebreak.node.test_ledger import lived
+from tests.tiebreak.node.test_ledger import NAMED, Flooded, lived
+from tests.waiting import until
+from tiebreak.node.hub.store import Row
+from tiebreak.node.hub.store import Store as RealStore
 from tiebreak.node.pages import feeding, routes, views, words
 from tiebreak.node.pages.feeding import Feed, Outlook
 from tiebreak.node.pages.model import Asked
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
+from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board
+from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 
 
@@ -169,6 +175,119 @@ def test_a_program_counts_if_it_is_the_jobs(tmp_path: Path) -> None:
     assert found.root == source.board.jobs[job_id].job.program_root
 
 
+def offer(store: Store, job: Job, files: Sequence[p.PublishedFile] = ()) -> None:
+    """Posts of a client: an offer, and a list of files."""
+    for body in (p.OfferBody(job=job), p.LibraryBody(count=0, logs=0, files=tuple(files))):
+        place = len(store.rows) + 1
+        post = p.Post.of(body, job_id=job.id, number=place, sender=CLIENT.address)
+        wire = p.SignedPost(post=post, signature=bytes(65)).encode()
+        store.rows.append(p.ReceivedPost(place=place, at=1, wire=wire, signature=bytes(65)))
+
+
+def test_programs_of_strangers_take_bounded_memory_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight jobs with a program each, and memory for three; then programs with more instructions than are named."""
+    source, store, decoded = moments()[-1], Store(), list[int]()
+    assert source.known is not None
+    ((agreed, data),) = [(public.job, source.known.encode()) for public in source.board.jobs.values()]
+    count = agreed.body_count + agreed.state_count
+    jobs, decode = [replace(agreed, nonce=nonce) for nonce in range(8)], Program.decode
+    for number, job in enumerate(jobs):
+        root = Digest(bytes([number]) * 32)
+        (tmp_path / root.hex()).write_bytes(data)
+        offer(store, job, [p.PublishedFile(name=feeding.PROGRAM, size=len(data), root=root)])
+    monkeypatch.setattr(Program, "decode", lambda data: (decoded.append(len(data)), decode(data))[1])
+    monkeypatch.setattr(feeding, "KEPT_PROGRAM_BYTES", 3 * (len(data) + feeding._INSTRUCTION * count))
+    feed = Feed(store, outlook(source, tmp_path))
+    assert feed.place()
+    for job in jobs:
+        found = feed.program(job.id)
+        assert found is not None
+        assert not {"tree", "encoded"} & vars(found).keys(), "what was made for the root is not kept"
+    assert list(feed._programs._kept) == [job.id for job in jobs[-3:]]
+    assert len(decoded) == 8
+    feed.program(jobs[-1].id)
+    assert len(decoded) == 8, "kept"
+    monkeypatch.setattr(feeding, "MAX_NAMED", count - 1)
+    assert feed.program(jobs[0].id) is None
+    assert len(decoded) == 8, "too many instructions: not even looked at"
+    assert feed.program(jobs[0].id, names_only=False) is not None, "a board asks for what it needs"
+
+
+def test_a_program_of_another_size_is_not_decoded_and_stays_anothers(tmp_path: Path, monkeypatch: Any) -> None:
+    """A stranger names another job's program as its own: its size tells, and the other job keeps it."""
+    source, store = moments()[-1], Store()
+    assert source.known is not None
+    ((agreed, data),) = [(public.job, source.known.encode()) for public in source.board.jobs.values()]
+    strangers, root = replace(agreed, nonce=99, body_count=agreed.body_count + 1), Digest(bytes([7]) * 32)
+    (tmp_path / root.hex()).write_bytes(data)
+    for job in (strangers, agreed):
+        offer(store, job, [p.PublishedFile(name=feeding.PROGRAM, size=len(data), root=root)])
+    feed = Feed(store, outlook(source, tmp_path))
+    assert feed.place()
+    with monkeypatch.context() as patch:
+        patch.setattr(Program, "decode", lambda _: 1 // 0)
+        assert feed.program(strangers.id) is None
+    assert feed.program(agreed.id) is not None
+
+
+def stored(folder: Path, bodies: Sequence[p.Body]) -> RealStore:
+    """A database with these posts of a client about one job."""
+    store, rows = RealStore(f"sqlite+pysqlite:///{folder / 'posts.sqlite'}"), list[Row]()
+    store.open_for_writing({})
+    for place, body in enumerate(bodies, start=1):
+        post = p.Post.of(body, job_id=FALSE.job.id, number=place, sender=CLIENT.address)
+        wire = p.SignedPost(post=post, signature=bytes(65)).encode()
+        rows.append(
+            Row(place=place, at=place, job_id=post.job_id, game_id=post.game_id, sender=post.sender, number=place,
+                kind=post.kind, content=post.content, wire=wire, signature=bytes(65))
+        )  # fmt: skip
+    with store.writing() as writer:
+        writer.add(rows)
+    return store
+
+
+def test_lists_of_files_push_out_no_other_posts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each checkpoint has a list of all files, so lists are most of the bytes; 1 MiB of memory makes the test short."""
+    monkeypatch.setattr(feeding, "MAX_SEEN_BYTES", 1 << 20)
+    monkeypatch.setattr(feeding, "_FIRST", 1)
+    files = [p.PublishedFile(name=b"%04d" % n, size=n, root=Digest(bytes(32))) for n in range(p.MAX_FILES)]
+    bodies: list[p.Body] = [p.OfferBody(job=FALSE.job)]
+    for count in range(20):
+        bodies += [
+            p.ReplayedBody(count=count, run_root=FALSE.job.id, agrees=1),
+            p.LibraryBody(count=count, logs=0, files=tuple(files)),
+        ]
+    store = stored(tmp_path, bodies)
+    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    seen = [one.body for one in feed.posts(FALSE.job.id)]
+    assert [one.count for one in seen if isinstance(one, p.ReplayedBody)] == list(range(20))
+    lists = [one for one in seen if isinstance(one, p.LibraryBody)]
+    assert lists[-1].count == 19
+    assert not any(one.files for one in lists)
+    store.close()
+
+
+def test_the_first_page_reads_few_posts_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart: telemetry, which is most of what a hub has, is read for its own job alone, and briefly."""
+    count, decoded = 2500, list[bytes]()
+    steps = [p.StepsBody(first_step=n, losses=(), millisteps=0, processor=0, memory=0) for n in range(count)]
+    store = stored(tmp_path, [p.OfferBody(job=FALSE.job), *steps])
+    decode = p.SignedPost.decode
+    monkeypatch.setattr(p.SignedPost, "decode", lambda wire: (decoded.append(wire), decode(wire))[1])
+    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed.start()
+    until(lambda: feed._place == count + 1)  # read before anybody asks for a page
+    assert [decode(wire).post.kind for wire in decoded] == [p.PostKind.OFFER]
+    (card,) = views.overview(feed, Asked()).jobs.rows
+    assert len(decoded) == 1 + feeding._FIRST + feeding.MAX_BRIEF
+    assert card.training.step == 0
+    views.overview(feed, Asked())
+    assert len(decoded) == 1 + feeding._FIRST + feeding.MAX_BRIEF, "what was read is kept"
+    seen = feed.posts(FALSE.job.id)
+    assert [one.place for one in seen] == list(range(1, count + 2)), "a job's own page has all that stay in memory"
+    store.close()
+
+
 @pytest.mark.parametrize("data", [b"[", b"{}", b'["a", null]', b"[" * 9999, b"\xff"])
 def test_origins_that_are_no_list_of_texts_are_none(tmp_path: Path, data: bytes) -> None:
     source = moments()[-1]
@@ -262,6 +381,19 @@ def test_refused_transactions_are_read_like_any_post(tmp_path: Path) -> None:
             assert expected is not None
             assert (board.jobs, board.games) == (expected.jobs, expected.games)
     assert pages.get(f"/jobs/{run.job.id.hex()}").status_code == 200
+
+
+def test_page_of_a_job_says_whom_its_client_names(tmp_path: Path) -> None:
+    run, store = FALSE, Store()
+    commune = Flooded(run, named=NAMED)
+    commune.live()
+    named = next(n for n, letter in enumerate(commune.letters, 1) if isinstance(letter.body, p.AuditorsBody))
+    store.rows = commune.export[:named]
+    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    view = views.job(feed, run.job.id)
+    assert view is not None
+    assert view.happenings[0].sentence == "The client names auditors."
+    assert TestClient(Starlette(routes=routes(feed))).get(f"/jobs/{run.job.id.hex()}").status_code == 200
 
 
 def test_a_board_that_could_not_be_shown_is_shown_the_next_time(

@@ -1,6 +1,6 @@
 """The back-end of kernels in C, on CPUs: sums, extremes, scatter sums and chains."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Final
@@ -12,10 +12,10 @@ from tiebreak.engine.arithmetic.c import chains, integers, scatter, sums
 from tiebreak.engine.arithmetic.c.buffers import Buffers
 from tiebreak.engine.arithmetic.c.threads import spread, torch_alone
 from tiebreak.engine.arithmetic.plain.backend import Table, TorchBackend
-from tiebreak.engine.arithmetic.plan.options import Options, Prepared
+from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared
 from tiebreak.engine.arithmetic.plan.scatter import plan_scatter
 from tiebreak.engine.arithmetic.plan.stats import Stats
-from tiebreak.engine.arithmetic.plan.sums import PartialSum, kind_of, plan_tables
+from tiebreak.engine.arithmetic.plan.sums import Partial, kind_of, plan_tables
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.protocol.program.isa import TRANSCENDENTALS, Instruction, Opcode, ReduceFunction
 
@@ -48,11 +48,11 @@ class CBackend(TorchBackend):
         each = FP64_FUNCTION if i.opcode == Opcode.MAP and i.function in TRANSCENDENTALS else 1
         return spread(prepared) if prod(i.index_space) * each >= LONG else prepared
 
-    def partial(self, i: Instruction) -> PartialSum:
+    def partial(self, i: Instruction) -> Callable[[Operands], Partial]:
         library, tables = sums.build().library, plan_tables(i)
         if library is None or tables is None:
             return super().partial(i)
-        return PartialSum(tables.norms, sums.TabledSum(library, tables, self.options.shuffled).partial)
+        return sums.TabledSum(library, tables, self.options.shuffled).partial
 
     @contextmanager
     def step(self) -> Iterator[None]:

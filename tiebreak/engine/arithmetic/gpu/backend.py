@@ -16,7 +16,7 @@ from tiebreak.engine.arithmetic.plan.chains import Member
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared
 from tiebreak.engine.arithmetic.plan.scatter import plan_scatter
 from tiebreak.engine.arithmetic.plan.stats import Stats
-from tiebreak.engine.arithmetic.plan.sums import MOST, PartialSum, ReduceTables, kind_of, plan_tables
+from tiebreak.engine.arithmetic.plan.sums import MOST, Partial, ReduceTables, kind_of, plan_tables
 from tiebreak.engine.arithmetic.plan.ziv import Collector
 from tiebreak.protocol.program.isa import Access, Instruction, MapFunction, Opcode, ReduceFunction, row_major
 
@@ -39,10 +39,10 @@ class GpuBackend(TorchBackend):
             Opcode.SHUFFLE: lambda i, _: lambda x, *_: shuffle(i, x),
         }
 
-    def partial(self, i: Instruction) -> PartialSum:
+    def partial(self, i: Instruction) -> Callable[[Operands], Partial]:
         if (tables := _tables(i)) is None:
             return super().partial(i)
-        return PartialSum(tables.norms, LaunchedSum(i, tables, self.options).partial)
+        return LaunchedSum(i, tables, self.options).partial
 
     @property
     def notes(self) -> Tensor:

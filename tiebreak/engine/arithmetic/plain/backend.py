@@ -18,7 +18,7 @@ from tiebreak.engine.arithmetic.plan.chains import Chains, PreparedChain
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared
 from tiebreak.engine.arithmetic.plan.scatter import plan_scatter
 from tiebreak.engine.arithmetic.plan.stats import Stats
-from tiebreak.engine.arithmetic.plan.sums import PartialSum, kind_of
+from tiebreak.engine.arithmetic.plan.sums import Partial, kind_of
 from tiebreak.engine.arithmetic.plan.views import View
 from tiebreak.engine.data.tensors import canonical
 from tiebreak.engine.dtypes import TORCH_DTYPES
@@ -91,10 +91,10 @@ class TorchBackend:
         self.left.add(id(i))
         return prepared
 
-    def partial(self, i: Instruction) -> PartialSum:
+    def partial(self, i: Instruction) -> Callable[[Operands], Partial]:
         """Prepares an f32 `reduce` sum whose FP64 sums are left for others to add and to round."""
         sums, plan = self._sums_of(i), plan_sum(i, NO_LIMIT)
-        return PartialSum(plan.norms, lambda operands: sums.partial(plan, operands))
+        return lambda operands: sums.partial(plan, operands)
 
     def compile_ahead(self, work: Callable[[], object]) -> None:
         """Compiles the kernels that `work` will launch. It is called once for that, and must bear undefined results."""

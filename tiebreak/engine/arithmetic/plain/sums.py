@@ -25,7 +25,7 @@ from tiebreak.engine.arithmetic.plain.settling import Settler, decide, decide_ou
 from tiebreak.engine.arithmetic.plan.options import Operands, Pieces
 from tiebreak.engine.arithmetic.plan.rounding import Round
 from tiebreak.engine.arithmetic.plan.stats import Counts
-from tiebreak.engine.arithmetic.plan.sums import Partial, coalesced
+from tiebreak.engine.arithmetic.plan.sums import Partial, coalesced, is_swapped
 from tiebreak.engine.arithmetic.plan.views import Dim, Integers, View, offsets_of, size_of
 from tiebreak.engine.arithmetic.plan.ziv import Collector, coefficient
 from tiebreak.protocol.program.isa import Instruction, row_major
@@ -260,13 +260,6 @@ class SumPlan:
     swapped: bool
     """Whether the operands are swapped so that M <= N: BLAS is several times faster for long rows of the result."""
 
-    @property
-    def norms(self) -> int:
-        """The number of norms of rows and columns in a `Partial`; 0 if each element has a sum of absolute terms."""
-        batch, m, n = self.parts[0].result_shape
-        groups = self.parts[0].groups
-        return batch * (m + n) if groups.m or groups.n else 0
-
 
 def plan_sum(instruction: Instruction, limit: int) -> SumPlan:
     """The plan of a `reduce` sum (f32) that holds at most about `limit` elements of each FP64 tensor."""
@@ -307,7 +300,10 @@ class PlainSums:
         """The FP64 sums, of a plan with one part, that `run` would round."""
         (part,) = plan.parts
         (sums, *sizes), roundings = self.sums(part, operands[::-1] if plan.swapped else operands)
-        numbers, which = part.numbers(torch.arange(sums.numel()), plan.wide)
+        elements = torch.arange(sums.numel()).view(part.result_shape)
+        if plan.swapped != is_swapped(coalesced(plan.instruction)[0]):
+            sums, elements, sizes = sums.mT, elements.mT, sizes[::-1]
+        numbers, which = part.numbers(elements.reshape(-1), plan.wide)
         source = np.empty(len(numbers), dtype=np.int64)
         source[numbers] = which
         return Partial(sums, tuple(sizes), roundings, source)

@@ -4,7 +4,7 @@ A sum of products over groups of dims (`tiebreak.engine.arithmetic.plain.sums.Gr
 one offset per group, so a plan for kernels consists of a few offset tables.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, isqrt, prod
@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.plan.options import Operands
 from tiebreak.engine.arithmetic.plan.views import MAX_TABLE, Dim, Integers, coalesce, offsets_of, size_of
 from tiebreak.protocol.program.isa import Instruction, row_major
 
@@ -73,12 +72,6 @@ class ReduceTables:
         """The number of terms of an element, K."""
         return len(self.operands[0].k) * self.run_k
 
-    @property
-    def norms(self) -> int:
-        """The number of norms of rows and columns in a `Partial`; 0 if each element has a sum of absolute terms."""
-        batch, m, n = map(len, self.out) if self.out else (0, 0, 0)
-        return batch * (m + n)
-
     @cached_property
     def source(self) -> Integers | None:
         """The number of the kernel's sum for each element of the result; None if they are in order."""
@@ -97,8 +90,24 @@ class ReduceTables:
         return len(self.operands[0].batch) * self.run_batch * rows * columns * self.terms
 
 
+def is_swapped(output: Sequence[Dim]) -> bool:
+    """Whether the first of two operands is B, the one with columns. If it alone reads the innermost output dim, it is.
+
+    This depends on the instruction alone, so what back-ends leave in a `Partial` has one form.
+    """
+    return bool(output) and len(output[-1].strides) == 2 and output[-1].strides[1] == 0
+
+
+def norms(instruction: Instruction) -> int:
+    """The number of norms of rows and columns in a `Partial`; 0 if each element has a sum of absolute terms."""
+    output, _ = coalesced(instruction)
+    own = [d for d in output if any(d.strides) and not all(d.strides)]
+    batches = prod(d.size for d in output if all(d.strides))
+    return batches * sum(prod(d.size for d in own if d.strides[o]) for o in (0, 1)) if own else 0
+
+
 def plan_tables(instruction: Instruction) -> ReduceTables | None:
-    """The tables of a `reduce` of f32. An operand that alone reads the innermost output dim is B.
+    """The tables of a `reduce` of f32.
 
     None if torch must compute it: outputs or terms that no operand reads, terms that only one of two reads, or tables
     that would be too large.
@@ -111,8 +120,7 @@ def plan_tables(instruction: Instruction) -> ReduceTables | None:
     ):
         return None
     accesses, matrix = instruction.operands, not all(all(d.strides) for d in output)
-    swapped = matrix and output[-1].strides[1] == 0
-    order = (1, 0) if swapped else tuple(range(len(accesses)))
+    order = (1, 0) if is_swapped(output) else tuple(range(len(accesses)))
     places = zip(output, row_major(tuple(d.size for d in output)), strict=True)
     groups: list[list[tuple[Dim, int]]] = [[], [], []]
     for dim, place in places:
@@ -197,7 +205,7 @@ class Partial:
     """FP64 sums of all elements of a result over some of their terms; those over the others are added by the caller."""
 
     sums: Tensor
-    """(Bt, M, N), or the result's elements in order."""
+    """(Bt, M, N), or the result's elements in order. Columns are those of the operand that `is_swapped` says."""
     sizes: tuple[Tensor, ...]
     """Sums of absolute terms, like `sums`; or sums of squares, (Bt, M) and (Bt, N), of a product's rows and columns."""
     roundings: int
@@ -220,12 +228,3 @@ class Partial:
             at = torch.from_numpy(self.source[begin:end]).to(rows.device)
         row = at.div(n, rounding_mode="floor")
         return rows.view(-1)[row] * columns.view(-1)[row.div(m, rounding_mode="floor") * n + at.remainder(n)]
-
-
-@dataclass(frozen=True)
-class PartialSum:
-    """A sum whose terms are added up, and left for others to be added."""
-
-    norms: int
-    """The number of norms of rows and columns in its `Partial`; 0 if each element has a sum of absolute terms."""
-    run: Callable[[Operands], Partial]

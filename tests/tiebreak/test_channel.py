@@ -1,0 +1,240 @@
+"""What a worker process says is a stranger's: whatever it is, it costs no more than the worker's own task."""
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from socket import socket, socketpair
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.tiebreak.test_parallel_audits import alone, found, honest, liar, make_run
+from tiebreak.api.auditing import replayers
+from tiebreak.api.auditing.audits import Workers, audit_chosen
+from tiebreak.api.auditing.replayers import EVENTS, ORDERS, Advance, Assignment, AuditTask, Lost, Processes, TaskOutcome
+from tiebreak.api.machine import Machine
+from tiebreak.api.machine.channel import Channel, ready
+from tiebreak.engine.run.audit import signed_records
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.logs import FindingKind, LogFinding, LogReport
+from tiebreak.protocol.errors import CannotCheck, EncodingError
+from tiebreak.protocol.packing import AnyOf, Real, Record, Text, pack
+from tiebreak.protocol.tags import Digest
+
+__all__ = ["honest", "liar", "make_run"]
+TASK = AuditTask(number=3, segments=(4, 6), steps=9)
+RECORD = bytes(76)
+FINDING = LogFinding(kind=FindingKind.MISSING, step=7, value=1, element=2, detail="far")
+OUTCOME = TaskOutcome(
+    task=TASK, worker="worker 1", checked=((4, RECORD), (5, RECORD), (6, RECORD)), starts=(12,), refused=(15,), steps=9,
+    log=LogReport(steps=9, missing=1, findings=[FINDING]),
+)  # fmt: skip
+MACHINE = Machine(threads=1, permute=3)
+ASSIGNMENT = Assignment.of(Path("/run"), Digest(bytes(32)), 7, Digest(bytes(32)), MACHINE)
+SAID: list[Record] = [
+    OUTCOME, TaskOutcome(task=TASK, worker="worker 1", fault=1, reason="withheld"),
+    Advance(task=TASK, worker="worker 1", steps=3), Lost(task=TASK, worker="worker 1", reason="no space"),
+]  # fmt: skip
+
+
+def framed(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+def frame(record: Record, types: tuple[type[Record], ...] = EVENTS) -> bytes:
+    return framed(pack(AnyOf(types).pack(record)))
+
+
+class Evil:
+    """An object that unpickling would make by creating a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return open, (str(self.path), "w")
+
+
+def hostile(evil: Path) -> Iterator[tuple[str, bytes]]:
+    """What no worker says, by what is wrong with it. Each is followed by the end of the connection."""
+    whole = frame(OUTCOME)
+    yield "nothing", b""
+    yield "half a length", whole[:3]
+    yield "a length alone", whole[:4]
+    yield "half a record", whole[:-1]
+    yield "4 GiB", b"\xff" * 64
+    yield "an empty record", framed(b"")
+    yield "a pickle", framed(bytes(ForkingPickler.dumps(Evil(evil))))
+    yield "a pickle by its own length", bytes(ForkingPickler.dumps(Evil(evil)))
+    yield "a longer form", framed(b"\x92\xcc\x00" + pack(AnyOf(EVENTS).pack(OUTCOME))[2:])
+    yield "a type that is none", framed(pack((9, ())))
+    yield "an order", frame(TASK, ORDERS)
+    yield "deep arrays", framed(b"\x91" * 60_000 + b"\x90")
+    yield "a map", framed(b"\x80")
+    yield "another task", frame(replace(OUTCOME, task=replace(TASK, number=4)))
+    yield "another worker", frame(replace(OUTCOME, worker="worker 2"))
+    number, (task, worker, checked, *more) = AnyOf(EVENTS).pack(OUTCOME)  # type: ignore[misc, str-unpack]
+    yield "a segment left out", framed(pack((number, (task, worker, checked[1:], *more))))  # type: ignore[index]
+    yield "two answers", whole + whole
+
+
+@pytest.mark.parametrize("record", [*SAID, TASK, replace(TASK, permute=5), ASSIGNMENT], ids=lambda r: type(r).__name__)
+def test_records_come_as_they_were_sent(record: Record) -> None:
+    types = EVENTS if isinstance(record, EVENTS) else ORDERS
+    ours, theirs = socketpair()
+    channel, other = (Channel(end, sends=types, takes=types) for end in (ours, theirs))
+    channel.send(record)
+    came = other.wait()
+    assert came == record
+    channel.close()
+    with pytest.raises(EOFError):
+        other.wait()
+    other.close()
+
+
+@given(st.binary(max_size=200), st.sampled_from(SAID), st.data())
+def test_no_bytes_raise_anything_but_an_encoding_error(noise: bytes, record: Record, data: st.DataObject) -> None:
+    """Noise, noise in a frame, and a record with some bytes changed."""
+    whole = bytearray(frame(record))
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(4, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    for said in (noise, framed(noise), bytes(whole)):
+        ours, theirs = socketpair()
+        with ours, theirs:
+            ours.setblocking(False)
+            theirs.sendall(said)
+            try:
+                came = Channel(ours, sends=ORDERS, takes=EVENTS, limit=1 << 20).receive()
+            except EncodingError:
+                continue
+            except EOFError:
+                assert not said
+                continue
+            assert all(type(one) in EVENTS for one in came)
+
+
+def test_what_records_hold_is_what_was_meant() -> None:
+    assert (ASSIGNMENT.path, ASSIGNMENT.machine) == (Path("/run"), MACHINE)
+    found = TaskOutcome(task=TASK, worker="worker 1", fault=1, reason="withheld").problem
+    assert isinstance(found, CannotCheck)
+    assert str(found) == "withheld"
+    line = Text().pack("two\nlines \x1b[31m of" + "x" * 5000)
+    assert line == ("two lines  [31m of" + "x" * 5000)[:4096].encode()
+    for bad in (b"a\nb", b"\xff", b"x" * 4097, "x"):
+        with pytest.raises(EncodingError):
+            Text().unpack("text", bad)
+    for number in (-0.0, -1.0, float("nan"), float("inf"), 2.0**54):
+        with pytest.raises(EncodingError, match="expected a number between 0 and 2\\^53"):
+            Real().check("number", number)
+
+
+def sends(channel: Channel, record: Record) -> bool:
+    try:
+        channel.send(record)
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_a_worker_that_reads_nothing_holds_nobody_up() -> None:
+    """What waits for it is bounded, and goes on when it reads."""
+    ours, theirs = socketpair()
+    ours.setblocking(False)
+    channel, other = Channel(ours, sends=ORDERS, takes=EVENTS), Channel(theirs, sends=EVENTS, takes=ORDERS)
+    long = replace(TASK, segments=tuple(range(1 << 18)))
+    sent = next(number for number in range(100) if not sends(channel, long))
+    assert channel.owes
+    assert sent < 20, "what waits is bounded"
+    theirs.setblocking(False)
+    came = list[Any]()
+    while len(came) < sent:
+        ready([channel, other], 1.0)
+        came += other.receive()
+    assert came == [long] * sent
+    assert not channel.owes
+    channel.close()
+    other.close()
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> list[socket]:
+    """The workers' ends of the processes of an audit, which do nothing."""
+    ends = list[socket]()
+
+    def begin(number: int, _worker: str) -> int:
+        ends.append(socket(fileno=os.dup(number)))
+        return os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ)
+
+    monkeypatch.setattr(replayers, "_begin", begin)
+    return ends
+
+
+def test_a_hostile_worker_of_an_audit_loses_its_task_and_no_more(
+    fakes: list[socket], tmp_path: Path, cases: Callable[[], None]
+) -> None:
+    evil = tmp_path / "evil"
+    for what, said in hostile(evil):
+        pool = Processes(ASSIGNMENT, 1)
+        pool.submit(TASK)
+        fakes[-1].sendall(said)
+        fakes[-1].close()
+        events, end = list[Any](), time.monotonic() + 20
+        while not events and time.monotonic() < end:
+            events += pool.events(1.0)
+        (event,) = events
+        assert what == "two answers" or isinstance(event, Lost), what
+        assert (event.task, event.worker) == (TASK, "worker 1")
+        if what == "two answers":
+            assert pool.events(1.0) == []
+        assert pool._processes == []
+        cases()
+    assert not evil.exists(), "nothing was unpickled"
+
+
+def test_a_worker_that_stops_amid_a_record_holds_up_no_other(fakes: list[socket]) -> None:
+    pool, other = Processes(ASSIGNMENT, 2), replace(TASK, number=4)
+    pool.submit(TASK)
+    pool.submit(other)
+    silent, honest_one = fakes
+    silent.sendall(frame(OUTCOME)[:-1])
+    honest_one.sendall(frame(said := replace(OUTCOME, task=other, worker="worker 2")))
+    events = list[Any]()
+    while not events:
+        events += pool.events(1.0)
+    assert events == [said]
+    pool.close()
+    for end in fakes:
+        end.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["honest", "liar"])
+def test_an_audit_with_a_hostile_worker_reports_what_it_would_without(
+    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The first processes each say something else that no worker says; those in their places are real."""
+    run: RunDirectory = request.getfixturevalue(name)
+    begin, said, begun = replayers._begin, list(hostile(tmp_path / "evil"))[:8], list[str]()
+
+    def mixed(number: int, worker: str) -> int:
+        begun.append(worker)
+        if len(begun) > len(said):
+            return begin(number, worker)
+        with socket(fileno=os.dup(number)) as end:
+            end.sendall(said[len(begun) - 1][1])
+        return os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ)
+
+    monkeypatch.setattr(replayers, "_begin", mixed)
+    monkeypatch.setattr("tiebreak.api.auditing.parallel.RETRIES", 20)  # each task may meet every hostile worker
+    records = signed_records(run)[0]
+    segments = tuple(range(len(records)))
+    workers = Workers(jobs=2, ledger=tmp_path / "ledger")
+    audit = audit_chosen(run, segments, records, Machine(), workers=workers, quiet=True)
+    assert found(audit) == found(alone(run))
+    assert len(begun) > len(said)
+    assert not (tmp_path / "evil").exists()

@@ -1,0 +1,225 @@
+"""Finds what a loader would make of the folder of some weights besides these weights. Imports no torch.
+
+A folder is a stranger's: nothing in it is followed or run, and no more of it is read than these bounds allow. Loaders
+are those of transformers, PEFT, sentence-transformers and diffusers, also with `trust_remote_code`.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from hashlib import file_digest
+from pathlib import Path
+from typing import Final
+
+from tiebreak.engine.data.disk import Folder
+from tiebreak.engine.data.elements import Element
+from tiebreak.protocol.commitments.certificate import MAX_OTHERS, OTHER
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
+from tiebreak.protocol.tags import Digest
+
+WEIGHTS: Final = "model.safetensors"
+"""The name in the layout of `save_pretrained`."""
+INDEX: Final = "model.safetensors.index.json"
+ADAPTER: Final = "adapter_config.json"
+"""The file that makes transformers load another model, which it names, and the adapter in its folder."""
+ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
+"""The name of the tensors in the folder of an adapter, as PEFT's `save_pretrained` writes it."""
+TRAINING_ARGUMENTS: Final = "training_args.bin"
+"""The file in which a `Trainer` leaves its arguments when it saves weights; `from_pretrained` never opens it."""
+HARMLESS: Final = {"", ".json", ".txt", ".md", ".jinja", ".model", ".sig"}
+"""Suffixes of files without weights and code: configuration, tokenizers, certificates and what people read."""
+PROSE: Final = {"", ".md", ".sig"}
+"""Endings of files that no loader opens."""
+PIPELINES: Final = {ADAPTER, "modules.json", "model_index.json"}
+"""Files by which PEFT, sentence-transformers and diffusers load other folders, and classes by their dotted names."""
+TABLES: Final = {INDEX, "tokenizer.json", "vocab.json", "added_tokens.json"}
+"""JSON files whose keys are tokens or tensors, and no loader's settings."""
+MISLEADING: Final = {
+    "auto_map", "compression_config", "custom_pipelines", "kernel_config", "megatron_config", "quantization_config",
+    "transformers_weights", "trust_remote_code", "use_kernels", "use_pretrained_backbone",
+}  # fmt: skip
+"""Fields that make a loader run code, read other files, or change weights when it has read them."""
+FLOATS: Final = {Element.F32, Element.BF16, Element.F16}
+NARROW: Final = {"bfloat16": {Element.BF16}, "float16": {Element.F16}}
+WIDE: Final = {"float32", "float64", "auto", "None"}
+"""Types into which a loader rounds no float of the files; those in `NARROW` keep their own alone."""
+_HEAD: Final = re.compile(
+    r"(?:^|\.)(?:lm_head|embed_out|proj_out|output_\w+|(?:predictions|lm_head)\.decoder)\.weight$"
+)
+_MODELS_WITH_HEAD: Final = re.compile(r"LMHead|For(?:CausalLM|MaskedLM|ConditionalGeneration)")
+SHOWN: Final = 20
+MAX_ENTRIES: Final = 10_000
+MAX_DEPTH: Final = 8
+MAX_OTHER_BYTES: Final = 1 << 28
+MAX_JSON_BYTES: Final = 1 << 24
+MAX_JSON_FILES: Final = 1000
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for people: the first `SHOWN`, and the number of the rest."""
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return f"{', '.join(map(ascii, names[:SHOWN]))}{more}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The files of weights. others: the other files in their folder, by their paths in it."""
+
+    files: dict[str, Digest]
+    """The SHA-256 of each, by name."""
+    tensors: dict[str, Digest]
+    """The ids of all tensors, as a state tree has them, by the names in the files."""
+    elements: frozenset[Element] = frozenset()
+    """The types of the elements in the files."""
+    others: tuple[str, ...] = ()
+    configuration: Digest | None = None
+    """The SHA-256 of an adapter's configuration; None for a model's weights."""
+    same: frozenset[str] = frozenset()
+    """The others that are as they were signed for."""
+    different: frozenset[str] = frozenset()
+    """The signed files that have other bytes, or are missing."""
+
+    def compared(self, folder: Path, signed: Mapping[str, Digest]) -> "Found":
+        """Compares the other files with the signed ones, and reads only these."""
+        same = frozenset(name for name in signed if name in self.others and _is(folder, name, signed[name]))
+        return replace(self, same=same, different=frozenset(signed) - same)
+
+    @property
+    def unsigned(self) -> tuple[str, ...]:
+        """The others that were not signed for, a folder without any that was by its own name."""
+        known = self.same | self.different
+        kept = {name.split("/")[0] for name in known}
+        return tuple(dict.fromkeys(
+            name if (top := name.split("/")[0]) in kept else top for name in self.others if name not in known
+        ))  # fmt: skip
+
+    def leaves_open(self) -> list[str]:
+        """Sentences on what a certificate does not say of the other files."""
+        kinds = {
+            "What the other files that were signed for make of the weights, as the signers chose": sorted(self.same),
+            "Anything about files that are not as they were signed for, or missing": sorted(self.different),
+            "Anything about other files, which decide how weights are used": self.unsigned,
+        }
+        return [f"{words}: {listed(names)}." for words, names in kinds.items() if names]
+
+
+def others_in(folder: Path) -> tuple[str, ...]:
+    """All that is in a folder and its folders, sorted, by paths; the path of one that is empty or too deep ends in `/`.
+
+    Raises `EncodingError` for a folder of more than `MAX_ENTRIES`.
+    """
+    found, left, seen = list[str](), [""], 0
+    while left:
+        place, before = left.pop(), seen
+        try:
+            with os.scandir(folder / place) as entries:
+                for seen, entry in enumerate(entries, before + 1):
+                    if seen > MAX_ENTRIES:
+                        raise EncodingError(f"{folder}: expected at most {MAX_ENTRIES:,} files and folders, got more")
+                    name = place + entry.name
+                    is_inner = entry.is_dir(follow_symlinks=False)
+                    (left if is_inner and name.count("/") < MAX_DEPTH else found).append(name + "/" * is_inner)
+        except OSError as error:
+            raise EncodingError(f"{folder / place}: cannot be read: {error}") from error
+        if place and seen == before:
+            found.append(place)
+    return tuple(sorted(found))
+
+
+def digests(folder: Path, names: Iterator[str]) -> dict[str, Digest]:
+    """The SHA-256 of files of a folder, for a certificate. Raises `ConfigurationError` if it cannot hold them."""
+    listed = sorted(names)
+    wrong = [name for name in listed if not re.fullmatch(OTHER, name)]
+    if len(listed) > MAX_OTHERS or wrong:
+        got = f"{len(listed)}{f', with {wrong[0]!r}' if wrong else ''}"
+        raise ConfigurationError(
+            f"{folder}: expected at most {MAX_OTHERS} files beside the weights, with paths of printable ASCII, got "
+            f"{got}; certify a folder that has the model and nothing else"
+        )
+    return {name: _digest(folder, name) for name in listed}
+
+
+def _digest(folder: Path, name: str) -> Digest:
+    *inside, last = name.split("/")
+    with Folder(folder, *inside) as opened:
+        opened.size(last, MAX_OTHER_BYTES)
+        with opened.reading(last) as (file, _):
+            return Digest(file_digest(file, "sha256").digest())
+
+
+def _is(folder: Path, name: str, digest: Digest) -> bool:
+    try:
+        return _digest(folder, name) == digest
+    except VerificationError:  # a link, a pipe, or too large
+        return False
+
+
+def doubtful(folder: Path, found: Found, *, is_listed: bool) -> list[str]:
+    """Names what makes a loader take other weights than those of `found` from a folder, or run code.
+
+    is_listed: whether other files were signed for; then also those that a loader may open and that were not, or are
+    others now.
+    """
+    weights = WEIGHTS if found.configuration is None else ADAPTER_WEIGHTS
+    # It takes `WEIGHTS` where there is one, else what the index names, else files of other formats.
+    indexed = INDEX in found.others and weights == WEIGHTS and WEIGHTS not in found.files
+    named = {name for name in found.files if name != weights and not indexed}
+    changed = {f"{name}, not as it was signed for" for name in found.different if Path(name).suffix not in PROSE}
+    settings = [ADAPTER] if found.configuration is not None else []
+    for name in found.others:
+        place, _, last = name.rpartition("/")
+        suffix = Path(last).suffix
+        misleads = last in PIPELINES or (last.endswith(".index.json") and name != INDEX)
+        if place and name not in found.same:
+            named.add(name.split("/")[0])
+        elif misleads or (suffix not in HARMLESS and name != TRAINING_ARGUMENTS):
+            named.add(name)
+        elif is_listed and name not in found.same | found.different and suffix not in PROSE:
+            changed.add(f"{name}, which nobody signed for")
+        if (not place or name in found.same) and suffix == ".json" and last not in TABLES:
+            settings.append(name)
+    if len(settings) > MAX_JSON_FILES:
+        named |= set(settings[MAX_JSON_FILES:])
+    for name in settings[:MAX_JSON_FILES]:
+        named |= {f"{name} with {field}" for field in _misleading(folder, name, found)}
+    return sorted(named | changed)
+
+
+def _misleading(folder: Path, name: str, found: Found) -> Set[str]:
+    """The fields of a JSON document, at any depth, by which a loader is misled."""
+    *inside, last = name.split("/")
+    try:
+        with Folder(folder, *inside) as opened:
+            left = [json.loads(opened.read(last, MAX_JSON_BYTES))]
+        fields = set[str]()
+        while left:
+            one = left.pop()
+            if isinstance(one, dict):
+                fields |= {field for field, value in one.items() if _misleads(field, value, one, found)}
+            left += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    except (EncodingError, RecursionError):  # a loader may have a little more room on its stack
+        return {"more than is read here"}
+    except ValueError:  # then a loader does not read it either
+        return set()
+    return {field[:80] for field in fields}
+
+
+def _misleads(field: str, value: object, beside: Mapping[str, object], found: Found) -> bool:
+    if "_implementation" in field:  # of attention or experts: `org/kernel` is code from a hub
+        return "/" in json.dumps(value)
+    if field == "tie_word_embeddings":
+        return _unties(value, beside, found)
+    if field in ("dtype", "torch_dtype"):
+        kinds = [str(kind).removeprefix("torch.") for kind in (value.values() if isinstance(value, dict) else [value])]
+        return any(kind not in WIDE and found.elements & (FLOATS - NARROW.get(kind, set())) for kind in kinds)
+    return field in MISLEADING and value is not None and value is not False
+
+
+def _unties(value: object, beside: Mapping[str, object], found: Found) -> bool:
+    """Whether a model's head is not the tensor in the files: overwritten by the embedding, or drawn at random."""
+    heads = {name: digest for name, digest in found.tensors.items() if _HEAD.search(name)}
+    if value:
+        return any(digest not in {d for n, d in found.tensors.items() if n not in heads} for digest in heads.values())
+    return not heads and _MODELS_WITH_HEAD.search(json.dumps(beside.get("architectures"))) is not None
