@@ -140,7 +140,7 @@ class Feed:
         self._refused: Recent[tuple[Digest, Digest], bool] = Recent(_KNOWN)
         """The blobs that are not what a job's files of that name are, by job: another job's they may be."""
         self._decoding = threading.Lock()
-        """Held while a program or its origins are read, so that one at a time takes memory for it."""
+        """A lock around the reading of a program or its origins, so that one at a time takes memory for it."""
         self._programs: Recent[Digest, Program] = Recent(KEPT_PROGRAM_BYTES)
         self._origins: Recent[Digest, Sequence[str]] = Recent(KEPT_ORIGINS_BYTES)
         self._names: Recent[Digest, str] = Recent(_KNOWN)
