@@ -37,9 +37,9 @@ STOP_SECONDS: Final = 5
 NICENESS: Final = 10
 """The niceness of processes that train, replay and try, so that a step under way takes few cores from a move."""
 STRANGERS: Final = 2
-"""Of the time, trials of strangers' programs take a part in this number."""
+"""The trials of strangers' programs take at most one part of the time in this number."""
 SHORTER: Final = (64, 8, 1)
-"""Of the time for a trial, a stranger's program has a part in this number, at its first, second and third try."""
+"""A stranger's program has one part of the time for a trial in this number, at its first, second and third try."""
 WORKBENCH: Final = "tiebreak.node.workbench"
 """Imported by name, since it brings torch."""
 _FORKS: Final = multiprocessing.get_context("forkserver")
