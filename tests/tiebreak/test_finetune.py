@@ -96,6 +96,7 @@ def test_from_conversations_to_a_certified_adapter(
     assert run.audit().agrees
     told = command(*found["verify"].split()[1:])
     assert f"{here / 'model'} is the base that these adapters were trained on" in told
+    assert "not as they were signed for" not in told
     card = (adapter / "README.md").read_text()
     for line in (
         found["certificate"],
