@@ -15,6 +15,7 @@ from tiebreak.engine.run.audit import SegmentAuditor, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.logs import MAX_FINDINGS, NO_LOGS, FindingKind, LogFinding, LogReport, check_logs
 from tiebreak.engine.run.train import Worker
+from tiebreak.node.parts import parts
 from tiebreak.protocol.commitments.job import SignedJob
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.program.rounding import SumKind, element_rounding, neighbours, sum_kind
@@ -180,6 +181,12 @@ def test_a_report_counts_all_findings_and_keeps_so_many() -> None:
     both.add(report)
     both.add(report)
     assert (both.missing, len(both.findings)) == (2 * (MAX_FINDINGS + 3), MAX_FINDINGS)
+
+
+def test_the_logs_of_all_segments_up_to_a_checkpoint_are_published(flipped: RunDirectory) -> None:
+    for count in (0, 1, 3):
+        names = {part.name for part in parts(flipped, count) if part.name.startswith("logs/")}
+        assert names == {f"logs/{log_of_segment(flipped, checkpoint).name}" for checkpoint in range(count)}
 
 
 def test_each_policy_has_its_logs(flipped: RunDirectory, agreement: SignedJob) -> None:

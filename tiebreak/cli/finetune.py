@@ -11,7 +11,7 @@ from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key, new_key
 from tiebreak.cli.options import FILE, FOLDER, json_option, machine_options, number, tell
-from tiebreak.engine.data.disk import Folder, read_file, write_file
+from tiebreak.engine.data.disk import make_folder, read_file, write_file
 from tiebreak.protocol.errors import ConfigurationError
 
 MAX_CONFIG_BYTES: Final = 1 << 16
@@ -63,7 +63,7 @@ def finetune(output: Path, key: Path | None, keep: str, machine: Machine, as_jso
     that is learnt. Needs the extra tiebreak[finetune]. See docs/finetuning.md.
     """
     own, folder, adapter = output / "key.pem" if key is None else key, output / "run", output / "adapter"
-    Folder.make(output).__exit__()
+    make_folder(output)
     signer, settings = load_key(own) if own.exists() else new_key(own), api.finetuning.FineTuning(**given)
     run, model = api.finetuning.finetune(settings, folder, key=signer, machine=machine, progress=not as_json, keep=keep)
     model.save_pretrained(adapter)

@@ -51,9 +51,9 @@ LEAST_PAUSE: Final = 0.01
 NICENESS: Final = 10
 """The niceness of processes that train, replay and try, so that a step under way takes few cores from a move."""
 STRANGERS: Final = 2
-"""Of the time, trials of strangers' programs take a part in this number."""
+"""Trials of strangers' programs take one part in this number of the time."""
 SHORTER: Final = (64, 8, 1)
-"""Of the time for a trial, a stranger's program has a part in this number, at its first, second and third try."""
+"""A stranger's program has one part in this number of the time for a trial, at its first, second and third try."""
 WORKBENCH: Final = "tiebreak.node.workbench"
 """Imported by name, since it brings torch."""
 _FORKS: Final = multiprocessing.get_context("forkserver")
@@ -215,6 +215,7 @@ class Crew:
         return None
 
     def _due(self, waiting: _Waiting) -> float:
+        """The monotonic time from which on a task may be tried."""
         is_shared = waiting.is_strangers and isinstance(waiting.task, Try)
         return max(waiting.at, self._free) if is_shared else waiting.at
 
@@ -247,7 +248,7 @@ class Crew:
                 self._now = None
 
     def _answer(self, task: Task, end: float | None) -> Answer | Failed:
-        """What the process says in the end. Raises what it says wrong, or too late."""
+        """The last word of the process on a task. Raises what it says wrong, or too late."""
         assert self._channel is not None
         done, due = 0, 0.0
         while True:

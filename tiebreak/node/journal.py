@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import RLock
 from typing import Any, Final
 
-from tiebreak.engine.data.disk import Folder
+from tiebreak.engine.data.disk import make_folder
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.packing import pack, unpack
 from tiebreak.protocol.parties.events import AppendRecord, Place
@@ -67,7 +67,7 @@ class Journal:
         Raises `StateError` if another process has the folder, `ConfigurationError` if it belongs to something else;
         nothing has been written then.
         """
-        Folder.make(folder).__exit__()
+        make_folder(folder)
         self.folder = folder
         path, signed_for = folder / FILE, "*" if (folder / LOCK).exists() else "*/job.bin"
         self._lock = _locked(folder / LOCK)

@@ -31,7 +31,7 @@ OFFER: Final = "offer.bin"
 DRAFT: Final = "draft.txt"
 """The nonce of the draft of a job with seats (`tiebreak.api.agreeing.offers`)."""
 AUDITORS: Final = "auditors.txt"
-"""In a client's folder of a job: the accounts that it names as auditors where there is no chain, one a line."""
+"""The file in a client's folder of a job that names its auditors where there is no chain, an account a line."""
 _AGREED: Final = ("job.bin", OFFER)
 
 

@@ -142,7 +142,7 @@ class Steps(Record):
 
     @property
     def measured(self) -> ProcessStart | Sample | None:
-        """What the sample says. Raises `EncodingError`."""
+        """The sample, read. Raises `EncodingError`."""
         return read_line(self.sample) if self.sample else None
 
 
@@ -167,7 +167,7 @@ class Unsealed(Record):
 
 ORDERS: Final = (Fetch, Publish, Compute, Try, Drop, Unsealed)
 ANSWERS: Final = (Answer, Failed, Steps, SecretRequest)
-"""What a party sends to the process of a crew, and what that may say."""
+"""The records that a party sends to the process of a crew, and those that the process may say."""
 
 
 def lead(end: socket) -> Channel:

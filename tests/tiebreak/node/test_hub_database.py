@@ -86,6 +86,15 @@ def test_a_lost_answer_to_a_commit_stops_no_hub(store: Store, counts: bool, capl
     assert said(caplog) == [CANNOT, STORED_AGAIN]
 
 
+def test_an_offer_that_did_not_count_is_forgotten(store: Store) -> None:
+    """Its job is not known from memory either, and the offer counts when it comes again."""
+    clerk = make_clerk(store)
+    with failing_commit(store, counts=False):
+        assert [answer.status for answer in take(clerk, OFFER)] == [507]
+    assert [answer.status for answer in take(clerk, steps(0))] == [403]
+    assert [answer.status for answer in take(clerk, OFFER, steps(0))] == [200, 200]
+
+
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     """The lines of a hub's log, in short."""
     known = (CANNOT, STORED_AGAIN, ENDED)
@@ -177,7 +186,7 @@ def test_whoever_lost_the_writers_lock_writes_nothing(database: str, monkeypatch
     second = make_clerk(other)
     for _ in range(3):
         assert [answer.status for answer in take(clerk, steps(0))] == [507]
-    assert "OperationalError" in clerk.trouble
+    assert "LockNotAvailable" in clerk.trouble
     other.close()
     assert [answer.row.place for answer in take(clerk, steps(0), steps(1)) if answer.row] == [2, 3]
     end_sessions(store)

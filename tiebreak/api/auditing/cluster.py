@@ -23,7 +23,7 @@ from tiebreak.api.auditing.replayers import (
     TaskOutcome,
     outcome_of,
 )
-from tiebreak.engine.data.disk import Folder, write_whole
+from tiebreak.engine.data.disk import Folder, make_folder, write_whole
 from tiebreak.engine.data.formats import Empty
 from tiebreak.engine.native import cache_directory
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORD_BYTES, RECORDS, STATES, RunDirectory, state_name
@@ -70,7 +70,7 @@ class FetchedRun(RunDirectory):
         """Fetches all but states into a folder, which other processes may use at the same time."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with FileLock(folder / ".fetching"):
-            Folder.make(folder / STATES).__exit__()
+            make_folder(folder / STATES)
             for name in (JOB, PROGRAM, DATA):
                 _fetch(folder, name, desk)
             with Folder(folder) as opened:

@@ -304,7 +304,7 @@ class _Process:
             self.channel.send(what)
 
     def hear(self) -> Iterator[Event]:
-        """What it says now. Raises `EncodingError` for what is not about its task."""
+        """Yields what it says now. Raises `EncodingError` for what is not about its task."""
         for said in self.channel.receive():
             if (said.task, said.worker) != (self.task, self.name):
                 raise EncodingError(f"expected {self.name} and its task, got {said!r:.80}")

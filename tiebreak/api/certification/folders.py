@@ -31,7 +31,7 @@ TRAINING_ARGUMENTS: Final = "training_args.bin"
 HARMLESS: Final = {"", ".json", ".txt", ".md", ".jinja", ".model", ".sig"}
 """Suffixes of files without weights and code: configuration, tokenizers, certificates and what people read."""
 PROSE: Final = {"", ".md", ".sig"}
-"""Those of files that no loader opens."""
+"""Endings of files that no loader opens."""
 PIPELINES: Final = {ADAPTER, "modules.json", "model_index.json"}
 """Files by which PEFT, sentence-transformers and diffusers load other folders, and classes by their dotted names."""
 TABLES: Final = {INDEX, "tokenizer.json", "vocab.json", "added_tokens.json"}
@@ -44,7 +44,7 @@ MISLEADING: Final = {
 FLOATS: Final = {Element.F32, Element.BF16, Element.F16}
 NARROW: Final = {"bfloat16": {Element.BF16}, "float16": {Element.F16}}
 WIDE: Final = {"float32", "float64", "auto", "None"}
-"""Types into which a loader rounds no float of the files, of which `NARROW` keep their own alone."""
+"""Types into which a loader rounds no float of the files; those in `NARROW` keep their own alone."""
 _HEAD: Final = re.compile(
     r"(?:^|\.)(?:lm_head|embed_out|proj_out|output_\w+|(?:predictions|lm_head)\.decoder)\.weight$"
 )
@@ -79,10 +79,10 @@ class Found:
     same: frozenset[str] = frozenset()
     """The others that are as they were signed for."""
     different: frozenset[str] = frozenset()
-    """Those that were signed for, and have other bytes or are missing."""
+    """The signed files that have other bytes, or are missing."""
 
     def compared(self, folder: Path, signed: Mapping[str, Digest]) -> "Found":
-        """With the others compared with those that were signed for; only these are read."""
+        """Compares the other files with the signed ones, and reads only these."""
         same = frozenset(name for name in signed if name in self.others and _is(folder, name, signed[name]))
         return replace(self, same=same, different=frozenset(signed) - same)
 
@@ -157,7 +157,7 @@ def _is(folder: Path, name: str, digest: Digest) -> bool:
 
 
 def doubtful(folder: Path, found: Found, *, is_listed: bool) -> list[str]:
-    """What makes a loader take other weights than those of `found` from a folder, or run code.
+    """Names what makes a loader take other weights than those of `found` from a folder, or run code.
 
     is_listed: whether other files were signed for; then also those that a loader may open and that were not, or are
     others now.

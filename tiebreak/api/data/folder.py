@@ -20,7 +20,7 @@ import numpy as np
 from torch import Tensor
 
 from tiebreak.engine.data import ArrayFile, FactsCache, examine, map_array, open_npy
-from tiebreak.engine.data.disk import Folder, StorageError, read_file
+from tiebreak.engine.data.disk import Folder, StorageError, make_folder, read_file
 from tiebreak.engine.data.elements import Array, Element
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.program.isa import DType
@@ -112,7 +112,7 @@ def importing(folder: Path, source: Mapping[str, Any]) -> Iterator[Import]:
         raise ConfigurationError(f"expected a new or empty folder, got {folder}; choose another or empty it")
     made = Import(folder, source)
     try:
-        Folder.make(folder).__exit__()
+        make_folder(folder)
         yield made
         if not made.writers:
             raise ConfigurationError("expected at least one array, got none; look at the source")

@@ -115,7 +115,7 @@ class Channel:
 
 
 def ready(channels: Sequence[Channel], seconds: float) -> list[Channel]:
-    """Those channels that have something to read, as soon as one has; meanwhile sends what waits. Waits once."""
+    """The channels that have something to read, as soon as one has; meanwhile sends what waits. Waits once."""
     with selectors.DefaultSelector() as selector:
         for channel in channels:
             selector.register(channel, selectors.EVENT_READ | (selectors.EVENT_WRITE if channel.owes else 0))

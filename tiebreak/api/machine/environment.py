@@ -114,7 +114,7 @@ def own_folder() -> Path:
 
 
 def own_mark(of: str, path: Path) -> str:
-    """A mark of this user on work, the content of which is in `of`, at a path: its HMAC by a secret of this user.
+    """A mark of this user on work at a path, whose content is in `of`: its HMAC by a secret of this user.
 
     Work that can be resumed carries it, because a stranger's archive may hold work that looks the same. The secret is
     in `own_folder`. Raises `StorageError` if it cannot be kept there.

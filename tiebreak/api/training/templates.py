@@ -67,7 +67,7 @@ class ChatTemplate:
 
 
 def loaded(kind: Any, folder: Path, **given: Any) -> Any:
-    """What a class of transformers loads from a folder, without code of it. Raises `ConfigurationError`."""
+    """Loads what a class of transformers finds in a folder, and runs no code of it. Raises `ConfigurationError`."""
     try:
         return kind.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **given)
     except Exception as error:  # libraries raise anything for files of others
@@ -78,7 +78,7 @@ def loaded(kind: Any, folder: Path, **given: Any) -> Any:
 
 
 def _limit(seconds: int) -> None:
-    """Ends this process once it has used so much more processor time; an allocation of too much memory fails."""
+    """Ends this process once it has used this much more processor time; an allocation of too much memory fails."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + seconds + 1, resource.RLIM_INFINITY))
     with suppress(OSError):  # not on Linux

@@ -269,6 +269,12 @@ class Folder:
         return file
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder and its parents, where they are missing, each durably."""
+    with Folder.make(path):
+        pass
+
+
 def read_exactly(file: FileIO, into: memoryview) -> int:
     """Fills the buffer from the file's position; returns the bytes read, fewer only at the end of the file."""
     done = 0

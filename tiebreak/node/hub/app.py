@@ -235,8 +235,7 @@ class Hub:
                 _LOG.exception("no further post is taken; start the hub again")
             if self._ended:
                 answers = [PostResult(status=503, error=self._ended)] * len(batch)
-            for row in [*self.clerk.found, *(answer.row for answer in answers if answer.is_new)]:
-                assert row is not None, "what is new has a place"
+            for row in [*self.clerk.found, *(one.row for one in answers if one.row is not None and one.is_new)]:
                 self.place = row.place
                 self.streams.publish(row)
             for waiting, answer in zip(batch, answers, strict=True):
@@ -279,10 +278,10 @@ async def _refusal(_request: Request, error: Exception) -> Response:
 
 
 async def _failure(_request: Request, error: Exception) -> Response:
-    status = next(status for kind, status in _FAILURES.items() if isinstance(error, kind))
-    is_away = isinstance(error, SQLAlchemyError)
+    kind = next(kind for kind in _FAILURES if isinstance(error, kind))
+    is_away = kind is SQLAlchemyError  # whose own words are of the database's inside
     text = f"expected a database that answers, got {type(error).__name__}" if is_away else str(error)
-    return JSONResponse({"error": text}, status)
+    return JSONResponse({"error": text}, _FAILURES[kind])
 
 
 async def _bug(_request: Request, _error: Exception) -> Response:
@@ -474,7 +473,7 @@ class _Api:
         """
         first, length, filled, connection = at, min(BLOCK_BYTES, size - at), 0, connection_of(request)
         block, other = bytearray(length), bytearray(length)
-        writing = asyncio.create_task(self._write(root, at, memoryview(b"")))
+        writing = asyncio.create_task(self._write(root, at, memoryview(b""), size))
         try:
             async for data in chunks(request):
                 view = memoryview(data)
@@ -490,18 +489,22 @@ class _Api:
                         if await writing == size:
                             return size
                         self.hub.in_memory.release(connection)  # to be the newest
-                        writing = asyncio.create_task(self._write(root, at, memoryview(block)[:filled]))
+                        writing = asyncio.create_task(self._write(root, at, memoryview(block)[:filled], size))
                         block, other, at, filled = other, block, at + filled, 0
         finally:
             self.hub.in_memory.release(connection)
             await writing
             whole = filled // PIECE_BYTES * PIECE_BYTES
-            held = await self._write(root, at, memoryview(block)[:whole])
+            held = await self._write(root, at, memoryview(block)[:whole], size)
         return held
 
-    async def _write(self, root: bytes, at: int, data: memoryview) -> int:
-        held = await self.hub.change(self.hub.blobs.append, root, at, data)
-        self.hub.metrics.taken.inc(len(data))
+    async def _write(self, root: bytes, at: int, data: memoryview, size: int) -> int:
+        good, held = await run_in_threadpool(self.hub.blobs.check, root, at, data)
+        if at + good >= held:  # wrong bytes, and those that are here, wait for nobody and keep nobody waiting
+            held = await self.hub.change(self.hub.blobs.append, root, at, data[:good], size)
+        if good < len(data):
+            raise ProofError(f"piece {(at + good) // PIECE_BYTES}: expected bytes of its digest, got others")
+        self.hub.metrics.taken.inc(good)
         return held
 
     async def get_blob(self, request: Request) -> Response:

@@ -17,6 +17,7 @@ import shutil
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Final
 
@@ -118,36 +119,33 @@ class Blobs:
         self._checked.add(root)
         return held
 
-    def append(self, root: bytes, offset: int, data: memoryview) -> int:
-        """Check pieces from an offset on, and write those that are not here yet, as far as they are right.
-
-        Returns the number of bytes that are here then; if they are all, the blob has its name. Raises `ProofError` for
-        wrong bytes, `DiskFull` without room, `StateError` for an offset behind the bytes that are here.
-        """
-        path, held, good = self.path(root), self.held(root), 0
+    def check(self, root: bytes, offset: int, data: memoryview) -> tuple[int, int]:
+        """The number of bytes at an offset that are right, in whole pieces, and the number that are here already."""
         number, count = offset // PIECE_BYTES, piece_count(len(data))
-        with path.with_suffix(".pieces").open("rb") as file:
-            size = int.from_bytes(file.read(8), "big")
+        with self.path(root).with_suffix(".pieces").open("rb") as file:
             digests = _split(os.pread(file.fileno(), count * DIGEST_BYTES, 8 + number * DIGEST_BYTES))
-        if (size and not data) or self.size(root) is not None:
-            return held
+        pieces = [data[at * PIECE_BYTES : (at + 1) * PIECE_BYTES] for at in range(count)]
+        right = takewhile(lambda pair: piece_digest(pair[0]) == pair[1], zip(pieces, digests, strict=False))
+        return sum(len(piece) for piece, _ in right), self.held(root)
+
+    def append(self, root: bytes, offset: int, data: memoryview, size: int) -> int:
+        """Write those of these right bytes that are not here yet. If all `size` are here then, the blob has its name.
+
+        Returns the number of bytes that are here. Raises `DiskFull`, and `StateError` for an offset beyond them.
+        """
+        path, held = self.path(root), self.held(root)
         if offset > held:
             raise StateError(f"expected bytes from {held} on, got some from {offset} on")
-        try:
-            for at, digest in enumerate(digests):
-                piece = data[at * PIECE_BYTES : (at + 1) * PIECE_BYTES]
-                if (found := piece_digest(piece)) != digest:
-                    raise ProofError(f"piece {number + at}: expected {digest.hex()}, got {found.hex()}")
-                good += len(piece)
-        finally:
-            new = data[held - offset : good]
-            self.check_room(len(new))
-            with _room():
-                self._write_at(path.with_suffix(".part"), held, new)
-                if held + len(new) == size:
-                    with Folder(path.parent) as folder:
-                        folder.rename(f"{path.name}.part", path.name)
-                    self._checked.discard(root)
+        if self.size(root) is not None:
+            return held
+        new = data[held - offset :]
+        self.check_room(len(new))
+        with _room():
+            self._write_at(path.with_suffix(".part"), held, new)
+            if held + len(new) == size:
+                with Folder(path.parent) as folder:
+                    folder.rename(f"{path.name}.part", path.name)
+                self._checked.discard(root)
         return held + len(new)
 
     @staticmethod

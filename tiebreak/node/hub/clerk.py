@@ -117,9 +117,10 @@ class Clerk:
                     self._look_again(writer)
                 answers = self._placed(writer, arrived, checked)
         except sqlalchemy.exc.SQLAlchemyError as error:  # a full disk, or a database that is away
+            cause = getattr(error, "orig", error)
             if not self.trouble:
-                _LOG.error("posts cannot be stored, and it is tried again: %s", getattr(error, "orig", error))
-            self.trouble = f"expected room and a database to store posts, got {type(error).__name__}; try again later"
+                _LOG.error("posts cannot be stored, and it is tried again: %s", cause)
+            self.trouble = f"expected room and a database to store posts, got {type(cause).__name__}; try again later"
             for known in (self._jobs, self._challengers, self._highest, self._strangers):
                 known.clear()
             refused = PostResult(status=507, error=self.trouble)

@@ -51,7 +51,7 @@ class OpenConnections:
         self._open: defaultdict[str, dict[Connection, float]] = defaultdict(dict)
         """The connections of each address with the time at which they were opened, the oldest first."""
         self._incomplete: defaultdict[str, dict[Connection, float]] = defaultdict(dict)
-        """Those whose request has not come whole, with the time since when it is waited for."""
+        """The connections whose request is incomplete, with the time since which the hub waits for it."""
 
     def add(self, new: "Connection", now: float, *, is_proxy: bool) -> None:
         """Count a new connection, and cut it or another if these are too many."""

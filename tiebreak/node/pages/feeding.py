@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -57,8 +58,9 @@ MAX_BRIEF, MAX_BRIEF_BYTES = 1000, 1 << 20
 """Posts of one job that a list of jobs reads: the first and the newest of them."""
 _OVERHEAD: Final = 1 << 10
 """Bytes of the objects around a post in memory."""
-_LISTING: Final = 512
-"""Bytes that a list of files counts as, without them."""
+_LISTING, _LISTS = 512, 16
+"""Bytes that a list of files counts as, without them; and the newest lists that are read, as pages only name them."""
+_BUT_LISTS: Final = frozenset(PostKind) - {PostKind.LIBRARY}
 _FIRST: Final = 100
 _KNOWN: Final = 10_000
 """Jobs and games that are known by their ids; the pages no longer list what strangers offered before these."""
@@ -139,7 +141,7 @@ class Feed:
         self._refused: Recent[tuple[Digest, Digest], bool] = Recent(_KNOWN)
         """The blobs that are not what a job's files of that name are, by job: another job's they may be."""
         self._decoding = threading.Lock()
-        """Held while a program or its origins are read, so that one at a time takes memory for it."""
+        """The lock of reading a program or its origins, so that one at a time takes memory for it."""
         self._programs: Recent[Digest, Program] = Recent(KEPT_PROGRAM_BYTES)
         self._origins: Recent[Digest, Sequence[str]] = Recent(KEPT_ORIGINS_BYTES)
         self._names: Recent[Digest, str] = Recent(_KNOWN)
@@ -213,8 +215,10 @@ class Feed:
             while after < self._place and (
                 page := self._posts.posts(after, jobs=[job_id], limit=_FIRST, most=most // 2)
             ):
-                after = page[-1].place
-                page += self._posts.posts(after, jobs=[job_id], newest=True, limit=limit, most=most)
+                newest = partial(self._posts.posts, page[-1].place, jobs=[job_id], newest=True)
+                page += newest(kinds=_BUT_LISTS, limit=limit, most=most)
+                page += newest(kinds=[PostKind.LIBRARY], limit=_LISTS, most=most // 2)
+                page.sort(key=lambda one: one.place)
                 after = page[-1].place
                 read = ((len(received.wire), self._read(received)) for received in page)
                 seen = _bounded(seen + [(size, one) for size, one in read if one is not None], most)

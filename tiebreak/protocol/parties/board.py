@@ -90,7 +90,7 @@ class PublicJob:
     conceded: bool = False
     """Whether the job was slashed because its trainer signed that a head is false."""
     auditors: tuple[Address, ...] = ()
-    """Without a chain: the accounts that the client has named, in addition to its own, for a game that nobody takes."""
+    """The accounts that the client has named where there is no chain: each has a game that nobody else can take."""
     seating: Seating = field(default_factory=Seating)
     """Says nothing of a job without seats."""
     id: Digest = field(init=False)

@@ -230,13 +230,10 @@ def test_a_program_of_another_size_is_not_decoded_and_stays_anothers(tmp_path: P
     assert feed.program(agreed.id) is not None
 
 
-def test_the_first_page_reads_few_posts_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a restart: telemetry, which is most of what a hub has, is read for its own job alone, and briefly."""
-    store, count, decoded = RealStore(f"sqlite+pysqlite:///{tmp_path / 'posts.sqlite'}"), 2500, list[bytes]()
+def stored(folder: Path, bodies: Sequence[p.Body]) -> RealStore:
+    """A database with these posts of a client about one job."""
+    store, rows = RealStore(f"sqlite+pysqlite:///{folder / 'posts.sqlite'}"), list[Row]()
     store.open_for_writing({})
-    bodies: list[p.Body] = [p.OfferBody(job=FALSE.job)]
-    bodies += [p.StepsBody(first_step=n, losses=(), millisteps=0, processor=0, memory=0) for n in range(count)]
-    rows = list[Row]()
     for place, body in enumerate(bodies, start=1):
         post = p.Post.of(body, job_id=FALSE.job.id, number=place, sender=CLIENT.address)
         wire = p.SignedPost(post=post, signature=bytes(65)).encode()
@@ -246,12 +243,41 @@ def test_the_first_page_reads_few_posts_of_many(tmp_path: Path, monkeypatch: pyt
         )  # fmt: skip
     with store.writing() as writer:
         writer.add(rows)
+    return store
+
+
+def test_lists_of_files_push_out_no_other_posts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each checkpoint has a list of all files, so lists are most of the bytes; 1 MiB of memory makes the test short."""
+    monkeypatch.setattr(feeding, "MAX_SEEN_BYTES", 1 << 20)
+    monkeypatch.setattr(feeding, "_FIRST", 1)
+    files = [p.PublishedFile(name=b"%04d" % n, size=n, root=Digest(bytes(32))) for n in range(p.MAX_FILES)]
+    bodies: list[p.Body] = [p.OfferBody(job=FALSE.job)]
+    for count in range(20):
+        bodies += [
+            p.ReplayedBody(count=count, run_root=FALSE.job.id, agrees=1),
+            p.LibraryBody(count=count, logs=0, files=tuple(files)),
+        ]
+    store = stored(tmp_path, bodies)
+    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    seen = [one.body for one in feed.posts(FALSE.job.id)]
+    assert [one.count for one in seen if isinstance(one, p.ReplayedBody)] == list(range(20))
+    lists = [one for one in seen if isinstance(one, p.LibraryBody)]
+    assert lists[-1].count == 19
+    assert not any(one.files for one in lists)
+    store.close()
+
+
+def test_the_first_page_reads_few_posts_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a restart: telemetry, which is most of what a hub has, is read for its own job alone, and briefly."""
+    count, decoded = 2500, list[bytes]()
+    steps = [p.StepsBody(first_step=n, losses=(), millisteps=0, processor=0, memory=0) for n in range(count)]
+    store = stored(tmp_path, [p.OfferBody(job=FALSE.job), *steps])
     decode = p.SignedPost.decode
     monkeypatch.setattr(p.SignedPost, "decode", lambda wire: (decoded.append(wire), decode(wire))[1])
     feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
     feed.start()
     until(lambda: feed._place == count + 1)  # read before anybody asks for a page
-    assert decoded == [rows[0].wire]
+    assert [decode(wire).post.kind for wire in decoded] == [p.PostKind.OFFER]
     (card,) = views.overview(feed, Asked()).jobs.rows
     assert len(decoded) == 1 + feeding._FIRST + feeding.MAX_BRIEF
     assert card.training.step == 0
