@@ -10,12 +10,14 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from tests.engine.lowering_bench import make_task
 from tests.engine.together import train_alone, train_together
 from tests.protocol.instructions import committed, mapped, reduced, source
 from tiebreak.engine.arithmetic.plain.backend import TorchBackend
-from tiebreak.engine.capture.captured import Captured
+from tiebreak.engine.capture.captured import Captured, capture_task
+from tiebreak.engine.capture.task import Adam
 from tiebreak.engine.distributed import partition
 from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
 from tiebreak.protocol.program.isa import Access, DType, MapFunction, Opcode, ReduceFunction, SourceKind, row_major
@@ -35,6 +37,7 @@ SIZES: list[dict[str, int]] = [
     {"t": 37, "r": 6, "c": 6, "b": 3, "q": 2, "s": 2, "f": 2, "x": 3, "u": 2},
     {"t": 13, "r": 9, "c": 2, "b": 2, "q": 4, "s": 3, "f": 3, "x": 2, "u": 3},
 ]
+STEPS = 21
 WAYS = ["in shards", "rounded by all", "gathered"]
 
 
@@ -115,3 +118,16 @@ def agree(
         families |= {name} if sums else set()
     assert len(families) == len(SIZES) * len(SUMS) or every > 1
     return shared
+
+
+def perceptron() -> Captured:
+    """The weights between hidden layers are square, so their bounds have one length whichever operand comes first."""
+    torch.manual_seed(4)
+    layers = nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
+    x = torch.randn(256, 8)
+    data = {"x": x, "y": x.square().sum(1, keepdim=True)}
+
+    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return (model(x) - y).square().mean()
+
+    return capture_task(make_task(nn.Sequential(*layers), data, 32, loss=loss, optimizer=Adam(lr=1e-2), steps=STEPS))

@@ -23,7 +23,7 @@ def python(*arguments: str) -> str:
     return printed(*arguments, without=["TIEBREAK_NATIVE"], OMP_NUM_THREADS="1")
 
 
-FEW = [["sums", "operands", "hashing"], ["chains", "indices", "graphs", "integers"]]
+FEW = [["sums", "operands", "hashing"], ["chains", "indices", "graphs", "integers", "workers"]]
 
 
 @pytest.mark.parametrize("names", slow_except(FEW, FEW[0]), ids=["sums", "others"])
@@ -38,12 +38,13 @@ def test_each_kernel_agrees_with_integers_in_the_interpreter(names: list[str], c
 MUTANTS = {"sums": 96, "operands": 21, "chains": 33, "hashing": 13, "indices": 16, "graphs": 25, "integers": 41}
 
 
-MORE = [*((name, "more") for name in MUTANTS), ("sums", "long"), ("graphs", "golden"), ("operands", "golden")]
+LONG = [("sums", "long"), ("workers", "long"), ("graphs", "golden"), ("operands", "golden")]
+MORE = [*((name, "more") for name in MUTANTS), ("workers", "more"), *LONG]
 
 
 @pytest.mark.parametrize(
     ("name", "part"),
-    slow_except(MORE, nightly=[("graphs", "golden"), ("operands", "golden"), ("integers", "more")], several=True),
+    slow_except(MORE, nightly=[*LONG[1:], ("integers", "more")], several=True),
 )
 def test_the_interpreter_agrees_with_integers_on_more(name: str, part: str, cases: Callable[[int], None]) -> None:
     ran = json.loads(python("-m", f"tests.engine.interpreted.{name}", part))

@@ -34,11 +34,10 @@ from tiebreak.engine.run.commit import make_record
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
 
-from .mixed_workers import agree, cases
+from .mixed_workers import STEPS, agree, cases, perceptron
 from .models import test_language
 from .together import arithmetic_by, together, train_alone, train_together
 
-STEPS = 21
 needs_kernel = pytest.mark.skipif(sums.build().library is None, reason="needs a C compiler")
 PAIRS = [*permutations((TorchBackend, CBackend))]
 ids = {"ids": lambda value: value.name if isinstance(value, type) else None}
@@ -92,19 +91,6 @@ def exchange_of_one() -> Exchange:
 
 
 # ---- whole models ----
-
-
-def perceptron() -> Captured:
-    """The weights between hidden layers are square, so their bounds have one length whichever operand comes first."""
-    torch.manual_seed(4)
-    layers = nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 1)
-    x = torch.randn(256, 8)
-    data = {"x": x, "y": x.square().sum(1, keepdim=True)}
-
-    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (model(x) - y).square().mean()
-
-    return capture_task(make_task(nn.Sequential(*layers), data, 32, loss=loss, optimizer=Adam(lr=1e-2), steps=STEPS))
 
 
 def convolutions() -> Captured:

@@ -65,12 +65,11 @@ def fill(made: Any, byte: int = BYTE) -> Any:
 @cache
 def modules() -> list[ModuleType]:
     """The engine's modules that allocate."""
-    found: list[ModuleType] = []
+    names: list[str] = []
     for package in PACKAGES:
         path = importlib.import_module(f"tiebreak.engine.{package}").__path__
-        names = [each.name for each in pkgutil.walk_packages(path, f"tiebreak.engine.{package}.")]
-        found += [importlib.import_module(name) for name in names if ".kernels" not in name]  # Triton compiles those
-    return found
+        names += [each.name for each in pkgutil.walk_packages(path, f"tiebreak.engine.{package}.")]
+    return [importlib.import_module(name) for name in names if ".kernels" not in name]  # those Triton compiles
 
 
 @contextmanager

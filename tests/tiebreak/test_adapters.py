@@ -165,7 +165,7 @@ def test_an_adapter_is_certified_with_its_base(adapted: Adapted, command: Comman
     assert f"{adapted.base} is the base that these adapters were trained on" in told
     assert "(--base)" not in told
     assert "scale, rank, places" in told
-    assert "how weights are used: 'README.md'." in told
+    assert "as the signers chose: 'README.md'." in told
     found_json = json.loads(command("verify", adapted.adapter, adapted.certificate, "--json"))
     assert found_json["base"] == adapter.root.hex()
     replay = tmp_path / "replay"

@@ -96,6 +96,7 @@ def test_from_conversations_to_a_certified_adapter(
     assert run.audit().agrees
     told = command(*found["verify"].split()[1:])
     assert f"{here / 'model'} is the base that these adapters were trained on" in told
+    assert "not as they were signed for" not in told
     card = (adapter / "README.md").read_text()
     for line in (
         found["certificate"],
@@ -179,13 +180,13 @@ def test_a_chat_template_that_does_not_end_is_an_error_before_anything_is_writte
     [
         ("{{ 9 ** (9 ** 9) }}", ENDLESS),  # one operation, which nothing in its own process could stop
         ("{% macro t(n) %}{% if n %}{{ t(n - 1) }}{{ t(n - 1) }}{% endif %}{% endmacro %}{{ t(60) }}", ENDLESS),
-        ("{{ messages[0]['content'] * 10 ** 10 }}", "MemoryError"), (DOUBLED, "MemoryError"),
+        ("{{ messages[0]['content'] * 10 ** 10 }}", "MemoryError"), (DOUBLED, f"MemoryError|{ENDLESS}"),
     ],
 )  # fmt: skip
 def test_no_way_to_go_on_or_to_grow_is_without_a_limit(
     here: Path, monkeypatch: pytest.MonkeyPatch, template: str, said: str
 ) -> None:
-    monkeypatch.setattr(templates, "SECONDS", 2)  # as above
+    monkeypatch.setattr(templates, "SECONDS", 2)  # as above; copying gigabytes may take as long
     (here / "model" / "chat_template.jinja").write_text(template)
     with templates.ChatTemplate(here / "model") as applied, pytest.raises(ConfigurationError, match=said):
         applied.apply([{"role": "user", "content": "x" * 1000}])

@@ -67,6 +67,7 @@ def finetune(output: Path, key: Path | None, keep: str, machine: Machine, as_jso
     signer, settings = load_key(own) if own.exists() else new_key(own), api.finetuning.FineTuning(**given)
     run, model = api.finetuning.finetune(settings, folder, key=signer, machine=machine, progress=not as_json, keep=keep)
     model.save_pretrained(adapter)
+    (adapter / "README.md").unlink(missing_ok=True)  # PEFT's: ours names the certificate, which cannot sign for it
     certificate = adapter / "certificate.json"
     signed, found = api.certifying.certify(api.runs.open_directory(folder), adapter, certificate, signer)
     card = api.finetuning.model_card(settings, run) + api.certifying.card(signed, found, certificate.name)

@@ -3,7 +3,18 @@
 import json
 import sys
 
-from tests.engine.interpreted import chains, graphs, hashing, indices, integers, interpreting, operands, ran_by, sums
+from tests.engine.interpreted import (
+    chains,
+    graphs,
+    hashing,
+    indices,
+    integers,
+    interpreting,
+    operands,
+    ran_by,
+    sums,
+    workers,
+)
 
 SUITES = {
     "sums": sums,
@@ -13,6 +24,7 @@ SUITES = {
     "hashing": hashing,
     "graphs": graphs,
     "integers": integers,
+    "workers": workers,
 }
 
 with interpreting():
