@@ -60,7 +60,11 @@ def trainer_of(folder: Path, *jobs: PublicJob, **more: Any) -> TrainerNode:
 def driver_of(journal: Journal, hub: Hub, *jobs: PublicJob) -> Driver:
     """A driver, and in `asked` what its processes are asked for."""
     machine, asked = trainer_of(journal.folder, *jobs), list[Any]()
-    crews = SimpleNamespace(listen=lambda *_: None, ask=lambda task, done: asked.append((task, done)), asked=asked)
+
+    def ask(task: Any, done: Any, **_: object) -> None:
+        asked.append((task, done))
+
+    crews = SimpleNamespace(listen=lambda *_: None, ask=ask, asked=asked)
     ground: Any = SimpleNamespace(now=lambda: START, linked=None, send=asked.append)
     notes = Log("trainer", stream=StringIO())
     return Driver(
