@@ -110,12 +110,13 @@ def test_what_a_stranger_began_is_gone_on_with(hub: Running, tmp_path: Path) -> 
     assert ask(hub, "GET", WHERE)[2] == DATA
 
 
-def test_the_first_that_is_complete_is_the_blob(hub: Running) -> None:
+def test_the_first_that_is_complete_is_the_blob(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slower upload is answered once its next block finds all bytes there; what it still sends is not read."""
+    monkeypatch.setattr(app_module, "BLOCK_BYTES", PIECE_BYTES)  # else the blob is hardly more than one block
     with begin(hub, ROOT, DATA[: 2 * PIECE_BYTES]) as slow:
         until(lambda: hub.hub.uploading.held.total() == 1)
         assert json.loads(ask(hub, "PUT", WHERE, DATA)[2]) == {"held": SIZE, "size": SIZE}
-        slow.sendall(DATA[2 * PIECE_BYTES :])
+        slow.sendall(DATA[2 * PIECE_BYTES : 4 * PIECE_BYTES])
         assert answer(slow) == (200, {"held": SIZE, "size": SIZE})
     assert ask(hub, "GET", WHERE)[2] == DATA
 
@@ -184,6 +185,29 @@ def test_memory_of_uploads_is_bounded_by_bytes(tmp_path: Path, monkeypatch: pyte
             with suppress(ConnectionError):
                 assert line.recv(1 << 16) == b"", "cut, the oldest first"
     assert not memory._held, "what has ended is not counted"
+
+
+def test_an_upload_that_goes_on_is_not_cut_for_its_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small blocks and a small bound, for the same reason."""
+    monkeypatch.setattr(app_module, "UPLOAD_BYTES", 3 * PIECE_BYTES + PIECE_BYTES // 2)
+    monkeypatch.setattr(app_module, "BLOCK_BYTES", PIECE_BYTES)
+    with running(settings(tmp_path / "hub")) as hub, ExitStack() as open_uploads:
+        name_it(hub, ROOT, DIGESTS, SIZE)
+        counted = hub.hub.in_memory._held
+
+        def holds(*sizes: int) -> None:
+            until(lambda: list(counted.values()) == list(sizes))
+
+        going = open_uploads.enter_context(begin(hub, ROOT, DATA[: PIECE_BYTES + 10]))
+        holds(PIECE_BYTES + 10)
+        open_uploads.enter_context(begin(hub, ROOT, DATA[: PIECE_BYTES - 1], address="127.0.6.1"))
+        holds(PIECE_BYTES + 10, PIECE_BYTES - 1)
+        going.sendall(DATA[PIECE_BYTES + 10 : 2 * PIECE_BYTES + 10])
+        holds(PIECE_BYTES - 1, 2 * PIECE_BYTES)
+        open_uploads.enter_context(begin(hub, ROOT, DATA[: PIECE_BYTES - 1], address="127.0.6.2"))
+        holds(2 * PIECE_BYTES, PIECE_BYTES - 1)
+        going.sendall(DATA[2 * PIECE_BYTES + 10 :])
+        assert answer(going) == (200, {"held": SIZE, "size": SIZE})
 
 
 def test_those_who_wrote_nothing_for_longest_are_cut() -> None:
