@@ -25,6 +25,7 @@ ALARMS = [
     *(ROOT / "tiebreak/protocol/parties").glob("*.py"),
     *(ROOT / "tiebreak/engine/data").glob("*.py"),
     *(ROOT / "tiebreak/node").glob("*.py"),
+    *(ROOT / "tiebreak/node/hub").glob("*.py"),
 ]
 
 

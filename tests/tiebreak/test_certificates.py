@@ -229,7 +229,7 @@ def test_a_folder_of_several_files(desk: Desk, tmp_path: Path) -> None:
          "'sentence_bert_config.json with trust_remote_code'"),
         ("modules.json", "[]", "'modules.json'"), ("model_index.json", "{}", "'model_index.json'"),
         ("config.7.0.json", '{"auto_map": {}}', "'config.7.0.json with auto_map'"),
-        ("config.json", "[" * 2000, "'config.json with more than is read here'"),
+        ("config.json", "[" * 50_000 + "]" * 50_000, "'config.json with more than is read here'"),
         ("model.pt", "", "'model.pt'"), ("custom_generate", None, "'custom_generate'"),
     ],
 )  # fmt: skip

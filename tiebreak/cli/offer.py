@@ -57,7 +57,8 @@ def offer(
     if client is not None:
         key = key or client / settings.read("client", client).key
     if key is None or (auditors and client is None):
-        raise ConfigurationError("expected --client FOLDER, or --key FILE without --auditor, got neither")
+        wanted = "--client FOLDER with --auditor" if auditors else "--key FILE or --client FOLDER"
+        raise ConfigurationError(f"expected {wanted}, got none")
     made = api.offers.offer_on(
         api.bundle.load_bundle(captured), output, client=load_key(key), trainer=trainer, terms=terms, domain=domain,
         policy=policy_file, precision=precision, readers=[_card(text) for text in seal_to],

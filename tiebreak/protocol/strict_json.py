@@ -87,13 +87,19 @@ def parse_json(text: bytes, depth: int) -> Any:
 
     Deeper nesting could exhaust the C stack of Python's parser.
     """
-    # Strings are removed first, since brackets inside them do not nest.
+    if is_deeper(text, depth):
+        raise ValueError(f"expected at most {depth} brackets inside each other, got more")
+    return json.loads(text.decode("utf-8"), object_pairs_hook=_without_repeats, parse_constant=_no_constant)
+
+
+def is_deeper(text: bytes, depth: int) -> bool:
+    """Whether more than `depth` brackets of a JSON text are inside each other."""
     deep = 0
-    for bracket in _NO_BRACKET.sub(b"", _STRING.sub(b"", text)):
+    for bracket in _NO_BRACKET.sub(b"", _STRING.sub(b"", text)):  # brackets inside strings do not nest
         deep += 1 if bracket in b"[{" else -1
         if deep > depth:
-            raise ValueError(f"expected at most {depth} brackets inside each other, got more")
-    return json.loads(text.decode("utf-8"), object_pairs_hook=_without_repeats, parse_constant=_no_constant)
+            return True
+    return False
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -214,10 +214,13 @@ def test_a_repeated_post_costs_its_address_and_not_its_key(store: Store) -> None
     another = post(posts.StepsBody(first_step=99, losses=(), millisteps=0, processor=0, memory=0), TRAINER, 2)
     elsewhere = own_job(TRAINER, CLIENT)[1:]  # posts of another hub, about a job that was never offered here
     assert {answer.status for answer in take(clerk, *said, address="")} == {200}
+    seen = set[str]()
     for address in ["192.0.2.66"] * 8 + [f"198.51.100.{n}" for n in range(8)]:
         answers = take(clerk, *said, another, *elsewhere, address=address)
         assert not any(answer.is_new for answer in answers)
-        assert {answer.status for answer in answers} >= {200, 403, 409}, "answered, and charged to no key"
+        if address not in seen:  # one that comes again may have used up what an address has
+            assert {answer.status for answer in answers} == {200, 403, 409}, "answered, and charged to no key"
+        seen.add(address)
     paid = [take(clerk, *said[1:3], address="192.0.2.66")[1].status for _ in range(8)]
     assert 429 in paid, "it has used up its own"
     mine = [listing(99, 500), *(steps(n) for n in range(100, 80 + most))]

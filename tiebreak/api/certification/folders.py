@@ -17,6 +17,7 @@ from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.elements import Element
 from tiebreak.protocol.commitments.certificate import MAX_OTHERS, OTHER
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
+from tiebreak.protocol.strict_json import is_deeper
 from tiebreak.protocol.tags import Digest
 
 WEIGHTS: Final = "model.safetensors"
@@ -55,6 +56,8 @@ MAX_DEPTH: Final = 8
 MAX_OTHER_BYTES: Final = 1 << 28
 MAX_JSON_BYTES: Final = 1 << 24
 MAX_JSON_FILES: Final = 1000
+MAX_NESTING: Final = 200
+MORE: Final = "more than is read here"
 
 
 def listed(names: Sequence[str]) -> str:
@@ -192,15 +195,18 @@ def _misleading(folder: Path, name: str, found: Found) -> Set[str]:
     *inside, last = name.split("/")
     try:
         with Folder(folder, *inside) as opened:
-            left = [json.loads(opened.read(last, MAX_JSON_BYTES))]
+            data = opened.read(last, MAX_JSON_BYTES)
+        if is_deeper(data, MAX_NESTING):
+            return {MORE}
+        left = [json.loads(data)]
         fields = set[str]()
         while left:
             one = left.pop()
             if isinstance(one, dict):
                 fields |= {field for field, value in one.items() if _misleads(field, value, one, found)}
             left += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-    except (EncodingError, RecursionError):  # a loader may have a little more room on its stack
-        return {"more than is read here"}
+    except EncodingError:
+        return {MORE}
     except ValueError:  # then a loader does not read it either
         return set()
     return {field[:80] for field in fields}

@@ -270,5 +270,7 @@ def detection_probability(total: int, checked: int, tampered: int) -> float:
 
     This is 1 - C(n-x, s)/C(n, s) for n segments, x of them tampered with, and a sample of s.
     """
-    few, many = sorted((checked, tampered))  # with more than `total` in all, one of the factors is 0
+    few, many = sorted((checked, tampered))
+    if few + many > total:  # also where no segment is left that a cheat could hope for
+        return 1.0
     return 1.0 - prod((total - many - i) / (total - i) for i in range(few))
