@@ -54,7 +54,8 @@ def debian() -> str:
     return f"{as_root}apt-get update -qq && {install} -qq -y {' '.join(missing)} > /dev/null"
 
 
-POSTGRES: Final = "TIEBREAK_NEED_POSTGRES=1 .venv/bin/python -m pytest -q -n0 tests/tiebreak/node/test_hub.py"
+HUBS: Final = "tests/tiebreak/node/test_hub.py tests/tiebreak/node/test_hub_database.py"
+POSTGRES: Final = f"TIEBREAK_NEED_POSTGRES=1 .venv/bin/python -m pytest -q -n0 {HUBS}"
 EVERYTHING_ELSE: Final = "everything else"
 GATES: Final = (
     Gate(name="setup", command="make setup", after=()),
