@@ -24,7 +24,6 @@ from tiebreak.node.up import Child, free_port
 from tiebreak.protocol.packing import unpack
 from tiebreak.protocol.parties import posts
 
-pytestmark = [pytest.mark.nightly, pytest.mark.skipif("postgres" not in DATABASES, reason="needs PostgreSQL")]
 ENDINGS = {"": "settled", "label": "slashed", "rate": "slashed", "weight": "slashed", "tf32": "slashed"}
 TERMS = {
     "challenge-window": 90, "audit-time": 5, "clock": 260, "replay-time": 30, "deadline": 1200,
@@ -162,7 +161,14 @@ def server() -> Iterator[str]:
         yield host
 
 
-@pytest.mark.parametrize("cheat", list(ENDINGS), ids=lambda cheat: cheat or "honest")
+CASES = [
+    pytest.param(cheat, id=cheat or "honest", marks=pytest.mark.slow if cheat == "rate" else pytest.mark.nightly)
+    for cheat in ENDINGS
+]
+
+
+@pytest.mark.skipif("postgres" not in DATABASES, reason="needs PostgreSQL")
+@pytest.mark.parametrize("cheat", CASES)
 def test_every_lie_is_convicted_without_a_chain_by_parties_as_init_makes_them(
     tmp_path: Path, server: str, cheat: str
 ) -> None:
@@ -212,3 +218,24 @@ def the_hub_convicts(town: Town, cheat: str) -> None:
     entries = [posts.ReceivedPost.unpack("entry", one) for one in unpack((town.folder / "POSTS").read_bytes(), 1 << 26)]
     shown = roots_in(posts.SignedPost.decode(entry.wire).post for entry in entries)
     assert shown[max(shown)].startswith(TRUE_ROOT) is not bool(cheat)
+
+
+def test_a_wire_that_is_cut_ends_connections_and_opens_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        wire = Wire(hub.getsockname()[1])
+        with socket.create_connection(("127.0.0.1", wire.port), timeout=20) as party:
+            end, _ = hub.accept()
+            party.sendall(b"post")
+            assert end.recv(16) == b"post"
+            wire.cut()
+            assert (party.recv(16), end.recv(16)) == (b"", b"")
+            end.close()
+        with socket.create_connection(("127.0.0.1", wire.port), timeout=20) as party:
+            assert party.recv(16) == b""
+        wire.is_cut = False
+        with socket.create_connection(("127.0.0.1", wire.port), timeout=20) as party:
+            end, _ = hub.accept()
+            end.sendall(b"answer")
+            assert party.recv(16) == b"answer"
+            end.close()
+        wire.close()

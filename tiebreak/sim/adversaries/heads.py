@@ -230,7 +230,8 @@ ADVERSARIES: Final = (
     trainer("withheld heads", Withholding, "the client waits for a result that never comes",
         {Catch.ABANDONED, Catch.PARTED}, first=between(1, CHECKPOINTS)),
     trainer("heads at the last second", LastSecond, "time, for whatever it uses its machines for meanwhile",
-        {Catch.HARMLESS}, rough={Catch.ABANDONED}),  # where the block with its head vanishes
+        # Its answer is refused where a builder takes the choice back; abandoned where the block with its head vanishes.
+        {Catch.HARMLESS, Catch.REFUSED}, rough={Catch.ABANDONED}),
     trainer("heads at the last second, past the deadline", LastSecond,
         "a reward that is held for as long as there are checkpoints", {Catch.ABANDONED, Catch.PARTED},
         before=with_a_deadline),
