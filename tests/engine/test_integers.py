@@ -453,6 +453,7 @@ def test_the_table_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_kernel
+@pytest.mark.slow
 def test_qualification_tries_integers_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(integers, "_has_amx", lambda: False)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import Phase as Part
 from hypothesis import strategies as st
 
+from tests.parts import slow_except
 from tests.protocol.logged import logged_job
 from tests.protocol.records import any_record
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, SECRET, TRAINER, Liar, Run, make_job
@@ -364,7 +365,9 @@ def test_ends_of_the_scenes(end: str) -> None:
 KINDS = [*(kind for kind in posts.BODIES.values() if kind is not posts.TransactionBody), *tx.TRANSACTIONS]
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", slow_except(KINDS, posts.ReceiptBody, posts.OfferBody, tx.Enter, tx.Settle), ids=lambda kind: kind.__name__
+)
 def test_ledger_reads_any_post_after_any_end(kind: type[Any], cases: Callable[[int], None]) -> None:
     """What it does not take it refuses, by an error that all readers of posts expect, and then nobody owes more."""
     read, is_hostile = 0, kind in (posts.MoveBody, posts.ReceiptBody, tx.EnterAndProve, tx.Enter, tx.ReportFork)

@@ -118,6 +118,7 @@ def test_from_conversations_to_a_certified_adapter(
     verify(adapter, adapter / "certificate.json", base=here / "model")
 
 
+@pytest.mark.slow
 def test_only_what_the_template_marks_is_learnt(here: Path) -> None:
     settings = FineTuning(model=here / "model", data=here / "chat.jsonl", length=5)
     ids, labels = windows(settings)
