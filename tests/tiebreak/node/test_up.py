@@ -261,8 +261,8 @@ def test_a_trainer_that_stalls_still_loses_for_its_lie_and_not_for_being_late(tm
 
 
 STORY = (
-    "trainer mined seal [0-9a-f]+ 4", "client mined draw .*", "auditor2? work audit", "auditor2? mined sit .*",
-    "trainer mined open .*|trainer say ShowHead 4", "auditor2? mined claim .*",
+    "trainer work trained to checkpoint 4", "client send DrawSeats", "auditor2? work audit", "auditor2? send SealRoot",
+    "trainer send OpenHead 4|trainer say ShowHead 4", "auditor2? send ClaimSeat",
 )  # fmt: skip
 
 
