@@ -35,8 +35,8 @@ TERMS: Final = {
     "descent-levels": 2,
 }  # fmt: skip
 """Short enough to be watched, in seconds. A job in earnest has hours and days here (`tiebreak economics`)."""
-ON_PAPER: Final = {"clock": 420, "talk-time": 90}
-"""Other terms without a chain, where parties leave time as if blocks came every 12 seconds."""
+ON_PAPER: Final = {"clock": 420, "talk-time": 240}
+"""Other terms without a chain, where parties leave time as if blocks came every 12 seconds: 72 of a talk, to enter."""
 HERE: Final[dict[str, Any]] = {
     "step_seconds": 0,  # what a trial measures counts: with a second a step, these terms would be too short for some
     "threads": 1,  # all parties share this machine
