@@ -32,8 +32,8 @@ MAX_PATH: Final = 1024
 @click.option("--seal-to", multiple=True, metavar="CARD",
               help="Encrypt the published job to this reader as well: a card (tiebreak key --card) or a file that "
               "holds one. May be given several times; you are always among the readers.")  # fmt: skip
-@click.option("--auditor", "auditors", type=AddressType(), multiple=True, help="Account of an auditor that --client "
-              "is to name where there is no chain and strangers share four games. May be given often.")  # fmt: skip
+@click.option("--auditor", "auditors", type=AddressType(), multiple=True, help="Account of an auditor for --client "
+              "to name: without a chain, strangers cannot keep it from a challenge. May be repeated.")  # fmt: skip
 @output_option("offer", "New or empty folder for the offer.")
 @job_options
 @json_option

@@ -62,7 +62,7 @@ class UploadMemory:
 
 
 class Blobs:
-    """The files below one folder."""
+    """Stores blobs, whole or in part, as files below one folder."""
 
     def __init__(self, folder: Path, *, free_bytes: int) -> None:
         self._folder, self._free = folder, free_bytes
