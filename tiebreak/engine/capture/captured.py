@@ -101,7 +101,9 @@ def first_state(task: Task) -> dict[str, Tensor]:
 def rehearsed(task: Task, device: torch.device | None = CPU) -> frozenset[str]:
     """Rehearses the task's step on a device, as `examine` does, and names the buffers that it assigns."""
     with torch.random.fork_rng(devices=[]):  # the two captures of a check begin in different states
-        return examine(task.model, [phase.loss for phase in task.phases], _telling(task), device)
+        scheduled = task.schedule is not None or bool(getattr(task.optimizer, "schedulers", ()))
+        losses = [phase.loss for phase in task.phases]
+        return examine(task.model, losses, _telling(task), device, scheduled=scheduled)
 
 
 def capture_in_place(

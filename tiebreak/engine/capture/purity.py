@@ -321,11 +321,14 @@ def _storage(tensor: Tensor) -> int:
         return 0
 
 
-def examine(model: nn.Module, losses: _Losses, batch: Sequence[Tensor], device: _Device = CPU) -> frozenset[str]:
+def examine(
+    model: nn.Module, losses: _Losses, batch: Sequence[Tensor], device: _Device = CPU, *, scheduled: bool = False
+) -> frozenset[str]:
     """Rehearses a step and returns the names of the buffers that it assigns.
 
     losses: of the step's phases, which run one after the other, here without the updates between them.
     device: where it runs; None for the CPU, without the numbers of floats (`tiebreak.engine.capture.hollow`).
+    scheduled: whether the settings of optimizers change from step to step.
     Raises `ConfigurationError`, with the place, if the step fails or does what a program cannot.
     """
     rehearse = Rehearsal(model, losses, batch, device)
@@ -371,7 +374,18 @@ def examine(model: nn.Module, losses: _Losses, batch: Sequence[Tensor], device: 
             "one, on the same tensors. A program does the same in every step; call the model once on a batch before "
             "(and load its initial weights again), or make what is done once a part of __init__"
         )
-    return frozenset(rehearse.step.assigned)
+    assigned = frozenset(rehearse.step.assigned)
+    if scheduled and reach.schedules:
+        torch.manual_seed(SEED)
+        with reach.other_rates():
+            rehearse()
+        if not _alike(second, rehearse.results()):
+            raise ConfigurationError(
+                "expected a loss that reads nothing that a schedule changes, got one with other results if the "
+                "optimizer's settings (`param_groups`, `get_last_lr()`) are others: they would stay as they were at "
+                "capture; count steps in a buffer (`self.t += 1`), and compute the factor from it"
+            )
+    return assigned
 
 
 def _alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
