@@ -233,7 +233,7 @@ def _batch(b: Builder, task: Task) -> tuple[list[Ref], Ref | None]:
     The second result is the number of items in all of them, f32; None if they are not counted.
     """
     size = task.batch.size
-    chosen_B = _examples(b, size * task.accumulation, task.examples)
+    chosen_B = _examples(b, task)
     parts = [chosen_B.slice(0, start, start + size) for start in range(0, chosen_B.shape[0], size)]
     batch = [ref for part_B in parts for ref in _take(b, task, task.batch.examples, part_B)]
     if task.items is None:
@@ -241,14 +241,13 @@ def _batch(b: Builder, task: Task) -> tuple[list[Ref], Ref | None]:
     return batch, b.sum(b.cast(b.rows(_data(b, task.data[task.items], task.items), chosen_B), DType.F32))
 
 
-def _examples(b: Builder, drawn: int, count: int) -> Ref:
-    """The example numbers of a step's draws, i64 of shape (drawn,).
-
-    Draw g = step * drawn + j is example shuffle(g mod count) of epoch g div count.
-    """
-    size, n = b.i64(drawn), b.i64(count)
+def _examples(b: Builder, task: Task) -> Ref:
+    """The example numbers of a step's draws, i64 of shape (drawn,), in the order of `Batch`."""
+    count, drawn = task.examples, task.batch.size * task.accumulation
+    size, n = b.i64(drawn), b.i64(task.batch.drawn(count))
     draw_B = b.add(b.mul(b.step(), size), b.iota((drawn,), (1,)))
-    return b.shuffle(b.map(MapFunction.MOD, draw_B, n), b.map(MapFunction.FLOORDIV, draw_B, n), count)
+    place_B = b.map(MapFunction.MOD, draw_B, n)
+    return b.shuffle(place_B, b.map(MapFunction.FLOORDIV, draw_B, n), count) if task.batch.shuffled else place_B
 
 
 def _telemetry(b: Builder, loss: Ref, interval: int) -> Ref:
