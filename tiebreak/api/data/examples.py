@@ -73,8 +73,8 @@ def loaded(loader: DataLoader[Any]) -> Loaded:
 def _refuse(refused: bool, what: str) -> None:
     if refused:
         raise ConfigurationError(
-            f"expected a DataLoader with batches that a job can make (batch_size, shuffle, drop_last, a subset), got one "
-            f"with {what}; give its dataset and `batch`, or all that it gives, as arrays by name"
+            f"expected a DataLoader with batches that a job can make (batch_size, shuffle, drop_last, subsets), got "
+            f"one with {what}; give its dataset and `batch`, or all that it gives, as arrays by name"
         )
 
 
