@@ -436,7 +436,9 @@ def _refuse_assigned_memory(rehearse: Rehearsal) -> None:
     state = [name for name in rehearse.given if not name.startswith("batch")]
     now = {name: rehearse.step.assigned.get(name.removeprefix("model."), rehearse.copies[name]) for name in state}
     for name, tensor in now.items():
-        for other in (n for n in state if tensor is not rehearse.copies[name] and n != name and _overlap(tensor, now[n])):
+        for other in (
+            n for n in state if tensor is not rehearse.copies[name] and n != name and _overlap(tensor, now[n])
+        ):
             if rehearse.is_written(name) or rehearse.is_written(other):
                 own, its = name.removeprefix("model."), other.removeprefix("model.")
                 raise ConfigurationError(

@@ -49,7 +49,9 @@ FORMS: Final = 4
 """The greatest number of forms."""
 _PARAMETER, _GRADIENT = "parameter ", "gradient "
 """Prefixes of the names of inputs that are no state."""
-_SHARED: Final = "holds one tensor's memory twice, as {} and {}, so that a write to one changes the other; `.clone()` it"
+_SHARED: Final = (
+    "holds one tensor's memory twice, as {} and {}, so that a write to one changes the other; `.clone()` it"
+)
 
 
 class _Symbol(Tensor):
@@ -85,7 +87,11 @@ class _Symbol(Tensor):
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        if isinstance(value, _Symbol) and value.form is self.form and (self.shape, self.dtype) == (value.shape, value.dtype):
+        if (
+            isinstance(value, _Symbol)
+            and value.form is self.form
+            and (self.shape, self.dtype) == (value.shape, value.dtype)
+        ):
             self.shadow, self.number, self.memory = value.shadow, value.number, value.memory
             return
         with torch.no_grad():
