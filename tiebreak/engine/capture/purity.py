@@ -199,6 +199,7 @@ class Rehearsal:
         self._state = {f"model.{name}": tensor for name, tensor in named}
         self.given = {**self._state, **{f"batch tensor {i}": t for i, t in enumerate(batch)}}
         self.copies: dict[str, Tensor] = {}
+        self._kept = list[Any]()
         self.fixed: dict[int, str] = {}  # what the step may not write to: names by memory
         self.losses: list[Any] = []
         self.watch: Any = nullcontext()
@@ -210,11 +211,14 @@ class Rehearsal:
     def __call__(self) -> None:
         self.losses = []
         self.copies.clear()  # those of the last run: large models leave no room for both
+        self._kept.clear()
         for name, tensor in self.given.items():
             copy = self._copy if name in self._state else self._copied
             self.copies[name] = copy(tensor.detach()).requires_grad_(tensor.requires_grad)
         self.attributes = {name: vars(tensor) | vars(self.given[name]) for name, tensor in self.copies.items()}
         self.addresses = {name: (_storage(t), t.storage_offset()) for name, t in self.copies.items()}
+        self._kept = [t.untyped_storage() for t in self.copies.values() if t.layout == torch.strided]  # lest memory
+        # that `p.data = ...` frees be given to another tensor
         kept = [n for n, t in self.given.items() if n.startswith("batch") or t.requires_grad]
         self.fixed = {_storage(self.copies[name]): name for name in kept if self.copies[name].numel()}
         tensors = list(self.copies.values())
@@ -258,10 +262,11 @@ class Rehearsal:
 
     def written(self) -> set[str]:
         """The names of the trained parameters, and of the buffers that the step writes to."""
-        return self.step.assigned.keys() | {
-            name.removeprefix("model.") for name, tensor in self.given.items()
-            if tensor.requires_grad or self.copies[name]._version or not self._is_same(name)
-        }  # fmt: skip
+        return self.step.assigned.keys() | {n.removeprefix("model.") for n in self.given if self.is_written(n)}
+
+    def is_written(self, name: str) -> bool:
+        """Whether the step, or the optimizer after it, writes to a tensor in place."""
+        return self.given[name].requires_grad or bool(self.copies[name]._version) or not self._is_same(name)
 
     def _is_same(self, name: str) -> bool:
         own, copy = self.given[name], self.copies[name]
@@ -346,6 +351,7 @@ def examine(
             .format(*watch.found["written"])
         )  # fmt: skip
     _refuse_other_memory(model, rehearse)
+    _refuse_assigned_memory(rehearse)
     _refuse_marks(model, rehearse)
     _refuse_shared_memory(model, rehearse.written())
     reach = Reach(model, losses)
@@ -425,7 +431,8 @@ def _refuse_other_memory(model: nn.Module, rehearse: Rehearsal) -> None:
         moved = lambda n=name: (_storage(t := rehearse.copies[n]), t.storage_offset()) != rehearse.addresses[n]  # noqa: E731
         frozen = isinstance(rehearse.given[name], nn.Parameter) and not rehearse.given[name].requires_grad
         held = [_storage(tensor) for tensor in rehearse.copies.values()]
-        if frozen and held.count(_storage(rehearse.copies[name])) == 1:
+        others = {storage for n, (storage, _) in rehearse.addresses.items() if n != name}
+        if frozen and held.count(now := _storage(rehearse.copies[name])) == 1 and now not in others:
             continue  # `p.data = ` of a new tensor is a write to p
         if (_storage(rehearse.copies[name]), rehearse.copies[name].storage_offset()) != address:
             raise ConfigurationError(
@@ -433,6 +440,33 @@ def _refuse_other_memory(model: nn.Module, rehearse: Rehearsal) -> None:
                 f"memory (`.data =` or `set_`) at {first_line(rehearse, moved, model)}; compute a new tensor from a "
                 "parameter, and assign a buffer (`self.c = ...`) or write to it (`self.c.copy_(...)`)"
             )
+
+
+def _refuse_assigned_memory(rehearse: Rehearsal) -> None:
+    """Refuses a buffer that is assigned memory of another tensor, if the step or the optimizer writes to one in place.
+
+    PyTorch would change both, from the next step on.
+    """
+    state = [name for name in rehearse.given if not name.startswith("batch")]
+    now = {name: rehearse.step.assigned.get(name.removeprefix("model."), rehearse.copies[name]) for name in state}
+    for name, tensor in now.items():
+        for other in (
+            n for n in state if tensor is not rehearse.copies[name] and n != name and _overlap(tensor, now[n])
+        ):
+            if rehearse.is_written(name) or rehearse.is_written(other):
+                own, its = name.removeprefix("model."), other.removeprefix("model.")
+                raise ConfigurationError(
+                    f"expected tensors with memory of their own after a step, got {own} assigned the memory of {its}, "
+                    f"so that in PyTorch a later change of one changes the other; assign a copy (`.clone()`)"
+                )
+
+
+def _overlap(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors share memory, from the first element of each to its last."""
+    if not first.numel() or not second.numel() or _storage(first) != _storage(second):
+        return False
+    begins = [t.storage_offset() * t.element_size() for t in (first, second)]
+    return begins[0] < begins[1] + _extent(second) and begins[1] < begins[0] + _extent(first)
 
 
 def _refuse_settings(model: nn.Module, rehearse: Rehearsal, before: tuple[Any, ...]) -> None:
@@ -463,17 +497,22 @@ def _mark(rehearse: Rehearsal, name: str) -> str:
 
 def _refuse_shared_memory(model: nn.Module, changed: Set[str]) -> None:
     """Refuses tensors of the model that lie in the same memory if a step changes one: eager PyTorch changes both."""
-    named = [(name, t) for name, t in (*model.named_parameters(), *model.named_buffers()) if t.numel()]
-    end, last = 0, ""  # of the tensor that reaches furthest
-    for start, name, tensor in sorted((t.data_ptr(), name, t) for name, t in named):
-        other = last if start < end else name if _extent(tensor) < tensor.nbytes else None
-        if other is not None and not changed.isdisjoint((name, other)):
+    for other, name in shared_memory([*model.named_parameters(), *model.named_buffers()]):
+        if not changed.isdisjoint((name, other)):
             raise ConfigurationError(
                 f"expected tensors with memory of their own, got {other} and {name} in the same memory, so changing "
                 "one changes the other; assign one nn.Parameter to both modules to tie them, or clone one"
                 if other != name
                 else f"expected tensors with memory of their own, got {name}, whose elements share memory; clone it"
             )
+
+
+def shared_memory(named: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, str]]:
+    """The names of two tensors in the same memory; of one, twice, whose own elements are."""
+    end, last = 0, ""  # of the tensor that reaches furthest
+    for start, name, tensor in sorted((t.data_ptr(), name, t) for name, t in named if t.numel()):
+        if start < end or _extent(tensor) < tensor.nbytes:
+            yield (last if start < end else name), name
         end, last = max((end, last), (start + _extent(tensor), name))
 
 
