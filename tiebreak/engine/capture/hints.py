@@ -43,6 +43,25 @@ HINTS: Final[dict[str, str]] = {
 }  # fmt: skip
 """Advice by operator name, without the overload."""
 
+_MASKED = (
+    "keep all elements and weight them by the mask, `(values * mask).sum() / mask.sum()`, or choose by "
+    "`torch.where(mask, a, b)`"
+)
+VALUES: Final[dict[str, str]] = {
+    **dict.fromkeys(("__getitem__", "nonzero", "argwhere", "where", "masked_select"), _MASKED),
+    **dict.fromkeys(("_unique2", "unique", "unique_consecutive"), "go through all values that there may be "
+                    "(`range(10)`), with a mask for each, instead of those in the batch"),
+    "one_hot": "give `F.one_hot` its `num_classes`",
+    "bincount": "count by `F.one_hot(y, num_classes=10).sum(0)`, whose shape is known",
+    "repeat_interleave": "repeat each equally often, by an integer, or index by a tensor of fixed length",
+    "rand": "draw a factor instead: `keep = torch.rand(()) > p`, then `x + keep * branch(x)`",
+    "__bool__": "compute both ways and choose, `torch.where(condition, a, b)`",
+    "__index__": "index by tensors: `queue[(ptr + torch.arange(n)) % len(queue)] = keys` for `queue[ptr:ptr + n]`, "
+                 "`torch.stack(outputs)[i]` for one of several layers; write sizes as numbers",
+    "item": "keep the tensor, by `.detach()` without its gradient, and log by `callbacks`",
+}  # fmt: skip
+"""Advice by the function that asks for values; "rand" if what is asked for is drawn."""
+
 _HALF = "of narrow floats only bfloat16 has a form; train with it, or in float32"
 DTYPE_HINTS: Final[dict[torch.dtype, str]] = {
     torch.float16: _HALF,

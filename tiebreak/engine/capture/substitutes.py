@@ -72,6 +72,15 @@ def needs_number(func: Any, args: Any) -> bool:
     )
 
 
+def question(func: Any, args: Any, caller: str) -> str:
+    """The name of the function that asks for values, as in `hints.VALUES`. caller: that of the function's caller."""
+    name, is_whole = getattr(func, "__name__", ""), bool(args) and not torch.is_floating_point(args[0])
+    if name not in ("item", "tolist", "__int__", "__float__", "__index__"):
+        return name
+    is_choice = caller == "__bool__" or args[0].dtype == torch.bool
+    return "__bool__" if is_choice else "__index__" if is_whole else "item"
+
+
 def _hashed(tensor: Tensor) -> int:
     """The identity of a tensor, but not for the user's sets and dicts, in which eager PyTorch looks up a number."""
     if is_users(sys._getframe(1).f_code.co_filename) and not isinstance(tensor, nn.Parameter):

@@ -181,9 +181,10 @@ class _Lines(TorchFunctionMode):
         """Calls a function of torch. If it asks for values, the answer is that of plain PyTorch, or an error."""
         try:
             return _OWN.get(func, func)(*args, **kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException):
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
             answer = None if self._answers is None else self._answers.of(func, args)
             if answer is None:
+                error.add_note(substitutes.question(func, args, sys._getframe(2).f_code.co_name))
                 self._asked = self._asked or described(_noted().get(_PATH), line)
                 raise
             return answer
