@@ -311,7 +311,7 @@ def _engine(
     values = dict[int, Tensor]()
     *earlier, last = captured.phases
     drawn = {value for phase in captured.phases for value in phase.draws if value is not None}
-    wanted = {ref.value for phase in captured.phases for ref in phase.gradients.values()} | drawn
+    wanted = {r.value for phase in captured.phases for r in (*phase.gradients.values(), *phase.written.values())} | drawn
     wanted |= {ref.value for phase in earlier for ref in phase.after.values() if ref is not None}
     wanted |= {phase.loss.value for phase in captured.phases}
     program = captured.program
@@ -335,6 +335,7 @@ def _engine(
         buffers = {n: new[MODEL + n] for n, _ in task.model.named_buffers() if MODEL + n in new}
         buffers |= {n: new[MODEL + n] for n in frozen if new[MODEL + n] is not state[MODEL + n]}
         gradients = {name: _read(values[ref.value], ref) for name, ref in phase.gradients.items()}
+        buffers |= {name: _read(values[ref.value], ref) for name, ref in phase.written.items()}
         numbers = [None if value is None else values[value] for value in phase.draws]
         loss = _read(values[phase.loss.value], phase.loss)
         found.append(StepOutcome(loss, gradients, buffers, step, place, state, new, numbers))
@@ -459,8 +460,8 @@ def _eager_step(
     draws.check_all_drawn()
     read = {n for n, p in parameters.items() if p.requires_grad and (n in ours.gradients or _is_held(task, p))}
     gradients = {n: g for n in parameters if n in read and (g := own[MODEL + n].grad) is not None}
-    frozen = {n: (own[MODEL + n], ours.before[MODEL + n]) for n, p in parameters.items() if not p.requires_grad}
-    written = [n for n, pair in frozen.items() if n in ours.buffers or (seed is None and distance_of(*pair) > 0)]
+    weights = {n: (own[MODEL + n], ours.before[MODEL + n]) for n in parameters}
+    written = [n for n, pair in weights.items() if n in ours.buffers or (seed is None and distance_of(*pair) > 0)]
     read_later = [name for name, _ in task.model.named_buffers() if name in ours.buffers]
     buffers = {name: own[MODEL + name] for name in (*read_later, *written)}
     return StepOutcome(torch.stack(losses).sum().detach(), gradients, buffers)

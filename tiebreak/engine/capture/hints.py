@@ -37,7 +37,6 @@ HINTS: Final[dict[str, str]] = {
     **dict.fromkeys(("rrelu_with_noise", "rrelu_with_noise_functional"), "its slopes are drawn; use a fixed slope"),
     "_sparse_coo_tensor_with_dims_and_tensors": "gradients are dense here; use Embedding(sparse=False)",
     "_pdist": "use `torch.cdist`",
-    "embedding_renorm": "rows cannot be rescaled in place; leave out `max_norm`",
     "_native_multi_head_attention": "the fused kernel is for inference; put the model in train mode",
     "_flash_attention": "use attention that torch decomposes: `attn_implementation=\"eager\"` or `\"sdpa\"`",
 }  # fmt: skip
