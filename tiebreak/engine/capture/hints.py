@@ -20,7 +20,7 @@ _FUNCTION = "it has no form of stated accuracy (docs/OPERATORS.md); move it out 
 _COMPLEX = "of complex numbers only complex64 has a form, within a step; write real and imaginary parts apart"
 
 HINTS: Final[dict[str, str]] = {
-    **dict.fromkeys(("nanmedian", "mode", "searchsorted"), _ORDER),
+    **dict.fromkeys(("nanmedian", "mode"), _ORDER),
     **dict.fromkeys(("nonzero", "masked_select", "_unique2", "unique_dim", "bincount"), _SHAPE),
     **dict.fromkeys(("poisson", "geometric", "cauchy", "log_normal", "random", "randint_like",
                      "binomial"), _RANDOM),
@@ -30,7 +30,6 @@ HINTS: Final[dict[str, str]] = {
                      "linalg_solve_triangular", "linalg_matrix_exp", "linalg_eig"), _MATRIX),
     "_local_scalar_dense": "a number read from a tensor cannot decide what is computed; keep it a tensor",
     "_ctc_loss": "call it as torch.nn.functional.ctc_loss, or by torch.nn.CTCLoss",
-    "bucketize": "compare with each boundary and sum the results",
     **dict.fromkeys(("erfinv", "i0", "special_i0e", "special_i1", "special_i1e", "special_bessel_j0", "igamma",
                      "special_erfcx"), _FUNCTION),
     **dict.fromkeys(("cummax", "cummin", "logcumsumexp"), "of scans only `cumsum` and `cumprod` have a form"),
