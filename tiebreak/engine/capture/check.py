@@ -40,7 +40,7 @@ from tiebreak.engine.capture.optimizer_check import wrong_update
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
 from tiebreak.engine.capture.purity import CPU, LossModule, exchanged, remembered, untouched
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
-from tiebreak.engine.capture.slices import Slice
+from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
 from tiebreak.engine.capture.user_code import refusal
 from tiebreak.engine.lowering.builder import Ref
@@ -80,7 +80,7 @@ def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Sli
     """Captures a task and checks the program, on a device if that succeeds there, else on the CPU.
 
     part: a slice of the task, of which (b) and (c) are then checked. Raises `ConfigurationError` if the program is not
-    the task's own step, or not the slice's with more layers.
+    the task's own step, `NoSlice` if it is not the slice's with more layers.
     """
     # Until all is checked, the state is the model itself, and of a task that is only traced it has no values.
     given = task.initial_state(None if part is None else "meta", copy=False)
@@ -125,10 +125,7 @@ def _of_slice(task: Task, captured: Captured, part: Slice, device: torch.device)
     try:
         found: Captured = _on_either(device, part.task.model, "the slice is rehearsed", run)
     except ConfigurationError as error:
-        raise ConfigurationError(
-            f'expected a model that runs with fewer of its layers, got one that does not: {error}. For check="slice" '
-            "loop over the list itself, not over a number of layers that is kept elsewhere"
-        ) from error
+        raise NoSlice(f"expected a model that runs with fewer of its layers, got one that does not: {error}") from error
     part.compare(captured, found, task.model)
     return found
 

@@ -15,7 +15,7 @@ from tiebreak.engine.capture.hints import HINTS, VALUES
 from tiebreak.protocol.errors import ConfigurationError
 
 _ROOT: Final = Path(__file__).parents[2]
-_OURS: Final = tuple(f"{folder}/" for folder in (Path(torch.__file__).parent, *(_ROOT / n for n in ("engine", "api"))))
+_OURS: Final = tuple(f"{folder}/" for folder in (Path(torch.__file__).parent, *(_ROOT / n for n in ("engine", "api", "protocol"))))
 _LIBRARY: Final = f"{Path(traceback.__file__).parent}/"
 
 
