@@ -319,7 +319,7 @@ def capture(
 
     for start in range(0, len(batch), len(example)):
         lowering = _Lowering(constants.builder, joint, folded, constants)
-        own = map(current, (*joint.parameters, *joint.buffers))
+        own = map(current, (*joint.parameters, *joint.buffers, *joint.values))
         values = lowering.run([*own, *batch[start : start + len(example)]])
         step = StepGraph(
             loss=values[joint.loss],
