@@ -430,9 +430,7 @@ def test_weights_written_and_gradients_switched_in_a_step_are_eager_pytorchs(cas
 def test_a_gradient_that_is_switched_off_for_good_is_refused() -> None:
     """In eager PyTorch the judge is not trained from the second step on."""
     model = Sides()
-    task = make_task(
-        model, [clamped, follows], optimizer=sides(model), data={"x": torch.randn(6, 5)}, batch=6, steps=2
-    )
+    task = make_task(model, [clamped, follows], optimizer=sides(model), data={"x": torch.randn(6, 5)}, batch=6, steps=2)
     with pytest.raises(ConfigurationError, match=r"sets `requires_grad` of judge\.0\.weight to False; set it back"):
         capture_task(task)
 

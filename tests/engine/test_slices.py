@@ -175,7 +175,9 @@ WRONG: dict[str, tuple[Callable[[], Task], str]] = {
 def test_layers_that_are_not_the_same_are_all_checked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything of the slice is computed."""
     computed = list[Program]()
-    monkeypatch.setattr(tasks, "exact_step", lambda program, *given: (computed.append(program), step(program, *given))[1])
+    monkeypatch.setattr(
+        tasks, "exact_step", lambda program, *given: (computed.append(program), step(program, *given))[1]
+    )
     make, words = WRONG[name]
     with pytest.warns(UserWarning, match=rf"the whole model is checked, since a slice does not tell: .*{words}"):
         found = tasks.capture(make(), check="slice")

@@ -185,7 +185,10 @@ class _Emitter:
             self.entries |= updated.state
             self.initial |= updated.initial
             after: dict[str, Ref | None] = {MODEL + n: ref for n, ref in self.refs.items() if ref != before[n]}
-            draws, weights = tuple(self.b.draws[drawn:]), {n for n, p in task.model.named_parameters() if p.requires_grad}
+            draws, weights = (
+                tuple(self.b.draws[drawn:]),
+                {n for n, p in task.model.named_parameters() if p.requires_grad},
+            )
             written = {name: ref for name, ref in step.buffers.items() if name in weights}
             self.phases.append(
                 PhaseResults(loss=step.loss, gradients=gradients, written=written, after=after, draws=draws)

@@ -234,7 +234,8 @@ class Rehearsal:
         except ConfigurationError:
             raise
         except Exception as error:  # whatever the user's code raises
-            words = ["the step fails in plain PyTorch already", "mend it first"]
+            batch = "mend it first (its batch holds the examples with the greatest and the least numbers)"
+            words = ["the step fails in plain PyTorch already", batch]
             if isinstance(self.watch, _Watch):
                 self.watch = nullcontext()
                 self()  # raises that, unless it is the watch that some kernels cannot bear
@@ -377,7 +378,9 @@ def examine(model: nn.Module, losses: _Losses, batch: Sequence[Tensor], device: 
         )  # fmt: skip
     _refuse_strangers(rehearse, reach)
     if drawn != drawn_again or not _alike(first, second):
-        _refuse_flags(rehearse, [n for n, flag in (rehearse.flags or {}).items() if flag != rehearse.given[n].requires_grad])
+        _refuse_flags(
+            rehearse, [n for n, flag in (rehearse.flags or {}).items() if flag != rehearse.given[n].requires_grad]
+        )
         raise ConfigurationError(
             "the step cannot be captured: in plain PyTorch its first run has other results or draws than its second "
             "one, on the same tensors. A program does the same in every step; call the model once on a batch before "
