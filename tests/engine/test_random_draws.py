@@ -425,7 +425,7 @@ SHAPED: dict[str, tuple[Callable[[Tensor], Any], str, Callable[[Tensor], Any]]] 
         lambda w: D.Weibull(w.exp(), w.exp()),
     ),
     "student": (
-        lambda w: D.StudentT(w.exp(), w), "_standard_gamma_grad.* location and scale may be trained",
+        lambda w: D.StudentT(w.exp(), w), "_standard_gamma_grad.*location and scale may be trained",
         lambda w: D.StudentT(w.detach().exp() + 2, w, w.exp()),
     ),
     "beta": (
