@@ -704,3 +704,28 @@ def test_nothing_is_left_of_a_refused_step() -> None:
     assert model[0].calls == 0
     assert model[0].forward.__func__ is Layer.forward
     assert "__getattribute__" not in vars(nn.Module)
+
+
+RATES: dict[str, Callable[[Any], float]] = {
+    "the rate": lambda layer: layer.optimizer.param_groups[0]["lr"],
+    "the scheduler's last rate": lambda layer: layer.scheduler.get_last_lr()[0],
+    "the scheduler's count": lambda layer: 1.0 + layer.scheduler.last_epoch,
+}
+
+
+@pytest.mark.parametrize("read", RATES)
+def test_a_loss_that_reads_what_a_schedule_changes_is_refused(read: str) -> None:
+    layer = Layer(lambda _, x: x)
+    layer.optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    layer.scheduler = torch.optim.lr_scheduler.ExponentialLR(layer.optimizer, 0.9)
+
+    def given(loss: Callable[..., Tensor], *, scheduled: bool = True) -> Task:
+        schedule = layer.scheduler if scheduled else None
+        return make_task(layer, loss=loss, data={"x": X}, batch=4, optimizer=layer.optimizer, schedule=schedule)
+
+    reading = lambda model, x: model(x).square().mean() * (1 + RATES[read](model))  # noqa: E731
+    with pytest.raises(ConfigurationError, match="reads nothing that a schedule changes"):
+        capture_task(given(reading))
+    assert (layer.optimizer.param_groups[0]["lr"], layer.scheduler.last_epoch) == (0.1, 0)
+    capture_task(given(lambda model, x: model(x).square().mean()))
+    capture_task(given(reading, scheduled=False))

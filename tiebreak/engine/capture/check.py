@@ -382,9 +382,10 @@ def _batches(task: Task, captured: Captured, step: int) -> tuple[list[tuple[Tens
     """The batches of a step (from 0), by section 7 of the specification in integers, and their losses' divisor."""
     shuffles = (i.params.stream for i in captured.program.body if isinstance(i.params, ShuffleParams))
     stream = next(shuffles, 0)  # without a shuffle, no batch is read
-    n, size = task.examples, task.batch.size
+    n, size = task.batch.drawn(task.examples), task.batch.size
     draws = range(step * size * task.accumulation, (step + 1) * size * task.accumulation)
-    chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in draws]
+    order = partial(shuffle, seed=task.seed, n=task.examples, stream=stream)
+    chosen = [order(g % n, epoch=g // n) if task.batch.shuffled else g % n for g in draws]
     parts = [torch.tensor(chosen[start : start + size]) for start in range(0, len(chosen), size)]
     divisor = task.accumulation if task.items is None else int(task.data[task.items][chosen].sum())
     return [task.batch.examples.take(task.data, part) for part in parts], divisor

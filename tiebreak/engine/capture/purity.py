@@ -199,6 +199,7 @@ class Rehearsal:
         self._state = {f"model.{name}": tensor for name, tensor in named}
         self.given = {**self._state, **{f"batch tensor {i}": t for i, t in enumerate(batch)}}
         self.copies: dict[str, Tensor] = {}
+        self._kept = list[Any]()
         self.fixed: dict[int, str] = {}  # what the step may not write to: names by memory
         self.trained: dict[int, str] = {}
         self.flags: dict[str, bool] | None = None  # the gradients that are on at first; as in the model in each phase
@@ -212,11 +213,14 @@ class Rehearsal:
     def __call__(self) -> None:
         self.losses = []
         self.copies.clear()  # those of the last run: large models leave no room for both
+        self._kept.clear()
         for name, tensor in self.given.items():
             copy = self._copy if name in self._state else self._copied
             self.copies[name] = copy(tensor.detach()).requires_grad_(tensor.requires_grad)
         self.attributes = {name: vars(tensor) | vars(self.given[name]) for name, tensor in self.copies.items()}
         self.addresses = {name: (_storage(t), t.storage_offset()) for name, t in self.copies.items()}
+        self._kept = [t.untyped_storage() for t in self.copies.values() if t.layout == torch.strided]  # lest memory
+        # that `p.data = ...` frees be given to another tensor
         memory = {_storage(t): name for name, t in self.copies.items() if t.numel()}
         self.fixed = {at: name for at, name in memory.items() if name.startswith("batch")}
         self.trained = {at: name for at, name in memory.items() if self.given[name].requires_grad}
@@ -266,10 +270,11 @@ class Rehearsal:
 
     def written(self) -> set[str]:
         """The names of the trained parameters, and of the buffers that the step writes to."""
-        return self.step.assigned.keys() | {
-            name.removeprefix("model.") for name, tensor in self.given.items()
-            if tensor.requires_grad or self.copies[name]._version or not self._is_same(name)
-        }  # fmt: skip
+        return self.step.assigned.keys() | {n.removeprefix("model.") for n in self.given if self.is_written(n)}
+
+    def is_written(self, name: str) -> bool:
+        """Whether the step, or the optimizer after it, writes to a tensor in place."""
+        return self.given[name].requires_grad or bool(self.copies[name]._version) or not self._is_same(name)
 
     def _is_same(self, name: str) -> bool:
         own, copy = self.given[name], self.copies[name]
@@ -334,11 +339,14 @@ def _storage(tensor: Tensor) -> int:
         return 0
 
 
-def examine(model: nn.Module, losses: _Losses, batch: Sequence[Tensor], device: _Device = CPU) -> frozenset[str]:
+def examine(
+    model: nn.Module, losses: _Losses, batch: Sequence[Tensor], device: _Device = CPU, *, scheduled: bool = False
+) -> frozenset[str]:
     """Rehearses a step and returns the names of the buffers that it assigns, and of a weight that it writes to.
 
     losses: of the step's phases, which run one after the other, here without the updates between them.
     device: where it runs; None for the CPU, without the numbers of floats (`tiebreak.engine.capture.hollow`).
+    scheduled: whether the settings of optimizers change from step to step.
     Raises `ConfigurationError`, with the place, if the step fails or does what a program cannot.
     """
     rehearse = Rehearsal(model, losses, batch, device)
@@ -355,6 +363,7 @@ def examine(model: nn.Module, losses: _Losses, batch: Sequence[Tensor], device: 
             "the backward pass".format(*watch.found["written"])
         )  # fmt: skip
     _refuse_other_memory(model, rehearse)
+    _refuse_assigned_memory(rehearse)
     _refuse_marks(model, rehearse)
     _refuse_shared_memory(model, rehearse.written())
     reach = Reach(model, losses)
@@ -387,7 +396,18 @@ def examine(model: nn.Module, losses: _Losses, batch: Sequence[Tensor], device: 
             "(and load its initial weights again), or make what is done once a part of __init__"
         )
     _refuse_flags(rehearse, [n for n in rehearse.frozen() if rehearse.copies[n].grad is not None])
-    return frozenset(rehearse.step.assigned) | {name for name, _ in [watch.found.get("weight", ("", ""))] if name}
+    assigned = frozenset(rehearse.step.assigned) | {name for name, _ in [watch.found.get("weight", ("", ""))] if name}
+    if scheduled and reach.schedules:
+        torch.manual_seed(SEED)
+        with reach.other_rates():
+            rehearse()
+        if not _alike(second, rehearse.results()):
+            raise ConfigurationError(
+                "expected a loss that reads nothing that a schedule changes, got one with other results if the "
+                "optimizer's settings (`param_groups`, `get_last_lr()`) are others: they would stay as they were at "
+                "capture; count steps in a buffer (`self.t += 1`), and compute the factor from it"
+            )
+    return assigned
 
 
 def _refuse_flags(rehearse: Rehearsal, names: Sequence[str]) -> None:
@@ -437,7 +457,8 @@ def _refuse_other_memory(model: nn.Module, rehearse: Rehearsal) -> None:
         moved = lambda n=name: (_storage(t := rehearse.copies[n]), t.storage_offset()) != rehearse.addresses[n]  # noqa: E731
         frozen = isinstance(rehearse.given[name], nn.Parameter) and not rehearse.given[name].requires_grad
         held = [_storage(tensor) for tensor in rehearse.copies.values()]
-        if frozen and held.count(_storage(rehearse.copies[name])) == 1:
+        others = {storage for n, (storage, _) in rehearse.addresses.items() if n != name}
+        if frozen and held.count(now := _storage(rehearse.copies[name])) == 1 and now not in others:
             continue  # `p.data = ` of a new tensor is a write to p
         if (_storage(rehearse.copies[name]), rehearse.copies[name].storage_offset()) != address:
             raise ConfigurationError(
@@ -445,6 +466,33 @@ def _refuse_other_memory(model: nn.Module, rehearse: Rehearsal) -> None:
                 f"memory (`.data =` or `set_`) at {first_line(rehearse, moved, model)}; compute a new tensor from a "
                 "parameter, and assign a buffer (`self.c = ...`) or write to it (`self.c.copy_(...)`)"
             )
+
+
+def _refuse_assigned_memory(rehearse: Rehearsal) -> None:
+    """Refuses a buffer that is assigned memory of another tensor, if the step or the optimizer writes to one in place.
+
+    PyTorch would change both, from the next step on.
+    """
+    state = [name for name in rehearse.given if not name.startswith("batch")]
+    now = {name: rehearse.step.assigned.get(name.removeprefix("model."), rehearse.copies[name]) for name in state}
+    for name, tensor in now.items():
+        for other in (
+            n for n in state if tensor is not rehearse.copies[name] and n != name and _overlap(tensor, now[n])
+        ):
+            if rehearse.is_written(name) or rehearse.is_written(other):
+                own, its = name.removeprefix("model."), other.removeprefix("model.")
+                raise ConfigurationError(
+                    f"expected tensors with memory of their own after a step, got {own} assigned the memory of {its}, "
+                    f"so that in PyTorch a later change of one changes the other; assign a copy (`.clone()`)"
+                )
+
+
+def _overlap(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors share memory, from the first element of each to its last."""
+    if not first.numel() or not second.numel() or _storage(first) != _storage(second):
+        return False
+    begins = [t.storage_offset() * t.element_size() for t in (first, second)]
+    return begins[0] < begins[1] + _extent(second) and begins[1] < begins[0] + _extent(first)
 
 
 def _refuse_settings(model: nn.Module, rehearse: Rehearsal, before: tuple[Any, ...]) -> None:
@@ -475,17 +523,22 @@ def _mark(rehearse: Rehearsal, name: str) -> str:
 
 def _refuse_shared_memory(model: nn.Module, changed: Set[str]) -> None:
     """Refuses tensors of the model that lie in the same memory if a step changes one: eager PyTorch changes both."""
-    named = [(name, t) for name, t in (*model.named_parameters(), *model.named_buffers()) if t.numel()]
-    end, last = 0, ""  # of the tensor that reaches furthest
-    for start, name, tensor in sorted((t.data_ptr(), name, t) for name, t in named):
-        other = last if start < end else name if _extent(tensor) < tensor.nbytes else None
-        if other is not None and not changed.isdisjoint((name, other)):
+    for other, name in shared_memory([*model.named_parameters(), *model.named_buffers()]):
+        if not changed.isdisjoint((name, other)):
             raise ConfigurationError(
                 f"expected tensors with memory of their own, got {other} and {name} in the same memory, so changing "
                 "one changes the other; assign one nn.Parameter to both modules to tie them, or clone one"
                 if other != name
                 else f"expected tensors with memory of their own, got {name}, whose elements share memory; clone it"
             )
+
+
+def shared_memory(named: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, str]]:
+    """The names of two tensors in the same memory; of one, twice, whose own elements are."""
+    end, last = 0, ""  # of the tensor that reaches furthest
+    for start, name, tensor in sorted((t.data_ptr(), name, t) for name, t in named if t.numel()):
+        if start < end or _extent(tensor) < tensor.nbytes:
+            yield (last if start < end else name), name
         end, last = max((end, last), (start + _extent(tensor), name))
 
 

@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path
 
 from tiebreak.engine.capture.folding import is_filled
+from tiebreak.engine.capture.purity import shared_memory
 from tiebreak.engine.capture.step import Constants, lowered
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.capture.tracing import annotate, trace_function
@@ -50,6 +51,9 @@ _LIMITS: Final = {"maximum": "clamp_min", "minimum": "clamp_max"}
 """What torch calls an operator whose second operand is a number."""
 _PARAMETER, _GRADIENT = "parameter ", "gradient "
 """Prefixes of the names of inputs that are no state."""
+_SHARED: Final = (
+    "holds one tensor's memory twice, as {} and {}, so that a write to one changes the other; `.clone()` it"
+)
 
 
 class _Symbol(Tensor):
@@ -80,11 +84,18 @@ class _Symbol(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The tensor without its gradient. Assigning a value copies it."""
+        """The tensor without its gradient. With an assigned tensor of the same shape it shares the memory, as in torch."""
         return self.detach()
 
     @data.setter
     def data(self, value: Tensor) -> None:
+        if (
+            isinstance(value, _Symbol)
+            and value.form is self.form
+            and (self.shape, self.dtype) == (value.shape, value.dtype)
+        ):
+            self.shadow, self.number, self.memory = value.shadow, value.number, value.memory
+            return
         with torch.no_grad():
             self.copy_(value)
 
@@ -219,6 +230,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "needs the values of tensors (`.item()`, `if tensor:`, boolean indexing), but one program must be "
                 "right for every step; use `torch.where` instead"
             )
+        if func._schema.name == "aten::set_":
+            raise self.refusal("gives a tensor other memory (`set_`); use `copy_`")
         if not all(isinstance(value, _Symbol) for value in _flat(_targets(func, args, kwargs))):
             raise self.refusal(
                 "writes to a tensor that it did not make from a parameter; use `torch.zeros_like(p)`, and for one "
@@ -327,10 +340,12 @@ def recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> Recorded
     foreign = {tensor.untyped_storage().data_ptr() for tensor in (*parameters.values(), *task.model.buffers())} - {0}
     symbols = {n: _Symbol(p.detach().to("meta"), trained=p.requires_grad) for n, p in parameters.items()}
     given = _held(o.optimizers, {id(p): n for n, p in parameters.items()}, Tensor)
-    own = {tensor: _Symbol(tensor.detach().to("meta")) for tensor in given.values()}
+    own, what = {tensor: _Symbol(tensor.detach().to("meta")) for tensor in given.values()}, f"the optimizer ({o.name})"
+    for other, name in shared_memory([*((_PARAMETER + n, p) for n, p in parameters.items()), *given.items()]):
+        raise ConfigurationError(f"{what} cannot be captured: it {_SHARED.format(other, name)}")
     initial = {n: t.detach() for n, t in given.items()}
     found = RecordedSteps(optimizers=o, trained=[*trained], forms=[], chosen=[], numbers=[], initial=initial)
-    what, form = f"the optimizer ({o.name})", None
+    form: _Form | None = None
     buffers = {buffer: buffer for buffer in task.model.buffers()}  # that no copy of one is taken for a constant
     copies = o.copies({**{parameters[n]: s for n, s in symbols.items()}, **own, **buffers}, task.schedule)
     total = task.steps * o.times
@@ -373,8 +388,10 @@ def _step(
     except Exception as error:  # whatever the user's code raises
         raise recorder.refusal(f"fails on tensors without values, and without a closure: {error}") from error
     outputs = {_PARAMETER + n: s for n, s in symbols.items()} | _held(optimizers, names)
-    if len({symbol.memory for symbol in outputs.values()}) < len(outputs):
-        raise recorder.refusal("holds one tensor's memory twice, so that a write to one changes the other; clone it")
+    owners = dict[int, str]()
+    for name, symbol in outputs.items():
+        if (other := owners.setdefault(symbol.memory, name)) != name:
+            raise recorder.refusal(_SHARED.format(other, name))
     recorder.form.outputs = {name: symbol.number for name, symbol in outputs.items()}
     return recorder.form
 
