@@ -199,7 +199,6 @@ class Rehearsal:
         self._state = {f"model.{name}": tensor for name, tensor in named}
         self.given = {**self._state, **{f"batch tensor {i}": t for i, t in enumerate(batch)}}
         self.copies: dict[str, Tensor] = {}
-        self._kept = list[Any]()
         self.fixed: dict[int, str] = {}  # what the step may not write to: names by memory
         self.losses: list[Any] = []
         self.watch: Any = nullcontext()
@@ -211,14 +210,11 @@ class Rehearsal:
     def __call__(self) -> None:
         self.losses = []
         self.copies.clear()  # those of the last run: large models leave no room for both
-        self._kept.clear()
         for name, tensor in self.given.items():
             copy = self._copy if name in self._state else self._copied
             self.copies[name] = copy(tensor.detach()).requires_grad_(tensor.requires_grad)
         self.attributes = {name: vars(tensor) | vars(self.given[name]) for name, tensor in self.copies.items()}
         self.addresses = {name: (_storage(t), t.storage_offset()) for name, t in self.copies.items()}
-        self._kept = [t.untyped_storage() for t in self.copies.values() if t.layout == torch.strided]  # lest memory
-        # that `p.data = ...` frees be given to another tensor
         kept = [n for n, t in self.given.items() if n.startswith("batch") or t.requires_grad]
         self.fixed = {_storage(self.copies[name]): name for name in kept if self.copies[name].numel()}
         tensors = list(self.copies.values())
@@ -417,8 +413,11 @@ def _refuse_other_memory(model: nn.Module, rehearse: Rehearsal) -> None:
         moved = lambda n=name: (_storage(t := rehearse.copies[n]), t.storage_offset()) != rehearse.addresses[n]  # noqa: E731
         frozen = isinstance(rehearse.given[name], nn.Parameter) and not rehearse.given[name].requires_grad
         held = [_storage(tensor) for tensor in rehearse.copies.values()]
-        others = {storage for n, (storage, _) in rehearse.addresses.items() if n != name}
-        if frozen and held.count(now := _storage(rehearse.copies[name])) == 1 and now not in others:
+        now = _storage(rehearse.copies[name])
+        swapped = any(
+            at[0] == now and _storage(rehearse.copies[n]) == address[0] for n, at in rehearse.addresses.items()
+        )
+        if frozen and held.count(now) == 1 and not swapped:
             continue  # `p.data = ` of a new tensor is a write to p
         if (_storage(rehearse.copies[name]), rehearse.copies[name].storage_offset()) != address:
             raise ConfigurationError(
@@ -429,30 +428,16 @@ def _refuse_other_memory(model: nn.Module, rehearse: Rehearsal) -> None:
 
 
 def _refuse_assigned_memory(rehearse: Rehearsal) -> None:
-    """Refuses a buffer that is assigned memory of another tensor, if the step or the optimizer writes to one in place.
-
-    PyTorch would change both, from the next step on.
-    """
-    state = [name for name in rehearse.given if not name.startswith("batch")]
-    now = {name: rehearse.step.assigned.get(name.removeprefix("model."), rehearse.copies[name]) for name in state}
-    for name, tensor in now.items():
-        for other in (
-            n for n in state if tensor is not rehearse.copies[name] and n != name and _overlap(tensor, now[n])
-        ):
-            if rehearse.is_written(name) or rehearse.is_written(other):
-                own, its = name.removeprefix("model."), other.removeprefix("model.")
-                raise ConfigurationError(
-                    f"expected tensors with memory of their own after a step, got {own} assigned the memory of {its}, "
-                    f"so that in PyTorch a later change of one changes the other; assign a copy (`.clone()`)"
-                )
-
-
-def _overlap(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors share memory, from the first element of each to its last."""
-    if not first.numel() or not second.numel() or _storage(first) != _storage(second):
-        return False
-    begins = [t.storage_offset() * t.element_size() for t in (first, second)]
-    return begins[0] < begins[1] + _extent(second) and begins[1] < begins[0] + _extent(first)
+    """Refuses a buffer that is assigned another tensor's memory, if one is written in place: PyTorch changes both."""
+    now = {name: rehearse.step.assigned.get(name.removeprefix("model."), t) for name, t in rehearse.copies.items()}
+    named = [(name, t) for name, t in now.items() if name[:5] != "batch" and not isinstance(t, FakeTensor)]
+    for names in shared_memory(named):
+        if any(map(rehearse.is_written, names)):
+            raise ConfigurationError(
+                "expected tensors with memory of their own after a step, got {} and {} in the same memory, so changing "
+                "one changes the other in the next step; assign a copy (`.detach().clone()`)"
+                .format(*(name.removeprefix("model.") for name in names))
+            )  # fmt: skip
 
 
 def _refuse_settings(model: nn.Module, rehearse: Rehearsal, before: tuple[Any, ...]) -> None:
