@@ -506,6 +506,70 @@ def test_what_eager_pytorch_does_to_parameters_behind_the_step_is_refused(name: 
         captured(make())
 
 
+class Keeping(nn.Module):
+    """A step that keeps a tensor in a buffer, by an assignment after its forward pass."""
+
+    def __init__(self, keep: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        self.keep, self.linear, self.norm, self.other = keep, nn.Linear(4, 4), nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+        for name in ("old", "older", "table"):
+            self.register_buffer(name, torch.zeros(4))
+        self.frozen, self.twin = (nn.Parameter(torch.full((4,), size), requires_grad=False) for size in (0.5, 0.25))
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.old + self.older * 2 + self.table + self.frozen - self.twin
+        out = self.other(self.norm(self.linear(x))) * (1 + read) + self.norm.running_mean * self.other.running_mean
+        self.keep(self, x)
+        return out
+
+
+def in_place_first(self: Any, x: Tensor) -> None:
+    self.old.mul_(0.5)
+    self.old = self.older = x.mean(0)
+
+
+def exchange(self: Any, x: Tensor) -> None:
+    self.frozen.data, self.twin.data = self.twin.data, self.frozen.data
+
+
+KEPT_MEMORY: dict[str, tuple[Callable[[Any, Tensor], Any], str]] = {
+    "weight": (lambda m, _: setattr(m, "old", m.linear.bias.detach()), "linear.bias and 0.old"),
+    "row": (lambda m, _: setattr(m, "old", m.linear.weight.detach()[1]), "linear.weight and 0.old"),
+    "data": (lambda m, _: setattr(m, "old", m.linear.bias.data), "linear.bias and 0.old"),
+    "registered": (lambda m, _: m.register_buffer("old", m.linear.bias.detach()), "linear.bias and 0.old"),
+    "buffer": (lambda m, _: setattr(m, "old", m.norm.running_mean), "norm.running_mean and 0.old"),
+    "mean of another": (lambda m, _: setattr(m.other, "running_mean", m.norm.running_mean), "in the same memory"),
+    "written buffer": (in_place_first, "0.old and 0.older"),
+    "data of a buffer": (lambda m, _: setattr(m.old, "data", m.linear.bias.data), "given other memory"),
+    "data of a frozen one": (lambda m, _: setattr(m.frozen, "data", m.linear.bias.data), "given other memory"),
+    "swapped": (exchange, "given other memory"),
+}  # fmt: skip
+KEPT_COPY: dict[str, Callable[[Any, Tensor], Any]] = {
+    "weight": lambda m, _: setattr(m, "old", m.linear.bias.detach().clone()),
+    "buffer": lambda m, _: setattr(m, "old", m.norm.running_mean.clone()),
+    "copied": lambda m, _: m.old.copy_(m.linear.bias.detach()),
+    "one for two": lambda m, x: [setattr(m, name, x.mean(0)) for name in ("old", "older")],
+    "never written": lambda m, _: setattr(m, "old", m.table),
+    "in turn": lambda m, x: [setattr(m, "older", m.old), setattr(m, "old", x.mean(0))],
+    "exchanged": lambda m, _: m.__dict__["_buffers"].update(old=m.older, older=m.old),
+    "frozen": lambda m, _: setattr(m.frozen, "data", m.frozen.data * 0.9 + m.linear.bias.data * 0.1),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(KEPT_MEMORY, "weight", "buffer"))
+def test_a_buffer_that_is_assigned_anothers_memory_is_refused_by_both_names(name: str) -> None:
+    keep, names = KEPT_MEMORY[name]
+    with pytest.raises(ConfigurationError, match=names):
+        captured(nn.Sequential(Keeping(keep)))
+
+
+@pytest.mark.parametrize("name", slow_except(KEPT_COPY, "weight"))
+def test_a_buffer_that_is_assigned_a_copy_is_pytorchs_over_twenty_steps(name: str) -> None:
+    ours, theirs = against_torch(replace(task(nn.Sequential(Keeping(KEPT_COPY[name]))), steps=20))
+    for entry, tensor in theirs.items():  # of one tensor with two names, one
+        torch.testing.assert_close(ours[entry].to(tensor.dtype), tensor, rtol=1e-3, atol=1e-4)
+
+
 def test_tensors_side_by_side_in_one_memory_are_taken() -> None:
     """`from_pretrained` leaves such slices of one file."""
     model, held = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(40)

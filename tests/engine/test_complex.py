@@ -159,6 +159,76 @@ class WithParameter(nn.Module):
         self.register_buffer("turns", value) if buffer else self.register_parameter("turns", nn.Parameter(value))
 
 
+SIGNED = [(size * sign, part) for size in (4.0, 0.5) for sign in (1, -1) for part in (0.0, -0.0)]
+"""Numbers on both sides of the real axis, by the signs of their parts."""
+CUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "angle": lambda z: z.angle(), "log": lambda z: torch.view_as_real(z.log()),
+    "sqrt": lambda z: torch.view_as_real(z.sqrt()), "rsqrt": lambda z: torch.view_as_real(z.rsqrt()),
+    "pow": lambda z: torch.view_as_real(z**1.5), "root": lambda z: torch.view_as_real(z**0.5),
+    "log of a reciprocal": lambda z: torch.view_as_real((z**-1).log()),
+}  # fmt: skip
+SQUARES = torch.arange(1, 9) ** 2 / 16
+BEFORE: dict[str, Callable[[Tensor], Tensor]] = {
+    "alone": lambda z: z, "conjugate": lambda z: z.conj(), "negative": lambda z: -1 * z, "doubled": lambda z: z * 2.0,
+    "a part": lambda z: z / -2, "a real part": lambda z: z / z.real, "reciprocal": lambda z: 1 / z,
+    "a quotient": lambda z: z / z.flip(0).conj(), "a product": lambda z: z * z.flip(0), "less": lambda z: z - 9,
+    "a sum": lambda z: z + 2 * z.flip(0), "a difference": lambda z: z - 3 * z.flip(0).conj(),
+    "from a number": lambda z: 1 - z,
+    "scaled sum": lambda z: torch.add(z, z.flip(0).conj(), alpha=-3), "turned": lambda z: z * 1j * 1j,
+    "rfft": lambda z: torch.fft.rfft(z.real * SQUARES),
+    "conjugate rfft": lambda z: torch.fft.rfft(z.real * SQUARES).conj(),
+    "fft": lambda z: torch.fft.fft(torch.cat([z.real[:1], -z.real[1:2], z.real[:1]])),
+    "real": lambda z: z.real.to(torch.cfloat), "summed": lambda z: torch.stack([z, z]).sum(0),
+}  # fmt: skip
+
+
+class OnTheAxis(nn.Module):
+    """Keeps what a function makes of numbers on the real axis, which are its weights."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.weight, self.function = nn.Parameter(torch.tensor(SIGNED)), function
+        self.register_buffer("held", torch.zeros(self.result().shape))
+
+    def result(self) -> Tensor:
+        return self.function(torch.view_as_complex(self.weight))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = self.result()
+        self.held.copy_(found.detach())
+        factors = torch.linspace(0.5, 1.5, found.numel()).reshape(found.shape)
+        return (found * factors).sum() * x.mean()
+
+
+@pytest.mark.parametrize("cut", slow_except(CUTS, "angle", "sqrt"))
+@pytest.mark.parametrize("before", slow_except(BEFORE, "alone", "conjugate rfft"))
+def test_cuts_take_the_side_of_a_zeros_sign_as_pytorch_does(before: str, cut: str) -> None:
+    model = OnTheAxis(lambda z: CUTS[cut](BEFORE[before](z)))
+    model(torch.ones(2)).backward()
+    after = run_engine(capture_task(make_task(model, {"x": torch.ones(2)}, rate=1.0)))
+    torch.testing.assert_close(after["model.held"], model.held, rtol=2e-5, atol=2e-6)
+    assert model.weight.grad is not None
+    wanted = model.weight.detach() - model.weight.grad
+    torch.testing.assert_close(after["model.weight"], wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cut", slow_except(CUTS, "log"))
+def test_the_cut_of_what_has_either_sign_in_pytorch_is_refused(cut: str) -> None:
+    task = make_task(OnTheAxis(lambda z: CUTS[cut](2 + torch.stack([-z, z]))), {"x": torch.ones(2)})
+    with pytest.raises(
+        ConfigurationError, match=r"(default|Scalar) .*of `-x`, a zero has either sign in PyTorch; write"
+    ):
+        capture_task(task)
+    assert capture_task(make_task(OnTheAxis(lambda z: torch.view_as_real((-z) ** 2)), {"x": torch.ones(2)})).program
+
+
+def test_a_root_of_a_conjugate_transform_of_real_data_is_checked() -> None:
+    """Where its sum is negative, the first number of a transform lies on the axis."""
+    torch.manual_seed(0)
+    model = Through(lambda x: torch.fft.rfft(x - 2).conj().sqrt().abs() + torch.fft.rfft(x - 2).conj().log().imag)
+    assert checked(make_task(model, {"x": torch.randn(8, 5, 6)}, 4, rate=0.1)).check == "full"
+
+
 def task_of(model: nn.Module, loss: Any = None, data: Tensor | None = None) -> Any:
     given = {"x": torch.randn(4, 6) if data is None else data}
     return make_task(model, given, loss=loss or (lambda m, x: F.relu(m.linear(x)).mean()))

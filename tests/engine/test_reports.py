@@ -150,9 +150,10 @@ def apart(v: list[float]) -> float:
 
 def nested(v: list[float]) -> float:
     if v[0] < 0.1:
+        weight = 1.0
         if v[1] < 0.1:
-            if v[2] < 0.1:
-                return 2.0
+            weight = 3.0 if v[2] < 0.1 else 1.0
+        return weight
     return 1.0
 
 
@@ -184,7 +185,7 @@ CHOICES: dict[str, Choice] = {
     "after two": after_two,
     "or": lambda v: 1.0 if v[0] > 0.1 or v[1] > 0.1 else 2.0,
     "all": lambda v: 2.0 if all(one < 0.2 for one in v) else 1.0,
-    "all, in a list": lambda v: 2.0 if all([one < 0.2 for one in v]) else 1.0,
+    "all, in a list": lambda v: 2.0 if [one < 0.2 for one in v].count(True) == 4 else 1.0,
     "any": lambda v: 1.0 if any(one > 0.01 for one in v) else 2.0,
     "count": lambda v: 2.0 if sum(one < 0.1 for one in v) > 2 else 1.0,
     "exactly two": lambda v: 2.0 if sum(one < 0.1 for one in v) == 2 else 1.0,
@@ -278,7 +279,7 @@ def reporting(report: Callable[[list[float], Tensor, Tensor], Any]) -> Loss:
     return loss
 
 
-def average(v: list[float], out: Tensor, y: Tensor) -> None:  # noqa: ARG001
+def average(v: list[float], out: Tensor, y: Tensor) -> None:
     meter = {"total": 0.0, "count": 0, "best": 1e9}
     for one in v:
         meter["total"] += one * 6
@@ -288,7 +289,7 @@ def average(v: list[float], out: Tensor, y: Tensor) -> None:  # noqa: ARG001
     LINES.clear()
 
 
-def by_class(v: list[float], out: Tensor, y: Tensor) -> None:  # noqa: ARG001
+def by_class(v: list[float], out: Tensor, y: Tensor) -> None:
     hits = out.argmax(-1) == y
     LINES[:] = [hits[y == k].float().mean().item() for k in range(3) if (y == k).any()]
     LINES.clear()
@@ -308,7 +309,7 @@ REPORTS: dict[str, Callable[[list[float], Tensor, Tensor], Any]] = {
     "tokens": lambda v, _, y: int((y > 0).sum().item()) / y.numel(),
     "accuracy": lambda v, out, y: (out.argmax(-1) == y).float().mean().item(),
     "by class": by_class,
-    "greatest": lambda v, *_: (max(v), min(v), sorted(v)[0], v.index(max(v))),
+    "greatest": lambda v, *_: (max(v), min(v), sorted(v), v.index(max(v))),
     "wrong ones": lambda v, out, y: (out.argmax(-1) != y).nonzero().flatten().tolist()[:3],
     "quantiles": lambda v, out, _: np.percentile(out.flatten().tolist(), [5, 50, 95]),
     "a histogram": lambda v, out, _: np.histogram(out.flatten().tolist(), bins=4),
@@ -322,3 +323,13 @@ REPORTS: dict[str, Callable[[list[float], Tensor, Tensor], Any]] = {
 @pytest.mark.parametrize("report", slow_except(REPORTS, "a mean", "finite"))
 def test_a_report_is_taken(report: str) -> None:
     assert captured(reporting(REPORTS[report])).check == "full"
+
+
+def sixty(v: list[float], out: Tensor, y: Tensor) -> list[bool]:
+    return [one > k for one in v for k in range(30)]
+
+
+def test_many_questions_of_a_report_are_taken_and_too_many_refused() -> None:
+    assert captured(reporting(sixty)).check == "full"
+    with pytest.raises(ConfigurationError, match="it needs the values of tensors"):
+        captured(reporting(lambda v, *rest: sixty(v * 2, *rest)))

@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -578,3 +579,123 @@ def test_a_teacher_without_its_write_fails_the_check(monkeypatch: pytest.MonkeyP
     task = make_task(model, lambda m, x: m(x), optimizer=SGD(lr=0.1), data={"x": data()["x"]}, batch=6, steps=2)
     with pytest.raises(ConfigurationError, match=r"in step 2, buffer teacher\.0\.weight"):
         checked(task)
+
+
+def started(own: Own, p: nn.Parameter, name: str = "slow") -> Tensor:
+    """An entry of the state, which begins as a copy of the parameter."""
+    found: Tensor = own.state[p].setdefault(name, p.detach().clone() * 0.9)
+    return found
+
+
+def ends_a_cycle(own: Own, p: nn.Parameter, g: Tensor, copied: Callable[[Tensor], Tensor]) -> None:
+    """Lookahead, whose fifth step gives the parameter the slow weights."""
+    slow = started(own, p)
+    p.add_(g, alpha=-0.1)
+    if own.count % 5 == 0:
+        slow.lerp_(p, 0.5)
+        p.data = copied(slow)
+
+
+def follows(own: Own, p: nn.Parameter, g: Tensor, kept: Callable[[nn.Parameter], Tensor]) -> None:
+    """A step further along the way from the parameter before."""
+    if "prev" in own.state[p]:
+        p.add_(p - own.state[p]["prev"].view_as(p), alpha=0.2)
+    own.state[p]["prev"] = kept(p)
+    p.add_(g, alpha=-0.1)
+
+
+def becomes_one(own: Own, p: nn.Parameter, g: Tensor, kept: Callable[[Tensor], Tensor]) -> None:
+    first, second = started(own, p, "first"), started(own, p, "second")
+    first.mul_(0.9).add_(g)
+    second.lerp_(g, 0.1)
+    p.add_(first + second, alpha=-0.01)
+    if own.count == 7:
+        own.state[p]["second"] = kept(first)
+
+
+def swaps(own: Own, p: nn.Parameter, g: Tensor, every: int) -> None:
+    """Exchanges the memory of two tensors: each still has one of its own."""
+    slow = started(own, p)
+    p.add_(g, alpha=-0.1)
+    if own.count % every == 0:
+        p.data, slow.data = slow.data, p.data
+
+
+def last_gradient(own: Own, p: nn.Parameter, g: Tensor) -> None:
+    """Holds the gradient itself: `zero_grad()` gives the next step another tensor."""
+    if "prev" in own.state[p]:
+        p.add_(own.state[p]["prev"], alpha=-0.03)
+    own.state[p]["prev"] = p.grad
+    p.add_(g, alpha=-0.1)
+
+
+def for_a_moment(own: Own, p: nn.Parameter, g: Tensor) -> None:
+    slow, held = started(own, p), p.data
+    p.data = slow
+    p.add_(g, alpha=-0.1)
+    p.data = held
+    p.lerp_(slow, 0.3)
+
+
+def sets(own: Own, p: nn.Parameter, g: Tensor) -> None:
+    slow = started(own, p)
+    p.add_(g, alpha=-0.1)
+    if own.count == 5:
+        p.set_(slow)
+
+
+ALIASES: dict[str, tuple[Callable[[Own, nn.Parameter, Tensor], Any], str]] = {
+    "at step 5": (partial(ends_a_cycle, copied=lambda slow: slow), "slow"),
+    "a view at step 5": (partial(ends_a_cycle, copied=lambda slow: slow.view(-1).view_as(slow)), "slow"),
+    "data": (partial(follows, kept=lambda p: p.data), "prev"),
+    "detached": (partial(follows, kept=lambda p: p.detach()), "prev"),
+    "view": (partial(follows, kept=lambda p: p.view(-1)), "prev"),
+    "state at step 7": (partial(becomes_one, kept=lambda t: t.detach()), "second"),
+}
+LAWFUL: dict[str, Callable[[Own, nn.Parameter, Tensor], Any]] = {
+    "at step 5": partial(ends_a_cycle, copied=Tensor.clone),
+    "data": partial(follows, kept=lambda p: p.data.clone()),
+    "the parameter itself": partial(follows, kept=lambda p: p),
+    "state at step 7": partial(becomes_one, kept=Tensor.clone),
+    "the same tensor at step 7": partial(becomes_one, kept=lambda t: t),
+    "swap": partial(swaps, every=1),
+    "swap at step 5": partial(swaps, every=5),
+    "gradient": last_gradient,
+    "for a moment": for_a_moment,
+    "new data": lambda _, p, g: setattr(p, "data", p.data - 0.1 * g),
+}
+
+
+@pytest.mark.parametrize("name", slow_except(ALIASES, "at step 5"))
+def test_an_optimizer_that_shares_memory_is_refused_by_both_names(name: str) -> None:
+    update, entry = ALIASES[name]
+    message = rf"holds one tensor's memory twice, as .*\b(first|parameter )\S* and {entry}\S*, so .*clone"
+    with pytest.raises(ConfigurationError, match=message):
+        capture_task(task_of(LIVE, Own(LIVE, update)))
+
+
+@pytest.mark.parametrize("name", slow_except(LAWFUL, "swap"))
+def test_an_optimizer_whose_tensors_have_memory_of_their_own_is_pytorchs(name: str) -> None:
+    model, update = seeded(), LAWFUL[name]
+    captured = checked(task_of(model, Own(model, update)))
+    losses, parameters = eager(Case(make=lambda model: Own(model, update)))
+    results = list(islice(stepped(captured), STEPS))
+    assert [r.loss for r in results] == pytest.approx(losses, abs=1e-5)
+    for parameter, wanted in parameters.items():
+        torch.testing.assert_close(results[-1].state[f"model.{parameter}"], wanted, rtol=0, atol=1e-4)
+
+
+def test_an_optimizer_that_begins_with_shared_memory_is_refused() -> None:
+    for name, given, message in (
+        ("slow", [p.detach() for p in trained(LIVE)], r"as parameter \S+ and slow\S*, so"),
+        ("both", [torch.zeros(4, 6)[:3], torch.zeros(2)], ""),
+    ):
+        optimizer = Own(LIVE, lambda own, p, g: p.add_(g, alpha=-0.1))
+        setattr(optimizer, name, given)
+        if message:
+            with pytest.raises(ConfigurationError, match=message):
+                capture_task(task_of(LIVE, optimizer))
+        else:
+            assert capture_task(task_of(LIVE, optimizer)).program.body
+    with pytest.raises(ConfigurationError, match=r"at .*test_updates.py:\d+ it gives a tensor other memory .`set_`"):
+        capture_task(task_of(LIVE, Own(LIVE, sets)))

@@ -199,11 +199,12 @@ class Rehearsal:
         self._state = {f"model.{name}": tensor for name, tensor in named}
         self.given = {**self._state, **{f"batch tensor {i}": t for i, t in enumerate(batch)}}
         self.copies: dict[str, Tensor] = {}
-        self._kept = list[Any]()
         self.fixed: dict[int, str] = {}  # what the step may not write to: names by memory
         self.trained: dict[int, str] = {}
         self.flags: dict[str, bool] | None = None  # the gradients that are on at first; as in the model in each phase
         self.losses: list[Any] = []
+        self.beginning: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor
+        """The tensor that a run begins with in the place of one of the state's."""
         self.watch: Any = nullcontext()
         self._device = device
         self._copied = partial(Tensor.to, device=device, copy=True)
@@ -213,14 +214,11 @@ class Rehearsal:
     def __call__(self) -> None:
         self.losses = []
         self.copies.clear()  # those of the last run: large models leave no room for both
-        self._kept.clear()
         for name, tensor in self.given.items():
             copy = self._copy if name in self._state else self._copied
-            self.copies[name] = copy(tensor.detach()).requires_grad_(tensor.requires_grad)
+            self.copies[name] = copy(self.beginning(name, tensor.detach())).requires_grad_(tensor.requires_grad)
         self.attributes = {name: vars(tensor) | vars(self.given[name]) for name, tensor in self.copies.items()}
         self.addresses = {name: (_storage(t), t.storage_offset()) for name, t in self.copies.items()}
-        self._kept = [t.untyped_storage() for t in self.copies.values() if t.layout == torch.strided]  # lest memory
-        # that `p.data = ...` frees be given to another tensor
         memory = {_storage(t): name for name, t in self.copies.items() if t.numel()}
         self.fixed = {at: name for at, name in memory.items() if name.startswith("batch")}
         self.trained = {at: name for at, name in memory.items() if self.given[name].requires_grad}
@@ -277,7 +275,7 @@ class Rehearsal:
         return self.given[name].requires_grad or bool(self.copies[name]._version) or not self._is_same(name)
 
     def _is_same(self, name: str) -> bool:
-        own, copy = self.given[name], self.copies[name]
+        own, copy = self.beginning(name, self.given[name].detach()), self.copies[name]
         return isinstance(copy, FakeTensor) or torch.equal(own, copy.to(own.device))
 
     def frozen(self) -> list[str]:
@@ -411,7 +409,7 @@ def examine(
 
 
 def _refuse_flags(rehearse: Rehearsal, names: Sequence[str]) -> None:
-    """Refuses a step that sets `requires_grad` of these parameters, on which gradients depend that a program has not."""
+    """Refuses a step that sets `requires_grad` of these parameters, on which the program's gradients depend."""
     for name in names:
         advice = "set it back at the end of the loss" if rehearse.given[name].requires_grad else "set it before capture"
         raise ConfigurationError(
@@ -457,8 +455,11 @@ def _refuse_other_memory(model: nn.Module, rehearse: Rehearsal) -> None:
         moved = lambda n=name: (_storage(t := rehearse.copies[n]), t.storage_offset()) != rehearse.addresses[n]  # noqa: E731
         frozen = isinstance(rehearse.given[name], nn.Parameter) and not rehearse.given[name].requires_grad
         held = [_storage(tensor) for tensor in rehearse.copies.values()]
-        others = {storage for n, (storage, _) in rehearse.addresses.items() if n != name}
-        if frozen and held.count(now := _storage(rehearse.copies[name])) == 1 and now not in others:
+        now = _storage(rehearse.copies[name])
+        swapped = any(
+            at[0] == now and _storage(rehearse.copies[n]) == address[0] for n, at in rehearse.addresses.items()
+        )
+        if frozen and held.count(now) == 1 and not swapped:
             continue  # `p.data = ` of a new tensor is a write to p
         if (_storage(rehearse.copies[name]), rehearse.copies[name].storage_offset()) != address:
             raise ConfigurationError(
@@ -469,30 +470,16 @@ def _refuse_other_memory(model: nn.Module, rehearse: Rehearsal) -> None:
 
 
 def _refuse_assigned_memory(rehearse: Rehearsal) -> None:
-    """Refuses a buffer that is assigned memory of another tensor, if the step or the optimizer writes to one in place.
-
-    PyTorch would change both, from the next step on.
-    """
-    state = [name for name in rehearse.given if not name.startswith("batch")]
-    now = {name: rehearse.step.assigned.get(name.removeprefix("model."), rehearse.copies[name]) for name in state}
-    for name, tensor in now.items():
-        for other in (
-            n for n in state if tensor is not rehearse.copies[name] and n != name and _overlap(tensor, now[n])
-        ):
-            if rehearse.is_written(name) or rehearse.is_written(other):
-                own, its = name.removeprefix("model."), other.removeprefix("model.")
-                raise ConfigurationError(
-                    f"expected tensors with memory of their own after a step, got {own} assigned the memory of {its}, "
-                    f"so that in PyTorch a later change of one changes the other; assign a copy (`.clone()`)"
-                )
-
-
-def _overlap(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors share memory, from the first element of each to its last."""
-    if not first.numel() or not second.numel() or _storage(first) != _storage(second):
-        return False
-    begins = [t.storage_offset() * t.element_size() for t in (first, second)]
-    return begins[0] < begins[1] + _extent(second) and begins[1] < begins[0] + _extent(first)
+    """Refuses a buffer that is assigned another tensor's memory, if one is written in place: PyTorch changes both."""
+    now = {name: rehearse.step.assigned.get(name.removeprefix("model."), t) for name, t in rehearse.copies.items()}
+    named = [(name, t) for name, t in now.items() if name[:5] != "batch" and not isinstance(t, FakeTensor)]
+    for names in shared_memory(named):
+        if any(map(rehearse.is_written, names)):
+            raise ConfigurationError(
+                "expected tensors with memory of their own after a step, got {} and {} in the same memory, so changing "
+                "one changes the other in the next step; assign a copy (`.detach().clone()`)"
+                .format(*(name.removeprefix("model.") for name in names))
+            )  # fmt: skip
 
 
 def _refuse_settings(model: nn.Module, rehearse: Rehearsal, before: tuple[Any, ...]) -> None:

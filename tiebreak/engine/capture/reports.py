@@ -1,15 +1,15 @@
 """Values that a step reads only to report them: metrics, log lines, counts of tokens.
 
 A program has no Python in it, so a step that asks for values of tensors (`item()`, `if t > 0:`, `x[mask]`) has none,
-unless the loss is the same whatever the answer. That is tried in plain PyTorch, in three kinds of runs:
+unless the loss is the same whatever the answer. That is tried in plain PyTorch, in runs of three kinds:
 
 1. Numbers get other answers, masks other elements, and each question with the answer yes or no, comparisons of such
    numbers among them, is also answered the other way; so is a question that is first asked in such a run.
-2. Several questions are answered the other way: each combination of up to four, else all of them, random ones, or as
-   many as it takes for all to be answered yes, or no. So conditions that are joined or counted take both ways.
-3. Numbers change by other functions (falling, close to 0, far up, each by one of its own), and comparisons hold. What
-   functions in C make of several numbers (orders, means) changes with that.
+2. Several answers are others: all combinations of up to four, else all, random ones, and yes or no to everything.
+3. Numbers change by other functions (falling, to 0, far up, each by one of its own), and comparisons hold, so that
+   orders and means that functions in C make of them change.
 
+Weights and buffers are others than at the beginning: a teacher that still equals its student hides what copies it.
 If loss, gradients and buffers keep every bit in all of these runs, the answers of a first run are as good as any
 others, and the step is traced with them. Such a number may not be looked up, become a text, or come from `int()` and
 `float()` of a tensor: nobody could follow it then.
@@ -17,10 +17,11 @@ others, and the step is traced with them. Such a number may not be looked up, be
 
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence, Set
 from itertools import combinations
 from random import Random
 from typing import Any, Final
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
@@ -36,20 +37,49 @@ _NUMBERS: Final = frozenset(["item", "tolist", "__bool__", "__float__", "__int__
 _OTHERS: Final = frozenset(["masked_select", "nonzero"])
 _COMPARES: Final = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 _CALCULATES: Final = (
+    *(f"__{side}{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "divmod", "pow")
+      for side in ("", "r")),
     *("__neg__", "__pos__", "__abs__", "__round__", "__floor__", "__ceil__", "__trunc__"),
-    *(f"__{side}{name}__" for name in "add sub mul truediv floordiv mod divmod pow".split() for side in ("", "r")),
-)
+)  # fmt: skip
 _CONVERTS: Final = ("__float__", "__int__", "__index__")
 _UNFOLLOWED: Final = ("__hash__", "__format__", "__str__", "__repr__")
 _MOST_RUNS: Final = 64
 _MOST_QUESTIONS: Final = 100_000
 """More in one run is a loop that waits for an answer."""
-_TOGETHER: Final = 4
-"""Up to so many questions are answered the other way in each combination."""
-_LIKE: Final = 1_000
-"""So many questions get the same answer; beyond, a loop may wait for another one."""
-_DRAWN: Final = 10
-"""The number of random runs of the second kind."""
+_ANSWERS: Final[tuple[Callable[[Random, bool], bool], ...]] = (
+    lambda _, answer: answer,
+    lambda *_: True,
+    lambda *_: False,
+    lambda _, answer: not answer,
+    *(lambda random, answer: answer ^ (random.random() < 0.5),) * 6,
+    *(lambda random, answer: answer ^ (random.random() < 0.2),) * 4,
+)
+"""What a run makes of answers; the first, in runs of the first kind."""
+_CHANGES: Final[tuple[Callable[["_Trial", Any], Any], ...]] = (
+    lambda _, number: 3 * number + 17,
+    lambda _, number: -3 * number - 17,
+    lambda _, number: _near(number),
+    lambda _, number: _far(number),
+    *(lambda trial, number, k=k: (_near, _far)[(trial.given >> k // 2 ^ k) & 1](number) for k in range(6)),
+    *(lambda trial, number: trial.random.choice((_near, _far))(number),) * 2,
+    *(lambda trial, number: abs(_drawn(trial.random, number)),) * 4,  # some functions take no negative numbers
+    *(lambda trial, number: trial.random.choice((-1, 1)) * _drawn(trial.random, number),) * 3,
+)
+"""What a run makes of numbers; the first, in runs of the first two kinds."""
+
+
+def _near(number: Any) -> Any:
+    return type(number)(1e-6 * number)
+
+
+def _far(number: Any) -> Any:
+    return number + 10_000 if isinstance(number, int) else 1e6 * (abs(number) + 1)  # a loop may count to an integer
+
+
+def _drawn(random: Random, number: Any) -> Any:
+    """The number, one near it, close to 0 or far, or a small one, whole but for a quarter."""
+    near, small = random.lognormvariate(0, 2) * number, random.randrange(9) + 0.25
+    return random.choice((number, number, type(number)(near), type(number)(small), _near(number), _far(number)))
 
 
 def _place(func: Any, args: Sequence[Any]) -> str:
@@ -95,64 +125,22 @@ class Answers(TorchFunctionMode):
         return self._left[place].popleft()
 
 
-_Answer = Callable[[Random, bool], bool]
-_Change = Callable[[Random, Any], Any]
-
-
-def _as_it_is(_: Random, answer: bool) -> bool:
-    return answer
-
-
-def _raised(_: Random, number: Any) -> Any:
-    return 3 * number + 17
-
-
-def _far(number: Any) -> Any:
-    return number + 10_000 if isinstance(number, int) else 1e6 * (abs(number) + 1)  # a loop may count to an integer
-
-
-def _drawn(random: Random, number: Any) -> Any:
-    """A number of either sign close to 0, near the given one, far from it, or small and whole but for a quarter."""
-    size = random.choice(
-        (1e-6 * number, random.lognormvariate(0, 2) * number, _far(number), random.randrange(9) + 0.25)
-    )
-    return random.choice((number, type(number)(random.choice((1, -1)) * size)))
-
-
-_CHANGES: Final[tuple[_Change, ...]] = (
-    lambda _, number: -3 * number - 17,
-    lambda _, number: type(number)(1e-6 * number),
-    lambda _, number: _far(number),
-    *(lambda random, number: random.choice((type(number)(1e-6 * number), _far(number))),) * 6,
-    *(lambda random, number: abs(_drawn(random, number)),) * 4,  # some functions take no negative numbers
-    *(_drawn,) * 3,
-)
-
-
 class _Trial(TorchFunctionMode):
     """Gives other answers at some places.
 
-    flipped: the questions of yes or no that are answered the other way. answer: gives the answer otherwise. change:
-    gives another number. Both draw from `seed`.
+    flipped: the questions of yes or no that are answered the other way. answer, change: the places of what is made of
+    the other answers and of numbers.
     """
 
-    def __init__(
-        self, places: set[str], flipped: frozenset[str] = frozenset(), answer: _Answer = _as_it_is,
-        change: _Change = _raised, seed: int = 0,
-    ) -> None:  # fmt: skip
+    def __init__(self, places: set[str], flipped: Set[str] = frozenset(), answer: int = 0, change: int = 0) -> None:
         super().__init__()
-        self.flipped, self.change = flipped, change
-        self._places, self._asked, self._answer, self._seed = places, Counter[str](), answer, seed
-        self._random = Random(seed)
+        self._places, self._asked, self.random = places, Counter[str](), Random(answer + change)  # noqa: S311
+        self.flipped, self.answer, self.change = flipped, answer, change
         self.questions: dict[str, None] = {}
         """The questions of yes or no that were asked, in order."""
-        self.changed = self.unfollowed = False
-        """Whether a number or a tensor was changed, and whether a number went where nobody can follow it."""
+        self.given, self.unfollowed = 0, False
+        """How many numbers and lengths were given, and whether one went where nobody can follow it."""
         self._kinds = {kind: _tracked(kind, self._choice, self._other, self._refuse) for kind in (int, float)}
-
-    def also(self, question: str) -> "_Trial":
-        """The same with one more question answered the other way."""
-        return _Trial(self._places, self.flipped | {question}, self._answer, self.change, self._seed)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -163,21 +151,24 @@ class _Trial(TorchFunctionMode):
             self._refuse(f"is read at {place}")
         if isinstance(found, bool):
             return self._choice(place, found)
-        self.changed = True
         rows = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
         most = args[0].numel() // max(rows[0][:1].numel(), 1) if rows else 0
-        count = min(max(self.change(self._random, len(rows[0])), 0), most) if rows else 0
+        count = min(max(self._changed(len(rows[0])), 0), most) if rows else 0
         return tree_map(lambda leaf: self._another(leaf, count), found)
 
     def _another(self, leaf: Any, count: int) -> Any:
         """Another number, or a tensor of `count` other rows."""
         if isinstance(leaf, bool):
-            return self.change(self._random, 2 * leaf - 1) > 0
+            return self._changed(2 * leaf - 1) > 0
         if not isinstance(leaf, Tensor):
-            return self._other(leaf, changed=True)
+            return self._other(self._changed(leaf))
         other = ~leaf if leaf.dtype == torch.bool else 3 * leaf.detach() + 1
         given = torch.cat([other, other.new_ones(1, *other.shape[1:])])
         return given[torch.arange(count, device=leaf.device) % len(given)]
+
+    def _changed(self, number: Any) -> Any:
+        self.given += 1
+        return _CHANGES[self.change](self, number)
 
     def _refuse(self, deed: str) -> None:
         self.unfollowed = True  # the step may catch this
@@ -189,13 +180,14 @@ class _Trial(TorchFunctionMode):
             raise ConfigurationError(f"expected code that ends whatever the answer at {place}, got a loop")
         question = f"{place}, time {self._asked[place]}"
         self.questions[question] = None
-        given = self._answer(self._random, answer) if len(self.questions) <= _LIKE else answer
-        return given ^ (question in self.flipped)
+        if self._asked[place] < 1_000:  # later, a loop may wait for another answer
+            answer = _ANSWERS[self.answer](self.random, answer)
+        return answer ^ (question in self.flipped)
 
-    def _other(self, number: Any, *, changed: bool = False) -> Any:
-        """A number that remembers where it came from; another one than was given if `changed`."""
+    def _other(self, number: Any) -> Any:
+        """The number as one that remembers where it came from."""
         kind = self._kinds.get(type(number))
-        return number if kind is None else kind(self.change(self._random, number) if changed else number)
+        return number if kind is None else kind(number)
 
 
 def _tracked(
@@ -232,52 +224,58 @@ def asked(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]
 
 def are_reports(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor], places: set[str]) -> bool:
     """Tries whether loss, gradients and buffers keep every bit with other answers at these places."""
-    expected = _results(model, loss, batch, Answers())
-    waiting, seen, further, ended = [_Trial(places)], dict[str, None](), False, 0
+    try:
+        expected, beginning = _results(model, loss, batch, Answers(), _later), _later
+    except ConfigurationError:  # a number may be a place, which a step cannot begin at
+        expected, beginning = _results(model, loss, batch, Answers(), _apart), _apart
+    waiting, seen, alone, ended = [first := _Trial(places)], dict[str, None](), True, 0
     for runs, trial in enumerate(waiting):
-        ends = True
         try:
-            found = _results(model, loss, batch, trial)
-        except ConfigurationError:  # the step fails with another answer
-            if trial.change is _raised or trial.unfollowed:
-                return False
-            ends = False  # a logarithm may take no negative number
-        if ends and (trial.unfollowed or len(found) != len(expected) or not all(map(_same, found, expected))):
+            found = _results(model, loss, batch, trial, beginning)
+        except ConfigurationError:  # the step fails with another answer; a logarithm may take no negative number
+            found = [] if trial.unfollowed or not trial.change else expected
+        else:
+            ended += trial.change > 0
+        if trial.unfollowed or len(found) != len(expected) or not all(map(_same, found, expected)):
             return False
         new = [question for question in trial.questions if question not in seen]
         seen |= dict.fromkeys(new)
-        waiting += [trial.also(question) for question in new if not further or len(waiting) < 2 * _MOST_RUNS]
-        if not further and len(waiting) > _MOST_RUNS:
+        if alone or len(waiting) < 2 * _MOST_RUNS:
+            waiting += [_Trial(places, trial.flipped | {question}, trial.answer, trial.change) for question in new]
+        if alone and len(waiting) > _MOST_RUNS:
             return False
-        if not further and runs + 1 == len(waiting):
-            further = True
-            waiting += [*_together(places, [*seen], {trial.flipped for trial in waiting})]
-            waiting += [_Trial(places, change=c, seed=i) for i, c in enumerate(_CHANGES) if waiting[0].changed]
-        ended += ends and trial.change is not _raised
-    return ended >= len(_CHANGES) // 4 or not waiting[0].changed
-
-
-def _together(places: set[str], questions: Sequence[str], tried: set[frozenset[str]]) -> Iterator[_Trial]:
-    """Runs in which several questions are answered the other way. tried: those that were together in one."""
-    if len(questions) <= _TOGETHER:
-        sets = (frozenset(some) for size in range(2, len(questions) + 1) for some in combinations(questions, size))
-        yield from (_Trial(places, some) for some in sets if some not in tried)
-        return
-    for answer in (lambda *_: True, lambda *_: False, lambda _, answer: not answer):
-        yield _Trial(places, answer=answer)
-    for seed in range(_DRAWN):
-        share = Random(seed).random()
-        yield _Trial(places, answer=lambda random, answer, share=share: answer ^ (random.random() < share), seed=seed)
+        if alone and runs + 1 == len(waiting):
+            alone, sizes = False, range(2, len(seen) + 1) if len(seen) <= 4 else range(0)
+            waiting += [_Trial(places, {*some}) for size in sizes for some in combinations(seen, size)]
+            waiting += [_Trial(places, answer=k) for k in range(1, len(_ANSWERS) * (len(seen) > 4))]
+            waiting += [_Trial(places, change=k) for k in range(1, len(_CHANGES) * (first.given > 0))]
+    return ended >= 4 or not first.given
 
 
 def _results(
-    model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor], mode: TorchFunctionMode
-) -> list[Tensor]:
+    model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor], mode: TorchFunctionMode,
+    beginning: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
+) -> list[Tensor]:  # fmt: skip
     rehearse = Rehearsal(model, [loss], batch)
+    rehearse.beginning = beginning
     rehearse.watch = mode
     torch.manual_seed(SEED)
     rehearse()
     return rehearse.results()
+
+
+def _apart(name: str, tensor: Tensor) -> Tensor:
+    """A tensor of the state as it might be later: numbers keep their signs, and no two tensors are equal."""
+    if not tensor.is_floating_point() or not name.startswith("model."):
+        return tensor
+    noise = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(crc32(name.encode())))
+    return (tensor * (1 + noise / 8) + noise / 1024).to(tensor.dtype)
+
+
+def _later(name: str, tensor: Tensor) -> Tensor:
+    """The same, and counters have counted some steps."""
+    counts = tensor.ndim == 0 and not tensor.is_floating_point() and tensor.dtype != torch.bool
+    return tensor + 7 if counts and name.startswith("model.") else _apart(name, tensor)
 
 
 def _same(first: Tensor, second: Tensor) -> bool:

@@ -84,16 +84,12 @@ class _Symbol(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The tensor without its gradient. With an assigned tensor of the same shape it shares the memory, as in torch."""
+        """The tensor without its gradient. Assigning a tensor of the same shape shares its memory."""
         return self.detach()
 
     @data.setter
     def data(self, value: Tensor) -> None:
-        if (
-            isinstance(value, _Symbol)
-            and value.form is self.form
-            and (self.shape, self.dtype) == (value.shape, value.dtype)
-        ):
+        if isinstance(value, _Symbol) and value.form is self.form and value.shape == self.shape:
             self.shadow, self.number, self.memory = value.shadow, value.number, value.memory
             return
         with torch.no_grad():

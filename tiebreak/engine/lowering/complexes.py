@@ -72,8 +72,8 @@ def _with_zeros(name: str, rule: Rule, c: Context, *args: Any, **kwargs: Any) ->
     is_open = any(isinstance(x, Complex) and (x.open or name == "neg.default") for x in tree_leaves(args))
     if is_open and has_cut(name, args):
         raise NotImplementedError("of `-x`, a zero has either sign in PyTorch; write `-1 * x`")
-    if c.cuts and name[:3] in ("add", "sub"):
-        return _added(c, *args, sign=-1 if name[:3] == "sub" else 1, **kwargs)
+    if c.cuts and name[:4] in ("add.", "sub."):
+        rule = partial(_added, sign=-1 if name[0] == "s" else 1)
     found = rule(c, *args, **kwargs)
     return tree_map_only(Complex, lambda x: replace(x, open=True), found) if is_open else found
 
