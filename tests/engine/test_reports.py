@@ -333,3 +333,22 @@ def test_many_questions_of_a_report_are_taken_and_too_many_refused() -> None:
     assert captured(reporting(sixty)).check == "full"
     with pytest.raises(ConfigurationError, match="it needs the values of tensors"):
         captured(reporting(lambda v, *rest: sixty(v * 2, *rest)))
+
+
+@pytest.mark.parametrize("due", [lambda count: count == 5, lambda count: count.item() % 5 == 0], ids=["tensor", "int"])
+def test_a_copy_into_a_target_that_still_equals_the_model_is_seen(due: Callable[[Tensor], Any]) -> None:
+    """In steps 1 to 4 nothing tells whether the weights were copied."""
+    model = nn.Linear(4, 3)
+    model.register_buffer("target", model.weight.detach().clone())
+    model.register_buffer("count", torch.tensor(0))
+
+    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        model.count += 1
+        if due(model.count):
+            model.target.copy_(model.weight.detach())
+        return F.cross_entropy(model(x), y) + F.mse_loss(model(x), F.linear(x, model.target))
+
+    given = {"x": torch.randn(8, 4), "y": torch.arange(8) % 3}
+    task = tiebreak.make_task(model, loss, data=given, optimizer=tiebreak.SGD(lr=0.1), batch=8, steps=9)
+    with pytest.raises(ConfigurationError, match="needs the values of tensors"):
+        tiebreak.capture(task)
