@@ -107,7 +107,7 @@ def train(
     """
     if quiet and as_json:
         raise ConfigurationError("expected one of --quiet and --json, got both")
-    opened = api.runs.open_directory(run)
+    opened = api.reading.open_directory(run)
     with ExitStack() as stack:
         shared = api.distributed.launched()
         exchange = stack.enter_context(api.distributed.joined(machine.device, timeout)) if shared else None
@@ -197,4 +197,4 @@ def plan(run: Path, workers: int, as_json: bool) -> None:
     Bytes of FP32 DDP are those of the same model under plain data parallelism. The memory is that of the worker that
     needs most.
     """
-    tell(api.distributed.plan(api.runs.open_directory(run), workers), as_json=as_json)
+    tell(api.distributed.plan(api.reading.open_directory(run), workers), as_json=as_json)
