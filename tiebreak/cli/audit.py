@@ -88,6 +88,8 @@ def audit(
     report: dict[str, Any] = {"run": str(run)}
     try:
         _check_choice(segment, from_step, to_step, sample, seed)
+        if ledger is not None and jobs is None and ray is None:
+            raise ConfigurationError("expected --ledger together with --jobs or --ray, got it alone")
         trainer = api.reading.open_directory(run)
         report["job"] = trainer.job.id.hex()
         workers = None
