@@ -147,7 +147,7 @@ def test_settings_decide_the_run_and_the_card_loads_the_adapter(here: Path, comm
     settings = FineTuning(model=here / "model", data=here / "chat.jsonl", length=16)
     windowed = windows(settings, settings.data)
     assert run.steps == len(windowed.ids) // 2 // 4
-    assert found["data"] == windowed.lines()
+    assert found["data"] == windowed.lines
     configuration = json.loads((here / "out" / "adapter" / "adapter_config.json").read_text())
     assert [configuration[name] for name in ("r", "lora_alpha", "lora_dropout")] == [2, 8, 0.25]
     assert sorted(configuration["target_modules"]) == ["q_proj", "v_proj"]
@@ -167,7 +167,7 @@ def test_settings_decide_the_run_and_the_card_loads_the_adapter(here: Path, comm
     assert found["merged"].endswith("(not certified)")
     card = (here / "out" / "adapter" / "README.md").read_text()
     assert all(f"- {line}\n" in card for line in found["data"])
-    assert f"| {run.steps} | {found['evaluation']:.4f} |" in card
+    assert f"- evaluation loss after step {run.steps}: {found['evaluation']:.4f}\n" in card
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
     (here / "out" / "model").symlink_to(here / "model")
     done = subprocess.run([sys.executable, "-c", code], cwd=here / "out", capture_output=True, text=True, check=False)
@@ -191,14 +191,15 @@ def test_only_what_the_template_marks_is_learnt(here: Path) -> None:
     assert torch.equal(ids, everything[kept])
     assert torch.equal(labels, everything.where(learnt, -100)[kept])
     assert ANSWER in tokenizer.decode(labels[labels >= 0][: len(once)])
-    assert "40 rows of" in found.lines()[0]
-    assert f"{int((~kept).sum())} windows" in found.lines()[1]
-    assert found.is_marked
+    assert found.lines[0].startswith("40 rows of ")
+    assert f"; {int((~kept).sum())} windows and 0 rows without anything to learn" in found.lines[1]
+    assert len(found.lines) == 3, "the template marks answers"
+    assert found.lines[2] == "columns not used: id"
     (here / "model" / "chat_template.jinja").write_text(PLAIN)
     plain = windows(settings, settings.data)
     assert torch.equal(plain.ids, ids), "what an answer adds to the rendering before it"
     assert torch.equal(plain.labels, labels)
-    assert "0 answers that cannot be found" in plain.lines()[2]
+    assert "0 answers that cannot be found" in plain.lines[2]
     (here / "model" / "chat_template.jinja").write_text(PLAIN + "{{ messages | length }}")
     with pytest.raises(ConfigurationError, match="0 of them the assistant's"):
         windows(settings, settings.data)
@@ -340,7 +341,7 @@ def test_a_changed_setting_is_named_at_once_and_nothing_is_left_behind(here: Pat
     (here / "full").mkdir()
     (here / "full" / "x").touch()
     for more, said in (
-        ([], "expected a length of at most 15 tokens, the positions of the model in "),
+        ([], "expected a length of at most 15 tokens, the positions of "),
         (["--epochs", 1, "--steps", 1], "expected --epochs or --steps, got both: 1 and 1"),
         (["--keep", "some"], "expected all, every:M or last"),
         (["--merge", here / "full"], "expected a new or empty folder to merge into"),

@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,10 @@ from tiebreak.protocol.errors import ConfigurationError, own_file
 
 MAX_CONFIG_BYTES: Final = 1 << 16
 ROWS: Final = click.Path(exists=True, path_type=Path)
+MERGED: Final = (
+    "These weights are not certified: the sums of base and adapters were rounded here, outside the run. The certificate"
+    " is for the adapters alone.\n"
+)
 NEW_FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
 
@@ -47,37 +51,33 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
 @click.option("--config", type=FILE, callback=_configure, is_eager=True, expose_value=False,
               help="YAML file with any of these options by name; options of the command line override it.")  # fmt: skip
 @click.option("--model", type=FOLDER, required=True, help="Folder of a model and its tokenizer (`save_pretrained`).")
-@click.option("--data", type=ROWS, required=True, help="JSON lines, a JSON list, Parquet, or a folder of `datasets` or of "
-              "such files: rows of messages, prompt and completion, Alpaca's or ShareGPT's columns, or text.")  # fmt: skip
-@click.option("--evaluation", "--eval", type=ROWS, help="Rows that are not learnt, in the same forms; their mean loss is "
-              "computed at each checkpoint.")  # fmt: skip
+@click.option("--data", type=ROWS, required=True, help="Rows of conversations or texts (see docs/finetuning.md): JSON "
+              "lines, a JSON list, Parquet, or a folder of `datasets` or of such files.")  # fmt: skip
+@click.option("--evaluation", "--eval", type=ROWS, help="Rows whose mean loss is computed at each checkpoint; they are "
+              "not learnt.")  # fmt: skip
 @click.option("--output", "-o", type=NEW_FOLDER, required=True,
               help="Folder for run, adapter and key; what is there already is continued.")  # fmt: skip
-@click.option("--merge", type=NEW_FOLDER, help="New or empty folder for a whole model with the adapters in its weights, "
-              "for which no certificate holds.")  # fmt: skip
-@number("--lora", 1, None, 16, "Rank of the adapters.")
 @click.option(
-    "--alpha", type=click.IntRange(1), help="The adapters' scale, times their rank.  [default: twice the rank]"
+    "--merge", type=NEW_FOLDER, help="New or empty folder for a whole model with merged adapters, uncertified."
 )
-@click.option("--targets", default="all-linear", show_default=True, metavar="NAME,...|all-linear",
-              help="Modules with adapters, by the end of their names; all-linear: all linear layers but the head.")  # fmt: skip
+@number("--lora", 1, None, 16, "Rank of the adapters.")
+@click.option("--alpha", type=click.IntRange(1), help="Scale of the adapters, times their rank.  [default: 2 ranks]")
+@click.option("--targets", default="all-linear", show_default=True, metavar="NAME,...",
+              help="Names of modules that get adapters; all-linear: linear layers but the head.")  # fmt: skip
 @click.option("--dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True,
               help="Share of an adapter's inputs that a step zeroes, drawn from the job's seed.")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True,
-              help="Type of the model's weights; auto: as in its folder. Adapters are float32.")  # fmt: skip
+              help="Type of the model's weights; auto: that in its folder. Adapters are float32.")  # fmt: skip
 @click.option("--epochs", type=click.FloatRange(0, min_open=True), help="Passes over the data.  [default: 1]")
 @click.option("--steps", type=click.IntRange(1), help="Steps of training, instead of --epochs.")
 @number("--length", 2, None, 1024, "Tokens in a window; conversations are packed into windows one after the other.")
 @number("--batch", 1, None, 1, "Windows in a batch.")
 @number("--accumulation", 1, None, 1, "Batches whose gradients are summed in a step.")
-@click.option("--rate", type=click.FloatRange(0, min_open=True), default=2e-4, show_default=True,
-              help="Highest learning rate.")  # fmt: skip
+@click.option("--rate", type=click.FloatRange(0, min_open=True), default=2e-4, show_default=True, help="Learning rate.")
 @click.option("--schedule", type=click.Choice(["constant", "linear", "cosine"]), default="cosine", show_default=True,
-              help="Course of the rate after the warm-up: linear and cosine fall to a tenth in the last step.")  # fmt: skip
+              help="Course of the rate after the warm-up; the last two fall to a tenth in the last step.")  # fmt: skip
 @click.option("--warmup", type=click.IntRange(0), help="Steps in which the rate rises.  [default: 3% of all steps]")
-@number(
-    "--seed", 0, (1 << 64) - 1, 0, "Seed of the adapters' first weights, of the order of the windows, and of dropout."
-)
+@number("--seed", 0, (1 << 64) - 1, 0, "Seed of the adapters' first weights, the order of windows, and dropout.")
 @click.option("--key", type=FILE, help="Key file that signs the run.  [default: key.pem in OUTPUT, made if need be]")
 @click.option("--keep", default="last", show_default=True, metavar="all|every:M|last",
               help="Checkpoints that stay on disk: all, every M-th, or the last.")  # fmt: skip
@@ -88,32 +88,29 @@ def finetune(
 ) -> None:
     """Fine-tune the model in a folder by LoRA on conversations, as a run that anyone can check.
 
-    At the end, OUTPUT/adapter has the adapter as PEFT loads it with its tokenizer, its certificate, and a model card
-    with the command that verifies it; OUTPUT/run has the run, which anyone can audit. Interrupt it at any time: the same
-    command goes on from the last checkpoint. Nothing is fetched from anywhere. Of a conversation only what the assistant
+    At the end, OUTPUT/adapter has the adapter as PEFT loads it, its tokenizer, its certificate, and a model card with
+    the command that verifies it; OUTPUT/run has the run, which anyone can audit. Interrupt it at any time: the same
+    command goes on from the last checkpoint. Nothing is fetched from anywhere. Of a conversation, what the assistant
     says is learnt. Needs the extra tiebreak[finetune]. See docs/finetuning.md.
     """
     settings, folder, adapter = FineTuning(**given), output / "run", output / "adapter"
     Keep.parse(keep)
     if merge is not None and merge.is_dir() and any(merge.iterdir()):
-        raise ConfigurationError(
-            f"expected a new or empty folder to merge into, got {merge}; choose another or empty it"
-        )
+        raise ConfigurationError(f"expected a new or empty folder to merge into, got {merge}; choose another")
     settings.check(folder)
     with _key(output / "key.pem" if key is None else key, folder) as signer:
         run, model, data = api.finetuning.finetune(
             settings, folder, key=signer, machine=machine, progress=not as_json, keep=keep,
             tell=lambda line: None if as_json else click.echo(line, err=True),
         )  # fmt: skip
-    model.save_pretrained(adapter)
-    api.finetuning.save_tokenizer(settings, adapter)
-    (adapter / "README.md").unlink(missing_ok=True)  # PEFT's: ours names the certificate, which cannot sign for it
+    api.finetuning.save(settings, model, adapter)
     certificate = adapter / "certificate.json"
     signed, found = api.certifying.certify(api.reading.open_directory(folder), adapter, certificate, signer)
     card = api.finetuning.model_card(settings, run, data) + api.certifying.card(signed, found, certificate.name)
     write_file(adapter / "README.md", card.encode())
     if merge is not None:
-        api.finetuning.merge(settings, model, merge)
+        api.finetuning.save(settings, model.merge_and_unload(), merge)
+        write_file(merge / "README.md", MERGED.encode())
     losses = api.finetuning.evaluations(run)
     tell({
         "run": str(folder), "steps": run.steps, "loss": run.losses[-1], "data": data,
@@ -127,18 +124,14 @@ def finetune(
 
 @contextmanager
 def _key(path: Path, run: Path) -> Iterator[PrivateKey]:
-    """The key that signs. One that was made for a run that did not come about is removed, with the folder made for it."""
-    if path.exists():
-        yield load_key(path)
-        return
-    made = [folder for folder in (run.parent, *run.parent.parents) if not folder.exists()]
+    """The key that signs. One made for a run that does not come about is removed, with the folder made for it."""
+    is_new, made = not path.exists(), not run.parent.exists()
     make_folder(run.parent)
     try:
-        yield new_key(path)
+        yield new_key(path) if is_new else load_key(path)
     except BaseException:
-        if not (run / "job.bin").exists():
+        if is_new and not (run / "job.bin").exists():
             path.unlink(missing_ok=True)
-            with suppress(OSError):  # other files are there
-                for folder in made:
-                    folder.rmdir()
+        if made and not any(run.parent.iterdir()):
+            run.parent.rmdir()
         raise

@@ -348,8 +348,8 @@ def agree(
 
 def _settings(task: Task) -> dict[str, object]:
     """The settings of a task that are numbers or words and decide what it computes, by name."""
-    parts = {"": task, "batch.": task.batch, "optimizer.": task.optimizer, "clip.": task.clip}
-    held = ((f"{part}{f.name}", getattr(of, f.name)) for part, of in parts.items() if of for f in fields(of))
+    parts: dict[str, Any] = {"": task, "batch.": task.batch, "optimizer.": task.optimizer, "clip.": task.clip}
+    held = ((f"{n}{f.name}", getattr(part, f.name)) for n, part in parts.items() if part for f in fields(part))
     found = {n: v for n, v in held if isinstance(v, bool | int | float | str) and n not in ("name", "evaluate_every")}
     schedule = None if task.schedule is None else sha256(repr(task.schedule).encode()).hexdigest()
     return found | {"optimizer": type(task.optimizer).__name__, "schedule (SHA-256)": schedule}

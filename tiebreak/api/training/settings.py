@@ -1,4 +1,4 @@
-"""Settings of a fine-tuning job, and of whatever a folder was made with. Nothing here needs torch or transformers."""
+"""Settings of a fine-tuning job, and of what a folder was made with. Nothing here needs torch or transformers."""
 
 import json
 from collections.abc import Mapping
@@ -13,22 +13,12 @@ from tiebreak.protocol.errors import ConfigurationError, VerificationError, own_
 
 TUNING: Final = "finetune.json"
 """The file, in the folder of a run, with the settings of its fine-tuning job."""
-MAX_SETTINGS_BYTES: Final = 1 << 16
-MAX_CONFIG_BYTES: Final = 1 << 24
+MAX_FILE_BYTES: Final = 1 << 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FineTuning:
-    """The settings of a job. The same ones on the same files give the same job.
-
-    model: a local folder, as `save_pretrained` writes it. data: a file or folder of rows (`rows`). lora: the rank of
-    the adapters. alpha: their scale times their rank [default: twice the rank]. targets: endings of the names of the
-    modules that get one, commas between them, or all-linear: all linear layers but the head. dropout: the share of an
-    adapter's inputs that is zeroed in a step, drawn from the job's seed. dtype: of the model's weights, auto: as in its
-    folder. epochs: passes over the windows [default: 1]; or steps. length: tokens in a window. rate: the highest. It
-    rises for `warmup` steps [default: 3% of them], then stays or falls, by the schedule, to a tenth in the last step.
-    evaluation: rows that are not learnt, whose loss is computed at each checkpoint.
-    """
+    """The settings of a job, as `tiebreak finetune --help` says. The same ones on the same files give the same job."""
 
     model: Path
     data: Path
@@ -53,23 +43,19 @@ class FineTuning:
 
         Raises `ConfigurationError` for the first thing that makes no job.
         """
-        config = self.model / "config.json"
-        if not config.is_file():
+        if not (config := self.model / "config.json").is_file():
             raise ConfigurationError(
                 f"expected a folder with a model's config.json, got {self.model}; download the model first "
                 "(`hf download NAME --local-dir FOLDER`)"
             )
         if self.epochs is not None and self.steps is not None:
             raise ConfigurationError(f"expected --epochs or --steps, got both: {self.epochs:g} and {self.steps}")
-        with own_file():
-            text = read_file(config, MAX_CONFIG_BYTES)
         most = 0
-        with suppress(ValueError, TypeError, AttributeError):  # transformers says what is wrong with it
-            most = _positions(json.loads(text))
+        with own_file(), suppress(ValueError, TypeError, AttributeError):  # transformers says what is wrong with it
+            most = _positions(json.loads(read_file(config, MAX_FILE_BYTES)))
         if 0 < most < self.length:
             raise ConfigurationError(
-                f"expected a length of at most {most} tokens, the positions of the model in {self.model}, got "
-                f"{self.length}"
+                f"expected a length of at most {most} tokens, the positions of {self.model}, got {self.length}"
             )
         check_unchanged(run / TUNING, self.remembered())
         for source in filter(None, (self.data, self.evaluation)):
@@ -80,7 +66,7 @@ class FineTuning:
         """The settings that decide the run, by name."""
         found = {name: value for name, value in asdict(self).items() if name not in ("model", "data", "evaluation")}
         found["epochs"] = 1.0 if self.epochs is None and self.steps is None else self.epochs
-        found["alpha"] = 2 * self.lora if self.alpha is None else self.alpha
+        found["alpha"] = self.alpha or 2 * self.lora
         paths = {"model's config.json": self.model / "config.json", "data": self.data}
         return found | {f"{name} (SHA-256)": rows.digest(path) for name, path in paths.items()}
 
@@ -88,16 +74,15 @@ class FineTuning:
 def _positions(config: dict[str, Any]) -> int:
     """The number of tokens that a model has positions for, longer by what its configuration stretches; 0: no limit."""
     config = config.get("text_config") or config
-    most = config.get("max_position_embeddings") or config.get("n_positions") or 0
     scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    return int(most * max(1, scaling.get("factor") or 1))
+    return int((config.get("max_position_embeddings") or config.get("n_positions") or 0) * (scaling.get("factor") or 1))
 
 
 def check_unchanged(path: Path, settings: Mapping[str, object]) -> None:
     """Raises `ConfigurationError` if the folder of a file of `remember` was made with another setting."""
     found: Any = {}
     with suppress(ValueError, VerificationError):  # another file, or none: the run's roots are compared in any case
-        found = json.loads(read_file(path, MAX_SETTINGS_BYTES))
+        found = json.loads(read_file(path, MAX_FILE_BYTES))
     for name, value in json.loads(json.dumps(settings)).items():
         if isinstance(found, dict) and name in found and found[name] != value:
             raise ConfigurationError(

@@ -106,8 +106,8 @@ class RunDirectory:
     def open(cls, path: Path, limits: ProgramLimits | None = None) -> "RunDirectory":
         """Opens an existing run, perhaps a stranger's.
 
-        Raises `ConfigurationError` if it has no job, and `VerificationError` for anything that contradicts it. Refuses a
-        link, a pipe or a device anywhere in the directory; one that appears later is refused when it is met.
+        Raises `ConfigurationError` if it has no job, and `VerificationError` for anything that contradicts it. Refuses
+        a link, a pipe or a device anywhere in the directory; one that appears later is refused when it is met.
         """
         with Folder(path) as folder:
             folder.check()
