@@ -77,15 +77,11 @@ class WholeAudit:
 
 
 def check_last_state(trainer: RunDirectory, head: SignedHead) -> None:
-    """Looks at the state that a signed head ends with, if it was kept: `tiebreak weights` writes it.
-
-    For use after an audit that agrees. Raises `CannotCheck` if the file is not what the head commits to.
-    """
+    """Raises `CannotCheck` if a run whose head is right keeps another last state, which `tiebreak weights` reads."""
     last = trainer.job.last_step(head.head.count - 1)
-    if last not in trainer.kept():
-        return
     try:
-        trainer.state(last, narrow=True)
+        if last in trainer.kept():
+            trainer.state(last, narrow=True)
     except VerificationError as error:
         raise CannotCheck(
             f"expected the state after step {last} that the trainer committed to, which is right, got another file; "

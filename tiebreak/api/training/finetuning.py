@@ -161,7 +161,8 @@ def _evaluation(found: Windows, batch: int, device: str) -> Callable[[nn.Module]
     @torch.no_grad()
     def evaluate(model: nn.Module) -> dict[str, float]:
         total, count = 0.0, int((found.labels[:, 1:] != IGNORED).sum())
-        for ids, labels in zip(found.ids.split(batch), found.labels.split(batch), strict=True):
+        for at in range(0, len(found.ids), batch):
+            ids, labels = found.ids[at : at + batch], found.labels[at : at + batch]
             logits = model.to(device)(input_ids=ids.to(device), use_cache=False).logits[:, :-1].float().flatten(0, 1)
             total += F.cross_entropy(logits, labels[:, 1:].flatten().to(device), reduction="sum").item()
         return {LOSS: total / count}
@@ -192,8 +193,8 @@ def windows(settings: FineTuning, source: Path) -> Windows:
     lines = [
         f"{count:,} rows of {len(tokens):,} tokens; {int(kept.sum()):,} windows, of whose {ids[kept].numel():,} tokens "
         f"{learnt:,} are learnt ({100 * learnt / ids[kept].numel():.3g}%)",
-        f"not used: {len(tokens) - end:,} tokens at the end; {int((~kept).sum()):,} windows and {silent:,} rows without "
-        "anything to learn",
+        f"not used: {len(tokens) - end:,} tokens at the end; {int((~kept).sum()):,} windows and {silent:,} rows "
+        "without anything to learn",
         f"the chat template marks no answers ({{% generation %}}): they are what it adds to the messages before them; "
         f"{missed:,} answers that cannot be found like this are not learnt",
         f"columns not used: {', '.join(sorted(unused))}",

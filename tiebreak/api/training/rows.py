@@ -78,15 +78,13 @@ def _parsed(where: str, text: bytes) -> Any:
 
 def _of_arrow(path: Path) -> Iterable[Any]:
     from datasets import Dataset, load_from_disk  # noqa: PLC0415 (an extra, and slow)
-    from pyarrow import parquet  # type: ignore[import-untyped]  # noqa: PLC0415
+    from pyarrow import parquet  # noqa: PLC0415
 
     if path.is_dir():
         found = load_from_disk(str(path))
-        splits = None if isinstance(found, Dataset) else found
-        _require(
-            splits is None or "train" in splits, str(path), "a split named train, or the folder of a split", splits
-        )
-        return found if splits is None else splits["train"]
+        rows: Iterable[Any] = found if isinstance(found, Dataset) else found.get("train", ())
+        _require(rows != (), str(path), "a split named train, or the folder of a split", found)
+        return rows
     try:
         return (row for batch in parquet.ParquetFile(path).iter_batches(1024) for row in batch.to_pylist())
     except (OSError, ValueError) as error:
@@ -94,7 +92,7 @@ def _of_arrow(path: Path) -> Iterable[Any]:
 
 
 def _without_none(value: Any) -> Any:
-    """Without the fields that Arrow adds to an object because other rows have them."""
+    """Drops the fields that Arrow adds to an object because other rows have them."""
     if isinstance(value, dict):
         return {name: _without_none(one) for name, one in value.items() if one is not None}
     return [_without_none(one) for one in value] if isinstance(value, list) else value
