@@ -36,7 +36,7 @@ LOSSES: Final = "evaluation.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Windows:
+class TokenWindows:
     """The windows in which something is learnt, int64 [windows, length] each, and sentences about the data."""
 
     ids: Tensor
@@ -155,7 +155,7 @@ def _loss(model: Any, input_ids: Tensor, labels: Tensor) -> Any:
     return model(input_ids=input_ids, labels=labels, use_cache=False).loss
 
 
-def _evaluation(found: Windows, batch: int, device: str) -> Callable[[nn.Module], dict[str, float]]:
+def _evaluation(found: TokenWindows, batch: int, device: str) -> Callable[[nn.Module], dict[str, float]]:
     """Computes the mean loss of all tokens to be learnt in windows, in plain PyTorch, without dropout."""
 
     @torch.no_grad()
@@ -170,7 +170,7 @@ def _evaluation(found: Windows, batch: int, device: str) -> Callable[[nn.Module]
     return evaluate
 
 
-def windows(settings: FineTuning, source: Path) -> Windows:
+def windows(settings: FineTuning, source: Path) -> TokenWindows:
     """Reads the rows of a source into windows. Raises `ConfigurationError`."""
     tokens, wanted, length, unused = list[int](), list[bool](), settings.length, set[str]()
     count, silent, missed, is_marked = 0, 0, 0, True
@@ -200,7 +200,7 @@ def windows(settings: FineTuning, source: Path) -> Windows:
         f"columns not used: {', '.join(sorted(unused))}",
     ]
     lines = [*lines[:2], *([] if is_marked else lines[2:3]), *(lines[3:] if unused else [])]
-    return Windows(ids=ids[kept], labels=ids.masked_fill(~mask, IGNORED)[kept], lines=lines)
+    return TokenWindows(ids=ids[kept], labels=ids.masked_fill(~mask, IGNORED)[kept], lines=lines)
 
 
 def _tokenized(settings: FineTuning, source: Path) -> Iterator[tuple[Tokens, set[str]]]:

@@ -77,7 +77,7 @@ def _parsed(where: str, text: bytes) -> Any:
 
 
 def _of_arrow(path: Path) -> Iterable[Any]:
-    from datasets import Dataset, load_from_disk  # noqa: PLC0415 (an extra, and slow)
+    from datasets import Dataset, load_from_disk  # noqa: PLC0415  # an extra, and slow
     from pyarrow import parquet  # noqa: PLC0415
 
     if path.is_dir():
