@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-BUDGET = 91_310
+BUDGET = 91_810
 FOLDERS = ("tiebreak/protocol/", "tiebreak/engine/", "tiebreak/sim/", "tiebreak/node/", "tiebreak/", "benchmarks/")
 """Each file counts in the first of these that contains it: `tiebreak/` has api, cli and demo."""
 SUFFIXES = {".py", ".c", ".h"}

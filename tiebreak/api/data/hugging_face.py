@@ -17,9 +17,20 @@ MAX_BATCH_ROWS: Final = 4096
 
 
 def arrays(dataset: Any, wanted: Iterable[str]) -> dict[str, Array]:
-    """The columns of a `datasets.Dataset` in memory, as float32 or int64: those wanted, or all that are numbers."""
-    found = dataset.with_format("arrow")
-    columns = [name for name in wanted if name in found.column_names] or numeric_columns(found)
+    """The columns of a `datasets.Dataset` in memory, as float32 or int64: those wanted, or all that are numbers.
+
+    Of a dataset with a format, those that it shows. Raises `ConfigurationError` for a transform, which makes rows when
+    they are read.
+    """
+    form: Any = getattr(dataset, "format", {"type": None, "columns": None})  # a stream has none
+    if form["type"] == "custom":
+        raise ConfigurationError(
+            "expected a dataset without a transform (`with_transform`, `set_transform`), got one; make its columns "
+            "before, with `map`, or draw augmentations in the step (torch.rand, dropout)"
+        )
+    shown = dataset.column_names if form.get("output_all_columns") else form["columns"] or dataset.column_names
+    found = dataset.select_columns(shown).with_format("arrow")
+    columns = [name for name in wanted if name in shown] or numeric_columns(found)
     parts: dict[str, list[Array]] = {name: [] for name in columns}
     for table in _tables(found.select_columns(columns)):
         for name in columns:

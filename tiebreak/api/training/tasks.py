@@ -1,8 +1,9 @@
 """Makes a task from what a PyTorch user has at hand, and reports every mistake before any work is done."""
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any, Final
@@ -12,15 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset
 
-from tiebreak.api.data import hugging_face
+from tiebreak.api.data import examples, hugging_face
+from tiebreak.api.data.examples import Loaded, loaded
 from tiebreak.api.machine import DEVICE
 from tiebreak.api.machine.running import usable_device
 from tiebreak.api.training.reading import CHECKS
 from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
 from tiebreak.engine.capture.check import checked
-from tiebreak.engine.capture.slices import Slice
+from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.task import LOSSES, Batch, Loss, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, map_array, open_array
 from tiebreak.engine.data.tensors import widened
@@ -53,13 +55,13 @@ CHECK: Final = Expectation(f"one of {', '.join(CHECKS)}", lambda x: isinstance(x
 
 
 @taking(
-    model=MODULE, loss=LOSSES, batch=whole(1) | instance("a tiebreak.Batch", Batch), steps=STEPS, name=TEXT,
+    model=MODULE, loss=LOSSES, batch=whole(1) | instance("a tiebreak.Batch", Batch) | NONE, steps=STEPS, name=TEXT,
     items=TEXT | NONE, checkpoint_every=whole(1) | NONE,
 )  # fmt: skip
 def make_task(
-    model: nn.Module, loss: Loss | Sequence[Loss], *, optimizer: AnyOptimizer, data: Data, batch: int | Batch,
-    steps: int, seed: int = 0, schedule: Schedule | None = None, checkpoint_every: int | None = None, name: str = "run",
-    **options: Any,
+    model: nn.Module, loss: Loss | Sequence[Loss], *, optimizer: AnyOptimizer, data: Data, steps: int,
+    batch: int | Batch | None = None, seed: int = 0, schedule: Schedule | None = None,
+    checkpoint_every: int | None = None, name: str = "run", **options: Any,
 ) -> Task:  # fmt: skip
     """Makes a `Task` from a module, a loss, optimizer settings and data. Raises `ConfigurationError`.
 
@@ -76,9 +78,9 @@ def make_task(
         integer tensors, numpy arrays, or files (.npy, .safetensors; these stay on the disk). Or a `TensorDataset`, or a
         Hugging Face `datasets.Dataset`: the columns that the loss names are taken, or all that are numbers. Or a list
         of examples, each a dict, a tuple or a pair, or any PyTorch dataset of such (`Subset` too), or a `DataLoader`
-        over one, without its order and batches, which are the job's.
+        over one, whose batch_size, shuffle, drop_last and subset count (docs/tasks.md); which order is the job's.
     batch: examples per step, drawn without replacement in each epoch, in an order that the seed fixes; or a
-        `tiebreak.Batch` (`tiebreak.Windows` cuts a long array of tokens).
+        `tiebreak.Batch` (`tiebreak.Windows` cuts a long array of tokens). A loader's own, if it is left out.
     schedule: factor of the learning rate for each step (from 0), as a sequence or, as with `LambdaLR`, a function.
         Or a scheduler of `torch.optim.lr_scheduler` over that optimizer, as if it were stepped after each step; or a
         list of them.
@@ -87,18 +89,18 @@ def make_task(
     """
     losses: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
     optimizer, schedule = _configured(optimizer, schedule)
-    data = _collated(data)
+    loader = loaded(data) if isinstance(data, DataLoader) else None
+    data = examples.arrays(data if loader is None else loader.dataset)
     arrays = _arrays(data, losses)
     names = tuple(name for name in arrays if name != options.get("items"))
     taken: Any = [_loss(one, names, by_position=isinstance(data, TensorDataset)) for one in losses]
-    chosen = Batch(size=batch, examples=Rows(names=names)) if isinstance(batch, int) else batch
     known = {field.name for field in fields(Task)} - _OWN
     if unknown := sorted(set(options) - known):
         raise ConfigurationError(f"expected options among {sorted(known)}, got {unknown}")
     interval = max(1, steps // CHECKPOINTS) if checkpoint_every is None else checkpoint_every
     return Task(
         name=name, model=model, loss=taken if isinstance(loss, list | tuple) else taken[0], optimizer=optimizer,  # type: ignore[arg-type]  # the task translates it
-        data=arrays, batch=chosen, steps=steps,
+        data=arrays, batch=_batch(batch, loader, arrays, names), steps=steps,
         seed=seed, schedule=_factors(schedule, steps), checkpoint_interval=interval, **options,
     )  # fmt: skip
 
@@ -148,32 +150,27 @@ def _arrays(data: Any, losses: Sequence[Callable[..., Tensor]]) -> dict[str, Any
     return {name: _array(name, array) for name, array in data.items()}
 
 
-def _collated(data: Any) -> Any:
-    """The examples of a list, of a dataset of PyTorch's or of a loader as arrays, as default_collate stacks them."""
-    if isinstance(data, DataLoader):
-        if data.collate_fn is not default_collate:
-            raise ConfigurationError("expected a DataLoader without a collate_fn, got one; give what it gives, by name")
-        data = data.dataset
-    listed = isinstance(data, list | tuple) and bool(data) and isinstance(data[0], list | tuple | Mapping)
-    known = isinstance(data, TensorDataset | IterableDataset) or not hasattr(data, "__len__")
-    if not listed and (known or not isinstance(data, Dataset) or hasattr(data, "column_names")):
-        return data
-    try:
-        found, again = (default_collate([data[i] for i in range(count)]) for count in (len(data), 1))
-        named = isinstance(found, Mapping)
-        pairs = [(found[key], again[key]) for key in (found if named else range(len(found)))]
-        repeats = all(torch.equal(whole[:1], one) for whole, one in pairs)
-    except (TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError) as error:
+def _batch(
+    given: int | Batch | None, loader: Loaded | None, arrays: Mapping[str, Tensor], names: tuple[str, ...]
+) -> Batch:
+    """The batch of a task: as given, in the order of a loader if there is one."""
+    size = loader.size if loader is not None and given is None else given
+    if size is None:
+        raise ConfigurationError("expected batch, the number of examples per step, got none")
+    batch = size if isinstance(size, Batch) else Batch(size=size, examples=Rows(names=names))
+    if loader is None:
+        return batch
+    if batch.size != loader.size:
         raise ConfigurationError(
-            f"expected examples of numbers in equal shapes, as tuples or dicts, got others: {error}"
-        ) from error
-    if not repeats:
-        raise ConfigurationError(
-            "expected a dataset that gives the same example each time, got another at the second look: a job's data "
-            "are fixed; draw augmentations in the step (torch.rand, dropout), or take them out"
+            f"expected batch={loader.size}, the batch_size of the DataLoader, got {batch.size}; leave `batch` out, or "
+            "give the loader's dataset"
         )
-    narrow = [t.float() if t.dtype == torch.float64 else t for t, _ in pairs]
-    return dict(zip(found, narrow, strict=True)) if named else TensorDataset(*narrow)
+    if left := not loader.drop_last and len(next(iter(arrays.values()))) % batch.size:
+        raise ConfigurationError(
+            f"expected a DataLoader whose batches are all of one size, got drop_last=False and a last one of {left} "
+            "examples; give drop_last=True, or the loader's dataset, of which a batch may span two epochs"
+        )
+    return replace(batch, shuffled=loader.shuffled, drop_last=loader.drop_last)
 
 
 def _arguments(loss: Callable[..., Tensor]) -> list[str]:
@@ -245,13 +242,21 @@ def capture(task: Task, *, check: str = "full", device: str = "cpu") -> Captured
 
     The check takes about as long as capture itself and a few steps. A CUDA device may compute it, and the rehearsal.
     check: "full"; "slice" for a model of which this is too much: three of each list of equal layers are checked, and
-    all others do the same (docs/decisions/capture.md says what this cannot see); or "none". Raises `ConfigurationError`
+    all others do the same (docs/decisions/capture.md says what this cannot see); if they do not, all of the model is
+    checked, with a warning; or "none". Raises `ConfigurationError`
     if the program is not the model, if there is none (it then lists every operator that has no exact form), or, before
     anything is computed, if this machine has too little memory for the check.
     """
     if check == "none":
         return capture_task(task)
-    chosen, part = usable_device(device), Slice.of(task) if check == "slice" else None
+    try:
+        return _checked(task, usable_device(device), Slice.of(task) if check == "slice" else None)
+    except NoSlice as error:
+        warnings.warn(f"the whole model is checked, since a slice does not tell: {error}", stacklevel=2)
+    return _checked(task, usable_device(device), None)
+
+
+def _checked(task: Task, chosen: torch.device, part: Slice | None) -> Captured:
     steps = task if part is None else part.task
     if chosen.type == "cpu":
         _require_memory(task, steps)

@@ -40,12 +40,14 @@ NORM = "telemetry.norm"
 class PhaseResults:
     """The places of a phase's results among the values of the program's body.
 
-    gradients: by parameter, before clipping. after: parameters and buffers that the phase changes, by state entry; None
+    gradients: by parameter, before clipping. written: the trained parameters that the step itself writes to, before the
+    update. after: parameters and buffers that the phase changes, by state entry; None
     for those that nothing reads. draws: as in `Builder`, but None also for what is not in the body.
     """
 
     loss: Ref
     gradients: dict[str, Ref]
+    written: dict[str, Ref]
     after: dict[str, Ref | None]
     draws: tuple[int | None, ...]
 
@@ -55,10 +57,14 @@ class PhaseResults:
         def kept(ref: Ref | None) -> Ref | None:
             return replace(ref, value=indices[ref.value]) if ref is not None and ref.value in indices else None
 
-        gradients = {name: found for name, ref in self.gradients.items() if (found := kept(ref)) is not None}
+        gradients, written = (
+            {name: found for name, ref in refs.items() if (found := kept(ref)) is not None}
+            for refs in (self.gradients, self.written)
+        )
         return PhaseResults(
             loss=replace(self.loss, value=indices[self.loss.value]),
             gradients=gradients,
+            written=written,
             after={name: kept(ref) for name, ref in self.after.items()},
             draws=tuple(None if value is None else indices.get(value) for value in self.draws),
         )
@@ -101,7 +107,9 @@ def first_state(task: Task) -> dict[str, Tensor]:
 def rehearsed(task: Task, device: torch.device | None = CPU) -> frozenset[str]:
     """Rehearses the task's step on a device, as `examine` does, and names the buffers that it assigns."""
     with torch.random.fork_rng(devices=[]):  # the two captures of a check begin in different states
-        return examine(task.model, [phase.loss for phase in task.phases], _telling(task), device)
+        scheduled = task.schedule is not None or bool(getattr(task.optimizer, "schedulers", ()))
+        losses = [phase.loss for phase in task.phases]
+        return examine(task.model, losses, _telling(task), device, scheduled=scheduled)
 
 
 def capture_in_place(
@@ -179,8 +187,14 @@ class _Emitter:
             self.entries |= updated.state
             self.initial |= updated.initial
             after: dict[str, Ref | None] = {MODEL + n: ref for n, ref in self.refs.items() if ref != before[n]}
-            draws = tuple(self.b.draws[drawn:])
-            self.phases.append(PhaseResults(loss=step.loss, gradients=gradients, after=after, draws=draws))
+            draws, weights = (
+                tuple(self.b.draws[drawn:]),
+                {n for n, p in task.model.named_parameters() if p.requires_grad},
+            )
+            written = {name: ref for name, ref in step.buffers.items() if name in weights}
+            self.phases.append(
+                PhaseResults(loss=step.loss, gradients=gradients, written=written, after=after, draws=draws)
+            )
 
     def _update(self, phase: Task, gradients: dict[str, Ref]) -> Update:
         b, o = self.b, phase.optimizer
@@ -231,7 +245,7 @@ def _batch(b: Builder, task: Task) -> tuple[list[Ref], Ref | None]:
     The second result is the number of items in all of them, f32; None if they are not counted.
     """
     size = task.batch.size
-    chosen_B = _examples(b, size * task.accumulation, task.examples)
+    chosen_B = _examples(b, task)
     parts = [chosen_B.slice(0, start, start + size) for start in range(0, chosen_B.shape[0], size)]
     batch = [ref for part_B in parts for ref in _take(b, task, task.batch.examples, part_B)]
     if task.items is None:
@@ -239,14 +253,13 @@ def _batch(b: Builder, task: Task) -> tuple[list[Ref], Ref | None]:
     return batch, b.sum(b.cast(b.rows(_data(b, task.data[task.items], task.items), chosen_B), DType.F32))
 
 
-def _examples(b: Builder, drawn: int, count: int) -> Ref:
-    """The example numbers of a step's draws, i64 of shape (drawn,).
-
-    Draw g = step * drawn + j is example shuffle(g mod count) of epoch g div count.
-    """
-    size, n = b.i64(drawn), b.i64(count)
+def _examples(b: Builder, task: Task) -> Ref:
+    """The example numbers of a step's draws, i64 of shape (drawn,), in the order of `Batch`."""
+    count, drawn = task.examples, task.batch.size * task.accumulation
+    size, n = b.i64(drawn), b.i64(task.batch.drawn(count))
     draw_B = b.add(b.mul(b.step(), size), b.iota((drawn,), (1,)))
-    return b.shuffle(b.map(MapFunction.MOD, draw_B, n), b.map(MapFunction.FLOORDIV, draw_B, n), count)
+    place_B = b.map(MapFunction.MOD, draw_B, n)
+    return b.shuffle(place_B, b.map(MapFunction.FLOORDIV, draw_B, n), count) if task.batch.shuffled else place_B
 
 
 def _telemetry(b: Builder, loss: Ref, interval: int) -> Ref:

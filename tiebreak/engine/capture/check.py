@@ -18,6 +18,7 @@ than the CPU, for want of memory or because the model's code makes tensors on th
 """
 
 import random
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebreak.engine.capture.captured import MODEL, OPTIMIZER, Captured, capture_in_place, first_state, rehearsed
 from tiebreak.engine.capture.draws import GivenDraws
@@ -40,9 +42,9 @@ from tiebreak.engine.capture.optimizer_check import wrong_update
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
 from tiebreak.engine.capture.purity import CPU, LossModule, exchanged, remembered, untouched
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
-from tiebreak.engine.capture.slices import Slice
+from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
-from tiebreak.engine.capture.user_code import refusal
+from tiebreak.engine.capture.user_code import refusal, user_line
 from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.native import release
 from tiebreak.engine.optimizers.translate import TorchOptimizers
@@ -80,7 +82,7 @@ def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Sli
     """Captures a task and checks the program, on a device if that succeeds there, else on the CPU.
 
     part: a slice of the task, of which (b) and (c) are then checked. Raises `ConfigurationError` if the program is not
-    the task's own step, or not the slice's with more layers.
+    the task's own step, `NoSlice` if it is not the slice's with more layers.
     """
     # Until all is checked, the state is the model itself, and of a task that is only traced it has no values.
     given = task.initial_state(None if part is None else "meta", copy=False)
@@ -125,10 +127,7 @@ def _of_slice(task: Task, captured: Captured, part: Slice, device: torch.device)
     try:
         found: Captured = _on_either(device, part.task.model, "the slice is rehearsed", run)
     except ConfigurationError as error:
-        raise ConfigurationError(
-            f'expected a model that runs with fewer of its layers, got one that does not: {error}. For check="slice" '
-            "loop over the list itself, not over a number of layers that is kept elsewhere"
-        ) from error
+        raise NoSlice(f"expected a model that runs with fewer of its layers, got one that does not: {error}") from error
     part.compare(captured, found, task.model)
     return found
 
@@ -251,11 +250,36 @@ def _same_results(
             first = "the phases before agree; a phase reads nothing of them but weights and buffers"
         elif ours.step == 1:
             first = _first_module(task, captured, ours, dtype, run_step, device)
+        with _Choices() as choices:
+            eager(torch.float32, python=before.copy())
         raise ConfigurationError(
             f"the program is not the model: in step {ours.step}, {name}{where} is {distance:.3g} from that of eager "
             f"PyTorch, where {allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
-            f'{first}. Please report this with the model; check="none" skips the check'
+            f"{first}. {choices.found or _REPORT}"
         )
+
+
+_REPORT: Final = 'Please report this with the model; check="none" skips the check'
+
+
+class _Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the first operator that chooses among equal values, and so not as PyTorch says it does."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if name in ("topk", "kthvalue", "sort") and not self.found and not (kwargs or {}).get("stable"):
+            dim = next((value for value in args[1 if name == "sort" else 2 :] if type(value) is int), -1)
+            if args[0].dim() and bool((args[0].sort(dim).values.diff(dim=dim) == 0).any()):
+                self.found = (
+                    f"At {user_line(sys._getframe(1))}, `{name}` chooses among equal values, and PyTorch does not say "
+                    "which: let them differ (begin a router with random weights), or take the first of "
+                    "`sort(descending=True, stable=True)`"
+                )
+        return func(*args, **(kwargs or {}))
 
 
 def _with_noise(noise: Mapping[str, float], other: StepOutcome | None, reference: StepOutcome) -> dict[str, float]:
@@ -311,7 +335,9 @@ def _engine(
     values = dict[int, Tensor]()
     *earlier, last = captured.phases
     drawn = {value for phase in captured.phases for value in phase.draws if value is not None}
-    wanted = {ref.value for phase in captured.phases for ref in phase.gradients.values()} | drawn
+    wanted = {
+        r.value for phase in captured.phases for r in (*phase.gradients.values(), *phase.written.values())
+    } | drawn
     wanted |= {ref.value for phase in earlier for ref in phase.after.values() if ref is not None}
     wanted |= {phase.loss.value for phase in captured.phases}
     program = captured.program
@@ -335,6 +361,7 @@ def _engine(
         buffers = {n: new[MODEL + n] for n, _ in task.model.named_buffers() if MODEL + n in new}
         buffers |= {n: new[MODEL + n] for n in frozen if new[MODEL + n] is not state[MODEL + n]}
         gradients = {name: _read(values[ref.value], ref) for name, ref in phase.gradients.items()}
+        buffers |= {name: _read(values[ref.value], ref) for name, ref in phase.written.items()}
         numbers = [None if value is None else values[value] for value in phase.draws]
         loss = _read(values[phase.loss.value], phase.loss)
         found.append(StepOutcome(loss, gradients, buffers, step, place, state, new, numbers))
@@ -355,9 +382,10 @@ def _batches(task: Task, captured: Captured, step: int) -> tuple[list[tuple[Tens
     """The batches of a step (from 0), by section 7 of the specification in integers, and their losses' divisor."""
     shuffles = (i.params.stream for i in captured.program.body if isinstance(i.params, ShuffleParams))
     stream = next(shuffles, 0)  # without a shuffle, no batch is read
-    n, size = task.examples, task.batch.size
+    n, size = task.batch.drawn(task.examples), task.batch.size
     draws = range(step * size * task.accumulation, (step + 1) * size * task.accumulation)
-    chosen = [shuffle(g % n, task.seed, g // n, n, stream) for g in draws]
+    order = partial(shuffle, seed=task.seed, n=task.examples, stream=stream)
+    chosen = [order(g % n, epoch=g // n) if task.batch.shuffled else g % n for g in draws]
     parts = [torch.tensor(chosen[start : start + size]) for start in range(0, len(chosen), size)]
     divisor = task.accumulation if task.items is None else int(task.data[task.items][chosen].sum())
     return [task.batch.examples.take(task.data, part) for part in parts], divisor
@@ -459,8 +487,8 @@ def _eager_step(
     draws.check_all_drawn()
     read = {n for n, p in parameters.items() if p.requires_grad and (n in ours.gradients or _is_held(task, p))}
     gradients = {n: g for n in parameters if n in read and (g := own[MODEL + n].grad) is not None}
-    frozen = {n: (own[MODEL + n], ours.before[MODEL + n]) for n, p in parameters.items() if not p.requires_grad}
-    written = [n for n, pair in frozen.items() if n in ours.buffers or (seed is None and distance_of(*pair) > 0)]
+    weights = {n: (own[MODEL + n], ours.before[MODEL + n]) for n in parameters}
+    written = [n for n, pair in weights.items() if n in ours.buffers or (seed is None and distance_of(*pair) > 0)]
     read_later = [name for name, _ in task.model.named_buffers() if name in ours.buffers]
     buffers = {name: own[MODEL + name] for name in (*read_later, *written)}
     return StepOutcome(torch.stack(losses).sum().detach(), gradients, buffers)

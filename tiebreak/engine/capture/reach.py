@@ -13,6 +13,7 @@ import weakref
 import zlib
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from decimal import getcontext
 from functools import partial
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as _modules
+from torch.optim.lr_scheduler import LRScheduler
 
 from tiebreak.engine.capture.user_code import is_users
 from tiebreak.protocol.errors import ConfigurationError
@@ -50,6 +52,8 @@ class Reach:
         self._found: list[tuple[str, Any, Callable[[], Parts], Parts]] = []
         self._waiting: deque[tuple[str, Any]] = deque()
         self._kept: list[Any] = []  # so that no other object gets the identity of one that was seen
+        self.schedules: list[torch.optim.Optimizer | LRScheduler] = []
+        """The optimizers and schedulers among them."""
         self._note("the random numbers of Python", lambda: (repr(random.getstate()),))
         self._note("the random numbers of NumPy", lambda: (repr(np.random.get_state()),))
         self._note("a setting of Python or torch", lambda: (*settings(), repr(getcontext())))
@@ -77,6 +81,22 @@ class Reach:
         """The names of what has changed, each with the object (None: a variable) and how to get its parts."""
         return {name: (value, get) for name, value, get, before in self._found if not same(get(), before)}
 
+    @contextmanager
+    def other_rates(self) -> Iterator[None]:
+        """Gives optimizers and schedulers other rates and other numbers while the block runs."""
+        held = [group for one in self.schedules for group in getattr(one, "param_groups", (vars(one),))]
+        before = [group.copy() for group in held]
+        for group, own in zip(held, before, strict=True):
+            numbers = {key: value for key, value in own.items() if key == "lr" or type(value) in (float, int)}
+            group |= {key: value * 2 + 1 for key, value in numbers.items()}
+            group |= {key: [rate * 2 + 1 for rate in own[key]] for key in group.keys() & {"_last_lr"}}
+        try:
+            yield
+        finally:
+            for group, own in zip(held, before, strict=True):
+                group.clear()
+                group.update(own)
+
     def _note(self, name: str, get: Callable[[], Parts], value: Any = None) -> None:
         parts = get()
         self._found.append((name, value, get, parts))
@@ -90,6 +110,7 @@ class Reach:
             return
         self._seen.add(id(value))
         self._kept.append(value)
+        self.schedules += [value] if isinstance(value, torch.optim.Optimizer | LRScheduler) else []
         if type(value).__name__ == "AccumulateGrad":
             raise ConfigurationError(
                 f"expected gradients that autograd alone adds up, got {name} with a node of its own (AccumulateGrad), "

@@ -129,14 +129,24 @@ class Batch:
     Draw number g = (step - 1) * size + j (step from 1, j the place in the batch) is example order(g mod n) of epoch g
     // n, where n is the number of examples; a batch may span two epochs. With gradient accumulation over A batches,
     `size` in this formula stands for A * size, and the step's batches are consecutive parts of the draws.
+
+    shuffled: else the order of each epoch is that of the data.
+    drop_last: whether n is the largest multiple of `size` instead, so that each epoch leaves out the last examples of
+    its order.
     """
 
     size: int
     examples: Examples
+    shuffled: bool = True
+    drop_last: bool = False
 
     def __post_init__(self) -> None:
         examples = instance("tiebreak.Rows or tiebreak.Windows", Rows, Windows)
-        require_fields(self, size=whole(1, MAX_INDEX), examples=examples)
+        require_fields(self, size=whole(1, MAX_INDEX), examples=examples, shuffled=FLAG, drop_last=FLAG)
+
+    def drawn(self, examples: int) -> int:
+        """The number of draws in an epoch of so many examples."""
+        return examples - examples % self.size if self.drop_last else examples
 
 
 Loss = Callable[..., Tensor]

@@ -11,11 +11,13 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from tiebreak.engine.capture.hints import HINTS
+from tiebreak.engine.capture.hints import HINTS, VALUES
 from tiebreak.protocol.errors import ConfigurationError
 
 _ROOT: Final = Path(__file__).parents[2]
-_OURS: Final = tuple(f"{folder}/" for folder in (Path(torch.__file__).parent, *(_ROOT / n for n in ("engine", "api"))))
+_OURS: Final = tuple(
+    f"{folder}/" for folder in (Path(torch.__file__).parent, *(_ROOT / n for n in ("engine", "api", "protocol")))
+)
 _LIBRARY: Final = f"{Path(traceback.__file__).parent}/"
 
 
@@ -105,10 +107,8 @@ def first_line(run: Callable[[], Any], happened: Callable[[], bool], model: nn.M
     return next(iter(found or last), "an unknown place")
 
 
-_VALUES: Final = (
-    "it needs the values of tensors (`.item()`, `if tensor:`, boolean indexing, `nonzero`, `validate_args`), but "
-    "one program must be right for every step; use `where` and masks instead, and log by `callbacks`"
-)
+_VALUES: Final = "it needs the values of tensors, but one program must be right for every step"
+_KEPT: Final = "use `where` and masks instead, and log by `callbacks`"
 _IN_CODE: Final = (
     ("_ctc_loss", HINTS["_ctc_loss"]),
     ("joined targets", "give ctc_loss its targets padded, (N, S), of which it reads as many as target_lengths says"),
@@ -119,19 +119,25 @@ _IN_CODE: Final = (
     ),
     ("observer_enabled", 'it asks its switches: use fused observers, as get_default_qat_qconfig("x86") does'),
     ("causal_comparison", "say whether the mask is causal, by `is_causal=True` or `is_causal=False`"),
-    ("tolist", "give the tensor itself, for one to pack_padded_sequence as its lengths"),
+    ("pack_padded_sequence", "give it the lengths as a tensor, without `.tolist()`"),
     ("math.", "take torch's function (`torch.sqrt`) of the tensor instead of the number's (`math.sqrt`)"),
     ("assert", "an assertion asks for them: leave it out, or start Python with -O"),
     ("expert", 'it loops over experts: set experts_implementation="grouped_mm" in its settings, or use dense layers'),
     ("label", "give the model no labels, and compute the loss from its result in the loss function"),
 )
 """Texts that an error, or the code near the line that needs values, may hold, and the advice for each."""
-_BACKWARD: Final = "it calls `backward`; return the loss instead, whose gradients are a part of the program"
+_ON_THE_LINE: Final = ("math.", "assert")
+"""Texts that count only in the line itself."""
+_BACKWARD: Final = (
+    "it calls `backward`; return the loss instead, whose gradients are a part of the program, and call "
+    "torch.autograd.grad for a gradient that the step reads itself"
+)
 _ADVICE: Final = (
     (("DataDependent", "DynamicOutputShape", "data-dependent"), _VALUES),
     (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),
     (("requires_grad flags",), "freeze parameters before capture, and use `.detach()` where no gradient is to flow"),
     (("SyntaxError",), "draw integers by `torch.randint(low, high, shape)` instead of `random_(low, high)`"),
+    (("deepcopy protocol",), "copy the model before the training, or call it by torch.func.functional_call"),
     (("mirrored meta", "does not require grad"), _BACKWARD),
     (("estedTensor",), "give nn.TransformerEncoder enable_nested_tensor=False, for which PyTorch has another kernel"),
     (("placeholders=",), "torch cannot trace a write to a tensor without elements; leave that tensor out"),
@@ -161,5 +167,9 @@ def refusal(error: Exception, model: nn.Module, what: str, otherwise: str = _ELS
     place, code = place_of(error, model)
     said = "" if advice in (_VALUES, _BACKWARD) else f": {kind}: {text[:300]}"  # names that tell nobody anything
     if advice is _VALUES:
-        advice = "; ".join([advice, *(hint for part in (text, *code) for word, hint in _IN_CODE if word in part)][:2])
+        asked = next(iter(getattr(error, "__notes__", ())), "")
+        drawn = asked in ("item", "__bool__") and ("rand(" in code[0] or "rand(" in code[1])
+        known = [hint for part in (text, code[0], code[2]) for word, hint in _IN_CODE if word in part]
+        known += [hint for word, hint in _IN_CODE if word in code[1] and word not in _ON_THE_LINE]
+        advice = "; ".join([advice, *known, VALUES.get("rand" if drawn else asked, _KEPT)][:2])
     return ConfigurationError(f"{what}: {place}{said}; {advice}")
