@@ -304,6 +304,7 @@ EXTRAS = {
     "tiebreak.hf": ["hf"],
     "tiebreak.axolotl": ["hf"],
     "tiebreak.api.training.finetuning": ["finetune", "hf"],
+    "tiebreak.api.training.rows": ["hf"],
     "tiebreak.api.training.templates": ["finetune", "hf"],
     "tiebreak.cli.finetune": ["finetune"],
     "tiebreak.engine.arithmetic.gpu.kernels": ["gpu"],

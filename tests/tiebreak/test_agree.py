@@ -105,7 +105,7 @@ def test_policy_and_precision(desk: Desk, tmp_path: Path, cases: Callable[[], No
     error = desk.agree(output, "--policy", file, "--precision", 32, code=1)
     assert "expected precision 28 of the policy file, got 32" in error
     file.write_text("{}")
-    assert "expected a field 'version'" in desk.agree(output, "--policy", file, code=2)
+    assert "expected a field 'version'" in desk.agree(output, "--policy", file, code=1)
     assert not output.exists()
 
 

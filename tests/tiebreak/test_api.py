@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, Tenso
 import tiebreak
 from tests.engine.logged_cases import log_of
 from tests.source_tree import ROOT
+from tiebreak.api.training import runs
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError, VerificationError
 
@@ -263,10 +264,15 @@ def test_a_run_resumes_is_audited_and_opened(tmp_path: Path, capsys: pytest.Capt
         opened.audit(sample=2)
 
 
-def test_another_job_in_the_directory(tmp_path: Path) -> None:
+def test_another_job_in_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiebreak.agree(**regression(), directory=tmp_path)
-    for change, name in (({"seed": 3}, "data_root"), ({"loss": nn.L1Loss()}, "program_root")):
-        with pytest.raises(ConfigurationError, match=f"expected a run with {name}"):
+    loss = {"loss": nn.L1Loss()}
+    with pytest.raises(ConfigurationError, match=r"expected a run with program_root .*: another model, loss, or shape"):
+        tiebreak.train(**regression(**loss), directory=tmp_path)
+    monkeypatch.setattr(runs, "capture_bundle", None)  # what is named is named before anything is captured
+    rate = {"optimizer": tiebreak.SGD(lr=0.3)}
+    for change, said in (({"seed": 3}, "seed 0, got 3"), ({"steps": 13}, "steps .*, got 13"), (rate, "lr .*, got 0.3")):
+        with pytest.raises(ConfigurationError, match=f"{tmp_path} was made with .*{said}; .* or start afresh"):
             tiebreak.train(**regression(**change), directory=tmp_path)
 
 

@@ -250,6 +250,79 @@ def test_what_only_calculates_needs_no_torch(arguments: list[str]) -> None:
     assert len(found) < 450
 
 
+ADDRESS = f"0x{'1' * 40}"
+NO_RUN, NO_OFFER, NO_DATA = "expected the folder of a run, got", "expected an offer in", "bytes of a header, got"
+WRONG = [
+    *((f"{command} other", NO_RUN) for command in (
+        "train --key trainer.pem", "audit", "validate", "monitor --once", "plan --workers 2", "weights -o w",
+        "certify --weights junk -o c", "prove-ownership -o p --key trainer.pem", "dispute run", "check-ownership "
+        "--challenge junk", "post --key trainer.pem --rpc http://127.0.0.1:9", "settle --key trainer.pem --rpc x",
+        "challenge --key trainer.pem --rpc x --anyway",
+    )),
+    *((f"{command} captured", NO_RUN) for command in ("train --key trainer.pem", "audit", "weights -o w")),
+    *((f"{command} other", NO_OFFER) for command in (
+        "status", "show", "pack", "accept --key trainer.pem", "publish --hub http://127.0.0.1:9 --key trainer.pem",
+    )),
+    ("train run --key junk", "expected mode 0600"), ("train run --key nowhere", "does not exist"),
+    ("train run --key client.pem", "expected the key of trainer"), ("train nowhere --key client.pem", "does not exist"),
+    ("train run --key trainer.pem --keep some", "expected all, every:M or last"),
+    ("audit run --policy junk", "expected JSON"), ("audit run --segment 9", "expected a checkpoint below 3"),
+    ("audit run --ledger junk", "expected --ledger together with"), ("audit run --device abacus", "expected a device"),
+    ("audit run --jobs 1 --ledger junk", "expected a ledger"), ("audit agreed", "at least one signed head"),
+    ("validate run --share 0%", "expected a share above 0%"), ("validate agreed", "at least one signed head"),
+    ("weights agreed -o w --unsettled", "at least one signed head"), ("dispute run agreed", "the replay has 0"),
+    ("pack run --count 99", "expected a signed head of count 99"), ("pack run -o other", "new or empty folder"),
+    ("capture junk -o c", "the path of a Python file with task()"), ("capture task.py --steps 0", "not in the range"),
+    ("calibrate other", "a run or a captured job"), ("calibrate run --precision 99", "not in the range"),
+    (f"offer captured --key client.pem --trainer {ADDRESS} --policy junk", "expected JSON"),
+    (f"offer other --key client.pem --trainer {ADDRESS}", "expected a captured job"),
+    ("offer captured --key client.pem --trainer zz", "expected an address of 40 hex digits"),
+    ("agree other --client-key client.pem --trainer-key trainer.pem", "expected a captured job"),
+    ("agree captured --client-key client.pem --trainer-key trainer.pem -o run", "new or empty directory"),
+    ("data import bad.npy", NO_DATA), ("data import bad.safetensors", NO_DATA), ("data root bad.npy", NO_DATA),
+    ("data import junk", "--dtype for raw bytes"), ("scale --program junk", "a program file|8 more bytes"),
+    ("key junk --show", "expected mode 0600"), ("key client.pem", "already exists"),
+    ("fetch zz --hub http://127.0.0.1:9", "an id of 64 hex digits"), ("judge other", "is a directory"),
+    ("client run other", "expected .*party.toml"), ("corpus run --corpus other", "the folders of programs"),
+    ("finetune --config junk", "expected YAML"), ("finetune --model other --data junk -o o", "config.json"),
+]  # fmt: skip
+"""Wrong command lines, in a folder of parties, and what each is answered. None is false, so none ends with 2."""
+
+
+def test_a_wrong_command_line_is_answered_with_1_and_one_reason(
+    parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    cases: Callable[[], None],
+) -> None:  # fmt: skip
+    for name in ("run", "agreed", "captured", "task.py", "client.pem", "trainer.pem"):
+        (tmp_path / name).symlink_to(parties.path(name))
+    (tmp_path / "other").mkdir()
+    for name in ("junk", "bad.npy", "bad.safetensors", "other/x"):
+        (tmp_path / name).write_bytes(b"\x80junk\n")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.iterdir())
+    for line, said in WRONG:
+        capsys.readouterr()
+        assert run(tiebreak, line.split()) == 1, line
+        out, err = capsys.readouterr()
+        assert re.search(said, err), (line, err)
+        assert out == "", line
+        assert "Traceback" not in err, line
+        assert sorted(tmp_path.iterdir()) == before, line
+        cases()
+
+
+def test_what_is_refused_needs_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    rows = str(tmp_path / "rows.jsonl")
+    lines = [["train", "--key", rows], ["audit"], ["validate"], ["dispute", "."], ["weights", "-o", "w"],
+             ["plan", "--workers", "2"], ["finetune", "--data", rows, "-o", f"{tmp_path}/out", "--model"]]  # fmt: skip
+    refused = [[*line, str(tmp_path)] for line in lines]
+    found = imported_by(SEEN + "".join(f"assert run(main.tiebreak, {line!r}) == 1\n" for line in refused))
+    assert not (HEAVY - {"numpy"}) & found
+    assert not (tmp_path / "out").exists()
+
+
 def test_what_shows_a_run_needs_no_torch(parties: Parties) -> None:
     for folder, command in product(("agreed", "run"), ("status", "show")):
         found = running([command, str(parties.path(folder))])

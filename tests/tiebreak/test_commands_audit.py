@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.parts import slow_except
-from tests.tiebreak.parties import STEPS, Commands, Parties
+from tests.tiebreak.parties import INTERVAL, STEPS, Commands, Parties, flip
 from tests.tiebreak.test_commands_train import root_of
 from tiebreak.api.auditing.audits import MARK, audit_whole
 from tiebreak.api.machine import Machine
@@ -134,6 +134,38 @@ def test_a_checkpoint_that_was_not_committed(honest: Path, audit: Audit) -> None
     run.state_path(0).write_bytes(run.state_path(0).read_bytes()[:-1])
     expected = "CannotCheck: expected a state at or before step 3 that is what was committed, got none"
     assert audit(honest, "--segment", "1", code=COULD_NOT_CHECK).splitlines()[-1] == expected
+
+
+def test_no_audit_agrees_beside_a_last_state_that_was_not_committed(honest: Path, audit: Audit) -> None:
+    """`tiebreak weights` refuses that file. A state in between is only not used."""
+    flip(RunDirectory.open(honest).state_path(INTERVAL))
+    assert audit.last(honest) == f"agrees: 3 checkpoints, {STEPS} steps"
+    flip(RunDirectory.open(honest).state_path(STEPS))
+    said = (
+        f"CannotCheck: expected the state after step {STEPS} that the trainer committed to, which is right, got another"
+    )
+    for options in ((), ("--segment", "2"), ("--from-step", "1"), ("--sample", "3")):
+        out, err = audit.command.printed(*audit.arguments(honest, *options, "--json"), code=COULD_NOT_CHECK)
+        assert json.loads(out)["verdict"] == "could not check"
+        assert err.splitlines()[-1].startswith(said)
+    assert audit.last(honest, "--segment", "1") == "agrees: steps 1 to 6", "which says nothing of the last"
+    unsettled = ["weights", honest, "-o", honest / "w.safetensors", "--unsettled"]
+    assert "state after step 7: expected root" in audit.command.error(*unsettled, code=2)
+    RunDirectory.open(honest).drop_state(STEPS)
+    assert audit.last(honest, "--segment", "2") == "agrees: steps 7 to 7"
+
+
+def test_a_refused_audit_makes_no_folder(honest: Path, parties: Parties, audit: Audit, tmp_path: Path) -> None:
+    (tmp_path / "junk").write_bytes(b"\x80")
+    for folder, options, said in (
+        (honest, ("--device", "abacus"), "expected a device"),
+        (honest, ("--policy", str(tmp_path / "junk")), "expected JSON"),
+        (honest, ("--ledger", str(tmp_path / "x")), "expected --ledger together with --jobs or --ray"),
+        (parties.path("agreed"), (), "expected at least one signed head"),
+        (parties.path("captured"), (), "expected the folder of a run, got"),
+    ):
+        assert said in audit.error(folder, *options)
+        assert not audit.replay.exists()
 
 
 def test_a_trainer_that_keeps_only_the_last_checkpoint(parties: Parties, tmp_path: Path, audit: Audit) -> None:

@@ -106,7 +106,7 @@ def test_a_folder_without_a_run_or_its_first_state(train: Training, tmp_path: Pa
     train.run.state_path(0).write_bytes(b"")
     assert "000000000000.safetensors" in train.error(code=2)
     train.folder = tmp_path
-    assert "job.bin" in train.error(code=2)
+    assert "expected the folder of a run, got" in train.error()
     train.folder = tmp_path / "nowhere"
     assert "does not exist" in train.command(*train.arguments(), code=1)
 

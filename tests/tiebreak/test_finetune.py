@@ -1,11 +1,15 @@
 """`tiebreak finetune` on a tiny random Llama, with a tokenizer that is trained here."""
 
 import json
+import re
 import shutil
-from functools import partial
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 from peft import PeftModel
@@ -14,15 +18,19 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import tiebreak
 from tests.tiebreak.parties import PASSPHRASE, Commands, Once
-from tiebreak import ConfigurationError, Step
+from tiebreak import ConfigurationError, Run, Step
 from tiebreak.api.certification.certificates import verify
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training import finetuning, templates
-from tiebreak.api.training.finetuning import FineTuning, finetune, windows
+from tiebreak.api.training.finetuning import FineTuning, evaluations, finetune, windows
+from tiebreak.api.training.rows import Example, examples
+from tiebreak.api.training.settings import TUNING, remember
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
-from tiebreak.protocol.errors import EncodingError
 
-PLAIN = "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<eos>{% endfor %}"
+PLAIN = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<eos>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 MARKED = (
     "{% for m in messages %}<|{{ m['role'] }}|>{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
     "{% if m['role'] == 'assistant' %}{%- generation %}{{ m['content'] }}"
@@ -85,8 +93,13 @@ def test_from_conversations_to_a_certified_adapter(
         if step.number == 11:
             raise KeyboardInterrupt
 
+    resume = Run.resume
+
+    def interrupted(self: Run, *given: Any, callbacks: list[Any], **more: Any) -> Run:
+        return resume(self, *given, callbacks=[*callbacks, stop], **more)
+
     with monkeypatch.context() as patch:
-        patch.setattr(finetuning, "train", partial(tiebreak.train, callbacks=[stop]))
+        patch.setattr(Run, "resume", interrupted)
         command("finetune", *options(here, here / "out"), code=130)
     assert tiebreak.open_run(here / "out" / "run").step == 10
     found = command.tell("finetune", *options(here, here / "out"))
@@ -119,9 +132,56 @@ def test_from_conversations_to_a_certified_adapter(
 
 
 @pytest.mark.slow
+def test_settings_decide_the_run_and_the_card_loads_the_adapter(here: Path, command: Commands, tmp_path: Path) -> None:
+    (here / "held.jsonl").write_text(json.dumps({"messages": SAID}) + "\n" + json.dumps({"text": QUESTION}) + "\n")
+    given = ["finetune", "--model", here / "model", "--data", here / "chat.jsonl", "--length", 16, "--threads", 1]
+    options = ["--lora", 2, "--alpha", 8, "--targets", "q_proj,v_proj", "--dropout", 0.25, "--dtype", "float32",
+               "--epochs", 0.5, "--batch", 4, "--schedule", "linear", "--warmup", 3, "--rate", "1e-2"]  # fmt: skip
+    plain = command.tell(*given, *options, "-o", here / "plain")
+    measured = ["--evaluation", here / "held.jsonl", "--merge", here / "merged"]
+    found = command.tell(*given, *options, *measured, "-o", here / "out", "--key", here / "plain" / "key.pem")
+    run = tiebreak.open_run(found["run"])
+    assert run.root == tiebreak.open_run(plain["run"]).root, (
+        "evaluation draws nothing from training, and dropout not anew"
+    )
+    settings = FineTuning(model=here / "model", data=here / "chat.jsonl", length=16)
+    windowed = windows(settings, settings.data)
+    assert run.steps == len(windowed.ids) // 2 // 4
+    assert found["data"] == windowed.lines
+    configuration = json.loads((here / "out" / "adapter" / "adapter_config.json").read_text())
+    assert [configuration[name] for name in ("r", "lora_alpha", "lora_dropout")] == [2, 8, 0.25]
+    assert sorted(configuration["target_modules"]) == ["q_proj", "v_proj"]
+    rates = run._run.data()["learning_rate"]
+    assert rates.argmax() == 3
+    assert rates[-1].item() == pytest.approx(1e-3)
+    held = windows(settings, here / "held.jsonl")
+    base = LlamaForCausalLM.from_pretrained(here / "model", dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, here / "out" / "adapter")
+    with torch.no_grad():
+        logits = model(input_ids=held.ids).logits[:, :-1].flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, held.labels[:, 1:].flatten())
+        assert evaluations(run)[run.steps] == found["evaluation"] == pytest.approx(loss.item(), rel=1e-5)
+        merged = LlamaForCausalLM.from_pretrained(here / "merged", dtype=torch.float32)
+        torch.testing.assert_close(merged(held.ids).logits, model(held.ids).logits)
+    assert "not certified" in (here / "merged" / "README.md").read_text()
+    assert found["merged"].endswith("(not certified)")
+    card = (here / "out" / "adapter" / "README.md").read_text()
+    assert all(f"- {line}\n" in card for line in found["data"])
+    assert f"- evaluation loss after step {run.steps}: {found['evaluation']:.4f}\n" in card
+    (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    (here / "out" / "model").symlink_to(here / "model")
+    done = subprocess.run([sys.executable, "-c", code], cwd=here / "out", capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("<|user|>Hello!<eos>")
+    command(*(verify_line := found["verify"].split()[1:]))
+    command("verify", here / "merged", *verify_line[2:], code=2)
+
+
+@pytest.mark.slow
 def test_only_what_the_template_marks_is_learnt(here: Path) -> None:
     settings = FineTuning(model=here / "model", data=here / "chat.jsonl", length=5)
-    ids, labels = windows(settings)
+    found = windows(settings, settings.data)
+    ids, labels = found.ids, found.labels
     tokenizer = PreTrainedTokenizerFast.from_pretrained(here / "model")
     once = tokenizer.apply_chat_template(SAID, return_dict=True)["input_ids"]
     everything = torch.tensor(once * 40)[: len(once) * 8 * 5].reshape(-1, 5)
@@ -131,30 +191,168 @@ def test_only_what_the_template_marks_is_learnt(here: Path) -> None:
     assert torch.equal(ids, everything[kept])
     assert torch.equal(labels, everything.where(learnt, -100)[kept])
     assert ANSWER in tokenizer.decode(labels[labels >= 0][: len(once)])
+    assert found.lines[0].startswith("40 rows of ")
+    assert f"; {int((~kept).sum())} windows and 0 rows without anything to learn" in found.lines[1]
+    assert len(found.lines) == 3, "the template marks answers"
+    assert found.lines[2] == "columns not used: id"
     (here / "model" / "chat_template.jinja").write_text(PLAIN)
-    ids, labels = windows(settings)
-    assert torch.equal(ids, everything)
-    assert torch.equal(labels, ids)
+    plain = windows(settings, settings.data)
+    assert torch.equal(plain.ids, ids), "what an answer adds to the rendering before it"
+    assert torch.equal(plain.labels, labels)
+    assert "0 answers that cannot be found" in plain.lines[2]
+    (here / "model" / "chat_template.jinja").write_text(PLAIN + "{{ messages | length }}")
+    with pytest.raises(ConfigurationError, match="0 of them the assistant's"):
+        windows(settings, settings.data)
     (here / "chat.jsonl").write_text('{"text": "All of them."}\n\n' * 20)
-    ids, _ = windows(settings)
-    assert tokenizer.decode(ids[:2].flatten()).startswith("All of them.<eos>All")
+    text = windows(settings, settings.data)
+    assert torch.equal(text.ids, text.labels)
+    assert tokenizer.decode(text.ids[:2].flatten()).startswith("All of them.<eos>All")
 
 
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{}", "line 1: expected a field 'messages'"), ('{"messages": []}', "a list of messages, or a field 'text'"),
-        ('{"messages": [{"content": "x"}]}', "a list of messages"), ("[1]", "line 1: expected an object"),
-        ('{"text": 1}', "line 1, text: expected text"), ("{", "expected JSON"),
-        ('{"messages": [{"role": "tool"}]}', "messages that the tokenizer's chat template takes.*no tools"),
+        ("{}", "line 1: expected one of messages, .* got no column"), ('{"messages": []}', "a list of messages"),
+        ('{"messages": [{"content": "x"}]}', "message 1: expected an object with role"),
+        ("[1]", "line 1: expected an object"), ('{"text": 1}', "line 1, text: expected text"), ("{", "expected JSON"),
+        ('{"messages": [{"role": "tool", "content": ""}]}', "messages that the tokenizer's chat template.*no tools"),
         ("", "expected at least 1024 tokens"),
     ],
 )  # fmt: skip
 def test_data_that_cannot_be_read_are_named(here: Path, line: str, said: str) -> None:
     (here / "chat.jsonl").write_text(line + "\n")
-    with pytest.raises((ConfigurationError, EncodingError), match=said) as caught:
-        windows(FineTuning(model=here / "model", data=here / "chat.jsonl"))
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        windows(FineTuning(model=here / "model", data=here / "chat.jsonl"), here / "chat.jsonl")
     assert "chat.jsonl" in str(caught.value)
+
+
+def row(path: Path, **columns: Any) -> Example:
+    path.write_text(json.dumps(columns) + "\n")
+    (found,) = examples(path)
+    return found
+
+
+USER, REPLY = ({"role": role, "content": content} for role, content in (("user", "q"), ("assistant", "a")))
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
+
+
+def test_rows_in_each_form_are_understood(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    both = row(path, messages=[USER, REPLY], text="t", tools=json.dumps(TOOLS), id=3)
+    assert (both.messages, both.text, both.more) == ([USER, REPLY], "", {"tools": TOOLS})
+    assert both.unused == {"text", "id"}
+    called = {"role": "assistant", "content": None, "tool_calls": [{"id": "x"}]}
+    assert row(path, messages=[USER, called], documents=[{"text": "d"}]).messages == [USER, called]
+    said = [{"from": who, "value": value} for who, value in (("human", "q"), ("gpt", "a"))]
+    assert row(path, conversations=said, system="s").messages == [{"role": "system", "content": "s"}, USER, REPLY]
+    assert row(path, conversations=[USER, REPLY]).messages == [USER, REPLY]
+    assert row(path, instruction="q", input="", output="a", text="all").messages == [USER, REPLY]
+    assert row(path, instruction="q", input="i", output="a").messages[0]["content"] == "q\n\ni"
+    assert (found := row(path, prompt="q: ", completion="a")).text[found.given :] == "a"
+    assert row(path, prompt=[USER], completion=[REPLY]).first == 1
+    assert row(path, prompt="q", messages=[USER, REPLY]).unused == {"prompt"}
+    assert row(path, text="t").messages == []
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": "q", "chosen": "a", "rejected": "b"}, "got chosen, prompt, rejected"),
+    (
+        {"messages": [USER], "conversations": [USER]},
+        "expected one of messages, conversations, .* got conversations, messages",
+    ),
+    ({"messages": [{"role": "user"}, REPLY]}, "message 1: expected content"),
+    ({"messages": [USER, {"role": "gpt", "content": "a"}]}, "message 2: expected a role of system, .*got 'gpt'"),
+    ({"conversations": [{"from": "bing", "value": "a"}]}, "got 'bing'"),
+    ({"messages": [USER, REPLY | {"weight": 0}]}, "message 2: expected no weight but 1"),
+    ({"messages": [USER, REPLY], "tools": "add"}, "tools: expected JSON"),
+    ({"messages": [USER, REPLY], "tools": {"a": 1}}, "tools: expected a list"),
+    ({"prompt": "q", "completion": [REPLY]}, "completion: expected text"),
+    ({"instruction": "q", "output": "a", "history": [["q", "a"]]}, "no earlier turns in `history`"),
+    ({"instruction": "q", "output": 3}, "expected texts"),
+]
+
+
+@pytest.mark.parametrize(("columns", "said"), REFUSED, ids=[said for _, said in REFUSED])
+def test_rows_of_another_form_are_refused_by_file_and_line(tmp_path: Path, columns: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"x.jsonl, line 1.*{said}"):
+        row(tmp_path / "x.jsonl", **columns)
+
+
+@pytest.mark.slow
+def test_rows_are_read_from_each_kind_of_source(tmp_path: Path) -> None:
+    rows = [{"messages": [USER, REPLY]}, {"messages": [USER, REPLY | {"tool_calls": [{"id": "x"}]}]}]
+    (tmp_path / "folder").mkdir()
+    for name in ("folder/a.jsonl", "folder/b.jsonl"):
+        (tmp_path / name).write_text("".join(json.dumps(one) + "\n" for one in rows))
+    (tmp_path / "list.json").write_text(json.dumps(rows))
+    made = datasets.Dataset.from_list(rows)
+    made.to_parquet(tmp_path / "x.parquet")
+    made.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": made, "test": made}).save_to_disk(tmp_path / "splits")
+    wanted = [one["messages"] for one in rows]
+    for name in ("list.json", "x.parquet", "one", "splits"):
+        assert [one.messages for one in examples(tmp_path / name)] == wanted, name
+    assert [one.where for one in examples(tmp_path / "folder")][2] == f"{tmp_path / 'folder' / 'b.jsonl'}, line 1"
+    datasets.DatasetDict({"test": made}).save_to_disk(tmp_path / "other")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1")
+    (tmp_path / "none").mkdir()
+    for name, said in (("other", "a split named train"), ("bad.parquet", "expected Parquet"), ("none", "a folder of")):
+        with pytest.raises(ConfigurationError, match=said):
+            list(examples(tmp_path / name))
+
+
+@pytest.mark.slow
+def test_tools_and_completions_reach_the_tokens(here: Path) -> None:
+    (here / "model" / "chat_template.jinja").write_text(PLAIN)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(here / "model")
+
+    def tokens(**columns: Any) -> tuple[str, str]:
+        row(here / "x.jsonl", **columns)
+        ((found, _),) = finetuning._tokenized(FineTuning(model=here / "model", data=here), here / "x.jsonl")
+        learnt = [token for token, is_learnt in zip(found.ids, found.learnt, strict=True) if is_learnt]
+        return tokenizer.decode(found.ids), tokenizer.decode(learnt)
+
+    question, reply = SAID
+    assert tokens(messages=SAID, tools=TOOLS)[0].startswith('[{"type": "function"')
+    assert tokens(messages=SAID)[0].startswith("<|user|>")
+    for prompt in ([question], [*SAID, question]):
+        assert tokens(prompt=prompt, completion=[reply])[1] == f"{ANSWER}<eos>", "no answer of the prompt"
+    assert tokens(prompt=f"{QUESTION} ", completion=ANSWER) == (f"{QUESTION} {ANSWER}<eos>", f"{ANSWER}<eos>")
+    assert tokens(prompt=QUESTION, completion=f" {ANSWER}")[1] == f" {ANSWER}<eos>"
+
+
+def test_a_changed_setting_is_named_at_once_and_nothing_is_left_behind(here: Path, command: Commands) -> None:
+    given = ["finetune", "--model", here / "model", "--data", here / "chat.jsonl", "-o", here / "out", "--length", 16]
+    settings = FineTuning(model=here / "model", data=here / "chat.jsonl", length=16)
+    (here / "out" / "run").mkdir(parents=True)
+    remember(here / "out" / "run" / TUNING, settings.remembered())
+    settings.check(here / "out" / "run")
+    replace(settings, alpha=32, epochs=1.0, evaluation=settings.data).check(here / "out" / "run")
+    for more, said in (
+        (["--rate", "1e-3"], "rate 0.0002, got 0.001; go on with what it was made with, or start afresh"),
+        (["--epochs", "2"], "epochs 1.0, got 2.0"), (["--targets", "q_proj"], "targets all-linear, got q_proj"),
+    ):  # fmt: skip
+        assert f"{here / 'out' / 'run'} was made with {said}" in command.error(*given, *more)
+    (here / "chat.jsonl").write_text('{"text": "x"}\n')
+    assert "was made with data (SHA-256) " in command.error(*given)
+    shutil.rmtree(here / "out")
+    config = json.loads((here / "model" / "config.json").read_text())
+    (here / "model" / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 15}))
+    (here / "full").mkdir()
+    (here / "full" / "x").touch()
+    for more, said in (
+        ([], "expected a length of at most 15 tokens, the positions of "),
+        (["--epochs", 1, "--steps", 1], "expected --epochs or --steps, got both: 1 and 1"),
+        (["--keep", "some"], "expected all, every:M or last"),
+        (["--merge", here / "full"], "expected a new or empty folder to merge into"),
+    ):
+        assert said in command.error(*given, *more)
+    for more in ([], ["--evaluation", here / "bad.jsonl"]):
+        (here / "model" / "config.json").write_text(json.dumps(config | {"rope_scaling": {"factor": 2.0}}))
+        (here / ("bad.jsonl" if more else "chat.jsonl")).write_text("{\n")
+        assert "line 1: expected JSON" in command.error(*given, *more)
+        (here / "chat.jsonl").write_text('{"text": "x"}\n')
+    assert not (here / "out").exists()
 
 
 LOOPS = "".join(f"{{% for x{depth} in many %}}" for depth in range(10)) + "{% endfor %}" * 10
@@ -172,7 +370,7 @@ def test_a_chat_template_that_does_not_end_is_an_error_before_anything_is_writte
     told = command("finetune", *options(here, here / "out"), code=1)
     assert "chat.jsonl, line 1: expected messages that the tokenizer's chat template takes, got: " in told
     assert f"ends within 2 s of processor time and 4 GiB, {ENDLESS}" in told
-    assert [path.name for path in (here / "out").iterdir()] == ["key.pem"], "the same command goes on once it is mended"
+    assert not (here / "out").exists()
 
 
 @pytest.mark.slow

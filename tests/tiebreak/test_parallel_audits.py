@@ -265,13 +265,13 @@ def test_a_ledger_is_of_one_audit_and_one_process(honest: RunDirectory, tmp_path
     opened.close()
     AuditLedger(tmp_path / "mine", {"job": "x"}).close()
     (tmp_path / "text").write_text("not a database, and long enough to be seen as none" * 100)
-    with pytest.raises(EncodingError, match="expected a ledger of `tiebreak audit`, got: file is not a database"):
+    with pytest.raises(ConfigurationError, match="expected a ledger of `tiebreak audit`, got: file is not a database"):
         AuditLedger(tmp_path / "text", {})
     with pytest.raises(StateError, match="unable to open database file"):
         AuditLedger(tmp_path / "none" / "ledger", {})
     with closing(sqlite3.connect(tmp_path / "other")) as other:
         other.execute("CREATE TABLE audit (x)")
-    with pytest.raises(EncodingError, match="expected a ledger of `tiebreak audit`, got: "):
+    with pytest.raises(ConfigurationError, match="expected a ledger of `tiebreak audit`, got: "):
         AuditLedger(tmp_path / "other", {})
 
 

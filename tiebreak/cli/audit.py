@@ -72,6 +72,9 @@ def audit(
     trainer kept before it, which must hash to what is signed, to the record at its end. A sample finds a cheat with the
     probability that is printed, if it was drawn after the head was signed.
 
+    An audit that reaches the last signed step also looks at the state that RUN keeps of it, which becomes the weights:
+    if that file is not what was signed, the exit code is 3.
+
     --jobs and --ray check parts, by default all, by several processes at once; --threads and --memory are then those of
     each. Parts begin at kept checkpoints, so how far that helps depends on how many the trainer kept. A disagreement is
     computed again by another process, in another order, before it counts. Nothing is lost when one of them is killed,
@@ -85,7 +88,9 @@ def audit(
     report: dict[str, Any] = {"run": str(run)}
     try:
         _check_choice(segment, from_step, to_step, sample, seed)
-        trainer = api.runs.open_directory(run)
+        if ledger is not None and jobs is None and ray is None:
+            raise ConfigurationError("expected --ledger together with --jobs or --ray, got it alone")
+        trainer = api.reading.open_directory(run)
         report["job"] = trainer.job.id.hex()
         workers = None
         if jobs is not None or ray is not None:
@@ -140,6 +145,7 @@ def _whole(trainer: "RunDirectory", output: Path, machine: Machine, report: dict
         details = [f"  run root   expected {root}, got {comparison.committed.hex()}"]
         finder = f"`tiebreak dispute {trainer.path} {output}`"
         raise _failure(report, trainer, done.fraud, comparison.count, finder, details)
+    api.audits.check_last_state(trainer, done.head)
     lines = _log_words(done.log) if trainer.job.is_logged else []
     before = f", {done.resumed} of them replayed before" if done.resumed else ""
     agrees = f"agrees: {comparison.count} checkpoints, {done.last_step} steps{before}"
@@ -190,6 +196,8 @@ def _parts(
     if done.fraud is not None:
         finder = f"a dispute with the replay of a whole audit (`tiebreak audit {trainer.path}`)"
         raise _failure(report, trainer, done.fraud, total, finder, [])
+    if done.checked[-1].checkpoint == total - 1:
+        api.audits.check_last_state(trainer, choice.head)
     return [*lines, *_words(done)]
 
 
@@ -269,7 +277,7 @@ def validate(run: Path, share: float, seed: str | None, epochs: bool, machine: M
     Exit codes: 0 agrees, 2 fraud, 3 could not be checked (withheld or damaged), 1 asked for what is not there.
     """
     drawn = secrets.token_hex(16) if seed is None else seed
-    opened = api.runs.open_directory(run)
+    opened = api.reading.open_directory(run)
     try:
         found = api.validating.validate(opened, share, drawn, machine, epochs=epochs)
     except CannotCheck as error:

@@ -55,7 +55,7 @@ def certify(
     The file is an in-toto statement in a DSSE envelope. In addition to each party's signature there is one that `cosign
     verify-blob-attestation` and in-toto's libraries check by the party's P-256 key (`tiebreak key FILE --public`).
     """
-    opened = api.runs.open_directory(run)
+    opened = api.reading.open_directory(run)
     ending = None
     if rpc is not None and not output.exists():
         head = api.onchain.signed_head(opened, None).head
@@ -199,7 +199,7 @@ def prove_ownership(run: Path, proof: Path, challenge: Path | None, key: Path | 
     before each drawn segment, and the data. Look first, without --key, at what would be opened: one who has a state,
     program and data can train on from there.
     """
-    opened = api.runs.open_directory(run)
+    opened = api.reading.open_directory(run)
     if challenge is None:
         made = api.ownership.claim(opened, proof)
         tell({"proof": str(proof), "job": opened.job.id.hex(), "segments": len(made.records)}, as_json=as_json)

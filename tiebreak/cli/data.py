@@ -6,7 +6,7 @@ import click
 
 from tiebreak import api
 from tiebreak.cli.options import NEW_FILE, json_option, output_option, tell
-from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.errors import ConfigurationError, own_file
 
 
 @click.group()
@@ -37,7 +37,8 @@ def import_arrays(files: tuple[Path, ...], dtype: str | None, offset: int, shape
 
     and reads from the disk what each batch needs of it. Imports take little memory, whatever the size.
     """
-    api.importing.import_files(files, output, dtype=dtype, offset=offset, shape=_shape(shape))
+    with own_file():
+        api.importing.import_files(files, output, dtype=dtype, offset=offset, shape=_shape(shape))
     _show(output, cached=False)
 
 
@@ -51,11 +52,12 @@ def root(paths: tuple[Path, ...], no_cache: bool, as_json: bool) -> None:
     The id is what a job commits to: the root of the array's chunks, with its type and shape. It is computed once for
     each file and kept in the cache as long as the file does not change.
     """
-    if not as_json:
-        for path in paths:
-            _show(path, cached=not no_cache)
-        return
-    found = [one for path in paths for one in api.importing.facts(path, cached=not no_cache)]
+    with own_file():
+        if not as_json:
+            for path in paths:
+                _show(path, cached=not no_cache)
+            return
+        found = [one for path in paths for one in api.importing.facts(path, cached=not no_cache)]
     tell([{"name": name, "type": array.element, "shape": array.shape, "id": facts.identity.hex(),
            "not_finite": facts.not_finite} for name, array, facts in found], as_json=True)  # fmt: skip
 

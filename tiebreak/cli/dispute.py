@@ -42,6 +42,8 @@ def dispute(run: Path, replay: Path, count: int | None, machine: Machine, as_jso
 
     Exit codes: 0 a verdict was reached and is printed, 4 there is nothing to dispute: head and replay have one root.
     """
+    for folder in (run, replay):
+        api.reading.open_directory(folder)  # before torch
     defended, own = api.disputes.open_both(run, replay)
     found = api.disputes.dispute(defended, own, machine, count)
     if found is None:

@@ -1,6 +1,8 @@
 """`tiebreak finetune`: from a model and conversations to a certified adapter."""
 
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,12 +11,21 @@ import yaml
 
 from tiebreak import api
 from tiebreak.api.machine import Machine
+from tiebreak.api.training.settings import FineTuning
 from tiebreak.cli.key import load_key, new_key
 from tiebreak.cli.options import FILE, FOLDER, json_option, machine_options, number, tell
 from tiebreak.engine.data.disk import make_folder, read_file, write_file
-from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.engine.run.retention import Keep
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import ConfigurationError, own_file
 
 MAX_CONFIG_BYTES: Final = 1 << 16
+ROWS: Final = click.Path(exists=True, path_type=Path)
+MERGED: Final = (
+    "These weights are not certified: the sums of base and adapters were rounded here, outside the run. The certificate"
+    " is for the adapters alone.\n"
+)
+NEW_FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
 
 def _configure(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -22,7 +33,8 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
     if path is None:
         return
     try:
-        found = yaml.safe_load(read_file(path, MAX_CONFIG_BYTES))
+        with own_file():
+            found = yaml.safe_load(read_file(path, MAX_CONFIG_BYTES))
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigurationError(f"{path}: expected YAML, got: {error}") from error
     known = {name for one in context.command.params if (name := one.name) and name not in ("config", "as_json")}
@@ -39,42 +51,87 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
 @click.option("--config", type=FILE, callback=_configure, is_eager=True, expose_value=False,
               help="YAML file with any of these options by name; options of the command line override it.")  # fmt: skip
 @click.option("--model", type=FOLDER, required=True, help="Folder of a model and its tokenizer (`save_pretrained`).")
-@click.option("--data", type=FILE, required=True, help="JSON lines with `messages` (role and content) or `text`.")
-@click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path), required=True,
+@click.option("--data", type=ROWS, required=True, help="Rows of conversations or texts (see docs/finetuning.md): JSON "
+              "lines, a JSON list, Parquet, or a folder of `datasets` or of such files.")  # fmt: skip
+@click.option("--evaluation", "--eval", type=ROWS, help="Rows whose mean loss is computed at each checkpoint; they are "
+              "not learnt.")  # fmt: skip
+@click.option("--output", "-o", type=NEW_FOLDER, required=True,
               help="Folder for run, adapter and key; what is there already is continued.")  # fmt: skip
-@number("--lora", 1, None, 16, "Rank of the adapters, which are on all linear layers.")
-@click.option("--steps", type=click.IntRange(1), help="Steps of training.  [default: one pass over the data]")
+@click.option(
+    "--merge", type=NEW_FOLDER, help="New or empty folder for a whole model with merged adapters, uncertified."
+)
+@number("--lora", 1, None, 16, "Rank of the adapters.")
+@click.option("--alpha", type=click.IntRange(1), help="Scale of the adapters, times their rank.  [default: 2 ranks]")
+@click.option("--targets", default="all-linear", show_default=True, metavar="NAME,...",
+              help="Names of modules that get adapters; all-linear: linear layers but the head.")  # fmt: skip
+@click.option("--dropout", type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True,
+              help="Share of an adapter's inputs that a step zeroes, drawn from the job's seed.")  # fmt: skip
+@click.option("--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True,
+              help="Type of the model's weights; auto: that in its folder. Adapters are float32.")  # fmt: skip
+@click.option("--epochs", type=click.FloatRange(0, min_open=True), help="Passes over the data.  [default: 1]")
+@click.option("--steps", type=click.IntRange(1), help="Steps of training, instead of --epochs.")
 @number("--length", 2, None, 1024, "Tokens in a window; conversations are packed into windows one after the other.")
 @number("--batch", 1, None, 1, "Windows in a batch.")
 @number("--accumulation", 1, None, 1, "Batches whose gradients are summed in a step.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), default=2e-4, show_default=True, help="Learning rate.")
-@number("--seed", 0, (1 << 64) - 1, 0, "Seed of the adapters' first weights and of the order of the windows.")
+@click.option("--schedule", type=click.Choice(["constant", "linear", "cosine"]), default="cosine", show_default=True,
+              help="Course of the rate after the warm-up; the last two fall to a tenth in the last step.")  # fmt: skip
+@click.option("--warmup", type=click.IntRange(0), help="Steps in which the rate rises.  [default: 3% of all steps]")
+@number("--seed", 0, (1 << 64) - 1, 0, "Seed of the adapters' first weights, the order of windows, and dropout.")
 @click.option("--key", type=FILE, help="Key file that signs the run.  [default: key.pem in OUTPUT, made if need be]")
 @click.option("--keep", default="last", show_default=True, metavar="all|every:M|last",
               help="Checkpoints that stay on disk: all, every M-th, or the last.")  # fmt: skip
 @machine_options("threads", "device", "memory")
 @json_option
-def finetune(output: Path, key: Path | None, keep: str, machine: Machine, as_json: bool, **given: Any) -> None:
+def finetune(
+    output: Path, merge: Path | None, key: Path | None, keep: str, machine: Machine, as_json: bool, **given: Any
+) -> None:
     """Fine-tune the model in a folder by LoRA on conversations, as a run that anyone can check.
 
-    At the end, OUTPUT/adapter has the adapter as PEFT loads it, its certificate, and a model card with the command that
-    verifies it; OUTPUT/run has the run, which anyone can audit. Interrupt it at any time: the same command goes on from
-    the last checkpoint. Nothing is fetched from anywhere. Where the chat template marks what the assistant says, only
-    that is learnt. Needs the extra tiebreak[finetune]. See docs/finetuning.md.
+    At the end, OUTPUT/adapter has the adapter as PEFT loads it, its tokenizer, its certificate, and a model card with
+    the command that verifies it; OUTPUT/run has the run, which anyone can audit. Interrupt it at any time: the same
+    command goes on from the last checkpoint. Nothing is fetched from anywhere. Of a conversation, what the assistant
+    says is learnt. Needs the extra tiebreak[finetune]. See docs/finetuning.md.
     """
-    own, folder, adapter = output / "key.pem" if key is None else key, output / "run", output / "adapter"
-    make_folder(output)
-    signer, settings = load_key(own) if own.exists() else new_key(own), api.finetuning.FineTuning(**given)
-    run, model = api.finetuning.finetune(settings, folder, key=signer, machine=machine, progress=not as_json, keep=keep)
-    model.save_pretrained(adapter)
-    (adapter / "README.md").unlink(missing_ok=True)  # PEFT's: ours names the certificate, which cannot sign for it
+    settings, folder, adapter = FineTuning(**given), output / "run", output / "adapter"
+    Keep.parse(keep)
+    if merge is not None and merge.is_dir() and any(merge.iterdir()):
+        raise ConfigurationError(f"expected a new or empty folder to merge into, got {merge}; choose another")
+    settings.check(folder)
+    with _key(output / "key.pem" if key is None else key, folder) as signer:
+        run, model, data = api.finetuning.finetune(
+            settings, folder, key=signer, machine=machine, progress=not as_json, keep=keep,
+            tell=lambda line: None if as_json else click.echo(line, err=True),
+        )  # fmt: skip
+    api.finetuning.save(settings, model, adapter)
     certificate = adapter / "certificate.json"
-    signed, found = api.certifying.certify(api.runs.open_directory(folder), adapter, certificate, signer)
-    card = api.finetuning.model_card(settings, run) + api.certifying.card(signed, found, certificate.name)
+    signed, found = api.certifying.certify(api.reading.open_directory(folder), adapter, certificate, signer)
+    card = api.finetuning.model_card(settings, run, data) + api.certifying.card(signed, found, certificate.name)
     write_file(adapter / "README.md", card.encode())
+    if merge is not None:
+        api.finetuning.save(settings, model.merge_and_unload(), merge)
+        write_file(merge / "README.md", MERGED.encode())
+    losses = api.finetuning.evaluations(run)
     tell({
-        "run": str(folder), "steps": run.steps, "loss": run.losses[-1], "adapter": str(adapter),
+        "run": str(folder), "steps": run.steps, "loss": run.losses[-1], "data": data,
+        **({"evaluation": losses[run.steps]} if run.steps in losses else {}), "adapter": str(adapter),
+        **({} if merge is None else {"merged": f"{merge} (not certified)"}),
         "certificate": signed.certificate.payload.digest.hex(),
         "verify": shlex.join([*map(str, ("tiebreak", "verify", adapter, certificate, "--base", settings.model)),
                               "--require", f"0x{signer.address.hex()}"]),
     }, as_json=as_json)  # fmt: skip
+
+
+@contextmanager
+def _key(path: Path, run: Path) -> Iterator[PrivateKey]:
+    """The key that signs. One made for a run that does not come about is removed, with the folder made for it."""
+    is_new, made = not path.exists(), not run.parent.exists()
+    make_folder(run.parent)
+    try:
+        yield new_key(path) if is_new else load_key(path)
+    except BaseException:
+        if is_new and not (run / "job.bin").exists():
+            path.unlink(missing_ok=True)
+        if made and not any(run.parent.iterdir()):
+            run.parent.rmdir()
+        raise

@@ -108,7 +108,7 @@ EXTRAS: Final = {
     "ray": "ray",
     **dict.fromkeys(["jinja2", "markupsafe", "sklearn"], "demo"),
     **dict.fromkeys(["httpx", "prometheus_client", "sqlalchemy", "starlette", "uvicorn"], "node"),
-    **dict.fromkeys(["datasets", "tokenizers", "transformers"], "hf"),
+    **dict.fromkeys(["datasets", "pyarrow", "tokenizers", "transformers"], "hf"),
     **dict.fromkeys(["peft", "trl", "yaml"], "finetune"),
 }
 """Optional libraries, and the extra of the package that installs each."""

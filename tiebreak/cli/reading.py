@@ -235,7 +235,7 @@ def post(run: Path, key: Path, rpc: str, count: int | None, as_json: bool) -> No
     that the contract would refuse are not sent. By hand you watch the deadlines yourself (`tiebreak status`): a trainer
     that posts no head in time loses its stake. `tiebreak trainer` and `tiebreak client` do all of this by themselves.
     """
-    opened = api.runs.open_directory(run)
+    opened = api.reading.open_directory(run)
     _told(api.onchain.post(api.onchain.board_of(rpc, opened), opened, load_key(key), count), as_json)
 
 
@@ -259,7 +259,7 @@ def challenge(
     """
     if (replay is None) != anyway:
         raise ConfigurationError("expected --replay FOLDER, or --anyway in its place")
-    opened = api.runs.open_directory(run)
+    opened = api.reading.open_directory(run)
     game_id, sent = api.onchain.challenge(
         api.onchain.board_of(rpc, opened), opened, load_key(key), replay=replay, count=count, nonce=nonce
     )
@@ -285,7 +285,7 @@ def settle(run: Path, key: Path, rpc: str, how: str, to: Address | None, as_json
     """
     if (to is None) is (how == "concede"):
         raise ConfigurationError("expected --to ADDRESS with --how concede, and only there")
-    opened, owner = api.runs.open_directory(run), load_key(key)
+    opened, owner = api.reading.open_directory(run), load_key(key)
     board = api.onchain.board_of(rpc, opened)
     if to is not None:
         _told(api.onchain.concede(board, opened, owner, to), as_json)

@@ -31,7 +31,7 @@ from tiebreak.incentives.costs import (
 )
 from tiebreak.incentives.measured import FIGURES, WORST
 from tiebreak.incentives.workers import Shares, shares
-from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.errors import ConfigurationError, own_file
 
 POSITIVE: Final = click.FloatRange(0, min_open=True)
 MEANS: Final = {
@@ -138,7 +138,8 @@ def counts_from(options: dict[str, Any]) -> StepCounts:
     """Counts a captured program, or GPT-2 with about as many parameters as asked for, and names its source."""
     path: Path | None = options["program"]
     if path is not None:
-        counts = counts_of(api.bundle.read_program(path))
+        with own_file():
+            counts = counts_of(api.bundle.read_program(path))
         name = str(path)
     else:
         model = transformer_near(options["parameters"], sequence=options["sequence"], batch=options["batch"])

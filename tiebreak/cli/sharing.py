@@ -129,6 +129,7 @@ def weights(run: Path, output: Path, like: Path | None, rpc: str | None, unsettl
     the final record; nothing is written if any of them differs. The keys are those of the module's `state_dict`, so
     `load_state_dict` and, with --like, `from_pretrained` take them.
     """
+    api.reading.open_directory(run)  # before torch
     found = api.weights.write_weights(run, output, rpc=rpc, like=like, unsettled=unsettled)
     tell({
         "written": str(found.path),

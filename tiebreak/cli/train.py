@@ -18,6 +18,7 @@ in hex:
 """
 
 import json
+import os
 from contextlib import ExitStack
 from dataclasses import replace
 from math import isfinite
@@ -30,6 +31,7 @@ from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FILE, FOLDER, json_option, machine_options, tell
+from tiebreak.engine.run.retention import Keep
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -107,9 +109,10 @@ def train(
     """
     if quiet and as_json:
         raise ConfigurationError("expected one of --quiet and --json, got both")
-    opened = api.runs.open_directory(run)
+    Keep.parse(keep)
+    opened, shared = api.reading.open_directory(run), "TORCHELASTIC_RUN_ID" in os.environ
+    signer = None if shared else load_key(key)  # before torch
     with ExitStack() as stack:
-        shared = api.distributed.launched()
         exchange = stack.enter_context(api.distributed.joined(machine.device, timeout)) if shared else None
         first = exchange is None or not exchange.worker
         told = Told(opened, keep, "nothing" if quiet or not first else "lines" if as_json else "bar")
@@ -123,8 +126,8 @@ def train(
 
         root = api.runs.continue_run(
             opened, replace(machine, exchange=exchange),
-            key=load_key(key) if first else None, until=until, keep=keep, diverging=diverging, on_progress=stepped,
-            on_commit=told.commit,
+            key=load_key(key) if shared and first else signer, until=until, keep=keep, diverging=diverging,
+            on_progress=stepped, on_commit=told.commit,
         )  # fmt: skip
     told.end(root.hex())
 
@@ -197,4 +200,5 @@ def plan(run: Path, workers: int, as_json: bool) -> None:
     Bytes of FP32 DDP are those of the same model under plain data parallelism. The memory is that of the worker that
     needs most.
     """
-    tell(api.distributed.plan(api.runs.open_directory(run), workers), as_json=as_json)
+    opened = api.reading.open_directory(run)
+    tell(api.distributed.plan(opened, workers), as_json=as_json)

@@ -1,5 +1,8 @@
 """Error families, grouped by fault: the class tells who has to change something."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 def printable(text: str) -> str:
     """The text without control characters other than line ends, by which a stranger could write to the terminal."""
@@ -65,3 +68,12 @@ class ConfigurationError(TiebreakError):
 
 class StateError(TiebreakError):
     """Calls came in the wrong order, or a run or game is in the wrong state for this call."""
+
+
+@contextmanager
+def own_file() -> Iterator[None]:
+    """Reads a file of the user's own: if it cannot be read, the request is wrong, and no other party's word false."""
+    try:
+        yield
+    except EncodingError as error:
+        raise ConfigurationError(str(error)) from error

@@ -37,7 +37,7 @@ from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.records import StepRecord, run_tree
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.trees import Frontier
 
 SHARES: Final = (0.01, 0.1)
@@ -76,6 +76,19 @@ class WholeAudit:
         return f"<audit: {difference(self.fraud, self.comparison.count)}>"
 
 
+def check_last_state(trainer: RunDirectory, head: SignedHead) -> None:
+    """Raises `CannotCheck` if a run whose head is right keeps another last state, which `tiebreak weights` reads."""
+    last = trainer.job.last_step(head.head.count - 1)
+    try:
+        if last in trainer.kept():
+            trainer.state(last, narrow=True)
+    except VerificationError as error:
+        raise CannotCheck(
+            f"expected the state after step {last} that the trainer committed to, which is right, got another file; "
+            f"fetch it again or take the replay's: {error}"
+        ) from error
+
+
 def difference(fraud: SegmentReport | None, count: int, finder: str = "a dispute") -> str:
     """One sentence that says where a run of `count` checkpoints first departs from its program.
 
@@ -102,18 +115,23 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
 
     Uses only the job's own inputs, each checked against the job's roots, and under policy `logged` the committed logs.
     Continues a replay of which this user's audits made every record, in `folder`. Raises `ConfigurationError` if
-    nothing is signed yet, or if the folder holds anything else.
+    nothing is signed yet, or if the folder holds anything else; a refused audit makes no folder.
     """
     head = trainer.last_head()
     if head is None:
         raise ConfigurationError(
             f"{trainer.path}: expected at least one signed head, got none; train with the key that signs them"
         )
-    replay, last = OwnReplay.begin(trainer, folder), trainer.job.last_step(head.head.count - 1)
+    interpreter, last = (
+        make_interpreter(trainer.program, machine, trainer.job),
+        trainer.job.last_step(head.head.count - 1),
+    )
+    records = signed_records(trainer)[0] if trainer.job.is_logged else []
+    replay = OwnReplay.begin(trainer, folder)
     resumed = min(last, replay.last_complete())
     logs: Logs = NO_LOGS
     if trainer.job.is_logged:
-        logs = LogsInProgress(replay, CommittedLogs(LogFiles(trainer), signed_records(trainer)[0].__getitem__).step_log)
+        logs = LogsInProgress(replay, CommittedLogs(LogFiles(trainer), records.__getitem__).step_log)
     tally = Tally()
     with on_stderr("replaying", last, resumed, quiet=quiet) as on_step:
 
@@ -121,7 +139,6 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
             tally.step(progress)
             on_step(progress.step, progress.loss, tally.words())
 
-        interpreter = make_interpreter(replay.program, machine, replay.job)
         Worker(replay, interpreter, on_progress=told, on_commit=tally.commit, logs=logs).work(last)
     replay.check()  # the folder could have been overlaid meanwhile
     comparison = compare(replay, head)

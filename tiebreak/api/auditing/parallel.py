@@ -29,7 +29,7 @@ from tiebreak.engine.data.disk import storing
 from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
 from tiebreak.engine.run.directory import RunDirectory, kept_steps
 from tiebreak.protocol.commitments.records import StepRecord
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError, TiebreakError
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError
 from tiebreak.protocol.packing import AnyOf, pack, unpack
 from tiebreak.protocol.tags import Digest
 
@@ -91,7 +91,7 @@ class AuditLedger:
                 self._open(f"{self._key} {own_mark(self._key, path)}")
             except sqlite3.DatabaseError as error:
                 if error.sqlite_errorcode in (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-                    raise EncodingError(f"{path}: expected a ledger of `tiebreak audit`, got: {error}") from error
+                    raise ConfigurationError(f"{path}: expected a ledger of `tiebreak audit`, got: {error}") from error
                 raise StateError(f"{path}: expected a file that this process alone may write, got: {error}") from error
             stack.pop_all()
 

@@ -18,7 +18,7 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.offload import Budget
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
-from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.errors import ConfigurationError, own_file
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import SumKind, tolerance_of
 
@@ -76,12 +76,13 @@ def make_interpreter(program: Program, machine: Machine = Machine(), job: Job | 
 
 
 def as_policy(policy: Policy | None) -> LoggedPolicy | None:
-    """Loads the policy if it is given as a path. Raises `EncodingError` if the file is not a policy."""
+    """Loads the policy if it is given as a path. Raises `ConfigurationError` if the file is not a policy."""
     if not isinstance(policy, str | Path):
         return policy
     if not Path(policy).is_file():
         raise ConfigurationError(f"expected the file of a policy (tiebreak calibrate), got none at {policy}")
-    return LoggedPolicy.load(Path(policy))
+    with own_file():
+        return LoggedPolicy.load(Path(policy))
 
 
 def make_logging(job: Job | None, policy: LoggedPolicy | None = None) -> Logging | None:

@@ -1,147 +1,222 @@
-"""Fine-tunes a model of Hugging Face by LoRA on a file of conversations, as a run that anyone can check.
+"""Fine-tunes a model of Hugging Face by LoRA on rows of conversations or texts, as a run that anyone can check.
 
-The data are JSON lines. Each has `messages`, which the tokenizer's chat template turns into tokens, or `text`. The
-tokens of all lines stand one after the other and are cut into windows of one length, whose end is left away. Where the
-template marks what the assistant says (`{% generation %}`), only those tokens are learnt, else all of them.
+The tokens of all rows (`rows`) stand one after the other and are cut into windows of one length, whose end is left
+away. Of a conversation only what the assistant says is learnt: what the chat template marks (`{% generation %}`), or
+else what an answer adds to the rendering before it. Of prompt and completion, the completion; of a text, all of it.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from hashlib import file_digest
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from peft import LoraConfig, get_peft_model
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tiebreak.api.data.text import lines
 from tiebreak.api.machine import Machine
 from tiebreak.api.signing.keys import new_key
-from tiebreak.api.training.runs import Run, train
-from tiebreak.api.training.templates import ChatTemplate, loaded
+from tiebreak.api.training.rows import digest, examples
+from tiebreak.api.training.runs import Run, agree
+from tiebreak.api.training.settings import TUNING, FineTuning, remember
+from tiebreak.api.training.templates import ChatTemplate, Tokens, loaded, located
+from tiebreak.api.training.trainer import Step
 from tiebreak.engine.capture.task import AdamW, Clip
-from tiebreak.engine.optimizers.rates import cosine
+from tiebreak.engine.optimizers.rates import constant, cosine, linear
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.strict_json import JsonObject
 
 IGNORED: Final = -100  # as torch's losses ignore by default
+LOSS: Final = "evaluation loss"
+LOSSES: Final = "evaluation.jsonl"
+"""The file, in the run's folder, of losses on rows that are not learnt. Nobody signs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FineTuning:
-    """The settings of a job. The same ones on the same files give the same job.
+class TokenWindows:
+    """The windows in which something is learnt, int64 [windows, length] each, and sentences about the data."""
 
-    model: a local folder, as `save_pretrained` writes it. data: JSON lines. lora: the rank of the adapters, which are
-    on all linear layers but the head; their scale is 2. length: tokens in a window. steps: None for one pass over the
-    data. The rate rises over the first 3% of the steps, and falls along a cosine to a tenth.
-    """
-
-    model: Path
-    data: Path
-    lora: int = 16
-    steps: int | None = None
-    length: int = 1024
-    batch: int = 1
-    accumulation: int = 1
-    rate: float = 2e-4
-    seed: int = 0
+    ids: Tensor
+    labels: Tensor
+    lines: list[str]
 
 
 def finetune(
     settings: FineTuning, directory: Path, *, key: PrivateKey, machine: Machine = Machine(), progress: bool = True,
-    keep: str = "last",
-) -> tuple[Run, Any]:  # fmt: skip
-    """Trains into a run directory, or continues the run there, and returns it with the PEFT model of its weights.
+    keep: str = "last", tell: Callable[[str], None] = lambda _: None,
+) -> tuple[Run, Any, list[str]]:  # fmt: skip
+    """Trains into a run directory, or continues the run there. Returns it, the PEFT model, and sentences on the data.
 
     key: the trainer's; a throwaway key is the client's. Nothing is fetched, and no code of the model's folder is run
-    but its chat template, in a sandbox with limits (`templates`). For progress and keep see `Run.resume`.
+    but its chat template, in a sandbox with limits (`templates`). For progress and keep see `Run.resume`. tell: gets
+    these sentences and each evaluation as they come.
     """
-    if not (settings.model / "config.json").is_file():
-        raise ConfigurationError(
-            f"expected a folder with a model's config.json, got {settings.model}; download the model first "
-            "(`hf download NAME --local-dir FOLDER`)"
-        )
-    ids, labels = windows(settings)
-    steps = settings.steps or max(1, len(ids) // (settings.batch * settings.accumulation))
+    found = windows(settings, settings.data)
+    each = settings.batch * settings.accumulation
+    steps = settings.steps or max(1, int((settings.epochs or 1) * len(found.ids)) // each)
+    for line in found.lines:
+        tell(line)
+    evaluate = None
+    if settings.evaluation is not None:
+        held = windows(settings, settings.evaluation)
+        tell(f"evaluation: {held.lines[0]}")
+        evaluate = _evaluation(held, settings.batch, machine.device)
+
+    def measured(step: Step) -> None:
+        if step.metrics:
+            tell(f"step {step.number}: {LOSS} {step.metrics[LOSS]:.4f}")
+            with (directory / LOSSES).open("a") as file:
+                file.write(json.dumps({"step": step.number, "loss": step.metrics[LOSS]}) + "\n")
+
     model = _adapted(settings)
-    run = train(
+    run = agree(
         model, _loss, optimizer=AdamW(lr=settings.rate), batch=settings.batch, steps=steps,
-        accumulation=settings.accumulation, clip=Clip(norm=1.0), data={"input_ids": ids, "labels": labels},
-        schedule=cosine(steps, 3 * steps // 100, 0.1), seed=settings.seed, directory=directory,
-        client=new_key(), trainer=key, machine=machine, progress=progress, keep=keep,
+        accumulation=settings.accumulation, clip=Clip(norm=1.0), data={"input_ids": found.ids, "labels": found.labels},
+        schedule=_schedule(settings, steps), seed=settings.seed, directory=directory, evaluate=evaluate,
+        client=new_key(), trainer=key, machine=machine,
     )  # fmt: skip
+    remember(directory / TUNING, settings.remembered())
+    run.resume(key, progress=progress, keep=keep, callbacks=[measured])
     model.load_state_dict(run.state_dict())
-    return run, model.eval()
+    return run, model.eval(), found.lines
 
 
-def model_card(settings: FineTuning, run: Run) -> str:
-    """The beginning of the adapter's model card, in Markdown."""
-    base = settings.model.resolve().name
-    with settings.data.open("rb") as file:
-        digest = file_digest(file, "sha256").hexdigest()
-    return (
-        f"---\nbase_model: {base}\nlibrary_name: peft\n---\n# LoRA adapters of {base}\n\n"
-        f"Rank {settings.lora} on all linear layers, trained in {run.steps:,} steps of {settings.batch} x "
-        f"{settings.accumulation} windows of {settings.length:,} tokens of `{settings.data.name}` (SHA-256 `{digest}`) "
-        f"at a rate of {settings.rate:g}, with seed {settings.seed}. The last loss was {run.losses[-1]:.4f}.\n\n"
-    )
+def model_card(settings: FineTuning, run: Run, data: list[str]) -> str:
+    """The beginning of the adapter's model card, in Markdown. data: sentences on the data."""
+    base, alpha = settings.model.resolve().name, settings.alpha or 2 * settings.lora
+    warmup = "3%" if settings.warmup is None else settings.warmup
+    return "\n".join([
+        f"---\nbase_model: {base}\nlibrary_name: peft\n---\n# LoRA adapters of {base}\n",
+        f"Rank {settings.lora}, alpha {alpha} and dropout {settings.dropout:g} on {settings.targets}, trained in",
+        f"{run.steps:,} steps of {settings.batch} x {settings.accumulation} windows of {settings.length:,} tokens of",
+        f"`{settings.data.name}` (SHA-256 `{digest(settings.data)}`) at a rate of {settings.rate:g}",
+        f"({settings.schedule}, {warmup} steps of warm-up), with seed {settings.seed}. The last loss was "
+        f"{run.losses[-1]:.4f}.\n", *(f"- {line}" for line in data),
+        *(f"- {LOSS} after step {step}: {loss:.4f}" for step, loss in evaluations(run).items()), "",
+        _EXAMPLE.replace("BASE", base),
+    ])  # fmt: skip
+
+
+_EXAMPLE: Final = """```python
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+base, adapter, said = "BASE", "adapter", "Hello!"  # the folders, and a prompt
+tokenizer = AutoTokenizer.from_pretrained(adapter)
+model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), adapter)
+if tokenizer.chat_template:
+    messages = [{"role": "user", "content": said}]
+    said = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+given = tokenizer(said, return_tensors="pt", add_special_tokens=not tokenizer.chat_template)
+print(tokenizer.decode(model.generate(**given, max_new_tokens=64)[0]))
+```
+"""
+
+
+def evaluations(run: Run) -> dict[int, float]:
+    """The losses of a run on rows that are not learnt, by step."""
+    path = run.directory / LOSSES
+    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return {line["step"]: line["loss"] for line in lines}
+
+
+def save(settings: FineTuning, model: Any, folder: Path) -> None:
+    """Writes a model, or its adapter, with its tokenizer and chat template."""
+    model.save_pretrained(folder)
+    loaded(AutoTokenizer, settings.model).save_pretrained(folder)
+    (folder / "README.md").unlink(missing_ok=True)  # PEFT's: ours names the certificate, which cannot sign for it
+
+
+def _schedule(settings: FineTuning, steps: int) -> tuple[float, ...]:
+    warmup = 3 * steps // 100 if settings.warmup is None else settings.warmup
+    falling = {"linear": linear, "cosine": cosine}.get(settings.schedule)
+    return constant(steps, warmup) if falling is None else falling(steps, warmup, 0.1)
 
 
 def _adapted(settings: FineTuning) -> Any:
     """The model with new adapters, the same ones for the same seed."""
-    base, rank = loaded(AutoModelForCausalLM, settings.model, dtype="auto", use_safetensors=True), settings.lora
+    base = loaded(AutoModelForCausalLM, settings.model, dtype=settings.dtype, use_safetensors=True)
     torch.manual_seed(settings.seed)
-    adapters = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules="all-linear", task_type="CAUSAL_LM")
-    return get_peft_model(base, adapters).train()
+    targets = settings.targets if settings.targets == "all-linear" else settings.targets.split(",")
+    adapters = LoraConfig(
+        r=settings.lora, lora_alpha=settings.alpha or 2 * settings.lora, lora_dropout=settings.dropout,
+        target_modules=targets, task_type="CAUSAL_LM",
+    )  # fmt: skip
+    try:
+        return get_peft_model(base, adapters).train()
+    except ValueError as error:
+        raise ConfigurationError(f"expected names of modules, got {settings.targets}: {error}") from error
 
 
 def _loss(model: Any, input_ids: Tensor, labels: Tensor) -> Any:
     return model(input_ids=input_ids, labels=labels, use_cache=False).loss
 
 
-def windows(settings: FineTuning) -> tuple[Tensor, Tensor]:
-    """The tokens and labels of all windows in which something is learnt, int64 [windows, length] each."""
-    tokens, wanted = list[int](), list[bool]()
-    for ids, learnt in _tokenized(settings):
-        tokens += ids
-        wanted += learnt
-    end, length = len(tokens) // settings.length * settings.length, settings.length
-    found = torch.tensor(tokens[:end], dtype=torch.int64).reshape(-1, length)
+def _evaluation(found: TokenWindows, batch: int, device: str) -> Callable[[nn.Module], dict[str, float]]:
+    """Computes the mean loss of all tokens to be learnt in windows, in plain PyTorch, without dropout."""
+
+    @torch.no_grad()
+    def evaluate(model: nn.Module) -> dict[str, float]:
+        total, count = 0.0, int((found.labels[:, 1:] != IGNORED).sum())
+        for at in range(0, len(found.ids), batch):
+            ids, labels = found.ids[at : at + batch], found.labels[at : at + batch]
+            logits = model.to(device)(input_ids=ids.to(device), use_cache=False).logits[:, :-1].float().flatten(0, 1)
+            total += F.cross_entropy(logits, labels[:, 1:].flatten().to(device), reduction="sum").item()
+        return {LOSS: total / count}
+
+    return evaluate
+
+
+def windows(settings: FineTuning, source: Path) -> TokenWindows:
+    """Reads the rows of a source into windows. Raises `ConfigurationError`."""
+    tokens, wanted, length, unused = list[int](), list[bool](), settings.length, set[str]()
+    count, silent, missed, is_marked = 0, 0, 0, True
+    for found, names in _tokenized(settings, source):
+        tokens += found.ids
+        wanted += found.learnt
+        count, silent, missed = count + 1, silent + (not any(found.learnt)), missed + found.missed
+        is_marked &= found.is_marked
+        unused |= names
+    end = len(tokens) // length * length
+    ids = torch.tensor(tokens[:end], dtype=torch.int64).reshape(-1, length)
     mask = torch.tensor(wanted[:end], dtype=torch.bool).reshape(-1, length)
     kept = mask[:, 1:].any(1)  # the first token of a window has nothing to be told from
     if not kept.any():
         raise ConfigurationError(
-            f"{settings.data}: expected at least {settings.length} tokens, with some of the assistant's among them, "
-            f"got {len(tokens)}; take a smaller length or more data"
+            f"{source}: expected at least {length} tokens, with some of the assistant's among them, got {len(tokens)}, "
+            f"{sum(wanted)} of them the assistant's; take a smaller length or more data"
         )
-    return found[kept], found.masked_fill(~mask, IGNORED)[kept]
+    learnt = int(mask[kept][:, 1:].sum())
+    lines = [
+        f"{count:,} rows of {len(tokens):,} tokens; {int(kept.sum()):,} windows, of whose {ids[kept].numel():,} tokens "
+        f"{learnt:,} are learnt ({100 * learnt / ids[kept].numel():.3g}%)",
+        f"not used: {len(tokens) - end:,} tokens at the end; {int((~kept).sum()):,} windows and {silent:,} rows "
+        "without anything to learn",
+        f"the chat template marks no answers ({{% generation %}}): they are what it adds to the messages before them; "
+        f"{missed:,} answers that cannot be found like this are not learnt",
+        f"columns not used: {', '.join(sorted(unused))}",
+    ]
+    lines = [*lines[:2], *([] if is_marked else lines[2:3]), *(lines[3:] if unused else [])]
+    return TokenWindows(ids=ids[kept], labels=ids.masked_fill(~mask, IGNORED)[kept], lines=lines)
 
 
-def _tokenized(settings: FineTuning) -> Iterator[tuple[list[int], list[bool]]]:
-    """The tokens of each line, and which of them are to be learnt."""
+def _tokenized(settings: FineTuning, source: Path) -> Iterator[tuple[Tokens, set[str]]]:
+    """The tokens of each row, and the columns that it does not use."""
     tokenizer = loaded(AutoTokenizer, settings.model)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     with ChatTemplate(settings.model) as template:
-        for number, line in enumerate(lines(settings.data), 1):
-            if not line.strip():
+        for one in examples(source):
+            if not one.messages:
+                ids, learnt = located(tokenizer, one.text, [(one.given, len(one.text))])
+                learnt = learnt if one.given else [True] * len(ids)
+                yield Tokens([*ids, *end], [*learnt, *([True] * len(end))]), one.unused
                 continue
-            where = f"{settings.data}, line {number}"
-            example = JsonObject.parse(where, line.encode(), depth=16)
-            if "text" in example:
-                ids = [*tokenizer(example.text("text")).input_ids, *end]
-                yield ids, [True] * len(ids)
-                continue
-            messages = example.take("messages", "a list of messages, or a field 'text'", _are_messages)
             try:
-                yield template.apply(messages)
+                yield template.apply(one.messages, one.first, **one.more), one.unused
             except ConfigurationError as error:
                 raise ConfigurationError(
-                    f"{where}: expected messages that the tokenizer's chat template takes, got: {error}"
+                    f"{one.where}: expected messages that the tokenizer's chat template takes, got: {error}"
                 ) from error
-
-
-def _are_messages(found: object) -> bool:
-    return isinstance(found, list) and found != [] and all(isinstance(one, dict) and "role" in one for one in found)

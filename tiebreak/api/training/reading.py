@@ -1,19 +1,27 @@
 """The properties and the progress of a run in its folder, as JSON data. Nothing here needs torch."""
 
+from pathlib import Path
 from typing import Any, Final
 
 from tiebreak.engine.run.directory import MAX_NOTICE_BYTES, MAX_TITLE_BYTES, TITLE, UNCHECKED, RunDirectory, open_offer
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.errors import printable
+from tiebreak.protocol.errors import ConfigurationError, printable
 from tiebreak.protocol.program.rounding import SumKind, tolerance_of
 
-__all__ = ["CHECKS", "check_of", "open_offer", "policy_words", "show", "status"]
+__all__ = ["CHECKS", "check_of", "open_directory", "open_offer", "policy_words", "show", "status"]
 CHECKS: Final = {
     "full": "the program was compared with eager PyTorch",
     "slice": "the program was compared with eager PyTorch on a slice, a few of its equal layers",
     "none": "the program was never compared with eager PyTorch",
 }
 """The kinds of checks, and the words for each."""
+
+
+def open_directory(directory: Path) -> RunDirectory:
+    """Opens the files of a run; each is checked when it is read. Raises as `open_run` does."""
+    if not directory.is_dir():
+        raise ConfigurationError(f"expected the folder of a run, got {directory}; make one with `tiebreak agree`")
+    return RunDirectory.open(directory)
 
 
 def status(run: RunDirectory) -> dict[str, Any]:

@@ -3,8 +3,9 @@
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from hashlib import sha256
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +21,8 @@ from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import Bundle, capture_bundle
 from tiebreak.api.training.distributed import joined
 from tiebreak.api.training.evaluation import evaluate_state
-from tiebreak.api.training.reading import CHECKS, check_of
+from tiebreak.api.training.reading import CHECKS, check_of, open_directory
+from tiebreak.api.training.settings import check_unchanged, remember
 from tiebreak.api.training.tasks import CHECK, MODULE, adapter_names, as_state_dict, make_task, state_names
 from tiebreak.api.training.trainer import Callbacks, Step, norm_in, tell
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
@@ -49,6 +51,8 @@ from tiebreak.protocol.tags import Digest
 
 KEY: Final = instance("a key (tiebreak.load_key reads one)", PrivateKey)
 PRECISION: Final = whole(MIN_PRECISION, MAX_PRECISION)
+SETTINGS: Final = "settings.json"
+"""The file with the settings that a run was made with (`remember`)."""
 POLICY_OR_PATH: Final = instance("a policy of tiebreak.calibrate", LoggedPolicy) | PATH
 
 
@@ -322,6 +326,9 @@ def agree(
     there = (folder / "job.bin").exists()
     if not there and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigurationError(f"{folder}: expected a new or empty directory, or a run, got other files")
+    settings = _settings(task)
+    if there:
+        check_unchanged(folder / SETTINGS, settings)
     bundle = capture_bundle(task, check=check, device=machine.device)
     client, trainer, terms, policy = client or new_key(), trainer or new_key(), terms or Terms(), as_policy(policy)
     if there:
@@ -335,7 +342,17 @@ def agree(
     adapted, names = adapter_names(model), state_names(model)
     lines = ["\t".join([key, entry, *([adapted[key]] if key in adapted else [])]) for key, entry in names.items()]
     write_file(folder / NAMES, "".join(f"{line}\n" for line in lines).encode())
+    remember(folder / SETTINGS, settings)
     return Run(made, machine, task)
+
+
+def _settings(task: Task) -> dict[str, object]:
+    """The settings of a task that are numbers or words and decide what it computes, by name."""
+    parts: dict[str, Any] = {"": task, "batch.": task.batch, "optimizer.": task.optimizer, "clip.": task.clip}
+    held = ((f"{n}{f.name}", getattr(part, f.name)) for n, part in parts.items() if part for f in fields(part))
+    found = {n: v for n, v in held if isinstance(v, bool | int | float | str) and n not in ("name", "evaluate_every")}
+    schedule = None if task.schedule is None else sha256(repr(task.schedule).encode()).hexdigest()
+    return found | {"optimizer": type(task.optimizer).__name__, "schedule (SHA-256)": schedule}
 
 
 def agree_on(
@@ -375,13 +392,6 @@ def notice(bundle: Bundle) -> dict[str, bytes]:
     return mark | {name: data for name, data in ((TITLE, titled(bundle.name)), (ORIGINS, bundle.origins)) if data}
 
 
-def open_directory(directory: Path) -> RunDirectory:
-    """Opens the files of a run; each is checked when it is read. Raises as `open_run` does."""
-    if not directory.is_dir():
-        raise ConfigurationError(f"expected the folder of a run, got {directory}; make one with `tiebreak agree`")
-    return RunDirectory.open(directory)
-
-
 @taking(directory=PATH, machine=MACHINE)
 def open_run(directory: str | Path, *, machine: Machine = Machine()) -> Run:
     """Opens an existing run, which may come from a stranger.
@@ -391,6 +401,13 @@ def open_run(directory: str | Path, *, machine: Machine = Machine()) -> Run:
     return Run(open_directory(Path(directory)), machine)
 
 
+_CAUSES: Final = {
+    "program_root": ": another model, loss, or shape of the data",
+    "initial_state_root": ": other weights at the beginning",
+    "data_root": ": other data or learning rates",
+}
+
+
 def _check_same(there: Job, wanted: Job, folder: Path) -> None:
     names = ("program_root", "initial_state_root", "data_root", "steps", "checkpoint_interval")
     for name in (*names, "policy", "precision", "tolerances"):
@@ -398,8 +415,8 @@ def _check_same(there: Job, wanted: Job, folder: Path) -> None:
         if expected != found:
             shown = [value.hex() if isinstance(value, bytes) else value for value in (expected, found)]
             raise ConfigurationError(
-                f"{folder}: expected a run with {name} {shown[0]} of this model, data and settings, got {shown[1]}; "
-                "choose another directory"
+                f"{folder}: expected a run with {name} {shown[0]} of this model, data and settings, got {shown[1]}"
+                f"{_CAUSES.get(name, '')}; go on with what it was made with, or start afresh: choose another directory"
             )
 
 

@@ -13,8 +13,9 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self
 
 from transformers import AutoTokenizer
 
@@ -24,6 +25,19 @@ SECONDS: Final = 60
 """The processor time for one conversation, which usually takes a thousandth of a second."""
 MAX_GROWTH_BYTES: Final = 1 << 32
 MAX_ANSWER_BYTES: Final = 1 << 28
+
+
+class Tokens(NamedTuple):
+    """The tokens of an example, and which of them are to be learnt.
+
+    missed: the answers that could not be found among them, and so are not learnt. is_marked: whether the template marks
+    answers.
+    """
+
+    ids: list[int]
+    learnt: list[bool]
+    missed: int = 0
+    is_marked: bool = True
 
 
 class ChatTemplate:
@@ -41,8 +55,11 @@ class ChatTemplate:
             self._process.kill()
             self._process.communicate()
 
-    def apply(self, messages: list[Any]) -> tuple[list[int], list[bool]]:
-        """The tokens of a conversation, and which of them are to be learnt. Raises `ConfigurationError`."""
+    def apply(self, messages: list[Any], first: int = 0, **more: Any) -> Tokens:
+        """The tokens of a conversation. Raises `ConfigurationError`.
+
+        first: the index of the first message that may be learnt. more: for the template, such as tools.
+        """
         if self._process is None:
             command = [sys.executable, "-P", "-m", __name__, str(self._folder), str(SECONDS)]
             self._process = subprocess.Popen(
@@ -52,7 +69,7 @@ class ChatTemplate:
         assert asks is not None
         assert answers is not None
         with suppress(BrokenPipeError):
-            asks.write(json.dumps(messages).encode() + b"\n")
+            asks.write(json.dumps([messages, first, more]).encode() + b"\n")
             asks.flush()
         line = answers.readline(MAX_ANSWER_BYTES)
         if not line.endswith(b"\n"):
@@ -63,7 +80,7 @@ class ChatTemplate:
         found = json.loads(line)
         if "error" in found:
             raise ConfigurationError(found["error"])
-        return found["ids"], found["learnt"]
+        return Tokens(*found["tokens"])
 
 
 def loaded(kind: Any, folder: Path, **given: Any) -> Any:
@@ -75,6 +92,34 @@ def loaded(kind: Any, folder: Path, **given: Any) -> Any:
             f"{folder}: expected a model and a tokenizer that transformers loads without code from the folder, got "
             f"{type(error).__name__}: {error}"
         ) from error
+
+
+def located(tokenizer: Any, text: str, spans: list[tuple[int, int]], **given: Any) -> tuple[list[int], list[bool]]:
+    """The tokens of a text, and which of them lie in these spans of its characters, wholly or in part."""
+    found = tokenizer(text, return_offsets_mapping=True, **given)
+    learnt = [any(begin < end and start < stop for begin, stop in spans) for start, end in found["offset_mapping"]]
+    return [*found["input_ids"]], learnt
+
+
+def _tokens(tokenizer: Any, messages: list[Any], first: int, more: dict[str, Any]) -> Tokens:
+    """Takes what the template marks, or else what each answer adds to the rendering of the messages before it."""
+    is_marked = (
+        re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.get_chat_template(tools=more.get("tools"))) is not None
+    )
+    if is_marked and not first:
+        found = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True, **more)
+        return Tokens([*found["input_ids"]], [*map(bool, found["assistant_masks"])])
+    render = partial(tokenizer.apply_chat_template, tokenize=False, **more)
+    whole, spans, missed = render(messages), list[tuple[int, int]](), 0
+    for n in (n for n, one in enumerate(messages) if n >= first and one["role"] == "assistant"):
+        before = after = ""
+        with suppress(Exception):  # a template may refuse a part
+            before, after = render(messages[:n], add_generation_prompt=True), render(messages[: n + 1])
+        if before and after.startswith(before) and whole.startswith(after):
+            spans.append((len(before), len(after)))
+        else:
+            missed += 1
+    return Tokens(*located(tokenizer, whole, spans, add_special_tokens=False), missed, is_marked)
 
 
 def _limit(seconds: int) -> None:
@@ -91,16 +136,10 @@ def _serve(folder: Path, seconds: int) -> None:
     with os.fdopen(os.dup(1), "w", encoding="ascii") as answers:
         os.dup2(2, 1)  # what libraries print is no answer
         tokenizer = loaded(AutoTokenizer, folder)
-        is_marked = re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.chat_template or "") is not None
         for line in sys.stdin.buffer:
             _limit(seconds)
             try:
-                found = tokenizer.apply_chat_template(
-                    json.loads(line), return_dict=True, return_assistant_tokens_mask=is_marked
-                )
-                ids = [*found["input_ids"]]
-                learnt = [*map(bool, found["assistant_masks"])] if is_marked else [True] * len(ids)
-                answer: dict[str, Any] = {"ids": ids, "learnt": learnt}
+                answer: dict[str, Any] = {"tokens": _tokens(tokenizer, *json.loads(line))}
             except Exception as error:  # a template may raise anything
                 answer = {"error": f"{type(error).__name__}: {error}"}
             answers.write(json.dumps(answer) + "\n")

@@ -106,11 +106,15 @@ class RunDirectory:
     def open(cls, path: Path, limits: ProgramLimits | None = None) -> "RunDirectory":
         """Opens an existing run, perhaps a stranger's.
 
-        Raises `VerificationError` for anything that contradicts the job. Refuses a link, a pipe or a device anywhere in
-        the directory; one that appears later is refused when it is met.
+        Raises `ConfigurationError` if it has no job, and `VerificationError` for anything that contradicts it. Refuses
+        a link, a pipe or a device anywhere in the directory; one that appears later is refused when it is met.
         """
         with Folder(path) as folder:
             folder.check()
+            if not folder.holds(JOB):
+                raise ConfigurationError(
+                    f"expected the folder of a run, got {path}, which has no {JOB}; see `tiebreak agree`"
+                )
             for name in (STATES, HEADS, LOGS):
                 if folder.holds(name):
                     with Folder(path, name) as inner:

@@ -120,16 +120,17 @@ class Worker:
             entries = self._logs.after(step)
             seconds = time.perf_counter() - started
             commits = [committer.finished()]
-            if step == job.last_step(checkpoint := job.checkpoint_of(step)):
-                commits.append(committer.wait())
+            is_checkpoint = step == job.last_step(checkpoint := job.checkpoint_of(step))
+            commits += [committer.wait()] if is_checkpoint else []
+            waiting = time.perf_counter() - started - seconds
+            self._told(*commits)  # now: the next checkpoint drops the state of this one, if it is not kept
+            if is_checkpoint:
                 check_unchanged(data.values())
                 committer.submit(
                     step, self.interpreter.whole(result.state), result.loss_bits, self._logs.log_root(checkpoint)
                 )
-            waiting = time.perf_counter() - started - seconds
             resolving = stats.seconds_resolving - resolving
             yield self._progress(step, result, seconds, resolving, waiting, entries), result.state
-            self._told(*commits)
             started, resolving = time.perf_counter(), stats.seconds_resolving
         self._told(committer.wait())
 

@@ -1,0 +1,96 @@
+"""Settings of a fine-tuning job, and of what a folder was made with. Nothing here needs torch or transformers."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tiebreak.api.training import rows
+from tiebreak.engine.data.disk import read_file, write_file
+from tiebreak.protocol.errors import ConfigurationError, VerificationError, own_file
+
+TUNING: Final = "finetune.json"
+"""The file, in the folder of a run, with the settings of its fine-tuning job."""
+MAX_FILE_BYTES: Final = 1 << 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuning:
+    """The settings of a job, as `tiebreak finetune --help` says. The same ones on the same files give the same job."""
+
+    model: Path
+    data: Path
+    evaluation: Path | None = None
+    lora: int = 16
+    alpha: int | None = None
+    targets: str = "all-linear"
+    dropout: float = 0.0
+    dtype: str = "auto"
+    epochs: float | None = None
+    steps: int | None = None
+    length: int = 1024
+    batch: int = 1
+    accumulation: int = 1
+    rate: float = 2e-4
+    schedule: str = "cosine"
+    warmup: int | None = None
+    seed: int = 0
+
+    def check(self, run: Path) -> None:
+        """Looks at model and rows, as far as that is quick, and at the settings of the run that is there.
+
+        Raises `ConfigurationError` for the first thing that makes no job.
+        """
+        if not (config := self.model / "config.json").is_file():
+            raise ConfigurationError(
+                f"expected a folder with a model's config.json, got {self.model}; download the model first "
+                "(`hf download NAME --local-dir FOLDER`)"
+            )
+        if self.epochs is not None and self.steps is not None:
+            raise ConfigurationError(f"expected --epochs or --steps, got both: {self.epochs:g} and {self.steps}")
+        most = 0
+        with own_file(), suppress(ValueError, TypeError, AttributeError):  # transformers says what is wrong with it
+            most = _positions(json.loads(read_file(config, MAX_FILE_BYTES)))
+        if 0 < most < self.length:
+            raise ConfigurationError(
+                f"expected a length of at most {most} tokens, the positions of {self.model}, got {self.length}"
+            )
+        check_unchanged(run / TUNING, self.remembered())
+        for source in filter(None, (self.data, self.evaluation)):
+            for _ in rows.examples(source):
+                pass
+
+    def remembered(self) -> dict[str, Any]:
+        """The settings that decide the run, by name."""
+        found = {name: value for name, value in asdict(self).items() if name not in ("model", "data", "evaluation")}
+        found["epochs"] = 1.0 if self.epochs is None and self.steps is None else self.epochs
+        found["alpha"] = self.alpha or 2 * self.lora
+        paths = {"model's config.json": self.model / "config.json", "data": self.data}
+        return found | {f"{name} (SHA-256)": rows.digest(path) for name, path in paths.items()}
+
+
+def _positions(config: dict[str, Any]) -> int:
+    """The number of tokens that a model has positions for, longer by what its configuration stretches; 0: no limit."""
+    config = config.get("text_config") or config
+    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    return int((config.get("max_position_embeddings") or config.get("n_positions") or 0) * (scaling.get("factor") or 1))
+
+
+def check_unchanged(path: Path, settings: Mapping[str, object]) -> None:
+    """Raises `ConfigurationError` if the folder of a file of `remember` was made with another setting."""
+    found: Any = {}
+    with suppress(ValueError, VerificationError):  # another file, or none: the run's roots are compared in any case
+        found = json.loads(read_file(path, MAX_FILE_BYTES))
+    for name, value in json.loads(json.dumps(settings)).items():
+        if isinstance(found, dict) and name in found and found[name] != value:
+            raise ConfigurationError(
+                f"{path.parent} was made with {name} {found[name]}, got {value}; go on with what it was made with, or "
+                "start afresh: choose another directory, or delete this one"
+            )
+
+
+def remember(path: Path, settings: Mapping[str, object]) -> None:
+    """Writes the settings that a folder is made with into a file in it. Nobody signs it: it makes refusals clear."""
+    write_file(path, json.dumps(settings, indent=1).encode())
