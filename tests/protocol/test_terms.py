@@ -35,6 +35,18 @@ def training(job: Job) -> tuple[str, ...]:
     return terms.objections_to_training(job, program(), PACE)
 
 
+STARTING = replace(PACE, start_seconds=40.2)
+"""The same on a machine where a process takes 41 whole seconds until its first step."""
+
+
+def starting(job: Job) -> tuple[str, ...]:
+    return terms.objections_to_training(job, program(), STARTING)
+
+
+def sitting(job: Job) -> tuple[str, ...]:
+    return terms.objections_to_sitting(job, program(), STARTING)
+
+
 def auditing(job: Job) -> tuple[str, ...]:
     return terms.objections_to_auditing(job, program(), PACE)
 
@@ -55,6 +67,10 @@ LIMITS: dict[str, tuple[Objections, Job, str, int, int]] = {
     "deadline": (training, JOB, "deadline", RUN, -1),
     "window that holds the stake": (training, JOB, "challenge_window", 4 * RUN + SEVEN_WEEKS, 1),
     "audits that hold the stake": (training, JOB, "audit_time", (4 * RUN + SEVEN_WEEKS) // 3, 1),
+    "window for a head after a start": (starting, JOB, "challenge_window", 41 + SEGMENT + SENDING, -1),
+    "deadline with a start": (starting, JOB, "deadline", 41 + RUN, -1),
+    "clock with a start of each of two games": (starting, JOB, "clock", CLOCK + (58 + 81 - 100), -1),
+    "seat with a start": (sitting, replace(JOB, audit_time=1), "challenge_window", 41 + 3 * SEGMENT + SENDING, -1),
     "challenger's stake": (training, JOB, "challenger_stake", 20, -1),
     "trainer's stake": (auditing, replace(JOB, challenger_stake=4_001), "trainer_stake", 5, -1),
     "trainer's stake that is all but nothing": (auditing, JOB, "trainer_stake", 2, -1),
@@ -68,7 +84,7 @@ SAID = {
     "clock": "a clock of at least", "talk": "no talk, or one of more than 72", "no": "no talk, or one of more than 72",
     "longest": f"a game of at most {SEVEN_WEEKS}", "window": "", "deadline": "a deadline", "audits": "the stake back",
     "challenger's": "a challenger's stake of at least 20", "trainer's": "a trainer's stake of at least",
-    "audit": "an audit time of at least 51",
+    "audit": "an audit time of at least 51", "seat": "at least 167 seconds for an audit of the whole run",
 }  # fmt: skip
 """How a reason begins, by the first word of the limit."""
 
@@ -85,6 +101,7 @@ def test_limit_of_the_terms_is_exact(name: str) -> None:
         assert judged(replace(job, **{field: allowed})) == ()
     (reason,) = judged(replace(job, **{field: limit + beyond}))
     assert reason.startswith(f"expected {SAID[name.split(maxsplit=1)[0]]}")
+    assert reason.endswith(": here a start takes 40.2 s and a step 1.3 s") == (judged is starting)
 
 
 def test_terms_without_a_number_are_objected_to() -> None:
