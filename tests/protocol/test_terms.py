@@ -10,6 +10,7 @@ from tests.protocol.runs import DOMAIN, make_job, program
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.parties import terms
+from tiebreak.protocol.parties.board import JobStatus, PublicJob, loss_of
 from tiebreak.protocol.parties.terms import Pace, turns
 
 JOB = replace(
@@ -102,6 +103,22 @@ def test_limit_of_the_terms_is_exact(name: str) -> None:
     (reason,) = judged(replace(job, **{field: limit + beyond}))
     assert reason.startswith(f"expected {SAID[name.split(maxsplit=1)[0]]}")
     assert reason.endswith(": here a start takes 40.2 s and a step 1.3 s") == (judged is starting)
+
+
+def test_the_reason_of_a_loss_names_what_was_late_and_the_stake() -> None:
+    public = PublicJob(job=JOB, status=JobStatus.ABANDONED, last_progress=7, accepted=7)
+    lost = "; the trainer lost its stake of 0.00000000000002 ether"
+    assert terms.ether(JOB.trainer_stake) in lost
+    found = {
+        "head 1 did not come within 50000 s of acceptance": public,
+        "head 2 did not come within 50000 s of head 1": replace(public, head_count=1, last_progress=350_007),
+        "the final head did not come within 400000 s of acceptance": replace(public, last_progress=350_008),
+        "its sealed head was not opened in time": replace(public, head_count=JOB.checkpoints),
+        "its trainer was convicted": replace(public, status=JobStatus.SLASHED),
+    }
+    assert {loss_of(JOB, state) for state in found.values()} == {why + lost for why in found}
+    for status in (JobStatus.ACTIVE, JobStatus.OFFERED, JobStatus.SETTLED, JobStatus.CANCELLED, JobStatus.PARTED):
+        assert loss_of(JOB, replace(public, status=status)) == ""
 
 
 def test_terms_without_a_number_are_objected_to() -> None:

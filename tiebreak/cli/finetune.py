@@ -60,7 +60,7 @@ def finetune(output: Path, key: Path | None, keep: str, machine: Machine, as_jso
     At the end, OUTPUT/adapter has the adapter as PEFT loads it, its certificate, and a model card with the command that
     verifies it; OUTPUT/run has the run, which anyone can audit. Interrupt it at any time: the same command goes on from
     the last checkpoint. Nothing is fetched from anywhere. Where the chat template marks what the assistant says, only
-    that is learnt. Needs the extra tiebreak[finetune]. See docs/finetuning.md.
+    that is learnt. Needs the extra `finetune`. See docs/finetuning.md.
     """
     own, folder, adapter = output / "key.pem" if key is None else key, output / "run", output / "adapter"
     make_folder(output)

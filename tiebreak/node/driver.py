@@ -507,8 +507,7 @@ class Driver(PostingDriver):
             self.shelf.seconds[job.id] = answer.seconds
             start = self.shelf.starts[job.id] = max(0.0, answer.took - answer.seconds)
             self.shelf.look_again(job.id)
-            text = f"a step takes {answer.seconds:.3g} s, and the start {start:.3g} s"
-            self.notes.info("try", text, job=job.id.hex()[:8])
+            self.notes.info("try", f"a step takes {answer.seconds:.3g} s, a start {start:.3g} s", job=job.id.hex()[:8])
         self.tell(self._offers.pop(job.id) if job.id in self._offers else e.Tick(at=self.ground.now()))
 
     def fetch_run(self, job_id: Digest, count: int) -> bool:
@@ -658,9 +657,6 @@ class Driver(PostingDriver):
             if self._noted.get(job.id) != words:
                 self._noted[job.id] = words
                 self.notes.info("job", words, job=job.id.hex()[:8])
-                why = loss_of(job.job, job)
-                if why and isinstance(self.machine, TrainerNode) and job.job.trainer == self.machine.address:
-                    self.notes.warn("ending", why, job=job.id.hex()[:8])
         for game in self.machine.board.games.values():
             words = log.game(game)
             if self._noted.get(game.id) != words:

@@ -1,4 +1,4 @@
-"""Jobs and games on a chain, as people read them and act on them by hand. Needs the extra `tiebreak[chain]`.
+"""Jobs and games on a chain, as people read them and act on them by hand. Needs the extra `chain`.
 
 Without a chain, the posts of a hub are read in its place (`HubBoard`). Long-running parties (`tiebreak trainer`,
 `auditor`, `client`) do all of this by themselves, in time.

@@ -194,22 +194,16 @@ class PublicJob:
 
 
 def loss_of(job: Job, state: Any) -> str:
-    """Why a job that was given up or slashed ended so, and what that cost; empty for any other.
-
-    state: a `PublicJob`, or the record of a contract: status, head_count, last_progress and accepted.
-    """
-    match state.status:
-        case JobStatus.SLASHED:
-            why = "its trainer was convicted"
-        case JobStatus.ABANDONED if state.head_count == job.checkpoints:
-            why = "its sealed head was not opened in time"
-        case JobStatus.ABANDONED if state.last_progress + job.challenge_window <= state.accepted + job.deadline:
-            since = f"head {state.head_count}" if state.head_count else "acceptance"
-            why = f"head {state.head_count + 1} did not come within {job.challenge_window} s of {since}"
-        case JobStatus.ABANDONED:
-            why = f"the final head did not come within {job.deadline} s of acceptance"
-        case _:
-            return ""
+    """The reason why a job was given up or slashed, and what that cost; empty for others. state: as a board has it."""
+    since, late = f"head {state.head_count}" if state.head_count else "acceptance", f"head {state.head_count + 1}"
+    why = f"{late} did not come within {job.challenge_window} s of {since}"
+    if state.last_progress + job.challenge_window > state.accepted + job.deadline:
+        why = f"the final head did not come within {job.deadline} s of acceptance"
+    if state.head_count == job.checkpoints:
+        why = "its sealed head was not opened in time"
+    if state.status not in (JobStatus.ABANDONED, JobStatus.SLASHED):
+        return ""
+    why = "its trainer was convicted" if state.status is JobStatus.SLASHED else why
     return f"{why}; the trainer lost its stake of {ether(job.trainer_stake)}"
 
 

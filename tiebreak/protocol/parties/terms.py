@@ -62,7 +62,7 @@ class Pace:
         return (transactions + MISSED_BLOCKS) * self.block_seconds
 
     def measured(self) -> str:
-        """What a party measured, for the reasons that it gives; empty if it has measured no start."""
+        """The measured figures, for reasons that are given; empty if no start was measured."""
         found = f": here a start takes {self.start_seconds:.3g} s and a step {self.step_seconds:.3g} s"
         return found if self.start_seconds else ""
 
@@ -116,12 +116,11 @@ def objections(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]
     if program is None:
         return ("it does not have the program",)
     replay = ceil(_segment_seconds(job, pace) * pace.games + pace.beside)
-    first = replay + ceil(pace.start_seconds * pace.games)  # each game's own process starts, and then stays
+    first, measured = replay + ceil(pace.start_seconds * pace.games), pace.measured()  # a game's process starts once
     needed = pace.sending(turns(job, program)) + max(0, first - job.replay_time)
     needed += (REPLAYS - 1) * max(0, replay - job.replay_time)
     if job.clock < needed:
-        said = f"expected a clock of at least {needed} seconds for the longest game, got {job.clock}"
-        return (said + pace.measured(),)
+        return (f"expected a clock of at least {needed} seconds for the longest game, got {job.clock}{measured}",)
     if 0 < job.talk_time <= (least := pace.sending(ENTERING)):
         return (
             f"expected no talk, or one of more than {least} seconds to say and enter something, got {job.talk_time}",
@@ -141,14 +140,12 @@ def objections_to_seats(job: Job, domain: Domain) -> tuple[str, ...]:
 def objections_to_training(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]:
     """Reasons why a trainer should not sign this job: it could lose its stake despite doing what was agreed."""
     needed, start = _segment_seconds(job, pace) + pace.sending(1), ceil(pace.start_seconds)
-    found = objections(job, program, pace)
+    found, measured = objections(job, program, pace), pace.measured()
     if job.challenge_window < (first := start + needed):
-        said = f"expected a window of at least {first} seconds for a head, got {job.challenge_window}"
-        found += (said + pace.measured(),)
+        found += (f"expected a window of at least {first} seconds for a head, got {job.challenge_window}{measured}",)
     run, held = start + job.checkpoints * needed, max(job.challenge_window, job.checkpoints * job.audit_time)
     if job.deadline < run:
-        said = f"expected a deadline of at least {run} seconds for the run, got {job.deadline}"
-        found += (said + pace.measured(),)
+        found += (f"expected a deadline of at least {run} seconds for the run, got {job.deadline}{measured}",)
     if held > HELD_RUNS * run + PATIENCE:
         most = HELD_RUNS * run + PATIENCE
         found += (f"expected the stake back at most {most} seconds after the last head, got {held}",)
