@@ -87,7 +87,7 @@ arm: setup ## Golden runs and a run of the demo on ARM, which QEMU emulates, wit
 big-endian: setup ## The core and two golden runs by the integer reference on a big-endian machine, which QEMU emulates (minutes; Debian)
 	$(BIN)/python -m tests.golden.emulated s390x
 
-torches: setup ## The corpus, and the programs that capture makes, with the three versions of torch before (minutes; a C compiler)
+torches: setup ## The corpus, and the programs that capture makes, with four other versions of torch (minutes; a C compiler)
 	$(BIN)/python -m tests.golden.versions
 
 contracts: setup ## Solidity: format, build, test, compare with Python, gas and artifacts (needs Node)

@@ -212,6 +212,8 @@ def test_no_machine_paths_and_no_registry_hosts(cases: Callable[[], None]) -> No
         if path.suffix not in TEXT or path == SELF or path.name == "LICENSE":
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
+        if path == ROOT / "README.md":  # which names the one index that has builds without CUDA
+            text = text.replace(" --index-url https://download.pytorch.org/whl/cpu\n", "\n", 1)
         for pattern in (MACHINE_PATH, REGISTRY):
             match = pattern.search(text)
             assert match is None, f"{path.relative_to(ROOT)} contains {match.group(0)!r}"  # type: ignore[union-attr]
@@ -319,6 +321,23 @@ EXTRAS = {
 
 HOSTS = {"tiebreak.axolotl": ["axolotl"]}
 """Plugins, which nothing but the program that they extend imports."""
+
+
+def test_what_to_install_is_said_in_the_form_that_works_in_a_checkout(cases: Callable[[], None]) -> None:
+    """Nothing is on an index, so `pip install tiebreak` would fetch nothing, or what somebody else put there."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    files = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "examples").glob("*"),
+    ]
+    for path in [*files, *(ROOT / "tiebreak").rglob("*.py"), ROOT / "Dockerfile", ROOT / "Dockerfile.cuda"]:
+        text = path.read_text() if path.is_file() else ""
+        assert not re.search(r"""pip install (-U )?["']?tiebreak|tiebreak\[[a-z]+[],]""", text), path
+        for named in re.findall(r"""pip install [^\n`]*['"]?\.\[([\w,]+)\]""", text):
+            assert {*named.split(",")} <= {*extras}, (path, named)
+            cases()
 
 
 def names_of(requirements: list[str]) -> set[str]:

@@ -5,8 +5,10 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -206,6 +208,70 @@ def test_a_network_comes_up_as_the_comment_of_compose_says(tmp_path: Path) -> No
         assert [name for name, process in here.processes.items() if process.poll() is not None] == []
     finally:
         here.end()
+
+
+def walk_of_the_page(rpc: int, hub: int) -> str:
+    """The lines of "From nothing to a network" as a script, with the ports and what the chain prints filled in."""
+    section = (ROOT / "docs" / "operate.md").read_text().split("## From nothing to a network")[1]
+    lines = section.split("```bash\n")[1].split("```")[0].replace("8545", str(rpc)).replace("8787", str(hub))
+    assert lines.count("tiebreak devnet --embedded") == lines.count("TIEBREAK_BOARD=0x... CHAIN_ID=...") == 1
+    lines = re.sub(
+        r"(tiebreak devnet .*?) &", r"\1 > devnet.log &\nuntil grep -q ^Board devnet.log; do sleep 0.2; done", lines
+    )
+    board, number = (f"$(grep '^{name} ' devnet.log | grep -oE '[0-9a-fx]+$')" for name in ("Board", "chain id"))
+    lines = lines.replace("0x... CHAIN_ID=...", f"{board} CHAIN_ID={number}")
+    lines = re.sub(r"tiebreak (trainer|auditor|client) run (\w+) &", r"tiebreak \1 run \2 2> \1.log &", lines)
+    return f'set -eu\ntiebreak() {{ {shlex.quote(sys.executable)} -c {shlex.quote(COMMAND)} "$@"; }}\n{lines}'
+
+
+def test_the_walk_of_the_page_is_a_script() -> None:
+    script = walk_of_the_page(1, 2)
+    subprocess.run(["bash", "-n", "-c", script], check=True)
+    for command in ("tiebreak hub --init", "tiebreak trainer run", "tiebreak capture task.py", "tiebreak offer job"):
+        assert script.count(command) == 1 or "$who init" in script
+    assert "..." not in re.sub("#.*", "", script)
+
+
+@pytest.mark.nightly
+def test_the_walk_of_the_page_settles_or_costs_nobody_anything(tmp_path: Path) -> None:
+    """Its very commands. However loaded the machine is, an honest trainer earns the reward, or it signs nothing."""
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    (tmp_path / "task.py").write_text(example)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    script = walk_of_the_page(free_port(), free_port()) + "\nwait\n"
+    started = time.monotonic()
+    shell = subprocess.Popen(
+        ["bash", "-c", script], cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+
+    def told() -> str:
+        return (tmp_path / "trainer.log").read_text() if (tmp_path / "trainer.log").exists() else ""
+
+    def status() -> dict[str, Any]:
+        path = tmp_path / "trainer" / "status.json"
+        return json.loads(path.read_text()) if path.exists() else {"jobs": {}}
+
+    def is_over() -> bool:
+        assert shell.poll() is None, "the script ended"
+        return "not signed: " in told() or any(
+            job["status"] not in ("offered", "active") for job in status()["jobs"].values()
+        )
+
+    try:
+        until(is_over, 1500)
+        found = status()
+        if found["jobs"] and "not signed: " not in told():
+            assert [(job["status"], job["why"]) for job in found["jobs"].values()] == [("settled", "")]
+            sys.stderr.write(f"settled {(time.monotonic() - started) / 60:.1f} minutes after the first line\n")
+        else:
+            assert re.search(
+                r"not signed: expected a .* of at least .*: here a start takes .* s and a step .* s", told()
+            )
+            assert found["at_risk"] == 0
+            assert found["balance"] == 10_000 * 10**18
+    finally:
+        os.killpg(shell.pid, signal.SIGTERM)
+        shell.wait(60)
 
 
 @pytest.mark.parametrize("file", ["Dockerfile", "Dockerfile.cuda"])

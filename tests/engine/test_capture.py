@@ -3,12 +3,15 @@
 Each layer against autograd is in test_lowering_layers, optimizers are in test_optimizers.
 """
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.engine.lowering_bench import make_task, run_engine, run_integers
+from tiebreak.engine.capture import tracing
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.task import SGD
 from tiebreak.engine.lowering.builder import Builder
@@ -93,7 +96,15 @@ def test_every_loss_since_the_last_checkpoint_is_in_the_state() -> None:
     assert run_engine(captured, 5)["telemetry.loss"].tolist() == losses[::-1]
 
 
-def test_an_untested_torch_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiebreak.engine.capture.tracing.TESTED_TORCH", ("1.0.0",))
-    with pytest.warns(UserWarning, match=r"tested with torch 1\.0\.0"):
-        capture_task(make_task(Linear(), {"x": torch.randn(5, 3)}))
+def test_an_untested_torch_is_told_once_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, told in (("2.13.1", 0), ("2.14.0+cpu", 0), ("2.12.9", 1), ("3.0.0a0", 1)):
+        tracing._check_version.cache_clear()
+        monkeypatch.setattr(torch, "__version__", version)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                capture_task(make_task(Linear(), {"x": torch.randn(5, 3)}))
+        texts = [str(one.message) for one in found if "tested with torch" in str(one.message)]
+        assert texts == [f"capture is tested with torch 2.13 and 2.14, this is {version}; check the program"] * told
+    assert warnings.formatwarning(found[-1].message, UserWarning, found[-1].filename, 1).count("\n") == 1
+    tracing._check_version.cache_clear()

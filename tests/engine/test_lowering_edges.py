@@ -103,7 +103,7 @@ def test_between_the_poles(cases: CaseCounter) -> None:
     [
         (lambda x: (x.long() ** x.long()).float() + x, "pow of integers by a tensor"),
         (lambda x: torch.special.polygamma(2, x), "polygamma of an order above 1"),
-        (lambda x: x.norm(p=-1), "vector norm of a negative order"),
+        *[(lambda x: x.norm(p=-1), "vector norm of a negative order")] * (torch.__version__ < "2.14"),  # then composed
         (lambda x: x + torch.arange(0, 0.2, 0.1), "arange with fractions other than multiples of 2"),
     ],
 )

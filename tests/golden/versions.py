@@ -1,4 +1,4 @@
-"""Runs the corpus and captures models with earlier versions of torch: `python -m tests.golden.versions [VERSION...]`.
+"""Runs the corpus and captures models with other versions of torch: `python -m tests.golden.versions [VERSION...]`.
 
 The package index has these versions for CUDA alone. Without CUDA's libraries, of gigabytes, they are loaded beside
 stubs: libraries of the same names whose functions do nothing, which a computation on a CPU never calls. Everything else
@@ -19,8 +19,8 @@ from typing import Final
 from tests.source_tree import ROOT
 from tiebreak.api.corpus.statements import check
 
-VERSIONS: Final = ("2.10.0", "2.11.0", "2.12.0")
-"""The three minor versions before that of constraints.txt."""
+VERSIONS: Final = ("2.10.0", "2.11.0", "2.12.0", "2.14.1")
+"""The three minor versions before that of constraints.txt, and the one after it."""
 CUDA: Final = re.compile(r"lib(cu|nv|nccl)")
 
 

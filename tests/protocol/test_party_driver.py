@@ -139,6 +139,13 @@ def test_work_waits_until_it_is_ready_and_nobody_works_for_a_game_that_is_over()
     driver.look_again()
     turn = Turn(state=game.state, line=(), defends=1)
     assert driver.noted_now() == [(gather, turn)]
+    job.status = JobStatus.ABANDONED
+    driver.begin_work(train)
+    driver.look_again()
+    assert driver.noted_now() == [], "nobody trains for a job that is over"
+    job.status = JobStatus.ACTIVE
+    driver.look_again()
+    assert driver.noted_now() == [(train, None)]
     driver.begin_work(replace(gather, snapshot=NOTHING))
     driver.look_again()
     assert driver.noted_now() == [], "the game has moved on"

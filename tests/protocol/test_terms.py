@@ -10,6 +10,7 @@ from tests.protocol.runs import DOMAIN, make_job, program
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.parties import terms
+from tiebreak.protocol.parties.board import JobStatus, PublicJob, loss_of
 from tiebreak.protocol.parties.terms import Pace, turns
 
 JOB = replace(
@@ -35,6 +36,18 @@ def training(job: Job) -> tuple[str, ...]:
     return terms.objections_to_training(job, program(), PACE)
 
 
+STARTING = replace(PACE, start_seconds=40.2)
+"""The same on a machine where a process takes 41 whole seconds until its first step."""
+
+
+def starting(job: Job) -> tuple[str, ...]:
+    return terms.objections_to_training(job, program(), STARTING)
+
+
+def sitting(job: Job) -> tuple[str, ...]:
+    return terms.objections_to_sitting(job, program(), STARTING)
+
+
 def auditing(job: Job) -> tuple[str, ...]:
     return terms.objections_to_auditing(job, program(), PACE)
 
@@ -55,6 +68,10 @@ LIMITS: dict[str, tuple[Objections, Job, str, int, int]] = {
     "deadline": (training, JOB, "deadline", RUN, -1),
     "window that holds the stake": (training, JOB, "challenge_window", 4 * RUN + SEVEN_WEEKS, 1),
     "audits that hold the stake": (training, JOB, "audit_time", (4 * RUN + SEVEN_WEEKS) // 3, 1),
+    "window for a head after a start": (starting, JOB, "challenge_window", 41 + SEGMENT + SENDING, -1),
+    "deadline with a start": (starting, JOB, "deadline", 41 + RUN, -1),
+    "clock with a start of each of two games": (starting, JOB, "clock", CLOCK + (58 + 81 - 100), -1),
+    "seat with a start": (sitting, replace(JOB, audit_time=1), "challenge_window", 41 + 3 * SEGMENT + SENDING, -1),
     "challenger's stake": (training, JOB, "challenger_stake", 20, -1),
     "trainer's stake": (auditing, replace(JOB, challenger_stake=4_001), "trainer_stake", 5, -1),
     "trainer's stake that is all but nothing": (auditing, JOB, "trainer_stake", 2, -1),
@@ -68,7 +85,7 @@ SAID = {
     "clock": "a clock of at least", "talk": "no talk, or one of more than 72", "no": "no talk, or one of more than 72",
     "longest": f"a game of at most {SEVEN_WEEKS}", "window": "", "deadline": "a deadline", "audits": "the stake back",
     "challenger's": "a challenger's stake of at least 20", "trainer's": "a trainer's stake of at least",
-    "audit": "an audit time of at least 51",
+    "audit": "an audit time of at least 51", "seat": "at least 167 seconds for an audit of the whole run",
 }  # fmt: skip
 """How a reason begins, by the first word of the limit."""
 
@@ -85,6 +102,23 @@ def test_limit_of_the_terms_is_exact(name: str) -> None:
         assert judged(replace(job, **{field: allowed})) == ()
     (reason,) = judged(replace(job, **{field: limit + beyond}))
     assert reason.startswith(f"expected {SAID[name.split(maxsplit=1)[0]]}")
+    assert reason.endswith(": here a start takes 40.2 s and a step 1.3 s") == (judged is starting)
+
+
+def test_the_reason_of_a_loss_names_what_was_late_and_the_stake() -> None:
+    public = PublicJob(job=JOB, status=JobStatus.ABANDONED, last_progress=7, accepted=7)
+    lost = "; the trainer lost its stake of 0.00000000000002 ether"
+    assert terms.ether(JOB.trainer_stake) in lost
+    found = {
+        "head 1 did not come within 50000 s of acceptance": public,
+        "head 2 did not come within 50000 s of head 1": replace(public, head_count=1, last_progress=350_007),
+        "the final head did not come within 400000 s of acceptance": replace(public, last_progress=350_008),
+        "its sealed head was not opened in time": replace(public, head_count=JOB.checkpoints),
+        "its trainer was convicted": replace(public, status=JobStatus.SLASHED),
+    }
+    assert {loss_of(JOB, state) for state in found.values()} == {why + lost for why in found}
+    for status in (JobStatus.ACTIVE, JobStatus.OFFERED, JobStatus.SETTLED, JobStatus.CANCELLED, JobStatus.PARTED):
+        assert loss_of(JOB, replace(public, status=status)) == ""
 
 
 def test_terms_without_a_number_are_objected_to() -> None:

@@ -195,8 +195,14 @@ def test_an_offer_goes_to_the_client_of_a_folder(desk: Desk, tmp_path: Path) -> 
         assert "expected what a party says of itself" in desk.command("status", party, code=2)
     (party / "status.json").write_text(json.dumps(found))
     assert desk.command.tell("status", party) == found
+    why = "head 1 did not come within 60 s of acceptance; the trainer lost its stake of 1 ether"
+    found["jobs"]["cd" * 32] = {"status": "abandoned", "heads": 0, "checkpoints": 3, "why": why}
+    (party / "status.json").write_text(json.dumps(found))
     shown = desk.command("status", party)
-    for line in ("balance       0.1 ether", "time left     nothing waits for it", "job abababab  active, 1 of 3 heads"):
+    for line in (
+        "balance       0.1 ether", "time left     nothing waits for it", "job abababab  active, 1 of 3 heads\n",
+        f"job cdcdcdcd  abandoned, 0 of 3 heads: {why}\n",
+    ):  # fmt: skip
         assert line in shown
 
 
@@ -209,6 +215,7 @@ def test_terms_that_could_cost_the_stake_are_not_signed(desk: Desk, tmp_path: Pa
     assert not (offer / "job.bin").exists()
     judged = desk.command.tell("accept", offer, "--threads", 1)  # without a key the terms are only judged
     assert judged["step_seconds"] > 0
+    assert judged["start_seconds"] > 0
     assert [line.split(" of")[0] for line in judged["objections"]] == ["expected a window"]
     assert (judged["signed"], judged["trainer_stake"]) == (None, "1 ether")
     desk.accept(offer, "--anyway")

@@ -8,8 +8,10 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
+from importlib.metadata import Distribution, packages_distributions
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -21,7 +23,7 @@ from tests.tiebreak.parties import Parties
 from tiebreak.api.training import calibrating
 from tiebreak.cli import calibrate
 from tiebreak.cli.calibrate import MARGIN, ORDERS, SHARE, STEPS
-from tiebreak.cli.main import COMMANDS, EXTRAS, GROUPS, MODULES, run, tiebreak
+from tiebreak.cli.main import COMMANDS, EXTRAS, GROUPS, MODULES, NEEDS, missing_of, run, tiebreak
 from tiebreak.engine.logged import calibration
 from tiebreak.protocol import errors
 
@@ -360,14 +362,67 @@ def test_the_passphrase_is_no_variable_of_what_a_command_starts(
 def test_a_library_of_an_extra_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     error = ModuleNotFoundError("No module named 'web3.types'", name="web3.types")
     assert run(raising(error), ["act"]) == 1
-    assert capsys.readouterr().err == "this needs the library web3; install it: pip install 'tiebreak[chain]'\n"
+    wanted = "this needs what is not installed: web3; in a checkout: pip install '.[chain]'\n"
+    assert capsys.readouterr().err == wanted
     with pytest.raises(ModuleNotFoundError):
         run(raising(ModuleNotFoundError("No module named 'x'", name="x")), ["act"])
 
 
+def test_a_message_about_an_extra_names_all_that_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    assert [missing_of(extra) for extra in OPTIONAL] == [[] for _ in OPTIONAL], "the environment of these tests has all"
+    real = Distribution.discover
+    gone = {"web3", "scikit-learn", "torch"}
+    monkeypatch.setattr(Distribution, "discover", lambda *, name: [] if name in gone else real(name=name))
+    assert missing_of("demo") == ["web3", "scikit-learn"]
+    assert missing_of("finetune") == []
+    monkeypatch.setitem(COMMANDS, "act", "")
+    monkeypatch.setitem(NEEDS, "act", "demo")
+    assert run(raising(ModuleNotFoundError("No module named 'anyio'", name="anyio")), ["act"]) == 1
+    wanted = "this needs what is not installed: web3, scikit-learn; in a checkout: pip install '.[demo]'\n"
+    assert capsys.readouterr().err == wanted
+
+
+OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+IMPORTS = {
+    "demo": "tiebreak.cli.demo, tiebreak.demo.run",
+    "simulate": "tiebreak.cli.simulate, tiebreak.sim.games.disputes",
+    "finetune": "tiebreak.cli.finetune, tiebreak.api.training.finetuning, tiebreak.api.training.templates",
+    "up": "tiebreak.cli.up, tiebreak.node.up",
+    "hub": "tiebreak.cli.hub, tiebreak.node.hub.running",
+    "trainer": "tiebreak.cli.party, tiebreak.node.running, tiebreak.node.workbench",
+    "publish": "tiebreak.cli.sharing, tiebreak.node.exchange, tiebreak.node.mail",
+}
+"""What a command imports, at once and when it runs."""
+
+
+def names_in(extra: str) -> set[str]:
+    """The distributions of an extra, and of those that it includes."""
+    found = set[str]()
+    for line in OPTIONAL[extra]:
+        name, *parts = re.findall(r"[\w.-]+", re.split("[<>=;]", line)[0])
+        found |= set().union(*map(names_in, parts)) if name == "tiebreak" else {name}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IMPORTS)
+def test_a_command_imports_no_more_than_its_extra_brings(name: str) -> None:
+    """Imports where every library that is ours to name and that its extra does not bring is kept away."""
+    brought = names_in(NEEDS[name])
+    others = (
+        names_in("dev") - brought - ({"httpx", "h11", "anyio"} if name == "finetune" else set())
+    )  # hf's own bring these
+    kept_away = [lib for lib, dists in packages_distributions().items() if lib in EXTRAS and set(dists) <= others]
+    assert len(kept_away) > 3
+    code = f"import sys\nfor name in {kept_away!r}:\n    sys.modules[name] = None\nimport {IMPORTS[name]}"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
 def test_every_extra_is_one_of_the_package() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert set(EXTRAS.values()) <= set(extras)
+    assert set(EXTRAS.values()) <= set(OPTIONAL)
+    assert set(NEEDS.values()) <= set(OPTIONAL)
+    assert {*NEEDS} == {*IMPORTS, "client", "auditor", "watch", "fetch"}
+    assert set(NEEDS) <= set(COMMANDS)
 
 
 def test_defaults_in_the_help_are_those_of_the_api() -> None:

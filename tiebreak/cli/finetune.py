@@ -91,7 +91,7 @@ def finetune(
     At the end, OUTPUT/adapter has the adapter as PEFT loads it, its tokenizer, its certificate, and a model card with
     the command that verifies it; OUTPUT/run has the run, which anyone can audit. Interrupt it at any time: the same
     command goes on from the last checkpoint. Nothing is fetched from anywhere. Of a conversation, what the assistant
-    says is learnt. Needs the extra tiebreak[finetune]. See docs/finetuning.md.
+    says is learnt. Needs the extra `finetune`. See docs/finetuning.md.
     """
     settings, folder, adapter = FineTuning(**given), output / "run", output / "adapter"
     Keep.parse(keep)

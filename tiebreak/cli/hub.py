@@ -28,7 +28,7 @@ def hub(folder: Path, config: Path | None, is_init: bool, **given: Any) -> None:
     It also serves pages that show all jobs and disputes. Nobody has to trust it: all that goes through it is signed or
     hashed by those who write it, so a hub that lies, forgets or goes away costs time, never money. It needs a key only
     to sign what it received when: FOLDER/hub.pem, made by --init, with the passphrase of TIEBREAK_PASSPHRASE or a
-    prompt. Needs the extra tiebreak[node].
+    prompt. Needs the extra `node`.
     """
     # The server's libraries take a second to import, which --help does not wait for.
     running = import_module("tiebreak.node.hub.running")

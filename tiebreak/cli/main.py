@@ -6,9 +6,11 @@ other exception is a bug and keeps its traceback. The help of `tiebreak` lists t
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from importlib.metadata import Distribution
 from typing import Final
 
 import click
@@ -107,11 +109,25 @@ EXTRAS: Final = {
     "psycopg": "postgres",
     "ray": "ray",
     **dict.fromkeys(["jinja2", "markupsafe", "sklearn"], "demo"),
-    **dict.fromkeys(["httpx", "prometheus_client", "sqlalchemy", "starlette", "uvicorn"], "node"),
+    **dict.fromkeys(["anyio", "h11", "httpx", "prometheus_client", "sqlalchemy", "starlette", "uvicorn"], "node"),
     **dict.fromkeys(["datasets", "pyarrow", "tokenizers", "transformers"], "hf"),
     **dict.fromkeys(["peft", "trl", "yaml"], "finetune"),
 }
 """Optional libraries, and the extra of the package that installs each."""
+NEEDS: Final = {"demo": "demo", "finetune": "finetune", "simulate": "sim"} | dict.fromkeys(
+    ["up", "hub", "client", "trainer", "auditor", "watch", "publish", "fetch"], "node"
+)
+"""The extra of a command that always needs one: its message names all that is missing, and not only the first."""
+
+
+def missing_of(extra: str) -> list[str]:
+    """The distributions that an extra of this package asks for and that are not installed."""
+    found: list[str] = []
+    for line in (line for own in Distribution.discover(name="tiebreak") for line in own.requires or []):
+        if f'extra == "{extra}"' in line:
+            name, *parts = re.findall(r"[\w.-]+", re.split("[<>=!~;]", line)[0])
+            found += [one for part in parts for one in missing_of(part)] if name == "tiebreak" else [name]
+    return [name for name in dict.fromkeys(found) if not any(Distribution.discover(name=name))]
 
 
 class Commands(click.Group):
@@ -183,7 +199,10 @@ def run(group: click.Group, arguments: Sequence[str] | None = None) -> int:
         library = (error.name or "").partition(".")[0]
         if library not in EXTRAS:
             raise
-        click.echo(f"this needs the library {library}; install it: pip install 'tiebreak[{EXTRAS[library]}]'", err=True)
+        given = sys.argv[1:] if arguments is None else arguments
+        extra = NEEDS.get(next((word for word in given if word in COMMANDS), ""), EXTRAS[library])
+        names = ", ".join(missing_of(extra) or [library])
+        click.echo(f"this needs what is not installed: {names}; in a checkout: pip install '.[{extra}]'", err=True)
         return CONFIGURATION
     except OSError as error:
         if error.errno not in _DISK:

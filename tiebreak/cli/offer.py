@@ -1,5 +1,6 @@
 """`tiebreak offer`, `accept` and `agree`: a job that client and trainer sign, on two machines or on one."""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -92,21 +93,23 @@ def accept(
     """Judge the offer in FOLDER as its trainer, and sign it.
 
     The client's signature, program, initial state and data are checked first. Then the terms are judged by how long a
-    step takes here, which is measured unless you say it: the windows must leave time for the slowest data that a client
-    can choose, and the clocks for the longest game. An offer by which an honest trainer could lose its stake is not
-    signed.
+    start and a step take here, which is measured unless you say the seconds of a step: the windows must leave time for
+    the slowest data that a client can choose, and the clocks for the longest game. An offer by which an honest trainer
+    could lose its stake is not signed.
 
     The signature makes a run of the folder: `tiebreak train` computes it. Send `job.bin` back to the client.
     """
     offered = api.reading.open_offer(folder)
-    seconds = float(step_seconds or 0)
+    seconds, start, began = float(step_seconds or 0), 0.0, time.monotonic()
     if step_seconds is None:
         seconds = api.offers.seconds_per_step(offered, machine)
-    pace = api.offers.pace_of(seconds, block_seconds=block_seconds, slowdown=slowdown)
+        start = time.monotonic() - began - seconds
+    pace = api.offers.pace_of(seconds, block_seconds=block_seconds, slowdown=slowdown, start=start)
     reasons = api.offers.objections(offered, pace)
     document = {
         **job_document(offered.job),
         "step_seconds": float(f"{seconds:.3g}"),
+        "start_seconds": float(f"{start:.3g}"),
         "slowdown": slowdown,
         "objections": list(reasons),
         "signed": None,

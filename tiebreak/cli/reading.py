@@ -101,7 +101,8 @@ def _party_rows(found: dict[str, Any]) -> dict[str, str]:
     left = found.get("seconds_left")
     rows.append(("time left", "nothing waits for it" if left is None else f"{left} s"))
     for job_id, job in found["jobs"].items():
-        rows.append((f"job {job_id[:8]}", f"{job['status']}, {job['heads']} of {job['checkpoints']} heads"))
+        why = f": {job['why']}" if job.get("why") else ""
+        rows.append((f"job {job_id[:8]}", f"{job['status']}, {job['heads']} of {job['checkpoints']} heads{why}"))
     for game in found.get("games", []):
         turn = "its turn" if game["our_turn"] else "the other's turn"
         rows.append((f"game {game['game'][:8]}", f"{turn}, {game['seconds_left']} s, stake {ether(game['stake'])}"))

@@ -189,7 +189,7 @@ class Crew:
                     self._tasks.append(waiting)
                 continue
             if isinstance(found, Answer):
-                waiting.done(found)
+                waiting.done(replace(found, took=took) if isinstance(waiting.task, Try) else found)
                 continue
             waiting.tries += 1
             pause = min(FIRST_PAUSE * 2 ** (waiting.tries - 1), LONGEST_PAUSE)

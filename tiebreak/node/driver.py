@@ -46,7 +46,7 @@ from tiebreak.protocol.numbers.float32 import to_float
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.auditor import Finding
-from tiebreak.protocol.parties.board import JobStatus
+from tiebreak.protocol.parties.board import JobStatus, loss_of
 from tiebreak.protocol.parties.driver import PostingDriver, Turn
 from tiebreak.protocol.parties.machine import is_active
 from tiebreak.protocol.tags import Digest
@@ -329,7 +329,8 @@ class Driver(PostingDriver):
             if len(self._own) > MAX_OWN:
                 known = self.machine.board.jobs
                 gone = next((other for other in self._own if other not in known), job_id)
-                for kept in (self._own, self.jobs, self._offers, self._trials, self._listings, self.shelf.seconds):
+                shelf = self.shelf.seconds, self.shelf.starts
+                for kept in (self._own, self.jobs, self._offers, self._trials, self._listings, *shelf):
                     kept.pop(gone, None)
             self.journal.keep_fact(_OWN, b"".join(self._own))
             self._choose()
@@ -489,9 +490,10 @@ class Driver(PostingDriver):
         else:
             self._trials[job.id] = False
             machine, processes = self.crews.bench.machine, self.crews.bench.processes
-            fact = f"seconds of a step of {job.id.hex()} on {machine.device}, {processes} x {machine.threads or 0}"
+            fact = f"step and trial of {job.id.hex()} on {machine.device}, {processes} x {machine.threads or 0}"
             if (known := self.journal.fact(fact)) is not None:
-                self._judge(job, fact, Answer(seconds=float(known)))
+                seconds, took = map(float, known.split())
+                self._judge(job, fact, Answer(seconds=seconds, took=took))
             else:
                 self._ask(Try(job=job), partial(self._judge, job, fact))
 
@@ -501,10 +503,11 @@ class Driver(PostingDriver):
         if answer.problem:
             self.notes.warn("try", f"this machine takes no part in it: {answer.problem}", job=job.id.hex()[:8])
         else:
-            self.journal.keep_fact(fact, repr(answer.seconds).encode())
+            self.journal.keep_fact(fact, f"{answer.seconds!r} {answer.took!r}".encode())
             self.shelf.seconds[job.id] = answer.seconds
+            start = self.shelf.starts[job.id] = max(0.0, answer.took - answer.seconds)
             self.shelf.look_again(job.id)
-            self.notes.info("try", f"a step takes {answer.seconds:.3g} s", job=job.id.hex()[:8])
+            self.notes.info("try", f"a step takes {answer.seconds:.3g} s, a start {start:.3g} s", job=job.id.hex()[:8])
         self.tell(self._offers.pop(job.id) if job.id in self._offers else e.Tick(at=self.ground.now()))
 
     def fetch_run(self, job_id: Digest, count: int) -> bool:
@@ -667,7 +670,7 @@ class Driver(PostingDriver):
             job.id.hex(): {
                 "status": JobStatus(job.status).name.lower(), "heads": job.head_count,
                 "checkpoints": job.job.checkpoints, "window_end": job.window_end,
-                "open_games": len(board.open_games(job.id)),
+                "open_games": len(board.open_games(job.id)), "why": loss_of(job.job, job),
             }
             for job in board.jobs.values()
         }  # fmt: skip

@@ -45,6 +45,8 @@ class Shelf:
         self._missing: set[Digest] = set()
         self.seconds: dict[Digest, float] = {}
         """The seconds that a step takes on this machine, by each job whose program was tried (`work.Try`)."""
+        self.starts: dict[Digest, float] = {}
+        """The seconds of such a trial without a step: what a process takes to start on the job."""
 
     def folder(self, job_id: Digest) -> Path:
         return self._folder / job_id.hex()
@@ -128,8 +130,9 @@ class OnShelf(PartyMachine):
         active = {other.id for other in self.jobs() if is_active(other)}
         longest = max(self._seconds(number) for number in games | (self.shelf.seconds.keys() & active))
         return replace(
-            self.pace, step_seconds=self._seconds(job.id), games=len(games), beside=longest * self.pace.slowdown
-        )
+            self.pace, step_seconds=self._seconds(job.id), games=len(games), beside=longest * self.pace.slowdown,
+            start_seconds=self.shelf.starts.get(job.id, 0.0),
+        )  # fmt: skip
 
     def _seconds(self, job_id: Digest) -> float:
         return max(self.pace.step_seconds, self.shelf.seconds.get(job_id, 0.0))

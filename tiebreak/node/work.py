@@ -112,6 +112,8 @@ class Answer(Record):
 
     root: Annotated[bytes, Data(32)] = b""
     seconds: Annotated[float, Real()] = 0.0
+    took: Annotated[float, Real()] = 0.0
+    """The seconds of the whole task, with the start of its process; a party measures them itself."""
     move: Annotated[Move | None, Maybe(AnyMove())] = None
     body: Annotated[LibraryBody | None, OneOf((LibraryBody,), optional=True)] = None
     problem: Annotated[str, Text()] = ""

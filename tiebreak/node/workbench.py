@@ -132,7 +132,7 @@ class Workbench:
         share = max(1, usable_cores() // bench.processes) if bench.processes > 1 else None
         self._machine = replace(bench.machine, threads=bench.machine.threads or share)
         self.dropped: set[e.Work] = set()
-        """Replays of games that are over: one under way ends after its step, and none of them starts."""
+        """Work for jobs and games that are over: what is under way ends after its step, and none of it starts."""
 
     def do(self, task: Task) -> Answer | Failed:
         """The answer to a task, or why it is to be tried again: everything that is not the fault of a job's data."""
@@ -239,6 +239,7 @@ class Workbench:
 
         def on_progress(progress: Progress) -> None:
             told(progress)
+            self._go_on()
             self._give_way()
 
         # No key is needed: it is the party's machine that signs heads.
@@ -303,7 +304,7 @@ class Workbench:
 
     def _go_on(self) -> None:
         if self._now in self.dropped:
-            raise StateError("expected a game that goes on, got one that is over")
+            raise StateError("expected a job or a game that goes on, got one that is over")
 
     def _interpreter(self, run: RunDirectory, attempt: int = 0) -> Interpreter:
         """The interpreter of a run: with this machine's settings, and in later attempts with sums in random orders."""

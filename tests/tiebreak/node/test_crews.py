@@ -302,7 +302,7 @@ def test_posts_that_a_hub_does_not_take_hide_none_behind_them(tmp_path: Path) ->
 def trainer(*taken: PublicJob, processes: int = 3) -> TrainerNode:
     board = Board()
     board.jobs |= {job.id: job for job in taken}
-    shelf: Any = SimpleNamespace(program=lambda _: program(), seconds={})
+    shelf: Any = SimpleNamespace(program=lambda _: program(), seconds={}, starts={})
     return TrainerNode(
         policy=AcceptancePolicy(), processes=processes, shelf=shelf, board=board, domain=DOMAIN, pace=PACE, key=TRAINER
     )
@@ -331,6 +331,25 @@ def test_terms_count_the_longest_step_and_the_games_of_all_jobs_taken() -> None:
     slow.shelf.seconds |= {beside.id: step + 0.3, NOTHING: 1e9}  # what it tried, of a job that is not active too
     assert not slow.sign_job(both)
     assert slow.sign_job(replace(both, clock=both.clock + 3))
+
+
+def test_a_trainer_signs_no_window_that_its_own_trial_took_longer_than() -> None:
+    """A head due in 60 s, where the process that tried a step took 153 s to its end, lost an honest trainer's stake."""
+    hurried, alarms = replace(JOB, challenge_window=60), list[str]()
+    made = trainer()
+    made.alarm = alarms.append  # type: ignore[method-assign, assignment]
+    made.shelf.starts[hurried.id] = 5.0
+    assert made.sign_job(hurried)
+    made.shelf.starts[hurried.id] = 153.0
+    assert not made.sign_job(hurried)
+    needed = 153 + JOB.checkpoint_interval * PACE.step_seconds + PACE.sending(1)
+    assert alarms == [
+        f"job {hurried.id.hex()[:8]}: not signed: expected a window of at least {needed} seconds for a head, got 60: "
+        f"here a start takes 153 s and a step {PACE.step_seconds} s"
+    ]
+    roomy = replace(JOB, challenge_window=int(needed))
+    made.shelf.starts[roomy.id] = 153.0
+    assert made.sign_job(roomy)
 
 
 def test_a_trainer_accepts_only_what_a_process_of_its_own_can_train() -> None:
@@ -363,7 +382,9 @@ def test_a_program_is_tried_once_in_a_process_that_ends(fate: str, tmp_path: Pat
         assert there.wait() == Try(job=JOB)
     if fate == "in time":
         there.send(Answer(seconds=0.25))
-        assert found.get(timeout=20) == Answer(seconds=0.25)
+        tried = found.get(timeout=20)
+        assert tried == Answer(seconds=0.25, took=tried.took)
+        assert 0 < tried.took < 20
     else:
         if fate == "too much":
             there.close()
@@ -404,12 +425,13 @@ def test_no_job_is_signed_or_followed_before_a_step_was_tried(tmp_path: Path, mo
     second = offer(made, jobs[1])
     assert not [event for event in told if isinstance(event, e.JobOffered)]
     assert [task for task, _ in asked[1:]] == [Try(job=jobs[0]), Try(job=jobs[1])]
-    asked[1][1](Answer(seconds=0.5))
+    asked[1][1](Answer(seconds=0.5, took=153.5))
     asked[2][1](Answer(problem="it takes 125 hours"))
     made.inbox.get()()
     made.inbox.get()()
     assert [event for event in told if isinstance(event, e.JobOffered)] == [first, second]
     assert made.shelf.seconds == {jobs[0].id: 0.5}
+    assert made.shelf.starts == {jobs[0].id: 153.0}
     made.shelf._programs |= {job.id: program() for job in jobs}
     assert [made.machine.agrees(job) for job in jobs[:2]] == [True, False]  # type: ignore[attr-defined]
     offer(made, jobs[1])
@@ -418,6 +440,7 @@ def test_no_job_is_signed_or_followed_before_a_step_was_tried(tmp_path: Path, mo
     made._prepare(jobs[0])
     assert len(asked) == 3
     assert made.shelf.seconds == {jobs[0].id: 0.5}
+    assert made.shelf.starts == {jobs[0].id: 153.0}
     made.journal.close()
 
 

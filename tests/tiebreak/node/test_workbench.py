@@ -225,6 +225,25 @@ def test_a_replay_for_a_game_that_is_over_ends_after_a_step(
     assert answer(own, gather(2)).move is not None
 
 
+def test_training_for_a_job_that_is_over_ends_after_a_step(agreed: RunDirectory, folder: Path) -> None:
+    told, job = list[int](), agreed.job
+    own = bench(folder)
+    work = e.Train(job_id=job.id, count=COUNT)
+
+    def tell(steps: Steps) -> None:
+        if not told:
+            own.dropped.add(work)
+        told.append(steps.first_step)
+
+    own._tell = tell
+    found = own.do(Compute(work=work, job=job))
+    assert isinstance(found, Failed)
+    assert "expected a job or a game that goes on" in found.reason
+    assert len(told) == 1
+    assert answer(own, Compute(work=work, job=job)).root, "a block with the end of the job has vanished"
+    assert len(told) > 1
+
+
 def test_training_and_replays_stand_still_while_a_move_is_sought(
     agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,9 +74,9 @@ def seconds_per_step(offered: RunDirectory, machine: Machine) -> float:
     return min(taken)
 
 
-def pace_of(seconds: float, *, block_seconds: int, slowdown: int) -> Pace:
-    """The pace by which terms are judged: whole seconds, rounded up, so that no step counts as free."""
-    return Pace(block_seconds=block_seconds, step_seconds=ceil(seconds), slowdown=slowdown)
+def pace_of(seconds: float, *, block_seconds: int, slowdown: int, start: float = 0.0) -> Pace:
+    """The pace by which terms are judged: whole seconds of a step, so that none is free, and a trial's without one."""
+    return Pace(block_seconds=block_seconds, step_seconds=ceil(seconds), slowdown=slowdown, start_seconds=start)
 
 
 def objections(offered: RunDirectory, pace: Pace) -> tuple[str, ...]:

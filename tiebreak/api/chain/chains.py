@@ -1,4 +1,4 @@
-"""The contracts on a chain: development nodes and deployments. Needs the extra `tiebreak[chain]`."""
+"""The contracts on a chain: development nodes and deployments. Needs the extra `chain`."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Jobs and games on a chain, as people read them and act on them by hand. Needs the extra `tiebreak[chain]`.
+"""Jobs and games on a chain, as people read them and act on them by hand. Needs the extra `chain`.
 
 Without a chain, the posts of a hub are read in its place (`HubBoard`). Long-running parties (`tiebreak trainer`,
 `auditor`, `client`) do all of this by themselves, in time.
@@ -26,7 +26,7 @@ from tiebreak.protocol.errors import ConfigurationError, StateError, Verificatio
 from tiebreak.protocol.game.moves import Phase, Side
 from tiebreak.protocol.game.state import Level, Reason
 from tiebreak.protocol.parties import transactions as tx
-from tiebreak.protocol.parties.board import PublicGame
+from tiebreak.protocol.parties.board import PublicGame, loss_of
 from tiebreak.protocol.parties.ledger import Ledger, Refusal
 from tiebreak.protocol.parties.posts import Body, Post, TransactionBody
 from tiebreak.protocol.tags import Digest
@@ -317,6 +317,7 @@ def standing(chain: Chain, job: Job) -> dict[str, Any]:
     }
     return {
         "status": state.status.name.lower(),
+        **({"why": why} if (why := loss_of(job, state)) else {}),
         "heads": state.head_count,
         "open_games": state.open_games,
         "trainer_stake_at_risk": ether(open_stakes),

@@ -7,7 +7,7 @@ try:
     import transformers
 except ImportError as missing:
     raise ConfigurationError(
-        f"expected transformers and accelerate, got: {missing}; pip install 'tiebreak[hf]'"
+        f"expected transformers and accelerate, got: {missing}; in a checkout: pip install '.[hf]'"
     ) from missing
 if int(transformers.__version__.partition(".")[0]) < 5:  # whose loop, and names of arguments, are others
-    raise ConfigurationError(f"expected transformers 5, got {transformers.__version__}; pip install -U 'tiebreak[hf]'")
+    raise ConfigurationError(f"expected transformers 5, got {transformers.__version__}; pip install -U transformers")

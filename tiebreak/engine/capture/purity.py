@@ -139,9 +139,12 @@ def as_written(model: nn.Module) -> Iterator[None]:
     Refuses a part whose second run would not be like the first. The check against eager PyTorch does without this.
     """
     checkpoint: Any = torch.utils.checkpoint
-    before = checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction
+    without = "_checkpoint_without_reentrant_generator"
+    without += "_impl" * hasattr(checkpoint, f"{without}_impl")  # torch 2.14: with the settings by name
+    before = getattr(checkpoint, without), checkpoint.CheckpointFunction
 
-    def once(_: Any, preserve: bool, *__: Any, **___: Any) -> Iterator[None]:
+    def once(_: Any, *given: Any, **named: Any) -> Iterator[None]:
+        preserve = named["preserve_rng_state"] if "preserve_rng_state" in named else given[0]
         buffers = {name: (id(tensor), tensor._version) for name, tensor in model.named_buffers()}
         drawn = random_state()
         yield
@@ -168,11 +171,13 @@ def as_written(model: nn.Module) -> Iterator[None]:
             with torch.set_grad_enabled(follows and torch.is_grad_enabled()), contextmanager(once)(function, preserve):
                 return function(*args)
 
-    checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction = once, Saved
+    setattr(checkpoint, without, once)
+    checkpoint.CheckpointFunction = Saved
     try:
         yield
     finally:
-        checkpoint._checkpoint_without_reentrant_generator, checkpoint.CheckpointFunction = before
+        setattr(checkpoint, without, before[0])
+        checkpoint.CheckpointFunction = before[1]
 
 
 def _keeper(value: Any, depth: int = 4) -> Callable[[], None]:

@@ -1,7 +1,7 @@
 """Traces a training step, forward and backward, as one flat graph of ATen calls, with the module of each call.
 
 Apart from `tiebreak.engine.capture.undecomposed` and `hollow`, this is the only module that touches torch's tracing
-internals. It is tested with torch 2.13.0; the program made from the graph no longer depends on torch's version.
+internals. It is tested with torch 2.13 and 2.14; the program made from the graph no longer depends on torch's version.
 
 The graph is traced on fake tensors, so nothing is computed and no parameter is copied. Meanwhile torch reports the same
 as inside `torch.export` (`torch.compiler.is_compiling()` and `is_exporting()` are true), which makes libraries take
@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cache
 from inspect import signature
 from typing import Any, Final
 
@@ -38,8 +39,8 @@ from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
 from tiebreak.engine.capture.user_code import described, is_users, refusal, user_line
 from tiebreak.protocol.errors import ConfigurationError
 
-TESTED_TORCH: Final = ("2.13.0",)
-"""The torch versions that this module's tracing is tested on."""
+TESTED_TORCH: Final = ("2.13", "2.14")
+"""The minor versions of torch that this module's tracing is tested on."""
 _VERSION: Final = Tensor._version
 _SCALER: Final = torch.amp.grad_scaler.__file__
 _MAKE: Final[Any] = torch.autocast.__init__
@@ -291,7 +292,7 @@ def trace(
 
     assigned: the names of the buffers that the step assigns, as `tiebreak.engine.capture.purity.examine` finds them.
     """
-    _check_version()
+    _check_version(TESTED_TORCH)
     try:
         return _traced(model, loss, batch, assigned, export=True)
     except ConfigurationError as error:
@@ -466,9 +467,9 @@ def _refusals(model: nn.Module) -> Iterator[None]:
         raise refusal(error, model, "the model cannot be captured") from error
 
 
-def _check_version() -> None:
-    if torch.__version__.partition("+")[0] not in TESTED_TORCH:
-        tested = ", ".join(TESTED_TORCH)
-        warnings.warn(
-            f"capture is tested with torch {tested}, this is {torch.__version__}; check the program", stacklevel=4
-        )
+@cache
+def _check_version(tested: tuple[str, ...]) -> None:
+    """Warns of another version than those tested, once in a process, in one line: no line of code follows it."""
+    if ".".join(torch.__version__.split(".")[:2]) not in tested:
+        text = f"capture is tested with torch {' and '.join(tested)}, this is {torch.__version__}; check the program"
+        warnings.warn_explicit(text, UserWarning, "tiebreak", 1)

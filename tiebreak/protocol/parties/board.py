@@ -7,12 +7,12 @@ result, again at each event, so a log that came late, twice or not at all leaves
 from bisect import bisect_left
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.seats import ATTEMPTS, slot_of
-from tiebreak.protocol.commitments.terms import MAX_GAMES
+from tiebreak.protocol.commitments.terms import MAX_GAMES, ether
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.state import GameState
@@ -191,6 +191,20 @@ class PublicJob:
     def paid_fees(self) -> int:
         """The number of seats that got their fee, or a share in addition, and not only their bond."""
         return sum(amount > self.job.seat_bond for amount in self.seating.claimed.values())
+
+
+def loss_of(job: Job, state: Any) -> str:
+    """The reason why a job was given up or slashed, and what that cost; empty for others. state: as a board has it."""
+    since, late = f"head {state.head_count}" if state.head_count else "acceptance", f"head {state.head_count + 1}"
+    why = f"{late} did not come within {job.challenge_window} s of {since}"
+    if state.last_progress + job.challenge_window > state.accepted + job.deadline:
+        why = f"the final head did not come within {job.deadline} s of acceptance"
+    if state.head_count == job.checkpoints:
+        why = "its sealed head was not opened in time"
+    if state.status not in (JobStatus.ABANDONED, JobStatus.SLASHED):
+        return ""
+    why = "its trainer was convicted" if state.status is JobStatus.SLASHED else why
+    return f"{why}; the trainer lost its stake of {ether(job.trainer_stake)}"
 
 
 @dataclass(slots=True, kw_only=True)

@@ -215,10 +215,10 @@ class PartyDriver(ABC):
     def begin_work(self, work: e.Work) -> None:
         """Begin some work, unless the game has moved on; what may be needed later is held back."""
         turn = None
+        if self.is_for_nobody(work):
+            self._held.append(work)
+            return
         if isinstance(work, e.Gather):
-            if self.is_for_nobody(work):
-                self._held.append(work)
-                return
             turn = self._turn(work)
             if turn is None:
                 return
@@ -230,8 +230,10 @@ class PartyDriver(ABC):
         self.tell(e.Done(at=self.instant(), work=work, root=root, move=move, problem=problem))
 
     def is_for_nobody(self, work: e.Work) -> bool:
-        """Whether a move is gathered for a game that is over."""
-        games = self.machine.board.games
+        """Whether a move is gathered for a game that is over, or a segment trained for a job that is."""
+        games, jobs = self.machine.board.games, self.machine.board.jobs
+        if isinstance(work, e.Train):
+            return work.job_id in jobs and jobs[work.job_id].is_over
         return isinstance(work, e.Gather) and work.game_id in games and games[work.game_id].is_stopped
 
     def _turn(self, work: e.Gather) -> Turn | None:

@@ -48,6 +48,8 @@ class Pace:
 
     `tiebreak doctor --worst` measures this on a machine.
     """
+    start_seconds: float = 0
+    """Seconds from a process's start to its first step: before the first head, and before the next after a restart."""
     step_wei: int = 0
     """The wei that a step of an audit costs its owner."""
     games: int = 1
@@ -58,6 +60,11 @@ class Pace:
     def sending(self, transactions: int) -> int:
         """Seconds until this many transactions, sent one after another, are in blocks."""
         return (transactions + MISSED_BLOCKS) * self.block_seconds
+
+    def measured(self) -> str:
+        """The measured figures, for reasons that are given; empty if no start was measured."""
+        found = f": here a start takes {self.start_seconds:.3g} s and a step {self.step_seconds:.3g} s"
+        return found if self.start_seconds else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +116,11 @@ def objections(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]
     if program is None:
         return ("it does not have the program",)
     replay = ceil(_segment_seconds(job, pace) * pace.games + pace.beside)
-    needed = pace.sending(turns(job, program)) + REPLAYS * max(0, replay - job.replay_time)
+    first, measured = replay + ceil(pace.start_seconds * pace.games), pace.measured()  # a game's process starts once
+    needed = pace.sending(turns(job, program)) + max(0, first - job.replay_time)
+    needed += (REPLAYS - 1) * max(0, replay - job.replay_time)
     if job.clock < needed:
-        return (f"expected a clock of at least {needed} seconds for the longest game, got {job.clock}",)
+        return (f"expected a clock of at least {needed} seconds for the longest game, got {job.clock}{measured}",)
     if 0 < job.talk_time <= (least := pace.sending(ENTERING)):
         return (
             f"expected no talk, or one of more than {least} seconds to say and enter something, got {job.talk_time}",
@@ -130,13 +139,13 @@ def objections_to_seats(job: Job, domain: Domain) -> tuple[str, ...]:
 
 def objections_to_training(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]:
     """Reasons why a trainer should not sign this job: it could lose its stake despite doing what was agreed."""
-    needed = _segment_seconds(job, pace) + pace.sending(1)
-    found = objections(job, program, pace)
-    if job.challenge_window < needed:
-        found += (f"expected a window of at least {needed} seconds for a head, got {job.challenge_window}",)
-    run, held = job.checkpoints * needed, max(job.challenge_window, job.checkpoints * job.audit_time)
+    needed, start = _segment_seconds(job, pace) + pace.sending(1), ceil(pace.start_seconds)
+    found, measured = objections(job, program, pace), pace.measured()
+    if job.challenge_window < (first := start + needed):
+        found += (f"expected a window of at least {first} seconds for a head, got {job.challenge_window}{measured}",)
+    run, held = start + job.checkpoints * needed, max(job.challenge_window, job.checkpoints * job.audit_time)
     if job.deadline < run:
-        found += (f"expected a deadline of at least {run} seconds for the run, got {job.deadline}",)
+        found += (f"expected a deadline of at least {run} seconds for the run, got {job.deadline}{measured}",)
     if held > HELD_RUNS * run + PATIENCE:
         most = HELD_RUNS * run + PATIENCE
         found += (f"expected the stake back at most {most} seconds after the last head, got {held}",)
@@ -181,7 +190,7 @@ def objections_to_sitting(job: Job, program: Program | None, pace: Pace) -> tupl
     if program is None:
         return ("it does not have the program",)
     found: tuple[str, ...] = ()
-    replay = job.checkpoints * _segment_seconds(job, pace) + pace.sending(1)
+    replay = ceil(pace.start_seconds) + job.checkpoints * _segment_seconds(job, pace) + pace.sending(1)
     time = max(job.challenge_window, job.checkpoints * job.audit_time)
     if time < replay:
         found += (f"expected at least {replay} seconds for an audit of the whole run, got {time}",)
