@@ -14,6 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 from tiebreak.api.huggingface.recording import Recording, loop, replaced, same_draws
+from tiebreak.api.huggingface.refusals import logs_in_loss
 from tiebreak.api.training.runs import Run
 from tiebreak.api.training.trainer import Step
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -53,6 +54,7 @@ class _Driven:
         self._done = 0
         """Micro-batches of this step that have passed."""
         recording.loader.watches = not self.first
+        self._reports = hasattr(trainer, "_metrics") or logs_in_loss(trainer)
         self._norm: float | None = None
         self.callbacks = trainer.callback_handler
         self._written: dict[str, int] = {}
@@ -95,7 +97,7 @@ class _Driven:
         held = self.trainer
         model.train()
         number, loss = held.state.global_step + 1, 0.0
-        if hasattr(held, "_metrics"):
+        if self._reports:
             self._report(model, inputs, num_items_in_batch, computed=number <= self.first)
         self._done = (self._done + 1) % held.current_gradient_accumulation_steps
         if not self._done:
@@ -129,13 +131,14 @@ class _Driven:
                 self._written[name] = tensor._version
 
     def _report(self, model: Any, inputs: Any, items: Any, *, computed: bool) -> None:
-        """Lets `compute_loss` collect TRL's metrics of a micro-batch in plain PyTorch, with the weights of its step.
+        """Lets `compute_loss` report on a micro-batch (TRL's metrics) in plain PyTorch, with the weights of its step.
 
         computed: the step was in an earlier process. Its tokens are counted, as TRL counts them.
         """
         if computed:
-            mask, places = inputs.get("attention_mask"), inputs.get("position_ids")
-            self.trainer._total_train_tokens += int(mask.sum()) if mask is not None else places.shape[1]
+            if hasattr(self.trainer, "_total_train_tokens"):
+                mask, places = inputs.get("attention_mask"), inputs.get("position_ids")
+                self.trainer._total_train_tokens += int(mask.sum()) if mask is not None else places.shape[1]
             return
         if not self._done and (self.weights or self.first) and not (self.weights and self.watched):
             self.weights = self.weights or self.run.state_dict()
