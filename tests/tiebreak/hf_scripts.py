@@ -41,7 +41,7 @@ from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, S
 
 import tiebreak
 from tests.source_tree import ROOT
-from tests.tiebreak.hf_cases import VOCABULARY, arguments, encoded, gpt2, llama, preferences, texts, tokenizer
+from tests.tiebreak.hf_cases import arguments, encoded, gpt2, llama, preferences, texts, tokenizer
 
 Made = Callable[..., Trainer]
 PAGE: Final = ROOT / "docs/finetuning.md"
@@ -131,7 +131,11 @@ def labelled(folder: Path, kind: str, **more: Any) -> Trainer:
         case "MultipleChoice":
             columns = {"input_ids": [[row, row[::-1]] for row in ids], "labels": [i % 2 for i in range(38)]}
         case "QuestionAnswering":
-            columns = {"input_ids": ids, "start_positions": [1] * 38, "end_positions": [drawn.randint(1, 4) for _ in ids]}
+            columns = {
+                "input_ids": ids,
+                "start_positions": [1] * 38,
+                "end_positions": [drawn.randint(1, 4) for _ in ids],
+            }
         case _:
             columns = {"input_ids": ids, "labels": [i % 3 for i in range(38)]}
     data = Dataset.from_dict(columns)
@@ -298,7 +302,7 @@ SCRIPTS: Final[dict[str, tuple[Made, dict[str, Any]]]] = {
     ),
     "GPT-2, early stopping": (
         plain,
-        {"callbacks": [EarlyStoppingCallback(1)], "eval_dataset": encoded(4), "learning_rate": 5.0, **_EVALUATES,
+        {"callbacks": [EarlyStoppingCallback(1, 10.0)], "eval_dataset": encoded(4), **_EVALUATES,
          "save_strategy": "steps", "save_steps": 5, "load_best_model_at_end": True},
     ),
     "GPT-2, 2.5 epochs": (plain, {"max_steps": -1, "num_train_epochs": 2.5}),
@@ -384,7 +388,7 @@ def _untimed(line: Mapping[str, Any]) -> dict[str, float]:
 
 def table() -> dict[str, tuple[int, float, float, float]]:
     """The figures that docs/finetuning.md states."""
-    rows = re.findall(r"^\| (.+) \| (\d+) \| (\S+) \| (\S+) \| (\S+) \|$", PAGE.read_text(), re.M)
+    rows = re.findall(r"^\| (.+) \| (\d+) \| (\S+) \| (\S+) \| (\S+) \|$", PAGE.read_text(), re.MULTILINE)
     return {script: (int(steps), float(a), float(b), float(c)) for script, steps, a, b, c in rows}
 
 
@@ -398,7 +402,9 @@ def main() -> None:
             known[script] = measure(Path(folder), script)
         print(script, *known[script], flush=True)
     rows = [(script, known[script]) for script in SCRIPTS if script in known]
-    lines = [f"| {script} | {steps} | " + " | ".join(f"{d:.0e}" for d in apart) + " |" for script, (steps, *apart) in rows]
+    lines = [
+        f"| {script} | {steps} | " + " | ".join(f"{d:.0e}" for d in apart) + " |" for script, (steps, *apart) in rows
+    ]
     before, _, rest = PAGE.read_text().partition(HEAD)
     after = rest[rest.index("\n\n") :]
     PAGE.write_text(before + HEAD + "\n".join(lines) + after)

@@ -66,10 +66,10 @@ class _Loader:
         """The random numbers' state before and after each batch, and whether a batch depends on it."""
         self.again: Iterator[tuple[list[dict[str, Any]], list[tuple[Any, Any, bool]]]] | None = None
         self.watches = False
-        """Whether to warn, once, of others that draw."""
+        """If something else has drawn, a warning says so, once."""
 
     def rewind(self) -> None:
-        """From now on, gives the recorded batches again."""
+        """Lets the loader give the recorded batches again."""
         self.again = zip(self.epochs, self._drawn, strict=True)
 
     def __getattr__(self, name: str) -> Any:
@@ -106,7 +106,7 @@ class _Loader:
             before = draws()
 
     def _depends(self, before: Any, after: Any) -> bool:
-        """Whether more was drawn than the seed of workers, of which there may be none."""
+        """Whether more was drawn than a seed for workers that do not exist."""
         if after == before or self._drawn[-1] or getattr(self._loader, "num_workers", 1):
             return bool(after != before)
         with same_draws():
