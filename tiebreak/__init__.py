@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from tiebreak import hf
     from tiebreak.api.huggingface.hf_training import TiebreakTrainer
     from tiebreak.api.machine import Machine
     from tiebreak.api.signing.keys import load_key, new_key, save_key
@@ -108,6 +109,7 @@ __all__ = [
     "capture",
     "constant",
     "cosine",
+    "hf",
     "inverse_sqrt",
     "linear",
     "load_key",

@@ -15,4 +15,4 @@ class TiebreakPlugin(BasePlugin):  # type: ignore[misc]  # Axolotl may be missin
         set_seed(cfg.seed)  # Axolotl draws adapters anew each time: no run could go on with them
 
     def post_trainer_create(self, cfg: Any, trainer: Any) -> None:  # noqa: ARG002
-        trainer.train = lambda *_, **__: train(trainer)  # a run goes on by itself, whatever path Axolotl names
+        trainer.train = lambda *args, **options: train(trainer, *args, **options)

@@ -21,8 +21,8 @@ def install() -> None:
     if hasattr(Trainer.train, "original"):
         return
 
-    def instead(trainer: Trainer, *args: Any, **options: Any) -> Any:  # noqa: ARG001  # a path to resume from means nothing
-        return train(trainer)
+    def instead(trainer: Trainer, *args: Any, **options: Any) -> Any:
+        return train(trainer, *args, **options)
 
     instead.original = Trainer.train  # type: ignore[attr-defined]
     Trainer.train = instead  # type: ignore[method-assign,assignment]

@@ -15,50 +15,27 @@ from typing import Any
 import importlib_metadata
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
-from torch import Tensor, nn
+from datasets import IterableDataset
+from torch import Tensor
 from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    DataCollatorForLanguageModeling,
-    DataCollatorForSeq2Seq,
-    DataCollatorWithPadding,
     EarlyStoppingCallback,
-    LlamaForSequenceClassification,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    T5Config,
-    T5ForConditionalGeneration,
     Trainer,
     TrainerCallback,
     TrainingArguments,
     set_seed,
 )
-from transformers.trainer_callback import PrinterCallback
 
 import tiebreak
 from tests.parts import slow_except
 from tests.source_tree import ROOT
-from tests.tiebreak.hf_cases import arguments, encoded, gpt2, llama, losses, texts, tokenizer
+from tests.tiebreak.hf_cases import encoded, gpt2, llama, losses
+from tests.tiebreak.hf_scripts import SCRIPTS, Made, measure, pictures, plain, table
 from tiebreak import ConfigurationError, StateError, TiebreakTrainer
 from tiebreak.api import huggingface
 from tiebreak.api.certification.certificates import verify
 from tiebreak.api.certification.certifying import certify
+from tiebreak.api.huggingface import hf_training
 from tiebreak.engine.run.directory import RunDirectory
-
-Made = Callable[..., Trainer]
-
-
-def plain(
-    folder: Path, kind: Any = Trainer, model: Any = gpt2, callbacks: Any = None, settings: Any = TrainingArguments,
-    **more: Any,
-) -> Trainer:  # fmt: skip
-    given = {"data_collator": DataCollatorForLanguageModeling(tokenizer(), mlm=False), "processing_class": tokenizer()}
-    given |= {name: more.pop(name) for name in ("train_dataset", "eval_dataset", "data_collator") if name in more}
-    args = arguments(settings, folder, **more)
-    made = kind(model=model(), args=args, callbacks=callbacks, **{"train_dataset": encoded(), **given})
-    made.remove_callback(PrinterCallback)
-    return made
 
 
 def both(folder: Path, made: Made, **more: Any) -> tuple[Trainer, Trainer]:
@@ -87,21 +64,6 @@ class Events(TrainerCallback):
         if not name.startswith("on_"):
             return super().__getattribute__(name)
         return lambda args, state, control, **_: self.seen.append((name, state.global_step))
-
-
-class Own(Trainer):
-    def compute_loss(
-        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> Any:
-        labels = inputs.pop("labels")
-        found = model(**inputs)
-        weight = torch.ones(found.logits.shape[-1])
-        weight[:10] = 2.0
-        logits = found.logits[:, :-1].flatten(0, 1)
-        loss = nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), weight, ignore_index=-100)
-        accuracy = (logits.argmax(-1) == labels[:, 1:].flatten()).float().mean().item()
-        self.log({"accuracy": min(0.5, accuracy)})
-        return (loss, found) if return_outputs else loss
 
 
 def test_steps_events_and_logs_are_their_own(tmp_path: Path) -> None:
@@ -155,79 +117,50 @@ def test_nothing_that_watches_changes_a_bit(tmp_path: Path, monkeypatch: pytest.
     assert all(states[0][name].equal(states[1][name]) for name in states[0])
 
 
-def classified(folder: Path, **more: Any) -> Trainer:
-    rows = encoded().add_column("labels", [i % 3 for i in range(40)])
-    config = llama().config
-    config.num_labels = 3
-    torch.manual_seed(0)
-    model = LlamaForSequenceClassification(config)
-    return plain(
-        folder, model=lambda: model.__class__.from_pretrained(None, config=config, state_dict=model.state_dict()),
-        train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer()), **more,
-    )  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_scripts_train_as_their_trainer_does_and_docs_say_how_near(tmp_path: Path, script: str) -> None:
+    """Beyond its row by one order of magnitude at most, since other processors round otherwise."""
+    steps, *apart = measure(tmp_path, script)
+    stated, *limits = table()[script]
+    assert steps == stated >= 10
+    assert all(found <= 10 * max(limit, 1e-7) for found, limit in zip(apart, limits, strict=True)), apart
 
 
-def masked(folder: Path, **more: Any) -> Trainer:
-    made = tokenizer()
-    made.mask_token = "<eos>"
-
-    def model() -> BertForMaskedLM:
-        torch.manual_seed(0)
-        config = BertConfig(
-            vocab_size=320, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
-            hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, pad_token_id=0,
-        )  # fmt: skip
-        return BertForMaskedLM(config)
-
-    return plain(folder, model=model, data_collator=DataCollatorForLanguageModeling(made, mlm=True), **more)
+def test_docs_have_a_row_for_each_script() -> None:
+    """With all logs within 1e-5 of the original's."""
+    rows = table()
+    assert list(rows) == list(SCRIPTS)
+    assert len(rows) >= 30
+    assert [
+        script for script, (_, losses, logs, weights) in rows.items() if max(losses, logs) > 1e-5 or weights > 1e-4
+    ] == []
 
 
-def streamed(folder: Path, **more: Any) -> Trainer:
-    rows = list(encoded())
-    return plain(
-        folder, train_dataset=IterableDataset.from_generator(lambda: (rows[i % 40] for i in range(10**6))), **more
-    )
+class Draws(TrainerCallback):
+    """Draws as an evaluation does that prints samples."""
 
-
-def translated(folder: Path, **more: Any) -> Trainer:
-    """A model whose decoder is fed shifted labels, and that is evaluated by what it generates."""
-
-    def model() -> T5ForConditionalGeneration:
-        torch.manual_seed(0)
-        config = T5Config(vocab_size=320, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0)
-        config.decoder_start_token_id = 0
-        return T5ForConditionalGeneration(config)
-
-    ids = [[tokenizer()(line).input_ids for line in texts(40, seed)] for seed in (1, 2)]
-    rows = Dataset.from_dict({"input_ids": ids[0], "labels": ids[1]})
-    return plain(
-        folder, Seq2SeqTrainer, model, settings=Seq2SeqTrainingArguments, train_dataset=rows,
-        eval_dataset=rows.select(range(4)), data_collator=DataCollatorForSeq2Seq(tokenizer(), model=model()),
-        predict_with_generate=True, generation_max_length=8, eval_strategy="steps", eval_steps=10, **more,
-    )  # fmt: skip
-
-
-CASES: dict[str, tuple[Made, dict[str, Any]]] = {
-    "llama": (plain, {"model": llama}),
-    "its own compute_loss that logs": (plain, {"kind": Own, "model": llama}),
-    "groups by length": (plain, {"train_sampling_strategy": "group_by_length"}),
-    "drops the last": (plain, {"dataloader_drop_last": True, "per_device_train_batch_size": 6}),
-    "epochs": (plain, {"max_steps": -1, "num_train_epochs": 2.5}),
-    "streams": (streamed, {}),
-    "checkpoints activations": (plain, {"gradient_checkpointing": True, "model": llama}),
-    "translates": (translated, {}),
-    "smooths labels": (plain, {"label_smoothing_factor": 0.1}),
-    "masks drawn anew": (masked, {}),
-    "SGD without clipping": (plain, {"optim": "sgd", "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}),
-}
+    def on_evaluate(self, *_: Any, **__: Any) -> None:
+        torch.rand(3)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_losses_and_weights_are_those_of_their_trainer(tmp_path: Path, case: str) -> None:
-    made, more = CASES[case]
-    ours, _ = both(tmp_path, made, **more)
-    assert ours.state.global_step >= 20
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+def test_a_callback_that_draws_is_told_where_examples_depend_on_it(
+    tmp_path: Path, strategy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiebreak.hf.train(
+        plain(tmp_path, callbacks=[Draws()], eval_dataset=encoded(4), eval_strategy="epoch",
+              train_sampling_strategy=strategy)
+    )  # fmt: skip
+    told = "by more than the data loaders (a callback, or" in caplog.text
+    assert told is (strategy == "group_by_length")
+
+
+@pytest.mark.slow
+def test_examples_that_fill_a_batch_are_found_in_its_statistics(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="a loss that padding does not change, got others for batch 9"):
+        tiebreak.hf.train(pictures(tmp_path, "ResNet"))
 
 
 @pytest.mark.slow
@@ -421,11 +354,57 @@ def test_arguments_that_nobody_reads_are_named(tmp_path: Path) -> None:
 
 def test_a_trainer_that_cannot_be_driven_names_its_calls(tmp_path: Path) -> None:
     made: Any = plain(tmp_path, TiebreakTrainer)
-    with pytest.raises(ConfigurationError, match="train without a path, a trial or keys"):
-        made.train(resume_from_checkpoint="checkpoint-500")
+    with pytest.raises(ConfigurationError, match="expected no trial of a search"):
+        made.train(None, trial={"learning_rate": 1.0})
     made = plain(tmp_path, data_collator=lambda rows: [row["input_ids"] for row in rows])
     with pytest.raises(ConfigurationError, match="gives tensors by name, got list"):
         tiebreak.hf.train(made)
+
+
+def given_as_argument(trainer: Trainer, start: Any) -> None:
+    trainer.args.resume_from_checkpoint = start
+    tiebreak.hf.train(trainer)
+
+
+STARTS: dict[str, tuple[Any, Callable[[Any, Any], Any]]] = {
+    "tiebreak.hf.train": (Trainer, tiebreak.hf.train),
+    "TiebreakTrainer": (TiebreakTrainer, lambda trainer, start: trainer.train(start)),
+    "python -m tiebreak.hf": (Trainer, lambda trainer, start: trainer.train(resume_from_checkpoint=start)),
+    "an argument": (Trainer, given_as_argument),
+}
+
+
+@pytest.mark.parametrize("how", STARTS)
+def test_another_trainings_checkpoint_is_no_beginning(
+    tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is one in `output_dir` from before there was a run."""
+    kind, train = STARTS[how]
+    if how == "python -m tiebreak.hf":
+        monkeypatch.setattr(Trainer, "train", Trainer.train)  # so that it is put back
+        tiebreak.hf.install()
+    (tmp_path / "checkpoint-2").mkdir()
+    for start in (str(tmp_path / "other/checkpoint-2"), str(tmp_path / "checkpoint-2"), True):
+        with pytest.raises(ConfigurationError, match=f"resume_from_checkpoint='?{start}'?, a checkpoint of another"):
+            train(plain(tmp_path, kind, max_steps=2), start)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_the_run_is_where_it_goes_on(tmp_path: Path) -> None:
+    settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    first = tiebreak.hf.train(plain(tmp_path, **settings), True, None, ["past_key_values"])
+    for start in (True, str(tmp_path / "checkpoint-1"), False, None):
+        again = tiebreak.hf.train(plain(tmp_path, **settings), start)
+        assert (again.global_step, again.training_loss) == (2, first.training_loss)
+
+
+def test_the_package_lists_the_module_and_loads_it_when_used() -> None:
+    code = (
+        "import sys, tiebreak; assert 'hf' in tiebreak.__all__ and 'hf' in dir(tiebreak) and tiebreak.Terms; "
+        "assert not {'transformers', 'torch'} & {*sys.modules}"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert tiebreak.hf.train is hf_training.train
 
 
 @pytest.mark.slow
@@ -475,7 +454,7 @@ def test_a_stream_that_ends_early_ends_the_run(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_script_runs_as_it_is(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
-        "import sys\nfrom pathlib import Path\nfrom tests.tiebreak.test_huggingface import plain\n"
+        "import sys\nfrom pathlib import Path\nfrom tests.tiebreak.hf_scripts import plain\n"
         "print(plain(Path(sys.argv[1]), max_steps=2).train().global_step)\n"
     )
     for program in (["script.py"], ["-m", "script"]):

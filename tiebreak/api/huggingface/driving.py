@@ -14,6 +14,7 @@ from transformers import Trainer, TrainerCallback, TrainerState
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
 from tiebreak.api.huggingface.recording import Recording, loop, replaced, same_draws
+from tiebreak.api.huggingface.refusals import logs_in_loss
 from tiebreak.api.training.runs import Run
 from tiebreak.api.training.trainer import Step
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -23,16 +24,18 @@ _STATE: Final = "trainer_state.json"
 _LOG: Final = logging.getLogger(__name__)
 
 
-def drive(trainer: Trainer, run: Run, recording: Recording, *, key: PrivateKey | None, keep: str) -> Any:
+def drive(
+    trainer: Trainer, run: Run, recording: Recording, *, key: PrivateKey | None, keep: str, **options: Any
+) -> Any:  # fmt: skip
     """Computes what is left of a run within the trainer's loop, and returns what `trainer.train()` returns.
 
     The loop passes over the steps that are computed already, with their losses and without callbacks. The model has the
-    weights of the last step then, or those that the trainer loads (`load_best_model_at_end`).
+    weights of the last step then, or those that the trainer loads (`load_best_model_at_end`). options: of its `train`.
     """
     with closing(run.iterate(key, keep=keep)) as steps:  # whatever happens: it holds the lock of the folder
         driven = _Driven(trainer, run, recording, steps)
         with driven.in_place():
-            found = loop(trainer)
+            found = loop(trainer, **options)
         driven.finish()
     return found
 
@@ -48,7 +51,10 @@ class _Driven:
         self._steps = steps
         self.weights: Mapping[str, Tensor] = {}
         """The weights after the last step, until the next is asked for."""
-        self._loss, self._left = 0.0, 0
+        self._done = 0
+        """Micro-batches of this step that have passed."""
+        recording.loader.watches = not self.first
+        self._reports = hasattr(trainer, "_metrics") or logs_in_loss(trainer)
         self._norm: float | None = None
         self.callbacks = trainer.callback_handler
         self._written: dict[str, int] = {}
@@ -87,16 +93,15 @@ class _Driven:
                 vars(optimizer).pop("step", None)
 
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
-        """Stands in for Trainer's: at the first micro-batch of a step it takes the run's next step."""
+        """Stands in for Trainer's: the last micro-batch of a step takes the run's next step, and has all its loss."""
         held = self.trainer
         model.train()
-        if not self._left:
-            self._left, number = held.current_gradient_accumulation_steps, held.state.global_step + 1
-            if number > self.first and hasattr(held, "_metrics") and self._is_logged(number):
-                self._report(model, inputs, num_items_in_batch)
-            self._loss = self._losses[number - 1] if number <= self.first else self._next(number)
-        self._left -= 1
-        loss = self._loss / held.current_gradient_accumulation_steps
+        number, loss = held.state.global_step + 1, 0.0
+        if self._reports:
+            self._report(model, inputs, num_items_in_batch, computed=number <= self.first)
+        self._done = (self._done + 1) % held.current_gradient_accumulation_steps
+        if not self._done:
+            loss = self._losses[number - 1] if number <= self.first else self._next(number)
         return torch.tensor(loss, device=held.args.device)
 
     def _next(self, number: int) -> float:
@@ -125,16 +130,18 @@ class _Driven:
                     tensor.copy_(self.weights[name])
                 self._written[name] = tensor._version
 
-    def _is_logged(self, number: int) -> bool:
-        args, state = self.trainer.args, self.trainer.state
-        by_steps = str(getattr(args.logging_strategy, "value", "")) == "steps"
-        return (number == 1 and args.logging_first_step) or (by_steps and number % max(1, state.logging_steps) == 0)
+    def _report(self, model: Any, inputs: Any, items: Any, *, computed: bool) -> None:
+        """Lets `compute_loss` report on a micro-batch (TRL's metrics) in plain PyTorch, with the weights of its step.
 
-    def _report(self, model: Any, inputs: Any, items: Any) -> None:
-        """Lets `compute_loss` collect the metrics of TRL's trainers, in plain PyTorch, for a step that is logged."""
-        if self.first and not self.weights:
-            self.weights = self.run.state_dict()
-        if self.weights:
+        computed: the step was in an earlier process. Its tokens are counted, as TRL counts them.
+        """
+        if computed:
+            if hasattr(self.trainer, "_total_train_tokens"):
+                mask, places = inputs.get("attention_mask"), inputs.get("position_ids")
+                self.trainer._total_train_tokens += int(mask.sum()) if mask is not None else places.shape[1]
+            return
+        if not self._done and (self.weights or self.first) and not (self.weights and self.watched):
+            self.weights = self.weights or self.run.state_dict()
             self.write()
         with same_draws(), torch.no_grad():
             prepared = self.trainer._prepare_inputs(dict(inputs))

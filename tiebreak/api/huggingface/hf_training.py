@@ -12,7 +12,7 @@ from transformers.trainer_utils import TrainOutput
 
 from tiebreak.api.huggingface.driving import drive
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
-from tiebreak.api.huggingface.recording import RecordedColumns, Recording, columns, record, replaced
+from tiebreak.api.huggingface.recording import RecordedColumns, Recording, columns, record, replaced, same_draws
 from tiebreak.api.huggingface.refusals import check_trainer, warn_of_unread
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.runs import Run, agree, open_run
@@ -26,7 +26,8 @@ RUN = "run"
 
 
 def train(
-    trainer: Trainer, *, machine: Machine | None = None, client: PrivateKey | None = None,
+    trainer: Trainer, resume_from_checkpoint: str | bool | None = None, trial: Any = None,
+    ignore_keys_for_eval: list[str] | None = None, *, machine: Machine | None = None, client: PrivateKey | None = None,
     key: PrivateKey | None = None, terms: Terms | None = None, check: str = "full",
 ) -> TrainOutput:  # fmt: skip
     """Does what `trainer.train()` does, as a run in `output_dir/run` that anyone can audit, and returns the same.
@@ -35,21 +36,41 @@ def train(
     own loop runs twice: once to record what each micro-batch is fed, and once over the steps that the engine computes
     from that. So order, packing, logs, callbacks, evaluation and saving are its own. Only dropout and other draws
     within the step follow the job's seed. Called again after an interruption, it goes on from the last checkpoint.
-    machine: how this process computes [default: on the trainer's device]. client, key, terms: the parties' keys and the
-    terms of a job that can be disputed, as client, trainer and terms of `tiebreak.agree`. check: see
-    `tiebreak.capture`.
+    resume_from_checkpoint: True, or a checkpoint of this run in `output_dir`, changes nothing; another path is refused.
+    ignore_keys_for_eval: as in `trainer.train`. machine: how this process computes [default: on the trainer's device].
+    client, key, terms: the parties' keys and the terms of a job that can be disputed, as client, trainer and terms of
+    `tiebreak.agree`. check: see `tiebreak.capture`.
 
     Raises `ConfigurationError`, with every reason, if the trainer asks for what a run could not follow.
     """
     check_trainer(trainer)
+    _check_start(
+        trainer, trainer.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+    )
+    if trial is not None:
+        raise ConfigurationError("expected no trial of a search, got one: make a trainer and a folder for each trial")
     with _noting_reads(trainer.args) as read:
         recording = record(trainer)
         found = columns(trainer, recording)
         options = {"client": client, "trainer": key, "terms": terms, "check": check}
-        run = _agreed(trainer, recording, found, machine or Machine(device=str(trainer.args.device)), options)
+        with same_draws():
+            run = _agreed(trainer, recording, found, machine or Machine(device=str(trainer.args.device)), options)
     warn_of_unread(trainer.args, read)
-    output: TrainOutput = drive(trainer, run, recording, key=key, keep=_keep(trainer.args))
+    kept = {"ignore_keys_for_eval": ignore_keys_for_eval} if ignore_keys_for_eval else {}
+    output: TrainOutput = drive(trainer, run, recording, key=key, keep=_keep(trainer.args), **kept)
     return output
+
+
+def _check_start(trainer: Trainer, start: str | bool | None) -> None:
+    """Refuses to begin from the checkpoint of another training."""
+    folder = Path(str(trainer.args.output_dir)).resolve()
+    checkpoints = [*folder.glob("checkpoint-[0-9]*")] if start is True else [Path(start).resolve()] if start else []
+    if any(path.parent != folder or not (folder / RUN).is_dir() for path in checkpoints):
+        raise ConfigurationError(
+            f"expected to begin with the model that the trainer holds, or to go on with a run in {folder / RUN}, got "
+            f"resume_from_checkpoint={start!r}, a checkpoint of another training: load its weights with "
+            "from_pretrained, and train without resume_from_checkpoint"
+        )
 
 
 @contextmanager
@@ -154,18 +175,9 @@ class TiebreakTrainer(Trainer):
             raise StateError("expected a run that `train` has made, got none yet")
         return open_run(folder, machine=Machine(device=str(self.args.device)))
 
-    def train(
-        self, resume_from_checkpoint: str | bool | None = None, trial: Any = None,
-        ignore_keys_for_eval: list[str] | None = None,
-    ) -> TrainOutput:  # fmt: skip
-        """Does what `tiebreak.hf.train` does.
+    def train(self, *args: Any, **options: Any) -> TrainOutput:
+        """Does what `tiebreak.hf.train` does, with the arguments of `Trainer.train`.
 
-        A run that was interrupted goes on from its last checkpoint, whatever `resume_from_checkpoint` says; a path is
-        refused. Call it on the model as it was at the first call: its weights are part of the job.
+        Call it on the model as it was at the first call: its weights are part of the job.
         """
-        if isinstance(resume_from_checkpoint, str) or trial is not None or ignore_keys_for_eval:
-            raise ConfigurationError(
-                "expected a call of train without a path, a trial or keys, got one: a run is what its arguments say, "
-                "and goes on from its own last checkpoint"
-            )
-        return train(self, **self._parties)  # type: ignore[arg-type]
+        return train(self, *args, **options, **self._parties)  # type: ignore[arg-type]

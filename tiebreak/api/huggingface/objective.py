@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 import torch
 from accelerate.utils.operations import convert_outputs_to_fp32
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from tiebreak.api.huggingface.recording import ITEMS, WEIGHT, RecordedColumns, Recording, replaced
 from tiebreak.protocol.errors import ConfigurationError
@@ -90,6 +91,10 @@ def check_padding(trainer: Any, recording: Recording, columns: RecordedColumns) 
     wanted = [p for p in trainer.model.parameters() if p.requires_grad]
     close = _CLOSE_IN_BF16 if trainer.args.bf16 or any(p.dtype == torch.bfloat16 for p in wanted) else _CLOSE
     trainer.model.eval()  # without dropout, whose masks have the batch's shape
+    norms = [m for m in trainer.model.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
+    before = [copy.deepcopy(norm.state_dict()) for norm in norms]
+    for norm in norms:
+        norm.train()  # their means are over a batch, with what fills it up
     for number, at in columns.smallest:
         given = {name: tensor[at : at + 1] for name, tensor in columns.data.items()}
         inputs = {name: v for name, v in recording.inputs[number].items() if name in given or name in columns.constants}
@@ -106,6 +111,8 @@ def check_padding(trainer: Any, recording: Recording, columns: RecordedColumns) 
                 f"{shape} once it is padded to the shape of the others; set dataloader_drop_last=True, or pad all "
                 "examples to one length"
             )
+    for norm, state in zip(norms, before, strict=True):
+        norm.load_state_dict(state)
     trainer.model.train()
 
 

@@ -5,6 +5,7 @@ whose `training_step(model, inputs, num_items_in_batch)` is public.
 """
 
 import copy
+import logging
 import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,13 +29,15 @@ WEIGHT: Final = "micro_batch_weight"
 """The factor of a micro-batch's loss, where they differ; 0 for one that fills up a short step."""
 _FILLINGS: Final = {
     "labels": -100, "shift_labels": -100, "attention_mask": 0, "completion_mask": 0, "position_ids": 0,
-    "token_type_ids": 0, "special_tokens_mask": 1, "decoder_attention_mask": 0,
+    "token_type_ids": 0, "special_tokens_mask": 1, "decoder_attention_mask": 0, "start_positions": 1 << 20,
+    "end_positions": 1 << 20,
 }  # fmt: skip
 _TOKENS: Final = frozenset(["input_ids", "decoder_input_ids"])
 _FLASH: Final = frozenset(["cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"])
 """Columns for flash attention alone; other attention takes documents apart by `position_ids`."""
 _MULTIPLE: Final = 8
 _MUCH_PADDING: Final = 0.25
+_LOG: Final = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +53,7 @@ class Recording:
     planned: int = 0
     """The steps of the schedule: more than there are if a stream of data ends early."""
     loader: Any = None
-    """Gives the same batches again, epoch by epoch."""
+    """Gives the same batches again, epoch by epoch, and leaves the random numbers as they were after each."""
 
 
 class _Loader:
@@ -59,7 +62,15 @@ class _Loader:
     def __init__(self, loader: Any) -> None:
         self._loader = loader
         self.epochs: list[list[dict[str, Any]]] = []
-        self.again: Iterator[list[dict[str, Any]]] | None = None
+        self._drawn: list[list[tuple[Any, Any, bool]]] = []
+        """The random numbers' state before and after each batch, and whether a batch depends on it."""
+        self.again: Iterator[tuple[list[dict[str, Any]], list[tuple[Any, Any, bool]]]] | None = None
+        self.watches = False
+        """If something else has drawn, a warning says so, once."""
+
+    def rewind(self) -> None:
+        """Lets the loader give the recorded batches again."""
+        self.again = zip(self.epochs, self._drawn, strict=True)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
@@ -69,16 +80,39 @@ class _Loader:
 
     def __iter__(self) -> Iterator[Any]:
         if self.again is not None:
-            yield from next(self.again)
+            for batch, (before, after, depends) in zip(*next(self.again), strict=True):
+                if self.watches and depends and before != draws():
+                    self.watches = False
+                    _LOG.warning(
+                        "random numbers were drawn between steps by more than the data loaders (a callback, or an "
+                        "evaluation that samples): from now on, the examples are drawn otherwise than trainer.train() "
+                        "would draw them"
+                    )
+                restore(after)
+                yield batch
             return
         self.epochs.append([])
-        for batch in self._loader:
+        self._drawn.append([])
+        before, batches = draws(), iter(self._loader)
+        while (batch := next(batches, None)) is not None:
+            after = draws()
+            self._drawn[-1].append((before, before if after == before else after, self._depends(before, after)))
             if not isinstance(batch, Mapping):
                 raise ConfigurationError(
                     f"expected a data_collator that gives tensors by name, got {type(batch).__name__}"
                 )
             self.epochs[-1].append({k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in batch.items()})
             yield batch
+            before = draws()
+
+    def _depends(self, before: Any, after: Any) -> bool:
+        """Whether more was drawn than a seed for workers that do not exist."""
+        if after == before or self._drawn[-1] or getattr(self._loader, "num_workers", 1):
+            return bool(after != before)
+        with same_draws():
+            restore(before)
+            torch.empty((), dtype=torch.int64).random_()
+            return draws() != after
 
 
 @contextmanager
@@ -99,19 +133,31 @@ def replaced(target: Any, **values: Any) -> Iterator[None]:
 @contextmanager
 def same_draws() -> Iterator[None]:
     """Leaves the random numbers of torch, Python and NumPy as they were."""
-    torchs, python, numpy = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    before = draws()
     try:
         yield
     finally:
-        torch.set_rng_state(torchs)
-        random.setstate(python)
-        np.random.set_state(numpy)
+        restore(before)
 
 
-def loop(trainer: Trainer) -> Any:
+def draws() -> tuple[Any, ...]:
+    """The state of the random numbers of torch, Python and NumPy; it compares by value."""
+    kind, keys, *rest = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), (kind, keys.tobytes(), *rest)  # type: ignore[union-attr]
+
+
+def restore(state: tuple[Any, ...]) -> None:
+    """Puts back what `draws` gave."""
+    torchs, python, (kind, keys, *rest) = state
+    torch.set_rng_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
+    random.setstate(python)
+    np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *rest))
+
+
+def loop(trainer: Trainer, **options: Any) -> Any:
     """Runs the trainer's own loop, whatever stands in the place of `train`."""
     own = next(vars(kind)["train"] for kind in type(trainer).__mro__ if "train" in vars(kind) and not _is_ours(kind))
-    return getattr(own, "original", own)(trainer)
+    return getattr(own, "original", own)(trainer, **options)
 
 
 def _is_ours(kind: type) -> bool:
@@ -119,7 +165,10 @@ def _is_ours(kind: type) -> bool:
 
 
 def record(trainer: Trainer) -> Recording:
-    """Runs the trainer's loop without computing or telling anything. The trainer is as before then."""
+    """Runs the trainer's loop without computing or telling anything. The trainer is as before then.
+
+    An evaluation loads its data, since that draws random numbers on which later batches may depend.
+    """
     held: Any = trainer
     found, loader = Recording(), _Loader(trainer.get_train_dataloader())
 
@@ -128,30 +177,31 @@ def record(trainer: Trainer) -> Recording:
         found.counts.append(held.current_gradient_accumulation_steps)
         return torch.zeros((), device=trainer.args.device)
 
-    class Flow(DefaultFlowCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
-            control.should_training_stop = state.global_step >= state.max_steps
-            return control
+    def load(*_: Any, **__: Any) -> dict[str, float]:
+        held.control.should_evaluate = False
+        for name in held.eval_dataset if isinstance(held.eval_dataset, dict) else [None]:
+            for _batch in held.get_eval_dataloader(name):
+                pass
+        return {}
 
-        def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> Any:  # noqa: ARG002
-            return control
-
-    silent = cast("Any", CallbackHandler)([Flow()], trainer.model, trainer.processing_class, None, None)
+    silent = cast("Any", CallbackHandler)([DefaultFlowCallback()], trainer.model, trainer.processing_class, None, None)
     state, control = copy.copy(trainer.state), copy.copy(trainer.control)
-    nothing = {name: lambda *_, **__: None for name in ("log", "_clip_grad_norm", "_get_grad_norm", "store_flos")}
+    silenced = "log", "_clip_grad_norm", "_get_grad_norm", "store_flos", "_determine_best_metric", "_save_checkpoint"
+    nothing = {name: lambda *_, **__: None for name in silenced}
     with (
         same_draws(),
         _as_before(trainer),
         replaced(
             trainer, training_step=note, callback_handler=silent, get_train_dataloader=lambda: loader,
-            floating_point_ops=lambda _: 0, **nothing,
+            floating_point_ops=lambda _: 0, _evaluate=load, **nothing,
         ),
     ):  # fmt: skip
         loop(trainer)
         found.steps, found.planned = trainer.state.global_step, trainer.state.max_steps
     trainer.state, trainer.control = state, control
     found.inputs = [batch for epoch in loader.epochs for batch in epoch][: len(found.items)]
-    loader.again, found.loader = iter(loader.epochs), loader
+    loader.rewind()
+    found.loader = loader
     if not found.steps:
         raise ConfigurationError("expected a trainer with at least one step to do, got none; look at its dataset")
     return found
@@ -264,6 +314,8 @@ def _stacked(trainer: Trainer, name: str, tensors: Sequence[Tensor]) -> Tensor:
     if all(list(t.shape) == top for t in tensors):
         return torch.stack(list(tensors))
     filling = _FILLINGS.get(name, _pad_token(trainer) if name in _TOKENS else None)
+    if filling is None and len({t.shape[1:] for t in tensors}) == 1:  # a short batch's last example again
+        return torch.stack([t[torch.arange(top[0]).clamp(max=len(t) - 1)] for t in tensors])
     if filling is None or tensors[0].is_floating_point():
         raise ConfigurationError(
             f"expected batches of one shape for {name}, got {tuple(tensors[0].shape)} and others, and no filling is "

@@ -20,7 +20,6 @@ _ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "fsdp": ((None, "", [], False), "a run shares a step by workers of its own (docs/distributed.md)"),
     "parallelism_config": ((None,), "a run shares a step by workers of its own (docs/distributed.md)"),
     "debug": ((None, "", []), "its hooks read values in the step; leave it out"),
-    "resume_from_checkpoint": ((None,), "a run goes on from its own last checkpoint"),
     "activation_offloading": ((False, None), "a run takes less memory with machine=tiebreak.Machine(memory=...)"),
     "layer_offloading": ((False, None), "a run takes less memory with machine=tiebreak.Machine(memory=...)"),
     "sync_ref_model": ((False,), "a reference model that moves in a callback is not part of the step"),
@@ -87,6 +86,12 @@ def _owner(holder: Any, method: str) -> str:
     """The module of the code that a method is, if there is one."""
     bound = getattr(holder, method, None)
     return str(getattr(getattr(bound, "__func__", bound), "__module__", ""))
+
+
+def logs_in_loss(trainer: Trainer) -> bool:
+    """Whether a trainer of the user's own calls `log`, as far as its code shows."""
+    own = [value for kind in type(trainer).__mro__ if _is_users(kind.__module__) for value in vars(kind).values()]
+    return any("log" in code.co_names for value in own if (code := getattr(value, "__code__", None)))
 
 
 def _is_users(module: str) -> bool:

@@ -320,7 +320,12 @@ def adapter_names(model: nn.Module) -> dict[str, str]:
         found = {f"{PEFT}{name}": mark for name, mark in held.get_adapter_state_dict(state_dict=marks).items()}
     else:
         return {}
-    return {keys[int(mark)]: name for name, mark in found.items()}
+    numbers = {name: mark for name, mark in found.items() if mark.ndim == 0}
+    virtual = {  # tokens of a prompt, which PEFT computes: they are weights unless a network of their own gives them
+        key: name for name, values in found.items() for key, tensor in model.state_dict().items()
+        if name not in numbers and tensor.shape == values.shape and tensor.cpu().equal(values.to(tensor.dtype))
+    }  # fmt: skip
+    return {keys[int(mark)]: name for name, mark in numbers.items()} | virtual
 
 
 def as_state_dict(state: Mapping[str, Tensor], names: Mapping[str, str]) -> dict[str, Tensor]:
