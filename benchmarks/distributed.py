@@ -2,7 +2,7 @@
 
     python -m benchmarks.distributed [--workers N] [WORKLOAD ...]
 
-Workers are processes of this machine with one thread each: exact ones share memory, DDP exchanges over gloo.
+Workers are processes of this machine with one thread each, which exchange over gloo.
 Exact steps and eager PyTorch, on all workers and on the first one alone, take turns, so all are slowed down by the same
 drift. DDP is `torch.nn.parallel.DistributedDataParallel` of the same model in FP32, each worker with its share of the
 batch. It all-reduces one FP32 gradient a parameter, for which a worker sends 2 (N - 1) / N times their size.
@@ -28,8 +28,8 @@ from benchmarks.workloads import WORKLOADS
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
+from tiebreak.engine.distributed.exchange import Torch
 from tiebreak.engine.distributed.layout import share
-from tiebreak.engine.distributed.nearby import nearby
 from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.run.interpreter import Interpreter
 
@@ -43,7 +43,7 @@ def work(worker: int, workers: int, port: int, name: str, results: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=worker, world_size=workers)
     task = WORKLOADS[name]()
-    captured, exchange, first = capture_task(task), nearby(600), worker == 0
+    captured, exchange, first = capture_task(task), Torch(), worker == 0
     rows = slice(*share(task.batch.size, worker, workers))
     steps: dict[str, Callable[[], object] | None] = {
         EXACT: ExactStep(captured, task.steps, machine=SharedInterpreter(captured.program, SharedArithmetic(exchange))),
@@ -64,7 +64,6 @@ def work(worker: int, workers: int, port: int, name: str, results: str) -> None:
                 moved, begun = exchange.bytes_sent - sent, exchange.exchanges - messages
     most = torch.tensor(moved, dtype=torch.float64)
     dist.all_reduce(most, dist.ReduceOp.MAX)
-    exchange.close()
     if first:
         parameters = sum(p.numel() for p in task.model.parameters() if p.requires_grad)
         found = {"moved": most.item(), "messages": float(begun), "ddp": 8 * parameters * (workers - 1) / workers}

@@ -28,7 +28,6 @@ FOLDERS = {
 
 ADAPTERS = {
     "tiebreak.protocol.chain": "speaks to Ethereum nodes",
-    "tiebreak.engine.distributed.nearby": "connects the workers of one machine by sockets",
     "tiebreak.engine.native": "runs compilers and forks, and asks the environment for them and for the cache folder",
     "tiebreak.sim.games.runner": "plays games in several processes",
 }

@@ -105,7 +105,10 @@ def queueing(self: Any, x: Tensor) -> Tensor:
 
 
 def clamping(self: Any, x: Tensor) -> Tensor:
-    self.linear.weight.data.clamp_(-0.1, 0.1)
+    def clamp(_: Tensor) -> None:
+        self.linear.weight.data.clamp_(-0.1, 0.1)
+
+    x.register_hook(clamp)
     return x
 
 
@@ -267,11 +270,9 @@ def asserting(_: Any, x: Tensor) -> Tensor:
     return x
 
 
-def toggling(self: Any, x: Tensor) -> Tensor:
-    self.linear.weight.requires_grad_(False)
-    y = self.linear(x)
-    self.linear.weight.requires_grad_(True)
-    return x + y
+def thawing(self: Any, x: Tensor) -> Tensor:
+    self.frozen.requires_grad_(True)
+    return self.frozen(x)
 
 
 def hooked_in_forward(self: Any, x: Tensor) -> Tensor:
@@ -367,8 +368,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "counter": (lambda: Layer(counting, calls=0), r"changes attribute calls of module 0.*register_buffer"),
     "queue": (lambda: Layer(queueing, queue=torch.zeros(3, 4)), "changes attribute queue"),
     "generator": (lambda: numbered(endless), "variable stream"),
-    "clamp": (lambda: Layer(clamping), r"writes to 0\.linear\.weight in place"),
-    "renorm": (lambda: Layer(lambda s, x: s.e(torch.arange(2)) + x, e=nn.Embedding(9, 4, max_norm=0.1)), "max_norm"),
+    "clamp": (lambda: Layer(clamping), r"writes to 0\.linear\.weight in its backward pass in place"),
     "batch": (lambda: Layer(lambda _, x: x), "writes to batch tensor 0 in place"),
     "backward": (lambda: Layer(lambda _, x: x), "it calls `backward`; return the loss instead"),
     "generator=": (lambda: Layer(lambda s, x: x * torch.rand(4, generator=s.g), g=torch.Generator()), "generator="),
@@ -414,7 +414,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "root": (lambda: with_buffers(lambda s, x: x * math.sqrt(float(s.n)), n=torch.tensor(2)), "needs the.*torch.sqrt"),
     **{name: (lambda use=use: with_buffers(use, n=torch.tensor([2])), "needs the values") for name, use in COUNTED},
     "caught": (lambda: with_buffers(catching, late=torch.tensor(0.0)), "values of tensors, and catches the error"),
-    "toggled": (lambda: Layer(toggling), "freeze parameters before capture"),
+    "thawed": (lambda: Layer(thawing, frozen=nn.Linear(4, 4).requires_grad_(False)), r"0\.frozen\.weight to True; set it before"),
     "checks": (lambda: Layer(lambda _, x: Normal(x, 1.0, validate_args=True).log_prob(x)), "validate_args"),
     "hook in forward": (lambda: Layer(hooked_in_forward), r"sets a hook on the gradient of 0\.linear\.weight"),
     "mark": (lambda: Layer(marked), r"sets attribute calls of 0\.linear\.weight"),
@@ -444,7 +444,7 @@ INTERNAL = re.compile(r"\(\w*(Error|Exception)\b")
 """An error of ours in brackets, which tells a user nothing."""
 LINELESS = {
     "scripted", "by backward", "node", "grown", "late", "first", "first draw", "trained elsewhere", "backward hook",
-    "expanded", "three views",
+    "expanded", "three views", "thawed",
 }  # fmt: skip
 """Cases that have no line of the user's: the fault is not in a line of forward, or lies in the backward pass."""
 

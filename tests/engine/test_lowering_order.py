@@ -38,7 +38,7 @@ def both(operator: str, *arguments: Any, **named: Any) -> tuple[list[Tensor], li
         return b.data(f"x{len(data)}", PROTOCOL_DTYPES[value.dtype], tuple(value.shape))
 
     refs = [ref(value) for value in arguments]
-    made = RULES[operator](Context(b, eager), *refs, **named)
+    made = RULES[operator](Context(b, eager), *refs, **{name: ref(value) for name, value in named.items()})
     found = [b.copy(r) for r in ([made] if isinstance(made, Ref) else made)]
     values = executed(b, *data)
     results = [torch.empty(r.shape) if 0 in r.shape else values[r.value].view(r.shape) for r in found]
@@ -94,6 +94,25 @@ def test_medians_and_kth_values(case: tuple[Tensor, int], keepdim: bool, data: s
         assert value.shape == index.shape == eager.shape
         assert torch.equal(value.nan_to_num(9e9), eager.nan_to_num(9e9))
     assert_same("median.default", x)
+
+
+@settings(max_examples=60)
+@given(tied((*VALUES, NAN)), st.booleans(), st.booleans(), st.integers(0, 1 << 20))
+def test_places_in_sequences(case: tuple[Tensor, int], right: bool, is_sorted: bool, seed: int) -> None:
+    """Of NaN and of sequences that are not sorted, too: what torch finds follows from its halvings."""
+    sequence, _ = case
+    seeded = torch.Generator().manual_seed(seed)
+    sorter = sequence.argsort(-1)
+    sequence = sequence.sort(-1)[0] if is_sorted else sequence
+    chosen = torch.randint(0, sequence.numel(), (*sequence.shape[:-1], 4), generator=seeded)
+    x = sequence.reshape(-1)[chosen] + torch.randint(-1, 2, chosen.shape, generator=seeded).to(sequence.dtype)
+    assert_same("searchsorted.Tensor", sequence, x, right=right)
+    if not is_sorted:
+        assert_same("searchsorted.Tensor", sequence, x, side="right" if right else "left", sorter=sorter)
+    line = sequence.reshape(-1).sort()[0]
+    assert_same("searchsorted.Tensor", line, x, right=right, out_int32=True)
+    assert_same("bucketize.Tensor", x, line, right=right)
+    assert_same("searchsorted.Scalar", line, 2, right=right)
 
 
 def test_orders_of_single_numbers_and_of_nothing(cases: CaseCounter) -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from tests.engine.lowering_bench import torch_batch
+from tests.engine.lowering_bench import stepped, torch_batch
 from tests.golden.more import Images, judges, makes
 from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
@@ -314,3 +315,136 @@ def test_turns_of_one_optimizer_with_other_parameters_are_refused() -> None:
     )
     with pytest.raises(ConfigurationError, match=r"phases with one optimizer \(SGD\) to have gradients for the same"):
         capture_task(task)
+
+
+# Weights that the step writes to, and gradients that it switches off and on
+
+
+class Sides(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maker = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 5))
+        self.judge = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def penalized(model: Any, x: Tensor) -> Tensor:
+    """The critic's loss with its gradient penalty (Gulrajani et al. 2017)."""
+    model.judge.requires_grad_(True)
+    model.maker.requires_grad_(False)
+    made = model.maker(x)
+    between = (0.3 * x + 0.7 * made).detach().requires_grad_(True)
+    (slope,) = torch.autograd.grad(model.judge(between).sum(), between, create_graph=True)
+    return (model.judge(made) - model.judge(x)).mean() + (slope.norm(dim=1) - 1).square().mean()
+
+
+def follows(model: Any, x: Tensor) -> Tensor:
+    for p in model.judge.parameters():
+        p.requires_grad = False
+    for p in model.maker.parameters():
+        p.requires_grad = True
+    return -model.judge(model.maker(x)).mean()  # type: ignore[no-any-return]
+
+
+def at_once(model: Any, x: Tensor) -> Tensor:
+    """The judge is trained by its own share of the loss only."""
+    made = model.maker(x)
+    model.judge.requires_grad_(False)
+    assert not model.judge[0].weight.requires_grad
+    fooled = -model.judge(made).mean()
+    model.judge.requires_grad_(True)
+    return fooled + F.softplus(model.judge(made.detach())).mean() + F.softplus(-model.judge(x)).mean()
+
+
+def clamped(model: Any, x: Tensor) -> Tensor:
+    for p in model.judge.parameters():
+        p.data.clamp_(-0.2, 0.2)
+    return (model.judge(x) ** 2 - model.judge(model.maker(x))).mean()  # type: ignore[no-any-return]
+
+
+def prototypes(model: Any, x: Tensor) -> Tensor:
+    """Rows of unit length before each step (SwAV)."""
+    with torch.no_grad():
+        weight = model.maker[2].weight
+        weight.copy_(F.normalize(weight, dim=1))
+    return F.cross_entropy(model.maker(x), x.argmax(1))
+
+
+def perturbed(model: Any, x: Tensor) -> Tensor:
+    """A loss at weights that a gradient has moved, which stay so (between the two losses of AWP)."""
+    near = model.maker(x).square().mean()
+    slopes = torch.autograd.grad(near, list(model.maker.parameters()))
+    with torch.no_grad():
+        for p, slope in zip(model.maker.parameters(), slopes, strict=True):
+            p.add_(slope, alpha=0.05)
+    return (model.maker(x) - x).square().mean()  # type: ignore[no-any-return]
+
+
+class Rows(Sides):
+    """Tables whose rows are shortened when they are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.bag = nn.Embedding(7, 5, max_norm=0.5), nn.EmbeddingBag(7, 5, max_norm=0.7, norm_type=1.0)
+
+
+def shortened(model: Any, x: Tensor) -> Tensor:
+    read = model.table(x.argmax(1)) + model.bag(x.argsort(1)[:, :2])
+    return F.cross_entropy(read + model.maker(x), x.argmin(1))
+
+
+def adam(model: nn.Module) -> list[torch.optim.Optimizer]:
+    return [O.Adam(model.parameters(), 0.02)]
+
+
+OWN_WRITES: dict[str, tuple[type[nn.Module], list[Loss], Optimizers]] = {
+    "toggled sides": (Sides, [penalized, follows], sides),
+    "toggled at once": (Sides, [at_once], adam),
+    "clamped": (Sides, [clamped, lambda m, x: -m.judge(m.maker(x)).mean()], sides),
+    "prototypes": (Sides, [prototypes], adam),
+    "perturbed": (Sides, [perturbed], adam),
+    "shortened rows": (Rows, [shortened], adam),
+}
+
+
+@pytest.mark.parametrize("case", slow_except(OWN_WRITES, "toggled at once", "shortened rows"))
+def test_weights_written_and_gradients_switched_in_a_step_are_eager_pytorchs(case: str) -> None:
+    make, losses, optimizers = OWN_WRITES[case]
+    torch.manual_seed(2)
+    model, given = make(), {"x": torch.randn(12, 5, generator=torch.Generator().manual_seed(3))}
+    eager, several = copy.deepcopy(model), len(losses) > 1
+    settings: dict[str, Any] = {"loss": losses if several else losses[0], "batch": 12, "steps": 22}
+    given_optimizers = optimizers(model)
+    task = make_task(model, optimizer=given_optimizers if several else given_optimizers[0], data=given, **settings)
+    captured, each = checked(task), optimizers(eager)
+    for result in islice(stepped(captured), 22):
+        total = 0.0
+        for loss, optimizer in zip(losses, each, strict=True):
+            eager.zero_grad()
+            value = loss(eager, **given)
+            value.backward()
+            optimizer.step()
+            total += value.item()
+        assert result.loss == pytest.approx(total, rel=1e-5, abs=1e-6)
+
+
+def test_a_gradient_that_is_switched_off_for_good_is_refused() -> None:
+    """In eager PyTorch the judge is not trained from the second step on."""
+    model = Sides()
+    task = make_task(model, [clamped, follows], optimizer=sides(model), data={"x": torch.randn(6, 5)}, batch=6, steps=2)
+    with pytest.raises(ConfigurationError, match=r"sets `requires_grad` of judge\.0\.weight to False; set it back"):
+        capture_task(task)
+
+
+def test_a_write_that_the_program_leaves_out_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    capture = captured_module.capture
+
+    def without(*given: Any) -> Any:
+        found = capture(*given)
+        found.buffers.clear()
+        return found
+
+    monkeypatch.setattr(captured_module, "capture", without)
+    model = Sides()
+    task = make_task(model, prototypes, optimizer=adam(model)[0], data={"x": torch.randn(6, 5)}, batch=6, steps=2)
+    with pytest.raises(ConfigurationError, match=r"buffer maker\.2\.weight is .* from that of eager PyTorch"):
+        checked(task)

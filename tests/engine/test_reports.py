@@ -1,14 +1,20 @@
 """Steps that read values of tensors: captured if nothing but reports depends on them, refused otherwise."""
 
+import bisect
+import logging
+import math
+import statistics
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tiebreak
+from tests.parts import slow_except
 from tiebreak import ConfigurationError
 
 LINES: list[object] = []
@@ -110,3 +116,209 @@ DEPENDING = [
 def test_a_step_that_depends_on_what_it_reads_is_refused(loss: Loss) -> None:
     with pytest.raises(ConfigurationError, match="it needs the values of tensors"):
         captured(loss)
+
+
+Parts = list[Tensor]
+Choice = Callable[[list[float]], float]
+
+
+def losses_of(model: Any, x: Tensor, y: Tensor) -> Parts:
+    """The loss of each class, from about 1 to 1.6."""
+    out = model(x)
+    return [F.cross_entropy(out, torch.full_like(y, k)) for k in range(3)] + [out.square().mean()]
+
+
+def weighing(choice: Choice) -> Loss:
+    """A loss whose weight is chosen from the numbers of its parts."""
+
+    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        found = losses_of(model, x, y)
+        weight = choice([part.item() for part in found])
+        return plain(model, x, y) * weight
+
+    return loss
+
+
+def both(v: list[float]) -> float:
+    return 3.0 if v[0] < 0.1 and v[1] < 0.2 else 1.0
+
+
+def apart(v: list[float]) -> float:
+    first, second, third = v[0] < 0.1, v[1] < 0.2, v[2] < 0.1
+    return 2.0 if first and second and not third else 1.0
+
+
+def nested(v: list[float]) -> float:
+    if v[0] < 0.1:
+        if v[1] < 0.1:
+            if v[2] < 0.1:
+                return 2.0
+    return 1.0
+
+
+def after_two(v: list[float]) -> float:
+    """The third question is first asked once two others are answered the other way."""
+    first, second = v[0] < 0.1, v[1] < 0.1
+    if first and second and v[2] < 0.1:
+        return 2.0
+    return 1.0
+
+
+def largest_of_many(v: list[float]) -> float:
+    return 2.0 if sum(one * k < 0.1 for one in v for k in (1, 2)) > 6 else 1.0
+
+
+def assigned(v: list[float]) -> float:
+    optimize = pytest.importorskip("scipy.optimize")
+    return 1.0 + float(optimize.linear_sum_assignment(np.array(v).reshape(2, 2))[1][0])
+
+
+def nearest(v: list[float]) -> float:
+    return 1.0 + min(range(4), key=lambda place: abs(v[place] - 1))
+
+
+CHOICES: dict[str, Choice] = {
+    "and": both,
+    "and, kept apart": apart,
+    "nested": nested,
+    "after two": after_two,
+    "or": lambda v: 1.0 if v[0] > 0.1 or v[1] > 0.1 else 2.0,
+    "all": lambda v: 2.0 if all(one < 0.2 for one in v) else 1.0,
+    "all, in a list": lambda v: 2.0 if all([one < 0.2 for one in v]) else 1.0,
+    "any": lambda v: 1.0 if any(one > 0.01 for one in v) else 2.0,
+    "count": lambda v: 2.0 if sum(one < 0.1 for one in v) > 2 else 1.0,
+    "exactly two": lambda v: 2.0 if sum(one < 0.1 for one in v) == 2 else 1.0,
+    "count of many": largest_of_many,
+    "chained": lambda v: 2.0 if 0.05 < v[0] < 0.1 else 1.0,
+    "joined in NumPy": lambda v: 2.0 if np.all([one < 0.1 for one in v]) else 1.0,
+    "greatest in NumPy": lambda v: 1.0 + int(np.argmax(v)),
+    "order in NumPy": lambda v: 1.0 + int(np.argsort(v)[0]),
+    "rank in NumPy": lambda v: 1.0 + int(np.argsort(np.argsort(v))[1]),
+    "median in NumPy": lambda v: 2.0 if np.median(v) < 0.1 else 1.0,
+    "mean in NumPy": lambda v: 2.0 if np.mean(v) < 0.1 else 1.0,
+    "spread in NumPy": lambda v: 2.0 if np.std(v) < 1e-3 else 1.0,
+    "two means in NumPy": lambda v: 2.0 if np.mean(v[:2]) < 0.1 and np.mean(v[2:]) > 1e3 else 1.0,
+    "signs in NumPy": lambda v: 2.0 if np.sign(np.array(v) - 0.1).sum() == 0 else 1.0,
+    "place in NumPy": lambda v: 1.0 + int(np.searchsorted([0.0, 0.1, 5.0], v[0])),
+    "assignment": assigned,
+    "greatest": lambda v: 1.0 + v.index(max(v)),
+    "greatest by key": lambda v: 1.0 + max(range(4), key=v.__getitem__),
+    "nearest by key": nearest,
+    "sorted": lambda v: 1.0 + sorted(range(4), key=lambda place: v[place])[1],
+    "median": lambda v: 2.0 if statistics.median(v) < 0.1 else 1.0,
+    "mean": lambda v: 2.0 if statistics.mean(v) < 0.1 else 1.0,
+    "bisect": lambda v: 1.0 + bisect.bisect([0.0, 0.1, 0.5], v[0]),
+    "round": lambda v: 2.0 if round(v[0]) == 7 else 1.0,
+    "int": lambda v: 2.0 if int(v[0]) % 2 else 1.0,
+    "int in a range": lambda v: [1.0, 1.0, 2.0][min(int(v[0]), 2)],
+    "divmod": lambda v: 2.0 if divmod(v[0], 0.5)[0] > 40 else 1.0,
+    "logarithms": lambda v: 2.0 if math.log(v[0]) < -3 and math.log(v[1]) < -3 else 1.0,
+    "fsum": lambda v: 2.0 if math.fsum(v) < 0.5 else 1.0,
+    "a dict": lambda v: {0: 1.0, 1: 1.0}.get(round(v[0]), 2.0),
+    "a difference": lambda v: 2.0 if v[0] - v[1] > v[2] and v[3] < 0.01 else 1.0,
+}
+
+
+@pytest.mark.parametrize("choice", slow_except(CHOICES, "and", "count", "greatest in NumPy"))
+def test_a_choice_by_several_numbers_is_refused(choice: str) -> None:
+    with pytest.raises(ConfigurationError, match="it needs the values of tensors"):
+        captured(weighing(CHOICES[choice]))
+
+
+def hardest(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    found = losses_of(model, x, y)
+    return found[int(np.argmax([part.item() for part in found]))]
+
+
+def in_torch(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    found = losses_of(model, x, y)
+    return found[int(torch.tensor([part.item() for part in found]).argmin())]
+
+
+def none_picked(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return plain(model, x, y) * (1.0 if len(x[y == 0]) else 2.0)
+
+
+def few_picked(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return plain(model, x, y) * (2.0 if (y == 0).nonzero(as_tuple=True)[0].numel() > 4 else 1.0)
+
+
+def flagged(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return plain(model, x, y) * (2.0 if sum((y > 1).tolist()) > 5 else 1.0)
+
+
+def two_spikes(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    loss = plain(model, x, y)
+    out = model(x)
+    return 0.1 * loss if bool(loss > 1e4) and bool(out.abs().max() > 1e4) else loss
+
+
+def caught(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    try:
+        return plain(model, x, y) * {17: 2.0}.get(y.sum().item(), 1.0)
+    except Exception:
+        return plain(model, x, y)
+
+
+@pytest.mark.parametrize(
+    "loss", slow_except([hardest, in_torch, none_picked, few_picked, flagged, two_spikes, caught], flagged, none_picked)
+)
+def test_a_loss_chosen_by_what_is_read_is_refused(loss: Loss) -> None:
+    with pytest.raises(ConfigurationError, match="it needs the values of tensors"):
+        captured(loss)
+
+
+def reporting(report: Callable[[list[float], Tensor, Tensor], Any]) -> Loss:
+    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        out = model(x)
+        found = F.cross_entropy(out, y)
+        report([found.item(), out.detach().abs().max().item()], out.detach(), y)
+        return found
+
+    return loss
+
+
+def average(v: list[float], out: Tensor, y: Tensor) -> None:  # noqa: ARG001
+    meter = {"total": 0.0, "count": 0, "best": 1e9}
+    for one in v:
+        meter["total"] += one * 6
+        meter["count"] += 6
+        meter["best"] = min(meter["best"], one)
+    LINES[:] = [meter["total"] / max(1, meter["count"])]
+    LINES.clear()
+
+
+def by_class(v: list[float], out: Tensor, y: Tensor) -> None:  # noqa: ARG001
+    hits = out.argmax(-1) == y
+    LINES[:] = [hits[y == k].float().mean().item() for k in range(3) if (y == k).any()]
+    LINES.clear()
+
+
+REPORTS: dict[str, Callable[[list[float], Tensor, Tensor], Any]] = {
+    "a list": lambda v, *_: [LINES.extend(v), LINES.clear()],
+    "a meter": average,
+    "a log": lambda v, *_: logging.getLogger("reports").debug("loss %.3f, greatest %.3f", *v),
+    "a mean": lambda v, *_: np.mean(v),
+    "an array": lambda v, *_: np.asarray(v, dtype=np.float32).round(2),
+    "statistics": lambda v, *_: (statistics.mean(v), statistics.stdev(v)),
+    "perplexity": lambda v, *_: math.exp(min(v[0], 20)),
+    "a logarithm": lambda v, *_: math.log(v[0] + 1),
+    "a ratio": lambda v, *_: v[0] / v[1],
+    "rounded": lambda v, *_: (round(v[0], 3), round(v[1]), int(v[0])),
+    "tokens": lambda v, _, y: int((y > 0).sum().item()) / y.numel(),
+    "accuracy": lambda v, out, y: (out.argmax(-1) == y).float().mean().item(),
+    "by class": by_class,
+    "greatest": lambda v, *_: (max(v), min(v), sorted(v)[0], v.index(max(v))),
+    "wrong ones": lambda v, out, y: (out.argmax(-1) != y).nonzero().flatten().tolist()[:3],
+    "quantiles": lambda v, out, _: np.percentile(out.flatten().tolist(), [5, 50, 95]),
+    "a histogram": lambda v, out, _: np.histogram(out.flatten().tolist(), bins=4),
+    "finite": lambda v, out, _: LINES.clear() if not all(map(math.isfinite, v)) else None,
+    "a warning": lambda v, *_: logging.getLogger("reports").debug("far") if v[0] > 10 and v[1] > 10 else None,
+    "a confusion matrix": lambda v, out, y: np.add.at(
+        np.zeros((64, 64)), (np.clip(y.tolist(), 0, 63), np.clip(out.argmax(-1).tolist(), 0, 63)), 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("report", slow_except(REPORTS, "a mean", "finite"))
+def test_a_report_is_taken(report: str) -> None:
+    assert captured(reporting(REPORTS[report])).check == "full"

@@ -20,7 +20,9 @@ from tiebreak.engine.capture.slices import LEAST, Slice
 from tiebreak.engine.capture.task import AdamW, Clip, Group, Task
 from tiebreak.engine.lowering import RULES
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.program import Program
 
+step = tasks.exact_step
 DATA = {"x": torch.sin(torch.arange(32.0)).reshape(8, 4), "y": torch.cos(torch.arange(32.0) * 3).reshape(8, 4)}
 COUNT = 6
 
@@ -169,13 +171,25 @@ WRONG: dict[str, tuple[Callable[[], Task], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(WRONG, "too few", "one other function"))
-def test_layers_that_are_not_the_same_are_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", slow_except(WRONG, "one other function"))
+def test_layers_that_are_not_the_same_are_all_checked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything of the slice is computed."""
-    monkeypatch.setattr(tasks, "exact_step", None)
+    computed = list[Program]()
+    monkeypatch.setattr(
+        tasks, "exact_step", lambda program, *given: (computed.append(program), step(program, *given))[1]
+    )
     make, words = WRONG[name]
-    with pytest.raises(ConfigurationError, match=words):
-        tasks.capture(make(), check="slice")
+    with pytest.warns(UserWarning, match=rf"the whole model is checked, since a slice does not tell: .*{words}"):
+        found = tasks.capture(make(), check="slice")
+    assert found.check == "full"
+    assert {program.body for program in computed} == {found.program.body}
+
+
+@pytest.mark.slow
+def test_a_wrong_rule_is_found_in_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RULES, "tanh.default", RULES["cos.default"])
+    with pytest.warns(UserWarning), pytest.raises(ConfigurationError, match="the program is not the model"):
+        tasks.capture(WRONG["one other way"][0](), check="slice")
 
 
 def test_a_wrong_rule_is_found_in_the_slice(monkeypatch: pytest.MonkeyPatch) -> None:

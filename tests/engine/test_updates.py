@@ -158,6 +158,95 @@ class Foreach(O.Optimizer):
         torch._foreach_addcdiv_(given, m, roots, -self.param_groups[0]["lr"] / self.count**0.5)
 
 
+class Listed(O.Optimizer):
+    """Lists of parameters, gradients and state, which is made in the first step."""
+
+    def __init__(self, parameters: Parameters, lr: float = 0.02) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.count = 0
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.count += 1
+        given = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+        self.move(given, [p.grad for p in given], self.param_groups[0]["lr"])
+
+    def held(self, given: list[nn.Parameter], *keys: str) -> list[list[Tensor]]:
+        return [[self.state[p].setdefault(key, torch.zeros_like(p)) for p in given] for key in keys]
+
+    def move(self, given: list[nn.Parameter], gradients: list[Any], lr: float) -> None:
+        raise NotImplementedError
+
+
+class Adan(Listed):
+    """Xie et al. 2022: it keeps the gradient before."""
+
+    def move(self, given: list[nn.Parameter], gradients: list[Any], lr: float) -> None:
+        m, v, n, before = self.held(given, "m", "v", "n", "before")
+        if self.count == 1:
+            torch._foreach_copy_(before, gradients)
+        change = torch._foreach_sub(gradients, before)
+        torch._foreach_lerp_(m, gradients, 0.02)
+        torch._foreach_lerp_(v, change, 0.08)
+        torch._foreach_mul_(change, 0.92)
+        torch._foreach_add_(change, gradients)
+        torch._foreach_mul_(n, 0.99)
+        torch._foreach_addcmul_(n, change, change, value=0.01)
+        size = torch._foreach_sqrt(n)
+        torch._foreach_div_(size, math.sqrt(1 - 0.99**self.count))
+        torch._foreach_add_(size, 1e-8)
+        torch._foreach_addcdiv_(given, m, size, value=-lr / (1 - 0.98**self.count))
+        torch._foreach_addcdiv_(given, v, size, value=-lr * 0.92 / (1 - 0.92**self.count))
+        torch._foreach_copy_(before, gradients)
+
+
+class Adopt(Listed):
+    """Taniguchi et al. 2024: the first step only measures; bounds that are numbers, one of which changes."""
+
+    def move(self, given: list[nn.Parameter], gradients: list[Any], lr: float) -> None:
+        m, v = self.held(given, "m", "v")
+        if self.count > 1:
+            size = torch._foreach_sqrt(v)
+            torch._foreach_maximum_(size, 1e-6)
+            move, most = torch._foreach_div(gradients, size), (self.count - 1) ** 0.25
+            torch._foreach_maximum_(move, [-most] * len(move))
+            torch._foreach_minimum_(move, most)
+            torch._foreach_lerp_(m, move, 0.1)
+            torch._foreach_add_(given, m, alpha=-lr)
+        torch._foreach_mul_(v, 0.99)
+        torch._foreach_addcmul_(v, gradients, gradients, value=0.01)
+
+
+class Prodigy(Listed):
+    """Mishchenko and Defazio 2023, with the distance as a tensor; its state is made by `torch.zeros`."""
+
+    def move(self, given: list[nn.Parameter], gradients: list[Any], lr: float) -> None:
+        if self.count == 1:
+            self.distance, self.gain = torch.zeros(()) + 1e-2, torch.zeros(1)
+            self.begun = [p.clone() for p in given]
+            self.sums = [torch.zeros(p.shape) for p in given]
+        self.gain.mul_(0.99)
+        for p, g, begun, held in zip(given, gradients, self.begun, self.sums, strict=True):
+            self.gain.add_(self.distance * (g * (begun - p)).sum())
+            held.mul_(0.99).add_(self.distance * g)
+        size = torch.stack([held.abs().sum() for held in self.sums]).sum()
+        self.distance = torch.maximum(self.distance, (self.gain / size).squeeze())
+        for p, g in zip(given, gradients, strict=True):
+            p.sub_(self.distance * g)
+
+
+class Counting(Listed):
+    """Decides by a count that is a tensor; differences from numbers; a correction of a deviation."""
+
+    def move(self, given: list[nn.Parameter], gradients: list[Any], lr: float) -> None:
+        if self.count == 1:
+            self.steps = torch.tensor(0)
+        self.steps += 1
+        for p, g in zip(given, gradients, strict=True):
+            g = torch.where(self.steps > 12, g.sign(), g) / (1 + g.std(correction=0))  # noqa: PLW2901
+            p.copy_(torch.rsub(g, p, alpha=lr / self.count) + 1e-3 * torch.rsub(g, 1.0, alpha=0.1 / self.count))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """near: the greatest difference of losses and parameters from eager PyTorch. schedules: of the optimizers."""
@@ -206,6 +295,11 @@ CASES: dict[str, Case] = {
     "momentum out of place": Case(make=lambda m: Heavy(trained(m)), schedules=lambda o: S.StepLR(o, 5)),
     "a subclass": Case(make=lambda m: Centered(trained(m), lr=0.01, amsgrad=True)),
     "lists": Case(make=lambda m: Foreach(trained(m)), schedules=lambda o: S.StepLR(o, 5)),
+    "rprop, foreach": Case(make=lambda m: O.Rprop([p for p in trained(m) if p.ndim], foreach=True)),
+    "adan": Case(make=lambda m: Adan(trained(m))),
+    "adopt": Case(make=lambda m: Adopt(trained(m)), near=1e-5),
+    "prodigy": Case(make=lambda m: Prodigy([p for p in trained(m) if p.ndim])),
+    "a tensor counts": Case(make=lambda m: Counting(trained(m))),
 }
 
 
@@ -232,7 +326,7 @@ def seeded() -> Net:
     return Net()
 
 
-@pytest.mark.parametrize("name", slow_except(CASES, "one cycle of betas"))
+@pytest.mark.parametrize("name", slow_except(CASES, "one cycle of betas", "a tensor counts"))
 def test_a_recorded_optimizer_steps_as_in_eager_pytorch(name: str) -> None:
     case, model = CASES[name], seeded()
     made = case.make(model)
@@ -332,6 +426,11 @@ def wide(own: Own, p: nn.Parameter, g: Tensor) -> None:
     own.state[p].setdefault("m", torch.zeros_like(p, dtype=torch.float64)).add_(g)
 
 
+def corrected(own: Own, p: nn.Parameter, g: Tensor) -> None:
+    if p.numel() > 9:
+        p.sub_(g / (1 + g.std(correction=own.count)))
+
+
 def moving(own: Own, p: nn.Parameter, _: Tensor) -> None:
     p.copy_(F.softplus(p, beta=1 + 1 / own.count))
 
@@ -351,6 +450,7 @@ REFUSED: dict[str, tuple[Callable[[Own, nn.Parameter, Tensor], Any], str]] = {
                    "computes with a tensor of 2 elements that is neither made in the step"),
     "float64": (wide, "state of float32, bfloat16, int64 or bool, got m.*, torch.float64"),
     "a changing number": (moving, r"at .*:\d+ it gives softplus a number that changes from step to step"),
+    "a changing correction": (corrected, r"at .*:\d+ it gives std a number that changes from step to step"),
     "a decomposition": (lambda _, p, g: p.add_(torch.linalg.svdvals(g.view(1, -1)).sum()), "no exact form here"),
     "NumPy": (lambda _, p, g: p.add_(torch.from_numpy(g.numpy())), "fails on tensors without values"),
 }  # fmt: skip

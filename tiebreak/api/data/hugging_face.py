@@ -36,7 +36,7 @@ def arrays(dataset: Any, wanted: Iterable[str]) -> dict[str, Array]:
 
 
 def makes_rows(dataset: Any) -> bool:
-    """Whether a `datasets.Dataset` computes its rows when they are read: by a transform, or in a dtype of the user's."""
+    """Whether reading a `datasets.Dataset` computes its rows, by a transform or in a dtype that the user chose."""
     form = getattr(dataset, "format", None)
     return isinstance(form, dict) and (form["type"] == "custom" or "dtype" in form["format_kwargs"])
 

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from tiebreak.engine.distributed.exchange import ExchangeError, Torch
-from tiebreak.engine.distributed.nearby import nearby
 from tiebreak.engine.distributed.partition import Partition
 from tiebreak.engine.distributed.plan import Plan
 from tiebreak.engine.run.directory import RunDirectory
@@ -41,8 +40,6 @@ def launched() -> bool:
 def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
     """The workers, in a process group of their own: gloo, or nccl for devices of CUDA.
 
-    Workers that all run on one machine, without CUDA, send each other what a step needs by shared memory.
-
     device: the device that this worker computes on. timeout: the seconds that it waits for another. Raises
     `ConfigurationError` outside `torchrun`, and `WorkerLost` when an exchange fails inside the block.
     """
@@ -57,7 +54,7 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
     if backend == "nccl":
         torch.cuda.set_device(device)  # where nccl meets
     dist.init_process_group(backend, store=store, rank=worker, world_size=workers, timeout=patience)
-    exchange = Torch() if backend == "nccl" else nearby(timeout)
+    exchange = Torch()
     beats = _Beats(store.clone(), exchange)
     try:
         with _last_words(exchange.worker):
@@ -67,7 +64,6 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
                 raise WorkerLost(f"{beats.verdict()}; {GO_ON}") from error
     finally:
         beats.stop()
-        exchange.close()
         dist.destroy_process_group()
 
 

@@ -1,6 +1,7 @@
 """Makes a task from what a PyTorch user has at hand, and reports every mistake before any work is done."""
 
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from inspect import signature
@@ -21,7 +22,7 @@ from tiebreak.api.machine.running import usable_device
 from tiebreak.api.training.reading import CHECKS
 from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
 from tiebreak.engine.capture.check import checked
-from tiebreak.engine.capture.slices import Slice
+from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.task import LOSSES, Batch, Loss, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, map_array, open_array
 from tiebreak.engine.data.tensors import widened
@@ -241,13 +242,21 @@ def capture(task: Task, *, check: str = "full", device: str = "cpu") -> Captured
 
     The check takes about as long as capture itself and a few steps. A CUDA device may compute it, and the rehearsal.
     check: "full"; "slice" for a model of which this is too much: three of each list of equal layers are checked, and
-    all others do the same (docs/decisions/capture.md says what this cannot see); or "none". Raises `ConfigurationError`
+    all others do the same (docs/decisions/capture.md says what this cannot see); if they do not, all of the model is
+    checked, with a warning; or "none". Raises `ConfigurationError`
     if the program is not the model, if there is none (it then lists every operator that has no exact form), or, before
     anything is computed, if this machine has too little memory for the check.
     """
     if check == "none":
         return capture_task(task)
-    chosen, part = usable_device(device), Slice.of(task) if check == "slice" else None
+    try:
+        return _checked(task, usable_device(device), Slice.of(task) if check == "slice" else None)
+    except NoSlice as error:
+        warnings.warn(f"the whole model is checked, since a slice does not tell: {error}", stacklevel=2)
+    return _checked(task, usable_device(device), None)
+
+
+def _checked(task: Task, chosen: torch.device, part: Slice | None) -> Captured:
     steps = task if part is None else part.task
     if chosen.type == "cpu":
         _require_memory(task, steps)

@@ -40,12 +40,14 @@ NORM = "telemetry.norm"
 class PhaseResults:
     """The places of a phase's results among the values of the program's body.
 
-    gradients: by parameter, before clipping. after: parameters and buffers that the phase changes, by state entry; None
+    gradients: by parameter, before clipping. written: the trained parameters that the step itself writes to, before the
+    update. after: parameters and buffers that the phase changes, by state entry; None
     for those that nothing reads. draws: as in `Builder`, but None also for what is not in the body.
     """
 
     loss: Ref
     gradients: dict[str, Ref]
+    written: dict[str, Ref]
     after: dict[str, Ref | None]
     draws: tuple[int | None, ...]
 
@@ -55,10 +57,14 @@ class PhaseResults:
         def kept(ref: Ref | None) -> Ref | None:
             return replace(ref, value=indices[ref.value]) if ref is not None and ref.value in indices else None
 
-        gradients = {name: found for name, ref in self.gradients.items() if (found := kept(ref)) is not None}
+        gradients, written = (
+            {name: found for name, ref in refs.items() if (found := kept(ref)) is not None}
+            for refs in (self.gradients, self.written)
+        )
         return PhaseResults(
             loss=replace(self.loss, value=indices[self.loss.value]),
             gradients=gradients,
+            written=written,
             after={name: kept(ref) for name, ref in self.after.items()},
             draws=tuple(None if value is None else indices.get(value) for value in self.draws),
         )
@@ -181,8 +187,14 @@ class _Emitter:
             self.entries |= updated.state
             self.initial |= updated.initial
             after: dict[str, Ref | None] = {MODEL + n: ref for n, ref in self.refs.items() if ref != before[n]}
-            draws = tuple(self.b.draws[drawn:])
-            self.phases.append(PhaseResults(loss=step.loss, gradients=gradients, after=after, draws=draws))
+            draws, weights = (
+                tuple(self.b.draws[drawn:]),
+                {n for n, p in task.model.named_parameters() if p.requires_grad},
+            )
+            written = {name: ref for name, ref in step.buffers.items() if name in weights}
+            self.phases.append(
+                PhaseResults(loss=step.loss, gradients=gradients, written=written, after=after, draws=draws)
+            )
 
     def _update(self, phase: Task, gradients: dict[str, Ref]) -> Update:
         b, o = self.b, phase.optimizer

@@ -40,7 +40,7 @@ from tiebreak.engine.capture.optimizer_check import wrong_update
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
 from tiebreak.engine.capture.purity import CPU, LossModule, exchanged, remembered, untouched
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
-from tiebreak.engine.capture.slices import Slice
+from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
 from tiebreak.engine.capture.user_code import refusal
 from tiebreak.engine.lowering.builder import Ref
@@ -80,7 +80,7 @@ def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Sli
     """Captures a task and checks the program, on a device if that succeeds there, else on the CPU.
 
     part: a slice of the task, of which (b) and (c) are then checked. Raises `ConfigurationError` if the program is not
-    the task's own step, or not the slice's with more layers.
+    the task's own step, `NoSlice` if it is not the slice's with more layers.
     """
     # Until all is checked, the state is the model itself, and of a task that is only traced it has no values.
     given = task.initial_state(None if part is None else "meta", copy=False)
@@ -125,10 +125,7 @@ def _of_slice(task: Task, captured: Captured, part: Slice, device: torch.device)
     try:
         found: Captured = _on_either(device, part.task.model, "the slice is rehearsed", run)
     except ConfigurationError as error:
-        raise ConfigurationError(
-            f'expected a model that runs with fewer of its layers, got one that does not: {error}. For check="slice" '
-            "loop over the list itself, not over a number of layers that is kept elsewhere"
-        ) from error
+        raise NoSlice(f"expected a model that runs with fewer of its layers, got one that does not: {error}") from error
     part.compare(captured, found, task.model)
     return found
 
@@ -311,7 +308,9 @@ def _engine(
     values = dict[int, Tensor]()
     *earlier, last = captured.phases
     drawn = {value for phase in captured.phases for value in phase.draws if value is not None}
-    wanted = {ref.value for phase in captured.phases for ref in phase.gradients.values()} | drawn
+    wanted = {
+        r.value for phase in captured.phases for r in (*phase.gradients.values(), *phase.written.values())
+    } | drawn
     wanted |= {ref.value for phase in earlier for ref in phase.after.values() if ref is not None}
     wanted |= {phase.loss.value for phase in captured.phases}
     program = captured.program
@@ -335,6 +334,7 @@ def _engine(
         buffers = {n: new[MODEL + n] for n, _ in task.model.named_buffers() if MODEL + n in new}
         buffers |= {n: new[MODEL + n] for n in frozen if new[MODEL + n] is not state[MODEL + n]}
         gradients = {name: _read(values[ref.value], ref) for name, ref in phase.gradients.items()}
+        buffers |= {name: _read(values[ref.value], ref) for name, ref in phase.written.items()}
         numbers = [None if value is None else values[value] for value in phase.draws]
         loss = _read(values[phase.loss.value], phase.loss)
         found.append(StepOutcome(loss, gradients, buffers, step, place, state, new, numbers))
@@ -460,8 +460,8 @@ def _eager_step(
     draws.check_all_drawn()
     read = {n for n, p in parameters.items() if p.requires_grad and (n in ours.gradients or _is_held(task, p))}
     gradients = {n: g for n in parameters if n in read and (g := own[MODEL + n].grad) is not None}
-    frozen = {n: (own[MODEL + n], ours.before[MODEL + n]) for n, p in parameters.items() if not p.requires_grad}
-    written = [n for n, pair in frozen.items() if n in ours.buffers or (seed is None and distance_of(*pair) > 0)]
+    weights = {n: (own[MODEL + n], ours.before[MODEL + n]) for n in parameters}
+    written = [n for n, pair in weights.items() if n in ours.buffers or (seed is None and distance_of(*pair) > 0)]
     read_later = [name for name, _ in task.model.named_buffers() if name in ours.buffers]
     buffers = {name: own[MODEL + name] for name in (*read_later, *written)}
     return StepOutcome(torch.stack(losses).sum().detach(), gradients, buffers)

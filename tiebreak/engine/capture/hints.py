@@ -20,7 +20,7 @@ _FUNCTION = "it has no form of stated accuracy (docs/OPERATORS.md); move it out 
 _COMPLEX = "of complex numbers only complex64 has a form, within a step; write real and imaginary parts apart"
 
 HINTS: Final[dict[str, str]] = {
-    **dict.fromkeys(("nanmedian", "mode", "searchsorted"), _ORDER),
+    **dict.fromkeys(("nanmedian", "mode"), _ORDER),
     **dict.fromkeys(("nonzero", "masked_select", "_unique2", "unique_dim", "bincount"), _SHAPE),
     **dict.fromkeys(("poisson", "geometric", "cauchy", "log_normal", "random", "randint_like",
                      "binomial"), _RANDOM),
@@ -30,18 +30,35 @@ HINTS: Final[dict[str, str]] = {
                      "linalg_solve_triangular", "linalg_matrix_exp", "linalg_eig"), _MATRIX),
     "_local_scalar_dense": "a number read from a tensor cannot decide what is computed; keep it a tensor",
     "_ctc_loss": "call it as torch.nn.functional.ctc_loss, or by torch.nn.CTCLoss",
-    "bucketize": "compare with each boundary and sum the results",
     **dict.fromkeys(("erfinv", "i0", "special_i0e", "special_i1", "special_i1e", "special_bessel_j0", "igamma",
                      "special_erfcx"), _FUNCTION),
     **dict.fromkeys(("cummax", "cummin", "logcumsumexp"), "of scans only `cumsum` and `cumprod` have a form"),
     **dict.fromkeys(("rrelu_with_noise", "rrelu_with_noise_functional"), "its slopes are drawn; use a fixed slope"),
     "_sparse_coo_tensor_with_dims_and_tensors": "gradients are dense here; use Embedding(sparse=False)",
     "_pdist": "use `torch.cdist`",
-    "embedding_renorm": "rows cannot be rescaled in place; leave out `max_norm`",
     "_native_multi_head_attention": "the fused kernel is for inference; put the model in train mode",
     "_flash_attention": "use attention that torch decomposes: `attn_implementation=\"eager\"` or `\"sdpa\"`",
 }  # fmt: skip
 """Advice by operator name, without the overload."""
+
+_MASKED = (
+    "keep all elements and weight them by the mask, `(values * mask).sum() / mask.sum()`, or choose by "
+    "`torch.where(mask, a, b)`"
+)
+VALUES: Final[dict[str, str]] = {
+    **dict.fromkeys(("__getitem__", "nonzero", "argwhere", "where", "masked_select"), _MASKED),
+    **dict.fromkeys(("_unique2", "unique", "unique_consecutive"), "go through all values that there may be "
+                    "(`range(10)`), with a mask for each, instead of those in the batch"),
+    "one_hot": "give `F.one_hot` its `num_classes`",
+    "bincount": "count by `F.one_hot(y, num_classes=10).sum(0)`, whose shape is known",
+    "repeat_interleave": "repeat each equally often, by an integer, or index by a tensor of fixed length",
+    "rand": "draw a factor instead: `keep = torch.rand(()) > p`, then `x + keep * branch(x)`",
+    "__bool__": "compute both ways and choose, `torch.where(condition, a, b)`",
+    "__index__": "index by tensors: `queue[(ptr + torch.arange(n)) % len(queue)] = keys` for `queue[ptr:ptr + n]`, "
+                 "`torch.stack(outputs)[i]` for one of several layers; write sizes as numbers",
+    "item": "keep the tensor, by `.detach()` without its gradient, and log by `callbacks`",
+}  # fmt: skip
+"""Advice by the function that asks for values; "rand" if what is asked for is drawn."""
 
 _HALF = "of narrow floats only bfloat16 has a form; train with it, or in float32"
 DTYPE_HINTS: Final[dict[torch.dtype, str]] = {

@@ -31,6 +31,8 @@ def wrong_update(task: Task, found: Sequence[StepOutcome], device: torch.device)
     task: the phase that the optimizer updates, or one of them. found: their outcomes in turn.
     """
     prefixes = (MODEL,) if getattr(task.optimizer, "prefix", "") else (MODEL, AVERAGE)  # it moves on after all phases
+    trained = [name for name, p in task.model.named_parameters() if p.requires_grad]
+    starts = [ours.before | {MODEL + n: ours.buffers[n] for n in trained if n in ours.buffers} for ours in found]
     far: dict[tuple[int, str], tuple[float, ...]] = {}
     rates, runs = task.learning_rates()[: len(found)].double().tolist(), []
     for dtype in (torch.float64, torch.float32):
@@ -40,7 +42,7 @@ def wrong_update(task: Task, found: Sequence[StepOutcome], device: torch.device)
     for names, part in _parts(task, found):
         entries = [prefix + name for prefix in prefixes for name in names]
         given = [_of_part(ours.gradients, names, part) for ours in found]
-        begun = [{n: t.to(device) for n, t in _of_part(ours.before, entries, part).items()} for ours in found]
+        begun = [{n: t.to(device) for n, t in _of_part(start, entries, part).items()} for start in starts]
         narrow = runs[1](begun, given)
         try:
             wide = runs[0](begun, given)
@@ -49,7 +51,7 @@ def wrong_update(task: Task, found: Sequence[StepOutcome], device: torch.device)
         for step, ours in enumerate(found):
             before, now = (_of_part(tensors, entries, part) for tensors in (ours.before, ours.state))
             for name, wanted in wide[step].items():
-                if name.removeprefix(MODEL) in ours.buffers:
+                if name.removeprefix(MODEL) in ours.buffers.keys() - trained:
                     continue  # a frozen parameter that the step writes
                 sizes = (sqrt(tensor.numel()) * size_of(tensor) for tensor in (wanted, before[name]))
                 measured = distance_of(now[name], wanted), distance_of(narrow[step][name], wanted), *sizes

@@ -199,7 +199,10 @@ class Rehearsal:
         self._state = {f"model.{name}": tensor for name, tensor in named}
         self.given = {**self._state, **{f"batch tensor {i}": t for i, t in enumerate(batch)}}
         self.copies: dict[str, Tensor] = {}
+        self._kept = list[Any]()
         self.fixed: dict[int, str] = {}  # what the step may not write to: names by memory
+        self.trained: dict[int, str] = {}
+        self.flags: dict[str, bool] | None = None  # the gradients that are on at first; as in the model in each phase
         self.losses: list[Any] = []
         self.watch: Any = nullcontext()
         self._device = device
@@ -210,13 +213,17 @@ class Rehearsal:
     def __call__(self) -> None:
         self.losses = []
         self.copies.clear()  # those of the last run: large models leave no room for both
+        self._kept.clear()
         for name, tensor in self.given.items():
             copy = self._copy if name in self._state else self._copied
             self.copies[name] = copy(tensor.detach()).requires_grad_(tensor.requires_grad)
         self.attributes = {name: vars(tensor) | vars(self.given[name]) for name, tensor in self.copies.items()}
         self.addresses = {name: (_storage(t), t.storage_offset()) for name, t in self.copies.items()}
-        kept = [n for n, t in self.given.items() if n.startswith("batch") or t.requires_grad]
-        self.fixed = {_storage(self.copies[name]): name for name in kept if self.copies[name].numel()}
+        self._kept = [t.untyped_storage() for t in self.copies.values() if t.layout == torch.strided]  # lest memory
+        # that `p.data = ...` frees be given to another tensor
+        memory = {_storage(t): name for name, t in self.copies.items() if t.numel()}
+        self.fixed = {at: name for at, name in memory.items() if name.startswith("batch")}
+        self.trained = {at: name for at, name in memory.items() if self.given[name].requires_grad}
         tensors = list(self.copies.values())
         replaced = dict(zip(self._state, tensors, strict=False))
         try:
@@ -245,27 +252,36 @@ class Rehearsal:
             )
 
     def _run_phases(self, batch: Sequence[Tensor]) -> None:
-        buffers = [n for n in self._state if not isinstance(self.given[n], nn.Parameter)]
-        assigned, kept, self.losses = dict[str, Tensor](), self.fixed, []
+        weights = {name: tensor for name, tensor in self._state.items() if isinstance(tensor, nn.Parameter)}
+        state = [n for n, t in self._state.items() if t.requires_grad or n not in weights]
+        assigned, kept, self.losses, begun = dict[str, Tensor](), self.fixed, [], self.flags
         for one in self._losses:
+            for name, own in weights.items() if begun is None or not self.losses else ():
+                self.copies[name].requires_grad_(own.requires_grad if begun is None else begun[name])
             self.fixed, self.step.loss = kept, one
             self.losses.append(loss := self.step(*batch))
             assigned |= self.step.assigned
-            self.fixed = kept | {_storage(self.copies[n]): f"{n} in its backward pass" for n in buffers}
+            self.fixed = kept | {_storage(self.copies[n]): f"{n} in its backward pass" for n in state}
             if isinstance(loss, Tensor) and loss.requires_grad and loss.shape == () and not loss.is_complex():
                 loss.backward()  # type: ignore[no-untyped-call]
         self.step.assigned = assigned
+        self.flags = {name: self.copies[name].requires_grad for name in weights}
 
     def written(self) -> set[str]:
         """The names of the trained parameters, and of the buffers that the step writes to."""
-        return self.step.assigned.keys() | {
-            name.removeprefix("model.") for name, tensor in self.given.items()
-            if tensor.requires_grad or self.copies[name]._version or not self._is_same(name)
-        }  # fmt: skip
+        return self.step.assigned.keys() | {n.removeprefix("model.") for n in self.given if self.is_written(n)}
+
+    def is_written(self, name: str) -> bool:
+        """Whether the step, or the optimizer after it, writes to a tensor in place."""
+        return self.given[name].requires_grad or bool(self.copies[name]._version) or not self._is_same(name)
 
     def _is_same(self, name: str) -> bool:
         own, copy = self.given[name], self.copies[name]
         return isinstance(copy, FakeTensor) or torch.equal(own, copy.to(own.device))
+
+    def frozen(self) -> list[str]:
+        """The names of the parameters that have no gradient."""
+        return [n for n, t in self._state.items() if isinstance(t, nn.Parameter) and not t.requires_grad]
 
     def results(self) -> list[Tensor]:
         """The loss, the new buffers and the gradients of the last run, if they have numbers."""
@@ -289,7 +305,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._own = {_storage(t): name for name, t in rehearsal.given.items() if t.numel() and name[:5] != "batch"}
         self._rehearsal = rehearsal
         self.found: dict[str, tuple[str, str]] = {}
-        """Name and place of the first tensor that was "read", and of the first that was "written"."""
+        """Name and place of the first tensor that was "read", that was "written", and "weight" that was written to."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not isinstance(func, OpOverload):
@@ -303,6 +319,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
                     self._note("read", self._own.get(_storage(tensor)))
                     self._note("written", self._rehearsal.fixed.get(_storage(tensor)) if written else None)
+                    self._note("weight", self._rehearsal.trained.get(_storage(tensor)) if written else None)
         return func(*args, **(kwargs or {}))
 
     def _note(self, deed: str, name: str | None) -> None:
@@ -324,7 +341,7 @@ def _storage(tensor: Tensor) -> int:
 def examine(
     model: nn.Module, losses: _Losses, batch: Sequence[Tensor], device: _Device = CPU, *, scheduled: bool = False
 ) -> frozenset[str]:
-    """Rehearses a step and returns the names of the buffers that it assigns.
+    """Rehearses a step and returns the names of the buffers that it assigns, and of a weight that it writes to.
 
     losses: of the step's phases, which run one after the other, here without the updates between them.
     device: where it runs; None for the CPU, without the numbers of floats (`tiebreak.engine.capture.hollow`).
@@ -340,12 +357,12 @@ def examine(
     rehearse.watch, first, drawn = nullcontext(), rehearse.results(), random_state()
     if "written" in watch.found:
         raise ConfigurationError(
-            "expected a step that changes buffers and frozen parameters only, and in forward, got one that writes to "
-            "{} in place at {}; compute a new tensor instead (`w = self.weight.clamp(0, 1)`, `x = x * 2`) and use "
-            "that, leave out max_norm, and write to no buffer in a hook of the backward pass"
-            .format(*watch.found["written"])
+            "expected a step that changes buffers and parameters only, and in forward, got one that writes to {} in "
+            "place at {}; compute a new tensor instead (`x = x * 2`), and write to no tensor of the model in a hook of "
+            "the backward pass".format(*watch.found["written"])
         )  # fmt: skip
     _refuse_other_memory(model, rehearse)
+    _refuse_assigned_memory(rehearse)
     _refuse_marks(model, rehearse)
     _refuse_shared_memory(model, rehearse.written())
     reach = Reach(model, losses)
@@ -369,12 +386,16 @@ def examine(
         )  # fmt: skip
     _refuse_strangers(rehearse, reach)
     if drawn != drawn_again or not _alike(first, second):
+        _refuse_flags(
+            rehearse, [n for n, flag in (rehearse.flags or {}).items() if flag != rehearse.given[n].requires_grad]
+        )
         raise ConfigurationError(
             "the step cannot be captured: in plain PyTorch its first run has other results or draws than its second "
             "one, on the same tensors. A program does the same in every step; call the model once on a batch before "
             "(and load its initial weights again), or make what is done once a part of __init__"
         )
-    assigned = frozenset(rehearse.step.assigned)
+    _refuse_flags(rehearse, [n for n in rehearse.frozen() if rehearse.copies[n].grad is not None])
+    assigned = frozenset(rehearse.step.assigned) | {name for name, _ in [watch.found.get("weight", ("", ""))] if name}
     if scheduled and reach.schedules:
         torch.manual_seed(SEED)
         with reach.other_rates():
@@ -386,6 +407,16 @@ def examine(
                 "capture; count steps in a buffer (`self.t += 1`), and compute the factor from it"
             )
     return assigned
+
+
+def _refuse_flags(rehearse: Rehearsal, names: Sequence[str]) -> None:
+    """Refuses a step that sets `requires_grad` of these parameters, on which gradients depend that a program has not."""
+    for name in names:
+        advice = "set it back at the end of the loss" if rehearse.given[name].requires_grad else "set it before capture"
+        raise ConfigurationError(
+            "expected a step that trains what requires a gradient at capture, got one that sets `requires_grad` of "
+            f"{name.removeprefix('model.')} to {not rehearse.given[name].requires_grad}; {advice}"
+        )
 
 
 def _alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
@@ -425,7 +456,8 @@ def _refuse_other_memory(model: nn.Module, rehearse: Rehearsal) -> None:
         moved = lambda n=name: (_storage(t := rehearse.copies[n]), t.storage_offset()) != rehearse.addresses[n]  # noqa: E731
         frozen = isinstance(rehearse.given[name], nn.Parameter) and not rehearse.given[name].requires_grad
         held = [_storage(tensor) for tensor in rehearse.copies.values()]
-        if frozen and held.count(_storage(rehearse.copies[name])) == 1:
+        others = {storage for n, (storage, _) in rehearse.addresses.items() if n != name}
+        if frozen and held.count(now := _storage(rehearse.copies[name])) == 1 and now not in others:
             continue  # `p.data = ` of a new tensor is a write to p
         if (_storage(rehearse.copies[name]), rehearse.copies[name].storage_offset()) != address:
             raise ConfigurationError(
@@ -433,6 +465,33 @@ def _refuse_other_memory(model: nn.Module, rehearse: Rehearsal) -> None:
                 f"memory (`.data =` or `set_`) at {first_line(rehearse, moved, model)}; compute a new tensor from a "
                 "parameter, and assign a buffer (`self.c = ...`) or write to it (`self.c.copy_(...)`)"
             )
+
+
+def _refuse_assigned_memory(rehearse: Rehearsal) -> None:
+    """Refuses a buffer that is assigned memory of another tensor, if the step or the optimizer writes to one in place.
+
+    PyTorch would change both, from the next step on.
+    """
+    state = [name for name in rehearse.given if not name.startswith("batch")]
+    now = {name: rehearse.step.assigned.get(name.removeprefix("model."), rehearse.copies[name]) for name in state}
+    for name, tensor in now.items():
+        for other in (
+            n for n in state if tensor is not rehearse.copies[name] and n != name and _overlap(tensor, now[n])
+        ):
+            if rehearse.is_written(name) or rehearse.is_written(other):
+                own, its = name.removeprefix("model."), other.removeprefix("model.")
+                raise ConfigurationError(
+                    f"expected tensors with memory of their own after a step, got {own} assigned the memory of {its}, "
+                    f"so that in PyTorch a later change of one changes the other; assign a copy (`.clone()`)"
+                )
+
+
+def _overlap(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors share memory, from the first element of each to its last."""
+    if not first.numel() or not second.numel() or _storage(first) != _storage(second):
+        return False
+    begins = [t.storage_offset() * t.element_size() for t in (first, second)]
+    return begins[0] < begins[1] + _extent(second) and begins[1] < begins[0] + _extent(first)
 
 
 def _refuse_settings(model: nn.Module, rehearse: Rehearsal, before: tuple[Any, ...]) -> None:
@@ -463,17 +522,22 @@ def _mark(rehearse: Rehearsal, name: str) -> str:
 
 def _refuse_shared_memory(model: nn.Module, changed: Set[str]) -> None:
     """Refuses tensors of the model that lie in the same memory if a step changes one: eager PyTorch changes both."""
-    named = [(name, t) for name, t in (*model.named_parameters(), *model.named_buffers()) if t.numel()]
-    end, last = 0, ""  # of the tensor that reaches furthest
-    for start, name, tensor in sorted((t.data_ptr(), name, t) for name, t in named):
-        other = last if start < end else name if _extent(tensor) < tensor.nbytes else None
-        if other is not None and not changed.isdisjoint((name, other)):
+    for other, name in shared_memory([*model.named_parameters(), *model.named_buffers()]):
+        if not changed.isdisjoint((name, other)):
             raise ConfigurationError(
                 f"expected tensors with memory of their own, got {other} and {name} in the same memory, so changing "
                 "one changes the other; assign one nn.Parameter to both modules to tie them, or clone one"
                 if other != name
                 else f"expected tensors with memory of their own, got {name}, whose elements share memory; clone it"
             )
+
+
+def shared_memory(named: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, str]]:
+    """The names of two tensors in the same memory; of one, twice, whose own elements are."""
+    end, last = 0, ""  # of the tensor that reaches furthest
+    for start, name, tensor in sorted((t.data_ptr(), name, t) for name, t in named if t.numel()):
+        if start < end or _extent(tensor) < tensor.nbytes:
+            yield (last if start < end else name), name
         end, last = max((end, last), (start + _extent(tensor), name))
 
 

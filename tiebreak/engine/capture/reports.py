@@ -1,16 +1,25 @@
 """Values that a step reads only to report them: metrics, log lines, counts of tokens.
 
 A program has no Python in it, so a step that asks for values of tensors (`item()`, `if t > 0:`, `x[mask]`) has none,
-unless the loss is the same whatever the answer. That is tried in plain PyTorch: numbers get other answers, masks other
-elements, and each question with the answer yes or no, comparisons of such numbers among them, is also answered the
-other way. If loss, gradients and buffers keep every bit in all of these runs, the answers of a first run are as good
-as any others, and the step is traced with them. Such a number may not be looked up, become a text, or come from
-`int()` and `float()`: nobody could follow it then.
+unless the loss is the same whatever the answer. That is tried in plain PyTorch, in three kinds of runs:
+
+1. Numbers get other answers, masks other elements, and each question with the answer yes or no, comparisons of such
+   numbers among them, is also answered the other way; so is a question that is first asked in such a run.
+2. Several questions are answered the other way: each combination of up to four, else all of them, random ones, or as
+   many as it takes for all to be answered yes, or no. So conditions that are joined or counted take both ways.
+3. Numbers change by other functions (falling, close to 0, far up, each by one of its own), and comparisons hold. What
+   functions in C make of several numbers (orders, means) changes with that.
+
+If loss, gradients and buffers keep every bit in all of these runs, the answers of a first run are as good as any
+others, and the step is traced with them. Such a number may not be looked up, become a text, or come from `int()` and
+`float()` of a tensor: nobody could follow it then.
 """
 
 import sys
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from random import Random
 from typing import Any, Final
 
 import torch
@@ -26,14 +35,21 @@ _NUMBERS: Final = frozenset(["item", "tolist", "__bool__", "__float__", "__int__
 """Questions for numbers. In a trace, all of them are `item`, once for each number."""
 _OTHERS: Final = frozenset(["masked_select", "nonzero"])
 _COMPARES: Final = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
-_CALCULATES: Final = tuple(
-    f"__{side}{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow") for side in ("", "r")
+_CALCULATES: Final = (
+    *("__neg__", "__pos__", "__abs__", "__round__", "__floor__", "__ceil__", "__trunc__"),
+    *(f"__{side}{name}__" for name in "add sub mul truediv floordiv mod divmod pow".split() for side in ("", "r")),
 )
 _CONVERTS: Final = ("__float__", "__int__", "__index__")
 _UNFOLLOWED: Final = ("__hash__", "__format__", "__str__", "__repr__")
 _MOST_RUNS: Final = 64
 _MOST_QUESTIONS: Final = 100_000
 """More in one run is a loop that waits for an answer."""
+_TOGETHER: Final = 4
+"""Up to so many questions are answered the other way in each combination."""
+_LIKE: Final = 1_000
+"""So many questions get the same answer; beyond, a loop may wait for another one."""
+_DRAWN: Final = 10
+"""The number of random runs of the second kind."""
 
 
 def _place(func: Any, args: Sequence[Any]) -> str:
@@ -79,15 +95,64 @@ class Answers(TorchFunctionMode):
         return self._left[place].popleft()
 
 
-class _Trial(TorchFunctionMode):
-    """Gives other answers at some places. flipped: the questions of yes or no that are answered the other way."""
+_Answer = Callable[[Random, bool], bool]
+_Change = Callable[[Random, Any], Any]
 
-    def __init__(self, places: set[str], flipped: set[str]) -> None:
+
+def _as_it_is(_: Random, answer: bool) -> bool:
+    return answer
+
+
+def _raised(_: Random, number: Any) -> Any:
+    return 3 * number + 17
+
+
+def _far(number: Any) -> Any:
+    return number + 10_000 if isinstance(number, int) else 1e6 * (abs(number) + 1)  # a loop may count to an integer
+
+
+def _drawn(random: Random, number: Any) -> Any:
+    """A number of either sign close to 0, near the given one, far from it, or small and whole but for a quarter."""
+    size = random.choice(
+        (1e-6 * number, random.lognormvariate(0, 2) * number, _far(number), random.randrange(9) + 0.25)
+    )
+    return random.choice((number, type(number)(random.choice((1, -1)) * size)))
+
+
+_CHANGES: Final[tuple[_Change, ...]] = (
+    lambda _, number: -3 * number - 17,
+    lambda _, number: type(number)(1e-6 * number),
+    lambda _, number: _far(number),
+    *(lambda random, number: random.choice((type(number)(1e-6 * number), _far(number))),) * 6,
+    *(lambda random, number: abs(_drawn(random, number)),) * 4,  # some functions take no negative numbers
+    *(_drawn,) * 3,
+)
+
+
+class _Trial(TorchFunctionMode):
+    """Gives other answers at some places.
+
+    flipped: the questions of yes or no that are answered the other way. answer: gives the answer otherwise. change:
+    gives another number. Both draw from `seed`.
+    """
+
+    def __init__(
+        self, places: set[str], flipped: frozenset[str] = frozenset(), answer: _Answer = _as_it_is,
+        change: _Change = _raised, seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self._places, self._flipped, self._asked = places, flipped, Counter[str]()
+        self.flipped, self.change = flipped, change
+        self._places, self._asked, self._answer, self._seed = places, Counter[str](), answer, seed
+        self._random = Random(seed)
         self.questions: dict[str, None] = {}
         """The questions of yes or no that were asked, in order."""
-        self._kinds = {kind: _tracked(kind, self._choice, self._other) for kind in (int, float)}
+        self.changed = self.unfollowed = False
+        """Whether a number or a tensor was changed, and whether a number went where nobody can follow it."""
+        self._kinds = {kind: _tracked(kind, self._choice, self._other, self._refuse) for kind in (int, float)}
+
+    def also(self, question: str) -> "_Trial":
+        """The same with one more question answered the other way."""
+        return _Trial(self._places, self.flipped | {question}, self._answer, self.change, self._seed)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
@@ -95,15 +160,28 @@ class _Trial(TorchFunctionMode):
         if place not in self._places:
             return found
         if func.__name__ in _CONVERTS:  # Python makes plain numbers of them
-            raise ConfigurationError(f"a number that nobody could follow is read at {place}")
+            self._refuse(f"is read at {place}")
         if isinstance(found, bool):
             return self._choice(place, found)
-        if isinstance(found, list):
-            return tree_map(lambda number: self._other(number, changed=True), found)
-        if isinstance(found, Tensor):
-            other = ~found if found.dtype == torch.bool else 3 * found + 1
-            return torch.cat([other.detach(), other.new_ones(1, *other.shape[1:])])
-        return self._other(found, changed=True)
+        self.changed = True
+        rows = [leaf for leaf in tree_leaves(found) if isinstance(leaf, Tensor)]
+        most = args[0].numel() // max(rows[0][:1].numel(), 1) if rows else 0
+        count = min(max(self.change(self._random, len(rows[0])), 0), most) if rows else 0
+        return tree_map(lambda leaf: self._another(leaf, count), found)
+
+    def _another(self, leaf: Any, count: int) -> Any:
+        """Another number, or a tensor of `count` other rows."""
+        if isinstance(leaf, bool):
+            return self.change(self._random, 2 * leaf - 1) > 0
+        if not isinstance(leaf, Tensor):
+            return self._other(leaf, changed=True)
+        other = ~leaf if leaf.dtype == torch.bool else 3 * leaf.detach() + 1
+        given = torch.cat([other, other.new_ones(1, *other.shape[1:])])
+        return given[torch.arange(count, device=leaf.device) % len(given)]
+
+    def _refuse(self, deed: str) -> None:
+        self.unfollowed = True  # the step may catch this
+        raise ConfigurationError(f"a number that nobody could follow {deed}")
 
     def _choice(self, place: str, answer: bool) -> bool:
         self._asked[place] += 1
@@ -111,15 +189,18 @@ class _Trial(TorchFunctionMode):
             raise ConfigurationError(f"expected code that ends whatever the answer at {place}, got a loop")
         question = f"{place}, time {self._asked[place]}"
         self.questions[question] = None
-        return answer ^ (question in self._flipped)
+        given = self._answer(self._random, answer) if len(self.questions) <= _LIKE else answer
+        return given ^ (question in self.flipped)
 
     def _other(self, number: Any, *, changed: bool = False) -> Any:
         """A number that remembers where it came from; another one than was given if `changed`."""
         kind = self._kinds.get(type(number))
-        return number if kind is None else kind(3 * number + 17 if changed else number)
+        return number if kind is None else kind(self.change(self._random, number) if changed else number)
 
 
-def _tracked(kind: type, choice: Callable[[str, bool], bool], other: Callable[[Any], Any]) -> type:
+def _tracked(
+    kind: type, choice: Callable[[str, bool], bool], other: Callable[[Any], Any], refuse: Callable[[str], None]
+) -> type:
     """A kind of number whose comparisons are questions, and whose sums and products are such numbers too."""
 
     def comparing(name: str) -> Callable[..., Any]:
@@ -132,13 +213,13 @@ def _tracked(kind: type, choice: Callable[[str, bool], bool], other: Callable[[A
         return compare
 
     def calculating(name: str) -> Callable[..., Any]:
-        return lambda number, *operands: other(getattr(kind, name)(number, *operands))
+        return lambda number, *operands: tree_map(other, getattr(kind, name)(number, *operands))
 
-    def refusing(_: Any, *__: Any) -> Any:
-        raise ConfigurationError("a number that was read is looked up, or becomes a text")
+    def refusing(*_: Any) -> None:
+        refuse("is looked up, or becomes a text")
 
     made = {name: comparing(name) for name in (*_COMPARES, "__bool__")}
-    made |= {name: calculating(name) for name in (*_CALCULATES, "__neg__", "__abs__")}
+    made |= {name: calculating(name) for name in _CALCULATES}
     return type(f"Read{kind.__name__}", (kind,), {**made, **dict.fromkeys(_UNFOLLOWED, refusing)})
 
 
@@ -152,18 +233,41 @@ def asked(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]
 def are_reports(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor], places: set[str]) -> bool:
     """Tries whether loss, gradients and buffers keep every bit with other answers at these places."""
     expected = _results(model, loss, batch, Answers())
-    waiting, seen = [set[str]()], dict[str, None]()
-    for runs, flipped in enumerate(waiting):
-        trial = _Trial(places, flipped)
+    waiting, seen, further, ended = [_Trial(places)], dict[str, None](), False, 0
+    for runs, trial in enumerate(waiting):
+        ends = True
         try:
             found = _results(model, loss, batch, trial)
         except ConfigurationError:  # the step fails with another answer
+            if trial.change is _raised or trial.unfollowed:
+                return False
+            ends = False  # a logarithm may take no negative number
+        if ends and (trial.unfollowed or len(found) != len(expected) or not all(map(_same, found, expected))):
             return False
-        if runs >= _MOST_RUNS or len(found) != len(expected) or not all(map(_same, found, expected)):
+        new = [question for question in trial.questions if question not in seen]
+        seen |= dict.fromkeys(new)
+        waiting += [trial.also(question) for question in new if not further or len(waiting) < 2 * _MOST_RUNS]
+        if not further and len(waiting) > _MOST_RUNS:
             return False
-        waiting += [{question} for question in trial.questions if question not in seen]
-        seen |= trial.questions
-    return True
+        if not further and runs + 1 == len(waiting):
+            further = True
+            waiting += [*_together(places, [*seen], {trial.flipped for trial in waiting})]
+            waiting += [_Trial(places, change=c, seed=i) for i, c in enumerate(_CHANGES) if waiting[0].changed]
+        ended += ends and trial.change is not _raised
+    return ended >= len(_CHANGES) // 4 or not waiting[0].changed
+
+
+def _together(places: set[str], questions: Sequence[str], tried: set[frozenset[str]]) -> Iterator[_Trial]:
+    """Runs in which several questions are answered the other way. tried: those that were together in one."""
+    if len(questions) <= _TOGETHER:
+        sets = (frozenset(some) for size in range(2, len(questions) + 1) for some in combinations(questions, size))
+        yield from (_Trial(places, some) for some in sets if some not in tried)
+        return
+    for answer in (lambda *_: True, lambda *_: False, lambda _, answer: not answer):
+        yield _Trial(places, answer=answer)
+    for seed in range(_DRAWN):
+        share = Random(seed).random()
+        yield _Trial(places, answer=lambda random, answer, share=share: answer ^ (random.random() < share), seed=seed)
 
 
 def _results(

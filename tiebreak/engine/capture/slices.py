@@ -42,6 +42,10 @@ Layer = tuple[str, int] | None
 """The path of a run's first layer, and the number of a layer in the run; None: no layer of any run."""
 
 
+class NoSlice(ConfigurationError):
+    """A few layers of a model do not show what the others do, so the whole model is to be checked."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
     """A task over a model with fewer layers."""
@@ -56,17 +60,17 @@ class Slice:
 
     @classmethod
     def of(cls, task: Task) -> "Slice":
-        """Raises `ConfigurationError` if no list of the model has enough equal layers in a row."""
+        """Raises `NoSlice` if no list of the model has enough equal layers in a row."""
         if len(task.phases) > 1:
-            raise ConfigurationError('expected one loss with check="slice", got several; check the whole model')
+            raise NoSlice("expected one loss, got several")
         counts, layers, names = dict[str, int](), dict[str, Layer](), dict[str, str]()
         for run in _runs(task.model):
             counts[run[0]] = len(run)
             layers |= {path: (run[0], number) for number, path in enumerate(run)}
         if not counts:
-            raise ConfigurationError(
+            raise NoSlice(
                 f"expected a model with a list (nn.ModuleList, nn.Sequential) of at least {LEAST} equal layers in "
-                f'a row, of which {FIRST + 1} would be checked, got none; check the whole model (check="full")'
+                f"a row, of which {FIRST + 1} would be checked, got none"
             )
         dropped = {path for path, layer in layers.items() if layer and FIRST <= layer[1] < counts[layer[0]] - 1}
         model = _shell(task.model, "", "", dropped, names)
@@ -84,7 +88,7 @@ class Slice:
         return cls(task=fewer, names=names, layers=layers, counts=counts)
 
     def compare(self, whole: Captured, small: Captured, model: nn.Module) -> None:
-        """Raises `ConfigurationError`, with the place, if the program of `model` is not the slice's for more layers."""
+        """Raises `NoSlice`, with the place, if the program of `model` is not the slice's for more layers."""
         part = _Parts(small, self.names, self.layers)
         large = _Parts(whole, {name: name for name, _ in _tensors(model)}, self.layers)
         for run, count in self.counts.items():
@@ -218,11 +222,11 @@ def _paired(part: _Parts, some: Sequence[int], whole: _Parts, others: Sequence[i
     return dict(zip(some, others, strict=True))
 
 
-def _other(leaf: Instruction | None, what: str) -> ConfigurationError:
+def _other(leaf: Instruction | None, what: str) -> NoSlice:
     place = f" at {leaf.origin}" if leaf is not None and leaf.origin else ""
-    return ConfigurationError(
+    return NoSlice(
         f"expected layers that do the same, of which a few are checked for all, got another program{place}: {what} "
-        'than in the slice or in the layer before; check the whole model (check="full")'
+        "than in the slice or in the layer before"
     )
 
 

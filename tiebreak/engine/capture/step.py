@@ -21,7 +21,7 @@ from tiebreak.engine.capture.folding import Constant, Folded
 from tiebreak.engine.capture.hints import COMPLEX, dtype_hint, operator_hint
 from tiebreak.engine.capture.tracing import TracedGraph, trace
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
-from tiebreak.engine.lowering import INTEGERS, RULES, Complex, Context, complex_rule, element_type
+from tiebreak.engine.lowering import INTEGERS, RULES, Complex, Context, complex_rule, element_type, has_cut
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.lowering.scalars import wrapped
 from tiebreak.protocol.errors import ConfigurationError
@@ -145,6 +145,8 @@ class _Lowering:
         """Operator, place and reason of each node that cannot be lowered, in the order of the graph."""
         self._constants = constants
         self._fault: Exception | None = None
+        called = (node for node in graph.module.graph.nodes if node.op == "call_function")
+        self._cuts = any(has_cut(_name(node), node.args) and _is_complex(node) for node in called)
         self._drawn: dict[fx.Node, tuple[int | None, int]] = {}
         """The stream of each first draw (None: nothing reads it), and its place in `Builder.draws`."""
 
@@ -191,7 +193,7 @@ class _Lowering:
         else:
             args, kwargs = arguments
             operands = [n.meta.get("val") for n in node.all_input_nodes]
-            context = Context(self.builder, node.meta["val"], operands, self._constants.table)
+            context = Context(self.builder, node.meta["val"], operands, self._constants.table, self._cuts)
             lower = partial(rule, context, *args, **kwargs)
             made = partial(self._draw, node, lower) if is_draw(node.target) else lower
             self._guarded(node, lambda: self._as_held(node, made()))
@@ -317,7 +319,7 @@ def capture(
 
     for start in range(0, len(batch), len(example)):
         lowering = _Lowering(constants.builder, joint, folded, constants)
-        own = map(current, (*joint.parameters, *joint.buffers))
+        own = map(current, (*joint.parameters, *joint.buffers, *joint.values))
         values = lowering.run([*own, *batch[start : start + len(example)]])
         step = StepGraph(
             loss=values[joint.loss],

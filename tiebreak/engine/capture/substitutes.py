@@ -1,7 +1,7 @@
 """Functions that read values of tensors in eager PyTorch, here in tensors of fixed shapes."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any, Final
@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tiebreak.engine.capture.user_code import is_users
 
@@ -70,6 +70,79 @@ def needs_number(func: Any, args: Any) -> bool:
         or (name in ("add", "__invert__") and kinds == {bool})
         or (name in ("__floordiv__", "__rfloordiv__", "remainder", "__rmod__") and float in kinds <= {int, float})
     )
+
+
+class _Through(torch.autograd.Function):
+    """The value of a parameter, whose gradient is the parameter's."""
+
+    @staticmethod
+    def forward(_: Any, value: Tensor, parameter: Tensor) -> Tensor:  # type: ignore[override] # noqa: ARG004
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+        return None, gradient
+
+
+_FLAG: Final[Any] = vars(torch._C.TensorBase)["requires_grad"]
+_VALUE: Final = frozenset([Tensor.detach, Tensor.detach_, vars(torch._C.TensorBase)["data"].__get__])
+"""Calls whose result has no gradient, and the same memory."""
+
+
+@torch.no_grad()
+def _renorm(index: Tensor, weight: Tensor, greatest: float, degree: float = 2.0) -> None:
+    """`torch.embedding_renorm_`: shortens the rows that are read to a greatest norm."""
+    norms = torch.linalg.vector_norm(weight, degree, 1)
+    is_read = norms.new_zeros(norms.shape).index_put((index.reshape(-1),), norms.new_ones(())) > 0
+    factors = torch.where(is_read & (norms > greatest), greatest / (norms + 1e-7), 1.0)
+    weight.copy_(weight * factors[:, None])
+
+
+class Weights:
+    """Trained parameters of one trace, which the step writes to or whose `requires_grad` it sets.
+
+    The model holds their values, which have no gradient. What it computes of these has that of the parameter. Both are
+    given by name.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> None:
+        self._own = {id(value): (name, value, parameters[name]) for name, value in values.items()}
+        self._now: dict[str, tuple[int, Tensor]] = {}
+        self.off = set[str]()
+        """Those whose gradient is switched off."""
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """A call of torch, to be made in the place of another."""
+        if func in (F.embedding, F.embedding_bag) and kwargs.get("max_norm") is not None:  # torch gives it by name
+            _renorm(*args, kwargs["max_norm"], kwargs["norm_type"])
+            kwargs = {**kwargs, "max_norm": None}
+        own = self._own.get(id(args[0])) if args else None
+        if own is not None and func in (Tensor.requires_grad_, _FLAG.__set__):
+            is_on = (*args[1:], *kwargs.values(), True)[0]
+            (self.off.discard if is_on else self.off.add)(own[0])
+            return (lambda: own[1]), (), {}
+        if own is not None and func == _FLAG.__get__:
+            return (lambda: own[0] not in self.off), (), {}
+        if not torch.is_grad_enabled() or func in _VALUE:
+            return func, args, kwargs
+        return func, *tree_map_only(Tensor, self._with_gradient, (args, kwargs))
+
+    def _with_gradient(self, tensor: Tensor) -> Tensor:
+        name, value, parameter = self._own.get(id(tensor), ("", tensor, tensor))
+        if not name or name in self.off:
+            return tensor
+        if self._now.get(name, (-1,))[0] != value._version:
+            self._now[name] = value._version, _Through.apply(value, parameter)  # type: ignore[no-untyped-call]
+        return self._now[name][1]
+
+
+def question(func: Any, args: Any, caller: str) -> str:
+    """The name of the function that asks for values, as in `hints.VALUES`. caller: that of the function's caller."""
+    name, is_whole = getattr(func, "__name__", ""), bool(args) and not torch.is_floating_point(args[0])
+    if name not in ("item", "tolist", "__int__", "__float__", "__index__"):
+        return name
+    is_choice = caller == "__bool__" or args[0].dtype == torch.bool
+    return "__bool__" if is_choice else "__index__" if is_whole else "item"
 
 
 def _hashed(tensor: Tensor) -> int:

@@ -12,7 +12,7 @@ with answers from plain PyTorch, provided that they reach nothing but reports.
 
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from inspect import signature
@@ -96,8 +96,10 @@ class JointGraph(TracedGraph):
     buffers: tuple[str, ...]
     loss: fx.Node
     gradients: tuple[fx.Node | None, ...]
+    values: tuple[str, ...]
+    """The parameters whose values are inputs of their own, between buffers and batch."""
     mutated: dict[str, fx.Node]
-    """The new value of each mutated buffer."""
+    """The new value of each mutated buffer or parameter."""
 
 
 class _Step(LossModule):
@@ -141,9 +143,9 @@ class _Lines(TorchFunctionMode):
     step asks.
     """
 
-    def __init__(self, *, counters: bool, answers: Answers | None) -> None:
+    def __init__(self, *, counters: bool, answers: Answers | None, weights: substitutes.Weights) -> None:
         super().__init__()
-        self._counters, self._answers = counters, answers
+        self._counters, self._answers, self._weights = counters, answers, weights
         self._packed = substitutes.PackedSequences()
         self._asked = ""
         """The place where the step first asked for the values of a tensor."""
@@ -175,15 +177,16 @@ class _Lines(TorchFunctionMode):
             return args[0].reshape(()).to(torch.int64, copy=True)
         if is_packed:
             return self._packed.call(func, args, kwargs or {})
-        return self._answered(func, args, kwargs or {}, line)
+        return self._answered(*self._weights.call(func, args, kwargs or {}), line)
 
     def _answered(self, func: Any, args: Any, kwargs: Any, line: str) -> Any:
         """Calls a function of torch. If it asks for values, the answer is that of plain PyTorch, or an error."""
         try:
             return _OWN.get(func, func)(*args, **kwargs)
-        except (DataDependentOutputException, DynamicOutputShapeException):
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
             answer = None if self._answers is None else self._answers.of(func, args)
             if answer is None:
+                error.add_note(substitutes.question(func, args, sys._getframe(2).f_code.co_name))
                 self._asked = self._asked or described(_noted().get(_PATH), line)
                 raise
             return answer
@@ -295,6 +298,8 @@ def trace(
         first, cause = error, error.__cause__
     if isinstance(cause, (AttributeError, TypeError)):
         return _traced(model, loss, batch, assigned, export=False)
+    if "requires_grad flags" in str(cause):  # the step sets those of parameters
+        return _traced(model, loss, batch, {*assigned, *dict(model.named_parameters())}, export=True)
     if not isinstance(cause, (DataDependentOutputException, DynamicOutputShapeException)):
         raise first
     try:
@@ -315,21 +320,27 @@ def _traced(
     export: bool, counters: bool = False, answers: Answers | None = None,
 ) -> JointGraph:  # fmt: skip
     parameters = dict(model.named_parameters())  # tied parameters appear once: they have one gradient
-    buffers = dict(model.named_buffers())
+    buffers, written = dict(model.named_buffers()), not parameters.keys().isdisjoint(assigned)
+    values = {n: torch.empty_like(p, requires_grad=False) for n, p in parameters.items() if written and p.requires_grad}
     # Imported here because it loads torch._dynamo, which takes seconds that training and auditing need not spend.
     from torch._functorch.aot_autograd import _aot_export_function  # noqa: PLC0415
 
-    names = [f"model.{name}" for name in (*parameters, *buffers)]
-    wrapped, draws = _Step(model, loss, assigned), Draws()
+    names = [*parameters, *buffers]
+    wrapped, draws = _Step(model, loss, buffers.keys() & assigned), Draws()
+    held, weights = (*parameters.values(), *buffers.values(), *values.values()), substitutes.Weights({}, {})
 
     def step(*flat: Tensor) -> tuple[Tensor]:
+        nonlocal weights
         inputs.close()  # torch calls this more than once
         draws.restart()
         if answers is not None:
             answers.restart()
-        inputs.enter_context(exchanged(wrapped, dict(zip(names, flat[: len(names)], strict=True))))
-        with _Lines(counters=counters, answers=answers):
-            return (wrapped(*flat[len(names) :]),)
+        given = dict(zip((*parameters, *buffers), flat, strict=False))
+        own = dict(zip(values, flat[len(names) :], strict=False))
+        weights = substitutes.Weights(own, given)
+        inputs.enter_context(exchanged(wrapped, {f"model.{name}": t for name, t in {**given, **own}.items()}))
+        with _Lines(counters=counters, answers=answers, weights=weights):
+            return (wrapped(*flat[len(held) :]),)
 
     # Tensors that the model or the loss closes over (masks, class weights) are constants; they need this mode.
     context = TracingContext(FakeTensorMode(allow_non_fake_inputs=True))
@@ -349,16 +360,17 @@ def _traced(
     ):
         graph, metadata, _, _ = _aot_export_function(
             step,
-            (*parameters.values(), *buffers.values(), *batch),
+            (*held, *batch),
             decompositions=decompositions(),
-            num_params_buffers=len(names),
+            num_params_buffers=len(held),
             no_tangents=True,  # the only output is the loss, whose gradient is 1
             trace_joint=True,
         )
     assert isinstance(graph, fx.GraphModule)  # the joint trace makes a GraphModule
     repeated = _repeated(graph.graph, draws.earlier)
-    _only_inputs(graph.graph, len(names) + len(batch))
-    return _joint(graph, metadata.mutated_inp_runtime_indices, tuple(parameters), tuple(buffers), repeated)
+    _only_inputs(graph.graph, len(held) + len(batch))
+    mutated = [([*names, *values][place]) for place in metadata.mutated_inp_runtime_indices]
+    return _joint(graph, mutated, parameters, buffers, values, weights.off, repeated)
 
 
 def _repeated(graph: fx.Graph, earlier: Sequence[int | None]) -> dict[fx.Node, fx.Node]:
@@ -407,20 +419,24 @@ def _only_inputs(graph: fx.Graph, count: int) -> None:
 
 
 def _joint(
-    graph: fx.GraphModule, mutated: Sequence[int], parameters: tuple[str, ...], buffers: tuple[str, ...],
-    repeated: dict[fx.Node, fx.Node],
+    graph: fx.GraphModule, mutated: Sequence[str], parameters: Iterable[str], buffers: Iterable[str],
+    values: Iterable[str], off: Collection[str], repeated: dict[fx.Node, fx.Node],
 ) -> JointGraph:  # fmt: skip
-    """Names the outputs: the new values of mutated inputs, the loss, and a gradient (or None) for each input."""
+    """Names the outputs: the new values of mutated inputs, the loss, and a gradient (or None) for each input.
+
+    off: the parameters that have none.
+    """
     (outputs,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
     flat: list[Any] = list(fx.node.map_arg(outputs, lambda node: node))
-    inputs = [*parameters, *buffers]
+    gradients = zip(parameters, flat[len(mutated) + 1 :], strict=False)
     return JointGraph(
         module=graph,
-        parameters=parameters,
-        buffers=buffers,
+        parameters=tuple(parameters),
+        buffers=tuple(buffers),
+        values=tuple(values),
         loss=flat[len(mutated)],
-        gradients=tuple(flat[len(mutated) + 1 :][: len(parameters)]),
-        mutated={inputs[i]: flat[place] for place, i in enumerate(mutated)},
+        gradients=tuple(None if name in off else gradient for name, gradient in gradients),
+        mutated=dict(zip(mutated, flat, strict=False)),
         repeated=repeated,
     )
 

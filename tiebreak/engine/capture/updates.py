@@ -29,6 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path
 
 from tiebreak.engine.capture.folding import is_filled
+from tiebreak.engine.capture.purity import shared_memory
 from tiebreak.engine.capture.step import Constants, lowered
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.capture.tracing import annotate, trace_function
@@ -46,8 +47,13 @@ PATIENCE_S: Final = 10.0
 """The seconds after which each recording says how far it is."""
 FORMS: Final = 4
 """The greatest number of forms."""
+_LIMITS: Final = {"maximum": "clamp_min", "minimum": "clamp_max"}
+"""What torch calls an operator whose second operand is a number."""
 _PARAMETER, _GRADIENT = "parameter ", "gradient "
 """Prefixes of the names of inputs that are no state."""
+_SHARED: Final = (
+    "holds one tensor's memory twice, as {} and {}, so that a write to one changes the other; `.clone()` it"
+)
 
 
 class _Symbol(Tensor):
@@ -78,11 +84,18 @@ class _Symbol(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """The tensor without its gradient. Assigning a value copies it."""
+        """The tensor without its gradient. With an assigned tensor of the same shape it shares the memory, as in torch."""
         return self.detach()
 
     @data.setter
     def data(self, value: Tensor) -> None:
+        if (
+            isinstance(value, _Symbol)
+            and value.form is self.form
+            and (self.shape, self.dtype) == (value.shape, value.dtype)
+        ):
+            self.shadow, self.number, self.memory = value.shadow, value.number, value.memory
+            return
         with torch.no_grad():
             self.copy_(value)
 
@@ -217,8 +230,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 "needs the values of tensors (`.item()`, `if tensor:`, boolean indexing), but one program must be "
                 "right for every step; use `torch.where` instead"
             )
+        if func._schema.name == "aten::set_":
+            raise self.refusal("gives a tensor other memory (`set_`); use `copy_`")
         if not all(isinstance(value, _Symbol) for value in _flat(_targets(func, args, kwargs))):
-            raise self.refusal("writes to a tensor that it did not make from a parameter; use `torch.zeros_like(p)`")
+            raise self.refusal(
+                "writes to a tensor that it did not make from a parameter; use `torch.zeros_like(p)`, and for one "
+                "number compute a new tensor (`total = total + x` for `total += x`)"
+            )
 
     def _each(self, func: OpOverload, args: Any, kwargs: Mapping[str, Any]) -> Any:
         """Records a call over lists (`torch._foreach_...`) as calls of their elements."""
@@ -231,7 +249,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         with self:
             if name == "zero":
                 found = [torch.zeros_like(tensor) for tensor in args[0]]
+            elif name == "copy":
+                found = list(args[1])
             else:
+                numeric = name in _LIMITS and not isinstance(lists[1][0], Tensor)
+                name = _LIMITS[name] if numeric else name
                 found = [getattr(Tensor, name)(*each, **own) for *each, own in zip(*lists, options, strict=True)]
             for tensor, value in zip(written[0], found, strict=True) if written else ():
                 tensor.copy_(value)
@@ -318,10 +340,12 @@ def recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> Recorded
     foreign = {tensor.untyped_storage().data_ptr() for tensor in (*parameters.values(), *task.model.buffers())} - {0}
     symbols = {n: _Symbol(p.detach().to("meta"), trained=p.requires_grad) for n, p in parameters.items()}
     given = _held(o.optimizers, {id(p): n for n, p in parameters.items()}, Tensor)
-    own = {tensor: _Symbol(tensor.detach().to("meta")) for tensor in given.values()}
+    own, what = {tensor: _Symbol(tensor.detach().to("meta")) for tensor in given.values()}, f"the optimizer ({o.name})"
+    for other, name in shared_memory([*((_PARAMETER + n, p) for n, p in parameters.items()), *given.items()]):
+        raise ConfigurationError(f"{what} cannot be captured: it {_SHARED.format(other, name)}")
     initial = {n: t.detach() for n, t in given.items()}
     found = RecordedSteps(optimizers=o, trained=[*trained], forms=[], chosen=[], numbers=[], initial=initial)
-    what, form = f"the optimizer ({o.name})", None
+    form: _Form | None = None
     buffers = {buffer: buffer for buffer in task.model.buffers()}  # that no copy of one is taken for a constant
     copies = o.copies({**{parameters[n]: s for n, s in symbols.items()}, **own, **buffers}, task.schedule)
     total = task.steps * o.times
@@ -364,8 +388,10 @@ def _step(
     except Exception as error:  # whatever the user's code raises
         raise recorder.refusal(f"fails on tensors without values, and without a closure: {error}") from error
     outputs = {_PARAMETER + n: s for n, s in symbols.items()} | _held(optimizers, names)
-    if len({symbol.memory for symbol in outputs.values()}) < len(outputs):
-        raise recorder.refusal("holds one tensor's memory twice, so that a write to one changes the other; clone it")
+    owners = dict[int, str]()
+    for name, symbol in outputs.items():
+        if (other := owners.setdefault(symbol.memory, name)) != name:
+            raise recorder.refusal(_SHARED.format(other, name))
     recorder.form.outputs = {name: symbol.number for name, symbol in outputs.items()}
     return recorder.form
 
@@ -527,7 +553,10 @@ def _lowered(
     def run(*tensors: Tensor) -> list[Tensor]:
         known = dict(enumerate(tensor.clone() for tensor in tensors[: len(form.inputs)]))
         changing = dict(zip(columns, tensors[len(form.inputs) :], strict=True))
-        numbers = [changing.get(place, number) for place, number in enumerate(form.numbers)]
+        numbers = [
+            _of_kind(changing[place], number) if place in changing else number
+            for place, number in enumerate(form.numbers)
+        ]
         for call in form.calls:
             annotate("optimizer", call.line)
             args, kwargs = _unmarked((call.args, call.kwargs), known, numbers)
@@ -543,6 +572,14 @@ def _lowered(
     return dict(zip(form.outputs, outputs, strict=True))
 
 
+def _of_kind(changing: Tensor, number: Any) -> Tensor:
+    """A number that changes, f32, with the shape and kind of the tensor that it stands for."""
+    if not isinstance(number, Tensor):
+        return changing
+    changing = changing.reshape(number.shape)
+    return changing if number.is_floating_point() else changing.to(number.dtype)
+
+
 def _as_computed(value: Any) -> Any:
     """bfloat16 as float32, as PyTorch's kernels compute."""
     return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
@@ -552,11 +589,13 @@ def _with_tensors(call: _Call, form: _Form, args: Any, kwargs: Mapping[str, Any]
     """The result of a call some of whose numbers are tensors here, because they change from step to step."""
     name, shadow = call.func._schema.name.removeprefix("aten::"), form.shadows[call.result]
     wide, options = _mapped((args, dict(kwargs)), _as_computed)
-    scale = options.get("alpha", options.get("value"))
+    scale = options.get("alpha", options.get("value", wide[2] if len(wide) > 2 else None))
     try:
         match name.rstrip("_"):
             case "add" | "sub" as sign if scale is not None:
                 found = getattr(torch, sign)(wide[0], wide[1] * scale)
+            case "rsub":
+                found = wide[1] - (wide[0] if scale is None else wide[0] * scale)
             case "addcmul":
                 found = wide[0] + scale * (wide[1] * wide[2])
             case "addcdiv":
@@ -564,10 +603,12 @@ def _with_tensors(call: _Call, form: _Form, args: Any, kwargs: Mapping[str, Any]
             case "full_like":
                 found = wide[1].expand(shadow.shape)
             case plain:
+                if any(isinstance(option, Tensor) for option in options.values()):
+                    raise TypeError(plain)  # torch would read its number
                 found = getattr(torch, plain)(*wide, **options)
         if found.dtype != shadow.dtype and not (found.is_floating_point() and shadow.is_floating_point()):
             raise TypeError(found.dtype)
-    except (AttributeError, TypeError) as error:
+    except Exception as error:  # whatever torch raises of a tensor in the place of a number
         raise ConfigurationError(
             f"the optimizer cannot be captured: {f'at {call.line} ' * bool(call.line)}it gives {name} a number that "
             "changes from step to step, for which that takes no tensor; multiply or add apart"

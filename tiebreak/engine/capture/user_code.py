@@ -11,11 +11,13 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from tiebreak.engine.capture.hints import HINTS
+from tiebreak.engine.capture.hints import HINTS, VALUES
 from tiebreak.protocol.errors import ConfigurationError
 
 _ROOT: Final = Path(__file__).parents[2]
-_OURS: Final = tuple(f"{folder}/" for folder in (Path(torch.__file__).parent, *(_ROOT / n for n in ("engine", "api"))))
+_OURS: Final = tuple(
+    f"{folder}/" for folder in (Path(torch.__file__).parent, *(_ROOT / n for n in ("engine", "api", "protocol")))
+)
 _LIBRARY: Final = f"{Path(traceback.__file__).parent}/"
 
 
@@ -105,10 +107,8 @@ def first_line(run: Callable[[], Any], happened: Callable[[], bool], model: nn.M
     return next(iter(found or last), "an unknown place")
 
 
-_VALUES: Final = (
-    "it needs the values of tensors (`.item()`, `if tensor:`, boolean indexing, `nonzero`, `validate_args`), but "
-    "one program must be right for every step; use `where` and masks instead, and log by `callbacks`"
-)
+_VALUES: Final = "it needs the values of tensors, but one program must be right for every step"
+_KEPT: Final = "use `where` and masks instead, and log by `callbacks`"
 _IN_CODE: Final = (
     ("_ctc_loss", HINTS["_ctc_loss"]),
     ("joined targets", "give ctc_loss its targets padded, (N, S), of which it reads as many as target_lengths says"),
@@ -119,7 +119,7 @@ _IN_CODE: Final = (
     ),
     ("observer_enabled", 'it asks its switches: use fused observers, as get_default_qat_qconfig("x86") does'),
     ("causal_comparison", "say whether the mask is causal, by `is_causal=True` or `is_causal=False`"),
-    ("tolist", "give the tensor itself, for one to pack_padded_sequence as its lengths"),
+    ("pack_padded_sequence", "give it the lengths as a tensor, without `.tolist()`"),
     ("math.", "take torch's function (`torch.sqrt`) of the tensor instead of the number's (`math.sqrt`)"),
     ("assert", "an assertion asks for them: leave it out, or start Python with -O"),
     ("expert", 'it loops over experts: set experts_implementation="grouped_mm" in its settings, or use dense layers'),
@@ -161,5 +161,8 @@ def refusal(error: Exception, model: nn.Module, what: str, otherwise: str = _ELS
     place, code = place_of(error, model)
     said = "" if advice in (_VALUES, _BACKWARD) else f": {kind}: {text[:300]}"  # names that tell nobody anything
     if advice is _VALUES:
-        advice = "; ".join([advice, *(hint for part in (text, *code) for word, hint in _IN_CODE if word in part)][:2])
+        asked = next(iter(getattr(error, "__notes__", ())), "")
+        drawn = asked in ("item", "__bool__") and ("rand(" in code[0] or "rand(" in code[1])
+        known = [hint for part in (text, *code) for word, hint in _IN_CODE if word in part]
+        advice = "; ".join([advice, *known, VALUES.get("rand" if drawn else asked, _KEPT)][:2])
     return ConfigurationError(f"{what}: {place}{said}; {advice}")

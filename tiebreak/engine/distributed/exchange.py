@@ -53,9 +53,6 @@ class Torch:
         except RuntimeError as error:
             raise _failed(error) from error
 
-    def close(self) -> None:
-        """Releases what this holds in addition to the process group."""
-
     def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
         """Begins an exchange, as `Exchange.begin` does; raises `ExchangeError`, also from the wait."""
         self.exchanges += 1

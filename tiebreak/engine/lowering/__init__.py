@@ -24,7 +24,7 @@ from tiebreak.engine.lowering import (  # noqa: F401 - each fills its part of th
     scattering,
     views,
 )
-from tiebreak.engine.lowering.complexes import Complex, complex_rule
+from tiebreak.engine.lowering.complexes import Complex, complex_rule, has_cut
 from tiebreak.engine.lowering.registry import INTEGERS, RULES, WHOLE, Context, element_type
 
-__all__ = ["INTEGERS", "RULES", "WHOLE", "Complex", "Context", "complex_rule", "element_type"]
+__all__ = ["INTEGERS", "RULES", "WHOLE", "Complex", "Context", "complex_rule", "element_type", "has_cut"]

@@ -3,6 +3,9 @@
 A rule of the real table serves for complex numbers where an operator acts on both parts alike (`PARTWISE`). The others
 are here. The table of a transform of n points holds cosines of n angles, computed with integers and rounded once, so
 it has the same bytes everywhere. Each result of a transform is one exact sum of 2 n products, rounded once.
+
+The sign of a zero tells on which side of the negative real axis a number lies. In a step with an operator that
+asks for it (`has_cut`), real operands count as x + 0i, and y is added as (1 + 0i) y, which gives PyTorch's zeros.
 """
 
 from collections.abc import Sequence
@@ -14,7 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from tiebreak.engine.lowering.builder import Ref, Scalar
 from tiebreak.engine.lowering.registry import RULES, Context, Rule
@@ -34,6 +37,8 @@ PARTWISE: Final = frozenset({
 """Operators that act on real and imaginary parts alike."""
 _SELECTING: Final = ("condition", "index", "indices")
 """The arguments of these operators that are no numbers."""
+_CUTS: Final = ("angle.default", "log.default", "pow.Tensor_Scalar", "rsqrt.default", "sqrt.default")
+"""The operators that have two results at the negative real axis."""
 _BITS: Final = 128
 """The fraction bits of the fixed point for cosines."""
 
@@ -44,18 +49,36 @@ class Complex:
 
     real: Ref
     imag: Ref
+    open: bool = False
+    """Whether the sign of its zeros is not that of PyTorch, which gives both."""
+
+
+def has_cut(name: str, args: Sequence[Any]) -> bool:
+    """Whether an operator has two results at the negative real axis; whole powers have one."""
+    return name in _CUTS and not (name == "pow.Tensor_Scalar" and args[1] in range(-64, 65))
 
 
 def complex_rule(operator: OpOverload) -> Rule | None:
     """The rule of an operator some of whose tensors are complex; None if there is none."""
     name = str(operator).removeprefix("aten.")
-    if name in _RULES:
-        return _RULES[name]
-    rule = RULES.get(name) if name in PARTWISE else None
-    return None if rule is None else lambda c, *args, **kwargs: _by_part(c, rule, operator, args, kwargs)
+    rule = _RULES.get(name)
+    if rule is None and name in PARTWISE and name in RULES:
+        rule = partial(_by_part, rule=RULES[name], operator=operator)
+    return None if rule is None else partial(_with_zeros, name, rule)
 
 
-def _by_part(c: Context, rule: Rule, operator: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _with_zeros(name: str, rule: Rule, c: Context, *args: Any, **kwargs: Any) -> Any:
+    """Applies a rule, and notes what has zeros of open sign, which no cut may read."""
+    is_open = any(isinstance(x, Complex) and (x.open or name == "neg.default") for x in tree_leaves(args))
+    if is_open and has_cut(name, args):
+        raise NotImplementedError("of `-x`, a zero has either sign in PyTorch; write `-1 * x`")
+    if c.cuts and name[:3] in ("add", "sub"):
+        return _added(c, *args, sign=-1 if name[:3] == "sub" else 1, **kwargs)
+    found = rule(c, *args, **kwargs)
+    return tree_map_only(Complex, lambda x: replace(x, open=True), found) if is_open else found
+
+
+def _by_part(c: Context, *args: Any, rule: Rule, operator: OpOverload, **kwargs: Any) -> Any:
     kinds = {a.name: str(a.type) for a in operator._schema.arguments}
 
     def part(value: Any, name: str, *, imag: bool) -> Any:
@@ -97,25 +120,32 @@ def _pair(c: Context, value: Complex | Ref | Scalar | complex) -> Complex:
 
 
 def multiply(c: Context, x: Any, y: Any) -> Complex:
-    """x * y; of a real factor each part is multiplied."""
+    """x * y; of a real factor each part is multiplied, where no cut asks for the signs of zeros."""
     b, (left, right) = c.b, (_pair(c, x), _pair(c, y))
-    if not (isinstance(x, Complex | complex) and isinstance(y, Complex | complex)):
+    if not (c.cuts or (isinstance(x, Complex | complex) and isinstance(y, Complex | complex))):
         left, factor = (left, right.real) if isinstance(x, Complex | complex) else (right, left.real)
         return Complex(b.mul(left.real, factor), b.mul(left.imag, factor))
     real = b.sub(b.mul(left.real, right.real), b.mul(left.imag, right.imag))
     return Complex(real, b.add(b.mul(left.real, right.imag), b.mul(left.imag, right.real)))
 
 
+def _added(c: Context, x: Any, y: Any, *, alpha: Scalar = 1, sign: int = 1) -> Complex:
+    left, right = _pair(c, x), multiply(c, complex(sign * alpha), y)
+    return Complex(c.b.add(left.real, right.real), c.b.add(left.imag, right.imag))
+
+
 def divide(c: Context, x: Any, y: Any) -> Complex:
-    """x / y. A complex divisor is first divided by the greater of its parts, so that its square is from 1 to 2."""
-    b, divisor, above = c.b, _pair(c, y), _pair(c, x)
-    if isinstance(y, Complex | complex):
-        greatest = b.map(MapFunction.MAX, b.abs(divisor.real), b.abs(divisor.imag))
-        unit = Complex(b.div(divisor.real, greatest), b.neg(b.div(divisor.imag, greatest)))
-        square = b.add(b.mul(unit.real, unit.real), b.mul(unit.imag, unit.imag))
-        above = multiply(c, x, unit)
-        above, divisor = Complex(b.div(above.real, square), b.div(above.imag, square)), Complex(greatest, greatest)
-    return Complex(b.div(above.real, divisor.real), b.div(above.imag, divisor.real))
+    """x / y, as Smith (1962): by the ratio of the divisor's smaller part to its greater one."""
+    b, above, divisor = c.b, _pair(c, x), _pair(c, y)
+    if not (c.cuts or isinstance(y, Complex | complex)):
+        return Complex(b.div(above.real, divisor.real), b.div(above.imag, divisor.real))
+    real = b.le(b.abs(divisor.imag), b.abs(divisor.real))
+    p, q = b.where(real, divisor.real, divisor.imag), b.where(real, divisor.imag, divisor.real)
+    u, v = b.where(real, above.real, above.imag), b.where(real, above.imag, above.real)
+    ratio = b.div(q, p)
+    scale, product = b.div(b.const(1.0), b.add(p, b.mul(q, ratio))), b.mul(u, ratio)
+    imag = b.where(real, b.sub(v, product), b.sub(product, v))
+    return Complex(b.mul(b.add(u, b.mul(v, ratio)), scale), b.mul(imag, scale))
 
 
 def size_of(c: Context, x: Complex) -> Ref:
@@ -125,17 +155,21 @@ def size_of(c: Context, x: Complex) -> Ref:
 
 
 def angle(c: Context, x: Complex) -> Ref:
-    """The angle from the real axis, from -pi to pi; 0 at 0."""
-    found: Ref = RULES["atan2.default"](_real(c), x.imag, x.real)
-    return found
+    """The angle from the real axis, from -pi to pi, with the sign of the imaginary part, that of -0 too."""
+    b, zero = c.b, c.b.const(0.0)
+    real, imag = (b.where(b.eq(part, zero), b.div(b.const(1.0), part), part) for part in (x.real, x.imag))
+    nowhere = b.both(b.eq(x.real, zero), b.eq(x.imag, zero))
+    found = RULES["atan2.default"](_real(c), b.abs(x.imag), b.where(nowhere, real, x.real))
+    return b.signed(found, imag)
 
 
 def power(c: Context, x: Complex, exponent: Scalar | complex) -> Complex:
-    """x to a real number: a product if that is one of 2, 3, 4, else by size and angle."""
+    """x to a real number: a product, or its reciprocal, if that is whole and at most 4, else by size and angle."""
     if isinstance(exponent, complex):
         raise NotImplementedError("a complex exponent; write it as `exp` of a product with `log`")
-    if exponent in (2, 3, 4):
-        return reduce(partial(multiply, c), [x] * int(exponent))
+    if abs(exponent) in (1, 2, 3, 4):
+        found = reduce(partial(multiply, c), [x] * abs(int(exponent)))
+        return found if exponent > 0 else divide(c, 1.0, found)
     return polar(c, RULES["pow.Tensor_Scalar"](_real(c), size_of(c, x), exponent), c.b.scale(angle(c, x), exponent))
 
 
@@ -220,7 +254,10 @@ def transform_real(c: Context, x: Ref, dims: Sequence[int], norm: int, onesided:
     """The transform of real numbers; of the last dim only the first half and one, if it is one-sided."""
     *rest, last = dims
     n = x.shape[last]
-    found = _along(c, c.ref(x, DType.F32), last, n, n // 2 + 1 if onesided else n, -1)
+    found = _along(c, c.ref(x, DType.F32), last, n, n // 2 + 1 if onesided or (c.cuts and n > 2) else n, -1)
+    if c.cuts and not onesided and n > 2:  # PyTorch's second half is the conjugate of the first
+        other = Complex(*(part.slice(last, 1, (n + 1) // 2).flip(last) for part in (found.real, c.b.neg(found.imag))))
+        found = Complex(*(c.b.cat(list(parts), last) for parts in ((found.real, other.real), (found.imag, other.imag))))
     sizes = [x.shape[d] for d in dims]
     return _scaled(c, transform(c, found, rest, 0, True) if rest else found, norm, prod(sizes))
 

@@ -113,6 +113,40 @@ def median_of_all(c: Context, x: Ref) -> Ref:
     return median(c, c.b.reshape(x, (-1,)))[0]
 
 
+@lowers("searchsorted.Tensor", "searchsorted.Scalar")
+def searchsorted(
+    c: Context, sequence: Ref, x: Ref | Scalar, *, right: bool = False, side: str | None = None,
+    sorter: Ref | None = None, **_: bool,
+) -> Ref:  # fmt: skip
+    """The place of each number in a sequence, before or (right) after equal ones, by torch's own halvings."""
+    b, n = c.b, sequence.shape[-1]
+    if isinstance(x, float) and sequence.dtype != DType.F32:
+        raise NotImplementedError("a number that is no integer among integers; give floats")
+    x = (x if isinstance(x, Ref) else b.const(x, sequence.dtype)).expand(c.shape)
+    low = b.full(c.shape, 0, DType.I64)
+    high = b.full(c.shape, n, DType.I64)
+
+    def read(table: Ref, index: Ref) -> Ref:
+        strides = (0,) * len(c.shape) if table.rank == 1 else (*table.strides[:-1], 0)
+        return b.gather(table, index, table.strides[-1], n, strides)
+
+    for _ in range(n.bit_length() if 0 not in c.shape else 0):
+        middle = b.map(MapFunction.FLOORDIV, b.add(low, high), b.i64(2))
+        at = b.map(MapFunction.MIN, middle, b.i64(n - 1))
+        there = read(sequence, at if sorter is None else read(sorter, at))
+        is_past = b.lt(x, there) if right or side == "right" else b.le(x, there)
+        stays, after = b.either(is_past, b.le(high, low)), b.add(middle, b.i64(1))
+        high = b.where(is_past, middle, high)
+        low = b.where(stays, low, after)
+    return low
+
+
+@lowers("bucketize.Tensor", "bucketize.Scalar")
+def bucketize(c: Context, x: Ref | Scalar, boundaries: Ref, **options: bool) -> Ref:
+    """The same, of a number and then a sequence."""
+    return searchsorted(c, boundaries, x, **options)  # type: ignore[arg-type]
+
+
 @lowers("histc.default")
 def histc(c: Context, x: Ref, bins: int = 100, low: Scalar = 0, high: Scalar = 0) -> Ref:
     """Counts of the bins, the last one closed: bin trunc((x - low) * bins / (high - low)) in f32, as torch has it."""

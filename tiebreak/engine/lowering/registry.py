@@ -35,13 +35,14 @@ def _no_table(_: torch.Tensor) -> Ref:
 class Context:
     """The context of a rule: the builder, and the traced result (a fake tensor or a tuple of them) and operands.
 
-    table: makes data of the program from a tensor.
+    table: makes data of the program from a tensor. cuts: whether a sign of a complex zero may count in the step.
     """
 
     b: Builder
     result: Any
     operands: Sequence[Any] = ()
     table: Callable[[torch.Tensor], Ref] = field(default=_no_table)
+    cuts: bool = False
 
     @property
     def _first(self) -> Any:
