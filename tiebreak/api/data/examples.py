@@ -53,7 +53,7 @@ def loaded(loader: DataLoader[Any]) -> Loaded:
     _refuse(batches is None, "batch_size=None")
     _refuse(loader.collate_fn is not default_collate, "a collate_fn")
     _refuse(loader.worker_init_fn is not None and loader.num_workers > 0, "a worker_init_fn that workers call")
-    _refuse(type(batches) is not BatchSampler, f"the batch_sampler {shown(batches)}")
+    _refuse(type(batches) is not BatchSampler, f"the batch_sampler {type(batches).__name__}")
     sampler: Any = batches.sampler
     kind = type(sampler)
     if kind in (SubsetRandomSampler, list, tuple, range, Tensor, np.ndarray):  # a user's class may do anything
@@ -62,7 +62,7 @@ def loaded(loader: DataLoader[Any]) -> Loaded:
     elif kind is RandomSampler:
         _refuse(sampler.replacement, "a sampler with replacement")
     else:
-        _refuse(kind is not SequentialSampler, f"the sampler {shown(sampler)}")
+        _refuse(kind is not SequentialSampler, f"the sampler {kind.__name__}")
     _refuse(not hasattr(dataset, "__len__"), f"a dataset without a length, {shown(dataset)}")
     _refuse(len(sampler) != len(dataset), f"a sampler of {len(sampler)} of {len(dataset)} examples")
     return Loaded(
