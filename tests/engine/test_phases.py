@@ -350,6 +350,7 @@ def at_once(model: Any, x: Tensor) -> Tensor:
     made = model.maker(x)
     model.judge.requires_grad_(False)
     assert not model.judge[0].weight.requires_grad
+    assert model.maker[0].weight.new(x.shape).shape == x.shape, "a torch.Size stays one"
     fooled = -model.judge(made).mean()
     model.judge.requires_grad_(True)
     return fooled + F.softplus(model.judge(made.detach())).mean() + F.softplus(-model.judge(x)).mean()

@@ -418,12 +418,39 @@ def test_states_that_would_mix_draws_are_refused_with_the_line(name: str) -> Non
         capture_task(task_of(Drawing(draw)))
 
 
-def test_a_gamma_draw_has_no_gradient_in_its_shape() -> None:
-    def loss(model: nn.Module, x: Tensor) -> Tensor:
-        return torch.distributions.Gamma(model.weight.exp(), 1.0).rsample().mean()
+D = torch.distributions
+SHAPED: dict[str, tuple[Callable[[Tensor], Any], str, Callable[[Tensor], Any]]] = {
+    "gamma": (
+        lambda w: D.Gamma(w.exp(), 1.0), "_standard_gamma_grad.* draw from Weibull or LogNormal",
+        lambda w: D.Weibull(w.exp(), w.exp()),
+    ),
+    "student": (
+        lambda w: D.StudentT(w.exp(), w), "_standard_gamma_grad.*location and scale may be trained",
+        lambda w: D.StudentT(w.detach().exp() + 2, w, w.exp()),
+    ),
+    "beta": (
+        lambda w: D.Beta(w.exp(), w.exp()), "_dirichlet_grad.* draw from Kumaraswamy",
+        lambda w: D.Kumaraswamy(w.exp(), w.exp()),
+    ),
+    "dirichlet": (
+        lambda w: D.Dirichlet(w.exp()), "_dirichlet_grad.* softmax of normal numbers",
+        lambda w: D.LogisticNormal(w, w.exp()),
+    ),
+}  # fmt: skip
 
-    with pytest.raises(ConfigurationError, match=r"_standard_gamma_grad.*has no gradient in its dis"):
-        capture_task(make_task(nn.Linear(2, 4), {"x": torch.ones(4, 2)}, loss=loss))
+
+@pytest.mark.parametrize("name", slow_except(SHAPED, "gamma"))
+def test_gradients_in_shapes_of_distributions_are_refused_by_name_with_what_works(name: str) -> None:
+    made, words, instead = SHAPED[name]
+
+    def task_by(distribution: Callable[[Tensor], Any]) -> Task:
+        return make_task(
+            nn.Linear(2, 4), {"x": torch.ones(4, 2)}, loss=lambda m, x: distribution(m.weight).rsample().mean()
+        )
+
+    with pytest.raises(ConfigurationError, match=words):
+        capture_task(task_by(made))
+    assert checked(task_by(instead)).check == "full"
 
 
 def test_a_step_that_reads_no_data_is_checked() -> None:

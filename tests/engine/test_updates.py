@@ -243,7 +243,7 @@ class Counting(Listed):
             self.steps = torch.tensor(0)
         self.steps += 1
         for p, g in zip(given, gradients, strict=True):
-            g = torch.where(self.steps > 12, g.sign(), g) / (1 + g.std(correction=0))  # noqa: PLW2901
+            g = torch.where(self.steps > 12, g.sign(), g) / (1 + g.std(correction=0))
             p.copy_(torch.rsub(g, p, alpha=lr / self.count) + 1e-3 * torch.rsub(g, 1.0, alpha=0.1 / self.count))
 
 

@@ -18,6 +18,7 @@ than the CPU, for want of memory or because the model's code makes tensors on th
 """
 
 import random
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +34,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiebreak.engine.capture.captured import MODEL, OPTIMIZER, Captured, capture_in_place, first_state, rehearsed
 from tiebreak.engine.capture.draws import GivenDraws
@@ -42,7 +44,7 @@ from tiebreak.engine.capture.purity import CPU, LossModule, exchanged, remembere
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
 from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
-from tiebreak.engine.capture.user_code import refusal
+from tiebreak.engine.capture.user_code import refusal, user_line
 from tiebreak.engine.lowering.builder import Ref
 from tiebreak.engine.native import release
 from tiebreak.engine.optimizers.translate import TorchOptimizers
@@ -248,11 +250,36 @@ def _same_results(
             first = "the phases before agree; a phase reads nothing of them but weights and buffers"
         elif ours.step == 1:
             first = _first_module(task, captured, ours, dtype, run_step, device)
+        with _Choices() as choices:
+            eager(torch.float32, python=before.copy())
         raise ConfigurationError(
             f"the program is not the model: in step {ours.step}, {name}{where} is {distance:.3g} from that of eager "
             f"PyTorch, where {allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
-            f'{first}. Please report this with the model; check="none" skips the check'
+            f"{first}. {choices.found or _REPORT}"
         )
+
+
+_REPORT: Final = 'Please report this with the model; check="none" skips the check'
+
+
+class _Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the first operator that chooses among equal values, and so not as PyTorch says it does."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        if name in ("topk", "kthvalue", "sort") and not self.found and not (kwargs or {}).get("stable"):
+            dim = next((value for value in args[1 if name == "sort" else 2 :] if type(value) is int), -1)
+            if args[0].dim() and bool((args[0].sort(dim).values.diff(dim=dim) == 0).any()):
+                self.found = (
+                    f"At {user_line(sys._getframe(1))}, `{name}` chooses among equal values, and PyTorch does not say "
+                    "which: let them differ (begin a router with random weights), or take the first of "
+                    "`sort(descending=True, stable=True)`"
+                )
+        return func(*args, **(kwargs or {}))
 
 
 def _with_noise(noise: Mapping[str, float], other: StepOutcome | None, reference: StepOutcome) -> dict[str, float]:

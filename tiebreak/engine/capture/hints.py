@@ -10,7 +10,14 @@ _RANDOM = (
     "of draws only uniform, normal, exponential, gamma, beta and Dirichlet numbers, `bernoulli`, `multinomial`, "
     "integers within bounds and permutations have a form"
 )
-_DRAWN = "a draw has no gradient in its distribution's shape; detach that, or draw by `.sample()`"
+_DRAWN = (
+    "a draw of Gamma, Chi2, StudentT or InverseGamma has no gradient in its concentration or degrees of freedom here; "
+    "detach those (location and scale may be trained), or draw from Weibull or LogNormal"
+)
+_SHARES = (
+    "a draw of Beta or Dirichlet has no gradient in its concentrations here; detach those, or draw from Kumaraswamy "
+    "for Beta, and by softmax of normal numbers for Dirichlet"
+)
 _MATRIX = "decompositions of matrices have no form; move it out of the step or write it with products"
 COMPLEX: Final = (
     "of complex numbers it has no form; use sums, products, quotients, real powers, abs, exp, log and Fourier "
@@ -24,7 +31,8 @@ HINTS: Final[dict[str, str]] = {
     **dict.fromkeys(("nonzero", "masked_select", "_unique2", "unique_dim", "bincount"), _SHAPE),
     **dict.fromkeys(("poisson", "geometric", "cauchy", "log_normal", "random", "randint_like",
                      "binomial"), _RANDOM),
-    **dict.fromkeys(("_standard_gamma_grad", "_dirichlet_grad"), _DRAWN),
+    "_standard_gamma_grad": _DRAWN,
+    "_dirichlet_grad": _SHARES,
     **dict.fromkeys(("linalg_inv_ex", "linalg_cholesky_ex", "linalg_qr", "_linalg_svd", "_linalg_eigh", "linalg_lu",
                      "linalg_lu_factor_ex", "_linalg_det", "_linalg_slogdet", "_linalg_solve_ex", "triangular_solve",
                      "linalg_solve_triangular", "linalg_matrix_exp", "linalg_eig"), _MATRIX),

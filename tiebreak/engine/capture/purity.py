@@ -238,7 +238,8 @@ class Rehearsal:
         except ConfigurationError:
             raise
         except Exception as error:  # whatever the user's code raises
-            words = ["the step fails in plain PyTorch already", "mend it first"]
+            batch = "mend it first (its batch holds the examples with the greatest and the least numbers)"
+            words = ["the step fails in plain PyTorch already", batch]
             if isinstance(self.watch, _Watch):
                 self.watch = nullcontext()
                 self()  # raises that, unless it is the watch that some kernels cannot bear

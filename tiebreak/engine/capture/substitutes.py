@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves
 
 from tiebreak.engine.capture.user_code import is_users
 
@@ -123,14 +123,16 @@ class Weights:
             return (lambda: own[1]), (), {}
         if own is not None and func == _FLAG.__get__:
             return (lambda: own[0] not in self.off), (), {}
-        if not torch.is_grad_enabled() or func in _VALUE:
+        if not self._own or not torch.is_grad_enabled() or func in _VALUE:
             return func, args, kwargs
-        return func, *tree_map_only(Tensor, self._with_gradient, (args, kwargs))
+        return func, self._with_gradient(args), {n: self._with_gradient(value) for n, value in kwargs.items()}
 
-    def _with_gradient(self, tensor: Tensor) -> Tensor:
-        name, value, parameter = self._own.get(id(tensor), ("", tensor, tensor))
+    def _with_gradient(self, given: Any) -> Any:
+        if type(given) in (tuple, list):  # and no torch.Size, which tensors are made by
+            return type(given)(map(self._with_gradient, given))
+        name, value, parameter = self._own.get(id(given), ("", given, given))
         if not name or name in self.off:
-            return tensor
+            return given
         if self._now.get(name, (-1,))[0] != value._version:
             self._now[name] = value._version, _Through.apply(value, parameter)  # type: ignore[no-untyped-call]
         return self._now[name][1]

@@ -126,12 +126,18 @@ _IN_CODE: Final = (
     ("label", "give the model no labels, and compute the loss from its result in the loss function"),
 )
 """Texts that an error, or the code near the line that needs values, may hold, and the advice for each."""
-_BACKWARD: Final = "it calls `backward`; return the loss instead, whose gradients are a part of the program"
+_ON_THE_LINE: Final = ("math.", "assert")
+"""Texts that count only in the line itself."""
+_BACKWARD: Final = (
+    "it calls `backward`; return the loss instead, whose gradients are a part of the program, and call "
+    "torch.autograd.grad for a gradient that the step reads itself"
+)
 _ADVICE: Final = (
     (("DataDependent", "DynamicOutputShape", "data-dependent"), _VALUES),
     (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),
     (("requires_grad flags",), "freeze parameters before capture, and use `.detach()` where no gradient is to flow"),
     (("SyntaxError",), "draw integers by `torch.randint(low, high, shape)` instead of `random_(low, high)`"),
+    (("deepcopy protocol",), "copy the model before the training, or call it by torch.func.functional_call"),
     (("mirrored meta", "does not require grad"), _BACKWARD),
     (("estedTensor",), "give nn.TransformerEncoder enable_nested_tensor=False, for which PyTorch has another kernel"),
     (("placeholders=",), "torch cannot trace a write to a tensor without elements; leave that tensor out"),
@@ -163,6 +169,7 @@ def refusal(error: Exception, model: nn.Module, what: str, otherwise: str = _ELS
     if advice is _VALUES:
         asked = next(iter(getattr(error, "__notes__", ())), "")
         drawn = asked in ("item", "__bool__") and ("rand(" in code[0] or "rand(" in code[1])
-        known = [hint for part in (text, *code) for word, hint in _IN_CODE if word in part]
+        known = [hint for part in (text, code[0], code[2]) for word, hint in _IN_CODE if word in part]
+        known += [hint for word, hint in _IN_CODE if word in code[1] and word not in _ON_THE_LINE]
         advice = "; ".join([advice, *known, VALUES.get("rand" if drawn else asked, _KEPT)][:2])
     return ConfigurationError(f"{what}: {place}{said}; {advice}")
