@@ -6,7 +6,6 @@ stay the same is followed, or refused by its name.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,6 +25,8 @@ from torch.utils.data import (
     default_collate,
 )
 
+from tiebreak.api.data import hugging_face
+from tiebreak.engine.capture.purity import SEED
 from tiebreak.protocol.arguments import shown
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -44,25 +45,25 @@ class Loaded:
 
 
 def loaded(loader: DataLoader[Any]) -> Loaded:
-    """What a loader does, if a job can do it. Raises `ConfigurationError` with the name of what it cannot."""
+    """Reads what a loader does, if a job can do it. Raises `ConfigurationError` with the name of what it cannot."""
     batches: Any = loader.batch_sampler
     dataset: Any = loader.dataset
-    if isinstance(dataset, IterableDataset):
-        raise ConfigurationError(f"expected a dataset with a length in the DataLoader, got {shown(dataset)}")
+    _refuse(isinstance(dataset, IterableDataset), f"a stream, {shown(dataset)}")
     _refuse(type(loader).__iter__ is not DataLoader.__iter__, f"the class {type(loader).__name__}")
     _refuse(batches is None, "batch_size=None")
     _refuse(loader.collate_fn is not default_collate, "a collate_fn")
-    _refuse(loader.worker_init_fn is not None, "a worker_init_fn")
-    _refuse(type(batches) is not BatchSampler, f"the batch_sampler {shown(batches)}")
+    _refuse(loader.worker_init_fn is not None and loader.num_workers > 0, "a worker_init_fn that workers call")
+    _refuse(type(batches) is not BatchSampler, f"the batch_sampler {type(batches).__name__}")
     sampler: Any = batches.sampler
-    kind, chosen = type(sampler), None
-    if kind is SubsetRandomSampler or isinstance(sampler, Sequence):
+    kind = type(sampler)
+    if kind in (SubsetRandomSampler, list, tuple, range, Tensor, np.ndarray):  # a user's class may do anything
         chosen = [int(i) for i in (sampler.indices if kind is SubsetRandomSampler else sampler)]
         dataset = dataset.select(chosen) if hasattr(dataset, "column_names") else Subset(dataset, chosen)
     elif kind is RandomSampler:
         _refuse(sampler.replacement, "a sampler with replacement")
     else:
-        _refuse(kind is not SequentialSampler, f"the sampler {shown(sampler)}")
+        _refuse(kind is not SequentialSampler, f"the sampler {kind.__name__}")
+    _refuse(not hasattr(dataset, "__len__"), f"a dataset without a length, {shown(dataset)}")
     _refuse(len(sampler) != len(dataset), f"a sampler of {len(sampler)} of {len(dataset)} examples")
     return Loaded(
         dataset=dataset, size=batches.batch_size, drop_last=batches.drop_last,
@@ -73,8 +74,8 @@ def loaded(loader: DataLoader[Any]) -> Loaded:
 def _refuse(refused: bool, what: str) -> None:
     if refused:
         raise ConfigurationError(
-            f"expected a DataLoader with batches that a job can make (batch_size, shuffle, drop_last, subsets), got "
-            f"one with {what}; give its dataset and `batch`, or all that it gives, as arrays by name"
+            f"expected a DataLoader whose batches a job can make (batch_size, shuffle, drop_last, a subset), got one "
+            f"with {what}; give its dataset and `batch`, or a list of all examples"
         )
 
 
@@ -84,15 +85,14 @@ def arrays(data: Any) -> Any:
     Raises `ConfigurationError` if they are no numbers of equal shapes, or others at another look.
     """
     listed = isinstance(data, list | tuple) and bool(data) and isinstance(data[0], list | tuple | Mapping)
-    stored = isinstance(data, TensorDataset) and type(data).__getitem__ is TensorDataset.__getitem__
-    known = stored or isinstance(data, IterableDataset) or not hasattr(data, "__len__")
-    if not listed and (known or not isinstance(data, Dataset) or hasattr(data, "column_names")):
+    stored = type(data) is TensorDataset or isinstance(data, IterableDataset) or not hasattr(data, "__len__")
+    known = stored or not isinstance(data, Dataset) or hasattr(data, "with_format")
+    if known and not listed and not hugging_face.makes_rows(data):
         return data
+    if len(data) == 0:
+        raise ConfigurationError(f"expected at least one example, got none in {shown(data)}")
     try:
-        with _drawing_nothing():
-            found = _columns(data, range(len(data)))
-            some = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:LOOKS].tolist()
-            repeats = all(_are(found, order, _columns(data, order)) for order in (some, some[::-1]))
+        found, repeats = _drawing_nothing(lambda: _read(data))
     except (TypeError, ValueError, RuntimeError, KeyError, IndexError, AttributeError) as error:
         raise ConfigurationError(
             f"expected examples of numbers in equal shapes, as tuples or dicts, got others: {error}"
@@ -106,15 +106,21 @@ def arrays(data: Any) -> Any:
     return narrow if all(isinstance(name, str) for name in narrow) else TensorDataset(*narrow.values())
 
 
-def _columns(data: Any, order: Sequence[int]) -> dict[Any, Tensor]:
-    """The examples of some numbers, stacked, by key or by place."""
-    together = getattr(data, "__getitems__", None)  # a loader asks for these, where a dataset has them
-    stacked = default_collate(together(list(order)) if together else [data[i] for i in order])
-    return (
-        dict(stacked)
-        if isinstance(stacked, Mapping)
-        else dict(enumerate([stacked] if isinstance(stacked, Tensor) else stacked))
-    )
+def _read(data: Any) -> tuple[dict[Any, Tensor], bool]:
+    """All examples, read one by one, and whether some of them are the same in other orders and batches."""
+    found = _columns(data, range(len(data)), 1)
+    some = torch.randperm(len(data), generator=torch.Generator().manual_seed(0))[:LOOKS].tolist()
+    looks = (some, LOOKS), (some[::-1], 3)
+    return found, all(_are(found, order, _columns(data, order, size)) for order, size in looks)
+
+
+def _columns(data: Any, order: Sequence[int], size: int) -> dict[Any, Tensor]:
+    """The examples of some numbers, read in batches of `size` and stacked, by key or by place."""
+    together = getattr(data, "__getitems__", None) or (lambda batch: [data[i] for i in batch])  # as a loader asks
+    stacked = default_collate([one for at in range(0, len(order), size) for one in together([*order[at : at + size]])])
+    if isinstance(stacked, Mapping):
+        return dict(stacked)
+    return dict(enumerate([stacked] if isinstance(stacked, Tensor) else stacked))
 
 
 def _are(found: Mapping[Any, Tensor], order: Sequence[int], again: Mapping[Any, Tensor]) -> bool:
@@ -125,29 +131,36 @@ def _are(found: Mapping[Any, Tensor], order: Sequence[int], again: Mapping[Any, 
     )
 
 
-_STREAMS: Final[Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]]] = {
-    "Python's (`random`)": (random.getstate, random.setstate),
-    "NumPy's (`np.random`)": (np.random.get_state, np.random.set_state),
-    "torch's": (torch.get_rng_state, torch.set_rng_state),
+_STREAMS: Final[Mapping[str, tuple[Callable[..., Any], ...]]] = {
+    "Python's (`random`)": (random.getstate, random.setstate, random.seed),
+    "NumPy's (`np.random`)": (np.random.get_state, np.random.set_state, np.random.seed),
+    "torch's": (torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed),
 }
-"""Functions that get and set the global random streams."""
+"""Functions that get, set and seed the global random streams."""
 
 
-@contextmanager
-def _drawing_nothing() -> Any:
-    """Refuses a block that draws from a global random stream, and puts these back."""
-    before = {name: get() for name, (get, _) in _STREAMS.items()}
+def _drawing_nothing(read: Callable[[], Any]) -> Any:
+    """Calls a function, refuses one that draws from a global random stream, and puts the streams back.
+
+    A reading that sets the seed by itself (by the example's number) ends in one state, wherever it began.
+    """
+    before = {name: get() for name, (get, *_) in _STREAMS.items()}
     try:
-        yield
-        drawn = [name for name, (get, _) in _STREAMS.items() if not _same_state(get(), before[name])]
+        found, after = read(), {name: get() for name, (get, *_) in _STREAMS.items()}
+        if drawn := [name for name in after if not _same_state(after[name], before[name])]:
+            for *_, seed in _STREAMS.values():
+                seed(SEED)
+            read()
+            drawn = [name for name in drawn if not _same_state(_STREAMS[name][0](), after[name])]
     finally:
-        for name, (_, put) in _STREAMS.items():
+        for name, (_, put, _) in _STREAMS.items():
             put(before[name])
     if drawn:
         raise ConfigurationError(
             f"expected a dataset that draws nothing when it is read, got one that uses {drawn[0]} random numbers: a "
             "job's data are fixed; draw augmentations in the step (torch.rand, dropout), or take them out"
         )
+    return found
 
 
 def _same_state(a: Any, b: Any) -> bool:

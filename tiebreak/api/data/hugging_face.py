@@ -19,16 +19,12 @@ MAX_BATCH_ROWS: Final = 4096
 def arrays(dataset: Any, wanted: Iterable[str]) -> dict[str, Array]:
     """The columns of a `datasets.Dataset` in memory, as float32 or int64: those wanted, or all that are numbers.
 
-    Of a dataset with a format, those that it shows. Raises `ConfigurationError` for a transform, which makes rows when
-    they are read.
+    Of a dataset with a format, those that it shows. Raises `ConfigurationError` if it has no rows.
     """
-    form: Any = getattr(dataset, "format", {"type": None, "columns": None})  # a stream has none
-    if form["type"] == "custom":
-        raise ConfigurationError(
-            "expected a dataset without a transform (`with_transform`, `set_transform`), got one; make its columns "
-            "before, with `map`, or draw augmentations in the step (torch.rand, dropout)"
-        )
-    shown = dataset.column_names if form.get("output_all_columns") else form["columns"] or dataset.column_names
+    if len(dataset) == 0:
+        raise ConfigurationError("expected at least one example, got none in the dataset")
+    form = dataset.format
+    shown = dataset.column_names if form["output_all_columns"] else form["columns"]
     found = dataset.select_columns(shown).with_format("arrow")
     columns = [name for name in wanted if name in shown] or numeric_columns(found)
     parts: dict[str, list[Array]] = {name: [] for name in columns}
@@ -37,6 +33,12 @@ def arrays(dataset: Any, wanted: Iterable[str]) -> dict[str, Array]:
             element, values = _numbers(name, table.column(name).combine_chunks())
             parts[name].append(element.convert(values))
     return {name: np.concatenate(part) for name, part in parts.items()}
+
+
+def makes_rows(dataset: Any) -> bool:
+    """Whether reading a `datasets.Dataset` computes its rows, by a transform or in a dtype that the user chose."""
+    form = getattr(dataset, "format", None)
+    return isinstance(form, dict) and (form["type"] == "custom" or "dtype" in form["format_kwargs"])
 
 
 def numeric_columns(dataset: Any) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any, Final
 
+from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tiebreak.protocol.errors import ConfigurationError
@@ -55,6 +56,9 @@ def _of_arguments(args: TrainingArguments) -> Iterator[str]:
 
 def _of_trainer(trainer: Trainer) -> Iterator[str]:
     held: Any = trainer
+    for name in ("train_dataset", "eval_dataset"):
+        if isinstance(getattr(held, name), DataLoader):
+            yield f"a DataLoader as {name}: give `loader.dataset`, and its batch_size and collate_fn as arguments"
     if held.model_init is not None:
         yield "model_init: give the model itself"
     if type(held.lr_scheduler).__name__ in _READING:

@@ -98,11 +98,18 @@ def make_task(
     if unknown := sorted(set(options) - known):
         raise ConfigurationError(f"expected options among {sorted(known)}, got {unknown}")
     interval = max(1, steps // CHECKPOINTS) if checkpoint_every is None else checkpoint_every
-    return Task(
+    task = Task(
         name=name, model=model, loss=taken if isinstance(loss, list | tuple) else taken[0], optimizer=optimizer,  # type: ignore[arg-type]  # the task translates it
-        data=arrays, batch=_batch(batch, loader, arrays, names), steps=steps,
+        data=arrays, batch=_batch(batch, loader, names), steps=steps,
         seed=seed, schedule=_factors(schedule, steps), checkpoint_interval=interval, **options,
     )  # fmt: skip
+    left = 0 if loader is None or loader.drop_last else task.examples % task.batch.size
+    if left and steps * task.accumulation * task.batch.size > task.examples - left:
+        raise ConfigurationError(
+            f"expected a DataLoader whose batches are all of one size, got drop_last=False and a last one of {left} "
+            "examples; give drop_last=True, or the loader's dataset, of which a batch may span two epochs"
+        )
+    return task
 
 
 def _configured(given: Any, schedule: Any) -> tuple[Any, Any]:
@@ -138,7 +145,7 @@ def _arrays(data: Any, losses: Sequence[Callable[..., Tensor]]) -> dict[str, Any
         raise ConfigurationError(
             f"expected one split of the dataset, got all; choose one of {sorted(data.column_names)}"
         )
-    if hasattr(data, "column_names") and hasattr(data, "with_format"):
+    if hasattr(data, "column_names") and hasattr(data, "with_format") and hasattr(data, "__len__"):  # no stream
         data = hugging_face.arrays(data, dict.fromkeys(name for loss in losses for name in _arguments(loss)))
     if isinstance(data, TensorDataset):
         data = {f"tensor{i}": tensor for i, tensor in enumerate(data.tensors)}
@@ -150,9 +157,7 @@ def _arrays(data: Any, losses: Sequence[Callable[..., Tensor]]) -> dict[str, Any
     return {name: _array(name, array) for name, array in data.items()}
 
 
-def _batch(
-    given: int | Batch | None, loader: Loaded | None, arrays: Mapping[str, Tensor], names: tuple[str, ...]
-) -> Batch:
+def _batch(given: int | Batch | None, loader: Loaded | None, names: tuple[str, ...]) -> Batch:
     """The batch of a task: as given, in the order of a loader if there is one."""
     size = loader.size if loader is not None and given is None else given
     if size is None:
@@ -164,11 +169,6 @@ def _batch(
         raise ConfigurationError(
             f"expected batch={loader.size}, the batch_size of the DataLoader, got {batch.size}; leave `batch` out, or "
             "give the loader's dataset"
-        )
-    if left := not loader.drop_last and len(next(iter(arrays.values()))) % batch.size:
-        raise ConfigurationError(
-            f"expected a DataLoader whose batches are all of one size, got drop_last=False and a last one of {left} "
-            "examples; give drop_last=True, or the loader's dataset, of which a batch may span two epochs"
         )
     return replace(batch, shuffled=loader.shuffled, drop_last=loader.drop_last)
 

@@ -145,7 +145,7 @@ class Batch:
         require_fields(self, size=whole(1, MAX_INDEX), examples=examples, shuffled=FLAG, drop_last=FLAG)
 
     def drawn(self, examples: int) -> int:
-        """The number of draws in an epoch of so many examples."""
+        """The number of draws in an epoch over this number of examples."""
         return examples - examples % self.size if self.drop_last else examples
 
 
