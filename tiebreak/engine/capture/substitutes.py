@@ -98,7 +98,7 @@ def _renorm(index: Tensor, weight: Tensor, greatest: float, degree: float = 2.0)
     weight.copy_(weight * factors[:, None])
 
 
-class Weights:
+class FollowedWeights:
     """Trained parameters of one trace, which the step writes to or whose `requires_grad` it sets.
 
     The model holds their values, which have no gradient. What it computes of these has that of the parameter. Both are
@@ -109,7 +109,7 @@ class Weights:
         self._own = {id(value): (name, value, parameters[name]) for name, value in values.items()}
         self._now: dict[str, tuple[int, Tensor]] = {}
         self.off = set[str]()
-        """Those whose gradient is switched off."""
+        """The names of those whose gradient is switched off."""
 
     def call(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """A call of torch, to be made in the place of another."""

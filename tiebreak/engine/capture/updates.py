@@ -48,7 +48,7 @@ PATIENCE_S: Final = 10.0
 FORMS: Final = 4
 """The greatest number of forms."""
 _LIMITS: Final = {"maximum": "clamp_min", "minimum": "clamp_max"}
-"""What torch calls an operator whose second operand is a number."""
+"""Names of operators in torch if the second operand is a number."""
 _PARAMETER, _GRADIENT = "parameter ", "gradient "
 """Prefixes of the names of inputs that are no state."""
 _SHARED: Final = (

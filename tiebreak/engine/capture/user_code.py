@@ -135,7 +135,6 @@ _BACKWARD: Final = (
 _ADVICE: Final = (
     (("DataDependent", "DynamicOutputShape", "data-dependent"), _VALUES),
     (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),
-    (("requires_grad flags",), "freeze parameters before capture, and use `.detach()` where no gradient is to flow"),
     (("SyntaxError",), "draw integers by `torch.randint(low, high, shape)` instead of `random_(low, high)`"),
     (("deepcopy protocol",), "copy the model before the training, or call it by torch.func.functional_call"),
     (("mirrored meta", "does not require grad"), _BACKWARD),
