@@ -26,11 +26,8 @@ from tiebreak.engine.capture.task import Adam
 from tiebreak.engine.distributed import arithmetic as adding
 from tiebreak.engine.distributed import partition
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
-from tiebreak.engine.distributed.check import CheckedInterpreter
 from tiebreak.engine.distributed.exchange import Exchange
-from tiebreak.engine.distributed.tape import TapeRecorder
 from tiebreak.engine.distributed.train import SharedInterpreter
-from tiebreak.engine.run.commit import make_record
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
 
@@ -136,26 +133,6 @@ def test_workers_with_two_back_ends_make_the_run_of_one(
     captured, expected = model(name)
     records, _ = train_together(captured, workers, STEPS, backends=[first, second])
     assert records == expected
-
-
-@needs_kernel
-@pytest.mark.parametrize(("first", "second"), slow_except(PAIRS, PAIRS[0], several=True), **ids)
-def test_workers_with_two_back_ends_check_each_other(first: type[TorchBackend], second: type[TorchBackend]) -> None:
-    captured, expected = model("perceptron")
-
-    def work(seat: Exchange) -> list[Any]:
-        machine = CheckedInterpreter(
-            captured.program, arithmetic_by([first, second][seat.worker % 2], TapeRecorder(seat)), 3
-        )
-        state, data, records = machine.to_device(captured.state), machine.place_data(captured.data), []
-        for step in range(1, STEPS + 1):
-            result = machine.step(step, state, data)
-            state, whole = result.state, machine.whole(result.state)
-            if not seat.worker:
-                records.append(make_record(step, whole, result.loss_bits).digest)
-        return records
-
-    assert together(3, work)[0] == expected
 
 
 # ---- what must agree ----

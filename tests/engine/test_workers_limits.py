@@ -15,7 +15,6 @@ from tiebreak.engine.distributed import arithmetic, partition
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import Torch, numbering
 from tiebreak.engine.distributed.layout import Split, along, cut
-from tiebreak.engine.distributed.tape import DIGEST, DifferenceError, TapePlayer, as_bytes, digest_of
 from tiebreak.engine.distributed.train import SharedInterpreter, follow
 from tiebreak.protocol.program.isa import DType, Opcode
 
@@ -76,43 +75,6 @@ def test_weights_are_gathered_ahead_within_a_limit(tiny: Captured, monkeypatch: 
     for number, (gather, shard) in enumerate(weights):
         assert counted.begun == number + 1, "the next one is begun when the one before is taken"
         shared.together([gather], [[shard]])
-
-
-def player(*tensors: Tensor) -> TapePlayer:
-    found = TapePlayer(0, 2)
-    found.insert(torch.cat([as_bytes(tensor) for tensor in tensors]))
-    return found
-
-
-def test_a_tape_has_each_byte_that_a_step_asks_for() -> None:
-    held = torch.arange(4, dtype=torch.float64)
-    assert torch.equal(player(held).next(held), held)
-    short = player(held)
-    short.insert(short.tape[:-1])
-    with pytest.raises(DifferenceError):
-        short.next(held)
-    with pytest.raises(DifferenceError):
-        player(torch.zeros(DIGEST - 1, dtype=torch.uint8)).compare([held])
-
-
-def test_what_is_played_may_differ_by_its_bound_and_no_more() -> None:
-    theirs = torch.tensor([1.0, 2.0, torch.inf], dtype=torch.float64)
-    bound = torch.full((3,), 2.0**-20, dtype=torch.float64)
-    at_bound = theirs + torch.tensor([2.0**-20, -(2.0**-20), 0], dtype=torch.float64)
-    assert torch.equal(player(theirs).own([at_bound], lambda: [bound])[0], theirs)
-    beyond = theirs + torch.tensor([2.0**-20 + 2.0**-50, 0, 0], dtype=torch.float64)
-    finite = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
-    for mine in (beyond, finite):
-        with pytest.raises(DifferenceError):
-            player(theirs).own([mine], lambda: [bound])
-
-
-def test_a_tape_is_compared_by_the_digest_of_all_bits() -> None:
-    sent = [torch.tensor([1.0, torch.nan]), torch.tensor([3])]
-    tape = torch.frombuffer(bytearray(digest_of(sent)), dtype=torch.uint8)
-    player(tape).compare(sent)
-    with pytest.raises(DifferenceError):
-        player(tape).compare([sent[0], torch.tensor([4])])
 
 
 # ---------------------------------------------------------------- bounds

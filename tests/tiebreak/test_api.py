@@ -336,7 +336,7 @@ def test_an_exact_run_of_another_precision(tmp_path: Path) -> None:
 
 
 def test_settings_that_no_machine_has() -> None:
-    bad = {"threads": 0, "permute": -1, "memory": "8GB", "check_every": 0, "device": torch.device("cpu")}
+    bad = {"threads": 0, "permute": -1, "memory": "8GB", "device": torch.device("cpu")}
     for name, value in bad.items():
         with pytest.raises(ConfigurationError, match=f"expected (the name of a )?{name}"):
             tiebreak.Machine(**{name: value})

@@ -74,11 +74,6 @@ _MACHINE: Final[dict[str, dict[str, Any]]] = {
         "type": FILE,
         "help": "Policy `logged`: your own thresholds (see `tiebreak calibrate`).  [default: the proven bounds]",
     },
-    "check_every": {
-        "type": click.IntRange(1),
-        "metavar": "STEPS",
-        "help": "Under torchrun: cross-check workers every STEPS steps.",
-    },
 }
 """The options for fields of `Machine`."""
 

@@ -85,7 +85,7 @@ def as_line(event: dict[str, Any]) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines: start, step, checkpoint, end.")
 @click.option("--monitor", is_flag=True, help="Measure this process now and then into RUN/monitor.jsonl, for `tiebreak "
               "monitor RUN`.")  # fmt: skip
-@machine_options("threads", "permute", "device", "graphs", "memory", "check_every")
+@machine_options("threads", "permute", "device", "graphs", "memory")
 def train(
     run: Path, key: Path, timeout: float, until: int | None, diverging: bool, keep: str, quiet: bool, as_json: bool,
     monitor: bool, machine: Machine,
@@ -103,7 +103,7 @@ def train(
         torchrun --nproc-per-node 4 -m tiebreak train RUN --key trainer.pem
 
     The run is the same, bit for bit, for any number of workers, also if that changes where the run goes on. Workers
-    trust each other. With --check-every, a worker that computes wrong bits is found and named, and all stop.
+    trust each other.
     """
     if quiet and as_json:
         raise ConfigurationError("expected one of --quiet and --json, got both")

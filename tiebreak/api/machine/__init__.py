@@ -40,8 +40,6 @@ class Machine:
     file that holds them; None: those in the folder that is trained into, or else the proven bounds."""
     exchange: "Exchange | None" = None
     """The workers that compute each step together (policy `exact` only); None: this process does it alone."""
-    check_every: int | None = None
-    """Workers check each other once in this many steps (`tiebreak.engine.distributed.check`); None: never."""
 
     def __post_init__(self) -> None:
         policy = Expectation("a policy of tiebreak.calibrate", lambda x: hasattr(x, "thresholds"))
@@ -49,7 +47,6 @@ class Machine:
         require_fields(
             self, device=DEVICE, threads=whole(1, MAX_THREADS) | NONE, permute=whole(0, MAX_SEED) | NONE,
             memory=whole(0) | NONE, graphs=FLAG, policy=PATH | policy | NONE, exchange=exchange | NONE,
-            check_every=whole(1) | NONE,
         )  # fmt: skip
         if self.device == "cuda" and "TORCHELASTIC_RUN_ID" in os.environ:  # as in torch's is_torchelastic_launched
             object.__setattr__(self, "device", f"cuda:{int(os.environ['LOCAL_RANK'])}")

@@ -12,8 +12,6 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import is_host
 from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
-from tiebreak.engine.distributed.check import CheckedInterpreter
-from tiebreak.engine.distributed.tape import TapeRecorder
 from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.interpreter import Interpreter
@@ -60,8 +58,6 @@ def make_interpreter(program: Program, machine: Machine = Machine(), job: Job | 
     # Qualify with a separate object, so that the statistics of `arithmetic` count the run alone.
     qualify(Arithmetic(device=device, permute=permute, precision=precision))
     if exchange is None:
-        if machine.check_every is not None:
-            raise ConfigurationError("expected several workers that check each other, got one")
         folder = Path(os.environ.get("TMPDIR", "/var/tmp"))  # noqa: S108 (/tmp is often memory)
         budget = None if machine.memory is None else Budget.within(machine.memory, folder)
         arithmetic = Arithmetic(device=device, permute=permute, precision=precision, logging=logging)
@@ -76,10 +72,7 @@ def make_interpreter(program: Program, machine: Machine = Machine(), job: Job | 
         raise ConfigurationError("expected a job of policy exact for several workers, got one of policy logged")
     if graphs:
         warnings.warn("steps are not replayed as CUDA graphs: workers exchange sums in each", stacklevel=2)
-    if machine.check_every is None:
-        return SharedInterpreter(program, SharedArithmetic(exchange, device, permute, precision=precision))
-    arithmetic = SharedArithmetic(TapeRecorder(exchange), device, permute, precision=precision)
-    return CheckedInterpreter(program, arithmetic, machine.check_every)
+    return SharedInterpreter(program, SharedArithmetic(exchange, device, permute, precision=precision))
 
 
 def as_policy(policy: Policy | None) -> LoggedPolicy | None:

@@ -238,7 +238,7 @@ def continue_run(
         raise ConfigurationError(f"expected until of 1 to {job.steps} steps, got {until}")
     interpreter = _interpreter(run, machine, key)
     if isinstance(interpreter, SharedInterpreter):
-        interpreter.compare({"job": job, "last step": until or job.steps, "--check-every": machine.check_every})
+        interpreter.compare({"job": job, "last step": until or job.steps})
         check_finite = bool(interpreter.agreed(bytes([key is not None and not diverging]))[0])
         if interpreter.arithmetic.exchange.worker:
             follow(run, interpreter, until, check_finite=check_finite)

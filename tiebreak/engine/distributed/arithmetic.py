@@ -34,7 +34,6 @@ from tiebreak.engine.distributed.exchange import JOINED, Collectives, Exchange, 
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, SharedSum
 from tiebreak.engine.distributed.sizes import BOUND_BYTES, SUM_BYTES
-from tiebreak.engine.distributed.tape import TapePlayer, TapeRecorder
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction
 
@@ -58,7 +57,6 @@ class SharedArithmetic(Arithmetic):
         super().__init__(device, permute, stats, precision=precision)
         self.exchange = exchange
         self.collectives = Collectives(exchange, self.backend.empty)
-        self.tape = exchange if isinstance(exchange, TapeRecorder | TapePlayer) else None
         self._ahead: deque[tuple[AllGather, Tensor]] = deque()
         self._flying: dict[int, Callable[[], Tensor]] = {}
         self._bytes = 0
@@ -132,14 +130,10 @@ class SharedArithmetic(Arithmetic):
 
     def _agree(self, sums: Sequence["_Sum"]) -> None:
         """Agrees on the bounds of sums: workers may have different terms, and so different roundings."""
-        tape = self.tape if self.tape is not None and self.tape.running else None
-        new = sums if tape is not None else [each for each in sums if each.roundings is None]
+        new = [each for each in sums if each.roundings is None]
         if not new:
             return
-        own = torch.tensor([each.part.roundings for each in new], dtype=torch.float64)
-        if tape is not None:  # another machine may take other ways
-            (own,) = tape.own([own], lambda: [torch.full_like(own, torch.inf)])
-        worst = self.collectives.greatest([int(count) for count in own.tolist()], self.device)
+        worst = self.collectives.greatest([each.part.roundings for each in new], self.device)
         for each, roundings in zip(new, worst, strict=True):
             each.roundings = roundings + self.collectives.workers
 
@@ -203,7 +197,7 @@ class _Sum:
 
     def __init__(self, i: SharedSum, arithmetic: SharedArithmetic) -> None:
         self.instruction, self.mine, self.collectives = i, i.mine, arithmetic.collectives
-        self.tape, self.plain = arithmetic.tape, not norms(i.mine)
+        self.plain = not norms(i.mine)
         self.planned, self.rounded = arithmetic.partial(i.mine), arithmetic.options.rounding(i.mine)
         self.counts = arithmetic.stats.of(kind_of(i.mine))
         self.whole = i.split is None
@@ -237,20 +231,7 @@ class _Sum:
         """This worker's sums of the result's elements in order, and their sizes."""
         part = self.part
         sums = part.in_order(part.sums)
-        own = [sums, part.in_order(part.sizes[0])] if self.plain else [sums, *part.sizes]
-        if self.tape is None:
-            return own
-        assert self.roundings is not None
-        factor = coefficient(self.roundings)
-
-        def within() -> Sequence[Tensor]:
-            sizes = [2 * factor * size for size in own[1:]]
-            if self.plain:
-                return [sizes[0], sizes[0]]
-            rows, columns = (size.sqrt() for size in part.sizes)
-            return [part.errors(rows.mul_(2 * factor), columns, 0, self.mine.numel), *sizes]
-
-        return self.tape.own(own, within)
+        return [sums, part.in_order(part.sizes[0])] if self.plain else [sums, *part.sizes]
 
     def among(self, told: Tensor, lengths: Sequence[int], begin: int) -> tuple[Tensor, list[int]]:
         """This sum's elements in the lists of all workers, and how many of them each worker owns."""
