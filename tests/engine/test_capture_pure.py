@@ -414,7 +414,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "root": (lambda: with_buffers(lambda s, x: x * math.sqrt(float(s.n)), n=torch.tensor(2)), "needs the.*torch.sqrt"),
     **{name: (lambda use=use: with_buffers(use, n=torch.tensor([2])), "needs the values") for name, use in COUNTED},
     "caught": (lambda: with_buffers(catching, late=torch.tensor(0.0)), "values of tensors, and catches the error"),
-    "thawed": (lambda: Layer(thawing, frozen=nn.Linear(4, 4).requires_grad_(False)), r"0\.frozen\.weight to True; set it before"),
+    "thawed": (lambda: Layer(thawing, frozen=nn.Linear(4, 4).requires_grad_(False)), r"0\.frozen\.weight to True; set"),
     "checks": (lambda: Layer(lambda _, x: Normal(x, 1.0, validate_args=True).log_prob(x)), "validate_args"),
     "hook in forward": (lambda: Layer(hooked_in_forward), r"sets a hook on the gradient of 0\.linear\.weight"),
     "mark": (lambda: Layer(marked), r"sets attribute calls of 0\.linear\.weight"),

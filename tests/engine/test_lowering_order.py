@@ -96,7 +96,7 @@ def test_medians_and_kth_values(case: tuple[Tensor, int], keepdim: bool, data: s
     assert_same("median.default", x)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(tied((*VALUES, NAN)), st.booleans(), st.booleans(), st.integers(0, 1 << 20))
 def test_places_in_sequences(case: tuple[Tensor, int], right: bool, is_sorted: bool, seed: int) -> None:
     """Of NaN and of sequences that are not sorted, too: what torch finds follows from its halvings."""

@@ -407,7 +407,7 @@ OWN_WRITES: dict[str, tuple[type[nn.Module], list[Loss], Optimizers]] = {
 }
 
 
-@pytest.mark.parametrize("case", slow_except(OWN_WRITES, "toggled at once", "shortened rows"))
+@pytest.mark.parametrize("case", slow_except(OWN_WRITES, "toggled at once"))
 def test_weights_written_and_gradients_switched_in_a_step_are_eager_pytorchs(case: str) -> None:
     make, losses, optimizers = OWN_WRITES[case]
     torch.manual_seed(2)
@@ -436,6 +436,7 @@ def test_a_gradient_that_is_switched_off_for_good_is_refused() -> None:
         capture_task(task)
 
 
+@pytest.mark.slow
 def test_a_write_that_the_program_leaves_out_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     capture = captured_module.capture
 

@@ -439,7 +439,7 @@ SHAPED: dict[str, tuple[Callable[[Tensor], Any], str, Callable[[Tensor], Any]]] 
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", slow_except(SHAPED, "gamma"))
+@pytest.mark.parametrize("name", slow_except(SHAPED))
 def test_gradients_in_shapes_of_distributions_are_refused_by_name_with_what_works(name: str) -> None:
     made, words, instead = SHAPED[name]
 

@@ -352,3 +352,110 @@ def test_a_copy_into_a_target_that_still_equals_the_model_is_seen(due: Callable[
     task = tiebreak.make_task(model, loss, data=given, optimizer=tiebreak.SGD(lr=0.1), batch=8, steps=9)
     with pytest.raises(ConfigurationError, match="needs the values of tensors"):
         tiebreak.capture(task)
+
+
+class Queue(nn.Linear):
+    """Keys of former steps (He et al. 2020), from a place on that a buffer counts."""
+
+    def __init__(self, *, sliced: bool) -> None:
+        super().__init__(4, 3)
+        self.sliced = sliced
+        self.register_buffer("keys", torch.ones(8, 3))
+        self.register_buffer("place", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = super().forward(x)
+        logits, count = out @ self.keys.clone().T, len(x)
+        if self.sliced:
+            begin = int(self.place)
+            self.keys[begin : begin + count] = out.detach()
+        else:
+            self.keys[(self.place + torch.arange(count)) % 8] = out.detach()
+        self.place.copy_((self.place + count) % 8)
+        return logits
+
+
+def chosen(model: Any, x: Tensor) -> Tensor:
+    out = model(x)
+    return out * 2 if out.mean() > 0 else out
+
+
+def kept(model: Any, x: Tensor) -> Tensor:
+    if torch.rand(1) < 0.5:
+        return x[:, :3] + model(x)
+    return x[:, :3]
+
+
+def read(model: Any, x: Tensor) -> Tensor:
+    part = model(x).square().mean()
+    return model(x) * part.item()
+
+
+def deviating(model: Any, x: Tensor, y: Tensor) -> Tensor:
+    return (F.one_hot(y) - model(x)).square()
+
+
+INSTEAD: dict[str, tuple[Callable[..., Tensor], str, Callable[..., Tensor]]] = {
+    "branch": (
+        chosen, r"`torch.where\(condition, a, b\)`", lambda m, x, y: torch.where((o := m(x)).mean() > 0, o * 2, o)
+    ),
+    "depth": (kept, r"`keep = torch.rand\(\(\)\) > p`", lambda m, x, y: x[:, :3] + (torch.rand(()) > 0.5) * m(x)),
+    "number": (read, r"by `.detach\(\)` without", lambda m, x, y: m(x) * m(x).square().mean().detach()),
+    "queue": (lambda m, x: m(x), r"`queue\[\(ptr \+ torch.arange\(n\)\)", lambda m, x, y: m(x)),
+    "classes": (deviating, "`num_classes`", lambda m, x, y: F.one_hot(y, num_classes=3) - m(x)),
+    "counts": (
+        lambda m, x, y: m(x) / torch.bincount(y), r"`F.one_hot\(y, num_classes=10\).sum\(0\)`",
+        lambda m, x, y: m(x) / (F.one_hot(y, num_classes=3).sum(0) + 1),
+    ),
+    "mask": (
+        lambda m, x, y: m(x)[y > 0], r"`\(values \* mask\).sum\(\) / mask.sum\(\)`",
+        lambda m, x, y: (m(x).sum(1) * (y > 0)).sum() / (y > 0).sum(),
+    ),
+    "groups": (
+        lambda m, x, y: sum(m(x)[y == c].sum() for c in y.unique()), r"`range\(10\)`",
+        lambda m, x, y: sum((m(x) * (y == c)[:, None]).sum() for c in range(3)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow_except(INSTEAD, "queue"))
+def test_a_question_for_values_is_refused_with_what_works(name: str) -> None:
+    """The advised form is then checked against eager PyTorch."""
+    refused, words, works = INSTEAD[name]
+    data = {"x": torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), "y": torch.arange(6) % 3}
+    for part, sliced in ((refused, True), (works, False)):
+        torch.manual_seed(0)
+        model = Queue(sliced=sliced) if name == "queue" else nn.Linear(4, 3)
+        loss = (
+            (lambda m, x, part=part: part(m, x).square().mean())
+            if part.__code__.co_argcount == 2
+            else (lambda m, x, y, part=part: part(m, x, y).square().mean())
+        )
+        given = data if part.__code__.co_argcount == 3 else {"x": data["x"]}
+        task = tiebreak.make_task(model, loss, data=given, optimizer=tiebreak.SGD(lr=0.1), batch=6, steps=2)
+        if part is works:
+            assert tiebreak.capture(task).check == "full"
+            continue
+        with pytest.raises(ConfigurationError, match=f"it needs the values of tensors.*{words}"):
+            tiebreak.capture(task)
+
+
+def routed(choose: Callable[[Tensor], Any]) -> Loss:
+    """A router whose weights begin at zero chooses two of eight experts."""
+
+    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
+        out = model(x)
+        shares, experts = choose((out[:, :1] * torch.zeros(8)).softmax(-1))
+        return (shares * torch.cos(experts.float() + y[:, None])).mean() * out.square().mean()
+
+    return loss
+
+
+@pytest.mark.slow
+def test_a_choice_among_equal_values_is_named_with_what_works() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"test_reports.py:\d+, `topk` chooses among equal values.*stable=True"
+    ):
+        captured(routed(lambda shares: shares.topk(2, -1)))
+    stable = routed(lambda s: [t[:, :2] for t in torch.sort(s, dim=-1, descending=True, stable=True)])
+    assert captured(stable).check == "full"

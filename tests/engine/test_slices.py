@@ -188,7 +188,10 @@ def test_layers_that_are_not_the_same_are_all_checked(name: str, monkeypatch: py
 @pytest.mark.slow
 def test_a_wrong_rule_is_found_in_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RULES, "tanh.default", RULES["cos.default"])
-    with pytest.warns(UserWarning), pytest.raises(ConfigurationError, match="the program is not the model"):
+    with (
+        pytest.warns(UserWarning, match="a slice"),
+        pytest.raises(ConfigurationError, match="the program is not the model"),
+    ):
         tasks.capture(WRONG["one other way"][0](), check="slice")
 
 

@@ -187,11 +187,8 @@ class _Emitter:
             self.entries |= updated.state
             self.initial |= updated.initial
             after: dict[str, Ref | None] = {MODEL + n: ref for n, ref in self.refs.items() if ref != before[n]}
-            draws, weights = (
-                tuple(self.b.draws[drawn:]),
-                {n for n, p in task.model.named_parameters() if p.requires_grad},
-            )
-            written = {name: ref for name, ref in step.buffers.items() if name in weights}
+            weights, draws = dict(task.model.named_parameters()), tuple(self.b.draws[drawn:])
+            written = {n: ref for n, ref in step.buffers.items() if n in weights and weights[n].requires_grad}
             self.phases.append(
                 PhaseResults(loss=step.loss, gradients=gradients, written=written, after=after, draws=draws)
             )

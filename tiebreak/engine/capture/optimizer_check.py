@@ -32,7 +32,7 @@ def wrong_update(task: Task, found: Sequence[StepOutcome], device: torch.device)
     """
     prefixes = (MODEL,) if getattr(task.optimizer, "prefix", "") else (MODEL, AVERAGE)  # it moves on after all phases
     trained = [name for name, p in task.model.named_parameters() if p.requires_grad]
-    starts = [ours.before | {MODEL + n: ours.buffers[n] for n in trained if n in ours.buffers} for ours in found]
+    starts = [{**ours.before, **{MODEL + n: ours.buffers[n] for n in trained if n in ours.buffers}} for ours in found]
     far: dict[tuple[int, str], tuple[float, ...]] = {}
     rates, runs = task.learning_rates()[: len(found)].double().tolist(), []
     for dtype in (torch.float64, torch.float32):

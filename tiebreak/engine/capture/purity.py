@@ -283,10 +283,6 @@ class Rehearsal:
         own, copy = self.beginning(name, self.given[name].detach()), self.copies[name]
         return isinstance(copy, FakeTensor) or torch.equal(own, copy.to(own.device))
 
-    def frozen(self) -> list[str]:
-        """The names of the parameters that have no gradient."""
-        return [n for n, t in self._state.items() if isinstance(t, nn.Parameter) and not t.requires_grad]
-
     def results(self) -> list[Tensor]:
         """The loss, the new buffers and the gradients of the last run, if they have numbers."""
         gradients = [tensor.grad.to_dense() for tensor in self.copies.values() if tensor.grad is not None]
@@ -390,15 +386,13 @@ def examine(
         )  # fmt: skip
     _refuse_strangers(rehearse, reach)
     if drawn != drawn_again or not _alike(first, second):
-        _refuse_flags(
-            rehearse, [n for n, flag in (rehearse.flags or {}).items() if flag != rehearse.given[n].requires_grad]
-        )
+        _refuse_flags(rehearse, alike=False)
         raise ConfigurationError(
             "the step cannot be captured: in plain PyTorch its first run has other results or draws than its second "
             "one, on the same tensors. A program does the same in every step; call the model once on a batch before "
             "(and load its initial weights again), or make what is done once a part of __init__"
         )
-    _refuse_flags(rehearse, [n for n in rehearse.frozen() if rehearse.copies[n].grad is not None])
+    _refuse_flags(rehearse, alike=True)
     assigned = frozenset(rehearse.step.assigned) | {name for name, _ in [watch.found.get("weight", ("", ""))] if name}
     if scheduled and reach.schedules:
         torch.manual_seed(SEED)
@@ -413,14 +407,16 @@ def examine(
     return assigned
 
 
-def _refuse_flags(rehearse: Rehearsal, names: Sequence[str]) -> None:
-    """Refuses a step that sets `requires_grad` of these parameters, on which the program's gradients depend."""
-    for name in names:
-        advice = "set it back at the end of the loss" if rehearse.given[name].requires_grad else "set it before capture"
-        raise ConfigurationError(
-            "expected a step that trains what requires a gradient at capture, got one that sets `requires_grad` of "
-            f"{name.removeprefix('model.')} to {not rehearse.given[name].requires_grad}; {advice}"
-        )
+def _refuse_flags(rehearse: Rehearsal, *, alike: bool) -> None:
+    """Refuses a step whose gradients depend on `requires_grad` as it sets it. alike: both runs have the same."""
+    for name, now in (rehearse.flags or {}).items():
+        before = rehearse.given[name].requires_grad
+        if (now != before and not alike) or (rehearse.copies[name].grad is not None and not before):
+            advice = "set it back at the end of the loss" if before else "set it before capture"
+            raise ConfigurationError(
+                "expected a step that trains what requires a gradient at capture, got one that sets `requires_grad` of "
+                f"{name.removeprefix('model.')} to {not before}; {advice}"
+            )
 
 
 def _alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:

@@ -76,11 +76,11 @@ class _Through(torch.autograd.Function):
     """The value of a parameter, whose gradient is the parameter's."""
 
     @staticmethod
-    def forward(_: Any, value: Tensor, parameter: Tensor) -> Tensor:  # type: ignore[override] # noqa: ARG004
+    def forward(_: Any, value: Tensor, parameter: Tensor) -> Tensor:  # noqa: ARG004
         return value.view_as(value)
 
     @staticmethod
-    def backward(_: Any, gradient: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+    def backward(_: Any, gradient: Tensor) -> tuple[None, Tensor]:
         return None, gradient
 
 
@@ -98,7 +98,7 @@ def _renorm(index: Tensor, weight: Tensor, greatest: float, degree: float = 2.0)
     weight.copy_(weight * factors[:, None])
 
 
-class Weights:
+class FollowedWeights:
     """Trained parameters of one trace, which the step writes to or whose `requires_grad` it sets.
 
     The model holds their values, which have no gradient. What it computes of these has that of the parameter. Both are
@@ -109,12 +109,12 @@ class Weights:
         self._own = {id(value): (name, value, parameters[name]) for name, value in values.items()}
         self._now: dict[str, tuple[int, Tensor]] = {}
         self.off = set[str]()
-        """Those whose gradient is switched off."""
+        """The names of those whose gradient is switched off."""
 
     def call(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """A call of torch, to be made in the place of another."""
         if func in (F.embedding, F.embedding_bag) and kwargs.get("max_norm") is not None:  # torch gives it by name
-            _renorm(*args, kwargs["max_norm"], kwargs["norm_type"])
+            _renorm(args[0], args[1], kwargs["max_norm"], kwargs["norm_type"])
             kwargs = {**kwargs, "max_norm": None}
         own = self._own.get(id(args[0])) if args else None
         if own is not None and func in (Tensor.requires_grad_, _FLAG.__set__):

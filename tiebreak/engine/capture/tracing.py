@@ -144,7 +144,7 @@ class _Lines(TorchFunctionMode):
     step asks.
     """
 
-    def __init__(self, *, counters: bool, answers: Answers | None, weights: substitutes.Weights) -> None:
+    def __init__(self, *, counters: bool, answers: Answers | None, weights: substitutes.FollowedWeights) -> None:
         super().__init__()
         self._counters, self._answers, self._weights = counters, answers, weights
         self._packed = substitutes.PackedSequences()
@@ -328,7 +328,7 @@ def _traced(
 
     names = [*parameters, *buffers]
     wrapped, draws = _Step(model, loss, buffers.keys() & assigned), Draws()
-    held, weights = (*parameters.values(), *buffers.values(), *values.values()), substitutes.Weights({}, {})
+    held, weights = (*parameters.values(), *buffers.values(), *values.values()), substitutes.FollowedWeights({}, {})
 
     def step(*flat: Tensor) -> tuple[Tensor]:
         nonlocal weights
@@ -338,7 +338,7 @@ def _traced(
             answers.restart()
         given = dict(zip((*parameters, *buffers), flat, strict=False))
         own = dict(zip(values, flat[len(names) :], strict=False))
-        weights = substitutes.Weights(own, given)
+        weights = substitutes.FollowedWeights(own, given)
         inputs.enter_context(exchanged(wrapped, {f"model.{name}": t for name, t in {**given, **own}.items()}))
         with _Lines(counters=counters, answers=answers, weights=weights):
             return (wrapped(*flat[len(held) :]),)

@@ -33,7 +33,7 @@ from tiebreak.engine.capture.purity import shared_memory
 from tiebreak.engine.capture.step import Constants, lowered
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.capture.tracing import annotate, trace_function
-from tiebreak.engine.capture.user_code import user_line
+from tiebreak.engine.capture.user_code import as_tensors, user_line
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.optimizers.translate import TorchOptimizers, parameter_names, parts
@@ -48,7 +48,7 @@ PATIENCE_S: Final = 10.0
 FORMS: Final = 4
 """The greatest number of forms."""
 _LIMITS: Final = {"maximum": "clamp_min", "minimum": "clamp_max"}
-"""What torch calls an operator whose second operand is a number."""
+"""Names of operators in torch if the second operand is a number."""
 _PARAMETER, _GRADIENT = "parameter ", "gradient "
 """Prefixes of the names of inputs that are no state."""
 _SHARED: Final = (
@@ -382,7 +382,9 @@ def _step(
     except ConfigurationError:
         raise
     except Exception as error:  # whatever the user's code raises
-        raise recorder.refusal(f"fails on tensors without values, and without a closure: {error}") from error
+        raise recorder.refusal(
+            f"fails on tensors without values, and without a closure: {as_tensors(str(error))}"
+        ) from error
     outputs = {_PARAMETER + n: s for n, s in symbols.items()} | _held(optimizers, names)
     owners = dict[int, str]()
     for name, symbol in outputs.items():

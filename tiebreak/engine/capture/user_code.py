@@ -1,6 +1,7 @@
 """Finds the place in the user's code where something happens: a file and line, and the module of the model."""
 
 import linecache
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -119,6 +120,7 @@ _IN_CODE: Final = (
     ),
     ("observer_enabled", 'it asks its switches: use fused observers, as get_default_qat_qconfig("x86") does'),
     ("causal_comparison", "say whether the mask is causal, by `is_causal=True` or `is_causal=False`"),
+    ("validate_args", "leave validate_args=True out"),
     ("pack_padded_sequence", "give it the lengths as a tensor, without `.tolist()`"),
     ("math.", "take torch's function (`torch.sqrt`) of the tensor instead of the number's (`math.sqrt`)"),
     ("assert", "an assertion asks for them: leave it out, or start Python with -O"),
@@ -135,7 +137,6 @@ _BACKWARD: Final = (
 _ADVICE: Final = (
     (("DataDependent", "DynamicOutputShape", "data-dependent"), _VALUES),
     (("numpy",), "a program holds torch's operators only; compute this with tensors, or give it as data"),
-    (("requires_grad flags",), "freeze parameters before capture, and use `.detach()` where no gradient is to flow"),
     (("SyntaxError",), "draw integers by `torch.randint(low, high, shape)` instead of `random_(low, high)`"),
     (("deepcopy protocol",), "copy the model before the training, or call it by torch.func.functional_call"),
     (("mirrored meta", "does not require grad"), _BACKWARD),
@@ -160,12 +161,19 @@ _ELSE: Final = (
 )
 
 
+def as_tensors(text: str) -> str:
+    """A message of torch that says Tensor for the kinds of tensors that capture puts in the place of the user's."""
+    return re.sub(r"\b(FunctionalTensor|FakeTensor|_Symbol|_Through)\b", "Tensor", text)
+
+
 def refusal(error: Exception, model: nn.Module, what: str, otherwise: str = _ELSE) -> ConfigurationError:
     """An error of torch or of the user's code, in one message with its place."""
     kind, text = type(error).__name__, " ".join(str(error).split())
     advice = next((advice for words, advice in _ADVICE if any(w in f"{kind} {text}" for w in words)), otherwise)
     place, code = place_of(error, model)
-    said = "" if advice in (_VALUES, _BACKWARD) else f": {kind}: {text[:300]}"  # names that tell nobody anything
+    said = (
+        "" if advice in (_VALUES, _BACKWARD) else f": {kind}: {as_tensors(text)[:300]}"
+    )  # names that tell nobody anything
     if advice is _VALUES:
         asked = next(iter(getattr(error, "__notes__", ())), "")
         drawn = asked in ("item", "__bool__") and ("rand(" in code[0] or "rand(" in code[1])

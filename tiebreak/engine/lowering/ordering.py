@@ -130,7 +130,7 @@ def searchsorted(
         strides = (0,) * len(c.shape) if table.rank == 1 else (*table.strides[:-1], 0)
         return b.gather(table, index, table.strides[-1], n, strides)
 
-    for _ in range(n.bit_length() if 0 not in c.shape else 0):
+    for _round in range(n.bit_length() if 0 not in c.shape else 0):
         middle = b.map(MapFunction.FLOORDIV, b.add(low, high), b.i64(2))
         at = b.map(MapFunction.MIN, middle, b.i64(n - 1))
         there = read(sequence, at if sorter is None else read(sorter, at))
