@@ -29,7 +29,9 @@ Complex numbers (complex64) may stand between the operators of a step, as pairs 
 parameters, buffers nor data. Of these operators they have those that act on both parts alike, and products, quotients,
 powers with real exponents, roots, `==`, `abs`, `angle`, `exp`, `log`, `polar`, `conj`, `view_as_complex`,
 `view_as_real`, and products of matrices. `torch.fft` of a fixed length (all its norms, over one dim or several), `stft`
-and `istft` are products with a table of cosines.
+and `istft` are products with a table of cosines. On the negative real axis, `angle`, `log`, roots and powers take the
+side that the sign of a zero tells, as PyTorch does (+0 for zeros of sums and transforms). Of `-x` PyTorch has either
+sign, so they refuse it, and take `-1 * x`.
 """
 
 

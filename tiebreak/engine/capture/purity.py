@@ -276,7 +276,7 @@ class Rehearsal:
         return self.step.assigned.keys() | {n.removeprefix("model.") for n in self.given if self.is_written(n)}
 
     def is_written(self, name: str) -> bool:
-        """Whether the step, or the optimizer after it, writes to a tensor in place."""
+        """Tells if the step, or the optimizer after it, writes to a tensor in place."""
         return self.given[name].requires_grad or bool(self.copies[name]._version) or not self._is_same(name)
 
     def _is_same(self, name: str) -> bool:

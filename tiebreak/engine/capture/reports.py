@@ -54,7 +54,7 @@ _ANSWERS: Final[tuple[Callable[[Random, bool], bool], ...]] = (
     *(lambda random, answer: answer ^ (random.random() < 0.5),) * 6,
     *(lambda random, answer: answer ^ (random.random() < 0.2),) * 4,
 )
-"""What a run makes of answers; the first, in runs of the first kind."""
+"""Functions of answers; runs of the first kind have the first one."""
 _CHANGES: Final[tuple[Callable[["_Trial", Any], Any], ...]] = (
     lambda _, number: 3 * number + 17,
     lambda _, number: -3 * number - 17,
@@ -65,7 +65,7 @@ _CHANGES: Final[tuple[Callable[["_Trial", Any], Any], ...]] = (
     *(lambda trial, number: abs(_drawn(trial.random, number)),) * 4,  # some functions take no negative numbers
     *(lambda trial, number: trial.random.choice((-1, 1)) * _drawn(trial.random, number),) * 3,
 )
-"""What a run makes of numbers; the first, in runs of the first two kinds."""
+"""Functions of numbers; runs of the first two kinds have the first one."""
 
 
 def _near(number: Any) -> Any:
@@ -128,8 +128,8 @@ class Answers(TorchFunctionMode):
 class _Trial(TorchFunctionMode):
     """Gives other answers at some places.
 
-    flipped: the questions of yes or no that are answered the other way. answer, change: the places of what is made of
-    the other answers and of numbers.
+    flipped: the questions of yes or no that are answered the other way. answer, change: the places of the functions of
+    answers and of numbers.
     """
 
     def __init__(self, places: set[str], flipped: Set[str] = frozenset(), answer: int = 0, change: int = 0) -> None:
@@ -139,7 +139,7 @@ class _Trial(TorchFunctionMode):
         self.questions: dict[str, None] = {}
         """The questions of yes or no that were asked, in order."""
         self.given, self.unfollowed = 0, False
-        """How many numbers and lengths were given, and whether one went where nobody can follow it."""
+        """The count of numbers and lengths given so far, and whether one went where nobody can follow it."""
         self._kinds = {kind: _tracked(kind, self._choice, self._other, self._refuse) for kind in (int, float)}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

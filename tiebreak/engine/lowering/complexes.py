@@ -9,7 +9,7 @@ asks for it (`has_cut`), real operands count as x + 0i, and y is added as (1 + 0
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial, reduce
 from math import prod, sqrt
 from typing import Any, Final
@@ -49,7 +49,7 @@ class Complex:
 
     real: Ref
     imag: Ref
-    open: bool = False
+    open: bool = field(default=False, kw_only=True)
     """Whether the sign of its zeros is not that of PyTorch, which gives both."""
 
 
@@ -256,8 +256,8 @@ def transform_real(c: Context, x: Ref, dims: Sequence[int], norm: int, onesided:
     n = x.shape[last]
     found = _along(c, c.ref(x, DType.F32), last, n, n // 2 + 1 if onesided or (c.cuts and n > 2) else n, -1)
     if c.cuts and not onesided and n > 2:  # PyTorch's second half is the conjugate of the first
-        other = Complex(*(part.slice(last, 1, (n + 1) // 2).flip(last) for part in (found.real, c.b.neg(found.imag))))
-        found = Complex(*(c.b.cat(list(parts), last) for parts in ((found.real, other.real), (found.imag, other.imag))))
+        real, imag = (part.slice(last, 1, (n + 1) // 2).flip(last) for part in (found.real, c.b.neg(found.imag)))
+        found = Complex(c.b.cat([found.real, real], last), c.b.cat([found.imag, imag], last))
     sizes = [x.shape[d] for d in dims]
     return _scaled(c, transform(c, found, rest, 0, True) if rest else found, norm, prod(sizes))
 
