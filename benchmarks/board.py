@@ -1,6 +1,6 @@
 """The gas of the job board's own transactions: each is sent once, on the embedded chain, by parties with credit there.
 
-`benchmarks.dispute` and `benchmarks.million_steps` measure the moves of a game.
+`benchmarks.dispute` measures the moves of a game.
 """
 
 from collections.abc import Callable
