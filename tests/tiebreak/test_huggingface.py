@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import importlib_metadata
+import peft
 import pytest
 import torch
 from datasets import IterableDataset
@@ -35,6 +36,7 @@ from tiebreak.api import huggingface
 from tiebreak.api.certification.certificates import verify
 from tiebreak.api.certification.certifying import certify
 from tiebreak.api.huggingface import hf_training
+from tiebreak.api.training.tasks import adapter_names
 from tiebreak.engine.run.directory import RunDirectory
 
 
@@ -396,6 +398,21 @@ def test_a_checkpoint_of_the_run_is_where_it_goes_on(tmp_path: Path) -> None:
     for start in (True, str(tmp_path / "checkpoint-1"), False, None):
         again = tiebreak.hf.train(plain(tmp_path, **settings), start)
         assert (again.global_step, again.training_loss) == (2, first.training_loss)
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        (peft.PromptTuningConfig, {"prompt_encoder.default.embedding.weight": "prompt_embeddings"}),
+        (peft.PrefixTuningConfig, {"prompt_encoder.default.embedding.weight": "prompt_embeddings"}),
+        (peft.PromptEncoderConfig, {}),
+    ],
+)
+def test_virtual_tokens_are_tensors_of_the_adapters_file(config: Any, names: dict[str, str]) -> None:
+    """Those of P-tuning are what a network gives, so no tensor of the run is what PEFT saves."""
+    more = {"encoder_hidden_size": 16} if config is peft.PromptEncoderConfig else {}
+    made = peft.get_peft_model(llama(), config(task_type="CAUSAL_LM", num_virtual_tokens=4, **more))
+    assert adapter_names(made) == names
 
 
 def test_the_package_lists_the_module_and_loads_it_when_used() -> None:

@@ -165,7 +165,7 @@ class TiebreakTrainer(Trainer):
         terms: Terms | None = None, **others: Any,
     ) -> None:  # fmt: skip
         super().__init__(*args, **others)
-        self._parties = {"client": client, "key": trainer, "terms": terms}
+        self._parties: dict[str, Any] = {"client": client, "key": trainer, "terms": terms}
 
     @property
     def run(self) -> Run:
@@ -180,4 +180,4 @@ class TiebreakTrainer(Trainer):
 
         Call it on the model as it was at the first call: its weights are part of the job.
         """
-        return train(self, *args, **options, **self._parties)  # type: ignore[arg-type]
+        return train(self, *args, **options, **self._parties)  # type: ignore[misc]

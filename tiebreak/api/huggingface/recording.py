@@ -93,8 +93,8 @@ class _Loader:
             return
         self.epochs.append([])
         self._drawn.append([])
-        before, batches = draws(), iter(self._loader)
-        while (batch := next(batches, None)) is not None:
+        before = draws()
+        for batch in self._loader:
             after = draws()
             self._drawn[-1].append((before, before if after == before else after, self._depends(before, after)))
             if not isinstance(batch, Mapping):
@@ -107,12 +107,13 @@ class _Loader:
 
     def _depends(self, before: Any, after: Any) -> bool:
         """Whether more was drawn than a seed for workers that do not exist."""
-        if after == before or self._drawn[-1] or getattr(self._loader, "num_workers", 1):
+        workers: int = getattr(self._loader, "num_workers", 1)
+        if after == before or len(self._drawn[-1]) > 0 or workers > 0:
             return bool(after != before)
         with same_draws():
             restore(before)
             torch.empty((), dtype=torch.int64).random_()
-            return draws() != after
+            return bool(draws() != after)
 
 
 @contextmanager
@@ -142,8 +143,8 @@ def same_draws() -> Iterator[None]:
 
 def draws() -> tuple[Any, ...]:
     """The state of the random numbers of torch, Python and NumPy; it compares by value."""
-    kind, keys, *rest = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), (kind, keys.tobytes(), *rest)  # type: ignore[union-attr]
+    kind, keys, *rest = cast("Any", np.random.get_state())
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), (kind, keys.tobytes(), *rest)
 
 
 def restore(state: tuple[Any, ...]) -> None:
