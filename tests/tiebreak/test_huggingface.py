@@ -16,8 +16,14 @@ import importlib_metadata
 import peft
 import pytest
 import torch
+<<<<<<< HEAD
 from datasets import IterableDataset
 from torch import Tensor
+=======
+from datasets import Dataset, IterableDataset
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+>>>>>>> data
 from transformers import (
     EarlyStoppingCallback,
     Trainer,
@@ -315,6 +321,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a schedule that reads": (
         {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "eval_dataset": encoded(4)},
         "'reduce_lr_on_plateau': it reads",
+    ),
+    "loaders": (
+        {"train_dataset": DataLoader(encoded(4)), "eval_dataset": DataLoader(encoded(4))},
+        r"(?s)\* a DataLoader as train_dataset: give `loader.dataset`.*\* a DataLoader as eval_dataset",
     ),
     "hooks on gradients": ({"callbacks": [Clips()]}, r"Clips.on_pre_optimizer_step: there are no gradients"),
     "a callback that writes": (

@@ -33,7 +33,7 @@ from tests.parts import slow_except
 from tiebreak.protocol.errors import ConfigurationError
 
 N, SIZE = 20, 4
-ROWS = [{"x": torch.full((3,), float(i)), "y": i} for i in range(N)]
+ROWS: list[dict[str, Any]] = [{"x": torch.full((3,), float(i)), "y": i} for i in range(N)]
 X, Y = torch.stack([row["x"] for row in ROWS]), torch.arange(N)
 
 
@@ -59,20 +59,19 @@ def columns() -> datasets.Dataset:
 def steps_of(data: Any, **settings: Any) -> tuple[list[Tensor], list[Tensor]]:
     """The arrays x and y of each step's batch of a job, which a model without a use for them keeps."""
     model = nn.Linear(3, 1)
-    size = data.batch_size or data.batch_sampler.batch_size if isinstance(data, DataLoader) else settings["batch"]
+    size = data.batch_size or data.batch_sampler.batch_size
     model.register_buffer("x", torch.zeros(size, 3))
     model.register_buffer("y", torch.zeros(size, dtype=torch.long))
 
-    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    def loss(model: Any, x: Tensor, y: Tensor) -> Any:
         model.x.copy_(x)
         model.y.copy_(y)
         return model(x.float()).sum() * 1e-3
 
-    def by_position(model: nn.Module, *batch: Tensor) -> Tensor:
+    def by_position(model: Any, *batch: Tensor) -> Any:
         return loss(model, *batch)
 
-    dataset = data.dataset if isinstance(data, DataLoader) else data
-    chosen = by_position if isinstance(dataset, TensorDataset) else loss
+    chosen = by_position if isinstance(data.dataset, TensorDataset) else loss
     options = {"optimizer": tiebreak.SGD(lr=1e-9), "steps": 11, **settings}
     trainer = tiebreak.reproducible(model, chosen, data=data, **options)
     states = [trainer.state_dict() for _ in trainer]
@@ -127,18 +126,18 @@ IN_ORDER: dict[str, Callable[[], DataLoader[Any]]] = {
     "tensors": lambda: DataLoader(TENSORS, SIZE),
     "a dataset": lambda: DataLoader(Rows(), SIZE),
     "a list": lambda: DataLoader(ROWS, SIZE),  # type: ignore[arg-type]
-    "columns": lambda: DataLoader(columns().with_format("torch", columns=["x", "y"]), SIZE),  # type: ignore[arg-type]
-    "a transform": lambda: DataLoader(columns().with_transform(doubled), SIZE),  # type: ignore[arg-type]
+    "columns": lambda: DataLoader(columns().with_format("torch", columns=["x", "y"]), SIZE),
+    "a transform": lambda: DataLoader(columns().with_transform(doubled), SIZE),
     "a dtype": lambda: DataLoader(
-        columns().with_format("torch", columns=["x", "y"], dtype=torch.int64),  # type: ignore[arg-type]
+        columns().with_format("torch", columns=["x", "y"], dtype=torch.int64),
         SIZE,
     ),
     "drop_last": lambda: DataLoader(Rows(rows=18), SIZE, drop_last=True),
     "a list as sampler": lambda: DataLoader(Rows(), SIZE, sampler=[5, 3, 3, 9, 2, 11, 19, 0]),
     "a range as sampler": lambda: DataLoader(TENSORS, SIZE, sampler=range(12)),
-    "a tensor as sampler": lambda: DataLoader(Rows(), SIZE, sampler=torch.arange(11, -1, -1)),  # type: ignore[arg-type]
+    "a tensor as sampler": lambda: DataLoader(Rows(), SIZE, sampler=torch.arange(11, -1, -1)),
     "a sampler over columns": lambda: DataLoader(
-        columns().with_format("torch", columns=["x", "y"]),  # type: ignore[arg-type]
+        columns().with_format("torch", columns=["x", "y"]),
         SIZE,
         sampler=[*range(7, 15)],
     ),
@@ -180,7 +179,7 @@ SHUFFLED: dict[str, tuple[Callable[[], DataLoader[Any]], set[int], int]] = {
     "drop_last": (lambda: DataLoader(Rows(rows=18), SIZE, shuffle=True, drop_last=True), {*range(18)}, 16),
     "a subset": (lambda: DataLoader(Rows(), SIZE, sampler=SubsetRandomSampler(range(8, 16))), {*range(8, 16)}, 8),
     "columns": (
-        lambda: DataLoader(columns().with_format("torch"), SIZE, sampler=SubsetRandomSampler([*range(8)])),  # type: ignore[arg-type]
+        lambda: DataLoader(columns().with_format("torch"), SIZE, sampler=SubsetRandomSampler([*range(8)])),
         {*range(8)}, 8,
     ),
     "a batch_sampler": (
