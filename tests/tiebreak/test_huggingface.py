@@ -16,14 +16,9 @@ import importlib_metadata
 import peft
 import pytest
 import torch
-<<<<<<< HEAD
-from datasets import IterableDataset
-from torch import Tensor
-=======
 from datasets import Dataset, IterableDataset
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
->>>>>>> data
 from transformers import (
     EarlyStoppingCallback,
     Trainer,
