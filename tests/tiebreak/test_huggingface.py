@@ -16,8 +16,8 @@ import importlib_metadata
 import peft
 import pytest
 import torch
-from datasets import Dataset, IterableDataset
-from torch import Tensor, nn
+from datasets import IterableDataset
+from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import (
     EarlyStoppingCallback,
