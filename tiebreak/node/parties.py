@@ -46,7 +46,7 @@ class Shelf:
         self.seconds: dict[Digest, float] = {}
         """The seconds that a step takes on this machine, by each job whose program was tried (`work.Try`)."""
         self.starts: dict[Digest, float] = {}
-        """The seconds of such a trial without a step: what a process takes to start on the job."""
+        """The seconds of such a trial without a step."""
 
     def folder(self, job_id: Digest) -> Path:
         return self._folder / job_id.hex()

@@ -141,7 +141,7 @@ def as_written(model: nn.Module) -> Iterator[None]:
     checkpoint: Any = torch.utils.checkpoint
     without = "_checkpoint_without_reentrant_generator"
     without += "_impl" * hasattr(checkpoint, f"{without}_impl")  # torch 2.14: with the settings by name
-    before = getattr(checkpoint, without), checkpoint.CheckpointFunction
+    before = {name: getattr(checkpoint, name) for name in (without, "CheckpointFunction")}
 
     def once(_: Any, *given: Any, **named: Any) -> Iterator[None]:
         preserve = named["preserve_rng_state"] if "preserve_rng_state" in named else given[0]
@@ -171,13 +171,11 @@ def as_written(model: nn.Module) -> Iterator[None]:
             with torch.set_grad_enabled(follows and torch.is_grad_enabled()), contextmanager(once)(function, preserve):
                 return function(*args)
 
-    setattr(checkpoint, without, once)
-    checkpoint.CheckpointFunction = Saved
+    vars(checkpoint).update({without: once, "CheckpointFunction": Saved})
     try:
         yield
     finally:
-        setattr(checkpoint, without, before[0])
-        checkpoint.CheckpointFunction = before[1]
+        vars(checkpoint).update(before)
 
 
 def _keeper(value: Any, depth: int = 4) -> Callable[[], None]:
