@@ -39,9 +39,9 @@ def places(monkeypatch: pytest.MonkeyPatch) -> Places:
     found: Places = []
     real = captured.examine
 
-    def examine(model: Any, losses: Any, batch: Any, device: torch.device | None = CPU) -> frozenset[str]:
+    def examine(model: Any, losses: Any, batch: Any, device: torch.device | None = CPU, **more: Any) -> frozenset[str]:
         found.append(device)
-        return real(model, losses, batch, device)
+        return real(model, losses, batch, device, **more)
 
     monkeypatch.setattr(captured, "examine", examine)
     return found

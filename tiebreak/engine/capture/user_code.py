@@ -171,9 +171,8 @@ def refusal(error: Exception, model: nn.Module, what: str, otherwise: str = _ELS
     kind, text = type(error).__name__, " ".join(str(error).split())
     advice = next((advice for words, advice in _ADVICE if any(w in f"{kind} {text}" for w in words)), otherwise)
     place, code = place_of(error, model)
-    said = (
-        "" if advice in (_VALUES, _BACKWARD) else f": {kind}: {as_tensors(text)[:300]}"
-    )  # names that tell nobody anything
+    is_said = advice not in (_VALUES, _BACKWARD)  # whose errors have names that tell nobody anything
+    said = f": {kind}: {as_tensors(text)[:300]}" if is_said else ""
     if advice is _VALUES:
         asked = next(iter(getattr(error, "__notes__", ())), "")
         drawn = asked in ("item", "__bool__") and ("rand(" in code[0] or "rand(" in code[1])
