@@ -472,7 +472,7 @@ def _refuse_assigned_memory(rehearse: Rehearsal) -> None:
     """Refuses a buffer that is assigned another tensor's memory, if one is written in place: PyTorch changes both."""
     now = {name: rehearse.step.assigned.get(name.removeprefix("model."), t) for name, t in rehearse.copies.items()}
     named = [(name, t) for name, t in now.items() if name[:5] != "batch" and not isinstance(t, FakeTensor)]
-    for names in shared_memory(named):
+    for names in shared_memory(named) if rehearse.step.assigned else ():
         if any(map(rehearse.is_written, names)):
             raise ConfigurationError(
                 "expected tensors with memory of their own after a step, got {} and {} in the same memory, so changing "
@@ -522,7 +522,8 @@ def _refuse_shared_memory(model: nn.Module, changed: Set[str]) -> None:
 def shared_memory(named: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, str]]:
     """The names of two tensors in the same memory; of one, twice, whose own elements are."""
     end, last = 0, ""  # of the tensor that reaches furthest
-    for start, name, tensor in sorted((t.data_ptr(), name, t) for name, t in named if t.numel()):
+    begun = ((_storage(t) + t.storage_offset() * t.element_size(), name, t) for name, t in named if t.numel())
+    for start, name, tensor in sorted(begun):
         if start < end or _extent(tensor) < tensor.nbytes:
             yield (last if start < end else name), name
         end, last = max((end, last), (start + _extent(tensor), name))
