@@ -22,7 +22,7 @@ from tests.golden.train import inputs, make_run, train
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import free_memory
 from tiebreak.engine.capture.captured import capture_task
-from tiebreak.engine.capture.purity import untouched
+from tiebreak.engine.capture.user_step import untouched
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.graphs import Reads

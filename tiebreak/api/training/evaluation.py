@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tiebreak.engine.capture.captured import MODEL
-from tiebreak.engine.capture.purity import untouched
 from tiebreak.engine.capture.task import Task
+from tiebreak.engine.capture.user_step import untouched
 from tiebreak.protocol.arguments import shown
 from tiebreak.protocol.errors import ConfigurationError
 

@@ -7,10 +7,11 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from tiebreak.engine.capture.purity import CPU, examine, same_tensors, untouched
+from tiebreak.engine.capture.purity import CPU, examine
 from tiebreak.engine.capture.step import Constants, capture
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
 from tiebreak.engine.capture.updates import RecordedSteps, recorded, torch_update
+from tiebreak.engine.capture.user_step import same_tensors, untouched
 from tiebreak.engine.data.narrow import NARROW, fills_words, stored, words_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS
