@@ -560,7 +560,7 @@ KEPT_COPY: dict[str, Callable[[Any, Tensor], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", slow_except(KEPT_MEMORY, "weight", "buffer"))
+@pytest.mark.parametrize("name", slow_except(KEPT_MEMORY, "weight"))
 def test_a_buffer_that_is_assigned_anothers_memory_is_refused_by_both_names(name: str) -> None:
     keep, names = KEPT_MEMORY[name]
     with pytest.raises(ConfigurationError, match=names):

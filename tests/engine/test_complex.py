@@ -200,7 +200,7 @@ class OnTheAxis(nn.Module):
         return (found * factors).sum() * x.mean()
 
 
-@pytest.mark.parametrize("cut", slow_except(CUTS, "angle", "sqrt"))
+@pytest.mark.parametrize("cut", slow_except(CUTS, "sqrt"))
 @pytest.mark.parametrize("before", slow_except(BEFORE, "alone", "conjugate rfft"))
 def test_cuts_take_the_side_of_a_zeros_sign_as_pytorch_does(before: str, cut: str) -> None:
     model = OnTheAxis(lambda z: CUTS[cut](BEFORE[before](z)))
@@ -222,6 +222,7 @@ def test_the_cut_of_what_has_either_sign_in_pytorch_is_refused(cut: str) -> None
     assert capture_task(make_task(OnTheAxis(lambda z: torch.view_as_real((-z) ** 2)), {"x": torch.ones(2)})).program
 
 
+@pytest.mark.slow
 def test_a_root_of_a_conjugate_transform_of_real_data_is_checked() -> None:
     """Where its sum is negative, the first number of a transform lies on the axis."""
     torch.manual_seed(0)

@@ -320,7 +320,7 @@ REPORTS: dict[str, Callable[[list[float], Tensor, Tensor], Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("report", slow_except(REPORTS, "a mean", "finite"))
+@pytest.mark.parametrize("report", slow_except(REPORTS, "a mean"))
 def test_a_report_is_taken(report: str) -> None:
     assert captured(reporting(REPORTS[report])).check == "full"
 
@@ -329,6 +329,7 @@ def sixty(v: list[float], out: Tensor, y: Tensor) -> list[bool]:
     return [one > k for one in v for k in range(30)]
 
 
+@pytest.mark.slow
 def test_many_questions_of_a_report_are_taken_and_too_many_refused() -> None:
     assert captured(reporting(sixty)).check == "full"
     with pytest.raises(ConfigurationError, match="it needs the values of tensors"):

@@ -674,7 +674,7 @@ def test_an_optimizer_that_shares_memory_is_refused_by_both_names(name: str) -> 
         capture_task(task_of(LIVE, Own(LIVE, update)))
 
 
-@pytest.mark.parametrize("name", slow_except(LAWFUL, "swap"))
+@pytest.mark.parametrize("name", slow_except(LAWFUL))
 def test_an_optimizer_whose_tensors_have_memory_of_their_own_is_pytorchs(name: str) -> None:
     model, update = seeded(), LAWFUL[name]
     captured = checked(task_of(model, Own(model, update)))
