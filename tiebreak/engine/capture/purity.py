@@ -377,7 +377,7 @@ def _refuse_shared_memory(model: nn.Module, changed: Set[str]) -> None:
 def shared_memory(named: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, str]]:
     """The names of two tensors in the same memory; of one, twice, whose own elements are."""
     end, last = 0, ""  # of the tensor that reaches furthest
-    begun = ((_storage(t) + t.storage_offset() * t.element_size(), name, t) for name, t in named if t.numel())
+    begun = ((_storage(t) + int(t.storage_offset()) * t.element_size(), name, t) for name, t in named if t.numel())
     for start, name, tensor in sorted(begun):
         if start < end or _extent(tensor) < tensor.nbytes:
             yield (last if start < end else name), name
