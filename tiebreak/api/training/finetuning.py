@@ -87,16 +87,16 @@ def finetune(
 def model_card(settings: FineTuning, run: Run, data: list[str]) -> str:
     """The beginning of the adapter's model card, in Markdown. data: sentences on the data."""
     base, alpha = settings.model.resolve().name, settings.alpha or 2 * settings.lora
-    warmup = "3%" if settings.warmup is None else settings.warmup
+    warmup = "3% of the" if settings.warmup is None else settings.warmup
     return "\n".join([
         f"---\nbase_model: {base}\nlibrary_name: peft\n---\n# LoRA adapters of {base}\n",
         f"Rank {settings.lora}, alpha {alpha} and dropout {settings.dropout:g} on {settings.targets}, trained in",
         f"{run.steps:,} steps of {settings.batch} x {settings.accumulation} windows of {settings.length:,} tokens of",
         f"`{settings.data.name}` (SHA-256 `{digest(settings.data)}`) at a rate of {settings.rate:g}",
-        f"({settings.schedule}, {warmup} steps of warm-up), with seed {settings.seed}. The last loss was "
+        f"({settings.schedule}, after {warmup} steps of warm-up), with seed {settings.seed}. The last loss was "
         f"{run.losses[-1]:.4f}.\n", *(f"- {line}" for line in data),
         *(f"- {LOSS} after step {step}: {loss:.4f}" for step, loss in evaluations(run).items()), "",
-        _EXAMPLE.replace("BASE", base),
+        _EXAMPLE.replace("BASE", base), "",
     ])  # fmt: skip
 
 
