@@ -87,9 +87,10 @@ def test_a_job_that_was_not_checked_says_so(parties: Parties, tmp_path: Path, co
         load_bundle(unchecked)
 
 
-def test_a_model_without_equal_layers_has_no_slice(task: Path, tmp_path: Path, command: Commands) -> None:
-    message = command("capture", task, "--check", "slice", "--output", tmp_path / "out", code=1)
-    assert "of at least 5 equal layers in a row" in message
+def test_a_model_without_equal_layers_is_checked_whole(task: Path, tmp_path: Path, command: Commands) -> None:
+    with pytest.warns(UserWarning, match="of at least 5 equal layers in a row"):
+        command("capture", task, "--check", "slice", "--output", tmp_path / "out")
+    assert load_bundle(tmp_path / "out").check == "full"
 
 
 def test_an_output_that_is_there_is_refused_before_any_work(task: Path, tmp_path: Path, command: Commands) -> None:

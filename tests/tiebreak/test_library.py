@@ -301,7 +301,7 @@ def offered(parties: Parties, tmp_path: Path) -> Path:
 
 def test_an_offer_travels_and_is_accepted(parties: Parties, offered: Path, shelf: Shelf, tmp_path: Path) -> None:
     offer = offers.open_offer(offered)
-    with pytest.raises(errors.EncodingError):
+    with pytest.raises(errors.ConfigurationError, match=r"which has no job\.bin"):
         RunDirectory.open(offered)
     take(offer, tmp_path / "trainers", shelf, published(offer, shelf, 0))
     run = offers.accept(tmp_path / "trainers", load_key(parties.path("trainer.pem")))

@@ -357,5 +357,5 @@ def test_without_the_extra_the_message_names_it(
     monkeypatch.setitem(sys.modules, "psutil", None)
     monkeypatch.delitem(sys.modules, "tiebreak.api.watching.sampling")
     train = ["train", watched, "--key", parties.path("trainer.pem"), "--monitor"]
-    assert "pip install 'tiebreak[monitor]'" in command.error(*train)
+    assert "pip install '.[monitor]'" in command.error(*train)
     monitor(watched, "--once")  # reading needs no extra
