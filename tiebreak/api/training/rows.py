@@ -7,7 +7,7 @@ instruction, output  Alpaca's: what the user asks, with `input` below it, and th
 text                 a text; not read in a row of another form
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -76,19 +76,21 @@ def _parsed(where: str, text: bytes) -> Any:
         raise ConfigurationError(f"{where}: expected JSON, got something else: {error}") from error
 
 
-def _of_arrow(path: Path) -> Iterable[Any]:
+def _of_arrow(path: Path) -> Iterator[Any]:
     from datasets import Dataset, load_from_disk  # noqa: PLC0415  # an extra, and slow
     from pyarrow import parquet  # noqa: PLC0415
 
-    if path.is_dir():
-        found = load_from_disk(str(path))
-        rows: Iterable[Any] = found if isinstance(found, Dataset) else found.get("train", ())
-        _require(rows != (), str(path), "a split named train, or the folder of a split", found)
-        return rows
     try:
-        return (row for batch in parquet.ParquetFile(path).iter_batches(1024) for row in batch.to_pylist())
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path}: expected Parquet, got: {error}") from error
+        if not path.is_dir():
+            for batch in parquet.ParquetFile(path).iter_batches(1024):
+                yield from batch.to_pylist()
+            return
+        found = load_from_disk(str(path))
+    except (OSError, ValueError, KeyError, TypeError) as error:  # of damaged files
+        raise ConfigurationError(f"{path}: expected Parquet, or a folder of `datasets`, got: {error}") from error
+    rows = found if isinstance(found, Dataset) else found.get("train")
+    _require(rows is not None, str(path), "a split named train, or the folder of a split", found)
+    yield from rows
 
 
 def _without_none(value: Any) -> Any:
