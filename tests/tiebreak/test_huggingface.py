@@ -111,7 +111,8 @@ def test_nothing_that_watches_changes_a_bit(tmp_path: Path, monkeypatch: pytest.
         for name in ("loss", "grad_norm", "learning_rate", "epoch", "eval_loss"):
             lines = [line.split() for line in (metrics / name).read_text().splitlines()]
             told = [(line["step"], line[name]) for line in watched.state.log_history if name in line]
-            assert [(int(step), float(value)) for _, value, step in lines] == told
+            written = [(int(step), float(value)) for _, value, step in lines]
+            assert sorted(written) == sorted(told)  # a thread of MLflow's writes them
         sys.modules["mlflow"].end_run()
     else:
         found = {"tensorboard": "watched/**/events.out.tfevents*", "wandb": "wandb/offline-run-*/*.wandb"}[kind]
