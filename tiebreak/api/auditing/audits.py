@@ -122,10 +122,8 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
         raise ConfigurationError(
             f"{trainer.path}: expected at least one signed head, got none; train with the key that signs them"
         )
-    interpreter, last = (
-        make_interpreter(trainer.program, machine, trainer.job),
-        trainer.job.last_step(head.head.count - 1),
-    )
+    interpreter = make_interpreter(trainer.program, machine, trainer.job)
+    last = trainer.job.last_step(head.head.count - 1)
     records = signed_records(trainer)[0] if trainer.job.is_logged else []
     replay = OwnReplay.begin(trainer, folder)
     resumed = min(last, replay.last_complete())

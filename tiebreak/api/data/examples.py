@@ -27,6 +27,7 @@ from torch.utils.data import (
 
 from tiebreak.api.data import hugging_face
 from tiebreak.engine.capture.purity import SEED
+from tiebreak.engine.capture.user_step import random_streams, set_random_streams
 from tiebreak.protocol.arguments import shown
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -131,12 +132,8 @@ def _are(found: Mapping[Any, Tensor], order: Sequence[int], again: Mapping[Any, 
     )
 
 
-_STREAMS: Final[Mapping[str, tuple[Callable[..., Any], ...]]] = {
-    "Python's (`random`)": (random.getstate, random.setstate, random.seed),
-    "NumPy's (`np.random`)": (np.random.get_state, np.random.set_state, np.random.seed),
-    "torch's": (torch.get_rng_state, torch.set_rng_state, torch.default_generator.manual_seed),
-}
-"""Functions that get, set and seed the global random streams."""
+_STREAMS: Final = ("torch's", "Python's (`random`)", "NumPy's (`np.random`)")
+"""The names of the states of `random_streams`."""
 
 
 def _drawing_nothing(read: Callable[[], Any]) -> Any:
@@ -144,24 +141,22 @@ def _drawing_nothing(read: Callable[[], Any]) -> Any:
 
     A reading that sets the seed by itself (by the example's number) ends in one state, wherever it began.
     """
-    before = {name: get() for name, (get, *_) in _STREAMS.items()}
+    before = random_streams()
     try:
-        found, after = read(), {name: get() for name, (get, *_) in _STREAMS.items()}
-        if drawn := [name for name in after if not _same_state(after[name], before[name])]:
-            for *_, seed in _STREAMS.values():
-                seed(SEED)
+        found, after = read(), random_streams()
+        drawn = [n for n, (x, y) in enumerate(zip(before, after, strict=True)) if x != y]
+        if drawn:
+            torch.default_generator.manual_seed(SEED)
+            random.seed(SEED)
+            np.random.seed(SEED)
             read()
-            drawn = [name for name in drawn if not _same_state(_STREAMS[name][0](), after[name])]
+            again = random_streams()
+            drawn = [n for n in drawn if again[n] != after[n]]
     finally:
-        for name, (_, put, _) in _STREAMS.items():
-            put(before[name])
+        set_random_streams(before)
     if drawn:
         raise ConfigurationError(
-            f"expected a dataset that draws nothing when it is read, got one that uses {drawn[0]} random numbers: a "
-            "job's data are fixed; draw augmentations in the step (torch.rand, dropout), or take them out"
+            f"expected a dataset that draws nothing when it is read, got one that uses {_STREAMS[drawn[0]]} random "
+            "numbers: a job's data are fixed; draw augmentations in the step (torch.rand, dropout), or take them out"
         )
     return found
-
-
-def _same_state(a: Any, b: Any) -> bool:
-    return torch.equal(a, b) if isinstance(a, Tensor) else repr(a) == repr(b)

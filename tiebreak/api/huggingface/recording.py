@@ -6,20 +6,19 @@ whose `training_step(model, inputs, num_items_in_batch)` is public.
 
 import copy
 import logging
-import random
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
+from tiebreak.engine.capture.user_step import random_streams, set_random_streams
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
 
@@ -81,21 +80,21 @@ class _Loader:
     def __iter__(self) -> Iterator[Any]:
         if self.again is not None:
             for batch, (before, after, depends) in zip(*next(self.again), strict=True):
-                if self.watches and depends and before != draws():
+                if self.watches and depends and before != random_streams():
                     self.watches = False
                     _LOG.warning(
                         "random numbers were drawn between steps by more than the data loaders (a callback, or an "
                         "evaluation that samples): from now on, the examples are drawn otherwise than trainer.train() "
                         "would draw them"
                     )
-                restore(after)
+                set_random_streams(after)
                 yield batch
             return
         self.epochs.append([])
         self._drawn.append([])
-        before = draws()
+        before = random_streams()
         for batch in self._loader:
-            after = draws()
+            after = random_streams()
             self._drawn[-1].append((before, before if after == before else after, self._depends(before, after)))
             if not isinstance(batch, Mapping):
                 raise ConfigurationError(
@@ -103,7 +102,7 @@ class _Loader:
                 )
             self.epochs[-1].append({k: v.detach().cpu() if isinstance(v, Tensor) else v for k, v in batch.items()})
             yield batch
-            before = draws()
+            before = random_streams()
 
     def _depends(self, before: Any, after: Any) -> bool:
         """Whether more was drawn than a seed for workers that do not exist."""
@@ -111,9 +110,9 @@ class _Loader:
         if after == before or len(self._drawn[-1]) > 0 or workers > 0:
             return bool(after != before)
         with same_draws():
-            restore(before)
+            set_random_streams(before)
             torch.empty((), dtype=torch.int64).random_()
-            return bool(draws() != after)
+            return bool(random_streams() != after)
 
 
 @contextmanager
@@ -134,25 +133,11 @@ def replaced(target: Any, **values: Any) -> Iterator[None]:
 @contextmanager
 def same_draws() -> Iterator[None]:
     """Leaves the random numbers of torch, Python and NumPy as they were."""
-    before = draws()
+    before = random_streams()
     try:
         yield
     finally:
-        restore(before)
-
-
-def draws() -> tuple[Any, ...]:
-    """The state of the random numbers of torch, Python and NumPy; it compares by value."""
-    kind, keys, *rest = cast("Any", np.random.get_state())
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), (kind, keys.tobytes(), *rest)
-
-
-def restore(state: tuple[Any, ...]) -> None:
-    """Puts back what `draws` gave."""
-    torchs, python, (kind, keys, *rest) = state
-    torch.set_rng_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
-    random.setstate(python)
-    np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *rest))
+        set_random_streams(before)
 
 
 def loop(trainer: Trainer, **options: Any) -> Any:

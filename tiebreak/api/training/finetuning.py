@@ -7,6 +7,7 @@ else what an answer adds to the rendering before it. Of prompt and completion, t
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -119,8 +120,12 @@ print(tokenizer.decode(model.generate(**given, max_new_tokens=64)[0]))
 def evaluations(run: Run) -> dict[int, float]:
     """The losses of a run on rows that are not learnt, by step."""
     path = run.directory / LOSSES
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    return {line["step"]: line["loss"] for line in lines}
+    found = dict[int, float]()
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        with suppress(ValueError):  # a line that was being written when its process was killed
+            one = json.loads(line)
+            found[one["step"]] = one["loss"]
+    return found
 
 
 def save(settings: FineTuning, model: Any, folder: Path) -> None:

@@ -4,7 +4,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -55,17 +55,29 @@ def untouched(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(wanted).grad = gradient
 
 
+def random_streams() -> tuple[Any, ...]:
+    """The states of the random numbers of torch, Python and NumPy on the CPU; each compares by value."""
+    kind, keys, *rest = cast("Any", np.random.get_state())
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), (kind, keys.tobytes(), *rest)
+
+
+def set_random_streams(states: tuple[Any, ...]) -> None:
+    """Sets the random numbers of torch, Python and NumPy to states of `random_streams`."""
+    torchs, python, (kind, keys, *rest) = states
+    torch.set_rng_state(torch.frombuffer(bytearray(torchs), dtype=torch.uint8))
+    random.setstate(python)
+    np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *rest))
+
+
 def remembered(model: nn.Module) -> Callable[[], None]:
     """A function that puts back the model's attributes, the random streams and the process's settings of now."""
     held = [_keeper(module.__dict__) for module in model.modules()]
-    python, numpy, drawn, process = random.getstate(), np.random.get_state(), torch.get_rng_state(), settings()
+    drawn, process = random_streams(), settings()
     on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
 
     def restore() -> None:
         put_back(process)
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(drawn)
+        set_random_streams(drawn)
         for number, state in enumerate(on_gpus):
             torch.cuda.set_rng_state(state, number)
         for each in held:
