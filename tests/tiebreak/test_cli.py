@@ -390,7 +390,7 @@ IMPORTS = {
     "up": "tiebreak.cli.up, tiebreak.node.up",
     "hub": "tiebreak.cli.hub, tiebreak.node.hub.running",
     "trainer": "tiebreak.cli.party, tiebreak.node.running, tiebreak.node.workbench",
-    "publish": "tiebreak.cli.sharing, tiebreak.node.exchange, tiebreak.node.mail",
+    "publish": "tiebreak.cli.sharing, tiebreak.node.exchange, tiebreak.node.hub_client",
 }
 """What a command imports, at once and when it runs."""
 
