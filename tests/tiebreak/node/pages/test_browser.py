@@ -23,7 +23,7 @@ from starlette.routing import Route
 from tests.tiebreak.node.pages.staged import Staged, moments
 from tests.tiebreak.node.pages.test_pages import HOSTILE, paths
 from tests.waiting import until
-from tiebreak.node.pages import routes
+from tiebreak.node.pages.routes import routes
 from tiebreak.node.up import TERMS, Town, UpPlan
 
 pytestmark = pytest.mark.slow
