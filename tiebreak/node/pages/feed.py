@@ -98,7 +98,7 @@ class ReadPost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageContext:
-    """What pages know besides posts: the chain followed (or None) and its name."""
+    """The knowledge of pages besides posts: the chain followed (or None) and its name."""
 
     domain: Domain
     blob: Callable[[Digest], Path]
@@ -156,7 +156,7 @@ def talk_of(domain: Domain, game: PublicGame, seen: Sequence[ReadPost]) -> Trans
 
 
 class Feed:
-    """What the pages show, from a hub's posts and its ground: without a chain, the ledger that the posts make.
+    """The source of all pages: a hub's posts and its ground, which without a chain is the ledger that they make.
 
     Several threads call it at once. chain: in words; empty if none is followed. on_paper: whether nobody holds the
     money, so that the board's credits are what each account has gained or lost so far.

@@ -215,7 +215,7 @@ _ENDED: Final = {
 def _card(
     source: Feed, agreed: Job, public: PublicJob | None, seen: Sequence[ReadPost], games: Sequence[PublicGame]
 ) -> Values:
-    """What a list shows of a job. tone: the style of its status, which is live, good, bad or calm."""
+    """The summary of a job in a list. tone: the style of its status, which is live, good, bad or calm."""
     if public is None:
         answers = [one.body.signature for one in seen if isinstance(one.body, p.AnswerBody)]
         status, tone = "Offered" if not answers else "Signed" if answers[-1] else "Declined", "calm"
@@ -380,7 +380,7 @@ _MONEY_AT_END: Final = {
     JobStatus.CANCELLED: ("back to the client", "never paid"),
     JobStatus.PARTED: ("shared by receipts", "returned to the trainer"),
 }
-"""Where the reward and the trainer's stake of a job go."""
+"""Who gets the reward and the trainer's stake at the end of a job."""
 
 
 def _job_money(
