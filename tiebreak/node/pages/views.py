@@ -380,7 +380,7 @@ _MONEY_AT_END: Final = {
     JobStatus.CANCELLED: ("back to the client", "never paid"),
     JobStatus.PARTED: ("shared by receipts", "returned to the trainer"),
 }
-"""Who gets the reward and the trainer's stake at the end of a job."""
+"""The accounts that get the reward and the trainer's stake at the end of a job."""
 
 
 def _job_money(
