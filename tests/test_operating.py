@@ -20,7 +20,7 @@ import yaml  # type: ignore[import-untyped]
 from tests.source_tree import ROOT
 from tests.waiting import until
 from tiebreak.cli.main import all_commands
-from tiebreak.lab.network.local_network import free_port
+from tiebreak.protocol.chain.rpc import free_port
 
 UNITS = sorted((ROOT / "examples" / "systemd").glob("*.service"))
 ALARMS = [

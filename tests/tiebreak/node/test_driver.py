@@ -20,7 +20,7 @@ from tiebreak.api.agreeing.offers import offer_on
 from tiebreak.api.chain.chains import Devnet, devnet
 from tiebreak.api.training.bundle import Bundle, capture_bundle
 from tiebreak.lab.network import cheating_trainer as cheating
-from tiebreak.lab.network.local_network import HERE, OPEN_TO_ALL, free_port
+from tiebreak.lab.network.local_network import HERE, OPEN_TO_ALL
 from tiebreak.lab.sim.world.small_task import small_task
 from tiebreak.node import settings
 from tiebreak.node.driver import Driver
@@ -30,6 +30,7 @@ from tiebreak.node.mail import Mail
 from tiebreak.node.metrics import PartyMetrics, serve_metrics
 from tiebreak.node.parties import deliver
 from tiebreak.node.running import open_party
+from tiebreak.protocol.chain.rpc import free_port
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
