@@ -16,6 +16,7 @@ import pytest
 
 from tests.lab.network.test_up import said_twice
 from tests.tiebreak.node import hubs
+from tests.waiting import free_port
 from tiebreak.api.agreeing.offers import offer_on
 from tiebreak.api.chain.chains import Devnet, devnet
 from tiebreak.api.training.bundle import Bundle, capture_bundle
@@ -30,7 +31,6 @@ from tiebreak.node.mail import Mail
 from tiebreak.node.metrics import PartyMetrics, serve_metrics
 from tiebreak.node.parties import deliver
 from tiebreak.node.running import open_party
-from tiebreak.protocol.chain.rpc import free_port
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey

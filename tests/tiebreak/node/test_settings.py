@@ -164,13 +164,10 @@ DEVIATIONS = {
     ("tests/lab/sim/adversaries/test_builders.py", "block_seconds"): "a move to the second needs a block a second",
     ("tests/lab/sim/world/test_clocks.py", "block_seconds"): "clocks to the second, and a slow chain",
     ("tests/lab/sim/world/test_clocks.py", "step_seconds"): "clocks and windows that are a second too short",
-    ("tests/lab/incentives/test_costs.py", "step_seconds"): "an estimate, not a party's setting",
     ("tiebreak/api/agreeing/offers.py", "step_seconds"): "what a trial step took, as parties judge terms",
     ("tiebreak/cli/offer.py", "step_seconds"): "the measured seconds, printed",
     ("tests/tiebreak/node/village.py", "confirmations"): "hands on what a test names here",
     ("tiebreak/cli/devnet.py", "block_seconds"): "a chain's, not a party's setting",
-    ("tiebreak/lab/commands/scale.py", "step_seconds"): "an estimate, not a party's setting",
-    ("tiebreak/lab/commands/scale.py", "block_seconds"): "an option of an estimate, not a party's setting",
     ("tiebreak/node/parties.py", "step_seconds"): "what a trial step took, but no less than the setting",
 }
 """Where parties have other settings than `init` gives them, and why."""
