@@ -398,7 +398,7 @@ IMPORTS = {
     "up": "tiebreak.lab.commands.up, tiebreak.lab.network.local_network",
     "hub": "tiebreak.cli.hub, tiebreak.node.hub.running",
     "trainer": "tiebreak.cli.party, tiebreak.node.running, tiebreak.node.workbench",
-    "publish": "tiebreak.cli.sharing, tiebreak.node.exchange, tiebreak.node.mail",
+    "publish": "tiebreak.cli.sharing, tiebreak.node.exchange, tiebreak.node.hub_client",
 }
 """What a command imports, at once and when it runs."""
 
