@@ -21,7 +21,7 @@ from tiebreak.node.hub import running
 from tiebreak.node.hub.limits import HubLimits
 from tiebreak.node.hub.serving import read_configuration, template
 from tiebreak.node.mail import Mail
-from tiebreak.node.up import free_port
+from tiebreak.protocol.chain.rpc import free_port
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import ConfigurationError
 
