@@ -16,10 +16,10 @@ from safetensors.torch import save_file
 
 from tests.tiebreak.parties import Commands
 from tests.tiebreak.test_tasks import linear_task
-from tiebreak.api.data import hugging_face, load_arrays
+from tiebreak.api.data import load_arrays
 from tiebreak.api.data.folder import importing
 from tiebreak.engine.capture.task import Batch, Rows
-from tiebreak.engine.data import files, text
+from tiebreak.engine.data import files, hugging_face, text
 from tiebreak.engine.data.disk import StorageError
 from tiebreak.engine.data.tensors import identity
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
