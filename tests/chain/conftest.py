@@ -3,9 +3,9 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chain.support import new_chain
+from tests.waiting import free_port
 from tiebreak.protocol.chain import EmbeddedChain
 from tiebreak.protocol.chain.devnet import MNEMONIC, RunningNode, find_anvil, run_anvil
-from tiebreak.protocol.chain.rpc import free_port
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,11 @@ import pytest
 from tests.chain.duel import lying_duel, play
 from tests.chain.support import CHALLENGER, CLIENT, ETHER, STRANGER, TRAINER, moves_in, numbered, offer
 from tests.chain.tiny import EVERY, FUNCTIONS
-from tests.waiting import until
+from tests.waiting import free_port, until
 from tiebreak.protocol.chain import Chain, JobStatus, NodeError, Reverted
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.chain.devnet import MNEMONIC, RunningNode, dev_secrets, find_anvil, run_anvil
 from tiebreak.protocol.chain.outbox import BLOCKS_TO_RAISE, Fate, Outbox
-from tiebreak.protocol.chain.rpc import free_port
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase, Prove, Side

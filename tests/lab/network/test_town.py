@@ -20,8 +20,7 @@ import pytest
 
 from tests.lab.network.test_up import TASK, TRUE_ROOT, roots_in
 from tests.tiebreak.node.hubs import DATABASES, postgres
-from tiebreak.lab.network.local_network import Child
-from tiebreak.protocol.chain.rpc import free_port
+from tiebreak.lab.network.local_network import Child, free_port
 from tiebreak.protocol.packing import unpack
 from tiebreak.protocol.parties import posts
 

@@ -25,9 +25,8 @@ from tests.waiting import until
 from tiebreak.api.agreeing.readers import Card
 from tiebreak.engine.run.directory import DATA, PROGRAM, RECORDS
 from tiebreak.lab.network import local_network as up
-from tiebreak.lab.network.local_network import TERMS, Child, Town, UpPlan
+from tiebreak.lab.network.local_network import TERMS, Child, Town, UpPlan, free_port
 from tiebreak.protocol.chain.devnet import BALANCE, find_anvil
-from tiebreak.protocol.chain.rpc import free_port
 from tiebreak.protocol.commitments.terms import MAX_GAMES, Terms
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game.messages import Message, open_wire

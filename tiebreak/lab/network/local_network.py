@@ -23,7 +23,6 @@ from typing import Any, Final
 from tiebreak.api.signing import keys
 from tiebreak.node import settings
 from tiebreak.node.parties import deliver
-from tiebreak.protocol.chain.rpc import free_port
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, StateError, printable
@@ -449,6 +448,18 @@ def _prepare(folder: Path) -> None:
 
 def _role(name: str) -> str:
     return name.rstrip("0123456789")
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at.
+
+    It is below those that systems give to outgoing connections: one of these could take it before a server does.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _answers(port: int) -> bool:

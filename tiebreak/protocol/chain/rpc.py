@@ -6,11 +6,8 @@ data, as Ethereum nodes do. Block times follow the machine's clock.
 """
 
 import json
-import secrets
-import socket
 import sys
 import time
-from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Lock, Thread
@@ -34,18 +31,6 @@ ANY_BLOOM: Final = "0x" + 256 * "ff"
 """The Bloom filter of receipts, which matches everything, because eth-tester's receipts have none."""
 
 Json = dict[str, Any] | list[Any] | str | int | float | bool | None
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens at.
-
-    It is below those that systems give to outgoing connections: one of these could take it before a server does.
-    """
-    while True:
-        port = 20_000 + secrets.randbelow(12_000)
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind((HOST, port))
-            return port
 
 
 class RpcServer(ThreadingHTTPServer):
