@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tiebreak.api.machine import Machine
 from tiebreak.api.signing.keys import new_key
-from tiebreak.api.training.rows import Rows
+from tiebreak.api.training.rows import ReadRows
 from tiebreak.api.training.runs import Run, agree
 from tiebreak.api.training.settings import TUNING, FineTuning, Prepared, remember
 from tiebreak.api.training.templates import ChatTemplate, Tokens, loaded, located
@@ -176,7 +176,7 @@ def _evaluation(found: TokenWindows, batch: int, device: str) -> Callable[[nn.Mo
     return evaluate
 
 
-def windows(settings: FineTuning, rows: Rows) -> TokenWindows:
+def windows(settings: FineTuning, rows: ReadRows) -> TokenWindows:
     """Cuts the tokens of rows into windows. Raises `ConfigurationError`."""
     tokens, wanted, length, unused = list[int](), list[bool](), settings.length, set[str]()
     count, silent, missed, is_marked = 0, 0, 0, True
@@ -209,7 +209,7 @@ def windows(settings: FineTuning, rows: Rows) -> TokenWindows:
     return TokenWindows(ids=ids[kept], labels=ids.masked_fill(~mask, IGNORED)[kept], lines=lines)
 
 
-def _tokenized(settings: FineTuning, rows: Rows) -> Iterator[tuple[Tokens, set[str]]]:
+def _tokenized(settings: FineTuning, rows: ReadRows) -> Iterator[tuple[Tokens, set[str]]]:
     """The tokens of each row, and the columns that it does not use."""
     tokenizer = loaded(AutoTokenizer, settings.model)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]

@@ -37,16 +37,16 @@ class Example(NamedTuple):
     unused: set[str]
 
 
-class Rows(NamedTuple):
+class ReadRows(NamedTuple):
     """All rows of a file or folder."""
 
     path: Path
     examples: list[Example]
 
 
-def read(path: Path) -> Rows:
+def read(path: Path) -> ReadRows:
     """Reads a file or folder. Raises `ConfigurationError` with file and line for a row of another form."""
-    found = Rows(path, [])
+    found = ReadRows(path, [])
     for where, row in _rows(path):
         _require(isinstance(row, dict), where, "an object", type(row).__name__)
         found.examples.append(_example(where, {name: value for name, value in row.items() if value is not None}))

@@ -76,8 +76,8 @@ class Prepared(NamedTuple):
 
     settings: FineTuning
     remembered: dict[str, Any]
-    training: rows.Rows
-    evaluation: rows.Rows | None
+    training: rows.ReadRows
+    evaluation: rows.ReadRows | None
 
 
 def _positions(config: dict[str, Any]) -> int:

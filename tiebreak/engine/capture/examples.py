@@ -29,7 +29,7 @@ from torch.utils.data import (
 )
 
 from tiebreak.engine.capture.user_step import random_streams, set_random_streams
-from tiebreak.engine.data import ArrayFile, hugging_face, map_array, open_array
+from tiebreak.engine.data import ArrayFile, hugging_face, map_array, open_array, open_safetensors
 from tiebreak.protocol.arguments import shown
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -184,12 +184,14 @@ def arrays(data: Any, losses: Sequence[Callable[..., Tensor]]) -> tuple[dict[str
                 wanted |= dict.fromkeys([] if isinstance(loss, nn.Module) else list(signature(loss).parameters)[1:])
         data = hugging_face.arrays(data, wanted)
     is_named = not isinstance(data, TensorDataset)
+    if isinstance(data, str | Path) and Path(data).suffix == ".safetensors":
+        data = open_safetensors(Path(data))
     if isinstance(data, TensorDataset):
         data = {f"tensor{i}": tensor for i, tensor in enumerate(data.tensors)}
     if not isinstance(data, Mapping) or not data:
         raise ConfigurationError(
-            f"expected data as arrays by name, a dataset with a length, a DataLoader or a list of examples, got "
-            f"{shown(data)}"
+            f"expected data as arrays by name, a .safetensors file of them, a dataset with a length, a DataLoader or "
+            f"a list of examples, got {shown(data)}"
         )
     return {name: _array(name, array) for name, array in data.items()}, is_named
 

@@ -56,7 +56,7 @@ CHECKPOINTS: Final = 10
 Evaluation = Callable[[nn.Module], dict[str, float]]
 """evaluate(model) -> metrics by name. It must not draw from training's random stream, nor train on what it measures."""
 Data = Any
-"""Arrays by name, a dataset of PyTorch's or Hugging Face's, a `DataLoader`, or a list of examples."""
+"""Arrays by name or their file, a dataset of PyTorch's or Hugging Face's, a `DataLoader`, or a list of examples."""
 Schedule = Sequence[float] | Callable[[int], float] | LRScheduler | Sequence[LRScheduler]
 AnyOptimizer = Optimizer | torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | TorchOptimizers
 
@@ -131,10 +131,11 @@ class Task:
             after the last.
         data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32, int64,
             bool or narrower integers (`tiebreak.engine.data.narrow`) on the CPU, as tensors, numpy arrays, or files
-            (.npy, .safetensors; these stay on the disk). Or a `TensorDataset`, or a Hugging Face `datasets.Dataset`:
-            the columns that the loss names are taken, or all that are numbers. Or a list of examples, each a dict, a
-            tuple or a pair, or any PyTorch dataset of such (`Subset` too), or a `DataLoader` over one, whose
-            batch_size, shuffle, drop_last and subset count (docs/tasks.md); which order is the job's.
+            (.npy, .safetensors; these stay on the disk), or one .safetensors file of all. Or a `TensorDataset`, or a
+            Hugging Face `datasets.Dataset`: the columns that the loss names are taken, or all that are numbers. Or a
+            list of examples, each a dict, a tuple or a pair, or any PyTorch dataset of such (`Subset` too), or a
+            `DataLoader` over one, whose batch_size, shuffle, drop_last and subset count (docs/tasks.md); which order is
+            the job's.
         optimizer: `tiebreak.AdamW(...)` and the like, or one of `torch.optim` or your own over the model's parameters,
             as it is before its first step, or a list of such that step one after the other (Muon and AdamW). Or what
             the `configure_optimizers` of Lightning returns, if its schedulers go by steps. The task holds the settings
