@@ -220,7 +220,7 @@ def test_what_another_device_cannot_check_is_checked_here() -> None:
 
 
 def undo_examining(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("tiebreak.engine.capture.captured.examine", lambda *_, **__: frozenset())
+    patch.setattr("tiebreak.engine.capture.captured.rehearse", lambda *_, **__: frozenset())
 
 
 def undo_assigning(patch: pytest.MonkeyPatch) -> None:

@@ -40,7 +40,7 @@ from tiebreak.engine.capture.captured import MODEL, OPTIMIZER, Captured, capture
 from tiebreak.engine.capture.draws import GivenDraws
 from tiebreak.engine.capture.optimizer_check import wrong_update
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
-from tiebreak.engine.capture.purity import CPU
+from tiebreak.engine.capture.plain_run import CPU
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
 from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
