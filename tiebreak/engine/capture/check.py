@@ -398,7 +398,8 @@ class Comparison:
         try:
             self.eager(ours, dtype, outputs=wanted)
             for kind, seed in ((torch.float32, None), *((dtype, seed) for seed in range(PERTURBED))):
-                self.eager(ours, kind, seed=seed, outputs=(found := []))
+                found = list[tuple[str, Tensor]]()
+                self.eager(ours, kind, seed=seed, outputs=found)
                 for number, ((_, tensor), (_, other)) in enumerate(zip(wanted, found, strict=False)):
                     noise[number] = max(noise.get(number, 0.0), distance_of(other, tensor))
         except ConfigurationError:

@@ -34,8 +34,6 @@ from tiebreak.engine.data import ArrayFile, hugging_face, map_array, open_array,
 from tiebreak.protocol.arguments import shown
 from tiebreak.protocol.errors import ConfigurationError
 
-SEED: Final = 0x5EED
-"""The seed of a second reading."""
 LOOKS: Final = 256
 """The most examples of a dataset that are read again, twice and in other orders."""
 

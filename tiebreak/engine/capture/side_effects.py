@@ -113,7 +113,11 @@ def refuse_other_memory(run: PlainRun) -> None:
     """Check 4: tensors that get other memory in a step, by `.data =`, by `set_`, or by the assignment of a view."""
     held = [storage_of(copy) for copy in run.copies.values()]
     for name, address in run.addresses.items():
-        is_moved = lambda n=name: (storage_of(t := run.copies[n]), t.storage_offset()) != run.addresses[n]  # noqa: E731
+
+        def is_moved(name: str = name) -> bool:
+            tensor = run.copies[name]
+            return (storage_of(tensor), tensor.storage_offset()) != run.addresses[name]
+
         now, own = storage_of(run.copies[name]), run.given[name]
         swapped = any(
             at[0] == now and storage_of(run.copies[other]) == address[0] for other, at in run.addresses.items()
