@@ -14,6 +14,7 @@ import pytest
 
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import PASSPHRASE, Commands
+from tests.waiting import free_port
 from tiebreak.api.signing.keys import load_key, new_key, save_key
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
@@ -21,7 +22,6 @@ from tiebreak.node.hub import running
 from tiebreak.node.hub.limits import HubLimits
 from tiebreak.node.hub.serving import read_configuration, template
 from tiebreak.node.hub_client import HubClient
-from tiebreak.node.up import free_port
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import ConfigurationError
 
