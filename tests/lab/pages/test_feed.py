@@ -21,7 +21,7 @@ from tiebreak.node.pages import feed as feed_module
 from tiebreak.node.pages import views, words
 from tiebreak.node.pages.feed import Feed, PageContext
 from tiebreak.node.pages.routes import routes
-from tiebreak.node.pages.views import Query
+from tiebreak.node.pages.views import PageQuery
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import CannotCheck
@@ -282,10 +282,10 @@ def test_the_first_page_reads_few_posts_of_many(tmp_path: Path, monkeypatch: pyt
     feed.start()
     until(lambda: feed._place == count + 1)  # read before anybody asks for a page
     assert [decode(wire).post.kind for wire in decoded] == [p.PostKind.OFFER]
-    (card,) = views.overview(feed, Query())["jobs"]["rows"]
+    (card,) = views.overview(feed, PageQuery())["jobs"]["rows"]
     assert len(decoded) == 1 + feed_module._FIRST + feed_module.MAX_BRIEF
     assert card["training"]["step"] == 0
-    views.overview(feed, Query())
+    views.overview(feed, PageQuery())
     assert len(decoded) == 1 + feed_module._FIRST + feed_module.MAX_BRIEF, "what was read is kept"
     seen = feed.posts(FALSE.job.id)
     assert [one.place for one in seen] == list(range(1, count + 2)), "a job's own page has all that stay in memory"
@@ -341,19 +341,19 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
     statuses, walked, early = [], set(), set[int]()
     for post in commune.export:
         store.rows.append(post)
-        (card,) = views.overview(feed, Query())["jobs"]["rows"]
+        (card,) = views.overview(feed, PageQuery())["jobs"]["rows"]
         if card["status"] != "Trainer convicted":
-            early |= {row["credit"] for row in views.parties(feed, Query())["rows"]}
+            early |= {row["credit"] for row in views.parties(feed, PageQuery())["rows"]}
         statuses += [card["status"]] if card["status"] not in statuses else []
-        walked |= {len(game["walk"]["stages"]) for game in views.overview(feed, Query())["games"]}
+        walked |= {len(game["walk"]["stages"]) for game in views.overview(feed, PageQuery())["games"]}
     assert statuses == ["Offered", "Signed", "Training", "Trained, may be challenged", "Disputed", "Trainer convicted"]
     assert {1, 2, 3, 4} <= walked
-    (game,) = views.overview(feed, Query())["games"]
+    (game,) = views.overview(feed, PageQuery())["games"]
     assert game["verdict"]["loser"] == "trainer"
     assert game["gas"] == game["other_gas"] == 0
     assert (game["walk"]["trainer"] is None, game["walk"]["challenger"] is None) == (False, False)
     stake = run.job.trainer_stake
-    credit = {row["account"]: row["credit"] for row in views.parties(feed, Query())["rows"]}
+    credit = {row["account"]: row["credit"] for row in views.parties(feed, PageQuery())["rows"]}
     accounts = [words.address(key.address) for key in (CLIENT, TRAINER, CHALLENGER)]
     assert [credit[account] for account in accounts] == [0, -stake, stake // 2]
     view = views.job(feed, run.job.id)

@@ -27,7 +27,7 @@ from tiebreak.node.hub.bodies import body_of
 from tiebreak.node.hub.limits import PROCESSOR
 from tiebreak.node.pages import checking, pictures, views, words
 from tiebreak.node.pages.feed import Feed, PageContext
-from tiebreak.node.pages.views import Query
+from tiebreak.node.pages.views import PageQuery
 from tiebreak.node.pages.words import Values
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.tags import Digest
@@ -202,9 +202,9 @@ class _Pages:
         return HTMLResponse(text, status_code=status, headers=HEADERS)
 
 
-def _query(request: Request) -> Query:
+def _query(request: Request) -> PageQuery:
     page, text = request.query_params.get("page", "1"), request.query_params.get("q", "")
-    return Query(page=max(1, int(page)) if re.fullmatch("[0-9]{1,9}", page) else 1, text=text.strip()[:MAX_QUERY])
+    return PageQuery(page=max(1, int(page)) if re.fullmatch("[0-9]{1,9}", page) else 1, text=text.strip()[:MAX_QUERY])
 
 
 def _hash(html: str) -> str:

@@ -40,7 +40,7 @@ MAX_GAMES_SHOWN: Final = 32
 """Games of a job that its page shows; those on the board come first."""
 
 
-class Query(NamedTuple):
+class PageQuery(NamedTuple):
     """The part of a list that a reader asked for: a page of it, from 1, and the text to look for."""
 
     page: int = 1
@@ -50,7 +50,7 @@ class Query(NamedTuple):
 # ---------------------------------------------------------------- lists
 
 
-def overview(source: Feed, query: Query) -> Values:
+def overview(source: Feed, query: PageQuery) -> Values:
     """One page of all jobs, or of those that match a text, the newest first, and the games that go on or ended last."""
     board = source.board
     known = board or Board()
@@ -63,7 +63,7 @@ def overview(source: Feed, query: Query) -> Values:
     opened = [game for game in known.games.values() if not game.is_over]
     stake = sum(job.job.reward + job.job.trainer_stake for job in live) + sum(game.stake for game in opened)
     return {
-        "jobs": jobs, "games": games(source, Query(), MAX_FIRST_GAMES)["rows"],
+        "jobs": jobs, "games": games(source, PageQuery(), MAX_FIRST_GAMES)["rows"],
         # Without a board the numbers are unknown, not zero.
         "is_known": board is not None or source.on_paper, "at_stake": stake, "running": len(live),
         "open_games": len(opened),
@@ -71,7 +71,7 @@ def overview(source: Feed, query: Query) -> Values:
     }  # fmt: skip
 
 
-def games(source: Feed, query: Query, size: int = A_PAGE) -> Values:
+def games(source: Feed, query: PageQuery, size: int = A_PAGE) -> Values:
     """One page of the board's games, or of those that match a text: open ones first, then the newest."""
     known = source.board or Board()
     every = sorted(known.games.values(), key=lambda game: (game.is_over, -game.started))
@@ -83,7 +83,7 @@ def games(source: Feed, query: Query, size: int = A_PAGE) -> Values:
     return shown | {"rows": [game_view(source, game, posts[game.job.id], game.job.job) for game in shown["rows"]]}
 
 
-def parties(source: Feed, query: Query) -> Values:
+def parties(source: Feed, query: PageQuery) -> Values:
     """One page of the accounts of the newest jobs and of all games, by their roles."""
     roles: dict[bytes, dict[str, None]] = {}
     jobs: dict[bytes, set[bytes]] = {}
@@ -121,7 +121,7 @@ def _newest(source: Feed, board: Board) -> list[Digest]:
     return list(dict.fromkeys([*source.jobs(), *reversed(board.jobs)]))
 
 
-def _listing(found: Sequence[Any], query: Query, size: int = A_PAGE) -> Values:
+def _listing(found: Sequence[Any], query: PageQuery, size: int = A_PAGE) -> Values:
     """One page of a list. found: the entries on all pages; searched: how many were looked at, if not all."""
     pages = max(1, -(-len(found) // size))
     page = min(query.page, pages)
@@ -129,7 +129,7 @@ def _listing(found: Sequence[Any], query: Query, size: int = A_PAGE) -> Values:
     return {"rows": rows, "page": page, "pages": pages, "found": len(found), "searched": None}
 
 
-def _matching(rows: Sequence[T], query: Query, texts: Callable[[T], Sequence[str]]) -> Sequence[T]:
+def _matching(rows: Sequence[T], query: PageQuery, texts: Callable[[T], Sequence[str]]) -> Sequence[T]:
     """The rows with a text that holds what a reader typed, perhaps a digest as pages shorten it: `ab12cd…34ef`."""
     if not query.text:
         return rows
