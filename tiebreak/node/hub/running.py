@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from tiebreak.node.ground import ChainGround
-from tiebreak.node.hub.app import HubSettings, make_app
+from tiebreak.node.hub.app import make_app
 from tiebreak.node.hub.blobs import Blobs
 from tiebreak.node.hub.limits import HubLimits
+from tiebreak.node.hub.service import HubSettings
 from tiebreak.node.hub.serving import (
     CONFIGURATION,
     DEFAULTS,
