@@ -193,7 +193,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no optimizer": ({"optimizer": "SGD"}, r"such as tiebreak.AdamW\(lr=1e-3\), or optimizers of .* got 'str'"),
     "no steps": ({"steps": 0}, "steps as an integer from 1 to .*, got 0"),
-    "no data": ({"data": {}}, "expected data as arrays by name, a dataset with a length"),
+    "no data": ({"data": {}}, "expected data as arrays by name, a .safetensors file"),
     "a stream": ({"data": DataLoader(Stream())}, "a DataLoader .* got one with a stream, a Stream"),
     "a collator": ({"data": DataLoader([1], collate_fn=list)}, "a DataLoader .* got one with a collate_fn"),
     "unequal examples": ({"data": [(torch.ones(1), 1), (torch.ones(2), 1)]}, "examples of numbers in equal shapes"),
