@@ -89,7 +89,7 @@ TARGETS = [("sm_90", "gfx942"), ("sm_80", "sm_100"), ("sm_86", "sm_89", "sm_120"
 
 @pytest.mark.parametrize("targets", slow_except(TARGETS, nightly=TARGETS[1:]), ids=" ".join)
 def test_machine_code(targets: tuple[str, ...], tmp_path: Path, cases: Callable[[int], None]) -> None:
-    """Captured ahead of time, kernels keep the rules of `benchmarks.kernels` and are those of benchmarks/results/kernels.json."""
+    """Captured ahead of time, kernels keep the rules of `benchmarks.kernels` and are those of its results."""
     options = (word for target in targets for word in ("--target", target))
     python("-m", "benchmarks.kernels", *options, "--output", str(tmp_path))
     found, known = (

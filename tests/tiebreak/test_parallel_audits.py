@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from tests.engine.tiny import TRAINER
 from tests.parts import slow_except
 from tests.source_tree import ROOT
+from tests.tampered import Tampered, one_element
 from tests.tiebreak.parties import Once, flip, tiny_run
 from tiebreak.api.auditing import replayers
 from tiebreak.api.auditing.audits import Workers, audit_chosen
@@ -34,7 +35,6 @@ from tiebreak.engine.run.audit import SegmentAudit, SegmentAuditor, signed_recor
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
 from tiebreak.engine.run.interpreter import Observer
 from tiebreak.engine.run.train import Worker
-from tiebreak.lab.sim.adversaries.tampering import Cheat, Tampered
 from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.packing import AnyOf, pack, unpack
@@ -55,8 +55,7 @@ def make_run(once: Once) -> MakeRun:
             leaf = next(n for n, i in enumerate(made.program.body) if i.opcode == Opcode.REDUCE and i.terms == 5)
 
             def tamper(step: int) -> Observer | None:
-                cheat = Cheat(step=step, leaf=leaf, element=5, change=lambda x: 2 * x)
-                return cheat.tamper(step) if step in false else None
+                return one_element(step, leaf, 5, lambda x: 2 * x)(step) if step in false else None
 
             Worker(made, Tampered(make_interpreter(made.program, Machine(threads=1)), tamper), key=TRAINER).work()
 

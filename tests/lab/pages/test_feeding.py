@@ -18,7 +18,7 @@ from tests.waiting import until
 from tiebreak.node.hub.store import Row
 from tiebreak.node.hub.store import Store as RealStore
 from tiebreak.node.pages import feeding, routes, views, words
-from tiebreak.node.pages.feeding import Feed, Outlook
+from tiebreak.node.pages.feeding import Feed, PageContext
 from tiebreak.node.pages.model import Asked
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.commitments.job import Job
@@ -71,14 +71,16 @@ class Ground:
         return ["changed"]
 
 
-def outlook(source: Staged, folder: Path, ground: Ground | None = None) -> Outlook:
-    return Outlook(domain=source.domain, blob=lambda root: folder / root.hex(), now=lambda: 7, ground=ground, chain="c")
+def context(source: Staged, folder: Path, ground: Ground | None = None) -> PageContext:
+    return PageContext(
+        domain=source.domain, blob=lambda root: folder / root.hex(), now=lambda: 7, ground=ground, chain="c"
+    )
 
 
 def test_posts_are_read_once_and_jobs_come_newest_first(tmp_path: Path) -> None:
     source = moments()[-1]
     store = Store(source)
-    feed = Feed(store, outlook(source, tmp_path))
+    feed = Feed(store, context(source, tmp_path))
     (job_id,) = source.board.jobs
     assert feed.jobs() == [job_id]
     assert [one.body for one in feed.posts(job_id)] == [one.body for one in source.posts(job_id)]
@@ -110,7 +112,7 @@ def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.
     sizes = [len(row.wire) for row in store.rows[7::8]]
     weight = sum(size + feeding._OVERHEAD for size in sizes) - sizes[1] - feeding._OVERHEAD
     monkeypatch.setattr(feeding, "KEPT_BYTES", 3 * weight - 1)
-    feed = Feed(store, outlook(source, tmp_path))
+    feed = Feed(store, context(source, tmp_path))
     jobs = feed.jobs()
     assert len(jobs) == 8
     monkeypatch.setattr(feeding, "MAX_SEEN_BYTES", sum(sizes) - 1)
@@ -122,13 +124,13 @@ def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.
         assert {one.post.job_id for one in seen} == {job_id}
     assert len(feed._seen._kept) == 2
     monkeypatch.setattr(feeding, "_KNOWN", 3)
-    assert Feed(store, outlook(source, tmp_path)).jobs() == jobs[:3], "the newest"
+    assert Feed(store, context(source, tmp_path)).jobs() == jobs[:3], "the newest"
 
 
 def test_the_board_is_a_copy_that_outlives_a_node_that_is_away(tmp_path: Path) -> None:
     source = moments()[-1]
     ground = Ground(source)
-    feed = Feed(Store(source), outlook(source, tmp_path, ground))
+    feed = Feed(Store(source), context(source, tmp_path, ground))
     ground.answers = False
     feed.look(ground)
     with feed.reading() as board:
@@ -163,7 +165,7 @@ def test_a_program_counts_if_it_is_the_jobs(tmp_path: Path) -> None:
     source = moments()[-1]
     assert source.known is not None
     store, (job_id,) = Store(source), source.board.jobs
-    feed = Feed(store, outlook(source, tmp_path))
+    feed = Feed(store, context(source, tmp_path))
     assert feed.program(job_id) is None
     publish(source, store, tmp_path, feeding.PROGRAM, b"no program", b"\1" * 32)
     assert feed.place()
@@ -197,7 +199,7 @@ def test_programs_of_strangers_take_bounded_memory_and_time(tmp_path: Path, monk
         offer(store, job, [p.PublishedFile(name=feeding.PROGRAM, size=len(data), root=root)])
     monkeypatch.setattr(Program, "decode", lambda data: (decoded.append(len(data)), decode(data))[1])
     monkeypatch.setattr(feeding, "KEPT_PROGRAM_BYTES", 3 * (len(data) + feeding._INSTRUCTION * count))
-    feed = Feed(store, outlook(source, tmp_path))
+    feed = Feed(store, context(source, tmp_path))
     assert feed.place()
     for job in jobs:
         found = feed.program(job.id)
@@ -222,7 +224,7 @@ def test_a_program_of_another_size_is_not_decoded_and_stays_anothers(tmp_path: P
     (tmp_path / root.hex()).write_bytes(data)
     for job in (strangers, agreed):
         offer(store, job, [p.PublishedFile(name=feeding.PROGRAM, size=len(data), root=root)])
-    feed = Feed(store, outlook(source, tmp_path))
+    feed = Feed(store, context(source, tmp_path))
     assert feed.place()
     with monkeypatch.context() as patch:
         patch.setattr(Program, "decode", lambda _: 1 // 0)
@@ -258,7 +260,7 @@ def test_lists_of_files_push_out_no_other_posts(tmp_path: Path, monkeypatch: pyt
             p.LibraryBody(count=count, logs=0, files=tuple(files)),
         ]
     store = stored(tmp_path, bodies)
-    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
     seen = [one.body for one in feed.posts(FALSE.job.id)]
     assert [one.count for one in seen if isinstance(one, p.ReplayedBody)] == list(range(20))
     lists = [one for one in seen if isinstance(one, p.LibraryBody)]
@@ -274,7 +276,7 @@ def test_the_first_page_reads_few_posts_of_many(tmp_path: Path, monkeypatch: pyt
     store = stored(tmp_path, [p.OfferBody(job=FALSE.job), *steps])
     decode = p.SignedPost.decode
     monkeypatch.setattr(p.SignedPost, "decode", lambda wire: (decoded.append(wire), decode(wire))[1])
-    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
     feed.start()
     until(lambda: feed._place == count + 1)  # read before anybody asks for a page
     assert [decode(wire).post.kind for wire in decoded] == [p.PostKind.OFFER]
@@ -293,7 +295,7 @@ def test_origins_that_are_no_list_of_texts_are_none(tmp_path: Path, data: bytes)
     source = moments()[-1]
     store, (job_id,) = Store(source), source.board.jobs
     publish(source, store, tmp_path, feeding.ORIGINS, data, b"\2" * 32)
-    feed = Feed(store, outlook(source, tmp_path))
+    feed = Feed(store, context(source, tmp_path))
     assert feed.place()
     assert feed.origins(job_id) == ()
 
@@ -305,7 +307,7 @@ def test_a_published_name_is_text_or_none(tmp_path: Path, data: bytes, name: str
     source = moments()[-1]
     store, (job_id,) = Store(source), source.board.jobs
     publish(source, store, tmp_path, feeding.TITLE, data, b"\2" * 32)
-    feed = Feed(store, outlook(source, tmp_path))
+    feed = Feed(store, context(source, tmp_path))
     assert feed.place()
     assert feed.name(job_id) == name
     assert feed.offered(job_id) == source.board.jobs[job_id].job
@@ -318,7 +320,7 @@ def test_origins_name_the_disputed_instruction(tmp_path: Path, cases: Callable[[
     names = [f"block.{n}:addmm (model.py:{n})" for n in range(231)]
     publish(source, store, tmp_path, feeding.ORIGINS, json.dumps(names).encode(), b"\2" * 32)
     ground = Ground(source)
-    feed = Feed(store, outlook(source, tmp_path, ground))
+    feed = Feed(store, context(source, tmp_path, ground))
     feed.look(ground)
     for game_id, game in source.board.games.items():
         view = views.game(feed, game_id)
@@ -333,7 +335,7 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
     """A page shows what every party's own ledger says, after each post, and in the end verdict and paper money."""
     run, store = FALSE, Store()
     commune = lived(run)
-    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
     statuses, walked, early = [], set(), set[int]()
     for post in commune.export:
         store.rows.append(post)
@@ -365,8 +367,8 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
 def test_refused_transactions_are_read_like_any_post(tmp_path: Path) -> None:
     """Each page answers, and shows the board of the posts up to there: refused ones alone, last, and in between."""
     run, store, plain = FALSE, Store(), Store()
-    outlook_on_paper = Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7)
-    feed, twin = Feed(store, outlook_on_paper), Feed(plain, outlook_on_paper)
+    context_on_paper = PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7)
+    feed, twin = Feed(store, context_on_paper), Feed(plain, context_on_paper)
     pages = TestClient(Starlette(routes=routes(feed)))
     settle = p.TransactionBody(transaction=tx.Settle(job_id=run.job.id))
     for number, row in enumerate(lived(run).export):
@@ -387,9 +389,9 @@ def test_page_of_a_job_says_whom_its_client_names(tmp_path: Path) -> None:
     run, store = FALSE, Store()
     commune = Flooded(run, named=NAMED)
     commune.live()
-    named = next(n for n, letter in enumerate(commune.letters, 1) if isinstance(letter.body, p.AuditorsBody))
+    named = next(n for n, verified in enumerate(commune.verified_posts, 1) if isinstance(verified.body, p.AuditorsBody))
     store.rows = commune.export[:named]
-    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
     view = views.job(feed, run.job.id)
     assert view is not None
     assert view.happenings[0].sentence == "The client names auditors."
@@ -400,7 +402,7 @@ def test_a_board_that_could_not_be_shown_is_shown_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
-    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
     store.rows = list(lived(FALSE).export)
     with monkeypatch.context() as patch:
         patch.setattr(feeding, "snapshot", None)
@@ -414,7 +416,7 @@ def test_a_board_that_could_not_be_shown_is_shown_the_next_time(
 def test_posts_of_a_chain_that_is_not_followed_make_no_board(tmp_path: Path) -> None:
     store = Store()
     store.rows = list(lived(FALSE).export)
-    feed = Feed(store, outlook(moments()[-1], tmp_path))
+    feed = Feed(store, context(moments()[-1], tmp_path))
     assert not feed.on_paper
     with feed.reading() as board:
         assert board is None

@@ -16,7 +16,7 @@ from tiebreak.api.huggingface.recording import RecordedColumns, Recording, colum
 from tiebreak.api.huggingface.refusals import check_trainer, warn_of_unread
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.runs import Run, agree, open_run
-from tiebreak.engine.capture.task import Clip
+from tiebreak.engine.capture.task import Clip, Task
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError, StateError
@@ -96,13 +96,13 @@ def _agreed(
     with ready(trainer), _reference(trainer), replaced(trainer, **_optimizers(trainer, recording.planned)):
         if found.smallest:
             check_padding(trainer, recording, found)
-        return agree(
-            trainer.model, objective(trainer, found), optimizer=trainer.optimizer, schedule=trainer.lr_scheduler,
-            data=found.data, batch=1, accumulation=args.gradient_accumulation_steps, steps=recording.steps,
-            directory=Path(str(args.output_dir), RUN), seed=args.seed,
+        task = Task(
+            trainer.model, objective(trainer, found), data=found.data, optimizer=trainer.optimizer, batch=1,
+            steps=recording.steps, seed=args.seed, schedule=trainer.lr_scheduler,
+            accumulation=args.gradient_accumulation_steps, norm=True, checkpoint_interval=_interval(args, recording),
             clip=Clip(norm=args.max_grad_norm) if args.max_grad_norm and args.max_grad_norm > 0 else None,
-            norm=True, checkpoint_every=_interval(args, recording), machine=machine, **options,
         )  # fmt: skip
+        return agree(task, Path(str(args.output_dir), RUN), machine=machine, **options)
 
 
 def _optimizers(trainer: Any, steps: int) -> dict[str, Any]:

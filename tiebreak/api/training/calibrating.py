@@ -118,5 +118,5 @@ def calibrate(
 
 def _subject(task: object) -> Subject:
     if not isinstance(task, Task):
-        raise ConfigurationError(f"expected tasks of tiebreak.make_task, got {shown(task)}")
+        raise ConfigurationError(f"expected tiebreak.Task objects, got {shown(task)}")
     return subject_of(task.name, capture_bundle(task))

@@ -4,8 +4,9 @@ import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,9 @@ from tiebreak.api.auditing.progress import on_stderr
 from tiebreak.api.machine import MACHINE, Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.evaluation import evaluate_state
-from tiebreak.api.training.tasks import CHECK, CHECKPOINTS, MODULE, TASK, as_state_dict, capture, make_task, state_names
+from tiebreak.api.training.tasks import CHECK, TASK, as_state_dict, capture, state_names
 from tiebreak.engine.capture.captured import NORM, Captured
-from tiebreak.engine.capture.task import LOSSES, Task
+from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import read_tensors, write_tensors
@@ -76,19 +77,25 @@ def tell(callbacks: Callbacks, step: Step, model: nn.Module | None) -> None:
 class Trainer:
     """A training run in memory. Iterate over it, or call `run`; it can stop at any step and continue later.
 
-    `tiebreak.reproducible` makes one. The user's module is never changed: load `state_dict()` into it.
+    `tiebreak.reproducible` is its name for users. The user's module is never changed: load `state_dict()` into it.
     """
 
-    @taking(
-        task=TASK, directory=PATH | NONE, save_every=whole(1) | NONE, machine=MACHINE, check=CHECK,
-        callbacks=CALLBACKS,
-    )  # fmt: skip
+    @taking(task=TASK, directory=PATH | NONE, machine=MACHINE, check=CHECK, callbacks=CALLBACKS)
     def __init__(
-        self, task: Task, *, directory: str | Path | None = None, save_every: int | None = None,
-        machine: Machine = Machine(), check: str = "full", callbacks: Callbacks = (),
+        self, task: Task, *, directory: str | Path | None = None, machine: Machine = Machine(), check: str = "full",
+        callbacks: Callbacks = (),
     ) -> None:  # fmt: skip
-        if save_every is not None and directory is None:
-            raise ConfigurationError(f"expected a directory to save into with save_every={save_every}, got none")
+        """Prepares training whose every byte is fixed by the task, on any machine, with any thread count.
+
+        The initial weights are those that the task's model holds. Torch's seeded initialisation differs between
+        machines, so share the weights as a file if others are to repeat the run. directory: the place to save, at each
+        checkpoint of the task and at the end; if it holds a save of the same run, training continues from it. machine:
+        how this process computes. check: see `tiebreak.capture`. callbacks: one or several, called with each `Step`;
+        those of the task's `evaluate` have metrics.
+
+        Raises `ConfigurationError` before any work if something cannot be done; it lists every operator without an
+        exact form.
+        """
         if directory is not None and Path(directory).exists() and not Path(directory).is_dir():
             raise ConfigurationError(f"expected a directory to save into, got the file {directory}; choose another")
         self.directory = None if directory is None else Path(directory)
@@ -100,9 +107,10 @@ class Trainer:
         self.metrics: dict[int, dict[str, float]] = {}
         """The results of the task's `evaluate`, by step."""
         self._task, self._callbacks = task, callbacks
-        self._every = save_every
         self._names = state_names(task.model)
-        self._compiled: Captured = capture(task, check=check, device=machine.device)
+        # An interval of 1 whatever the task says: the state holds the losses since the last checkpoint, so the digest
+        # would depend on when the trainer is saved.
+        self._compiled: Captured = capture(replace(task, checkpoint_interval=1), check=check, device=machine.device)
         self._roots = {
             "program_root": self.program_root,
             "initial_state_root": _state_root(self._compiled.state),
@@ -130,7 +138,8 @@ class Trainer:
         for done in steps(self._interpreter, self._state, self._data, numbers, sums=exact, check_finite=True):
             self.step, self._state = done.number, done.result.state
             self.losses.append(done.result.loss)
-            if self.directory is not None and (self.step == self.steps or self._due()):
+            is_checkpoint = self.step == self.steps or self.step % self._task.checkpoint_interval == 0
+            if is_checkpoint and self.directory is not None:
                 self.save()
             step = Step(
                 self.step, done.result.loss, time.perf_counter() - started, self._evaluated(), norm_in(self._state)
@@ -140,14 +149,11 @@ class Trainer:
             started = time.perf_counter()
 
     def _evaluated(self) -> dict[str, float] | None:
-        every = self._task.evaluate_every or max(1, self.steps // CHECKPOINTS)
+        every = self._task.evaluate_every or self._task.checkpoint_interval
         if self._task.evaluate is None or (self.step % every and self.step != self.steps):
             return None
         self.metrics[self.step] = evaluate_state(self._task, self._state)
         return self.metrics[self.step]
-
-    def _due(self) -> bool:
-        return self._every is not None and self.step % self._every == 0
 
     @taking(until=whole(0) | NONE, progress=FLAG)
     def run(self, until: int | None = None, *, progress: bool = True) -> "Trainer":
@@ -215,33 +221,8 @@ class Trainer:
         return state
 
 
-@taking(
-    model=MODULE, loss=LOSSES, directory=PATH | NONE, save_every=whole(1) | NONE, machine=MACHINE, check=CHECK,
-    callbacks=CALLBACKS,
-)  # fmt: skip
-def reproducible(
-    model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path | None = None,
-    save_every: int | None = None, machine: Machine = Machine(), check: str = "full",
-    callbacks: Callbacks = (), **options: Any,
-) -> Trainer:  # fmt: skip
-    """Prepares training whose every byte is fixed by model, data and settings, on any machine, with any thread count.
-
-    options: the arguments of `tiebreak.make_task`: at least optimizer, data, batch and steps. The initial weights are
-    those that the module holds. Torch's seeded initialisation differs between machines, so share the weights as a file
-    if others are to repeat the run. directory: the place to save, every `save_every` steps and at the end; if it holds
-    a save of the same run, training continues from it. machine: how this process computes. check: see
-    `tiebreak.capture`. callbacks: one or several, called with each `Step`; those of `evaluate` (`tiebreak.Task`)
-    have metrics.
-
-    Raises `ConfigurationError` before any work if something cannot be done; it lists every operator without an exact
-    form.
-    """
-    if "checkpoint_every" in options:
-        raise ConfigurationError("expected save_every instead of checkpoint_every, which is for tiebreak.train")
-    return Trainer(
-        make_task(model, loss, checkpoint_every=1, **options), directory=directory, save_every=save_every,
-        machine=machine, check=check, callbacks=callbacks,
-    )  # fmt: skip
+reproducible = Trainer
+"""`tiebreak.reproducible(task)` reads as what it does; the trainer that it makes is an object to iterate over."""
 
 
 def norm_in(state: Mapping[str, Tensor]) -> float | None:

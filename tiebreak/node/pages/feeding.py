@@ -74,7 +74,7 @@ _KINDS_OF_LEDGER: Final = (PostKind.TRANSACTION, PostKind.MOVE, PostKind.RECEIPT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class PageContext:
     """The knowledge of pages beyond a hub's posts. ground: None if posts are all there is. chain: in words."""
 
     domain: Domain
@@ -85,9 +85,9 @@ class Outlook:
     chain: str = ""
 
 
-def pages(posts: "Store", outlook: Outlook) -> Sequence[BaseRoute]:
+def pages(posts: "Store", context: PageContext) -> Sequence[BaseRoute]:
     """The routes of the pages of a hub. A thread reads its posts now, and follows the board from then on."""
-    feed = Feed(posts, outlook)
+    feed = Feed(posts, context)
     feed.start()
     return routes(feed)
 
@@ -125,9 +125,9 @@ def _bounded(seen: list[tuple[int, ReadPost]], most: int) -> list[tuple[int, Rea
 class Feed:
     """A `PageSource` over a hub's posts and its ground, which without a chain is the ledger that the posts make."""
 
-    def __init__(self, posts: "Store", outlook: Outlook) -> None:
-        self.domain, self.chain = outlook.domain, outlook.chain
-        self._posts, self._outlook, self._ground = posts, outlook, outlook.ground
+    def __init__(self, posts: "Store", context: PageContext) -> None:
+        self.domain, self.chain = context.domain, context.chain
+        self._posts, self._outlook, self._ground = posts, context, context.ground
         self._lock = threading.Lock()
         self._place = self._shown = 0
         """The last post that was read, and the last one that the ledger's board shows."""
