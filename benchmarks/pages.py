@@ -23,7 +23,7 @@ from tiebreak.lab.sim.games.summary import table
 
 DOCS: Final = RESULTS.parents[1] / "docs"
 PAGES: Final = (
-    "distributed.md", "economics.md", "gas.md", "gpu.md", "logged.md", "ownership.md", "screening.md",
+    "distributed.md", "economics.md", "gas.md", "logged.md", "ownership.md", "screening.md",
 )  # fmt: skip
 BLOCK: Final = re.compile(r"(<!-- table (\{.*?\}) -->\n).*?(<!-- end -->)", re.DOTALL)
 

@@ -28,13 +28,12 @@ from torch.utils.data import (
     default_collate,
 )
 
+from tiebreak.engine.capture.plain_run import SEED
 from tiebreak.engine.capture.user_step import random_streams, set_random_streams
 from tiebreak.engine.data import ArrayFile, hugging_face, map_array, open_array, open_safetensors
 from tiebreak.protocol.arguments import shown
 from tiebreak.protocol.errors import ConfigurationError
 
-SEED: Final = 0x5EED
-"""The seed of a second reading."""
 LOOKS: Final = 256
 """The most examples of a dataset that are read again, twice and in other orders."""
 
