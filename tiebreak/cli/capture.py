@@ -74,7 +74,7 @@ def show(bundle: "Bundle", folder: Path, seconds: str) -> None:
         "instructions": ", ".join(f"{count} {kind}" for kind, count in cost.kinds.items()),
         "model": f"{bundle.parameters:,} numbers; state {_size(cost.state_bytes)}, data {_size(cost.data_bytes)}",
         "a step": f"{cost.flops:.3g} operations, about {_size(cost.memory_bytes)} of memory",
-        **({} if bundle.check == "full" else {"check": api.tasks.CHECKS[bundle.check]}),
+        **({} if bundle.check == "full" else {"check": api.reading.CHECKS[bundle.check]}),
         "capture": seconds,
         **{name.replace("_", " "): root for name, root in bundle.roots().items()},
         "folder": str(folder),
