@@ -356,20 +356,20 @@ def test_clipping_and_averages_are_compared(undone: str, monkeypatch: pytest.Mon
     if undone == "clipped":
         monkeypatch.setattr(compiling, "clipped", lambda _b, _clip, gradients: gradients)
     else:
-        real = compiling.averaged
-        monkeypatch.setattr(compiling, "averaged", lambda b, _, *rest: real(b, 0.5, *rest))
+        real = compiling.moving_averages
+        monkeypatch.setattr(compiling, "moving_averages", lambda b, _, *rest: real(b, 0.5, *rest))
     with pytest.raises(ConfigurationError, match="the optimizer's update is not torch's: after step 1"):
         checked(made)
 
 
 def test_eager_must_draw_what_the_program_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = check.Comparison.engine
+    real = check.EagerComparison.engine
 
     def fewer(*given: Any, **more: Any) -> Any:
         (ours,) = real(*given, **more)
         return [replace(ours, drawn=[tensor[:1] for tensor in ours.drawn if tensor is not None])]
 
-    monkeypatch.setattr(check.Comparison, "engine", fewer)
+    monkeypatch.setattr(check.EagerComparison, "engine", fewer)
     with pytest.raises(ConfigurationError, match=r"it draws random numbers of shape \(1, 6\) where eager PyTorch"):
         checked(task(network()))
 
