@@ -356,8 +356,8 @@ def test_clipping_and_averages_are_compared(undone: str, monkeypatch: pytest.Mon
     if undone == "clipped":
         monkeypatch.setattr(compiling, "clipped", lambda _b, _clip, gradients: gradients)
     else:
-        real = compiling.averaged
-        monkeypatch.setattr(compiling, "averaged", lambda b, _, *rest: real(b, 0.5, *rest))
+        real = compiling.moving_averages
+        monkeypatch.setattr(compiling, "moving_averages", lambda b, _, *rest: real(b, 0.5, *rest))
     with pytest.raises(ConfigurationError, match="the optimizer's update is not torch's: after step 1"):
         checked(made)
 

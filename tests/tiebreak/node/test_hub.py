@@ -20,7 +20,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from tests.lab.pages.staged import Staged
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
 from tests.tiebreak.node.hubs import (
     DATABASES,
@@ -54,6 +53,7 @@ from tiebreak.node.hub.post_queue import PostQueue, WaitingRequest
 from tiebreak.node.hub.post_writer import Arrival
 from tiebreak.node.hub.serving import proxies_of
 from tiebreak.node.hub.store import Store, Writer
+from tiebreak.node.pages.feed import Feed, PageContext
 from tiebreak.node.pages.routes import routes
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
@@ -61,7 +61,6 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.packing import unpack
 from tiebreak.protocol.parties import posts
-from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.parties.posts import Complete, Received, ReceivedPost
 from tiebreak.protocol.parties.turns import MAX_BATCH, OTHERS, Turns
 from tiebreak.protocol.tags import Digest
@@ -540,14 +539,17 @@ def test_pages_that_take_long_keep_no_thread_from_posts(tmp_path: Path) -> None:
     """More pages than the hub has threads, of six addresses, none of which is ready."""
     go_on, asked = threading.Event(), list[str]()
 
-    class Slow(Staged):
-        def reading(self) -> Any:
+    class Slow(Feed):
+        @property
+        def board(self) -> None:
             asked.append("a page")
             go_on.wait(20)
-            return super().reading()
 
-    slow = Slow(domain=DOMAIN, at=0, board=Board(), seen={}, known=None)
-    with running(settings(tmp_path), pages=lambda _: routes(slow)) as hub, ExitStack() as stack:
+    context = PageContext(domain=DOMAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 0)
+    with (
+        running(settings(tmp_path), pages=lambda store: routes(Slow(store, context))) as hub,
+        ExitStack() as stack,
+    ):
         for number in range(48):
             reader = stack.enter_context(connect(hub, f"127.0.0.{2 + number // 8}"))
             reader.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n")

@@ -15,7 +15,7 @@ from rich.console import Console
 from tiebreak.api.auditing.parallel import Replayers, audit_in_parallel
 from tiebreak.api.auditing.progress import Tally, on_stderr
 from tiebreak.api.auditing.ray import RayExecutor
-from tiebreak.api.auditing.replayers import Assignment, Executing, Executor, Processes
+from tiebreak.api.auditing.replayers import Assignment, Executing, Processes, TaskExecutor
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.environment import own_folder, own_mark, usable_cores
 from tiebreak.api.machine.running import as_policy, make_interpreter
@@ -290,7 +290,7 @@ class Workers:
 
     jobs: int | None = None
     ray: str | None = None
-    executor: Executor | None = None
+    executor: TaskExecutor | None = None
     ledger: Path | None = None
 
     def __post_init__(self) -> None:

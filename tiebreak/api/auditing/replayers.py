@@ -286,7 +286,7 @@ def serve(number: int) -> None:
 # ---------------------------------------------------------------- executors
 
 
-class Executor(Protocol):
+class TaskExecutor(Protocol):
     """Anything that runs functions elsewhere as `concurrent.futures.Executor` does: Dask's and loky's, or Ray's.
 
     It sends and gets nothing but bytes of ours, but most executors unpickle what their workers send: all must be the
@@ -305,7 +305,7 @@ def replay_packed(order: bytes) -> bytes:
 class Executing:
     """Workers of an executor, in place of `Processes`."""
 
-    def __init__(self, assignment: Assignment, executor: Executor, most: int) -> None:
+    def __init__(self, assignment: Assignment, executor: TaskExecutor, most: int) -> None:
         """most: how many tasks are with the executor at once."""
         self._assignment, self._executor, self.most = assignment, executor, most
 

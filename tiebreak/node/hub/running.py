@@ -18,7 +18,8 @@ from tiebreak.node.hub.serving import (
     serve,
     template,
 )
-from tiebreak.node.pages.feeding import PageContext, pages
+from tiebreak.node.pages.feed import PageContext
+from tiebreak.node.pages.routes import pages
 from tiebreak.protocol.chain.client import Chain
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
