@@ -127,7 +127,7 @@ def test_one_root(setting: Setting, stopped: Path, tmp_path: Path, cases: Callab
 def test_without_its_exact_fallback_an_engine_comes_to_another_root(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """FP64 and its error, rounded. `engine/test_qualify.py` and `test_contraction.py` refuse such engines first."""
+    """FP64 with its error, rounded. `test_qualify.py` and `test_contraction.py` refuse such engines before."""
     monkeypatch.setenv("TIEBREAK_NATIVE", "0")
     for module in (sums, scatter):
         monkeypatch.setattr(module, "settle", lambda c, e, *_, **__: (c + e).float())

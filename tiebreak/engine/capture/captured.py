@@ -7,7 +7,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from tiebreak.engine.capture.purity import CPU, examine
+from tiebreak.engine.capture.plain_run import CPU
+from tiebreak.engine.capture.rehearsal import rehearse
 from tiebreak.engine.capture.step import Constants, capture
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
 from tiebreak.engine.capture.updates import RecordedSteps, recorded, torch_update
@@ -16,12 +17,11 @@ from tiebreak.engine.data.narrow import NARROW, fills_words, stored, words_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS
 from tiebreak.engine.lowering.builder import Builder, Ref
-from tiebreak.engine.lowering.scalars import wrapped
-from tiebreak.engine.optimizers import tables, update
-from tiebreak.engine.optimizers.averaging import AVERAGE, averaged
-from tiebreak.engine.optimizers.clipping import clipped, total_norm
+from tiebreak.engine.lowering.elementwise import wrapped
+from tiebreak.engine.optimizers.rules import update
+from tiebreak.engine.optimizers.tables import tables
 from tiebreak.engine.optimizers.translate import TorchOptimizers
-from tiebreak.engine.optimizers.update import Update
+from tiebreak.engine.optimizers.update import AVERAGE, Update, clipped, moving_averages, total_norm
 from tiebreak.protocol.errors import ConfigurationError, ProgramError
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
@@ -106,11 +106,11 @@ def first_state(task: Task) -> dict[str, Tensor]:
 
 
 def rehearsed(task: Task, device: torch.device | None = CPU) -> frozenset[str]:
-    """Rehearses the task's step on a device, as `examine` does, and names the buffers that it assigns."""
+    """Rehearses the task's step on a device, as `rehearse` does, and names the buffers that it assigns."""
     with torch.random.fork_rng(devices=[]):  # the two captures of a check begin in different states
         scheduled = task.schedule is not None or bool(getattr(task.optimizer, "schedulers", ()))
         losses = [phase.loss for phase in task.phases]
-        return examine(task.model, losses, _telling(task), device, scheduled=scheduled)
+        return rehearse(task.model, losses, _telling(task), device, scheduled=scheduled)
 
 
 def capture_in_place(
@@ -128,7 +128,7 @@ def capture_in_place(
     new |= {OPTIMIZER + name: ref for name, ref in e.entries.items()}
     if task.average is not None:
         moving = {name: e.before[name] for name, p in task.model.named_parameters() if p.requires_grad}
-        new |= e.held(averaged(e.b, task.average, moving, e.refs), lambda entry: entry.removeprefix(AVERAGE))
+        new |= e.held(moving_averages(e.b, task.average, moving, e.refs), lambda entry: entry.removeprefix(AVERAGE))
     loss = reduce(e.b.add, [phase.loss for phase in e.phases])
     new[TELEMETRY] = _telemetry(e.b, loss, task.checkpoint_interval)
     if task.norm:

@@ -1,0 +1,230 @@
+"""Inverses of sine, cosine, tangent and their hyperbolic relatives; log gamma and its first two derivatives."""
+
+import math
+
+from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.lowering.elementwise import log1p, round_
+from tiebreak.engine.lowering.registry import Context, lowers
+from tiebreak.protocol.program.isa import MapFunction
+
+_TAN_PI_8 = math.tan(math.pi / 8)
+_HALF_PI, _HALF_PI_LOW = 13176795 / 2**23, -4.371139000186241e-08
+"""pi / 2 as the sum of two."""
+_ATAN = (-0.33333314342036646, 0.1999841574843419, -0.1424241541046215, 0.10585122597502232, -0.060552224648082756)
+"""(atan(z) / z - 1) / z^2 as a polynomial in z^2 for z <= tan(pi / 8): atan errs by 2^-30."""
+_ASIN = (0.16666752681456512, 0.0749528867082765, 0.0454716072123889, 0.02417295160309099, 0.04217822980941947)
+"""(asin(z) / z - 1) / z^2 as a polynomial in z^2 for z <= 1/2: asin errs by 2^-27."""
+_LARGE = 4096.0
+"""The number from which on the square root of x^2 + 1 or of x^2 - 1 is x."""
+
+
+def _odd_series(b: Builder, z: Ref, square: Ref, coefficients: tuple[float, ...]) -> Ref:
+    """z + z * square * (c0 + c1 * square + ...)."""
+    series = b.polynomial(square, coefficients)
+    return b.add(z, b.mul(b.mul(z, square), series))
+
+
+def _from_right_angles(b: Builder, count: float, x: Ref) -> Ref:
+    """count * pi / 2 - x."""
+    return b.sub(b.const(count * _HALF_PI), b.sub(x, b.const(count * _HALF_PI_LOW)))
+
+
+def _first_octant(b: Builder, z: Ref) -> Ref:
+    """atan of 0 <= z <= 1; above tan(pi / 8) as pi / 4 - atan((1 - z) / (1 + z))."""
+    one = b.const(1.0)
+    far = b.lt(b.const(_TAN_PI_8), z)
+    w = b.where(far, b.div(b.sub(one, z), b.add(one, z)), z)
+    found = _odd_series(b, w, b.mul(w, w), _ATAN)
+    return b.where(far, _from_right_angles(b, 0.5, found), found)
+
+
+@lowers("atan.default")
+def atan(c: Context, x: Ref) -> Ref:
+    """A polynomial up to tan(pi/8); pi/4 less that of (1 - x) / (1 + x) up to 1; pi/2 less that of 1 / x beyond."""
+    b, x, one = c.b, c.ref(x), c.b.const(1.0)
+    size = b.abs(x)
+    steep = b.lt(one, size)
+    found = _first_octant(b, b.where(steep, b.div(one, size), size))
+    return b.signed(b.where(steep, _from_right_angles(b, 1, found), found), x)
+
+
+@lowers("atan2.default")
+def atan2(c: Context, y: Ref, x: Ref) -> Ref:
+    """The angle of (x, y), from atan of the smaller over the greater; 0 at (0, 0). Zeros have no sign."""
+    b, y, x = c.b, c.ref(y), c.ref(x)
+    zero, one, infinity = b.const(0.0), b.const(1.0), b.const(math.inf)
+    up, across = b.abs(y), b.abs(x)
+    vast = b.eq(b.map(MapFunction.MAX, up, across), infinity)
+    up, across = (b.where(vast, b.where(b.eq(size, infinity), one, zero), size) for size in (up, across))
+    steep = b.lt(across, up)
+    smaller, greater = b.map(MapFunction.MIN, up, across), b.map(MapFunction.MAX, up, across)
+    nowhere = b.eq(greater, zero)
+    found = _first_octant(b, b.where(nowhere, zero, b.div(smaller, greater)))
+    found = b.where(steep, _from_right_angles(b, 1, found), found)
+    left = b.lt(x, zero)
+    return b.signed(b.where(left, _from_right_angles(b, 2, found), found), y)
+
+
+def _asin_of(b: Builder, size: Ref) -> tuple[Ref, Ref, Ref]:
+    """The mask |x| > 1/2; asin(sqrt((1 - |x|) / 2)) where it holds, elsewhere asin(|x|); and twice that."""
+    half = b.const(0.5)
+    far = b.lt(half, size)
+    square = b.where(far, b.mul(b.sub(b.const(1.0), size), half), b.mul(size, size))
+    found = _odd_series(b, b.where(far, b.map(MapFunction.SQRT, square), size), square, _ASIN)
+    return far, found, b.add(found, found)
+
+
+@lowers("asin.default")
+def asin(c: Context, x: Ref) -> Ref:
+    """A polynomial up to 1/2; beyond, pi / 2 less twice that of sqrt((1 - x) / 2)."""
+    b, x = c.b, c.ref(x)
+    far, near, twice = _asin_of(b, b.abs(x))
+    return b.signed(b.where(far, _from_right_angles(b, 1, twice), near), x)
+
+
+@lowers("acos.default")
+def acos(c: Context, x: Ref) -> Ref:
+    """pi / 2 - asin(x) up to 1/2; beyond, 2 asin(sqrt((1 - x) / 2)), or pi less that of -x."""
+    b, x = c.b, c.ref(x)
+    far, near, twice = _asin_of(b, b.abs(x))
+    beyond = b.where(b.lt(x, b.const(0.0)), _from_right_angles(b, 2, twice), twice)
+    return b.where(far, beyond, _from_right_angles(b, 1, b.signed(near, x)))
+
+
+def _log_of_twice(b: Builder, x: Ref) -> Ref:
+    return b.add(b.map(MapFunction.LOG, x), b.const(math.log(2)))
+
+
+@lowers("asinh.default")
+def asinh(c: Context, x: Ref) -> Ref:
+    """log1p(x + x^2 / (1 + sqrt(x^2 + 1))), but log(x) + log 2 from 4096 on, with the sign put back."""
+    b, x, one = c.b, c.ref(x), c.b.const(1.0)
+    size = b.abs(x)
+    square = b.mul(size, size)
+    root = b.map(MapFunction.SQRT, b.add(square, one))
+    near = log1p(c, b.add(size, b.div(square, b.add(one, root))))
+    far = b.lt(b.const(_LARGE), size)
+    return b.signed(b.where(far, _log_of_twice(b, size), near), x)
+
+
+@lowers("acosh.default")
+def acosh(c: Context, x: Ref) -> Ref:
+    """log1p(t + sqrt(t) * sqrt(x + 1)) with t = x - 1, but log(x) + log 2 from 4096 on."""
+    b, x, one = c.b, c.ref(x), c.b.const(1.0)
+    above = b.sub(x, one)
+    roots = (b.map(MapFunction.SQRT, v) for v in (above, b.add(x, one)))  # of what is negative: NaN
+    near = log1p(c, b.add(above, b.mul(*roots)))
+    return b.where(b.lt(b.const(_LARGE), x), _log_of_twice(b, x), near)
+
+
+@lowers("atanh.default")
+def atanh(c: Context, x: Ref) -> Ref:
+    """log1p(2x / (1 - x)) / 2, with the sign put back."""
+    b, x = c.b, c.ref(x)
+    size = b.abs(x)
+    ratio = b.div(b.add(size, size), b.sub(b.const(1.0), size))
+    return b.signed(b.scale(log1p(c, ratio), 0.5), x)
+
+
+_LGAMMA = (0.4227843350065366, 0.32246703468845367, -0.06735228224902842, 0.020580734398536842, -0.007386158630367144,
+           0.0028917326862348868, -0.0011859593395562602, 0.0005015166621041213, -0.00025361856759876323,
+           0.0001223641744987001)  # fmt: skip
+"""log(gamma(2 + p)) / p as a polynomial for |p| <= 1/2, to 2^-31."""
+_STIRLING = (1 / 12, -1 / 360, 1 / 1260)
+"""log(gamma(x)) - (x - 1/2) * (log(x) - 1) - (log(2 pi) - 1) / 2 in odd powers of 1/x."""
+_DIGAMMA = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132)
+"""log(x) - 1 / 2x - digamma(x) in powers of 1/x^2."""
+_TRIGAMMA = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66)
+"""trigamma(x) - 1 / x - 1 / 2x^2 in odd powers of 1/x from the third on."""
+_FAR = 8.0
+"""The argument from which on all three are computed by their series in 1/x."""
+
+
+def _less(b: Builder, x: Ref, y: float) -> Ref:
+    return b.lt(x, b.const(y))
+
+
+def _half_turn(c: Context, size: Ref) -> Ref:
+    """pi * (x - n) with n the nearest whole number."""
+    return c.b.scale(c.b.sub(size, round_(c, size)), math.pi)
+
+
+def _lgamma_of_positive(b: Builder, x: Ref) -> Ref:
+    """log(gamma(x)) of positive x: a polynomial about 2 and gamma(x + 1) = x * gamma(x), or Stirling's series."""
+    one = b.const(1.0)
+    t, product = x, one
+    for _ in range(6):  # down to between 1.5 and 2.5; every difference is exact
+        low, less = _less(b, t, 2.5), b.sub(t, one)
+        t, product = b.where(low, t, less), b.where(low, product, b.mul(product, less))
+    tiny, small = _less(b, x, 0.5), _less(b, x, 1.5)
+    p = b.where(tiny, x, b.where(small, b.sub(x, one), b.sub(t, b.const(2.0))))
+    log = b.map(MapFunction.LOG, b.where(tiny, b.mul(x, b.add(x, one)), b.where(small, x, product)))
+    near = b.add(b.mul(b.polynomial(p, _LGAMMA), p), b.where(small, b.neg(log), log))
+    inverse = b.div(one, x)
+    rest = b.mul(b.polynomial(b.mul(inverse, inverse), _STIRLING), inverse)
+    large = b.mul(b.sub(x, b.const(0.5)), b.sub(b.map(MapFunction.LOG, x), one))
+    return b.where(_less(b, x, _FAR), near, b.add(large, b.add(rest, b.const((math.log(2 * math.pi) - 1) / 2))))
+
+
+@lowers("lgamma.default")
+def lgamma(c: Context, x: Ref) -> Ref:
+    """A polynomial about 2, recurrence, and Stirling's series from 8 on; reflection if x < 0."""
+    b, x = c.b, c.ref(x)
+    size = b.abs(x)
+    found = _lgamma_of_positive(b, size)
+    sine = b.abs(b.map(MapFunction.SIN, _half_turn(c, size)))
+    logs = b.add(b.map(MapFunction.LOG, size), b.map(MapFunction.LOG, sine))
+    mirrored = b.sub(b.sub(b.const(math.log(math.pi)), logs), found)
+    poles = b.eq(sine, b.const(0.0))
+    infinity = b.const(math.inf)
+    vast = b.eq(size, infinity)
+    found = b.where(_less(b, x, 0.0), b.where(poles, infinity, mirrored), found)
+    return b.where(vast, infinity, found)
+
+
+def _above(b: Builder, x: Ref, power: int) -> tuple[Ref, Ref]:
+    """x + n of at least 8, and the sum of 1 / x^power, 1 / (x + 1)^power, ... before it."""
+    one, taken = b.const(1.0), b.const(0.0)
+    for _ in range(int(_FAR)):
+        low, inverse = _less(b, x, _FAR), b.div(one, x)
+        term = inverse if power == 1 else b.mul(inverse, inverse)
+        x, taken = b.where(low, b.add(x, one), x), b.where(low, b.add(taken, term), taken)
+    return x, taken
+
+
+@lowers("digamma.default")
+def digamma(c: Context, x: Ref) -> Ref:
+    """The series in 1/x from 8 on, and recurrence up to there; reflection if x < 0."""
+    b, x = c.b, c.ref(x)
+    size, one = b.abs(x), b.const(1.0)
+    t, taken = _above(b, size, 1)
+    inverse = b.div(one, t)
+    square = b.mul(inverse, inverse)
+    rest = b.add(b.mul(b.polynomial(square, _DIGAMMA), square), b.scale(inverse, 0.5))
+    found = b.sub(b.sub(b.map(MapFunction.LOG, t), rest), taken)
+    turn = _half_turn(c, size)
+    cotangent = b.div(b.scale(b.map(MapFunction.COS, turn), math.pi), b.map(MapFunction.SIN, turn))
+    mirrored = b.add(b.add(found, b.div(one, size)), cotangent)
+    poles = b.eq(turn, b.const(0.0))
+    return b.where(_less(b, x, 0.0), b.where(poles, b.const(math.nan), mirrored), found)
+
+
+@lowers("polygamma.default")
+def polygamma(c: Context, order: int, x: Ref) -> Ref:
+    """The first derivative (order 0) or the second (order 1) of the logarithm of the gamma function."""
+    if order == 0:
+        return digamma(c, x)
+    if order != 1:
+        raise NotImplementedError("polygamma of an order above 1")
+    b, x = c.b, c.ref(x)
+    size, one = b.abs(x), b.const(1.0)
+    t, taken = _above(b, size, 2)
+    inverse = b.div(one, t)
+    square = b.mul(inverse, inverse)
+    found = b.add(b.add(b.mul(b.polynomial(square, _TRIGAMMA), b.mul(square, inverse)), b.scale(square, 0.5)), inverse)
+    found = b.add(found, taken)
+    sine = b.map(MapFunction.SIN, _half_turn(c, size))
+    reflected = b.div(b.const(math.pi), sine)
+    own = b.div(one, size)
+    mirrored = b.add(b.sub(b.mul(reflected, reflected), found), b.mul(own, own))
+    return b.where(_less(b, x, 0.0), mirrored, found)
