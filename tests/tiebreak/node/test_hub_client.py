@@ -369,7 +369,7 @@ def test_a_thread_of_the_mail_outlives_every_exception(monkeypatch: pytest.Monke
         stop.clear()
         errors[:] = [ValueError("-5"), TypeError(), StateError("away")]
         given: dict[str, Any] = dict.fromkeys(("machine", "ground", "shelf"))
-        given["crews"] = SimpleNamespace(listen=lambda *_: None)
+        given["workers"] = SimpleNamespace(listeners=SimpleNamespace())
         given["journal"] = SimpleNamespace(fact=lambda _: None, append=None)
         run(Driver(hub_client=Broken(), notes=Log("auditor", stream=written), stop=stop, **given))  # type: ignore[arg-type]
     assert written.getvalue().count("WARNING hub") == 6
