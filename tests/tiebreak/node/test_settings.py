@@ -154,7 +154,7 @@ DEVIATIONS = {
     ("tests/tiebreak/node/test_driver.py", "block_seconds"): "its chain has blocks of one second",
     ("tests/tiebreak/node/test_settings.py", "confirmations"): "reads back what was written",
     ("tests/tiebreak/node/test_settings.py", "spike_gwei"): "reads back what was written",
-    ("tests/tiebreak/node/test_crews.py", "trial_seconds"): "a trial that takes too long ends",
+    ("tests/tiebreak/node/test_workers.py", "trial_seconds"): "a trial that takes too long ends",
     ("tests/tiebreak/node/test_ground.py", "confirmations"): "three blocks vanish at a time",
     ("tests/tiebreak/node/test_ground_anvil.py", "confirmations"): "three blocks vanish at a time",
     ("tests/chain/test_outbox.py", "confirmations"): "counts the blocks on a transaction's",
