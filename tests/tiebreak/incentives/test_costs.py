@@ -13,7 +13,8 @@ from benchmarks.figures import MEASURED, STEP, cases, collect
 from benchmarks.scale_workloads import TRANSFORMERS, gpt
 from benchmarks.workloads import INTERVAL, STEPS
 from tests.parts import slow_except
-from tiebreak.engine.capture.captured import MODEL, capture_task
+from tiebreak.engine.capture.captured import capture_task
+from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.run import directory
 from tiebreak.engine.run.retention import Keep
 from tiebreak.incentives import costs as estimates

@@ -20,9 +20,10 @@ from tiebreak.api.data.examples import Loaded, loaded
 from tiebreak.api.machine import DEVICE
 from tiebreak.api.machine.running import usable_device
 from tiebreak.api.training.reading import CHECKS
-from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.check import checked
 from tiebreak.engine.capture.slices import NoSlice, Slice
+from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.task import LOSSES, Batch, Loss, Optimizer, Rows, Task
 from tiebreak.engine.data import ArrayFile, map_array, open_array
 from tiebreak.engine.data.tensors import widened

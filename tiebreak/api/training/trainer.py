@@ -15,7 +15,8 @@ from tiebreak.api.machine import MACHINE, Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.tasks import CHECK, CHECKPOINTS, MODULE, TASK, as_state_dict, capture, make_task, state_names
-from tiebreak.engine.capture.captured import NORM, Captured
+from tiebreak.engine.capture.captured import Captured
+from tiebreak.engine.capture.state import NORM
 from tiebreak.engine.capture.task import LOSSES, Task
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder
