@@ -13,7 +13,7 @@ from torch import nn
 
 import tiebreak
 from tiebreak.api.training.evaluation import evaluate_state
-from tiebreak.demo.plain_runs import PlainSettings, plain_run, plain_runs
+from tiebreak.demo.step_runs import PlainSettings, step_run, step_runs
 from tiebreak.demo.tasks import plain
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.captured import capture_task
@@ -160,7 +160,7 @@ def test_training_leaves_the_task_and_the_random_stream_alone() -> None:
 def test_a_process_of_its_own_with_another_instruction_set() -> None:
     """Same settings: same bytes. Another instruction set: other bytes, where the CPU has more than the default one."""
     native, other = PlainSettings(threads=1), PlainSettings(threads=1, capability="default")
-    runs = plain_runs("digits", load_task("digits").initial_state(), (native, native, other), steps=20)
+    runs = step_runs("digits", load_task("digits").initial_state(), (native, native, other), steps=20)
     assert runs[0] == runs[1]
     assert runs[2].settings == "1 thread, DEFAULT"
     if runs[0].settings != runs[2].settings:
@@ -170,4 +170,4 @@ def test_a_process_of_its_own_with_another_instruction_set() -> None:
 @pytest.mark.slow
 def test_a_process_that_fails_says_why() -> None:
     with pytest.raises(StateError, match=r"exit code 1: .*ConfigurationError.*no\.py"):
-        plain_run("no.py", Path(__file__), PlainSettings(threads=1))
+        step_run("no.py", Path(__file__), PlainSettings(threads=1))

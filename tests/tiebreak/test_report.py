@@ -194,7 +194,7 @@ def test_success_needs_every_referee_and_every_audit() -> None:
     assert "Not as it should be" in html.unescape(report.to_html(failed))
 
 
-def test_a_plain_run_that_did_not_fork_is_not_called_a_fork() -> None:
+def test_a_step_run_that_did_not_fork_is_not_called_a_fork() -> None:
     base = result()
     assert base.plain_forked == ("digits",)
     same = dataclasses.replace(base, plain=(base.plain[0], base.plain[0]))

@@ -33,7 +33,7 @@ SETTINGS: Final = (
 """The settings to compare by default."""
 
 
-def plain_run(name: str, state_file: Path, settings: PlainSettings, steps: int | None = None) -> PlainResult:
+def step_run(name: str, state_file: Path, settings: PlainSettings, steps: int | None = None) -> PlainResult:
     """Trains task `name` in its own process, from the state in a file.
 
     Raises `StateError` with the last output of the process if it fails.
@@ -54,11 +54,11 @@ def plain_run(name: str, state_file: Path, settings: PlainSettings, steps: int |
     return PlainResult(job=name, settings=words, state_sha256=run["state_sha256"], final_loss=run["losses"][-1])
 
 
-def plain_runs(
+def step_runs(
     name: str, state: dict[str, Tensor], settings: Sequence[PlainSettings] = SETTINGS, steps: int | None = None
 ) -> tuple[PlainResult, ...]:
     """Does one run for each of the settings, all from the same state bytes (named as in the model)."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "initial.safetensors"
         save_file(state, file)
-        return tuple(plain_run(name, file, each, steps) for each in settings)
+        return tuple(step_run(name, file, each, steps) for each in settings)

@@ -10,9 +10,9 @@ from rich.table import Table
 
 from tiebreak.api.machine.environment import describe
 from tiebreak.demo import disputes, report, training
-from tiebreak.demo.plain_runs import plain_runs
 from tiebreak.demo.report import short
 from tiebreak.demo.results import DemoResult, DisputeResult
+from tiebreak.demo.step_runs import step_runs
 from tiebreak.demo.tasks.loader import load_task
 from tiebreak.node.pages.words import whole
 from tiebreak.protocol.commitments.terms import Terms
@@ -84,7 +84,7 @@ def run_demo(output: Path, console: Console, *, steps: int | None = None) -> Dem
     heading(console, 3, "Audit: another process, other settings, the same bits")
     digits = trained[0]
     audit, replay = training.audit(digits, output / "runs" / "digits-audit", console)
-    plain = plain_runs(digits.task.name, digits.task.initial_state(), steps=steps)
+    plain = step_runs(digits.task.name, digits.task.initial_state(), steps=steps)
     roots = {run.state_sha256 for run in plain}
     console.print(
         f"plain FP32 PyTorch under {len(plain)} such settings: {len(roots)} different final states", highlight=False

@@ -110,7 +110,7 @@ def train(market: DisputeMarket, task: Task, captured: Captured, run: RunDirecto
     done = _compute(market, run, interpreter, f"training {task.name}", console)
     before, after = (evaluate_state(task, run.state(step)) for step in (0, task.steps))
     metric = next(iter(after))
-    _, plain_run = plain.train(task)
+    _, step_run = plain.train(task)
     console.print(
         f"{task.name}: {metric} {before[metric]:.3f} → {after[metric]:.3f} in {done.seconds:.1f} s; "
         f"{len(done.gas)} heads on chain ({max(done.gas):,} gas at most); run root {short(done.root)}",
@@ -134,7 +134,7 @@ def train(market: DisputeMarket, task: Task, captured: Captured, run: RunDirecto
         metric_before=before[metric],
         metric_after=after[metric],
         seconds=done.seconds,
-        plain_seconds=plain_run.seconds,
+        plain_seconds=step_run.seconds,
         rounding=tuple(
             RoundingCount(
                 kind=kind,

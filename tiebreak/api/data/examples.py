@@ -26,7 +26,7 @@ from torch.utils.data import (
 )
 
 from tiebreak.api.data import hugging_face
-from tiebreak.engine.capture.plain_run import SEED
+from tiebreak.engine.capture.step_run import SEED
 from tiebreak.engine.capture.user_step import random_streams, set_random_streams
 from tiebreak.protocol.arguments import shown
 from tiebreak.protocol.errors import ConfigurationError

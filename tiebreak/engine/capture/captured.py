@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tiebreak.engine.capture.plain_run import CPU
 from tiebreak.engine.capture.rehearsal import rehearse
 from tiebreak.engine.capture.state import MODEL, StateEntries
 from tiebreak.engine.capture.step import Constants, capture
+from tiebreak.engine.capture.step_run import CPU
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
 from tiebreak.engine.capture.torch_updates import RecordedSteps, recorded, torch_update
 from tiebreak.engine.capture.user_step import same_tensors, untouched

@@ -43,10 +43,10 @@ from tiebreak.engine.capture.captured import Captured, capture_in_place, rehears
 from tiebreak.engine.capture.draws import GivenDraws
 from tiebreak.engine.capture.optimizer_check import wrong_update
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
-from tiebreak.engine.capture.plain_run import CPU
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
 from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.state import MODEL, OPTIMIZER, first_state
+from tiebreak.engine.capture.step_run import CPU
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
 from tiebreak.engine.capture.user_code import refusal, user_line
 from tiebreak.engine.capture.user_step import LossModule, exchanged, remembered, untouched
@@ -95,7 +95,7 @@ def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Sli
     given = task.initial_state(None if part is None else "meta", copy=False)
     captured: Captured = _on_either(device, task.model, "the step is rehearsed", partial(_captured_twice, task, given))
     steps, tested = (task, captured) if part is None else (part.task, _of_slice(task, captured, part, device))
-    run = partial(Comparison.refuse_other_steps, Comparison(steps, tested, run_step))
+    run = partial(TwoSides.refuse_other_steps, TwoSides(steps, tested, run_step))
     _on_either(device, steps.model, "the capture is checked", run)
     del tested, run  # before the state is copied
     return replace(captured, state=captured.state | first_state(task), check="full" if part is None else "slice")
@@ -188,7 +188,7 @@ def _same_programs(first: Captured, second: Captured) -> None:
 
 
 @dataclass(slots=True)
-class Comparison:
+class TwoSides:
     """Steps of a task as the engine computes them, and as eager PyTorch does; both on one device."""
 
     task: Task

@@ -1,4 +1,4 @@
-"""Records a step of torch's optimizers on symbols: tensors of which only shape and dtype are known.
+"""Records a step of torch's optimizers on symbols: tensors with shape and dtype, and without values.
 
 An optimizer is Python code with numbers in it that change from step to step (rates, corrections, counts). Its calls of
 ATen are recorded, with marks in the place of tensors and numbers. Steps with the same calls have one form. What needs
@@ -74,19 +74,19 @@ class Symbol(Tensor):
         raise ConfigurationError(f"expected an optimizer that computes within its step only, got {func} outside of it")
 
 
-class Operand(int):
+class SymbolMark(int):
     """The number of a symbol, in its place among the arguments of a call."""
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class NumberMark:
     """The place of a Python number, or of a tensor of one element, among the numbers of a step."""
 
     place: int
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RecordedCall:
     """A call of ATen, with marks in the place of tensors and numbers. line: the user's, empty if it is torch's."""
 
     func: OpOverload
@@ -98,8 +98,8 @@ class Call:
     def leaves(self) -> list[Any]:
         return flat((self.args, self.kwargs))
 
-    def operands(self) -> list[Operand]:
-        return [leaf for leaf in self.leaves() if isinstance(leaf, Operand)]
+    def operands(self) -> list[SymbolMark]:
+        return [leaf for leaf in self.leaves() if isinstance(leaf, SymbolMark)]
 
     def written(self) -> list[Any]:
         """The operands that the call writes to."""
@@ -107,29 +107,29 @@ class Call:
 
 
 @dataclass(slots=True)
-class Form:
+class StepForm:
     """The calls of a step, and its tensors by number: those of `inputs`, then the results of the calls."""
 
     inputs: tuple[str, ...]
     outputs: dict[str, int] = field(default_factory=dict)
     """The numbers of the parameters and of the state after the step."""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[RecordedCall] = field(default_factory=list)
     shadows: list[Tensor] = field(default_factory=list, compare=False)
     memories: list[int] = field(default_factory=list, compare=False)
     numbers: list[Any] = field(default_factory=list, compare=False)
     """The Python numbers, and tensors of one element, of the first step of this form."""
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StepRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the calls of one step on symbols, and those that make tensors of known shape; others are computed."""
 
-    def __init__(self, inputs: Mapping[str, Symbol], what: str, foreign: Set[int], before: Form | None) -> None:
+    def __init__(self, inputs: Mapping[str, Symbol], what: str, foreign: Set[int], before: StepForm | None) -> None:
         """Begins a step. foreign: memory that it may not read. before: the form of the step before.
 
         Most steps repeat that. With the same inputs and the same calls so far, its next results have the same numbers.
         """
         super().__init__()  # type: ignore[no-untyped-call]
-        self.form, self._what, self._foreign = Form(tuple(inputs)), what, foreign
+        self.form, self._what, self._foreign = StepForm(tuple(inputs)), what, foreign
         self._before = before if before is not None and before.inputs == self.form.inputs else None
         self._caller: FrameType | None = None
         self._symbols = list[Symbol]()
@@ -193,7 +193,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         memory = symbols[0].memory if func.is_view else None
         made = mapped(result, lambda t: own[id(t)] if id(t) in own else self._add(Symbol(t), memory))
         line = user_line(self._caller, within=__file__)
-        self.form.calls.append(Call(func, marked, named, self._marked(made, numeric=False), line))
+        self.form.calls.append(RecordedCall(func, marked, named, self._marked(made, numeric=False), line))
         return made
 
     def _check(self, func: OpOverload, args: Any, kwargs: Any) -> None:
@@ -239,7 +239,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise self.refusal(
                     "reads a tensor of an earlier step that is neither in its `state` nor in its groups or attributes"
                 )
-            return Operand(value.number)
+            return SymbolMark(value.number)
         if isinstance(value, list | tuple):
             return tuple(self._marked(one, numeric) for one in value)
         if isinstance(value, Tensor) and value.numel() != 1:
@@ -249,7 +249,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         if isinstance(value, Tensor) or (numeric and isinstance(value, int | float) and not isinstance(value, bool)):
             self.form.numbers.append(value.clone() if isinstance(value, Tensor) else value)
-            return Column(len(self.form.numbers) - 1)
+            return NumberMark(len(self.form.numbers) - 1)
         return value
 
 
@@ -285,8 +285,8 @@ def flat(value: Any) -> list[Any]:
 
 def record_step(
     optimizers: Sequence[torch.optim.Optimizer], symbols: Mapping[str, Symbol], trained: Sequence[str],
-    make: Callable[[Mapping[str, Symbol]], Recorder],
-) -> Form:  # fmt: skip
+    make: Callable[[Mapping[str, Symbol]], StepRecorder],
+) -> StepForm:  # fmt: skip
     """Runs the optimizers once, within the recorder that is made for the tensors that they begin with."""
     names = {id(symbol): name for name, symbol in symbols.items()}
     gradients = {name: Symbol(torch.empty_like(symbols[name].shadow)) for name in trained}

@@ -24,12 +24,12 @@ from tiebreak.engine.capture.recording import (
     GRADIENT,
     PARAMETER,
     SHARED,
-    Call,
-    Column,
-    Form,
-    Operand,
-    Recorder,
+    NumberMark,
+    RecordedCall,
+    StepForm,
+    StepRecorder,
     Symbol,
+    SymbolMark,
     flat,
     held_tensors,
     mapped,
@@ -65,7 +65,7 @@ class RecordedSteps:
     optimizers: TorchOptimizers
     trained: list[str]
 
-    forms: list[Form]
+    forms: list[StepForm]
     chosen: list[int]
     numbers: list[Sequence[float]]
     initial: dict[str, Tensor]
@@ -85,7 +85,7 @@ def recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> Recorded
         raise ConfigurationError(f"{what} cannot be captured: it {SHARED.format(other, name)}")
     initial = {n: t.detach() for n, t in given.items()}
     found = RecordedSteps(optimizers=o, trained=[*trained], forms=[], chosen=[], numbers=[], initial=initial)
-    form: Form | None = None
+    form: StepForm | None = None
     buffers = {buffer: buffer for buffer in task.model.buffers()}  # that no copy of one is taken for a constant
     copies = o.copies({**{parameters[n]: s for n, s in symbols.items()}, **own, **buffers}, task.schedule)
     total = task.steps * o.times
@@ -94,7 +94,7 @@ def recorded(task: Task, o: TorchOptimizers, trained: Sequence[str]) -> Recorded
         if step and (now := time.monotonic()) - said > PATIENCE_S:
             said, left = now, timedelta(seconds=round((now - began) * (total - step) / step))
             sys.stderr.write(f"recording {o.name}: step {step} of {total}, {left} left\n")
-        make = partial(Recorder, what=what, foreign=foreign, before=form)
+        make = partial(StepRecorder, what=what, foreign=foreign, before=form)
         form = record_step(optimizers, symbols, trained, make)
         found.forms.extend([] if form in found.forms else [form])
         if len(found.forms) > FORMS:
@@ -144,18 +144,20 @@ def _begin_alike(found: RecordedSteps, parameters: Mapping[str, Tensor]) -> None
         found.chosen[0] = found.chosen[1]
 
 
-def _alike(calls: Sequence[Call], others: Sequence[Call], numbers: dict[Any, int]) -> list[Column] | None:
+def _alike(
+    calls: Sequence[RecordedCall], others: Sequence[RecordedCall], numbers: dict[Any, int]
+) -> list[NumberMark] | None:
     """The places of the numbers of `others` among those of `calls`, if they are the same; None if they are not.
 
     numbers: the operands of `others` by those of `calls`, to which the results are added.
     """
-    order = list[Column]()
+    order = list[NumberMark]()
 
     def renamed(leaf: Any) -> Any:
-        if isinstance(leaf, Column):
+        if isinstance(leaf, NumberMark):
             order.append(leaf)
-            return Column(len(order) - 1)
-        return Operand(numbers.get(leaf, -1)) if isinstance(leaf, Operand) else leaf
+            return NumberMark(len(order) - 1)
+        return SymbolMark(numbers.get(leaf, -1)) if isinstance(leaf, SymbolMark) else leaf
 
     for call, other in zip(calls, others, strict=False):
         if call.func != other.func or mapped((call.args, call.kwargs), renamed) != (other.args, other.kwargs):
@@ -168,9 +170,9 @@ def _unmarked(value: Any, tensors: Mapping[int, Tensor], numbers: Sequence[Any])
     """The value with tensors and numbers in the place of its marks."""
 
     def given(leaf: Any) -> Any:
-        if isinstance(leaf, Operand):
+        if isinstance(leaf, SymbolMark):
             return tensors[leaf]
-        return numbers[leaf.place] if isinstance(leaf, Column) else leaf
+        return numbers[leaf.place] if isinstance(leaf, NumberMark) else leaf
 
     return mapped(value, given)
 
@@ -237,7 +239,7 @@ def _changing(found: RecordedSteps, turn: int, used: Sequence[int]) -> tuple[Ten
 
 
 def _lowered(
-    constants: Constants, o: TorchOptimizers, form: Form, columns: Mapping[int, Ref], refs: Mapping[str, Ref]
+    constants: Constants, o: TorchOptimizers, form: StepForm, columns: Mapping[int, Ref], refs: Mapping[str, Ref]
 ) -> dict[str, Ref]:
     """The refs of a form's outputs by name. columns: the numbers that change."""
 
@@ -252,7 +254,7 @@ def _lowered(
         for call in form.calls:
             annotate("optimizer", call.line)
             args, kwargs = _unmarked((call.args, call.kwargs), known, numbers)
-            plain = not any(isinstance(leaf, Column) and leaf.place in changing for leaf in call.leaves())
+            plain = not any(isinstance(leaf, NumberMark) and leaf.place in changing for leaf in call.leaves())
             result = call.func(*args, **kwargs) if plain else _with_tensors(call, form, args, kwargs)
             known.update(zip(flat(call.result), flat(result), strict=True))
         return [known[number] for number in form.outputs.values()]
@@ -264,7 +266,7 @@ def _lowered(
     return dict(zip(form.outputs, outputs, strict=True))
 
 
-def _with_tensors(call: Call, form: Form, args: Any, kwargs: Mapping[str, Any]) -> Tensor:
+def _with_tensors(call: RecordedCall, form: StepForm, args: Any, kwargs: Mapping[str, Any]) -> Tensor:
     """The result of a call some of whose numbers are tensors here, because they change from step to step."""
     name, shadow = call.func._schema.name.removeprefix("aten::"), form.shadows[call.result]
     wide, options = mapped(  # bfloat16 as float32, as PyTorch's kernels compute

@@ -28,7 +28,7 @@ CPU: Final = torch.device("cpu")
 Losses = Sequence[Callable[..., Tensor]]
 
 
-class PlainRun:
+class StepRun:
     """A step, forward and backward. Each call runs it once, on new copies.
 
     losses: of the step's phases, which run one after the other, here without the updates between them.
@@ -115,7 +115,7 @@ class PlainRun:
         self.flags = {name: self.copies[name].requires_grad for name in weights}
 
     def is_written(self, name: str) -> bool:
-        """Whether the step, or the optimizer after it, writes to a tensor in place."""
+        """Whether a tensor is written to in place, by the step or by the optimizer after it."""
         return self.given[name].requires_grad or bool(self.copies[name]._version) or not self._is_same(name)
 
     def _is_same(self, name: str) -> bool:
