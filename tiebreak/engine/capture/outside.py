@@ -1,4 +1,4 @@
-"""What a step reads and changes besides tensors: clocks, files, random numbers (check 6), Python state (check 7)."""
+"""The effects of a step besides tensors: reads of clocks, files, random numbers (check 6), Python state (check 7)."""
 
 import datetime
 import gc

@@ -1,4 +1,4 @@
-"""The effects of a step on tensors, besides computing: writes, reads by other ways, memory, hooks (checks 2 to 5, 8, 9)."""
+"""The effects of a step on tensors: writes, reads by other ways, memory, hooks, gradients (checks 2 to 5, 8, 9)."""
 
 import sys
 from collections.abc import Iterator, Sequence

@@ -43,10 +43,10 @@ class StepRun:
         self.given = {**self.state, **{f"batch tensor {i}": tensor for i, tensor in enumerate(batch)}}
         self.copies: dict[str, Tensor] = {}
         self.fixed: dict[int, str] = {}
-        """What the step may not write to at present: names by memory."""
+        """The tensors that the step may not write to at present: names by memory."""
         self.trained: dict[int, str] = {}
         self.flags: dict[str, bool] | None = None
-        """Which parameters have a gradient at the end of the last run, and so at the beginning of the next."""
+        """The `requires_grad` of parameters at the end of the last run, and so at the beginning of the next."""
         self.losses: list[Any] = []
         self.beginning: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor
         """The tensor that a run begins with in the place of one of the state's."""
