@@ -35,8 +35,8 @@ def element_type(dtype: torch.dtype) -> DType | None:
 class Context:
     """The context of a rule: the builder, and the traced result (a fake tensor or a tuple of them) and operands.
 
-    table: makes data of the program from a tensor; None outside of a task's step. cuts: whether a sign of a complex zero
-    may count in the step.
+    table: makes data of the program from a tensor; None outside of a task's step. cuts: whether a sign of a complex
+    zero may count in the step.
     """
 
     b: Builder
