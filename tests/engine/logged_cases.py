@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from tests.tampered import Tamper, Tampered
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
@@ -30,7 +31,6 @@ from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances, tolerance_of
 from tiebreak.protocol.program.step_log import StepLog
-from tiebreak.sim.adversaries.tampering import Tamper, Tampered
 
 from .tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.tampered import Tampered
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
 from tiebreak.engine.arithmetic import Arithmetic
@@ -21,7 +22,6 @@ from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.adversaries.tampering import Tampered
 
 from .tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
 

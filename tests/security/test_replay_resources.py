@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, job_over
+from tests.tampered import Tampered
 from tiebreak.api.signing.keys import save_key
 from tiebreak.cli.main import tiebreak
 from tiebreak.engine.arithmetic import Arithmetic
@@ -29,7 +30,6 @@ from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Challenger, Defender
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
-from tiebreak.sim.adversaries.tampering import Tampered
 
 STATE = {"w": torch.tensor([3.0e38, 1.0])}
 STEPS, INTERVAL = 12, 6

@@ -73,7 +73,7 @@ def steps_of(data: Any, **settings: Any) -> tuple[list[Tensor], list[Tensor]]:
 
     chosen = by_position if isinstance(data.dataset, TensorDataset) else loss
     options = {"optimizer": tiebreak.SGD(lr=1e-9), "steps": 11, **settings}
-    trainer = tiebreak.reproducible(model, chosen, data=data, **options)
+    trainer = tiebreak.reproducible(tiebreak.Task(model, chosen, data=data, **options))
     states = [trainer.state_dict() for _ in trainer]
     return [state["x"] for state in states], [state["y"] for state in states]
 
@@ -128,18 +128,13 @@ IN_ORDER: dict[str, Callable[[], DataLoader[Any]]] = {
     "a list": lambda: DataLoader(ROWS, SIZE),  # type: ignore[arg-type]
     "columns": lambda: DataLoader(columns().with_format("torch", columns=["x", "y"]), SIZE),
     "a transform": lambda: DataLoader(columns().with_transform(doubled), SIZE),
-    "a dtype": lambda: DataLoader(
-        columns().with_format("torch", columns=["x", "y"], dtype=torch.int64),
-        SIZE,
-    ),
+    "a dtype": lambda: DataLoader(columns().with_format("torch", columns=["x", "y"], dtype=torch.int64), SIZE),
     "drop_last": lambda: DataLoader(Rows(rows=18), SIZE, drop_last=True),
     "a list as sampler": lambda: DataLoader(Rows(), SIZE, sampler=[5, 3, 3, 9, 2, 11, 19, 0]),
     "a range as sampler": lambda: DataLoader(TENSORS, SIZE, sampler=range(12)),
     "a tensor as sampler": lambda: DataLoader(Rows(), SIZE, sampler=torch.arange(11, -1, -1)),
     "a sampler over columns": lambda: DataLoader(
-        columns().with_format("torch", columns=["x", "y"]),
-        SIZE,
-        sampler=[*range(7, 15)],
+        columns().with_format("torch", columns=["x", "y"]), SIZE, sampler=[*range(7, 15)]
     ),
     "a batch_sampler": lambda: DataLoader(Rows(), batch_sampler=BatchSampler(SequentialSampler(Rows()), 5, True)),
     "a subset": lambda: DataLoader(Subset(TENSORS, [4, 1, 2, 3]), SIZE),
@@ -302,7 +297,7 @@ def refused(data: Any) -> str:
 
 def task(data: Any, **options: Any) -> tiebreak.Task:
     settings = {"optimizer": tiebreak.SGD(lr=0.1), "batch": SIZE, "steps": 6, **options}
-    return tiebreak.make_task(MODEL, lambda m, x, y: F.cross_entropy(m(x), y), data=data, **settings)
+    return tiebreak.Task(MODEL, lambda m, x, y: F.cross_entropy(m(x), y), data=data, **settings)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -318,7 +313,7 @@ def test_lawful_neighbours_are_taken() -> None:
     assert "finite numbers in data 'x'" in refused(holes), "NaN is no other example"
     with pytest.raises(ConfigurationError, match="expected batch, the number of examples per step, got none"):
         task(Rows(), batch=None)
-    made = tiebreak.make_task(
+    made = tiebreak.Task(
         nn.Linear(3, 1), lambda m, x: m(x).sum(), optimizer=tiebreak.SGD(lr=0.1), data=Bare(), batch=2, steps=2
     )
     assert made.examples == N, "examples may be tensors alone"

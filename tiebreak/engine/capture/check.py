@@ -95,7 +95,7 @@ def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Sli
     given = task.initial_state(None if part is None else "meta", copy=False)
     captured: Captured = _on_either(device, task.model, "the step is rehearsed", partial(_captured_twice, task, given))
     steps, tested = (task, captured) if part is None else (part.task, _of_slice(task, captured, part, device))
-    run = partial(TwoSides.refuse_other_steps, TwoSides(steps, tested, run_step))
+    run = partial(EagerComparison.refuse_other_steps, EagerComparison(steps, tested, run_step))
     _on_either(device, steps.model, "the capture is checked", run)
     del tested, run  # before the state is copied
     return replace(captured, state=captured.state | first_state(task), check="full" if part is None else "slice")
@@ -188,7 +188,7 @@ def _same_programs(first: Captured, second: Captured) -> None:
 
 
 @dataclass(slots=True)
-class TwoSides:
+class EagerComparison:
     """Steps of a task as the engine computes them, and as eager PyTorch does; both on one device."""
 
     task: Task

@@ -20,7 +20,7 @@ from tiebreak.engine.capture.user_code import described, first_line, module_of, 
 from tiebreak.protocol.errors import ConfigurationError
 
 
-class TensorWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class EffectWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes where a step first reads a tensor of the model itself, and not its copy, or writes to what must stay."""
 
     supports_higher_order_operators = True

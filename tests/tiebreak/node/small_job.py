@@ -1,8 +1,0 @@
-"""The simulator's small task, as a task file."""
-
-from tiebreak.engine.capture.task import Task
-from tiebreak.sim.world.small_task import small_task
-
-
-def task(steps: int | None = None) -> Task:  # it has its own number
-    return small_task()
