@@ -204,7 +204,7 @@ def test_no_import_hidden_in_a_function(cases: Callable[[], None]) -> None:
 def test_no_cycles() -> None:
     graph = import_graph()
     assert len(graph) > 5
-    assert "tiebreak.node.workbench" in graph["tiebreak.node.crews"], "imported by name"
+    assert "tiebreak.node.worker_tasks" in graph["tiebreak.node.workers"], "imported by name"
     assert cycles(graph) == []
 
 
