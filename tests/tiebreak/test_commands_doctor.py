@@ -111,17 +111,6 @@ def test_wrong_arithmetic_is_named_and_trains_nothing(
         make_interpreter(load_bundle(parties.path("captured")).program)
 
 
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [
-        (["--threads", "0"], "--threads"),
-        (["--device", "cuda:99"], "ConfigurationError: expected a device that this torch computes FP64 on"),
-    ],
-)
-def test_options_that_make_no_sense(command: Commands, option: list[str], said: str) -> None:
-    assert said in command("doctor", *option, code=1)
-
-
 def test_the_factor_of_the_worst_data(monkeypatch: pytest.MonkeyPatch, command: Commands) -> None:
     monkeypatch.setattr(worst, "QUICK", (worst.product(1, 64, 64, 64), worst.plain(64, 64)))
     monkeypatch.setattr(worst, "PATTERNS", {"exact ties": worst.PATTERNS["exact ties"]})
