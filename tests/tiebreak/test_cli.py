@@ -416,7 +416,7 @@ IMPORTS = {
     "finetune": "tiebreak.cli.finetune, tiebreak.api.training.finetuning, tiebreak.api.training.templates",
     "up": "tiebreak.lab.commands.up, tiebreak.lab.network.local_network",
     "hub": "tiebreak.cli.party, tiebreak.node.hub.running",
-    "trainer": "tiebreak.cli.party, tiebreak.node.running, tiebreak.node.workbench",
+    "trainer": "tiebreak.cli.party, tiebreak.node.running, tiebreak.node.worker_tasks",
     "publish": "tiebreak.cli.share, tiebreak.node.exchange, tiebreak.node.hub_client",
 }
 """What a command imports, at once and when it runs."""

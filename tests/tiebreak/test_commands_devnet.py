@@ -20,7 +20,7 @@ from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.node.hub import running
 from tiebreak.node.hub.limits import HubLimits
-from tiebreak.node.hub.serving import read_configuration, template
+from tiebreak.node.hub.running import read_configuration, template
 from tiebreak.node.hub_client import HubClient
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import ConfigurationError

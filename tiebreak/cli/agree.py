@@ -117,7 +117,7 @@ def _job_options(function: opt.AnyFunction) -> opt.AnyFunction:
 @opt.number("--block-seconds", 1, 3600, 12, "Offers: seconds between blocks of the chain that the job is for.")
 @click.option("--step-seconds", type=click.IntRange(1),
               help="Offers: seconds that a step takes on your machine.  [default: it is measured here]")  # fmt: skip
-@opt.number("--slowdown", 1, 10_000, 1, "Offers: factor by which the worst data slow a step (tiebreak doctor --worst).")
+@opt.number("--slowdown", 1, 10_000, 1, "Offers: factor by which the worst data slow a step (tiebreak worst).")
 @click.option("--anyway", is_flag=True, help="Offers: sign although honest work could lose your stake.")
 @opt.machine_options("threads", "device")
 @opt.json_option

@@ -25,8 +25,8 @@ from tiebreak.lab.network.local_network import HERE, OPEN_TO_ALL
 from tiebreak.lab.sim.world.small_task import small_task
 from tiebreak.node import settings
 from tiebreak.node.driver import Driver
-from tiebreak.node.hub.app import HubSettings
 from tiebreak.node.hub.limits import HubLimits
+from tiebreak.node.hub.service import HubSettings
 from tiebreak.node.hub_client import HubClient
 from tiebreak.node.metrics import PartyMetrics, serve_metrics
 from tiebreak.node.parties import deliver

@@ -46,6 +46,13 @@ def test_what_init_writes_is_read_as_given(tmp_path: Path, role: str) -> None:
     assert "cheat" not in text
 
 
+def test_who_stakes_needs_compiled_kernels_unless_told(tmp_path: Path) -> None:
+    for role in settings.ROLES:
+        written = settings.write(role, tmp_path / role)
+        assert written.machine.uncompiled == (role in ("client", "watch"))
+    assert settings.read("trainer", tmp_path / "trainer", {"TIEBREAK_UNCOMPILED": "true"}).machine.uncompiled
+
+
 def test_an_existing_file_is_not_overwritten_and_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="tiebreak auditor init"):
         settings.read("auditor", tmp_path, {})
@@ -154,7 +161,7 @@ DEVIATIONS = {
     ("tests/tiebreak/node/test_driver.py", "block_seconds"): "its chain has blocks of one second",
     ("tests/tiebreak/node/test_settings.py", "confirmations"): "reads back what was written",
     ("tests/tiebreak/node/test_settings.py", "spike_gwei"): "reads back what was written",
-    ("tests/tiebreak/node/test_crews.py", "trial_seconds"): "a trial that takes too long ends",
+    ("tests/tiebreak/node/test_workers.py", "trial_seconds"): "a trial that takes too long ends",
     ("tests/tiebreak/node/test_ground.py", "confirmations"): "three blocks vanish at a time",
     ("tests/tiebreak/node/test_ground_anvil.py", "confirmations"): "three blocks vanish at a time",
     ("tests/chain/test_outbox.py", "confirmations"): "counts the blocks on a transaction's",

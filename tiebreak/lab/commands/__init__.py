@@ -14,6 +14,7 @@ COMMANDS: Final = CommandSet(
         "Studies": {
             "simulate": "Play games with cheats, and check that promises are kept.",
             "economics": "Recommend stakes, reward, fee and windows for a job.",
+            "worst": "Measure how much longer hostile data take than ordinary data.",
         },
     },
     needs={"demo": "demo", "simulate": "sim", "up": "node"},

@@ -132,7 +132,7 @@ class Child:
 
     def __init__(
         self, name: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str],
-        on_line: Callable[[str, str], None] = lambda _name, _line: None, *, module: str = "tiebreak.node.leash",
+        on_line: Callable[[str, str], None] = lambda _name, _line: None, *, module: str = "tiebreak.node.parent_watch",
     ) -> None:  # fmt: skip
         self.name = name
         command = [sys.executable, "-m", module, *arguments]
@@ -154,7 +154,7 @@ class Child:
                 self._on_line(self.name, line.rstrip("\n"))
 
     def tell(self, command: Sequence[str]) -> None:
-        """Give the process its command, if it was started to wait for one (`tiebreak.node.leash`)."""
+        """Give the process its command, if it was started to wait for one (`tiebreak.node.parent_watch`)."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # `check` says why it has ended
             self._process.stdin.write(json.dumps(list(command)) + "\n")
