@@ -24,7 +24,7 @@ FOLDERS = {
     "tiebreak.engine": _ENGINE.split(),
     "tiebreak.lab.sim": ["world", "adversaries", "games"],
     "tiebreak.api": _API.split(),
-    "tiebreak.lab": ["sim", "incentives", "network", "demo", "commands"],
+    "tiebreak.lab": ["worst", "sim", "incentives", "network", "demo", "commands"],
     "tiebreak": ["protocol", "engine", "api", "axolotl", "hf", "node", "cli", "__main__", "lab"],
 }
 """Folders of each package and modules beside them, in the order in which they may import: each those before it."""

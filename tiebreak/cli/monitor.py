@@ -18,7 +18,7 @@ from tiebreak.cli.options import FOLDER
 
 if TYPE_CHECKING:
     from tiebreak.api.watching.alarms import Rule, Sample
-    from tiebreak.api.watching.monitoring import Watch
+    from tiebreak.api.watching.monitoring import RunMonitor
 
 ALARM: Final = 4
 POLL: Final = click.FloatRange(0.01, 3600)
@@ -34,7 +34,7 @@ POLL: Final = click.FloatRange(0.01, 3600)
               "alone. Reads every kept state.")  # fmt: skip
 @click.option("--poll", type=POLL, default=1.0, show_default=True, help="Seconds between looks.")
 def monitor(run: Path, once: bool, as_json: bool, step_seconds: float | None, states: bool, poll: float) -> int:
-    """Watch the run in the folder RUN while it is trained, or look at it afterwards.
+    """RunMonitor the run in the folder RUN while it is trained, or look at it afterwards.
 
     It reads the losses of all steps, and what `tiebreak train --monitor` or a running trainer measures: utilisation,
     memory and, of a GPU, power. Each rule holds, raises an alarm, or is open where it cannot be judged. losses,
@@ -49,13 +49,13 @@ def monitor(run: Path, once: bool, as_json: bool, step_seconds: float | None, st
     Exit codes: 0 no alarm, 4 an alarm, 2 the folder holds what does not verify, 1 not possible as asked. It ends when
     the run has its last checkpoint.
     """
-    watch = api.monitoring.Watch(api.reading.open_directory(run), step_seconds=step_seconds, states=states)
+    watch = api.monitoring.RunMonitor(api.reading.open_directory(run), step_seconds=step_seconds, states=states)
     rules, last = _follow(watch, once=once, as_json=as_json, poll=poll)
     click.echo(_told(rules, last, as_json=as_json, at_end=True))
     return ALARM if any(rule.standing is api.alarms.WorkerStanding.ALARM for rule in rules) else 0
 
 
-def _follow(watch: "Watch", *, once: bool, as_json: bool, poll: float) -> "tuple[tuple[Rule, ...], Sample | None]":
+def _follow(watch: "RunMonitor", *, once: bool, as_json: bool, poll: float) -> "tuple[tuple[Rule, ...], Sample | None]":
     """Prints new samples and rules until the run is over. Returns the rules' last standing, and the last sample."""
     before: dict[str, str] = {}
     last = None

@@ -82,7 +82,7 @@ def _card(text: str) -> "Card":
 @number("--block-seconds", 1, 3600, 12, "Seconds between blocks of the chain that the job is for.")
 @click.option("--step-seconds", type=click.IntRange(1),
               help="Seconds that a step takes on your machine.  [default: it is measured here]")  # fmt: skip
-@number("--slowdown", 1, 10_000, 1, "Factor by which the worst data slow a step down (tiebreak doctor --worst).")
+@number("--slowdown", 1, 10_000, 1, "Factor by which the worst data slow a step down (tiebreak worst).")
 @click.option("--anyway", is_flag=True, help="Sign although honest work could lose your stake by these terms.")
 @machine_options("threads", "device", "policy")
 @json_option

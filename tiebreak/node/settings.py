@@ -72,7 +72,7 @@ class Settings:
         "of a job whose program takes longer, or more memory than there is.",
     )
     slowdown: int = _setting(
-        1, _ALL, "How many times longer a step may take on the worst data (`tiebreak doctor --worst`)."
+        1, _ALL, "How many times longer a step may take on the worst data (`tiebreak worst`)."
     )
     key: str = _setting(
         "key.pem",

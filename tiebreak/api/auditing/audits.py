@@ -23,7 +23,7 @@ from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.audit import (
-    Comparison,
+    RootComparison,
     SegmentAudit,
     SegmentAuditor,
     SegmentReport,
@@ -60,7 +60,7 @@ class WholeAudit:
     """
 
     head: SignedHead
-    comparison: Comparison
+    comparison: RootComparison
     fraud: SegmentReport | None
     last_step: int
     resumed: int

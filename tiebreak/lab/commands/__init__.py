@@ -13,6 +13,7 @@ COMMANDS: Final = CommandSet(
         },
         "Studies": {
             "simulate": "Play games in which somebody cheats, and check that the system keeps its promises.",
+            "worst": "Measure how much longer a step takes here over hostile data than over ordinary data.",
             "economics": "Recommend stakes, reward, fee and windows for a job, and how far off your figures may be.",
         },
     },
