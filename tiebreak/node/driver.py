@@ -17,23 +17,12 @@ from queue import Empty, SimpleQueue
 from threading import Event as Flag
 from typing import Final
 
-from tiebreak.node import log
+from tiebreak.node import log, parties
 from tiebreak.node.ground import AnyGround, ChainGround, HubGround
 from tiebreak.node.hub_client import MAX_JOBS, HubClient, VerifiedPost
 from tiebreak.node.hub_traffic import HubTraffic
 from tiebreak.node.journal import JOBS, Journal
 from tiebreak.node.owner_view import OwnerView
-from tiebreak.node.parties import (
-    OFFER,
-    AuditorNode,
-    ClientNode,
-    OnShelf,
-    Shelf,
-    TrainerNode,
-    WatcherNode,
-    auditors_in,
-    draw_secret,
-)
 from tiebreak.node.tasks import Answer, Compute, Fetch, Publish, Steps, Task, Try
 from tiebreak.node.workers import WorkerPool
 from tiebreak.protocol.commitments.eip712 import Address
@@ -58,11 +47,11 @@ _OWN: Final = "own jobs"
 
 
 class Driver(PostingDriver):
-    machine: OnShelf
+    machine: parties.OnShelf
 
     def __init__(
-        self, machine: OnShelf, *, ground: AnyGround, hub_client: HubClient, journal: Journal, shelf: Shelf,
-        workers: WorkerPool, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
+        self, machine: parties.OnShelf, *, ground: AnyGround, hub_client: HubClient, journal: Journal,
+        shelf: parties.Shelf, workers: WorkerPool, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
     ) -> None:  # fmt: skip
         """`machine` has the journal's records and the ground's board. `floor`: see `running.floor_of`."""
         super().__init__(machine, journal, ground)
@@ -224,7 +213,9 @@ class Driver(PostingDriver):
         """Whether every job of the hub is its own: without a chain, those who check all jobs learn of them by posts."""
         machine = self.machine
         return (
-            isinstance(self.ground, HubGround) and isinstance(machine, WatcherNode | AuditorNode) and not machine.chosen
+            isinstance(self.ground, HubGround)
+            and isinstance(machine, parties.WatcherNode | parties.AuditorNode)
+            and not machine.chosen
         )
 
     def _adopt(self, job_id: Digest) -> None:
@@ -303,15 +294,15 @@ class Driver(PostingDriver):
         A party that checks jobs on a chain learns of them by its board.
         """
         machine = self.machine
-        if isinstance(machine, TrainerNode):
+        if isinstance(machine, parties.TrainerNode):
             clients = machine.policy.clients
             return job.trainer == machine.address and (not clients or job.client in clients)
-        return machine.follows(job) and (isinstance(machine, ClientNode) or isinstance(self.ground, HubGround))
+        return machine.follows(job) and (isinstance(machine, parties.ClientNode) or isinstance(self.ground, HubGround))
 
     def _offered(self, offer: e.JobOffered) -> None:
         """Let a trainer answer an offer, once it has the files to judge it by."""
         machine, job = self.machine, offer.job
-        if not isinstance(machine, TrainerNode) or job.trainer != machine.address or job.id in self._offers:
+        if not isinstance(machine, parties.TrainerNode) or job.trainer != machine.address or job.id in self._offers:
             return
         is_answered = ("signature", job.id) in machine.records
         if is_answered or job.id in self._trials or not machine.wants(job):
@@ -324,12 +315,12 @@ class Driver(PostingDriver):
     def _look_for_offers(self) -> None:
         """Tell a client of the offers in its folder, which `tiebreak offer --client` puts there."""
         machine = self.machine
-        if not isinstance(machine, ClientNode):
+        if not isinstance(machine, parties.ClientNode):
             return
         for job_id, accounts in self._auditors.items() if isinstance(self.ground, HubGround) else ():
             if job_id in machine.board.jobs and accounts:
                 self.post(job_id, posts.AuditorsBody(accounts=accounts))
-        for path in sorted((self.journal.folder / JOBS).glob(f"*/{OFFER}")):
+        for path in sorted((self.journal.folder / JOBS).glob(f"*/{parties.OFFER}")):
             name = path.parent.name
             if len(name) != 64 or name in self._drafted:
                 continue
@@ -340,8 +331,8 @@ class Driver(PostingDriver):
                 if offer.job.client == machine.address and offer.domain == self.ground.domain:
                     self.jobs.setdefault(offer.job.id, offer.job)
                     self._adopt(offer.job.id)
-                    secret = draw_secret(offer.job, machine.key, path.parent)
-                    self._auditors[offer.job.id] = auditors_in(path.parent)
+                    secret = parties.draw_secret(offer.job, machine.key, path.parent)
+                    self._auditors[offer.job.id] = parties.auditors_in(path.parent)
                     self.tell(e.JobDrafted(at=self.ground.now(), job=offer.job, secret=secret))
             except VerificationError as error:
                 self.notes.warn("offer", f"{path}: {error}")
@@ -355,11 +346,11 @@ class Driver(PostingDriver):
         """
         machine = self.machine
         for job in sorted(machine.jobs(), key=is_active, reverse=True):
-            if isinstance(machine, WatcherNode | AuditorNode):
+            if isinstance(machine, parties.WatcherNode | parties.AuditorNode):
                 is_due = is_active(job) or machine.names(job.job) or all(self._trials.values())
                 is_ours = machine.follows(job.job) and is_due
             else:
-                is_ours = isinstance(machine, TrainerNode) and ("signature", job.id) in machine.records
+                is_ours = isinstance(machine, parties.TrainerNode) and ("signature", job.id) in machine.records
             if is_ours and not job.is_over:
                 self._prepare(job.job)
 
@@ -458,7 +449,7 @@ class Driver(PostingDriver):
             return False
         machine, agreed = self.machine, 0
         if isinstance(work, e.Replay) and work.attempt:
-            assert isinstance(machine, WatcherNode | AuditorNode)
+            assert isinstance(machine, parties.WatcherNode | parties.AuditorNode)
             true = [head for head in machine.heads_of(job_id) if machine.finding(head) is Finding.TRUE]
             agreed = max((h.head.count for h in true if h.head.count < work.head.head.count), default=0)
         task = Compute(work=work, job=job, agreed=agreed, turn=turn, signature=signature)
@@ -474,7 +465,7 @@ class Driver(PostingDriver):
             self.notes.warn("work", answer.problem)
         else:
             self.notes.info("work", log.work(work), **log.subject(work))
-        if isinstance(work, e.Replay) and not answer.problem and isinstance(self.machine, AuditorNode):
+        if isinstance(work, e.Replay) and not answer.problem and isinstance(self.machine, parties.AuditorNode):
             head = work.head.head
             agrees = int(answer.root == head.run_root)
             self.post(work.job_id, posts.ReplayedBody(count=head.count, run_root=Digest(answer.root), agrees=agrees))
@@ -485,7 +476,7 @@ class Driver(PostingDriver):
 
         def show() -> None:
             self.view.training[steps.job_id] = steps
-            if isinstance(self.machine, TrainerNode) and not self.shelf.is_sealed(steps.job_id):
+            if isinstance(self.machine, parties.TrainerNode) and not self.shelf.is_sealed(steps.job_id):
                 rate = round(1000 * len(steps.losses) / max(steps.seconds, 1e-6))
                 body = posts.StepsBody(
                     first_step=steps.first_step, losses=steps.losses, millisteps=rate,

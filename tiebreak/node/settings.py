@@ -71,9 +71,7 @@ class Settings:
         "Seconds that the first two steps of a program may take, with all that comes before them. A party stays out\n"
         "of a job whose program takes longer, or more memory than there is.",
     )
-    slowdown: int = _setting(
-        1, _ALL, "How many times longer a step may take on the worst data (`tiebreak worst`)."
-    )
+    slowdown: int = _setting(1, _ALL, "How many times longer a step may take on the worst data (`tiebreak worst`).")
     key: str = _setting(
         "key.pem",
         _KEYED,
