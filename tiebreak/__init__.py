@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tiebreak import hf
-    from tiebreak.api.huggingface.hf_training import TiebreakTrainer
     from tiebreak.api.machine import Machine
     from tiebreak.api.signing.keys import load_key, new_key, save_key
     from tiebreak.api.training.calibrating import calibrate
@@ -58,7 +57,6 @@ _MODULES: Final = {
     "tiebreak.api.training.calibrating": "calibrate",
     "tiebreak.api.training.runs": "Run agree open_run train",
     "tiebreak.api.training.tasks": "capture",
-    "tiebreak.api.huggingface.hf_training": "TiebreakTrainer",
     "tiebreak.api.training.trainer": "Step Trainer reproducible",
     "tiebreak.engine.capture.captured": "Captured",
     "tiebreak.engine.capture.task": (
@@ -100,7 +98,6 @@ __all__ = [
     "Task",
     "Terms",
     "TiebreakError",
-    "TiebreakTrainer",
     "Trainer",
     "VerificationError",
     "Windows",

@@ -168,7 +168,7 @@ def steps(of: Task) -> tuple[StepOutcome, StepOutcome, StepOutcome]:
     """The first step by the engine, by eager PyTorch as written, and by eager PyTorch in FP64."""
     captured = capture_task(of)
     with untouched(of.model), torch.enable_grad():
-        both = check.Comparison(of, captured, exact_step)
+        both = check.EagerComparison(of, captured, exact_step)
         (ours,) = both.engine(1, captured.state)
         narrow, wide = (both.eager(ours, dtype) for dtype in (torch.float32, torch.float64))
     assert narrow is not None

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import tiebreak
 from tests.engine.tiny import CLIENT, TRAINER
 from tests.tiebreak.parties import Commands, Once
-from tiebreak import Run, StateError, TiebreakTrainer, VerificationError
+from tiebreak import Run, StateError, VerificationError
 from tiebreak.api.certification.certificates import read_weights, verify
 from tiebreak.api.certification.certifying import base_names, certify
 from tiebreak.api.chain.weights import write_weights
@@ -183,7 +183,7 @@ def test_weights_like_an_adapter_are_the_adapter(adapted: Adapted, command: Comm
     assert found.tensors == len(written) == 4
     assert all(torch.equal(written[name], tensor) for name, tensor in load_file(adapted.weights).items())
     verify(output, adapted.certificate, base=adapted.base)
-    command("pack", adapted.run.path, "--output", tmp_path / "pack")
+    command("publish", adapted.run.path, "--output", tmp_path / "pack")
     command("weights", tmp_path / "pack", "--like", like, "--output", tmp_path / "client")
     assert [path.read_bytes() for path in sorted((tmp_path / "client").iterdir())] == [
         path.read_bytes() for path in sorted(output.iterdir())
@@ -297,10 +297,10 @@ def test_what_a_trainer_saves_of_an_adapter_is_certified(tmp_path: Path) -> None
         per_device_train_batch_size=4, report_to="none", save_strategy="no",
     )  # fmt: skip
     data = [{"input_ids": row, "labels": row} for row in drawn]
-    trainer = TiebreakTrainer(model=model, args=args, train_dataset=data, client=CLIENT, trainer=TRAINER)
-    trainer.train()
+    trainer = Trainer(model=model, args=args, train_dataset=data)
+    tiebreak.hf.train(trainer, client=CLIENT, key=TRAINER)
     trainer.save_model(str(tmp_path / "adapter"))
-    certify(RunDirectory.open(trainer.run.directory), tmp_path / "adapter", tmp_path / "certificate.json", TRAINER)
+    certify(RunDirectory.open(tmp_path / "out" / "run"), tmp_path / "adapter", tmp_path / "certificate.json", TRAINER)
     _, found = verify(tmp_path / "adapter", tmp_path / "certificate.json", base=tmp_path / "base")
     assert len(found.tensors) == 8
     assert "training_args.bin" in found.others

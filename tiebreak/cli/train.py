@@ -1,4 +1,4 @@
-"""`tiebreak train`: computes a run and signs its heads; `tiebreak plan`: how several workers would share out a step.
+"""`tiebreak train`: computes a run and signs its heads.
 
 With --json, `train` prints events while it runs: JSON lines on stdout, one object each. Times are in seconds, digests
 in hex:
@@ -30,12 +30,13 @@ import click
 from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key
-from tiebreak.cli.options import FILE, FOLDER, json_option, machine_options, tell
+from tiebreak.cli.options import FOLDER, keep_option, key_option, machine_options
 from tiebreak.engine.run.retention import Keep
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tiebreak.api.auditing.progress import OnStep, Tally
+    from tiebreak.api.watching.sampling import Sampler
     from tiebreak.engine.run.commit import Commit
     from tiebreak.engine.run.directory import RunDirectory
     from tiebreak.engine.run.train import Progress
@@ -43,25 +44,30 @@ if TYPE_CHECKING:
 
 def step_event(progress: "Progress") -> dict[str, Any]:
     """The line of `train --json` after each step."""
-    place = {"event": "step", "step": progress.step, "steps": progress.steps}
-    loss = {"loss": progress.loss if isfinite(progress.loss) else None, "loss_bits": f"{progress.loss_bits:08x}"}
-    return {**place, **loss, **_times(progress, "seconds", "resolving", "waiting"), "entries": progress.entries}
+    return {
+        "event": "step", "step": progress.step, "steps": progress.steps,
+        "loss": progress.loss if isfinite(progress.loss) else None, "loss_bits": f"{progress.loss_bits:08x}",
+        **_times(progress, "seconds", "resolving", "waiting"), "entries": progress.entries,
+    }  # fmt: skip
 
 
 def checkpoint_event(commit: "Commit") -> dict[str, Any]:
     """A checkpoint is safely on disk."""
     record = commit.record
-    roots = {"record": record.digest.hex(), "state_root": record.state_root.hex(), "run_root": commit.run_root.hex()}
-    place = {"event": "checkpoint", "step": record.step, "count": commit.count}
-    return {**place, **roots, "signed": commit.head is not None, **_times(commit, "hashing", "writing")}
+    return {
+        "event": "checkpoint", "step": record.step, "count": commit.count, "record": record.digest.hex(),
+        "state_root": record.state_root.hex(), "run_root": commit.run_root.hex(), "signed": commit.head is not None,
+        **_times(commit, "hashing", "writing"),
+    }  # fmt: skip
 
 
 def end_event(step: int, run_root: str, tally: "Tally", log_bytes: int) -> dict[str, Any]:
     """The run has reached its last step, or the step that was asked for."""
-    times = _times(tally, "seconds", "steps_per_second")
     share = {name: round(value, 6) for name, value in tally.share().items()}
-    sizes = {"entries": tally.entries, "log_bytes": log_bytes}
-    return {"event": "end", "step": step, "run_root": run_root, **times, "share": share, **sizes}
+    return {
+        "event": "end", "step": step, "run_root": run_root, **_times(tally, "seconds", "steps_per_second"),
+        "share": share, "entries": tally.entries, "log_bytes": log_bytes,
+    }  # fmt: skip
 
 
 def _times(of: object, *names: str) -> dict[str, float]:
@@ -75,14 +81,12 @@ def as_line(event: dict[str, Any]) -> str:
 
 @click.command()
 @click.argument("run", type=FOLDER)
-@click.option("--key", type=FILE, required=True,
-              help="The trainer's key file; it signs a head at each checkpoint. Read by the first worker.")  # fmt: skip
+@key_option("The trainer's key file; it signs a head at each checkpoint. Read by the first worker.")
 @click.option("--timeout", type=click.FloatRange(1), default=600, show_default=True,
               help="Under torchrun: seconds that a worker waits for another.")  # fmt: skip
 @click.option("--until", type=click.IntRange(1), help="Stop after this step; a later call goes on.")
-@click.option("--diverging", is_flag=True, help="Go on when weights become infinite or NaN: the job is still due.")
-@click.option("--keep", default="all", show_default=True, metavar="all|every:M|last",
-              help="Checkpoints that stay on disk; others are computed again when needed.")  # fmt: skip
+@click.option("--diverging", is_flag=True, help="Continue when weights become infinite or NaN.")
+@keep_option("all")
 @click.option("--quiet", is_flag=True, help="Print nothing unless something goes wrong.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines: start, step, checkpoint, end.")
 @click.option("--monitor", is_flag=True, help="Measure this process now and then into RUN/monitor.jsonl, for `tiebreak "
@@ -115,19 +119,13 @@ def train(
     with ExitStack() as stack:
         exchange = stack.enter_context(api.distributed.joined(machine.device, timeout)) if shared else None
         first = exchange is None or not exchange.worker
-        told = Told(opened, keep, "nothing" if quiet or not first else "lines" if as_json else "bar")
-        told.open(stack)
-        sampler = api.sampling.Sampler(opened, device=machine.device) if monitor and first else None
-
-        def stepped(progress: "Progress") -> None:
-            told.step(progress)
-            if sampler is not None:
-                sampler(progress)
-
+        told = Told(opened, keep, "nothing" if quiet or not first else "lines" if as_json else "bar", stack)
+        if monitor and first:
+            told.sampler = api.sampling.Sampler(opened, device=machine.device)
         root = api.runs.continue_run(
             opened, replace(machine, exchange=exchange),
             key=load_key(key) if shared and first else signer, until=until, keep=keep, diverging=diverging,
-            on_progress=stepped, on_commit=told.commit,
+            on_progress=told.step, on_commit=told.commit,
         )  # fmt: skip
     told.end(root.hex())
 
@@ -135,27 +133,19 @@ def train(
 class Told:
     """Reports on a run: a bar on stderr and the root on stdout, JSON lines on stdout, or nothing."""
 
-    def __init__(self, run: "RunDirectory", keep: str, how: str) -> None:
-        self._run = run
-        self._job = run.job
-        self._how = how
-        self._keep = keep
-        self._at = run.last_complete()
-        self._tally = api.progress.Tally()
-        self._bar: OnStep | None = None
-
-    def open(self, stack: ExitStack) -> None:
+    def __init__(self, run: "RunDirectory", keep: str, how: str, stack: ExitStack) -> None:
         """Begins the report. Its display ends when the stack closes."""
-        job = self._job
-        place = {
-            "job": job.id.hex(),
-            "step": self._at,
-            "steps": job.steps,
-            "checkpoint_interval": job.checkpoint_interval,
-        }
-        self._line({"event": "start", **place, "keep": self._keep, "policy": api.reading.policy_words(job)})
-        if self._how == "bar":
-            self._bar = stack.enter_context(api.progress.on_stderr("training", self._job.steps, self._at))
+        self.sampler: Sampler | None = None
+        self._run, self._how, self._at = run, how, run.last_complete()
+        self._tally = api.progress.Tally()
+        self._policy = api.reading.policy_words(run.job)
+        self._line({
+            "event": "start", "job": run.job.id.hex(), "step": self._at, "steps": run.job.steps,
+            "checkpoint_interval": run.job.checkpoint_interval, "keep": keep, "policy": self._policy,
+        })  # fmt: skip
+        self._bar: OnStep | None = None
+        if how == "bar":
+            self._bar = stack.enter_context(api.progress.on_stderr("training", run.job.steps, self._at))
 
     def step(self, progress: "Progress") -> None:
         """Reports a computed step."""
@@ -164,6 +154,8 @@ class Told:
         self._line(step_event(progress))
         if self._bar is not None:
             self._bar(progress.step, progress.loss, self._tally.words())
+        if self.sampler is not None:
+            self.sampler(progress)
 
     def commit(self, commit: "Commit") -> None:
         """Reports a checkpoint that is safely on disk."""
@@ -172,33 +164,14 @@ class Told:
 
     def end(self, root: str) -> None:
         """Reports that the run has reached its last step, or the step that was asked for."""
-        size = self._run.log_bytes()
-        self._line(end_event(self._at, root, self._tally, size))
+        size, tally = self._run.log_bytes(), self._tally
+        self._line(end_event(self._at, root, tally, size))
         if self._how == "bar":
-            if self._job.is_logged:
-                click.echo(f"policy   {api.reading.policy_words(self._job)}")
-                click.echo(f"logs     {self._tally.entries} entries in {self._tally.steps} steps; {size} bytes in all")
+            if self._run.job.is_logged:
+                click.echo(f"policy   {self._policy}")
+                click.echo(f"logs     {tally.entries} entries in {tally.steps} steps; {size} bytes in all")
             click.echo(f"run root {root}")
 
     def _line(self, event: dict[str, Any]) -> None:
         if self._how == "lines":
             click.echo(as_line(event))
-
-
-@click.command()
-@click.argument("run", type=FOLDER)
-@click.option("--workers", type=click.IntRange(1, 1 << 16), required=True, help="Number of workers.")
-@json_option
-def plan(run: Path, workers: int, as_json: bool) -> None:
-    """Say how several workers would share a step of RUN, and what each of them would send and hold.
-
-    Nothing is computed and no worker is started. The values of a step are listed by how they are held: in shards by
-    the batch's examples, in shards by elements of weights and state, or whole. Bytes sent are those of the worker that
-    sends most. A few more are for sums that FP64 does not decide; their number depends on the data. Rounds are
-    exchanges that wait for each other, of one to four messages each.
-
-    Bytes of FP32 DDP are those of the same model under plain data parallelism. The memory is that of the worker that
-    needs most.
-    """
-    opened = api.reading.open_directory(run)
-    tell(api.distributed.plan(opened, workers), as_json=as_json)

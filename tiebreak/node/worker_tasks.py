@@ -172,6 +172,7 @@ class WorkerTasks:
         """The secret of a sealed job, from the party's process, which has the key."""
         envelope = SecretRequest(job_id=job_id, data=data)
         if envelope not in self._secrets:
+            assert self._ask is not None
             found = self._ask(envelope)
             if not found.secret:
                 raise CannotCheck(found.problem)

@@ -20,10 +20,11 @@ from tests.tiebreak.node.test_hub_client import answer, liar
 from tests.tiebreak.test_channel import Evil, frame, framed
 from tests.waiting import until
 from tiebreak.api.machine.workers import Channel
-from tiebreak.node import hub_client, worker_tasks
+from tiebreak.node import hub_connection, worker_tasks
 from tiebreak.node import workers as workers_module
 from tiebreak.node.driver import Driver
-from tiebreak.node.hub_client import HubAway, HubClient, HubRefused
+from tiebreak.node.hub_client import HubClient, HubRefused
+from tiebreak.node.hub_connection import HubAway
 from tiebreak.node.journal import Journal
 from tiebreak.node.parties import AcceptancePolicy, AuditorNode, Shelf, TrainerNode
 from tiebreak.node.tasks import (
@@ -276,7 +277,7 @@ FATES = {
 @pytest.mark.parametrize("fate", FATES)
 def test_no_mail_is_waited_for_without_a_deadline(fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task ends with a failure, after which others have their turn; posts behind one that is not taken are sent."""
-    monkeypatch.setattr(hub_client, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(hub_connection, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(worker_tasks, "SECONDS", 0.0)
     monkeypatch.setattr(worker_tasks, "HubClient", partial(HubClient, seconds=0.1))
     for name in ("open_offer", "parts", "secret_of"):

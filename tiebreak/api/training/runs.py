@@ -299,20 +299,19 @@ def train(
         return run.resume(trainer, progress=progress, keep=keep, callbacks=callbacks, exchange=exchange)
 
 
-@taking(**_AGREED, domain=instance("a tiebreak.protocol.commitments.eip712.Domain", Domain) | NONE)
+@taking(**_AGREED)
 def agree(
     task: Task, directory: str | Path, *, client: PrivateKey | None = None, trainer: PrivateKey | None = None,
     terms: Terms | None = None, policy: Policy | None = None, precision: int | None = None,
-    domain: Domain | None = None, machine: Machine = Machine(), check: str = "full",
+    machine: Machine = Machine(), check: str = "full",
 ) -> Run:  # fmt: skip
     """Captures a job, has client and trainer sign it, and returns a run in which nothing is computed yet.
 
     client, trainer: their keys; throwaway keys sign the job in the place of those left out, and a trainer without a key
     signs no heads. terms: reward, stakes, windows. policy: a policy of `tiebreak.calibrate` or the path of its file,
-    for policy `logged` [default: `exact`]. precision: bits of results, 16 to 32 [default: the policy's, or 32]. domain:
-    the chain and contract on which disputes are played [default: none]. machine: how this process computes the run.
-    check: see `tiebreak.capture`; the run says so. If the directory already holds a run, that run is opened, provided
-    that it is the same job over the same model, data and settings.
+    for policy `logged` [default: `exact`]. precision: bits of results, 16 to 32 [default: the policy's, or 32].
+    machine: how this process computes the run. check: see `tiebreak.capture`; the run says so. If the directory already
+    holds a run, that run is opened, provided that it is the same job over the same model, data and settings.
     """
     if client is not None and trainer is None:
         raise ConfigurationError("expected the trainer's key too, got the client's alone")
@@ -335,7 +334,7 @@ def agree(
         _check_same(opened.job, draft(bundle, client, trainer.address, terms, policy, precision), folder)
         return Run(opened, machine, task)
     made = agree_on(
-        bundle, folder, client=client, trainer=trainer, terms=terms, domain=domain or OFF_CHAIN, policy=policy,
+        bundle, folder, client=client, trainer=trainer, terms=terms, domain=OFF_CHAIN, policy=policy,
         precision=precision,
     )  # fmt: skip
     adapted, names = adapter_names(task.model), state_names(task.model)

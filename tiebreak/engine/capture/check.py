@@ -94,7 +94,7 @@ def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Sli
     given = task.initial_state(None if part is None else "meta", copy=False)
     captured: Captured = _on_either(device, task.model, "the step is rehearsed", partial(_captured_twice, task, given))
     steps, tested = (task, captured) if part is None else (part.task, _of_slice(task, captured, part, device))
-    run = partial(Comparison.refuse_other_steps, Comparison(steps, tested, run_step))
+    run = partial(EagerComparison.refuse_other_steps, EagerComparison(steps, tested, run_step))
     _on_either(device, steps.model, "the capture is checked", run)
     del tested, run  # before the state is copied
     return replace(captured, state=captured.state | first_state(task), check="full" if part is None else "slice")
@@ -187,7 +187,7 @@ def _same_programs(first: Captured, second: Captured) -> None:
 
 
 @dataclass(slots=True)
-class Comparison:
+class EagerComparison:
     """Steps of a task as the engine computes them, and as eager PyTorch does; both on one device."""
 
     task: Task
@@ -394,11 +394,11 @@ class Comparison:
 
     def _first_module(self, ours: StepOutcome, dtype: torch.dtype) -> str:
         """Captures the task again with every module's output as state, and says which is the first that departs."""
-        noise, wanted = dict[int, float](), list[tuple[str, Tensor]]()
+        noise, wanted = dict[int, float](), Outputs()
         try:
             self.eager(ours, dtype, outputs=wanted)
             for kind, seed in ((torch.float32, None), *((dtype, seed) for seed in range(PERTURBED))):
-                found = list[tuple[str, Tensor]]()
+                found = Outputs()
                 self.eager(ours, kind, seed=seed, outputs=found)
                 for number, ((_, tensor), (_, other)) in enumerate(zip(wanted, found, strict=False)):
                     noise[number] = max(noise.get(number, 0.0), distance_of(other, tensor))

@@ -3,7 +3,7 @@
 A program is captured once and then computed without the user's Python code. The step is run as it is, in plain PyTorch
 on copies (`plain_run`), twice before it is traced, and is then compared with the program.
 
-The first run fills whatever the model caches, and is watched operator by operator (`side_effects.Watch`):
+The first run fills whatever the model caches, and is watched operator by operator (`side_effects.EffectWatch`):
 
  1. it succeeds on a batch of the examples with the greatest and the least numbers;
  2. it leaves the settings of torch as they were;
@@ -47,7 +47,7 @@ from tiebreak.engine.capture.outside import outside_reads, refuse_python_state
 from tiebreak.engine.capture.plain_run import CPU, SEED, Losses, PlainRun
 from tiebreak.engine.capture.reach import Reach, settings
 from tiebreak.engine.capture.side_effects import (
-    Watch,
+    EffectWatch,
     refuse_marks,
     refuse_other_memory,
     refuse_settings,
@@ -69,7 +69,7 @@ def rehearse(
     run = PlainRun(model, losses, batch, device)
 
     # The first run, watched.
-    run.watch = watch = Watch(run)
+    run.watch = watch = EffectWatch(run)
     torch.manual_seed(SEED)
     process = settings()
     run()  # (1)

@@ -155,7 +155,7 @@ class Task:
         norm: whether the state also holds the 2-norm of all gradients, before clipping, as `telemetry.norm`.
         average: the decay of a moving average of the trained parameters, which the state holds as `average.NAME`.
         checkpoint_interval: steps between two checkpoints (k of the specification), at which a run is committed and
-            signed, and a trainer in memory is saved [default: a tenth of all steps].
+            signed [default: a tenth of all steps].
         evaluate: see `Evaluation`; runs outside the job, on data that need not be part of it, every `evaluate_every`
             steps [default: at each checkpoint] and after the last.
         """

@@ -1,32 +1,28 @@
-"""`tiebreak worst`: how much longer this machine takes over data that somebody made to be slow."""
+"""`tiebreak worst`: how much longer hostile data take here than ordinary data."""
 
-import json
 from importlib import import_module
 
 import click
 
 from tiebreak import api
-from tiebreak.api.machine import Machine
-from tiebreak.cli.options import json_option, machine_options
+from tiebreak.cli.options import json_option, tell
 
 
 @click.command()
-@machine_options("threads")
 @json_option
-def worst(machine: Machine, as_json: bool) -> None:
-    """Measure how much longer a step takes here over hostile data than over ordinary data.
+def worst(as_json: bool) -> None:
+    """Measure how much longer hostile data take here than ordinary data.
 
-    A job's clocks and windows must allow for that factor: it is a party's setting `slowdown`, and `--slowdown` of an
-    offer.
+    A client who knows the order of its data can aim at one step data that no fast path decides, so the clocks and
+    windows of a job must allow for this factor. It is measured on one thread, over a few sums and a few patterns, with
+    compiled kernels (if there are any) and without.
     """
-    api.running.use_threads(machine.threads)
-    measured = import_module("tiebreak.lab.worst")  # it brings torch: `--help` does not wait for it
+    slowest = import_module("tiebreak.lab.worst").worst  # it brings torch: `--help` does not wait for it
     accelerated = any(kernel.compiled for kernel in api.environment.kernels() if kernel.name == "sums")
-    found = {"compiled": measured.worst()} if accelerated else {}
-    found |= {"without compiler": measured.worst(compiled=False)}
+    found = {"compiled": slowest()} if accelerated else {}
+    found["without compiler"] = slowest(compiled=False)
     if as_json:
-        click.echo(json.dumps({name: factor.factor for name, factor in found.items()}, indent=1))
+        tell({name: one.factor for name, one in found.items()}, as_json=True)
         return
-    for name, factor in found.items():
-        told = f"{factor.factor:.1f} times as long as ordinary data ({factor.case}: {factor.pattern})"
-        click.echo(f"{name:<24}{told}")
+    for name, one in found.items():
+        click.echo(f"{name:<24}{one.factor:.1f} times as long as ordinary data ({one.case}: {one.pattern})")
