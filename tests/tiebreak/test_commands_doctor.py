@@ -9,12 +9,12 @@ from torch import Tensor
 
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Commands, Parties
-from tiebreak.api.machine import qualification
+from tiebreak.api.machine import Machine, qualification
 from tiebreak.api.machine.environment import kernels
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.bundle import load_bundle
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.backend import builds
+from tiebreak.engine.arithmetic.backend import builds, why_plain
 from tiebreak.engine.arithmetic.plain import maps
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
@@ -108,6 +108,23 @@ def test_wrong_arithmetic_is_named_and_trains_nothing(
     monkeypatch.setattr("tiebreak.api.machine.running.qualify", qualify)  # which other tests do without
     with pytest.raises(ConfigurationError, match=named):
         make_interpreter(load_bundle(parties.path("captured")).program)
+
+
+def test_who_commits_needs_compiled_kernels_and_others_are_told(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = load_bundle(parties.path("captured")).program
+    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    reason = "torch alone computes on cpu, without compiled kernels (switched off by TIEBREAK_NATIVE=0)"
+    with pytest.warns(UserWarning, match=re.escape(reason)):
+        make_interpreter(program)
+    with pytest.raises(ConfigurationError, match=f"expected compiled kernels .*: {re.escape(reason)}; install a C"):
+        make_interpreter(program, Machine(uncompiled=False))
+    monkeypatch.setenv("TIEBREAK_NATIVE", "1")
+    assert why_plain(torch.device("cpu")) == "" or builds()["sums"].library is None
+    for launched in (True, False):
+        monkeypatch.setattr("tiebreak.engine.arithmetic.backend.launches", lambda _, found=launched: found)
+        assert why_plain(torch.device("cuda")).startswith("Triton is not installed") != launched
 
 
 @pytest.mark.parametrize(

@@ -16,11 +16,11 @@ from tiebreak.protocol.errors import ConfigurationError
 @click.option("--pure", is_flag=True, help="Also check torch without our kernels on CUDA devices.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of words.")
 def doctor(machine: Machine, device: str | None, pure: bool, as_json: bool) -> None:
-    """Run the conformance vectors on this machine and show its environment.
+    """Check that this machine computes exactly; show its environment.
 
-    Scalar operations on edge cases, and sums of numbers that nearly cancel, are compared with integer arithmetic: on
-    the CPU with the compiled kernels and without, and on each CUDA device. Training and auditing do the same before
-    they start, and refuse to start on a mismatch.
+    It runs the conformance vectors. Scalar operations on edge cases, and sums of numbers that nearly cancel, are
+    compared with integer arithmetic: on the CPU with the compiled kernels and without, and on each CUDA device.
+    Training and auditing do the same before they start, and refuse to start on a mismatch.
     """
     api.running.use_threads(machine.threads)
     kernels = api.environment.kernels()

@@ -440,7 +440,7 @@ class Driver(PostingDriver):
         self._prepare(job)
 
     def _look_for_offers(self) -> None:
-        """Tell a client of the offers in its folder, which `tiebreak offer --client` puts there."""
+        """Tell a client of the offers in its folder, which `tiebreak agree --client` puts there."""
         machine = self.machine
         if not isinstance(machine, ClientNode):
             return

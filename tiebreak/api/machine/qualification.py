@@ -1,7 +1,6 @@
 """Checks that this machine computes what the specification says, on every path that it has."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,7 +10,6 @@ from tiebreak.api.machine.environment import KernelStatus, describe, describe_cu
 from tiebreak.api.machine.running import usable_device
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import integer_products, launches
-from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -51,8 +49,7 @@ def examine(device: str, path: str) -> PathVerdict:
     """Qualifies one path. Raises `ConfigurationError` if the device does not exist."""
     found = usable_device(device)
     try:
-        with pure_path() if path == "pure" else nullcontext():
-            report = qualify(Arithmetic(device=found))
+        report = qualify(Arithmetic(device=found, compiled=path != "pure"))
     except ConfigurationError as error:
         return PathVerdict(device=device, path=path, cases=0, seconds=0.0, problem=str(error))
     return PathVerdict(device=device, path=path, cases=report.cases, seconds=report.seconds, problem="")

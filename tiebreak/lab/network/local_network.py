@@ -294,7 +294,7 @@ class Town:
         hub.tell(["hub", "--folder", str(folder), "--port", str(self._port), *place])
 
     def _domain(self, board: str) -> list[str]:
-        return ["--chain-id", str(self._chain_id), "--contract", board or f"0x{OFF_CHAIN.contract.hex()}"]
+        return ["--chain-id", str(self._chain_id), "--board", board or f"0x{OFF_CHAIN.contract.hex()}"]
 
     def _party(self, name: str, board: str, rpc: str) -> str:
         """Start a party. Returns its address."""
