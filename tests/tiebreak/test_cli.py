@@ -213,7 +213,9 @@ def test_every_command_has_its_line_in_the_help() -> None:
 
 
 HEAVY = {"torch", "numpy", "web3", "eth_abi", "sklearn", "scipy", "pydantic", "simpy", "jinja2", "transformers"}
-APART = ("chains", "finetuning", "games", "huggingface", "onchain", "sampling", "templates", "weights")
+APART = (
+    "boards", "chains", "endings", "finetuning", "games", "huggingface", "onchain", "sampling", "templates", "weights",
+)  # fmt: skip
 """Modules of the API that need an extra."""
 SEEN = "import sys\nimport tiebreak\nfrom tiebreak.cli.main import run\nfrom tiebreak.cli import main\n"
 

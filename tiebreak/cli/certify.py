@@ -59,7 +59,7 @@ def certify(
     ending = None
     if rpc is not None and not output.exists():
         head = api.onchain.signed_head(opened, None).head
-        ending = api.onchain.ending_of(api.onchain.board_of(rpc, opened), head, from_block)
+        ending = api.endings.ending_of(api.boards.board_of(rpc, opened), head, from_block)
     evidence = None
     if attestation is not None:
         kind, path = attestation
@@ -123,7 +123,7 @@ def verify(
         proves.append(f"{base} is the base that these adapters were trained on: that state has its frozen tensors too.")
     open_ = signed.leaves_open(found, chain_asked=rpc is not None, base_given=base is not None)
     if rpc is not None:
-        api.onchain.check_ending(api.onchain.board_of(rpc, signed.certificate), signed.certificate)
+        api.endings.check_ending(api.boards.board_of(rpc, signed.certificate), signed.certificate)
         proves.append("The node says that the board settled the job with this head.")
     said = None if verifier is None else api.attesting.ask(signed.certificate, verifier)
     required = [f"0x{address.hex()}" for address in require]
@@ -255,7 +255,7 @@ def check_ownership(
         raise ConfigurationError("expected --posts and the address of their --hub, or neither, got one")
     postings = [] if hub is None else api.ownership.received(made, api.judging.read_transcripts(posts)[0], hub)
     if rpc is not None:
-        postings += api.onchain.heads_posted(api.onchain.board_of(rpc, made.run), made.run.job.id, from_block)
+        postings += api.endings.heads_posted(api.boards.board_of(rpc, made.run), made.run.job.id, from_block)
     api.ownership.check_posted(made, postings)
     found = api.ownership.check(made, asked, machine, model=model, certificate=certificate)
     role = "trainer" if found.signer == made.run.job.trainer else "client"

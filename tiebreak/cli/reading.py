@@ -21,7 +21,8 @@ from tiebreak.protocol.strict_json import parse_json
 from tiebreak.protocol.tags import Digest
 
 if TYPE_CHECKING:
-    from tiebreak.api.chain.onchain import HubBoard, SentTransaction
+    from tiebreak.api.chain.boards import HubBoard
+    from tiebreak.api.chain.onchain import SentTransaction
     from tiebreak.protocol.chain import Chain
 
 
@@ -44,10 +45,10 @@ def board_from(rpc: str | None, board: Address | None, hub: str | None, *jobs: D
     if hub is not None:
         mail = node.exchange.open_hub(hub, OFF_CHAIN)
         letters = node.exchange.letters(mail, *jobs)
-        return api.onchain.HubBoard(((one.place, one.at, one.post, one.body) for one in letters), OFF_CHAIN)
+        return api.boards.HubBoard(((one.place, one.at, one.post, one.body) for one in letters), OFF_CHAIN)
     if rpc is None or board is None:
         raise ConfigurationError("expected --rpc and --board of a chain, or the --hub of jobs without one")
-    return api.onchain.board_at(rpc, board)
+    return api.boards.board_at(rpc, board)
 
 
 @click.command()
@@ -69,7 +70,7 @@ def status(folder: Path, rpc: str | None, as_json: bool) -> None:
     opened = api.reading.open_offer(folder)
     document = api.reading.status(opened)
     if rpc is not None:
-        document["chain"] = api.onchain.standing(api.onchain.board_of(rpc, opened), opened.job)
+        document["chain"] = api.boards.standing(api.boards.board_of(rpc, opened), opened.job)
     if not as_json:
         document |= {f"chain {name}": value for name, value in document.pop("chain", {}).items()}
     tell(document, as_json=as_json)
@@ -148,7 +149,7 @@ def jobs() -> None:
 @json_option
 def list_jobs(rpc: str | None, board: Address | None, hub: str | None, from_block: int, as_json: bool) -> None:
     """List the jobs that were created on a board."""
-    found = list(api.onchain.jobs(board_from(rpc, board, hub), from_block))
+    found = list(api.boards.jobs(board_from(rpc, board, hub), from_block))
     tell(found if as_json else [{**row, "reward": ether(row["reward"])} for row in found], as_json=as_json)
 
 
@@ -158,7 +159,7 @@ def list_jobs(rpc: str | None, board: Address | None, hub: str | None, from_bloc
 @json_option
 def show_job(job: Digest, rpc: str | None, board: Address | None, hub: str | None, as_json: bool) -> None:
     """Show what a board stores of JOB, an id."""
-    tell(api.onchain.job_document(board_from(rpc, board, hub, job), job), as_json=as_json)
+    tell(api.boards.job_document(board_from(rpc, board, hub, job), job), as_json=as_json)
 
 
 @click.group()
@@ -181,7 +182,7 @@ def list_games(
     rpc: str | None, board: Address | None, hub: str | None, job: Digest | None, from_block: int, as_json: bool
 ) -> None:
     """List the games that were started on a board."""
-    tell(list(api.onchain.games(board_from(rpc, board, hub), from_block, job)), as_json=as_json)
+    tell(list(api.boards.games(board_from(rpc, board, hub), from_block, job)), as_json=as_json)
 
 
 @games.command("show")
@@ -193,7 +194,7 @@ def show_game(
     game: Digest, rpc: str | None, board: Address | None, hub: str | None, from_block: int, as_json: bool
 ) -> None:
     """Show what a board stores of GAME, an id, and what it logged about it."""
-    tell(api.onchain.game_document(board_from(rpc, board, hub), game, from_block), as_json=as_json)
+    tell(api.boards.game_document(board_from(rpc, board, hub), game, from_block), as_json=as_json)
 
 
 key_option = click.option("--key", type=FILE, required=True, help="Key file of the account that sends and pays.")
@@ -211,7 +212,7 @@ def claim_game(game: Digest, key: Path, rpc: str, board: Address, as_json: bool)
 
     Anybody may do it; the board decides the game against that side. If there is time left, nothing is sent.
     """
-    _told(api.onchain.claim(api.onchain.board_at(rpc, board), game, load_key(key)), as_json)
+    _told(api.onchain.claim(api.boards.board_at(rpc, board), game, load_key(key)), as_json)
 
 
 def on_chain(function: AnyFunction) -> click.Command:
@@ -237,7 +238,7 @@ def post(run: Path, key: Path, rpc: str, count: int | None, as_json: bool) -> No
     that posts no head in time loses its stake. `tiebreak trainer` and `tiebreak client` do all of this by themselves.
     """
     opened = api.reading.open_directory(run)
-    _told(api.onchain.post(api.onchain.board_of(rpc, opened), opened, load_key(key), count), as_json)
+    _told(api.onchain.post(api.boards.board_of(rpc, opened), opened, load_key(key), count), as_json)
 
 
 @on_chain
@@ -262,7 +263,7 @@ def challenge(
         raise ConfigurationError("expected --replay FOLDER, or --anyway in its place")
     opened = api.reading.open_directory(run)
     game_id, sent = api.onchain.challenge(
-        api.onchain.board_of(rpc, opened), opened, load_key(key), replay=replay, count=count, nonce=nonce
+        api.boards.board_of(rpc, opened), opened, load_key(key), replay=replay, count=count, nonce=nonce
     )
     _told(sent, as_json, game=game_id.hex())
 
@@ -287,7 +288,7 @@ def settle(run: Path, key: Path, rpc: str, how: str, to: Address | None, as_json
     if (to is None) is (how == "concede"):
         raise ConfigurationError("expected --to ADDRESS with --how concede, and only there")
     opened, owner = api.reading.open_directory(run), load_key(key)
-    board = api.onchain.board_of(rpc, opened)
+    board = api.boards.board_of(rpc, opened)
     if to is not None:
         _told(api.onchain.concede(board, opened, owner, to), as_json)
     else:
@@ -307,4 +308,4 @@ def withdraw(key: Path, rpc: str, board: Address, to: Address | None, as_json: b
     account, in all jobs together, and its owner takes them out in one transaction. The code of the board is compared
     with this version's before anything is sent.
     """
-    _told(api.onchain.withdraw(api.onchain.board_at(rpc, board), load_key(key), to), as_json)
+    _told(api.onchain.withdraw(api.boards.board_at(rpc, board), load_key(key), to), as_json)
