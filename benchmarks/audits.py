@@ -21,11 +21,11 @@ from torch import nn
 from benchmarks.table import Row, interleaved, placed, publish, rows_of
 from benchmarks.workloads import gpt2, rows_task
 from tiebreak.api.auditing.audits import Workers, audit_chosen
+from tiebreak.api.builtin.loader import load_task
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
-from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.run import qualify
 from tiebreak.engine.run.audit import signed_records

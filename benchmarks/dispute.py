@@ -14,15 +14,15 @@ import torch
 from rich.console import Console
 
 from benchmarks.table import Row, placed, publish
-from tiebreak.demo.tasks.loader import load_task
+from tiebreak.api.builtin.loader import load_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
+from tiebreak.lab.sim.adversaries.tampering import flipped_weight_bit, long_sums, low_precision_sum
+from tiebreak.lab.sim.games.disputes import Arena, ChainMatch, DisputeMarket, another, fight, fork
 from tiebreak.protocol.game.moves import kind_name
-from tiebreak.sim.adversaries.tampering import flipped_weight_bit, long_sums, low_precision_sum
-from tiebreak.sim.games.disputes import Arena, ChainMatch, DisputeMarket, another, fight, fork
 
 MOVE_TARGET, LEAF_TARGET = "65-90k (Cartesi PRT)", "103-128k (Cartesi PRT, leaf)"
 MATCH_TARGET = "9.5M (Cartesi PRT, 92 rounds)"

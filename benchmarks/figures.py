@@ -16,7 +16,7 @@ from scipy.optimize import nnls
 
 from benchmarks.table import RESULTS
 
-MEASURED: Final = RESULTS.parents[1] / "tiebreak" / "incentives" / "measured.json"
+MEASURED: Final = RESULTS.parents[1] / "tiebreak" / "lab" / "incentives" / "measured.json"
 LIE: Final = "sum of 768 products"
 """The case with the longest walk at every r of the measured disputes."""
 STEP: Final = ("instructions", "products", "terms", "elements")

@@ -23,10 +23,10 @@ from torch import nn
 
 from benchmarks.table import placed, publish, rows_of
 from tiebreak.api.agreeing.offers import open_offer
+from tiebreak.api.builtin.loader import load_task
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
-from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
 from tiebreak.node.crews import Crews, warm_up
 from tiebreak.node.work import Answer, Bench, Compute, Publish, Steps

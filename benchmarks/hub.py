@@ -26,9 +26,9 @@ import click
 
 from benchmarks.table import Row, placed, publish
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
+from tiebreak.lab.network.local_network import free_port
 from tiebreak.node.mail import Mail
 from tiebreak.node.pieces import pieces_of
-from tiebreak.node.up import free_port
 from tiebreak.protocol.commitments.blobs import blob_root
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Job

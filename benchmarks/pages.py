@@ -18,13 +18,13 @@ from typing import Any, Final
 
 from benchmarks.figures import cases
 from benchmarks.table import RESULTS
-from tiebreak.cli.scale import human
-from tiebreak.incentives.costs import WHAT, Workload, costs, transformer_counts, transformer_near
-from tiebreak.incentives.figures import PRESETS
-from tiebreak.incentives.findings import Findings, find, tables
-from tiebreak.incentives.measured import measured
-from tiebreak.incentives.workers import shares_near
-from tiebreak.sim.games.summary import table
+from tiebreak.lab.commands.scale import human
+from tiebreak.lab.incentives.costs import WHAT, Workload, costs, transformer_counts, transformer_near
+from tiebreak.lab.incentives.figures import PRESETS
+from tiebreak.lab.incentives.findings import Findings, find, tables
+from tiebreak.lab.incentives.measured import measured
+from tiebreak.lab.incentives.workers import shares_near
+from tiebreak.lab.sim.games.summary import table
 
 DOCS: Final = RESULTS.parents[1] / "docs"
 PAGES: Final = (

@@ -45,9 +45,9 @@ from tiebreak.engine.distributed.plan import Plan
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
-from tiebreak.incentives.costs import counts_of
-from tiebreak.incentives.workers import live_features, sent_features
-from tiebreak.sim.games.disputes import DisputeMarket
+from tiebreak.lab.incentives.costs import counts_of
+from tiebreak.lab.incentives.workers import live_features, sent_features
+from tiebreak.lab.sim.games.disputes import DisputeMarket
 
 BUDGET_S: Final = 2.0
 """CPU time that the repeats of one step may take, within the two bounds below."""

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForIma
 
 from benchmarks.workloads import WORKLOADS, classify, next_token, rows_task
 from tiebreak.engine.capture.task import SGD, AdamW, Task
-from tiebreak.incentives.costs import Transformer
+from tiebreak.lab.incentives.costs import Transformer
 
 
 def gpt(model: Transformer) -> Task:

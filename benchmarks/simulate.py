@@ -12,12 +12,12 @@ from typing import Final
 import click
 
 from benchmarks.table import RESULTS, placed
-from tiebreak.api.disputing.games import deal
 from tiebreak.api.machine.environment import usable_cores
-from tiebreak.cli.simulate import PromiseBroken, run
-from tiebreak.sim.games.mixes import ALL
-from tiebreak.sim.games.series import SUMMARY
-from tiebreak.sim.games.summary import to_markdown
+from tiebreak.lab.commands.simulate import PromiseBroken, run
+from tiebreak.lab.sim.games.dealing import deal
+from tiebreak.lab.sim.games.mixes import ALL
+from tiebreak.lab.sim.games.series import SUMMARY
+from tiebreak.lab.sim.games.summary import to_markdown
 
 TABLES: Final = RESULTS / "simulation.md"
 PAGE: Final = RESULTS.parents[1] / "docs" / "simulation.md"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from tiebreak.demo.tasks.plain import batches, make_optimizer
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.interpreter import Interpreter, StepResult, Sums
+from tiebreak.lab.demo.plain import batches, make_optimizer
 
 
 def eager_step(

@@ -18,11 +18,11 @@ from benchmarks.table import Row, interleaved, placed, publish, rows_of
 from benchmarks.workloads import WORKLOADS
 from tiebreak.api.auditing.audits import audit_chosen
 from tiebreak.api.auditing.validating import validate
+from tiebreak.api.builtin.loader import load_task
 from tiebreak.api.machine import Machine
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on, continue_run
-from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.terms import Terms

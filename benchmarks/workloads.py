@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
-from tiebreak.demo.tasks.loader import load_task
+from tiebreak.api.builtin.loader import load_task
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Loss, Optimizer, Rows, Task
 
 STEPS: Final = 100

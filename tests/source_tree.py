@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("tiebreak.protocol", "tiebreak.engine", "tiebreak.sim", "tiebreak")
+LAYERS = ("tiebreak.protocol", "tiebreak.engine", "tiebreak.api", "tiebreak.node", "tiebreak.cli", "tiebreak.lab")
 """Layers in the order in which they may import: each only those before it, and itself. The last is the rest."""
 
 

@@ -312,9 +312,9 @@ EXTRAS = {
     "tiebreak.engine.arithmetic.gpu.kernels": ["gpu"],
     "tiebreak.protocol.chain": ["chain"],
     "tiebreak.api.watching.sampling": ["monitor"],
-    "tiebreak.sim": ["chain", "sim"],
+    "tiebreak.lab.sim": ["chain", "sim"],
     "tiebreak.node": ["chain", "node"],
-    "tiebreak.demo": ["chain", "sim", "demo"],
+    "tiebreak.lab.demo": ["chain", "sim", "demo"],
 }
 """What nobody needs who only trains or audits, and the extras that bring its libraries."""
 

@@ -19,8 +19,8 @@ import yaml  # type: ignore[import-untyped]
 
 from tests.source_tree import ROOT
 from tests.waiting import until
-from tiebreak.cli.main import COMMANDS
-from tiebreak.node.up import free_port
+from tiebreak.cli.main import all_commands
+from tiebreak.lab.network.local_network import free_port
 
 UNITS = sorted((ROOT / "examples" / "systemd").glob("*.service"))
 ALARMS = [
@@ -33,7 +33,7 @@ ALARMS = [
 
 def test_commands_on_the_page_exist(cases: Callable[[], None]) -> None:
     for command in re.findall("`tiebreak (\\w+)", (ROOT / "docs" / "operate.md").read_text()):
-        assert command in {*COMMANDS, "up", "client", "trainer", "auditor", "watch"}
+        assert command in {*all_commands(), "client", "trainer", "auditor", "watch"}
         cases()
 
 

@@ -16,13 +16,13 @@ from benchmarks.gpu.roots import STEPS, committed, compare, job_of
 from benchmarks.gpu.workloads import Context, capture, release
 from benchmarks.steps import ExactStep
 from benchmarks.table import Row, interleaved, rows_of
-from tiebreak.demo.tasks.plain import make_optimizer
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.check import without_tf32
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.lab.demo.plain import make_optimizer
 
 KERNELS: Final = 15
 """The number of kernels in the breakdown; the rest make one row."""

@@ -10,7 +10,7 @@ from typing import Final
 
 import torch
 
-from tiebreak.demo.tasks.loader import load_task
+from tiebreak.api.builtin.loader import load_task
 from tiebreak.engine.capture.captured import Captured, capture_in_place, rehearsed
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.capture.user_step import untouched

@@ -12,8 +12,8 @@ from benchmarks.logged.names import AUTOCAST, BFLOAT16, EAGER, LOSS
 from benchmarks.logged.steps import Rules, Trainer
 from benchmarks.table import Row
 from tiebreak.api.training.evaluation import evaluate_state
-from tiebreak.demo.tasks.plain import train
 from tiebreak.engine.capture.task import Loss, Task
+from tiebreak.lab.demo.plain import train
 
 Figures = dict[str, float]
 

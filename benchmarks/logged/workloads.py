@@ -10,7 +10,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, ResNetConfig, ResNetForImageClassification
 
 from benchmarks.workloads import classify, gpt2, next_token, resnet50, rows_task
-from tiebreak.demo.tasks import digits, text
+from tiebreak.api.builtin import digits, text
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, warmup_linear
 
 HELD_OUT: Final = digits.TEST_IMAGES

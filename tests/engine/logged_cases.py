@@ -26,11 +26,11 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.logs import LogReport
 from tiebreak.engine.run.train import Worker
+from tiebreak.lab.sim.adversaries.tampering import Tamper, Tampered
 from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances, tolerance_of
 from tiebreak.protocol.program.step_log import StepLog
-from tiebreak.sim.adversaries.tampering import Tamper, Tampered
 
 from .tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
 

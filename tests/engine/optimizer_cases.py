@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.engine.lowering_bench import stepped, torch_batch
-from tiebreak.demo.tasks import plain
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.optimizers import tables, update
 from tiebreak.engine.optimizers.clipping import clipped
 from tiebreak.engine.optimizers.settings import Adam, AdamW, Clip, NAdam, Optimizer, RAdam
+from tiebreak.lab.demo import plain
 from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program

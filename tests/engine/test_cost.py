@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tiebreak.demo.tasks import digits
+from tiebreak.api.builtin import digits
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.cost import cost_of, require_memory

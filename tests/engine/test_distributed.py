@@ -16,7 +16,7 @@ from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task
 from tests.parts import slow_except
 from tests.protocol.instructions import committed, mapped, reduced, source
-from tiebreak.demo.tasks.loader import load_task
+from tiebreak.api.builtin.loader import load_task
 from tiebreak.engine.arithmetic.plan.views import Dim
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import AdamW, Clip, Task

@@ -16,8 +16,8 @@ from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.engine.run.train import Worker
+from tiebreak.lab.sim.adversaries.tampering import Tampered
 from tiebreak.protocol.errors import StateError
-from tiebreak.sim.adversaries.tampering import Tampered
 
 from .tiny import CLIENT, DOMAIN, TRAINER
 

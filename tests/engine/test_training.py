@@ -17,11 +17,11 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.train import Progress, Worker
+from tiebreak.lab.sim.adversaries.tampering import Tampered
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.adversaries.tampering import Tampered
 
 from .tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
 

@@ -168,7 +168,7 @@ def demo_run(machine: Machine) -> Path:
     tiebreak = [sys.executable, "-m", "tiebreak"]
     keys = [str(made / f"{name}.pem") for name in ("client", "trainer")]
     passphrase = {"TIEBREAK_PASSPHRASE": "of a run for tests alone"}
-    run([*tiebreak, "capture", "tiebreak/demo/tasks/digits.py", "--output", str(made / "job")])
+    run([*tiebreak, "capture", "tiebreak/api/builtin/digits.py", "--output", str(made / "job")])
     for key in keys:
         run([*tiebreak, "key", key], **passphrase)
     parties = ["--client-key", keys[0], "--trainer-key", keys[1]]

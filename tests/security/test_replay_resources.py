@@ -23,13 +23,13 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, State, StepResult
 from tiebreak.engine.run.train import Worker
+from tiebreak.lab.sim.adversaries.tampering import Tampered
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.match import by_rules, play
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import Challenger, Defender
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
-from tiebreak.sim.adversaries.tampering import Tampered
 
 STATE = {"w": torch.tensor([3.0e38, 1.0])}
 STEPS, INTERVAL = 12, 6

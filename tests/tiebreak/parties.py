@@ -19,10 +19,10 @@ from tiebreak.cli.key import load_key
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
+from tiebreak.lab.sim.adversaries.tampering import Cheat, Tampered
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.program.isa import Opcode
-from tiebreak.sim.adversaries.tampering import Cheat, Tampered
 
 PASSPHRASE = "correct horse battery"
 STEPS, INTERVAL = 7, 3

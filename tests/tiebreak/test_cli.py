@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
-from importlib.metadata import Distribution, packages_distributions
+from importlib.metadata import Distribution, EntryPoint, packages_distributions
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,15 @@ from tests.parts import slow_except
 from tests.source_tree import ROOT, imports_of, package_modules, parse
 from tests.tiebreak.parties import Parties
 from tiebreak.api.training import calibrating
-from tiebreak.cli import calibrate
+from tiebreak.cli import calibrate, main, registry
 from tiebreak.cli.calibrate import MARGIN, ORDERS, SHARE, STEPS
-from tiebreak.cli.main import COMMANDS, EXTRAS, GROUPS, MODULES, NEEDS, missing_of, run, tiebreak
+from tiebreak.cli.main import EXTRAS, all_commands, command_groups, missing_of, run, tiebreak
+from tiebreak.cli.registry import CommandSet, registered
 from tiebreak.engine.logged import calibration
 from tiebreak.protocol import errors
+
+COMMANDS = {name: found.commands[name] for name, found in all_commands().items()}
+"""Those of the core and of what is installed on top of it, each with the first sentence of its help."""
 
 
 def group_that(action: Callable[[], object]) -> click.Group:
@@ -168,8 +172,11 @@ def test_what_reports_can_report_as_json(name: str) -> None:
 def test_commands_stand_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
     run(tiebreak, ["--help"])
     lines = capsys.readouterr().out.splitlines()
-    assert [line[:-1] for line in lines if line.endswith(":") and not line.startswith(" ")] == ["Options", *GROUPS]
-    assert sum(map(len, GROUPS.values())) == len(COMMANDS)
+    assert [line[:-1] for line in lines if line.endswith(":") and not line.startswith(" ")] == [
+        "Options",
+        *command_groups(),
+    ]
+    assert sum(map(len, command_groups().values())) == len(COMMANDS)
 
 
 @pytest.mark.parametrize(
@@ -207,15 +214,24 @@ def test_the_module_runs() -> None:
 
 
 def test_every_command_has_its_line_in_the_help() -> None:
-    modules = {path.stem for path in (ROOT / "tiebreak" / "cli").glob("*.py")}
-    assert {MODULES.get(name, name) for name in COMMANDS} == modules - {"__init__", "main", "options", "terms"}
-    assert set(MODULES) < set(COMMANDS)
+    shared = {"__init__", "main", "options", "registry", "terms"}
+    for one in {commands.package: commands for commands in all_commands().values()}.values():
+        modules = {path.stem for path in (ROOT / one.package.replace(".", "/")).glob("*.py")}
+        assert {one.modules.get(name, name) for name in one.commands} == modules - shared
+        assert {*one.modules, *one.needs} <= set(one.commands)
+
+
+def test_a_package_that_is_gone_registers_no_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    points = [
+        EntryPoint(name="a", value="tiebreak.no_such_package:COMMANDS", group="tiebreak.commands"),
+        EntryPoint(name="b", value="tiebreak.cli.main:CORE", group="tiebreak.commands"),
+    ]
+    monkeypatch.setattr(registry, "entry_points", lambda *, group: points)
+    assert [found.package for found in registered.__wrapped__()] == ["tiebreak.cli"]
 
 
 HEAVY = {"torch", "numpy", "web3", "eth_abi", "sklearn", "scipy", "pydantic", "simpy", "jinja2", "transformers"}
-APART = (
-    "boards", "chains", "endings", "finetuning", "games", "huggingface", "onchain", "sampling", "templates", "weights",
-)  # fmt: skip
+APART = ("boards", "chains", "endings", "finetuning", "huggingface", "onchain", "sampling", "templates", "weights")
 """Modules of the API that need an extra."""
 SEEN = "import sys\nimport tiebreak\nfrom tiebreak.cli.main import run\nfrom tiebreak.cli import main\n"
 
@@ -236,7 +252,7 @@ def running(*commands: list[str], code: int = 0) -> set[str]:
 def test_the_command_answers_before_it_imports() -> None:
     found = running(["--version"], ["--help"], ["no-such-command"], code=1)
     assert not HEAVY & found
-    assert not [name for name in found if name.startswith(("tiebreak.engine", "tiebreak.sim", "tiebreak.demo", "rich"))]
+    assert not [name for name in found if name.startswith(("tiebreak.engine", "tiebreak.lab.sim", "rich"))]
     assert len(found) < 250
 
 
@@ -377,19 +393,20 @@ def test_a_message_about_an_extra_names_all_that_is_missing(monkeypatch: pytest.
     monkeypatch.setattr(Distribution, "discover", lambda *, name: [] if name in gone else real(name=name))
     assert missing_of("demo") == ["web3", "scikit-learn"]
     assert missing_of("finetune") == []
-    monkeypatch.setitem(COMMANDS, "act", "")
-    monkeypatch.setitem(NEEDS, "act", "demo")
+    acts = CommandSet(package="", groups={"": {"act": ""}}, needs={"act": "demo"})
+    monkeypatch.setattr(main, "all_commands", lambda: {"act": acts})
     assert run(raising(ModuleNotFoundError("No module named 'anyio'", name="anyio")), ["act"]) == 1
     wanted = "this needs what is not installed: web3, scikit-learn; in a checkout: pip install '.[demo]'\n"
     assert capsys.readouterr().err == wanted
 
 
 OPTIONAL = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+NEEDS = {name: found.needs[name] for name, found in all_commands().items() if name in found.needs}
 IMPORTS = {
-    "demo": "tiebreak.cli.demo, tiebreak.demo.run",
-    "simulate": "tiebreak.cli.simulate, tiebreak.sim.games.disputes",
+    "demo": "tiebreak.lab.commands.demo, tiebreak.lab.demo.run",
+    "simulate": "tiebreak.lab.commands.simulate, tiebreak.lab.sim.games.disputes",
     "finetune": "tiebreak.cli.finetune, tiebreak.api.training.finetuning, tiebreak.api.training.templates",
-    "up": "tiebreak.cli.up, tiebreak.node.up",
+    "up": "tiebreak.lab.commands.up, tiebreak.lab.network.local_network",
     "hub": "tiebreak.cli.hub, tiebreak.node.hub.running",
     "trainer": "tiebreak.cli.party, tiebreak.node.running, tiebreak.node.workbench",
     "publish": "tiebreak.cli.sharing, tiebreak.node.exchange, tiebreak.node.mail",
@@ -407,7 +424,7 @@ def names_in(extra: str) -> set[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", IMPORTS)
+@pytest.mark.parametrize("name", [name for name in IMPORTS if name in COMMANDS])
 def test_a_command_imports_no_more_than_its_extra_brings(name: str) -> None:
     """Imports where every library that is ours to name and that its extra does not bring is kept away."""
     brought = names_in(NEEDS[name])
@@ -421,8 +438,7 @@ def test_a_command_imports_no_more_than_its_extra_brings(name: str) -> None:
 def test_every_extra_is_one_of_the_package() -> None:
     assert set(EXTRAS.values()) <= set(OPTIONAL)
     assert set(NEEDS.values()) <= set(OPTIONAL)
-    assert {*NEEDS} == {*IMPORTS, "client", "auditor", "watch", "fetch"}
-    assert set(NEEDS) <= set(COMMANDS)
+    assert {*NEEDS} == ({*IMPORTS} & {*COMMANDS}) | {"client", "auditor", "watch", "fetch"}
 
 
 def test_defaults_in_the_help_are_those_of_the_api() -> None:
@@ -454,7 +470,7 @@ def test_what_only_trains_and_audits_needs_no_extra() -> None:
 @pytest.mark.slow
 def test_nothing_but_a_capture_imports_the_tracer_and_nothing_but_its_task_scikit_learn() -> None:
     found = imported_by(
-        "import sys\nimport tiebreak.api.training.runs, tiebreak.api.auditing.audits, tiebreak.demo.tasks.loader"
+        "import sys\nimport tiebreak.api.training.runs, tiebreak.api.auditing.audits, tiebreak.api.builtin.loader"
     )
     assert "torch" in found
     assert not {"torch._dynamo", "torch._inductor", "sympy", "sklearn"} & found

@@ -17,11 +17,11 @@ from tests.tiebreak.parties import PASSPHRASE, Commands
 from tiebreak.api.signing.keys import load_key, new_key, save_key
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
+from tiebreak.lab.network.local_network import free_port
 from tiebreak.node.hub import running
 from tiebreak.node.hub.limits import HubLimits
 from tiebreak.node.hub.serving import read_configuration, template
 from tiebreak.node.mail import Mail
-from tiebreak.node.up import free_port
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import ConfigurationError
 

@@ -12,8 +12,8 @@ from tests.parts import slow_except
 from tests.tiebreak.parties import Commands, Parties
 from tiebreak import api
 from tiebreak.cli.key import load_key
-from tiebreak.cli.scale import counts_from
-from tiebreak.incentives.figures import load
+from tiebreak.lab.commands.scale import counts_from
+from tiebreak.lab.incentives.figures import load
 from tiebreak.protocol.chain.deployments import check_deployment
 from tiebreak.protocol.errors import TiebreakError
 

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import tiebreak
+from tiebreak.api.builtin.loader import load_task
 from tiebreak.api.training.evaluation import evaluate_state
-from tiebreak.demo.plain_runs import PlainSettings, plain_run, plain_runs
-from tiebreak.demo.tasks import plain
-from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.captured import capture_task
+from tiebreak.lab.demo import plain
+from tiebreak.lab.demo.plain_runs import PlainSettings, plain_run, plain_runs
 from tiebreak.protocol.errors import ConfigurationError, StateError
 
 

@@ -34,11 +34,11 @@ from tiebreak.engine.run.audit import SegmentAudit, SegmentAuditor, signed_recor
 from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
 from tiebreak.engine.run.interpreter import Observer
 from tiebreak.engine.run.train import Worker
+from tiebreak.lab.sim.adversaries.tampering import Cheat, Tampered
 from tiebreak.protocol.commitments.records import run_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError
 from tiebreak.protocol.packing import AnyOf, pack, unpack
 from tiebreak.protocol.program.isa import Opcode
-from tiebreak.sim.adversaries.tampering import Cheat, Tampered
 
 STEPS, INTERVAL, SEGMENTS = 60, 3, 20
 Fault = Callable[[replayers.TaskOutcome], replayers.TaskOutcome | replayers.Lost]

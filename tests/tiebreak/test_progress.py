@@ -8,7 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from tests.tiebreak.test_report import recorded
+from tests.lab.demo.test_report import recorded
 from tiebreak.api.auditing import progress as progress_module
 from tiebreak.api.auditing.progress import Tally, training_progress
 from tiebreak.api.machine import environment

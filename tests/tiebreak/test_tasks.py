@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
+from tiebreak.api.builtin import digits, text
+from tiebreak.api.builtin.loader import load_task
 from tiebreak.api.training.tasks import make_task
-from tiebreak.demo.tasks import digits, text
-from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -127,7 +127,7 @@ def test_a_broken_task_is_a_configuration_error(changes: dict[str, object], mess
 
 def test_the_source_is_run_and_not_byte_code_beside_it(tmp_path: Path) -> None:
     path, other = tmp_path / "mine.py", tmp_path / "other.py"
-    path.write_text("from tiebreak.demo.tasks import digits\n\ndef task(steps=3):\n    return digits.task(steps)\n")
+    path.write_text("from tiebreak.api.builtin import digits\n\ndef task(steps=3):\n    return digits.task(steps)\n")
     other.write_text("def task():\n    return None\n")
     # Such a file is not compared with the source by Python itself.
     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH

@@ -9,10 +9,10 @@ import torch
 
 from tests.tiebreak.parties import STEPS, Commands, Parties, flip
 from tiebreak.api.auditing.validating import loss_alone, validate
+from tiebreak.api.builtin.loader import load_task
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.cli.key import load_key
-from tiebreak.demo.tasks.loader import load_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import TELEMETRY
 from tiebreak.engine.run.directory import RunDirectory

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tiebreak.api.auditing import audits as audits
     from tiebreak.api.auditing import progress as progress
     from tiebreak.api.auditing import validating as validating
+    from tiebreak.api.builtin import loader as loader
     from tiebreak.api.certification import attesting as attesting
     from tiebreak.api.certification import certificates as certificates
     from tiebreak.api.certification import certifying as certifying
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from tiebreak.api.corpus import computing as computing
     from tiebreak.api.data import importing as importing
     from tiebreak.api.disputing import disputes as disputes
-    from tiebreak.api.disputing import games as games
     from tiebreak.api.disputing import judging as judging
     from tiebreak.api.machine import environment as environment
     from tiebreak.api.machine import qualification as qualification

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from tiebreak import api, demo
+from tiebreak import api
 from tiebreak.cli.capture import captured
 from tiebreak.cli.options import NEW_FILE, json_option, number, tell
 from tiebreak.protocol.errors import ConfigurationError
@@ -49,7 +49,7 @@ def calibrate(
     sources: tuple[str, ...], precision: int, steps: int, orders: int, margin: float, share: float,
     threads: int | None, devices: tuple[str, ...], seed: int, proven: bool, output: Path, as_json: bool,
 ) -> None:  # fmt: skip
-    """Measure how far sums differ between machines, and write the policy of `tiebreak agree --policy`.
+    """Measure how far sums differ between machines, and write the policy for `agree --policy`.
 
     Each TASK-OR-RUN is digits, text, a Python file with task() (which is run), a folder of `tiebreak capture` or of a
     run. Its first steps are computed exactly, and every sum in them again: in random orders, with compiled kernels and
@@ -89,7 +89,7 @@ def subjects(sources: tuple[str, ...]) -> Iterator["Subject"]:
         if folder.is_dir():
             yield api.calibrating.subject_in(folder)
         else:
-            bundle = captured(demo.loader.load_task(source))
+            bundle = captured(api.loader.load_task(source))
             yield api.calibrating.subject_of(source, bundle)
 
 

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tiebreak import api, demo
+from tiebreak import api
 from tiebreak.cli.options import json_option, output_option, tell
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -46,7 +46,7 @@ def capture(task: str, output: Path, steps: int | None, device: str, check: str,
     """
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigurationError(f"expected a new or empty folder, got {output}; choose another or empty it")
-    loaded = demo.loader.load_task(task, steps=steps)
+    loaded = api.loader.load_task(task, steps=steps)
     started = time.perf_counter()
     bundle = captured(loaded, check=check, device=device)
     seconds = time.perf_counter() - started

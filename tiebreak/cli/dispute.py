@@ -32,7 +32,7 @@ NOTHING_TO_DISPUTE: Final = 4
 @machine_options("threads", "device")
 @json_option
 def dispute(run: Path, replay: Path, count: int | None, machine: Machine, as_json: bool) -> int:
-    """Play the verification game over a head of RUN against the auditor's REPLAY (see `tiebreak audit`).
+    """Play the verification game over a head of RUN against the auditor's REPLAY.
 
     Both sides are played here: the defender reveals what follows from RUN, the challenger what follows from REPLAY,
     and the referee judges in integers. A trainer whose checkpoints do not follow from each other cannot answer for

@@ -9,13 +9,13 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from importlib.metadata import Distribution
 from typing import Final
 
 import click
 
 from tiebreak.cli.options import PASSPHRASE_VARIABLE
+from tiebreak.cli.registry import CommandSet, registered
 from tiebreak.protocol.errors import TiebreakError, VerificationError
 
 CONFIGURATION: Final = 1
@@ -23,83 +23,79 @@ VERIFICATION: Final = 2
 INTERRUPTED: Final = 130
 _DISK: Final = frozenset([errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS])
 """Disk errors that are the user's to solve, not bugs."""
-GROUPS: Final = {
-    "Start": {
-        "demo": "Play the whole path on real data: agree, train, commit, audit, cheat, dispute, settle.",
-        "up": "Run a chain, a hub with its pages, a client, a trainer and an auditor on this machine, until Ctrl-C.",
-        "doctor": "Run the conformance vectors on this machine and show its environment.",
-        "corpus": "Compute programs whose roots are known, and check what other machines say of them.",
-        "key": "Make a signing key in FILE and print its address.",
+CORE: Final = CommandSet(
+    package="tiebreak.cli",
+    groups={
+        "Start": {
+            "doctor": "Run the conformance vectors on this machine and show its environment.",
+            "corpus": "Compute programs whose roots are known, and check what other machines say of them.",
+            "key": "Make a signing key in FILE and print its address.",
+        },
+        "Train": {
+            "finetune": "Fine-tune the model in a folder by LoRA on conversations, as a run that anyone can check.",
+            "data": "Import datasets, and show the ids of arrays.",
+            "capture": "Capture TASK as a program that any party can run without its code.",
+            "calibrate": "Measure how far sums differ between machines, and write the policy for `agree --policy`.",
+            "agree": "Sign the CAPTURED job as client and trainer, into a new run folder.",
+            "train": "Train the signed job in the folder RUN (see `tiebreak agree`).",
+            "plan": "Say how several workers would share a step of RUN, and what each of them would send and hold.",
+            "status": "Say how a run stands, or a party (client, trainer, auditor, watcher), by what is in FOLDER.",
+            "show": "Show the job of the folder RUN at length: who agreed on what, by which roots, and its files.",
+            "weights": "Write the final weights of RUN as .safetensors, once its job is settled.",
+        },
+        "Audit and dispute": {
+            "audit": "Replay the trainer's RUN and compare its signed heads with what the program really produces.",
+            "validate": "Recompute the committed losses of drawn steps of RUN by the forward part alone, bit for bit.",
+            "monitor": "Watch the run in the folder RUN while it is trained, or look at it afterwards.",
+            "dispute": "Play the verification game over a head of RUN against the auditor's REPLAY.",
+            "judge": "Check the TRANSCRIPTs of a job without a chain, and say who was right and who owes what.",
+        },
+        "Certificates": {
+            "certify": "Certify that weights are what RUN ended with, or sign the certificate that is there.",
+            "verify": "Check that MODEL is what its CERTIFICATE says.",
+            "prove-ownership": "Show a checker that RUN is one's own, by opening a few of its states and no more.",
+            "check-ownership": "Challenge the owner of PROOF, and check the answer by replaying what was drawn.",
+        },
+        "Two parties, by hand": {
+            "offer": "Draft a job over CAPTURED and sign it as its client, for a trainer to accept.",
+            "accept": "Judge the offer in FOLDER as its trainer, and sign it.",
+            "pack": "Copy what others need of RUN into a folder, and say how big it is.",
+            "publish": "Put what others need of RUN on a hub, as its client or its trainer.",
+            "fetch": "Fetch what is published of JOB from a hub into a folder, and check it.",
+        },
+        "Parties on a network": {
+            "client": "Offer jobs, pay for what is right, and receive the weights.",
+            "trainer": "Take offers, train, commit, and defend what was committed.",
+            "auditor": "Replay what trainers commit, and challenge what is false.",
+            "watch": "Replay what trainers commit, and raise an alarm for what is false.",
+            "hub": "Run a hub until Ctrl-C: parties exchange signed messages and files through it.",
+        },
+        "Chain": {
+            "devnet": "Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.",
+            "deploy": "Put the four contracts on a chain, or verify that they stand there.",
+            "jobs": "List jobs on a board, or show one of them.",
+            "games": "List the games on a board, or show one of them.",
+            "post": "Send the chain what the job in RUN needs next from the owner of a key.",
+            "challenge": "Start a game on the chain against a signed head of RUN, and put up the challenger's stake.",
+            "settle": "End the job of RUN on the chain.",
+            "withdraw": "Withdraw all that a board owes to the account of a key.",
+        },
     },
-    "Train": {
-        "finetune": "Fine-tune the model in a folder by LoRA on conversations, as a run that anyone can check.",
-        "data": "Import datasets, and show the ids of arrays.",
-        "capture": "Capture TASK as a program that any party can run without its code.",
-        "calibrate": "Measure how far sums differ between machines, and write the policy of `tiebreak agree --policy`.",
-        "agree": "Sign the CAPTURED job as client and trainer, into a new run folder.",
-        "train": "Train the signed job in the folder RUN (see `tiebreak agree`).",
-        "plan": "Say how several workers would share a step of RUN, and what each of them would send and hold.",
-        "status": "Say how a run stands, or a party (client, trainer, auditor, watcher), by what is in FOLDER.",
-        "show": "Show the job of the folder RUN at length: who agreed on what, by which roots, and its files.",
-        "weights": "Write the final weights of RUN as .safetensors, once its job is settled.",
+    modules={
+        "plan": "train",
+        "judge": "dispute",
+        "deploy": "devnet",
+        **dict.fromkeys(["accept", "agree"], "offer"),
+        "validate": "audit",
+        **dict.fromkeys(["verify", "prove-ownership", "check-ownership"], "certify"),
+        **dict.fromkeys(["status", "show", "jobs", "games", "post", "challenge", "settle", "withdraw"], "reading"),
+        **dict.fromkeys(["pack", "publish", "fetch", "weights"], "sharing"),
+        **dict.fromkeys(["client", "trainer", "auditor", "watch"], "party"),
     },
-    "Audit and dispute": {
-        "audit": "Replay the trainer's RUN and compare its signed heads with what the program really produces.",
-        "validate": "Recompute the committed losses of drawn steps of RUN by the forward part alone, bit for bit.",
-        "monitor": "Watch the run in the folder RUN while it is trained, or look at it afterwards.",
-        "dispute": "Play the verification game over a head of RUN against the auditor's REPLAY (see `tiebreak audit`).",
-        "judge": "Check the TRANSCRIPTs of a job without a chain, and say who was right and who owes what.",
-    },
-    "Certificates": {
-        "certify": "Certify that weights are what RUN ended with, or sign the certificate that is there.",
-        "verify": "Check that MODEL is what its CERTIFICATE says.",
-        "prove-ownership": "Show a checker that RUN is one's own, by opening a few of its states and no more.",
-        "check-ownership": "Challenge the owner of PROOF, and check the answer by replaying what was drawn.",
-    },
-    "Two parties, by hand": {
-        "offer": "Draft a job over CAPTURED and sign it as its client, for a trainer to accept.",
-        "accept": "Judge the offer in FOLDER as its trainer, and sign it.",
-        "pack": "Copy what others need of RUN into a folder, and say how big it is.",
-        "publish": "Put what others need of RUN on a hub, as its client or its trainer.",
-        "fetch": "Fetch what is published of JOB from a hub into a folder, and check it.",
-    },
-    "Parties on a network": {
-        "client": "Offer jobs, pay for what is right, and receive the weights.",
-        "trainer": "Take offers, train, commit, and defend what was committed.",
-        "auditor": "Replay what trainers commit, and challenge what is false.",
-        "watch": "Replay what trainers commit, and raise an alarm for what is false.",
-        "hub": "Run a hub until Ctrl-C: parties exchange signed messages and files through it.",
-    },
-    "Chain": {
-        "devnet": "Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.",
-        "deploy": "Put the four contracts on a chain, or verify that they stand there.",
-        "jobs": "List jobs on a board, or show one of them.",
-        "games": "List the games on a board, or show one of them.",
-        "post": "Send the chain what the job in RUN needs next from the owner of a key.",
-        "challenge": "Start a game on the chain against a signed head of RUN, and put up the challenger's stake.",
-        "settle": "End the job of RUN on the chain.",
-        "withdraw": "Withdraw all that a board owes to the account of a key.",
-    },
-    "Studies": {
-        "simulate": "Play games in which somebody cheats, and check that the system keeps its promises.",
-        "economics": "Recommend stakes, reward, fee and windows for a job, and say how far off your figures may be.",
-        "scale": "Estimate what a job of any size costs, and what gives way first when it grows.",
-    },
-}
-"""The commands by what one does, in the order of the help, each with its first sentence. The help imports none."""
-COMMANDS: Final = {name: line for commands in GROUPS.values() for name, line in commands.items()}
-MODULES: Final = {
-    "plan": "train",
-    "judge": "dispute",
-    "deploy": "devnet",
-    **dict.fromkeys(["accept", "agree"], "offer"),
-    "validate": "audit",
-    **dict.fromkeys(["verify", "prove-ownership", "check-ownership"], "certify"),
-    **dict.fromkeys(["status", "show", "jobs", "games", "post", "challenge", "settle", "withdraw"], "reading"),
-    **dict.fromkeys(["pack", "publish", "fetch", "weights"], "sharing"),
-    **dict.fromkeys(["client", "trainer", "auditor", "watch"], "party"),
-}
-"""The module of a command, if it is not the command's own."""
+    needs={"finetune": "finetune"}
+    | dict.fromkeys(["hub", "client", "trainer", "auditor", "watch", "publish", "fetch"], "node"),
+)
+"""The commands of the core, by what one does, in the order of the help."""
 EXTRAS: Final = {
     **dict.fromkeys(["eth", "eth_abi", "eth_account", "eth_bloom", "eth_keys", "eth_tester"], "chain"),
     **dict.fromkeys(["eth_typing", "eth_utils", "rlp", "trie", "web3"], "chain"),
@@ -114,10 +110,6 @@ EXTRAS: Final = {
     **dict.fromkeys(["peft", "trl", "yaml"], "finetune"),
 }
 """Optional libraries, and the extra of the package that installs each."""
-NEEDS: Final = {"demo": "demo", "finetune": "finetune", "simulate": "sim"} | dict.fromkeys(
-    ["up", "hub", "client", "trainer", "auditor", "watch", "publish", "fetch"], "node"
-)
-"""The extra of a command that always needs one: its message names all that is missing, and not only the first."""
 
 
 def missing_of(extra: str) -> list[str]:
@@ -130,26 +122,38 @@ def missing_of(extra: str) -> list[str]:
     return [name for name in dict.fromkeys(found) if not any(Distribution.discover(name=name))]
 
 
+def command_groups() -> dict[str, dict[str, CommandSet]]:
+    """Title of a group -> command -> the set that has it. Of one group, commands of other packages come first."""
+    titles = list(CORE.groups) + [title for commands in registered() for title in commands.groups]
+    sets = (*registered(), CORE)
+    return {
+        title: {name: commands for commands in sets for name in commands.groups.get(title, ())}
+        for title in dict.fromkeys(titles)
+    }
+
+
+def all_commands() -> dict[str, CommandSet]:
+    """Command -> the set that has it, in the order of the help."""
+    return {name: found for group in command_groups().values() for name, found in group.items()}
+
+
 class Commands(click.Group):
     """A group that imports a command's module only when the command is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's)
         """The names of the commands, in the order of the help."""
-        return list(COMMANDS)
+        return list(all_commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 (click's)
         """Imports the command from its own module; None if there is no command of that name."""
-        if cmd_name not in COMMANDS:
-            return None
-        command = getattr(import_module(f"tiebreak.cli.{MODULES.get(cmd_name, cmd_name)}"), cmd_name.replace("-", "_"))
-        assert isinstance(command, click.Command)
-        return command
+        found = CORE if cmd_name in CORE.commands else all_commands().get(cmd_name)
+        return None if found is None else found.load(cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's)
-        """Writes a table for each group, from `GROUPS` alone."""
-        for title, commands in GROUPS.items():
+        """Writes a table for each group, without importing the commands."""
+        for title, group in command_groups().items():
             with formatter.section(title):
-                formatter.write_dl(list(commands.items()))
+                formatter.write_dl([(name, found.commands[name]) for name, found in group.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -158,7 +162,7 @@ class Commands(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.exceptions.NoSuchCommand as error:
-            raise click.exceptions.NoSuchCommand(error.command_name, possibilities=COMMANDS, ctx=ctx) from None
+            raise click.exceptions.NoSuchCommand(error.command_name, possibilities=all_commands(), ctx=ctx) from None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -200,7 +204,8 @@ def run(group: click.Group, arguments: Sequence[str] | None = None) -> int:
         if library not in EXTRAS:
             raise
         given = sys.argv[1:] if arguments is None else arguments
-        extra = NEEDS.get(next((word for word in given if word in COMMANDS), ""), EXTRAS[library])
+        needs = next((found.needs.get(word) for word in given if (found := all_commands().get(word))), None)
+        extra = needs or EXTRAS[library]
         names = ", ".join(missing_of(extra) or [library])
         click.echo(f"this needs what is not installed: {names}; in a checkout: pip install '.[{extra}]'", err=True)
         return CONFIGURATION

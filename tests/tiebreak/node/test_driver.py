@@ -14,12 +14,15 @@ from typing import Any
 
 import pytest
 
+from tests.lab.network.test_up import said_twice
 from tests.tiebreak.node import hubs
-from tests.tiebreak.node.test_up import said_twice
 from tiebreak.api.agreeing.offers import offer_on
 from tiebreak.api.chain.chains import Devnet, devnet
 from tiebreak.api.training.bundle import Bundle, capture_bundle
-from tiebreak.node import cheating, settings
+from tiebreak.lab.network import cheating_trainer as cheating
+from tiebreak.lab.network.local_network import HERE, OPEN_TO_ALL, free_port
+from tiebreak.lab.sim.world.small_task import small_task
+from tiebreak.node import settings
 from tiebreak.node.driver import Driver
 from tiebreak.node.hub.app import HubSettings
 from tiebreak.node.hub.limits import HubLimits
@@ -27,7 +30,6 @@ from tiebreak.node.mail import Mail
 from tiebreak.node.metrics import PartyMetrics, serve_metrics
 from tiebreak.node.parties import deliver
 from tiebreak.node.running import open_party
-from tiebreak.node.up import HERE, OPEN_TO_ALL, free_port
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -36,7 +38,6 @@ from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
-from tiebreak.sim.world.small_task import small_task
 
 TERMS = Terms(
     challenge_window=120, clock=150, replay_time=10, talk_time=30, audit_time=5, deadline=900, descent_levels=2

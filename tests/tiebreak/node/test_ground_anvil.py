@@ -9,8 +9,8 @@ import pytest
 from tests.chain.support import CLIENT, ETHER, TRAINER, numbered
 from tests.protocol.town import Kept
 from tests.waiting import until
+from tiebreak.lab.network.local_network import free_port
 from tiebreak.node.ground import ChainGround
-from tiebreak.node.up import free_port
 from tiebreak.protocol.chain import Chain
 from tiebreak.protocol.chain.devnet import MNEMONIC, dev_secrets, find_anvil, run_anvil
 from tiebreak.protocol.commitments.keys import PrivateKey

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.flow_control import FlowControl
 
+from tests.lab.pages.staged import Staged
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
 from tests.tiebreak.node.hubs import (
     DATABASES,
@@ -42,7 +43,6 @@ from tests.tiebreak.node.hubs import (
     take,
     upload,
 )
-from tests.tiebreak.node.pages.staged import Staged
 from tests.waiting import until
 from tiebreak.node.hub import app as app_module
 from tiebreak.node.hub import bodies as bodies_module

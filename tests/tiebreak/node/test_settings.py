@@ -12,7 +12,8 @@ from threading import Event
 import pytest
 
 from tests.source_tree import ROOT, committed_files, parse
-from tiebreak.node import cheating, settings
+from tiebreak.lab.network import cheating_trainer as cheating
+from tiebreak.node import settings
 from tiebreak.node.log import Log
 from tiebreak.node.parties import AcceptancePolicy
 from tiebreak.node.running import floor_of, means_of, open_party, policy
@@ -167,7 +168,10 @@ def test_the_floor_pays_for_the_dearest_transaction_at_the_price_that_the_owner_
 HABITS = ("confirmations", "block_seconds", "step_seconds", "slowdown", "trial_seconds", "spike_gwei")
 """Settings that decide when a party acts, and whether it takes part; the others are permissions, places and cores."""
 DEVIATIONS = {
-    ("tiebreak/node/up.py", "step_seconds"): "its terms are short enough to be watched: measured steps count alone",
+    (
+        "tiebreak/lab/network/local_network.py",
+        "step_seconds",
+    ): "terms short enough to be watched: measured steps count",
     ("tests/tiebreak/node/test_driver.py", "block_seconds"): "its chain has blocks of one second",
     ("tests/tiebreak/node/test_settings.py", "confirmations"): "reads back what was written",
     ("tests/tiebreak/node/test_settings.py", "spike_gwei"): "reads back what was written",
@@ -178,16 +182,16 @@ DEVIATIONS = {
     ("tests/protocol/test_parties.py", "slowdown"): "terms follow it",
     ("tests/protocol/test_terms.py", "slowdown"): "terms follow it",
     ("tests/protocol/test_terms.py", "step_seconds"): "terms follow it",
-    ("tests/sim/adversaries/test_builders.py", "block_seconds"): "a move to the second needs a block a second",
-    ("tests/sim/world/test_clocks.py", "block_seconds"): "clocks to the second, and a slow chain",
-    ("tests/sim/world/test_clocks.py", "step_seconds"): "clocks and windows that are a second too short",
-    ("tests/tiebreak/incentives/test_costs.py", "step_seconds"): "an estimate, not a party's setting",
+    ("tests/lab/sim/adversaries/test_builders.py", "block_seconds"): "a move to the second needs a block a second",
+    ("tests/lab/sim/world/test_clocks.py", "block_seconds"): "clocks to the second, and a slow chain",
+    ("tests/lab/sim/world/test_clocks.py", "step_seconds"): "clocks and windows that are a second too short",
+    ("tests/lab/incentives/test_costs.py", "step_seconds"): "an estimate, not a party's setting",
     ("tiebreak/api/agreeing/offers.py", "step_seconds"): "what a trial step took, as parties judge terms",
     ("tiebreak/cli/offer.py", "step_seconds"): "the measured seconds, printed",
     ("tests/tiebreak/node/village.py", "confirmations"): "hands on what a test names here",
     ("tiebreak/cli/devnet.py", "block_seconds"): "a chain's, not a party's setting",
-    ("tiebreak/cli/scale.py", "step_seconds"): "an estimate, not a party's setting",
-    ("tiebreak/cli/scale.py", "block_seconds"): "an option of an estimate, not a party's setting",
+    ("tiebreak/lab/commands/scale.py", "step_seconds"): "an estimate, not a party's setting",
+    ("tiebreak/lab/commands/scale.py", "block_seconds"): "an option of an estimate, not a party's setting",
     ("tiebreak/node/parties.py", "step_seconds"): "what a trial step took, but no less than the setting",
 }
 """Where parties have other settings than `init` gives them, and why."""

@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 import pytest
 
-from tests.tiebreak.node.pages.staged import Staged
-from tests.tiebreak.node.pages.test_pages import client
+from tests.lab.pages.staged import Staged
+from tests.lab.pages.test_pages import client
 from tests.tiebreak.node.test_crews import connected
 from tests.tiebreak.parties import flip
 from tiebreak.api.machine import Machine
@@ -24,11 +24,12 @@ from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.train import Worker
+from tiebreak.lab.network.cheating_worker import TamperedWorkbench
+from tiebreak.lab.network.local_network import CHEATS
+from tiebreak.lab.sim.world.small_task import INTERVAL, STEPS, small_task
 from tiebreak.node import settings as party_settings
 from tiebreak.node import workbench
 from tiebreak.node.crews import NICENESS, Crew, Crews
-from tiebreak.node.tampered import TamperedWorkbench
-from tiebreak.node.up import CHEATS
 from tiebreak.node.work import Answer, Bench, Compute, Drop, Failed, Steps, Task, Try
 from tiebreak.node.workbench import MOVING, REPLAYS, Workbench
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
@@ -43,7 +44,6 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.driver import Turn
 from tiebreak.protocol.tags import Digest
-from tiebreak.sim.world.small_task import INTERVAL, STEPS, small_task
 
 pytestmark = pytest.mark.slow
 

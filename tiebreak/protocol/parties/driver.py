@@ -1,7 +1,7 @@
 """The one driver of parties: hands events to a machine and carries out its actions, without any IO of its own.
 
 Its hosts supply time, the board, post and work: the node over real time (`tiebreak.node.driver`), the simulator over
-virtual time (`tiebreak.sim.world.agents`), and the tests. The rules of crashes are the driver's:
+virtual time (the simulator), and the tests. The rules of crashes are the driver's:
 
     1. A record is in the journal before the next action is carried out. If it cannot be kept, nothing follows.
     2. An event that an action causes waits until all actions of the present event are carried out.

@@ -1,0 +1,233 @@
+"""Mixed equilibria: against the closed form where there is one, and that nobody can do better by itself where not."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from tests.lab.incentives.rules import (
+    CHANGED,
+    COSTS,
+    JOB,
+    best_slots,
+    expected_auditor,
+    expected_trainer,
+    stranger_earns,
+)
+from tiebreak.lab.incentives import model
+from tiebreak.lab.incentives.economics import CHEATS, AuditorStrategy, JobEconomics, TrainerStrategy
+
+
+def nearly(found: Fraction, expected: Fraction) -> bool:
+    return abs(found - expected) <= Fraction(2, model.GRID)
+
+
+def threshold(s: JobEconomics, strategy: TrainerStrategy) -> Fraction | None:
+    """P*: the probability of discovery at which honesty pays as well as this cheat. None: no probability suffices.
+
+    Without seats a payoff is linear in P, so this follows from its two ends.
+    """
+    never, always = replace(s, auditors=0), replace(s, auditors=1, audit_probability=Fraction(1), sampled=s.segments)
+    honest = model.trainer_payoff(s, TrainerStrategy.HONEST)
+    free, caught = model.trainer_payoff(never, strategy), model.trainer_payoff(always, strategy)
+    if free <= honest:
+        return Fraction(0)
+    return None if caught > honest else (free - honest) / (free - caught)
+
+
+def single_auditor(s: JobEconomics, strategy: TrainerStrategy) -> tuple[Fraction, Fraction] | None:
+    """Closed form of the mixed equilibrium with one auditor and no decoys: p* = P*/d, q* = (A - F) / (d (w - a)).
+
+    w: the gain of an auditor that found a lie of this cheat. a: the replay that a sample needs before a challenge.
+    Returns None where there is no mixed equilibrium.
+    """
+    wanted, gain = threshold(s, strategy), model.finder_payoff(replace(s, auditors=1), strategy) - s.second_replay
+    if wanted is None or gain <= 0 or s.planted or not s.proven:
+        return None
+    p, q = wanted / s.detection, (s.replay - s.fee) / (s.detection * gain)
+    return (p, q) if 0 < p <= 1 and 0 <= q <= 1 else None
+
+
+def indifferent(s: JobEconomics, found: model.Equilibrium) -> tuple[Fraction, Fraction]:
+    """What cheating pays above honesty, and auditing above laziness, by the rules, story by story."""
+    at = replace(s, audit_probability=found.audit_probability, tampered=found.tampered)
+    cheating = expected_trainer(at, found.cheat) - expected_trainer(at, TrainerStrategy.HONEST)
+    diligent, lazy = (
+        expected_auditor(at, own, found.cheat, found.lies) for own in (AuditorStrategy.DILIGENT, AuditorStrategy.LAZY)
+    )  # fmt: skip
+    return cheating, diligent - lazy
+
+
+def test_no_stake_deters_where_all_of_it_comes_back() -> None:
+    s = replace(JOB, burn=Fraction(0), reward=100_100, kept=Fraction(1), lie=100_000)
+    assert threshold(s, TrainerStrategy.HEDGED) is None
+    assert model.deterrent(s) is None
+    assert model.solve(s).lies == 1
+
+
+def test_nobody_audits_for_a_share_of_the_stake_of_a_cheat_that_reports_itself() -> None:
+    """The contract as it is, anonymous auditors, no fee: every trainer cheats and nobody looks."""
+    found = model.solve(JOB)
+    assert (found.lies, found.audit_probability, found.cheat) == (1, 0, TrainerStrategy.HEDGED)
+    assert found.accepted == 1
+
+
+@pytest.mark.parametrize("auditors", [1, 2, 3])
+def test_neither_side_gains_by_leaving_a_mixed_equilibrium(auditors: int) -> None:
+    s = replace(CHANGED, auditors=auditors)
+    found = model.solve(s)
+    assert 0 < found.lies < 1
+    assert 0 < found.audit_probability < 1
+    cheating, auditing = indifferent(s, found)
+    assert abs(cheating) <= 1  # wei; the probability is a root, to 2^-48
+    assert auditing == 0
+
+
+def test_the_equilibrium_of_one_auditor_is_the_closed_form(cases: Callable[[], None]) -> None:
+    for s in (CHANGED, replace(CHANGED, audit=30_000), replace(CHANGED, fee=20_000)):
+        found = model.solve(s)
+        exact = single_auditor(replace(s, tampered=found.tampered), found.cheat)
+        assert exact is not None
+        assert nearly(found.audit_probability, exact[0])
+        assert abs(found.lies - exact[1]) < Fraction(1, 10**9)
+        cases()
+
+
+def test_a_fee_for_audits_that_were_made_ends_the_dilemma() -> None:
+    without_relief = replace(JOB, challenger_stake=1, auditors=2)
+    short, enough = (model.solve(replace(without_relief, fee=fee)) for fee in (89_999, 90_000))
+    assert (short.lies, short.audit_probability) == (1, 0)
+    assert (enough.lies, enough.audit_probability) == (0, 1)
+
+
+def test_decoys_pay_auditors_though_cheats_report_themselves() -> None:
+    s = replace(JOB, planted=Fraction(6, 10))
+    found = model.solve(s)
+    assert (found.lies, found.audit_probability) == (0, 1)
+    assert model.solve(replace(s, planted=Fraction(1, 10))).lies == 1
+
+
+def test_several_auditors_share_decoys_so_fewer_of_them_look() -> None:
+    s = replace(JOB, planted=Fraction(9, 10), auditors=4)
+    found = model.solve(s)
+    assert found.lies == 0
+    assert 0 < found.audit_probability < 1
+    cheat = (found.cheat, found.tampered)
+    assert abs(model.advantage(s, found.audit_probability, Fraction(0), cheat)) <= 1
+    assert model.best_cheat(replace(s, audit_probability=found.audit_probability))[0] < model.trainer_payoff(
+        s, TrainerStrategy.HONEST
+    )
+
+
+def test_a_client_looks_in_its_own_interest_and_is_cheated_sometimes() -> None:
+    found = model.solve(JOB, interest=JOB.reward + 50_000)
+    late = COSTS.challenge + COSTS.reclaim + COSTS.withdraw
+    assert found.lies == Fraction(JOB.audit, JOB.reward + 50_000 + JOB.relief - late)
+    assert nearly(found.audit_probability, threshold(replace(JOB, tampered=4), TrainerStrategy.HEDGED) or Fraction(0))
+
+
+def test_a_cheat_that_is_not_deterred_meets_as_many_audits_as_it_pays() -> None:
+    """The lie is worth any stake, and the stake is worth looking for until too many look."""
+    s = replace(CHANGED, trainer_stake=250_000, audit=60_000, auditors=6, lie=10**6, challenger_stake=10**9)
+    found = model.solve(s)
+    assert found.lies == 1
+    assert 0 < found.audit_probability < 1
+    assert abs(model.advantage(s, found.audit_probability, Fraction(1), (found.cheat, found.tampered))) <= 1
+
+
+# ---------------------------------------------------------------- seats
+
+SEATED = replace(
+    JOB, seated=True, auditors=2, fee=100_000, bond=90_000, bought=Fraction(1, 4), trainer_stake=700_000,
+    costs=replace(COSTS, seal=30, claim=20),
+)  # fmt: skip
+
+
+def test_among_strangers_with_seats_trainers_are_honest_and_every_seat_audits(cases: Callable[[], None]) -> None:
+    """Neither side gains by leaving it: by the rules, against everything that the other strategies could do."""
+    found = model.solve(SEATED)
+    assert (found.lies, found.audit_probability) == (0, 1)
+    honest = expected_trainer(SEATED, TrainerStrategy.HONEST)
+    diligent = expected_auditor(SEATED, AuditorStrategy.DILIGENT, TrainerStrategy.HONEST, Fraction(0))
+    for tampered in range(1, SEATED.segments + 1):
+        assert all(expected_trainer(replace(SEATED, tampered=tampered), cheat) < honest for cheat in CHEATS)
+        cases()
+    for own in AuditorStrategy:
+        assert (
+            own is AuditorStrategy.DILIGENT
+            or expected_auditor(SEATED, own, TrainerStrategy.HONEST, Fraction(0)) < diligent
+        )
+        cases()
+
+
+@pytest.mark.parametrize(
+    ("condition", "holds", "breaks"),
+    [
+        ("no cheat pays more", {"bought": Fraction(1, 3)}, {"bought": Fraction(9, 10)}),
+        ("no cheat pays more", {"audit_probability": Fraction(1, 2)}, {"audit_probability": Fraction(1, 20)}),
+        ("auditing pays, with all trainers honest", {"fee": 90_050}, {"fee": 90_049}),
+        ("auditing pays more than a root that the trainer shows", {"trainer_stake": 531_360},
+         {"trainer_stake": 531_359}),
+    ],
+)  # fmt: skip
+def test_each_condition_of_seats_breaks_where_it_says(
+    condition: str, holds: dict[str, Fraction | int], breaks: dict[str, Fraction | int]
+) -> None:
+    """F = A + gas; W / (1 + n) + relief = A + gas of a challenge and its reclaim. Below, a deviation pays."""
+    dear = replace(SEATED, joined_for=Fraction(10**7))  # no slots are bought
+    before, after = (model.conditions(replace(dear, **changes)) for changes in (holds, breaks))  # type: ignore[arg-type]
+    assert {c.name for c in before if not c.holds} == set()
+    assert {c.name for c in after if not c.holds} == {condition}
+
+
+POOLED = replace(SEATED, auditors=1, fee=120_050, bought=Fraction(3, 4))
+"""A seat earns a stranger 30,000, and the trainer 120,000: with 40 slots, 10 of them strangers', each pays 750."""
+
+
+def test_the_share_of_the_pool_is_that_where_nobody_gains_by_a_slot_more_or_less() -> None:
+    """Strangers join while a slot pays, and a trainer's own seats earn their fee without a replay."""
+    cost = Fraction(30_000, 40)
+    assert (POOLED.own_share, POOLED.stranger_gain) == (Fraction(3, 4), 30_000)
+    assert stranger_earns(POOLED, 10, 30) == cost
+    assert stranger_earns(POOLED, 11, 30) < cost, "one more loses"
+    _, own = best_slots(POOLED, TrainerStrategy.HONEST, 10, cost, 90)
+    assert own == 30
+    for share in (Fraction(4, 5), Fraction(9, 10)):
+        assert POOLED.buying(share) == (10 * share / (1 - share) - 30) * cost
+    # Shared with as many seats of another trainer's jobs, where its slots have to replay, it takes fewer.
+    shared = max((Fraction(own * (120_000 + 30_000), 10 + own) - own * 2 * cost, own) for own in range(90))
+    assert shared[1] < own
+
+
+@pytest.mark.parametrize("stake", [3 * 10**5, 2 * 10**6])
+def test_a_larger_share_of_the_pool_pays_a_lie_where_the_closed_form_says(stake: int) -> None:
+    """The best of all numbers of slots, against the shares that `stuffing` tries: at most an eighth of a seat less."""
+    s, cost = replace(POOLED, trainer_stake=stake, bought=Fraction(3, 4)), Fraction(30_000, 40)
+    honest = best_slots(s, TrainerStrategy.HONEST, 10, cost, 60)[0]
+    lying = max(best_slots(replace(s, tampered=4), cheat, 10, cost, 320)[0] for cheat in CHEATS)
+    assert -s.fee // 8 <= model.stuffing(s).slack - (honest - lying) <= s.fee // 8
+    assert model.stuffing(s).holds is (stake > 10**6)
+
+
+def test_a_guess_costs_the_bond_and_is_not_worth_it_without_one() -> None:
+    """No guess of 256 bits is right. The bond prices sealing what one was told and has not computed."""
+    free = replace(SEATED, bond=0)
+    assert model.solve(free).lies == 0
+    guess = expected_auditor(SEATED, AuditorStrategy.GUESSING, TrainerStrategy.HONEST, Fraction(0))
+    assert guess == -SEATED.bond - SEATED.costs.seal
+
+
+def test_if_all_believe_what_they_are_shown_a_cheat_is_paid() -> None:
+    """Why the share of a right seat has to pay an audit of its own: nobody else would look."""
+    believed = replace(SEATED, trusting=Fraction(1))
+    assert expected_trainer(believed, TrainerStrategy.LEAKING) > expected_trainer(believed, TrainerStrategy.HONEST)
+
+
+def test_a_cheat_that_knew_the_draw_would_lie_where_all_seats_are_its_own() -> None:
+    """Why seats are drawn after the final head is sealed: seen before, no stake deters it from f^n of its jobs."""
+    own = replace(SEATED, bought=Fraction(1), trainer_stake=10**12)
+    assert (
+        expected_trainer(own, TrainerStrategy.HEDGED) - expected_trainer(own, TrainerStrategy.HONEST)
+        == own.saved + own.lie
+    )

@@ -1,0 +1,75 @@
+"""`tiebreak up` on a slow machine: its terms, and how it ends if they were still too short; its processes are fakes."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiebreak.cli.main import run, tiebreak
+from tiebreak.lab.network import local_network as up
+from tiebreak.lab.network.local_network import TERMS, UNHURRIED, USUAL_SECONDS, Ending, Town, UpPlan
+
+
+def town_of(story: list[str], **changes: Any) -> Town:
+    given: dict[str, Any] = {
+        "task": "digits", "steps": None, "cheat": "", "chain": True, "embedded": True, "port": 1,
+        "folder": Path("nowhere"), "until_over": True,
+    }  # fmt: skip
+    return Town(UpPlan(**given | changes), story.append)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "changes", "patience", "window"),
+    [
+        (0, {}, 1, 1),
+        (1.4 * USUAL_SECONDS, {}, 1, 1),
+        (5 * USUAL_SECONDS, {}, 5, 5),
+        (5 * USUAL_SECONDS, {"patience": 2}, 2, 2),
+        (0, {"cheat": "rate"}, 1, UNHURRIED),
+        (3 * USUAL_SECONDS, {"cheat": "rate"}, 3, 3 * UNHURRIED),
+        (3 * USUAL_SECONDS, {"cheat": "rate", "seats": 1}, 3, 3),
+    ],
+)
+def test_a_slow_machine_gets_longer_terms(seconds: float, changes: dict[str, Any], patience: int, window: int) -> None:
+    story = list[str]()
+    town = town_of(story, **changes)
+    town._started = time.monotonic() - seconds
+    wanted = {name: patience * value for name, value in TERMS.items()}
+    wanted |= {"challenge-window": window * TERMS["challenge-window"], "descent-levels": TERMS["descent-levels"]}
+    assert town.terms() == wanted
+    assert town.ending.patience == patience
+    assert bool(story) is (patience > 1 and "patience" not in changes)
+
+
+def test_an_offer_that_the_trainer_declines_ends_the_story() -> None:
+    town = town_of([])
+    line = {"event": "alarm", "level": "ERROR", "text": "job 01234567: the trainer declines"}
+    town.told("auditor", json.dumps(line))
+    assert not town.ending.status
+    town.told("client", json.dumps(line))
+    assert town.ending.status == "declined"
+    town.told("client", json.dumps({"event": "job", "level": "INFO", "text": "cancelled"}))
+    assert town.ending.status == "declined", "the first ending counts"
+
+
+@pytest.mark.parametrize(
+    ("status", "cheat", "code", "words"),
+    [
+        ("settled", [], 0, ""),
+        ("slashed", ["--cheat", "rate"], 0, ""),
+        ("abandoned", ["--cheat", "rate"], 1, "too slow for its terms"),
+        ("cancelled", [], 1, "--patience 12"),
+        ("declined", [], 1, "--patience 12"),
+        ("settled", ["--cheat", "rate"], 2, "expected a job that is slashed, got one that is settled"),
+        ("", [], 130, "interrupted"),
+    ],
+)
+def test_the_exit_code_tells_a_slow_machine_from_a_wrong_ending(
+    status: str, cheat: list[str], code: int, words: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(up, "up", lambda *_: Ending(status=status, patience=3))
+    assert run(tiebreak, ["up", "--once", *cheat]) == code
+    assert words in capsys.readouterr().err

@@ -1,0 +1,332 @@
+"""The pages in Debian's Chromium: they fit, they follow what happens, and they ask nobody else for anything."""
+
+import asyncio
+import re
+import shutil
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+from tests.lab.pages.staged import Staged, moments
+from tests.lab.pages.test_pages import HOSTILE, paths
+from tests.waiting import until
+from tiebreak.lab.network.local_network import TERMS, Town, UpPlan
+from tiebreak.node.pages import routes
+
+pytestmark = pytest.mark.slow
+
+
+class Stage(Staged):
+    def show(self, source: Staged) -> None:
+        self.__dict__.update(source.__dict__)
+
+
+@dataclass
+class Site:
+    """A server on this machine, and what makes its stream say something."""
+
+    address: str
+    stage: Stage
+    said: Callable[[], None]
+    asked: list[str]
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    stage = Stage(**vars(moments()[-1]))
+    happened, asked = [0], []
+
+    async def stream(request: Request) -> StreamingResponse:
+        asked.append(str(request.url))
+
+        async def events() -> AsyncIterator[str]:
+            told = happened[0]
+            yield ": from here on\n\n"
+            while not await request.is_disconnected():
+                await asyncio.sleep(0.05)
+                if happened[0] > told:
+                    told = happened[0]
+                    yield f"id: {told}\ndata: {{}}\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    def say() -> None:
+        happened[0] += 1
+
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        app = Starlette(routes=[Route("/stream", stream), *routes(stage)])
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
+        thread.start()
+        until(lambda: server.started)
+        yield Site(f"http://127.0.0.1:{bound.getsockname()[1]}", stage, say, asked)
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    path = shutil.which("chromium")
+    assert path, "expected Debian's package chromium, which .ci/run installs"
+    with sync_playwright() as playwright:
+        yield playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+
+
+@contextmanager
+def reader(chromium: Browser, address: str) -> Iterator[Page]:
+    """A page that fails the test if anything is refused, breaks, or goes to another place."""
+    context = chromium.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+    opened, problems = context.new_page(), []
+    opened.on("console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None)
+    opened.on("pageerror", lambda error: problems.append(str(error)))
+    opened.on("request", lambda sent: problems.append(sent.url) if not sent.url.startswith(address) else None)
+    yield opened
+    context.close()
+    # A file that cannot be checked is answered with 422, which Chromium notes in the console.
+    assert [text for text in problems if "status of 422" not in text] == []
+
+
+@pytest.fixture
+def page(chromium: Browser, site: Site) -> Iterator[Page]:
+    with reader(chromium, site.address) as opened:
+        yield opened
+
+
+WIDTH = "[document.documentElement.scrollWidth, window.innerWidth]"
+
+
+@pytest.mark.parametrize("width", [390, 1600])
+def test_nothing_is_wider_than_the_window(page: Page, site: Site, width: int, cases: Callable[[], None]) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    ends = [source for source in moments() if source.board.games]
+    for source in (moments()[0], ends[-1]):
+        for hostile in (False, True):
+            site.stage.show(source)
+            if hostile:
+                site.stage.names, site.stage.chain = [HOSTILE] * 300, HOSTILE
+                site.stage.named = dict.fromkeys(source.board.jobs, "W" * 100)
+            for path in paths(source):
+                page.goto(site.address + path, wait_until="load")
+                found, there = page.evaluate(WIDTH)
+                assert found <= there, (path, width, found)
+                cases()
+
+
+def test_a_narrow_page_shows_money_before_lists(page: Page, site: Site) -> None:
+    source = moments()[-1]
+    site.stage.show(source)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{site.address}/jobs/{next(iter(source.board.jobs)).hex()}", wait_until="load")
+    places = [page.locator(name).bounding_box() for name in ("#live_training", "#money", "#live_heads", "#live_said")]
+    tops = [place["y"] for place in places if place]
+    assert len(tops) == 4
+    assert tops == sorted(tops)
+
+
+def test_a_narrow_page_stays_short(page: Page, site: Site) -> None:
+    """A convicted run with ten heads, audits and many posts was 5,659 pixels high; a row had a line for each cell."""
+    source = [source for source in moments() if source.board.games][-1]
+    site.stage.show(source)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(f"{site.address}/jobs/{next(iter(source.board.jobs)).hex()}", wait_until="load")
+    assert "on their way" not in page.inner_text("main")
+    page.evaluate(
+        """() => { for (const name of ["#live_heads tbody", "#live_audits tbody", ".said"]) {
+        const list = document.querySelector(name);
+        while (list.children.length < 10) list.append(list.children[0].cloneNode(true)); } }"""
+    )
+    rows = page.evaluate("[...document.querySelectorAll('#live_heads tbody tr')].map(row => row.offsetHeight)")
+    assert len(rows) >= 10
+    assert max(rows) < 130
+    assert page.evaluate("document.documentElement.scrollHeight") < 4500
+
+
+def test_a_search_survives_what_happens_meanwhile(page: Page, site: Site) -> None:
+    """The list stays the one that was asked for when the page changes, and so does what is being typed."""
+    source = moments()[-1]
+    site.stage.show(replace(source, named=dict.fromkeys(source.board.jobs, "digits")))
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.goto(site.address, wait_until="load")
+    page.get_by_label("A name, an id or an account").fill("digitz")
+    page.get_by_role("button", name="Search").click()
+    page.wait_for_url("**/?q=digitz")
+    assert page.locator("#live_jobs").inner_text().startswith("No run has that.")
+    page.locator("#q").fill("digit")
+    site.stage.named = dict.fromkeys(source.board.jobs, "digitz")
+    site.said()
+    page.locator("#live_jobs strong", has_text="digitz").wait_for()
+    assert page.locator("#q").input_value() == "digit"
+    page.locator("#q").press("Enter")
+    page.wait_for_url("**/?q=digit")
+    page.locator("#live_jobs strong", has_text="digitz").wait_for()
+    page.get_by_role("link", name="Show all").click()
+    page.wait_for_url(site.address + "/")
+
+
+def test_a_game_goes_on_before_the_readers_eyes(page: Page, site: Site) -> None:
+    games = [source for source in moments() if source.board.games]
+    site.stage.show(games[0])
+    (game_id,) = games[0].board.games
+    page.goto(f"{site.address}/games/{game_id.hex()}", wait_until="load")
+    page.wait_for_selector("body.live")
+    assert site.asked[-1].endswith(f"&job={next(iter(games[0].board.jobs)).hex()}")
+    assert page.locator(".stage").count() == 1
+    loaded = page.evaluate("performance.timeOrigin")
+    for source in games[1:]:
+        site.stage.show(source)
+        site.said()
+        moves = len(next(iter(source.board.games.values())).moves)
+        expect(page.locator(".plies li")).to_have_count(moves, timeout=9000)
+    expect(page.locator("h1")).to_have_text("The trainer was wrong")
+    assert page.locator(".stage").count() == 6
+    assert page.locator(".terms-table").is_visible()
+    assert page.evaluate("performance.timeOrigin") == loaded, "the document was loaded again"
+
+
+def test_clocks_count_down_by_the_boards_time(page: Page, site: Site) -> None:
+    source = next(source for source in moments() if source.board.games)
+    site.stage.show(source)
+    (game_id,) = source.board.games
+    page.goto(f"{site.address}/games/{game_id.hex()}", wait_until="load")
+    clock = page.locator(".side.turn .clock time")
+    before = clock.inner_text()
+    assert page.locator("#difference").inner_text().startswith("; this machine is at UTC")
+    expect(clock).not_to_have_text(before)
+
+    def seconds(text: str) -> int:
+        *_, minutes, rest = text.split(":")
+        return int(minutes) * 60 + int(rest)
+
+    assert 0 < seconds(before) - seconds(clock.inner_text()) <= 10
+
+
+def test_what_did_not_change_stays_open(page: Page, site: Site) -> None:
+    source = moments()[-1]
+    site.stage.show(source)
+    (job_id,) = source.board.jobs
+    page.goto(f"{site.address}/jobs/{job_id.hex()}", wait_until="load")
+    page.wait_for_selector("body.live")
+    page.locator("summary").click()
+    site.stage.show(moments()[-2])
+    site.said()
+    expect(page.locator("#live_title .tag")).to_have_text("Disputed")
+    assert page.locator("details[open] code").first.inner_text() == job_id.hex()
+
+
+def test_a_dropped_file_is_checked(page: Page, site: Site) -> None:
+    page.goto(f"{site.address}/check", wait_until="load")
+    drop = """() => {
+        const data = new DataTransfer();
+        data.items.add(new File(["nothing"], "head.bin"));
+        document.querySelector("form.drop").dispatchEvent(
+            new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+    }"""
+    with page.expect_navigation() as answered:
+        page.evaluate(drop)
+    assert answered.value.status == 422
+    assert "Nothing that this page can check" in page.inner_text(".finding")
+
+
+def test_the_keyboard_reaches_every_link(page: Page, site: Site) -> None:
+    site.stage.show(moments()[-1])
+    page.goto(site.address, wait_until="load")
+    links = page.locator("a").count()
+    reached: set[Any] = set()
+    for _ in range(links):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate("document.activeElement.outerHTML.slice(0, 120)"))
+        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none"
+    assert len(reached) == links
+
+
+# ---------------------------------------------------------------- a whole run
+
+
+class Tour(Town):
+    """`tiebreak up` without a chain, until the reader has seen enough."""
+
+    def __init__(self, folder: Path) -> None:
+        self.story: list[str] = []
+        self.is_seen = threading.Event()
+        plan = UpPlan(
+            task="digits", steps=None, cheat="label", chain=False, embedded=False, port=0, folder=folder,
+            until_over=False, terms=TERMS | {"challenge-window": 60},
+        )  # fmt: skip
+        super().__init__(plan, self.story.append)
+
+    def disturb(self) -> None:
+        if self.is_seen.is_set():
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def touring(tour: Tour) -> Iterator[Tour]:
+    thread = threading.Thread(target=tour.run, daemon=True)
+    thread.start()
+    try:
+        until(lambda: "page" in tour.ending.moments or not thread.is_alive(), seconds=120)
+        assert thread.is_alive(), tour.story
+        yield tour
+    finally:
+        tour.is_seen.set()
+        thread.join(60)
+        print("\n".join(tour.story))
+
+
+def test_a_whole_run_goes_by(chromium: Browser, tmp_path: Path) -> None:
+    """It goes from an empty page to verdict and money without one reload; the end is the same without scripts."""
+    with touring(Tour(tmp_path / "town")) as tour, reader(chromium, tour.page) as page:
+        page.goto(tour.page, wait_until="load")
+        assert "No run was offered yet" in page.inner_text("main")
+        page.locator(".jobs .row").click(timeout=180_000)
+        page.wait_for_url("**/jobs/*")
+        loaded = page.evaluate("performance.timeOrigin")
+        curve = page.locator(".loss")
+        lengths, end = set(), time.monotonic() + 600
+        while not page.locator("#live_games .row").count():
+            assert time.monotonic() < end, tour.story
+            lengths.add(len(curve.get_attribute("points") or "") if curve.count() else 0)
+            page.wait_for_timeout(100)
+        assert page.evaluate("performance.timeOrigin") == loaded
+        assert len(lengths) >= 3, "the curve grew"
+        page.locator("#live_games .row").click()
+        page.wait_for_url("**/games/*")
+        loaded = page.evaluate("performance.timeOrigin")
+        expect(page.locator("h1")).to_have_text("The trainer was wrong", timeout=300_000)
+        expect(page.locator(".stage.last")).to_have_count(1, timeout=10_000)
+        assert page.evaluate("performance.timeOrigin") == loaded
+        text = page.inner_text("main")
+        for expected in (
+            "lost by the trainer", "won by the challenger", "back to the client", "Recomputed in integers",
+        ):  # fmt: skip
+            assert expected in text
+        assert "gas" not in text
+        assert page.locator("mark").count() == 2 * page.locator("mark.right").count() >= 2, (
+            "both claims, where they differ"
+        )
+
+        plain = chromium.new_context(java_script_enabled=False)
+        without = plain.new_page()
+        without.goto(page.url)
+        assert without.inner_text("main").split() == text.split()
+        without.goto(f"{tour.page}/")
+        assert "Trainer convicted" in without.inner_text(".jobs")
+        plain.close()
+    assert tour.ending.status == "slashed", tour.story
+    assert re.fullmatch(
+        r"after the command: page [0-9.]+ s, accepted .*, challenged .*, slashed [0-9.]+ s", tour.story[-1]
+    )

@@ -1,0 +1,128 @@
+"""What the tests of adversaries play: a deviating trainer against an auditor off the chain, and whole games."""
+
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any
+
+from tiebreak.engine.capture.agreement import Terms, sign_job
+from tiebreak.lab.sim.adversaries.base import Adversary, Catch, Deviating
+from tiebreak.lab.sim.adversaries.catalogue import adversary
+from tiebreak.lab.sim.games.disputes import play as play_match
+from tiebreak.lab.sim.world.cast import TERMS, Cast
+from tiebreak.lab.sim.world.game import DuelResult, GameResult, PartyResult, play
+from tiebreak.lab.sim.world.work import Lie, Work
+from tiebreak.lab.sim.world.workshop import Workshop
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.terms import MAX_GAMES, pool_bond
+from tiebreak.protocol.game.match import Match
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.sides import Oracle
+
+CLIENT, TRAINER = (PrivateKey.from_int(n) for n in (11, 12))
+DOMAIN = Domain(chain_id=1, contract=Address(b"\x02" * 20))
+HALF = TERMS.trainer_stake // 2
+RELIEF = min(TERMS.challenger_stake // 2, HALF // MAX_GAMES)
+SEATS = {"seats": 4, "seat_fee": TERMS.reward // 10, "seat_bond": pool_bond(TERMS.reward // 8)}
+
+# ---------------------------------------------------------------- off the chain
+
+
+def job_of(workshop: Workshop, nonce: int = 1, levels: int = 4) -> Job:
+    terms = Terms(descent_levels=levels)
+    return workshop.job(client=CLIENT.address, trainer=TRAINER.address, nonce=nonce, terms=terms)
+
+
+def fight(job: Job, count: int, defender: Oracle, challenger: Oracle) -> Match:
+    agreement = sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER)
+    head = Head(job_id=job.id, count=count, run_root=defender.run_tree(count).root)
+    return play_match(agreement, SignedHead.sign(head, DOMAIN, TRAINER), defender, challenger, secret=bytes(32))
+
+
+@dataclass(frozen=True)
+class Duel:
+    """What a deviation came to."""
+
+    workshop: Workshop
+    work: Work
+    lie: Lie
+    match: Match
+
+    def origin(self) -> str:
+        return self.workshop.program.instruction_at(self.lie.leaf).origin
+
+
+def deviation(name: str) -> Deviating:
+    found = adversary(name)
+    assert isinstance(found, Deviating)
+    return found
+
+
+def convict(name: str, seed: int) -> Duel:
+    """The auditor must win, at the first lie, for a reason that the deviation names.
+
+    Plays in the workshop that it needs, or in each in turn.
+    """
+    kind, rng = deviation(name), Random(f"{name} {seed}")
+    workshop = Workshop.open(kind.needs or ("exact", "logged")[seed % 2])
+    job = job_of(workshop, nonce=seed, levels=rng.randint(1, 5))
+    work = kind.work(workshop, job, rng)
+    truth = workshop.audited(job, work)
+    false = [own != true for own, true in zip(work.records, truth.records, strict=True)]
+    assert work.lie is not None
+    assert job.checkpoint_of(work.lie.step) == false.index(True)
+    count = rng.randint(false.index(True) + 1, job.checkpoints)
+    assert work.run_root(count) != truth.run_root(count)
+    match = fight(job, count, work.oracle, truth.oracle)
+    state, lie = match.final, work.lie
+    assert match.loser is Side.DEFENDER
+    assert (state.step, state.leaf) == (lie.step, lie.leaf)
+    assert (state.element if state.claimed else None) == lie.element
+    assert state.verdict is not None
+    assert Catch(state.verdict.reason.name.lower().replace("_", " ")) in kind.caught
+    return Duel(workshop, work, work.lie, match)
+
+
+# ---------------------------------------------------------------- whole games
+
+
+def stage(kind: Adversary | str, rng: Random, **changes: Any) -> Cast:
+    """A cast that the adversary has joined. `changes`: fields of the cast, or of its terms."""
+    kind = adversary(kind) if isinstance(kind, str) else kind
+    named = {name: value for name, value in changes.items() if name in Cast.__dataclass_fields__}
+    terms = {name: value for name, value in changes.items() if name not in named}
+    cast = Cast(workshop=Workshop.open("exact"), **named)
+    cast.terms = replace(cast.terms, **terms)
+    kind.join(cast, rng)
+    if not kind.open:
+        cast.expected[kind.name] = frozenset(str(catch) for catch in kind.caught)
+    return cast
+
+
+def result_of(kind: Adversary | str, seed: int, **changes: Any) -> GameResult:
+    rng = Random(seed)
+    return play(stage(kind, rng, **changes), f"{kind} {seed}", rng)
+
+
+def played(kind: Adversary | str, seed: int, **changes: Any) -> GameResult:
+    """A game of an adversary, which must break no promise and, unless its end is open, end where it says."""
+    result, kind = result_of(kind, seed, **changes), adversary(kind) if isinstance(kind, str) else kind
+    assert result.violations == ()
+    assert kind.open or result.catches[kind.name] in kind.caught
+    return result
+
+
+def party(result: GameResult, name: str) -> PartyResult:
+    (found,) = [party for party in result.parties if party.name == name]
+    return found
+
+
+def of(result: GameResult, name: str) -> PartyResult:
+    (found,) = [party for party in result.parties if party.adversary == name]
+    return found
+
+
+def duel(result: GameResult, challenger: str) -> DuelResult:
+    (found,) = [found for found in result.duels if found.challenger == challenger]
+    return found

@@ -1,0 +1,193 @@
+"""Whole games of builders that delay and reorder; the second at which a censored party begins to lose."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from tests.lab.sim.adversaries.playing import party, played, stage
+from tiebreak.lab.sim.adversaries import hub
+from tiebreak.lab.sim.adversaries.base import OPEN, TRAINER, builder
+from tiebreak.lab.sim.adversaries.catalogue import adversary
+from tiebreak.lab.sim.adversaries.mempool import Censor, bearable, victims_in, with_something_to_dispute
+from tiebreak.lab.sim.world.cast import TERMS, Cast
+from tiebreak.lab.sim.world.game import GameResult, play, seat
+from tiebreak.lab.sim.world.small_task import STEPS
+from tiebreak.lab.sim.world.workshop import Workshop
+from tiebreak.lab.sim.world.world import Pending, World
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.game.moves import Phase
+from tiebreak.protocol.parties import turns
+
+# ---------------------------------------------------------------- who has to wait
+
+
+@pytest.mark.slow
+def test_a_delaying_builder_uses_the_time_that_there_is() -> None:
+    result = played("delays to the last moment", 6, descent_levels=5)
+    (duel,) = result.duels
+    assert duel.seconds > 2 * (TERMS.clock - 300), "both clocks, but for a block for each move"
+
+
+def longer_than_all(cast: Cast, _rng: Random) -> int:
+    """The seconds of a censorship that outlasts the clock and all windows."""
+    return 4 * (cast.terms.challenge_window + cast.terms.clock + cast.terms.replay_time)
+
+
+def in_a_game(cast: Cast, rng: Random) -> int:
+    """One of the victims' transactions in a game, or the challenge."""
+    trainer = TRAINER in victims_in(cast, rng)
+    return 6 if trainer else rng.randint(0, 2)  # by then it has accepted the job and posted four heads
+
+
+LASTING = builder(
+    "censorship above the clock", Censor, "that the censored side loses a game by its clock", OPEN,
+    before=with_something_to_dispute, victims=victims_in, seconds=longer_than_all, first=in_a_game,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1], ids=["auditor", "trainer"])
+def test_above_the_clock_what_was_assumed_is_broken_and_the_censored_side_loses(seed: int) -> None:
+    """This is no promise: it says what the assumption is worth."""
+    rng = Random(seed)
+    cast = Cast(workshop=Workshop.open("exact"))
+    LASTING.join(cast, rng)
+    result = play(cast, "-", rng)
+    if "one false sum" in result.catches:
+        assert (result.job_status, party(result, "auditor").wei) == ("settled", -TERMS.challenger_stake)
+        assert [sentence[0] for sentence in result.violations] == ["1", "2"]
+    else:
+        assert (result.job_status, party(result, TRAINER).wei) == ("slashed", -TERMS.trainer_stake)
+        assert [sentence[0] for sentence in result.violations] == ["1", "1"]
+
+
+# ---------------------------------------------------------------- the second at which it begins
+
+QUICK = replace(TERMS, clock=90, replay_time=40, challenge_window=120, audit_time=0, descent_levels=5)
+"""A block every second and a step of a second, so what is measured has no grid; no audit time, so the window ends."""
+Trigger = Callable[[World, Pending], int | None]
+
+
+class Measured(Censor):
+    """Begins with one transaction, and notes how long that may wait."""
+
+    bears: int
+    """Bears down on it until its deadline."""
+    later: int
+    """Moves that its sender makes after it without an allowance: each takes the one second of a block."""
+
+    def __init__(
+        self, world: World, name: str, key: PrivateKey, *, victim: str, seconds: int, trigger: Trigger
+    ) -> None:
+        super().__init__(world, name, key)
+        self.victims, self.seconds, self.trigger = frozenset({victim}), seconds, trigger
+        type(self).later = 0
+
+    def begins(self, pending: Pending) -> bool:
+        deadline = self.trigger(self.world, pending)
+        if deadline is None:
+            return False
+        type(self).bears = deadline - pending.at
+        return True
+
+    def on_pending(self, pending: Pending) -> None:
+        begun, game_id = self.began is not None, pending.call.game_id
+        super().on_pending(pending)
+        if begun and pending.sender.name in self.victims and pending.call.move is not None and game_id is not None:
+            type(self).later += self.world.board.games[game_id].state.allowance == 0
+
+
+def in_phase(phase: Phase) -> Trigger:
+    def trigger(world: World, pending: Pending) -> int | None:
+        move, game_id = pending.call.move, pending.call.game_id
+        if move is None or move.KIND is not phase or game_id is None:
+            return None
+        return world.board.games[game_id].state.deadline
+
+    return trigger
+
+
+def of_kind(kind: str) -> Trigger:
+    def trigger(world: World, pending: Pending) -> int | None:
+        (job,) = world.board.jobs.values() or (None,)
+        return job.window_end if job is not None and pending.call.kind == kind else None
+
+    return trigger
+
+
+def censored(victim: str, trigger: Trigger, seconds: int) -> GameResult:
+    cast = Cast(workshop=Workshop.open("exact"), terms=QUICK, block_seconds=1, step_seconds=1)
+    adversary("challenge by a wrong replay" if victim == TRAINER else "one false sum").join(cast, Random(7))
+    cast.builder = lambda world, name, key: Measured(world, name, key, victim=victim, seconds=seconds, trigger=trigger)
+    cast.dishonest["builder"] = "censorship below the clock"
+    return play(cast, "-", Random(7))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("victim", "trigger", "allowance", "moves_before"),
+    [(TRAINER, in_phase(Phase.OPEN_STEPS), QUICK.replay_time, 1), ("auditor", in_phase(Phase.PROVE), 0, None)],
+    ids=["open steps", "prove"],
+)
+def test_a_move_may_wait_for_the_rest_of_the_clock_and_its_allowance_and_no_second_more(
+    victim: str, trigger: Trigger, allowance: int, moves_before: int | None
+) -> None:
+    """`moves_before`: of this side, without an allowance: each took the one second of a block, as later ones do."""
+    assert censored(victim, trigger, 0).violations == ()
+    bears = Measured.bears - Measured.later
+    if moves_before is not None:
+        assert bears == QUICK.clock + allowance - moves_before - Measured.later
+    for seconds in (bears - 1, bears):
+        assert censored(victim, trigger, seconds).violations == ()
+    beyond = censored(victim, trigger, bears + 1)
+    assert any(sentence.startswith("1: ") for sentence in beyond.violations), "the assumption is broken"
+    assert beyond.duels[0].reason == "timeout"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "kind"), [(TRAINER, "postHead"), ("auditor", "challenge")])
+def test_a_head_and_a_challenge_may_wait_for_the_window_and_no_second_more(victim: str, kind: str) -> None:
+    trigger = of_kind(kind)
+    assert censored(victim, trigger, 0).violations == ()
+    assert QUICK.challenge_window - 2 * STEPS <= Measured.bears <= QUICK.challenge_window
+    bears = Measured.bears
+    assert censored(victim, trigger, bears - 1).violations == ()
+    assert censored(victim, trigger, bears).violations == ()
+    assert censored(victim, trigger, bears + 1).violations != ()
+
+
+def test_what_a_party_bears_is_less_than_its_clock_and_its_window() -> None:
+    cast = Cast(workshop=Workshop.open("exact"))
+    assert 0 < bearable(cast) < TERMS.clock
+    cast.terms = replace(TERMS, challenge_window=200)
+    assert 0 < bearable(cast) < 200
+    cast.terms = replace(TERMS, clock=12)
+    assert bearable(cast) == 0
+
+
+# ---------------------------------------------------------------- whoever owns or floods the hub
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+def test_a_hub_that_is_silent_for_ever_costs_nobody_a_game(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits for an answer goes to the chain in time, from the first block of a game on."""
+    monkeypatch.setattr(hub.StallingHub, "late", lambda self, *_: None if self.began is not None else 0)
+    result = played("hub that stalls", seed, talk_time=600)
+    assert result.duels
+
+
+def test_a_flood_of_the_hub_delays_a_post_by_its_turn_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A post of a game has its turn after one of each address, any other in an `OTHERS`th of the batches at worst."""
+    cast = stage("strangers who flood the hub", Random(1))
+    world, agents = seat(cast, Random(1))
+    found = agents["builder"]
+    assert isinstance(found, hub.Flooding)
+    monkeypatch.setattr(world.board, "jobs", {"a job": None})
+    found.addresses, found.games = 400, (True, False)
+    waits = [found.late(kind) for kind in ("game", "job", "run")]
+    assert waits == [7, 56, 56]
+    monkeypatch.setattr(turns, "OTHERS", 1 << 60)
+    assert found.late("job") is None

@@ -1,0 +1,141 @@
+"""Parties that do not do as agreed, for tests of the world; the catalogue of adversaries is elsewhere."""
+
+from dataclasses import dataclass, replace
+from random import Random
+
+import torch
+from torch import Tensor
+
+from tiebreak.lab.sim.adversaries.forgery import tampered
+from tiebreak.lab.sim.adversaries.tampering import Cheat
+from tiebreak.lab.sim.world.agents import AuditorAgent, Process, TrainerAgent
+from tiebreak.lab.sim.world.cast import Cast, CastMember
+from tiebreak.lab.sim.world.game import DuelResult, GameResult, PartyResult
+from tiebreak.lab.sim.world.work import Work
+from tiebreak.lab.sim.world.workshop import Workshop
+from tiebreak.protocol.chain.calls import Call
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead
+from tiebreak.protocol.game.moves import Phase
+from tiebreak.protocol.parties.board import PublicJob
+from tiebreak.protocol.parties.player import GameView, Reply
+
+LEAF = 23
+"""A sum of the small job whose elements have a tree of partial sums."""
+
+
+def another(value: Tensor) -> Tensor:
+    """Another value of the same dtype."""
+    return ~value if value.dtype == torch.bool else value + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changed:
+    """One element of one value is another."""
+
+    step: int = 5
+    leaf: int = LEAF
+    element: int = 0
+
+    def __call__(self, workshop: Workshop, job: Job, rng: Random) -> Work:  # it is told where
+        cheat = Cheat(name="-", step=self.step, leaf=self.leaf, element=self.element, change=another)
+        return tampered(workshop, job, cheat)
+
+
+def cheating(workshop: Workshop, **changes: object) -> Cast:
+    """A cast whose trainer changed a value."""
+    cast = Cast(workshop=workshop, deviation=Changed(), **changes)  # type: ignore[arg-type]
+    cast.dishonest["trainer"] = "changed"
+    return cast
+
+
+def party(result: GameResult, name: str) -> PartyResult:
+    """One party's account."""
+    return next(found for found in result.parties if found.name == name)
+
+
+def duel(result: GameResult) -> DuelResult:
+    """The only duel."""
+    (found,) = result.duels
+    return found
+
+
+# ---------------------------------------------------------------- trainers
+
+
+class Unwilling(TrainerAgent):
+    """Signs the job, and does not accept it."""
+
+    def accepts(self, job: PublicJob) -> bool:
+        return False
+
+
+class Staller(TrainerAgent):
+    """Stops moving when the values are to be opened."""
+
+    def answers(self, view: GameView) -> bool:
+        return view.state.phase is not Phase.OPEN_VALUES
+
+
+def tardy(offset: int) -> type[TrainerAgent]:
+    """A trainer whose opening of the steps stands in a block `offset` seconds after its last legal instant."""
+
+    class Tardy(TrainerAgent):
+        def reply(self, game: GameView) -> Reply:
+            plain = super().reply(game)
+            if game.state.phase is not Phase.OPEN_STEPS:
+                return plain
+            return replace(plain, wait=game.state.deadline + offset - 1 - self.world.now, untried=True)
+
+    return Tardy
+
+
+# ---------------------------------------------------------------- auditors and builders
+
+
+class Accuser(AuditorAgent):
+    """Challenges what is true."""
+
+    def accuses(self, head: SignedHead, agrees: bool) -> bool:
+        return True
+
+
+class Forger(TrainerAgent):
+    """Shows a head of its job with a signature of nobody."""
+
+    def heads(self, job: Job, count: int) -> list[SignedHead]:
+        head = Head(job_id=job.id, count=count, run_root=bytes(32))
+        return [self.head(job, count), SignedHead(head=head, signature=bytes(65))]
+
+
+class Mute(AuditorAgent):
+    """Plays on the chain, and sends none of its moves as messages."""
+
+    def wire(self, game: GameView, move: object) -> bytes | None:
+        return None
+
+
+class Garbled(AuditorAgent):
+    """Sends messages that are none."""
+
+    def wire(self, game: GameView, move: object) -> bytes | None:
+        return bytes(200_000)
+
+
+class Spammer(AuditorAgent):
+    """Sends calls that revert, untried, when a job begins."""
+
+    def follow(self, job: PublicJob) -> Process:
+        for _ in range(3):
+            self.world.submit(self, Call("settle", (job.id,)), untried=True)
+        self.world.submit(self, Call(None, raw=b"\x01\x02\x03\x04"), untried=True)
+        yield from super().follow(job)
+
+
+def seats(*makes: type[AuditorAgent]) -> list[CastMember]:
+    """Auditors that do as agreed, and others beside them."""
+    return [
+        CastMember(
+            name=f"auditor {number}", make=make, adversary=None if make is AuditorAgent else make.__name__.lower()
+        )
+        for number, make in enumerate(makes, 1)
+    ]

@@ -1,0 +1,96 @@
+"""Where two runs first differ, and what a party would have had to execute."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.lab.sim.adversaries.playing import job_of
+from tiebreak.lab.sim.adversaries.forgery import deviating
+from tiebreak.lab.sim.adversaries.tampering import during, only, putting
+from tiebreak.lab.sim.world.work import JobEvidence, Lie, Work, first_lie
+from tiebreak.lab.sim.world.workshop import Workshop
+from tiebreak.protocol.commitments.records import StepRecord
+from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.program.isa import Opcode
+
+
+def changed(workshop: Workshop, leaf: int, *steps: int) -> Work:
+    """One more in the last element of a leaf, in these steps."""
+
+    def more(value: torch.Tensor) -> torch.Tensor:
+        other = value.clone()
+        other.view(-1)[-1] += 1
+        return other
+
+    return deviating(workshop, job_of(workshop), during(steps, lambda _: putting({leaf: more})), first_step=min(steps))
+
+
+def test_the_same_runs_have_no_lie(workshop: Workshop) -> None:
+    assert first_lie(workshop.evidence(), workshop.evidence()) is None
+
+
+@pytest.mark.parametrize(
+    ("leaf", "element"),
+    [(23, 127), (22, 7), (19, None), (3, None), (256, None), (256 + 5, None), (230, 0)],
+    ids=["sum", "labels", "data", "state", "commit", "counter", "loss"],
+)
+def test_the_lie_is_where_the_values_first_differ(workshop: Workshop, leaf: int, element: int | None) -> None:
+    assert changed(workshop, leaf, 4, 6).lie == Lie(step=4, leaf=leaf, element=element)
+    assert changed(workshop, leaf, 10).lie == Lie(step=10, leaf=leaf, element=element)
+
+
+def test_what_reaches_no_checkpoint_is_no_lie(workshop: Workshop) -> None:
+    """Another random number on the same side of the dropout rate: the value is false, and no state knows it."""
+    leaf = only(workshop.program, Opcode.RANDOM)
+
+    def a_little_less(drawn: torch.Tensor) -> torch.Tensor:
+        return torch.where(drawn < 0.5, drawn + 2.0**-24, drawn)
+
+    tamper = during((2,), lambda _: putting({leaf: a_little_less}))
+    work = deviating(workshop, job_of(workshop), tamper, first_step=2)
+    assert work.oracle.tensor(2, leaf) != workshop.evidence().tensor(2, leaf)
+    assert work.lie is None
+    assert work.records == workshop.honest(job_of(workshop)).records
+
+
+class Misreported:
+    """The honest run, one of whose records names another loss."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self.honest = workshop.evidence()
+
+    def record(self, step: int) -> StepRecord:
+        record = self.honest.record(step)
+        return replace(record, loss_bits=record.loss_bits ^ 1) if step == 3 else record
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.honest, name)
+
+
+def test_a_record_beside_its_values_is_no_lie(workshop: Workshop) -> None:
+    with pytest.raises(ConfigurationError, match="expected values that differ in step 3, as its records do"):
+        first_lie(Misreported(workshop), workshop.evidence())  # type: ignore[arg-type]
+
+
+def test_questions_cost_what_they_would_cost_a_party(workshop: Workshop) -> None:
+    """Checkpoints after steps 3, 6, 9 and 10 are kept; nothing that was answered is executed again."""
+    bound = JobEvidence(job_of(workshop), workshop.evidence())
+    for question, steps in (
+        (lambda: bound.run_tree(4), 0),
+        (lambda: bound.record(0), 0),
+        (lambda: bound.steps_tree(1), 3),
+        (lambda: bound.record(5), 0),
+        (lambda: bound.value_tree(6), 3),
+        (lambda: bound.value_tree(6), 0),
+        (lambda: bound.tensor(6, 23), 1),
+        (lambda: bound.tensor(6, 23), 0),
+        (lambda: bound.accumulators(6, 23, 0), 2),
+        (lambda: bound.state_id(6, "model.head.bias"), 0),
+        (lambda: bound.state_leaves(10), 0),
+        (lambda: bound.state_leaves(1), 1),
+        (lambda: bound.data_id("images"), 0),
+    ):
+        before = bound.replayed_steps
+        question()
+        assert bound.replayed_steps - before == steps

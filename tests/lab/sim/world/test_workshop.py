@@ -1,0 +1,205 @@
+"""The honest run is the one that the engine trains into a directory; what is shared is never changed."""
+
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from tests.lab.sim.adversaries.playing import CLIENT, DOMAIN, TRAINER, fight, job_of
+from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.capture.agreement import sign_job
+from tiebreak.engine.data.tensors import identities
+from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.files import LogFiles
+from tiebreak.engine.logged.journal import LogsInProgress
+from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.evidence import Evidence
+from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.logs import Logs
+from tiebreak.engine.run.train import Worker
+from tiebreak.lab.sim.adversaries.base import Deviating
+from tiebreak.lab.sim.adversaries.catalogue import adversary
+from tiebreak.lab.sim.adversaries.forgery import ForgedEvidence, tampered
+from tiebreak.lab.sim.adversaries.tampering import Cheat, Tampered, flip_bit
+from tiebreak.lab.sim.world.workshop import NAMES, Workshop
+from tiebreak.protocol.commitments.records import state_tree
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError
+from tiebreak.protocol.program.step_log import StepLog
+
+
+@pytest.fixture(params=NAMES)
+def workshop(request: pytest.FixtureRequest) -> Workshop:
+    return Workshop.open(request.param)
+
+
+def directory(workshop: Workshop, path: Path) -> RunDirectory:
+    """An empty run directory of a job over the same computation."""
+    agreement = sign_job(job_of(workshop), DOMAIN, client=CLIENT, trainer=TRAINER)
+    captured = workshop.captured
+    return RunDirectory.create(path, agreement, captured.program, captured.state, captured.data)
+
+
+def following(own: RunDirectory, run: RunDirectory) -> Logs:
+    """The logs of an auditor's replay, which follows those of a run."""
+    return LogsInProgress.of(own, CommittedLogs(LogFiles(run), run.record_at).step_log)
+
+
+def test_the_honest_run_is_the_one_that_a_worker_trains(workshop: Workshop, tmp_path: Path) -> None:
+    run, job = directory(workshop, tmp_path / "run"), job_of(workshop)
+    Worker(run, workshop.interpreter, key=TRAINER, logs=LogsInProgress.of(run)).work()
+    work = workshop.honest(job)
+    assert tuple(run.records()) == work.records
+    assert [work.run_root(count) for count in range(1, 5)] == [head.head.run_root for head in run.heads()]
+    assert (work.computed_steps, work.lie) == (job.steps, None)
+    evidence = Evidence(run, workshop.interpreter, CommittedLogs.of(run))
+    for step in range(1, job.steps + 1):
+        assert work.oracle.record(step) == evidence.record(step)
+        assert work.oracle.value_tree(step).root == evidence.value_tree(step).root
+    if job.is_logged:
+        assert work.logs == {step: LogFiles(run).step_log(step) for step in range(1, job.steps + 1)}
+        replay = directory(workshop, tmp_path / "replay")
+        Worker(replay, workshop.auditor, logs=following(replay, run)).work()
+        assert replay.records() == run.records()
+        copied = Evidence(replay, workshop.auditor, CommittedLogs.of(replay))
+        for step in range(1, job.steps + 1):
+            assert {shown.log_tree(step).root for shown in (evidence, copied)} == {work.oracle.log_tree(step).root}
+            assert copied.record(step) == evidence.record(step)
+
+
+def test_its_bytes_do_not_depend_on_the_order_of_additions(workshop: Workshop, tmp_path: Path) -> None:
+    """Nor on near ties, which FP64 errors do not reach: another machine writes the same logs."""
+    options = workshop.interpreter.arithmetic.options
+    other = Arithmetic(permute=7, precision=options.precision, logging=options.logging)
+    run = directory(workshop, tmp_path / "run")
+    Worker(run, Interpreter(workshop.program, other), logs=LogsInProgress.of(run)).work()
+    assert tuple(run.records()) == workshop.honest(job_of(workshop)).records
+
+
+GOLDEN = {"exact": "7e1f59c0338dcc2a", "logged": "78c6516b0cce6b2d"}
+"""The last record, as every machine, thread count and instruction set has computed it so far."""
+
+
+def test_the_bytes_are_those_that_every_machine_computes(workshop: Workshop) -> None:
+    """A change here changes every simulated game, and what its line stands for."""
+    assert state_tree(identities(workshop.captured.state)).root.hex()[:16] == "4d957dc93d328ade"
+    assert workshop.run().step_records[-1].digest.hex()[:16] == GOLDEN[workshop.name]
+
+
+def test_near_ties_happen_under_policy_logged() -> None:
+    logs = Workshop.open("logged").run().logs()
+    assert logs is not None
+    assert all(log.count for log in logs.values())
+    assert Workshop.open("exact").run().logs() is None
+
+
+def shown_first(workshop: Workshop, leaf: int, step: int) -> Cheat:
+    change = lambda value: flip_bit(value, 20)  # noqa: E731
+    return Cheat(name="-", step=step, leaf=leaf, element=3, change=change)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("leaf", "step"), [(23, 5), (113, 10)])
+def test_a_tampered_run_is_the_one_that_a_worker_trains(
+    workshop: Workshop, tmp_path: Path, leaf: int, step: int
+) -> None:
+    """The same records, the same game move by move, and the same steps executed for it, on both sides."""
+    job, cheat = job_of(workshop), shown_first(workshop, leaf, step)
+    cheating = directory(workshop, tmp_path / "cheat")
+    machine, logs = Tampered(workshop.interpreter, cheat.tamper), LogsInProgress.of(cheating)
+    Worker(cheating, machine, key=TRAINER, logs=logs, stop_if_not_finite=False).work()
+    own = directory(workshop, tmp_path / "own")
+    Worker(own, workshop.auditor, logs=following(own, cheating)).work()
+    work = tampered(workshop, job, cheat)
+    truth = workshop.audited(job, work)
+    assert tuple(cheating.records()) == work.records
+    assert tuple(own.records()) == truth.records
+    assert work.lie is not None
+    assert (work.lie.step, work.lie.leaf, work.lie.element) == (step, leaf, 3)
+    defender = ForgedEvidence(cheating, machine, CommittedLogs.of(cheating))
+    challenger = Evidence(own, workshop.auditor, CommittedLogs.of(own))
+    there, here = fight(job, 4, defender, challenger), fight(job, 4, work.oracle, truth.oracle)
+    assert [played.move for played in there.moves] == [played.move for played in here.moves]
+    assert there.final == here.final
+    executed = [evidence.replayed_steps for evidence in (defender, challenger)]
+    assert executed == [shown.replayed_steps for shown in (work.oracle, truth.oracle)]  # type: ignore[attr-defined]
+
+
+def fingerprint(workshop: Workshop) -> str:
+    """Hashes all that games share."""
+    run, evidence, digest = workshop.run(), workshop.evidence(), sha256()
+    for step in range(run.job.steps + 1):
+        digest.update(state_tree(identities(dict(run.state(step)))).root)
+        digest.update(evidence.record(step).digest)
+        if step:
+            digest.update(evidence.value_tree(step).root)
+            for value in range(len(workshop.program.body)):
+                digest.update(evidence.tensor(step, value))
+        if step and run.job.is_logged:
+            digest.update(evidence.log_tree(step).root)
+    for name in sorted(run.data()):
+        digest.update(evidence.data_id(name))
+    return digest.hexdigest()
+
+
+@pytest.mark.slow
+def test_no_cheat_leaves_a_trace_in_what_is_shared(workshop: Workshop) -> None:
+    before, job = fingerprint(workshop), job_of(workshop)
+    names = ["poisoned image", "copied checkpoint", "rounded toward zero", "payload in a NaN", "skipped steps"]
+    names = ["frozen layer", "drift by log entries", "code 3 in a log"] if job.is_logged else names
+    for name in names:
+        kind = adversary(name)
+        assert isinstance(kind, Deviating)
+        work = kind.work(workshop, job, Random(name))
+        count = job.checkpoints
+        try:
+            truth = workshop.audited(job, work)
+        except CannotCheck:
+            truth = workshop.told(job, work)
+        fight(job, count, work.oracle, truth.oracle)
+    assert fingerprint(workshop) == before
+    assert fingerprint(Workshop(workshop.name)) == before, "a workshop that nobody has used"
+
+
+def test_a_job_is_bound_to_its_parties_and_terms(workshop: Workshop) -> None:
+    first, second = job_of(workshop, nonce=1, levels=1), job_of(workshop, nonce=2, levels=5)
+    assert first.id != second.id
+    assert (first.checkpoints, first.last_step(3) - first.last_step(2)) == (4, 1)
+    works = [workshop.honest(job) for job in (first, second)]
+    assert [work.oracle.job for work in works] == [first, second]
+    assert works[0].records == works[1].records
+    assert first.initial_record == works[0].oracle.record(0)
+
+
+@pytest.mark.parametrize("other", [{"steps": 9}, {"checkpoint_interval": 2}, {"precision": 24}, {"state_count": 1}])
+def test_a_job_over_another_computation_is_refused(workshop: Workshop, other: dict[str, int]) -> None:
+    job = replace(job_of(workshop), **other)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="expected a job over "):
+        workshop.honest(job)
+
+
+def test_names_that_are_none() -> None:
+    with pytest.raises(ConfigurationError, match="expected a workshop named exact or logged, got 'other'"):
+        Workshop.open("other")
+    with pytest.raises(ConfigurationError, match="expected a stream other than 2"):
+        Workshop.open("exact").another(2)
+
+
+def test_logs_that_are_not_the_records_cannot_be_checked() -> None:
+    workshop = Workshop.open("logged")
+    job = job_of(workshop)
+    work = workshop.honest(job)
+    assert work.logs is not None
+    with pytest.raises(CannotCheck, match="expected the log of step 1, got none"):
+        workshop.audited(job, replace(work, logs=None))
+    with pytest.raises(CannotCheck, match="logs of steps 4 to 6: expected log root"):
+        workshop.audited(job, replace(work, logs=dict(work.logs) | {5: StepLog()}))
+
+
+def test_words_are_told_by_parties_of_this_process(tmp_path: Path) -> None:
+    workshop = Workshop.open("exact")
+    run, job = directory(workshop, tmp_path / "run"), job_of(workshop)
+    work = replace(workshop.honest(job), oracle=Evidence(run, workshop.interpreter, CommittedLogs.of(run)))
+    with pytest.raises(ConfigurationError, match="expected work of this workshop, got one of Evidence"):
+        workshop.told(job, work)

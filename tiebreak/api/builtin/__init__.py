@@ -1,0 +1,1 @@
+"""The built-in tasks, `digits` and `text`, and the reading of task files."""

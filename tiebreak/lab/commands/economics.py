@@ -1,0 +1,87 @@
+"""`tiebreak economics`: recommends terms of a job under which honest training and audits pay."""
+
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from tiebreak.cli.options import FILE, NEW_FILE, options, write_json
+from tiebreak.lab.incentives.figures import FIGURES, PRESETS, Figures, load
+from tiebreak.lab.incentives.findings import Table, agree_options, document, find, tables
+from tiebreak.lab.incentives.measured import measured
+from tiebreak.protocol.errors import ConfigurationError
+
+WIDTH: Final = 140
+
+
+class Number(click.ParamType[Decimal]):
+    """A decimal number, kept exactly as written."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Decimal:
+        """Checks no range here; the figure itself knows which values make sense."""
+        try:
+            return Decimal(value)
+        except InvalidOperation:
+            self.fail(f"expected a number such as 0.25, got {value!r}", param, ctx)
+
+
+_figure_options = options(*(
+    click.option(f"--{name.replace('_', '-')}", name, type=Number(), help=f"{limits.what[0].upper()}{limits.what[1:]}.")
+    for name, (_, limits) in FIGURES.items()
+))  # fmt: skip
+
+
+@click.command()
+@click.option("--preset", type=click.Choice(list(PRESETS)), help="Start from one of these jobs and change it.")
+@click.option("--figures", "figures_file", type=FILE,
+              help="TOML or JSON file of figures, named as the options are (with _ for -).")  # fmt: skip
+@_figure_options
+@click.option("--json", "json_file", type=NEW_FILE, help="Write everything as JSON, too.")
+def economics(preset: str | None, figures_file: Path | None, json_file: Path | None, **given: Decimal | None) -> None:
+    """Recommend stakes, reward, fee and windows for a job, and how far off your figures may be.
+
+    Give figures by a preset, a file, or options; options override the file, and the file overrides the preset. Gas and
+    the slowest data are what this repository measured. Only you can know the rest: prices, what a lie is worth,
+    how often somebody audits. docs/economics.md explains the model, and what the contract does not pay for.
+    """
+    found = _figures(preset, figures_file, {name: value for name, value in given.items() if value is not None})
+    findings = find(found, measured(found.descent_levels))
+    console = Console(width=None if Console().is_terminal else WIDTH)
+    if preset is not None:
+        chosen = PRESETS[preset]
+        console.print(f"{chosen.title}. Assumed: {chosen.source}.", markup=False, highlight=False)
+    values = "; ".join(f"{name} {_plain(getattr(findings.figures, name))}" for name in FIGURES)
+    console.print(f"Figures: {values}.", markup=False, highlight=False)
+    for table in tables(findings):
+        console.print(_rich(table))
+    console.print(f"tiebreak agree {' '.join(agree_options(findings.recommendation))}", highlight=False, soft_wrap=True)
+    if json_file is not None:
+        write_json(json_file, document(findings))
+
+
+def _figures(preset: str | None, path: Path | None, given: dict[str, Decimal]) -> Figures:
+    base = None if preset is None else PRESETS[preset].figures
+    if path is not None:
+        base = load(path, base)
+    if base is None and not given:
+        raise ConfigurationError(f"expected --preset ({', '.join(PRESETS)}), --figures or figures as options, got none")
+    return Figures.of(given, base)
+
+
+def _plain(value: Any) -> str:
+    return f"{float(value):,.6g}"
+
+
+def _rich(table: Table) -> RichTable:
+    shown = RichTable(title=table.title, title_justify="left", header_style="dim", pad_edge=False)
+    for number, name in enumerate(table.header):
+        shown.add_column(name, justify="left" if number == 0 else "right")
+    for row in table.rows:
+        shown.add_row(*map(escape, row))
+    return shown

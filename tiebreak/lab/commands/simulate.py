@@ -1,0 +1,184 @@
+"""`tiebreak simulate`: plays games with adversaries of every kind, on the real engine and the real contract."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from tiebreak import api
+from tiebreak.cli.options import number, output_option
+from tiebreak.lab.sim.games.line import MAX_GAME, MAX_SEED
+from tiebreak.lab.sim.games.mixes import ALL, HONEST, PAIRS, SINGLES, WEAKNESSES
+from tiebreak.lab.sim.games.records import Json
+from tiebreak.lab.sim.games.series import SUMMARY, VIOLATIONS, Series
+from tiebreak.lab.sim.games.summary import PAGE, violations_of
+from tiebreak.protocol.errors import ConfigurationError, VerificationError
+
+MAX_PROCESSES: Final = 1024
+
+
+class PromiseBroken(VerificationError):
+    """A game broke a promise of the system, and so is a counter-example."""
+
+
+@click.command()
+@click.option("--games", "-n", type=click.IntRange(1, MAX_GAME + 1), default=100, show_default=True,
+              help="Number of games.")  # fmt: skip
+@number("--seed", 0, MAX_SEED, 0, "Determines all games, on every machine.")
+@click.option("--mix", "-m", default=ALL, show_default=True, metavar="MIX",
+              help=f"Games to play: {ALL}, or PART[:WEIGHT],... with a PART of {SINGLES}, {PAIRS}, {HONEST}, "
+              f"{WEAKNESSES}, an adversary, or several adversaries joined by +.")  # fmt: skip
+@click.option("--rough", is_flag=True, help="Inject faults: lost, doubled and late messages; crashes; reorganisations.")
+@click.option("--processes", "-j", type=click.IntRange(1, MAX_PROCESSES),
+              help="Processes that play.  [default: one for each core]")  # fmt: skip
+@output_option("simulation", "Folder for games.jsonl, summary.json, summary.md and violations.txt.")
+@click.option("--resume", is_flag=True, help="Continue with the games that are in the folder already.")
+@click.option("--replay", metavar="LINE", help="Play one game again, from its line, and tell it move by move.")
+@click.option("--list", "listing", is_flag=True, help="List the adversaries, what they hope for and how they end.")
+def simulate(
+    games: int, seed: int, mix: str, rough: bool, processes: int | None, output: Path, resume: bool,
+    replay: str | None, listing: bool,
+) -> None:  # fmt: skip
+    """Play games in which somebody cheats, and check that the system keeps its promises.
+
+    Each game is a small training job in simulated time. A client, a trainer, auditors and a block builder have their
+    own keys and use the real engine, signed messages and contract. These promises are checked in each game: honest
+    parties lose nothing; a false head is not paid if an auditor watches; every adversary ends in one of the ways that
+    the rules allow it; the job board holds the money that it owes; the two referees agree; a dispute finds the first
+    lie; only audits that were made earn a seat's fee; and nobody signs two things in one place.
+
+    One line of text determines a game. If a game breaks a promise, its line is printed at once and the exit code is 2.
+    Use --replay LINE to play it again and watch it, and --resume to continue after an interruption.
+    """
+    if listing and replay is not None:
+        raise ConfigurationError("expected --list or --replay, got both")
+    if listing:
+        show_adversaries()
+    elif replay is not None:
+        retell(replay)
+    else:
+        series = _dealing().deal(seed, mix, games, rough=rough)
+        run(series, output, api.environment.usable_cores() if processes is None else processes, resume=resume)
+
+
+# ---------------------------------------------------------------- one game, and who plays
+
+
+def show_adversaries() -> None:
+    """Lists all adversaries, by role."""
+    for role, kinds in _dealing().adversaries().items():
+        click.echo(f"{role} ({len(kinds)})")
+        for name, kind in kinds.items():
+            ends = ", ".join(sorted(end.value for end in kind.caught))
+            ends = "an open weakness: the rules do not stop it" if kind.open else ends
+            click.echo(f"  {name}")
+            click.echo(f"      hopes for: {kind.gain}")
+            click.echo(f"      ends: {ends}")
+
+
+def retell(line: str) -> None:
+    """Plays the game that a line describes and narrates it. Raises `PromiseBroken`."""
+    told, violations = _dealing().retell(line)
+    for text in told:
+        click.echo(text)
+    if violations:
+        raise PromiseBroken(f"the game {line!r} broke a promise: {'; '.join(violations)}")
+
+
+def _dealing() -> Any:
+    """`tiebreak.lab.sim.games.dealing`, which brings torch and web3: `--help` does not wait for them."""
+    return import_module("tiebreak.lab.sim.games.dealing")
+
+
+# ---------------------------------------------------------------- many games
+
+
+def run(series: Series, folder: Path, processes: int, *, resume: bool) -> None:
+    """Plays a series and prints its outcome. Raises `PromiseBroken`."""
+    console = Console(stderr=True)
+    try:
+        with _progress(console, series.games) as meter:
+            summary = series.run(
+                folder, processes=processes, resume=resume, on_start=meter.start, on_record=meter.record
+            )
+    except KeyboardInterrupt:
+        click.echo(f"the games played so far are in {folder}; run the same command with --resume to continue", err=True)
+        raise
+    for line in conclusion(summary):
+        click.echo(line)
+    click.echo(f"see {folder / PAGE}; the same as JSON is in {folder / SUMMARY}")
+    if summary["violations"]:
+        for violation in summary["violations"]:
+            click.echo(f"BROKEN PROMISE {violation['violation']}\n    {violation['line']}")
+        broken = summary["promises"]["broken"]
+        raise PromiseBroken(f"{broken} of {summary['games']} games broke a promise; see {folder / VIOLATIONS}")
+
+
+def conclusion(summary: Json) -> Iterator[str]:
+    """Summarises a series in a few lines."""
+    played, promises = summary["played"], summary["promises"]
+    yield (
+        f"{summary['games']} games: {played['alone']} with one adversary, {played['together']} with several, "
+        f"{played['honest']} with honest parties only"
+    )
+    met = sum(1 for found in summary["adversaries"].values() if found["games"])
+    yield f"{summary['errors']} could not be played; {met} of {len(summary['adversaries'])} adversaries took part"
+    watched = promises["false_heads"] - promises["unwatched"]
+    yield f"{watched} false heads were watched by an auditor, {promises['undetected']} of them were paid"
+    lost, broken = promises["honest_slashed"], promises["broken"]
+    yield f"honest parties lost a stake in {lost} games, {broken} games broke a promise"
+    yield f"one process plays {summary['speed']['games_per_hour']} games an hour"
+
+
+class _Meter:
+    """Shows the progress of a series: a bar on a terminal, occasional lines elsewhere.
+
+    Reports broken promises at once.
+    """
+
+    def __init__(self, console: Console, games: int, bar: Progress | None) -> None:
+        self._console, self._games, self._bar = console, games, bar
+        self._task = None if bar is None else bar.add_task("playing", total=games, rate="")
+        self._done = self._played = 0
+        self._began = time.monotonic()
+
+    def start(self, done: int) -> None:
+        """Starts at `done` games, which were played before an interruption."""
+        self._done, self._began = done, time.monotonic()
+        if done:
+            self._say(f"{done} of {self._games} games were played before")
+
+    def record(self, record: Json) -> None:
+        """Counts one more game."""
+        self._done += 1
+        self._played += 1
+        for violation in violations_of(record):
+            self._say(f"BROKEN PROMISE {violation}\n    {record['line']}")
+        rate = f"{3600 * self._played / max(1e-9, time.monotonic() - self._began):,.0f} games/hour"
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, completed=self._done, rate=rate)
+        elif self._done % max(1, self._games // 20) == 0 or self._done == self._games:
+            self._say(f"game {self._done} of {self._games}, {rate}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(escape(text), highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _progress(console: Console, games: int) -> Iterator[_Meter]:
+    if not console.is_terminal:
+        yield _Meter(console, games, None)
+        return
+    columns = (
+        TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as bar:
+        yield _Meter(console, games, bar)

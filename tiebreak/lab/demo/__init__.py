@@ -1,0 +1,1 @@
+"""The demo: the whole path on real data."""

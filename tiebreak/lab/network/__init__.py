@@ -1,0 +1,1 @@
+"""A chain, a hub and the parties as processes of this machine, for `tiebreak up`."""

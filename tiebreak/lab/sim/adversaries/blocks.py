@@ -1,0 +1,191 @@
+"""Builders that do not order transactions but blocks: none for a while, or others in the place of the last ones.
+
+Nobody can rule out that blocks are late or vanish. The parties' clocks have room for some of it: within that, nothing
+may be lost.
+"""
+
+from random import Random
+from typing import ClassVar, Final
+
+from tiebreak.lab.sim.adversaries.auditors import moves_of
+from tiebreak.lab.sim.adversaries.base import (
+    TRIES,
+    Catch,
+    Role,
+    between,
+    builder,
+    given,
+    one_of,
+    row,
+    seat_builder,
+    seat_challenger,
+)
+from tiebreak.lab.sim.adversaries.challengers import Strolling
+from tiebreak.lab.sim.adversaries.mempool import (
+    Censor,
+    Resealing,
+    bearable,
+    victims_in,
+    with_a_false_run,
+    with_something_to_dispute,
+)
+from tiebreak.lab.sim.world.agents import BlockBuilder
+from tiebreak.lab.sim.world.cast import AgentFactory, Cast
+from tiebreak.lab.sim.world.world import Pending, WorldBlock
+from tiebreak.protocol.chain.calls import move_call
+from tiebreak.protocol.game.moves import Prove, Select, SelectElement, Side
+from tiebreak.protocol.game.sides import resume
+from tiebreak.protocol.parties.board import PublicGame
+from tiebreak.protocol.tags import Digest
+
+DEEPEST: Final = 3
+
+
+class Halting(Censor):
+    """Makes no block at all, once, for `seconds` from a transaction on."""
+
+    def order(self, pending: list[Pending], now: int) -> list[Pending]:
+        return [] if self.began is not None and now < self.began + self.seconds else pending
+
+
+class Reorganiser(BlockBuilder):
+    """Replaces the newest blocks, again and again, as long as all lost time together is bearable."""
+
+    depth: int
+    seconds: int
+    """The most that the vanished blocks of a game may last, all together."""
+    chance: float = 0.25
+    reverses: bool = False
+    """Whether the new blocks hold the transactions in another order."""
+    lost: int = 0
+    """The number of these seconds that have vanished so far."""
+
+    def on_block(self, block: WorldBlock) -> None:  # noqa: ARG002
+        """Choose whether this block and those before it vanish at the next slot."""
+        depth = self.rng.randint(1, self.depth)
+        # What runs in the wrong order reverts, and is sent again, one block after the other.
+        cost = (depth + 1) * (1 + self.reverses) * self.world.block_seconds
+        if self.rng.random() < self.chance and self.lost + cost <= self.seconds:
+            self.lost += cost
+            self.world.reorganise(depth)
+
+    def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
+        return pending[::-1] if self.reverses else pending
+
+
+class Unsealer(BlockBuilder):
+    """Once a proof is shown, lets the newest blocks vanish, as if with them the seal that the proof opens.
+
+    Then it puts an accomplice's transactions first: a mirror that has read the proof, and seals its answer.
+    """
+
+    depth: int
+    friend: str
+    done: bool = False
+
+    def on_pending(self, pending: Pending) -> None:
+        if isinstance(pending.call.move, Prove) and pending.sender.name != self.friend and not self.done:
+            self.done = True
+            self.world.reorganise(self.depth)
+
+    def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
+        """The friend's first, and the victim's seal and proof last."""
+        return sorted(pending, key=lambda waiting: waiting.sender.name != self.friend)
+
+
+class Unsealing(Resealing):
+    """A mirror that seals what the victim's proof reveals in the very block that might have held that proof."""
+
+    def on_pending(self, pending: Pending) -> None:
+        super().on_pending(pending)
+        if not isinstance(pending.call.move, Prove) or pending.sender.address != self.victim:
+            return
+        for game in self.world.board.games.values():
+            made = moves_of(game, Side.CHALLENGER)
+            if game.is_stopped or game.challenger != self.address:
+                continue
+            if game.mover() == self.address and made < len(self.shown) - 1:
+                sealed = self.copied(game, self.shown[made])
+                if sealed is not None:
+                    self.world.submit(self, move_call(game.state, sealed), untried=True)
+
+
+class Retaking(Strolling, BlockBuilder):
+    """Challenges without ground, and takes choices back once they are answered.
+
+    The choice's block vanishes, and another choice stands before the answer, which is in the mempool.
+    """
+
+    ROLE: ClassVar = BlockBuilder.ROLE
+    after: int
+    """It begins after this many moves."""
+    seconds: int
+    lost: int = 0
+    taken: PublicGame | None = None
+    """The game in which the next block has another choice."""
+    answers_met: int = 0
+    """The number of answers that found another choice than the one that they answer."""
+
+    def on_pending(self, pending: Pending) -> None:
+        """Let the blocks since the choice vanish, if this is the answer to one."""
+        game, bound = self.world.board.games.get(pending.call.game_id or Digest(b"")), self.world.block_seconds
+        if game is None or game.challenger != self.address or game.is_stopped or pending.call.move is None:
+            return
+        is_answer = isinstance(game.answered, Select | SelectElement) and game.state.moves > self.after
+        depth = self.world.height + 1 - game.height
+        if is_answer and depth <= DEEPEST and self.lost + (depth + 2) * bound <= self.seconds:
+            self.lost += (depth + 2) * bound
+            self.taken = game
+            self.world.reorganise(depth)
+
+    def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002
+        """The other choice, what others have sent, and at last its own transactions, whose first choice reverts."""
+        game, self.taken = self.taken, None
+        own = [waiting for waiting in pending if waiting.sender is self]
+        if game is None or game.mover() != self.address or not own:
+            return pending
+        party = self.party_in(game)
+        resume(party, game.first_state, game.moves)
+        for _ in range(TRIES):
+            other = party.move(game.state, game.answered)
+            if other != own[0].call.move:
+                self.answers_met += 1
+                others = [waiting for waiting in pending if waiting.sender is not self]
+                return [self.own(move_call(game.state, other)), *others, *own]
+        return pending
+
+
+def deep(cast: Cast, rng: Random) -> int:
+    """The depth of the builder's reorganisations, which the parties know and have time for."""
+    for depth in range(rng.randint(1, DEEPEST), 0, -1):
+        if bearable(cast) >= (depth + 1) * cast.block_seconds:
+            cast.confirmations = depth
+            return depth
+    return 0
+
+
+def _seat_with_unsealer(cast: Cast, rng: Random, name: str, make: AgentFactory) -> None:
+    """A mirror, and a builder that works for it."""
+    seat_challenger(cast, rng, name, make)
+    unsealer = given(Unsealer, depth=deep(cast, rng), friend=cast.auditors[-1].name)
+    seat_builder(cast, rng, name, unsealer)
+
+
+_HARMLESS: Final = {Catch.HARMLESS}
+# fmt: off
+ADVERSARIES: Final = (
+    builder("delayed blocks", Halting, "that a clock runs out while there is no block", _HARMLESS,
+        before=with_something_to_dispute, victims=victims_in, seconds=lambda cast, _: bearable(cast),
+        first=between(0, 8), seated=True),
+    builder("reorganised blocks", Reorganiser, "that a party acts on what did not happen", _HARMLESS,
+        before=with_something_to_dispute, depth=deep, seconds=lambda cast, _: bearable(cast),
+        reverses=one_of(False, False, True), seated=True),
+    row(Role.BUILDER, _seat_with_unsealer, "reorganised seal", Unsealing,
+        "an honest challenger's reward: its seal vanishes when its proof has been seen",
+        {Catch.UNPAID, Catch.HARMLESS, Catch.TIMEOUT}, before=with_a_false_run, seated=True),
+    row(Role.BUILDER, seat_builder, "choice taken back under its answer", Retaking,
+        "an honest trainer's stake, for what it opened answers another choice",
+        {Catch.RECOMPUTED, Catch.PADDING, Catch.TIMEOUT}, after=between(0, 12),
+        seconds=lambda cast, _: bearable(cast)),
+)
+# fmt: on

@@ -1,0 +1,259 @@
+"""Trainers that change single numbers, or compute all sums in another way than the job says."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from tiebreak.engine.arithmetic.plan.views import View
+from tiebreak.engine.capture.captured import MODEL, OPTIMIZER, TELEMETRY
+from tiebreak.engine.run.interpreter import Observer
+from tiebreak.lab.sim.adversaries.base import computes, onward, step_of
+from tiebreak.lab.sim.adversaries.forgery import altered, tampered
+from tiebreak.lab.sim.adversaries.tampering import Change, Cheat, flip_bit, long_sums
+from tiebreak.lab.sim.world.work import Work
+from tiebreak.lab.sim.world.workshop import Deviation, Workshop
+from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.numbers.float32 import MAX_PRECISION, NAN_BITS
+from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction, Opcode
+from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import sum_kind
+
+# ---------------------------------------------------------------- sums as uncontrolled hardware computes them
+# Terms are taken one after the other in numpy's elementwise IEEE operations, so that a cheat's bytes, too, are the same
+# on any machine.
+
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+_NO_SIGNIFICAND = 8
+"""Bits of a float32 outside its significand. The significand has 24 bits, including the implicit leading one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The way in which sums are computed: change of factors, type of partial sums, rounding of the last one."""
+
+    factor: Callable[[Floats], Floats]
+    single: bool
+    """Whether products and partial sums are rounded to FP32; otherwise they are FP64."""
+    last: Callable[[Doubles], Doubles]
+    """Rounds a scaled significand to an integer."""
+
+    def sum(self, factors: Sequence[Floats], precision: int) -> Floats:
+        """The sums of an instruction, rounded to `precision` bits.
+
+        Each factor is [elements, terms]; the result is [elements].
+        """
+        read = [self.factor(x) for x in factors] if len(factors) > 1 else list(factors)
+        with np.errstate(all="ignore"):
+            total = _summed(read, np.float32 if self.single else np.float64)
+            bits = precision - _NO_SIGNIFICAND
+            significand, exponent = np.frexp(total)
+            rounded: Doubles = np.ldexp(self.last(np.ldexp(significand, bits)), exponent - bits)
+            positive: Doubles = rounded + 0.0  # a zero sum is +0
+            return positive.astype(np.float32)
+
+
+def _summed(factors: Sequence[Floats], kind: type[np.float32] | type[np.float64]) -> Doubles:
+    """Products and partial sums of this type; in FP64 the products of two factors are exact."""
+    total = np.zeros(len(factors[0]), dtype=kind)
+    for k in range(factors[0].shape[1]):
+        term = factors[0][:, k].astype(kind)
+        for other in factors[1:]:
+            term = np.multiply(term, other[:, k], dtype=kind)
+        total = np.add(total, term, dtype=kind)
+    return total.astype(np.float64)
+
+
+def as_it_is(x: Floats) -> Floats:
+    return x
+
+
+def truncated(fraction: int) -> Callable[[Floats], Floats]:
+    """Cuts factors off after `fraction` fraction bits."""
+    mask = np.uint32(0xFFFFFFFF >> 23 - fraction << 23 - fraction)
+    return lambda x: (np.ascontiguousarray(x).view(np.uint32) & mask).view(np.float32)
+
+
+TOWARD_ZERO = Hardware(factor=as_it_is, single=False, last=np.trunc)
+TF32 = Hardware(factor=truncated(10), single=False, last=np.rint)
+BFLOAT16 = Hardware(factor=truncated(7), single=False, last=np.rint)
+NATIVE = Hardware(factor=as_it_is, single=True, last=np.rint)
+"""FP32 sums without correction, as any kernel makes them."""
+
+
+def is_f32_sum(instruction: Instruction) -> bool:
+    """Whether the instruction is a sum of float32 values that this module can compute."""
+    return instruction.opcode == Opcode.REDUCE and sum_kind(instruction) is not None
+
+
+def summing(program: Program, hardware: Hardware, precision: int) -> Observer:
+    """Computes every sum of a step as this hardware does."""
+    sums = {n: i for n, i in enumerate(program.body) if is_f32_sum(i)}
+    wanted = {operand.value for i in sums.values() for operand in i.operands}
+    held: dict[int, Tensor] = {}
+
+    def observe(leaf: int, tensor: Tensor) -> Tensor:
+        if leaf in sums:
+            factors = [_factors(sums[leaf], k, held) for k in range(len(sums[leaf].operands))]
+            tensor = torch.from_numpy(hardware.sum(factors, precision)).view(tensor.shape)
+        if leaf in wanted:
+            held[leaf] = tensor
+        return tensor
+
+    return observe
+
+
+def _factors(i: Instruction, operand: int, held: dict[int, Tensor]) -> Floats:
+    view = View.of_access(i.operands[operand], i.index_space)
+    read: Floats = view.on(held[i.operands[operand].value]).expand(i.index_space).reshape(i.numel, -1).numpy()
+    return read
+
+
+FRACTION_BITS: Final = 23
+
+# ---------------------------------------------------------------- one number
+
+
+def _leaves_of(program: Program, prefixes: tuple[str, ...]) -> list[int]:
+    """The leaves of the value tree for some state entries: the commits, and the values that they commit."""
+    slots = [
+        slot
+        for slot, (name, (dtype, _)) in enumerate(program.state_spec().items())
+        if name.startswith(prefixes) and dtype == DType.F32
+    ]
+    return [leaf for slot in slots for leaf in _places_of(program, slot)]
+
+
+def _places_of(program: Program, slot: int) -> tuple[int, int]:
+    """The leaves where a state entry can be changed: only where it is committed, or where it is computed."""
+    return program.leaf_of_commit(slot), program.commits[slot].operands[0].value
+
+
+def weight(program: Program) -> list[int]:
+    return _leaves_of(program, tuple(MODEL + layer for layer in ("hidden.", "norm.weight", "norm.bias", "head.")))
+
+
+def moment(program: Program) -> list[int]:
+    return _leaves_of(program, (f"{OPTIMIZER}exp_avg",))
+
+
+def statistic(program: Program) -> list[int]:
+    return _leaves_of(program, (f"{MODEL}norm.running_",))
+
+
+def loss(program: Program) -> list[int]:
+    """The telemetry, the loss itself, and the loss of the record."""
+    record = len(program.body) - 1
+    return [*_leaves_of(program, (TELEMETRY,)), program.body[record].operands[0].value, record]
+
+
+def one_bit(rng: Random) -> Change:
+    """Flips one of the 32 bits, the same for every number of an attempt."""
+    bit = rng.randrange(32)
+    return lambda number: flip_bit(number, bit)
+
+
+def one_ulp(rng: Random) -> Change:
+    """Replaces the number by one of its two neighbours."""
+    toward = torch.tensor(rng.choice((float("inf"), float("-inf"))))
+    return lambda number: torch.nextafter(number, toward)
+
+
+def changed(leaves: Callable[[Program], list[int]], how: Callable[[Random], Change]) -> Deviation:
+    """One element of one tensor differs after one step, either where it is computed or only where it is committed."""
+
+    def attempt(workshop: Workshop, job: Job, rng: Random) -> Work:
+        program, step = workshop.program, step_of(job, rng)
+        leaf = rng.choice(leaves(program))
+        slot = leaf - (1 << program.half_depth)
+        shaped = program.commits[slot].operands[0].value if slot >= 0 else leaf
+        element = rng.randrange(program.body[shaped].numel)
+        return tampered(workshop, job, Cheat(step=step, leaf=leaf, element=element, change=how(rng)))
+
+    return attempt
+
+
+def negative_zero(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """A zero of the state, such as a moment of a weight that never had a gradient, is committed as -0, its equal."""
+    program, step = workshop.program, step_of(job, rng)
+    state = workshop.run().state(step)
+    zeros = {name: _zeros(x) for name, x in state.items() if x.dtype == torch.float32 and _zeros(x)}
+    name = rng.choice(sorted(zeros))
+    leaf = rng.choice(_places_of(program, list(program.state_spec()).index(name)))
+    return tampered(workshop, job, Cheat(step=step, leaf=leaf, element=rng.choice(zeros[name]), change=torch.neg))
+
+
+def _zeros(tensor: Tensor) -> list[int]:
+    found: list[int] = (tensor.reshape(-1) == 0).nonzero().reshape(-1).tolist()
+    return found
+
+
+def not_a_number(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """A number that is not committed itself becomes a NaN with a payload, which spreads as an ordinary NaN does."""
+    program, step = workshop.program, step_of(job, rng)
+    committed = {commit.operands[0].value for commit in program.commits}
+    maps = [n for n, i in enumerate(program.body) if i.opcode == Opcode.MAP and i.dtype == DType.F32 and i.shape]
+    index = rng.choice([n for n in maps if n not in committed])
+    element = rng.randrange(program.body[index].numel)
+    bits = NAN_BITS | rng.randrange(1, 1 << 22) | rng.getrandbits(1) << 31
+
+    def payload(data: bytes) -> bytes:
+        return data[: 4 * element] + bits.to_bytes(4, "little") + data[4 * element + 4 :]
+
+    cheat = Cheat(step=step, leaf=index, element=element, change=lambda x: torch.full_like(x, float("nan")))
+    return tampered(workshop, job, cheat, raw={(step, index): payload})
+
+
+def bent_partial_sum(workshop: Workshop, job: Job, rng: Random) -> Work:
+    """A fraction bit of a long sum is flipped, and one of its partial sums is bent to fit it."""
+    program, step = workshop.program, step_of(job, rng)
+    index = rng.choice(long_sums(program, TERMS_PER_LEAF + 1))
+    bit, share = rng.randrange(MAX_PRECISION - job.precision, FRACTION_BITS), rng.random()
+    element = rng.randrange(program.body[index].numel)
+    cheat = Cheat(step=step, leaf=index, element=element, change=lambda total: flip_bit(total, bit))
+    return tampered(workshop, job, cheat, bend=lambda count: int(share * count))
+
+
+# ---------------------------------------------------------------- all sums
+
+
+def summed_on(hardware: Hardware) -> Deviation:
+    """Every sum is computed as this hardware does, from the first step or a random one on."""
+
+    def attempt(workshop: Workshop, job: Job, rng: Random) -> Work:
+        first = rng.choice((1, step_of(job, rng)))
+        sums = summing(workshop.program, hardware, precision=job.precision)
+        return altered(workshop, job, onward(job, first), lambda _: sums)
+
+    return attempt
+
+
+# fmt: off
+ADVERSARIES: Final = (
+    computes("one bit of a weight", changed(weight, one_bit), "plants a value of its choice in the model"),
+    computes("one ulp of a weight", changed(weight, one_ulp),
+        "the smallest lie there is: another machine might have made it"),
+    computes("one bit of a moment", changed(moment, one_bit),
+        "steers the weights of later steps by what nobody looks at"),
+    computes("one ulp of a moment", changed(moment, one_ulp), "hides a change where it takes steps to be seen"),
+    computes("one bit of a running statistic", changed(statistic, one_bit),
+        "spoils the model where it is used, and not where it is trained"),
+    computes("one ulp of a running statistic", changed(statistic, one_ulp), "a change that no training step reads"),
+    computes("one bit of a loss", changed(loss, one_bit), "a training that looks as if it went well"),
+    computes("one ulp of a loss", changed(loss, one_ulp), "telemetry that binds nobody"),
+    computes("negative zero", negative_zero, "another state that every test of equality takes for the same"),
+    computes("payload in a NaN", not_a_number, "bytes in the committed values that no arithmetic can see"),
+    computes("bent partial sum", bent_partial_sum, "a wrong sum of which all additions but one are right"),
+    computes("rounded toward zero", summed_on(TOWARD_ZERO), "hardware without the right rounding, passed off as exact"),
+    computes("products in TF32", summed_on(TF32), "an eighth of the price of the agreed arithmetic"),
+    computes("products in bfloat16", summed_on(BFLOAT16), "a sixteenth of the price of the agreed arithmetic"),
+    # Under policy `logged` a trainer may sum so if it logs near ties.
+    computes("uncorrected FP32 sums", summed_on(NATIVE), "the price of correct rounding", needs="exact"),
+)
+# fmt: on
