@@ -339,6 +339,10 @@ class Record:
     def pack(self) -> tuple[Packed, ...]:
         return tuple(kind.pack(getattr(self, name)) for name, kind in self.kinds().items())
 
+    def encode(self) -> bytes:
+        """The record's array in msgpack."""
+        return pack(self.pack())
+
     @classmethod
     def unpack(cls, name: str, item: Any) -> Self:
         """Build the record from a decoded array. Raises `EncodingError`. `name` is used in error messages."""

@@ -92,9 +92,6 @@ class Body(Record):
     __slots__ = ()
     KIND: ClassVar[PostKind]
 
-    def encode(self) -> bytes:
-        return pack(self.pack())
-
     def subject(self) -> tuple[Digest | None, Digest | None]:
         """The job and the game that the body itself names; None where it names none."""
         return subject_of(self)
@@ -281,9 +278,6 @@ class Post(Record):
             sender=sender,
         )
 
-    def encode(self) -> bytes:
-        return pack(self.pack())
-
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Read what `encode` wrote. Raises `EncodingError`."""
@@ -315,11 +309,6 @@ def content_data(domain: Domain, content: bytes) -> TypedData:
     return TypedData(domain=domain, name="Post", kinds={"content": Raw(32)}, values=(content,))
 
 
-def content_digest(domain: Domain, content: bytes) -> Digest:
-    """The digest that the sender of a post signs."""
-    return content_data(domain, content).digest
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedPost:
     """A post with a signature that should be its sender's."""
@@ -329,9 +318,8 @@ class SignedPost:
 
     @classmethod
     def sign(cls, post: Post, domain: Domain, key: keys.PrivateKey) -> Self:
-        return cls(
-            post=post, signature=key.sign(content_digest(domain, post.content), content_data(domain, post.content))
-        )
+        typed = content_data(domain, post.content)
+        return cls(post=post, signature=key.sign(typed.digest, typed))
 
     def encode(self) -> bytes:
         return pack([self.post.encode(), self.signature])
@@ -345,7 +333,7 @@ class SignedPost:
 
     def digest(self, domain: Domain) -> Digest:
         """The digest under the signature."""
-        return content_digest(domain, self.post.content)
+        return content_data(domain, self.post.content).digest
 
     def verify(self, domain: Domain) -> Body:
         """The body of the post. Raises `VerificationError` unless it is well-formed and its sender signed it."""
