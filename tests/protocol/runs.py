@@ -9,10 +9,10 @@ from functools import cache, cached_property, partial
 
 import pytest
 
+from conformance.whole_steps import execute, new_state
 from tests.protocol.bounds import max_moves, tree_over
 from tests.protocol.oracles import value as exact
 from tests.protocol.programs import every_kind, initial_state, job_data
-from tests.protocol.whole_steps import execute, new_state
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead, game_id
