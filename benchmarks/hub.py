@@ -27,7 +27,7 @@ import click
 from benchmarks.table import Row, placed, publish
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.lab.network.local_network import free_port
-from tiebreak.node.mail import Mail
+from tiebreak.node.hub_client import HubClient
 from tiebreak.node.pieces import pieces_of
 from tiebreak.protocol.commitments.blobs import blob_root
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
@@ -72,8 +72,8 @@ class Server:
         pinned = ["taskset", "-c", cores, *command, "--port", str(self.port)]
         self.process = subprocess.Popen(pinned, env=environment, stderr=subprocess.DEVNULL)
         self.url = f"http://127.0.0.1:{self.port}"
-        self.mail = Mail(self.url, OFF_CHAIN)
-        self.mail.hub  # noqa: B018  # waits until it answers
+        self.hub_client = HubClient(self.url, OFF_CHAIN)
+        self.hub_client.hub  # noqa: B018  # waits until it answers
 
     def memory(self) -> float:
         """The most that the hub has held so far, in MB."""
@@ -91,7 +91,7 @@ def prepare(server: Server, seconds: int) -> tuple[list[str], list[bytes]]:
     jobs = [job_of(n, keys[2 * n], keys[2 * n + 1]) for n in range(JOBS)]
     for n, job in enumerate(jobs):
         offer = posts.Post.of(posts.OfferBody(job=job), job_id=job.id, number=0, sender=job.client)
-        server.mail.post(posts.SignedPost.sign(offer, OFF_CHAIN, keys[2 * n]).encode())
+        server.hub_client.post(posts.SignedPost.sign(offer, OFF_CHAIN, keys[2 * n]).encode())
     wires = []
     for number in range(seconds * RATE):
         n = number % JOBS
@@ -216,14 +216,14 @@ def blobs(folder: Path, megabytes: int, cores: str, rounds: int) -> list[Row]:
             (0, posts.LibraryBody(count=0, logs=0, files=(row,)), trainer),
         ):
             post = posts.Post.of(body, job_id=job.id, number=number, sender=key.address)
-            server.mail.post(posts.SignedPost.sign(post, OFF_CHAIN, key).encode())
-        found["upload"].append(_timed(lambda: server.mail.put(large, size)))
+            server.hub_client.post(posts.SignedPost.sign(post, OFF_CHAIN, key).encode())
+        found["upload"].append(_timed(lambda: server.hub_client.put(large, size)))
         with _static(folder, cores) as static:
             for _ in range(rounds):
                 found["curl"].append(_timed(lambda: _curl(f"{static}/large.bin", out)))
                 out.unlink()
                 with out.open("xb+", buffering=0) as file:
-                    found["download"].append(_timed(lambda: server.mail.get(root, size, file)))
+                    found["download"].append(_timed(lambda: server.hub_client.get(root, size, file)))
                 assert out.stat().st_size == size
                 out.unlink()
         memory = server.memory()

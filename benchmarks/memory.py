@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -35,11 +36,11 @@ from benchmarks.workloads import STEPS, WORKLOADS
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.signing.keys import new_key
-from tiebreak.api.training.bundle import Bundle, capture_bundle, load_bundle
+from tiebreak.api.training.bundle import capture_bundle, load_bundle
 from tiebreak.api.training.runs import agree_on
 from tiebreak.api.training.tasks import capture
 from tiebreak.engine.capture.agreement import Terms
-from tiebreak.engine.capture.captured import Captured, capture_task
+from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 
@@ -127,7 +128,7 @@ def measure(name: str) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bundle"
         task = WORKLOADS[name]()
-        Bundle.of(capture_task(task), name=name, steps=task.steps, checkpoint_interval=1).save(path)
+        replace(capture_bundle(task, check="none"), name=name, checkpoint_interval=1).save(path)
         del task
         parties = {who: _in_a_process(who, name) for who in EAGER} | {
             who: _in_a_process(who, str(path)) for who in EXACT

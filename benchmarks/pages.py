@@ -4,31 +4,26 @@ A table stands between `<!-- table SPEC -->` and `<!-- end -->`. SPEC is one of 
 
     {"results": FILE, "cases": GLOB, "metrics": [...]}    rows by case, columns by metric, of results/FILE.json
     {"economics": PRESET, "table": TITLE}                 a table of `tiebreak economics`
-    {"scale": [PARAMETERS, ...]}                          costs of `tiebreak scale` at these sizes
-    {"workers": [[PARAMETERS, WORKERS], ...]}             what each of several workers sends and holds
 """
 
 import fnmatch
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, Final
 
 from benchmarks.figures import cases
 from benchmarks.table import RESULTS
-from tiebreak.lab.commands.scale import human
-from tiebreak.lab.incentives.costs import WHAT, Workload, costs, transformer_counts, transformer_near
 from tiebreak.lab.incentives.figures import PRESETS
 from tiebreak.lab.incentives.findings import Findings, find, tables
 from tiebreak.lab.incentives.measured import measured
-from tiebreak.lab.incentives.workers import shares_near
 from tiebreak.lab.sim.games.summary import table
 
 DOCS: Final = RESULTS.parents[1] / "docs"
 PAGES: Final = (
-    "distributed.md", "economics.md", "gas.md", "gpu.md", "logged.md", "ownership.md", "scale.md", "screening.md",
+    "distributed.md", "economics.md", "gas.md", "logged.md", "ownership.md", "screening.md",
 )  # fmt: skip
 BLOCK: Final = re.compile(r"(<!-- table (\{.*?\}) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -61,31 +56,6 @@ def of_economics(preset: str, title: str) -> str:
     return table(found.header, found.rows)
 
 
-def of_scale(sizes: Iterable[int]) -> str:
-    """A table with a row for each cost and a column for each number of parameters."""
-    columns = []
-    for size in sizes:
-        model = transformer_near(size, sequence=1024, batch=8)
-        counts = transformer_counts(model, steps=10_000, interval=10)
-        columns.append((f"{model.parameters:,}", costs(Workload(counts=counts, steps=10_000, interval=10)).named()))
-    rows = [(what, *(human(found[name], unit) for _, found in columns)) for name, (what, unit) in WHAT.items()]
-    return table(("parameters", *(head for head, _ in columns)), rows)
-
-
-def of_workers(sizes: Iterable[tuple[int, int]]) -> str:
-    """A table with a row for each number of workers, with one sequence of 1,024 tokens each."""
-    rows = []
-    for parameters, workers in sizes:
-        found = shares_near(parameters, workers, sequence=1024, each=1)
-        held = (found.state, found.weights, found.values, found.memory)
-        rows.append((f"{found.parameters / 1e9:.3g} B", f"{workers}", human(found.sent, "bytes"),
-                     f"{found.sent / found.ddp:.2f}", *(human(value, "bytes") for value in held),
-                     f"{found.operations:.2g}", found.limit))  # fmt: skip
-    header = ("parameters", "GPUs", "sent in a step", "/ DDP's", "state", "whole weights", "other values", "in all",
-              "operations", "gives way first")  # fmt: skip
-    return table(header, rows)
-
-
 def filled(text: str) -> str:
     """Replaces the tables in the text of a page by current ones."""
 
@@ -93,12 +63,8 @@ def filled(text: str) -> str:
         spec = json.loads(block[2])
         if "results" in spec:
             made = of_results(spec["results"], spec["cases"], spec["metrics"])
-        elif "economics" in spec:
-            made = of_economics(spec["economics"], spec["table"])
-        elif "workers" in spec:
-            made = of_workers(spec["workers"])
         else:
-            made = of_scale(spec["scale"])
+            made = of_economics(spec["economics"], spec["table"])
         return f"{block[1]}\n{made}\n\n{block[3]}"
 
     return BLOCK.sub(fill, text)

@@ -31,15 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> str:
         for parameter in model.parameters():
             parameter.copy_((torch.rand(parameter.shape, generator=generator) - 0.5) * 0.4)
 
-    trainer = tiebreak.reproducible(
-        model,
-        nn.CrossEntropyLoss(),
-        optimizer=tiebreak.AdamW(lr=3e-3),
-        data=data,
-        batch=64,
-        steps=options.steps,
-        machine=tiebreak.Machine(threads=options.threads),
+    task = tiebreak.Task(
+        model, nn.CrossEntropyLoss(), data=data, optimizer=tiebreak.AdamW(lr=3e-3), batch=64, steps=options.steps
     )
+    trainer = tiebreak.reproducible(task, machine=tiebreak.Machine(threads=options.threads))
     for step in trainer:
         if step.number % 10 == 0:
             print(f"step {step.number:4}  loss {step.loss:.4f}")

@@ -52,16 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> tiebreak.Run:
     torch.manual_seed(0)
     model = network(options.channels, options.blocks)
 
-    run = tiebreak.train(
+    task = tiebreak.Task(
         model,
         nn.CrossEntropyLoss(label_smoothing=0.1),
+        data={"images": images[:-HELD_OUT], "targets": targets[:-HELD_OUT]},
         optimizer=tiebreak.SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=5e-4),
         schedule=tiebreak.cosine(options.steps, warmup=options.steps // 10),
-        data={"images": images[:-HELD_OUT], "targets": targets[:-HELD_OUT]},
         batch=32,
         steps=options.steps,
-        directory=options.directory,
     )
+    run = tiebreak.train(task, options.directory)
 
     model.load_state_dict(run.state_dict())
     with torch.no_grad():

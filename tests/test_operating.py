@@ -18,9 +18,8 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests.source_tree import ROOT
-from tests.waiting import until
+from tests.waiting import free_port, until
 from tiebreak.cli.main import all_commands
-from tiebreak.lab.network.local_network import free_port
 
 UNITS = sorted((ROOT / "examples" / "systemd").glob("*.service"))
 ALARMS = [

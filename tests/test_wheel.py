@@ -73,8 +73,9 @@ def test_it_is_the_wheel_and_beside_it_lie_a_users_own_modules(installed: Instal
         "import engine, protocol, sim, torch, tiebreak\n"
         "assert (protocol.WHO, engine.WHO, sim.WHO) == ('the user, protocol', 'the user, engine', 'the user, sim')\n"
         "x = torch.linspace(-1, 1, 32).reshape(-1, 1)\n"
-        "trainer = tiebreak.reproducible(torch.nn.Linear(1, 1), torch.nn.MSELoss(), optimizer=tiebreak.SGD(lr=0.1),\n"
-        "                                data={'x': x, 'y': 2 * x}, batch=8, steps=3).run(progress=False)\n"
+        "task = tiebreak.Task(torch.nn.Linear(1, 1), torch.nn.MSELoss(), optimizer=tiebreak.SGD(lr=0.1),\n"
+        "                     data={'x': x, 'y': 2 * x}, batch=8, steps=3)\n"
+        "trainer = tiebreak.reproducible(task).run(progress=False)\n"
         "print(tiebreak.__file__, trainer.digest())\n"
     )
     where, digest = installed.run(str(installed.python), "script.py").split()

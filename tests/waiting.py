@@ -1,7 +1,22 @@
-"""Waiting for what other processes and threads do."""
+"""Waiting for what other processes and threads do, and a port for them."""
 
+import secrets
+import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at.
+
+    It is below those that systems give to outgoing connections: one of these could take it before a server does.
+    """
+    while True:
+        port = 20_000 + secrets.randbelow(12_000)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def until(is_so: Callable[[], bool], seconds: float = 20) -> None:

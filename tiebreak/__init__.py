@@ -1,15 +1,15 @@
 """Training runs whose bytes are fixed by the program: reproducible anywhere, checkable by anyone.
 
-    settings = {"optimizer": tiebreak.AdamW(lr=1e-3), "batch": 32, "steps": 1000}
-    trainer = tiebreak.reproducible(model, loss, data=data, **settings)
+    task = tiebreak.Task(model, loss, data=data, optimizer=tiebreak.AdamW(lr=1e-3), batch=32, steps=1000)
+    trainer = tiebreak.reproducible(task)
     for step in trainer:
         print(step.number, step.loss)
     model.load_state_dict(trainer.state_dict())      # the same bytes on every machine
     print(trainer.digest())
 
-`tiebreak.reproducible` is for who only wants that. `tiebreak.train` makes a run on disk with committed checkpoints,
-that resumes after a crash and that anyone can audit; with the keys of a client and a trainer it is one that a
-referee, or a contract, can judge. The command `tiebreak` does the same from a shell.
+If all you want is the same bytes on every machine, `tiebreak.reproducible` is enough. `tiebreak.train(task, folder)`
+makes a run on disk with committed checkpoints, which resumes after a crash and which anyone can audit; with the keys of
+a client and a trainer, a referee or a contract can judge it. The command `tiebreak` does the same from a shell.
 
 Importing this package imports nothing else; torch comes with the first name that is used.
 """
@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from tiebreak import hf
-    from tiebreak.api.huggingface.hf_training import TiebreakTrainer
     from tiebreak.api.machine import Machine
     from tiebreak.api.signing.keys import load_key, new_key, save_key
     from tiebreak.api.training.calibrating import calibrate
     from tiebreak.api.training.runs import Run, agree, open_run, train
-    from tiebreak.api.training.tasks import capture, make_task
+    from tiebreak.api.training.tasks import capture
     from tiebreak.api.training.trainer import Step, Trainer, reproducible
     from tiebreak.engine.capture.captured import Captured
     from tiebreak.engine.capture.task import (
@@ -57,8 +56,7 @@ _MODULES: Final = {
     "tiebreak.api.signing.keys": "load_key new_key save_key",
     "tiebreak.api.training.calibrating": "calibrate",
     "tiebreak.api.training.runs": "Run agree open_run train",
-    "tiebreak.api.training.tasks": "capture make_task",
-    "tiebreak.api.huggingface.hf_training": "TiebreakTrainer",
+    "tiebreak.api.training.tasks": "capture",
     "tiebreak.api.training.trainer": "Step Trainer reproducible",
     "tiebreak.engine.capture.captured": "Captured",
     "tiebreak.engine.capture.task": (
@@ -100,7 +98,6 @@ __all__ = [
     "Task",
     "Terms",
     "TiebreakError",
-    "TiebreakTrainer",
     "Trainer",
     "VerificationError",
     "Windows",
@@ -113,7 +110,6 @@ __all__ = [
     "inverse_sqrt",
     "linear",
     "load_key",
-    "make_task",
     "new_key",
     "no_decay",
     "one_cycle",

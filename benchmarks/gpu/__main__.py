@@ -1,4 +1,4 @@
-"""Measures everything there is to know of a GPU, in slices of four minutes at most: docs/gpu.md says what each holds.
+"""Measures everything there is to know of a GPU, in slices of four minutes at most: docs/speed.md says what each holds.
 
     python -m benchmarks.gpu [SLICE ...]         writes benchmark-results/gpu/CARD/SLICE.json
     python -m benchmarks.gpu --list              what is done on which card, what is next, and how long it took

@@ -9,7 +9,7 @@ from benchmarks.gpu.workloads import Context
 from benchmarks.table import Row, rows_of
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
-from tiebreak.api.training.calibrating import calibrate_subjects, subject_of
+from tiebreak.api.training.calibrating import calibrate
 from tiebreak.api.training.runs import Run, agree_on
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -26,8 +26,7 @@ def measure(context: Context) -> Iterator[Row]:
     device = str(context.device)
     wanted = {name: context.workloads[name] for name in ("digits", "text") if name in context.workloads}
     bundles = {name: capture_bundle(workload.task(6 if context.trial else STEPS)) for name, workload in wanted.items()}
-    subjects = [subject_of(name, bundle) for name, bundle in bundles.items()]
-    policy = calibrate_subjects(subjects, precision=MAX_PRECISION, devices=[] if device == "cpu" else [device])
+    policy = calibrate(*bundles.values(), precision=MAX_PRECISION, devices=() if device == "cpu" else (device,))
     context.told["policy"] = policy.digest
     assert policy.measurements is not None
     for kind, seen in policy.measurements.sums.items():

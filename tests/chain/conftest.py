@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chain.support import new_chain
-from tiebreak.lab.network.local_network import free_port
+from tests.waiting import free_port
 from tiebreak.protocol.chain import EmbeddedChain
 from tiebreak.protocol.chain.devnet import MNEMONIC, RunningNode, find_anvil, run_anvil
 

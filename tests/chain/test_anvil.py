@@ -10,8 +10,7 @@ import pytest
 from tests.chain.duel import lying_duel, play
 from tests.chain.support import CHALLENGER, CLIENT, ETHER, STRANGER, TRAINER, moves_in, numbered, offer
 from tests.chain.tiny import EVERY, FUNCTIONS
-from tests.waiting import until
-from tiebreak.lab.network.local_network import free_port
+from tests.waiting import free_port, until
 from tiebreak.protocol.chain import Chain, JobStatus, NodeError, Reverted
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.chain.devnet import MNEMONIC, RunningNode, dev_secrets, find_anvil, run_anvil

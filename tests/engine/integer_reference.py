@@ -1,4 +1,4 @@
-"""Exact products, and what docs/integers.md says about them, in Python integers: the oracle of test_integers.py."""
+"""Exact products, and what docs/kernels.md says about them, in Python integers: the oracle of test_integers.py."""
 
 from collections.abc import Callable
 from fractions import Fraction

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from tests.tampered import Tamper, Tampered
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
@@ -26,7 +27,6 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.logs import LogReport
 from tiebreak.engine.run.train import Worker
-from tiebreak.lab.sim.adversaries.tampering import Tamper, Tampered
 from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances, tolerance_of

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.engine.lowering_bench import stepped, torch_batch
 from tiebreak.engine.capture.captured import Captured, capture_task
@@ -19,8 +19,8 @@ from tiebreak.engine.capture.task import Task
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.optimizers import tables, update
 from tiebreak.engine.optimizers.clipping import clipped
-from tiebreak.engine.optimizers.settings import Adam, AdamW, Clip, NAdam, Optimizer, RAdam
-from tiebreak.lab.demo import plain
+from tiebreak.engine.optimizers.settings import Adam, AdamW, Clip, NAdam, Optimizer, RAdam, settings_of
+from tiebreak.engine.optimizers.translate import TorchOptimizers, torchs
 from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
@@ -277,15 +277,45 @@ def drawn(task: Task, captured: Captured) -> Iterator[tuple[Tensor, ...]]:
     return (tuple(torch_batch(task, captured.program, number)) for number in count(1))
 
 
+def make_optimizer(task: Task, model: nn.Module) -> torch.optim.Optimizer:
+    """Torch's own optimizer for the task, including its parameter groups (`take_step` reads `lr_factor`)."""
+    o = task.optimizer
+    assert not isinstance(o, TorchOptimizers)
+    chosen: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        chosen.setdefault(settings_of(o, name), []).append(parameter)
+    groups = [{"params": p, "lr_factor": factor, "weight_decay": decay} for (factor, decay), p in chosen.items()]
+    return torchs(o, groups)
+
+
+def take_step(
+    task: Task, model: nn.Module, optimizer: torch.optim.Optimizer, rate: float, drawn: Iterator[tuple[Tensor, ...]]
+) -> float:
+    """Takes one step with the next batches, `task.accumulation` of them, and returns the mean of their losses."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["lr_factor"]
+    optimizer.zero_grad()
+    losses = []
+    for batch in islice(drawn, task.accumulation):
+        losses.append(task.loss(model, *batch) / task.accumulation)
+        torch.autograd.backward(losses[-1])
+    if task.clip is not None and task.clip.value is not None:
+        nn.utils.clip_grad_value_(model.parameters(), task.clip.value)
+    if task.clip is not None and task.clip.norm is not None:
+        nn.utils.clip_grad_norm_(model.parameters(), task.clip.norm)
+    optimizer.step()
+    return sum(loss.item() for loss in losses)
+
+
 def against_torch(task: Task, dtype: torch.dtype = torch.float64) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Parameters and buffers after the job: the program's, and torch's own in a dtype."""
     captured = capture_task(task)
     results = list(islice(stepped(captured), task.steps))
     model = task.model.to(dtype).train()
-    optimizer = plain.make_optimizer(task, model)
+    optimizer = make_optimizer(task, model)
     rates = task.learning_rates().tolist()
     batches = (tuple(t.to(dtype) if t.is_floating_point() else t for t in batch) for batch in drawn(task, captured))
-    expected = [plain.take_step(task, model, optimizer, rate, batches) for rate in rates]
+    expected = [take_step(task, model, optimizer, rate, batches) for rate in rates]
     assert [result.loss for result in results] == pytest.approx(expected, rel=1e-4)
     named = dict([*model.named_parameters(), *model.named_buffers()])
     ours = {name.removeprefix("model."): t for name, t in results[-1].state.items() if name.startswith("model.")}

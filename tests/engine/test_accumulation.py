@@ -14,7 +14,6 @@ from tests.engine.lowering_bench import make_task as bench_task
 from tests.engine.lowering_bench import nth, run_engine, run_integers, same_bits, squared_error, stepped
 from tests.engine.test_capture import Dropout
 from tiebreak.api.training.tasks import capture as checked
-from tiebreak.api.training.tasks import make_task as api_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.step import Constants, capture
@@ -138,7 +137,7 @@ def test_losses_are_divided_by_the_items_of_the_whole_step() -> None:
     def task(loss: Any, batch: int, accumulation: int, **options: Any) -> Task:
         torch.manual_seed(5)
         model, given = nn.Linear(3, 5), data if options else {n: data[n] for n in ("x", "mask")}
-        return api_task(model, loss, optimizer=SGD(lr=0.1), data=given, batch=batch, steps=20,
+        return Task(model, loss, optimizer=SGD(lr=0.1), data=given, batch=batch, steps=20,
                         accumulation=accumulation, **options)  # fmt: skip
 
     counted = checked(task(total, 4, 4, items="items"))

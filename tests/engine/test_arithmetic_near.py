@@ -26,8 +26,6 @@ from tests.engine.arithmetic_cases import (
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies
 from tiebreak.engine.arithmetic.c import progress
-from tiebreak.engine.arithmetic.plain.settling import decide_outer
-from tiebreak.engine.arithmetic.plan.rounding import Round
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator
@@ -185,14 +183,6 @@ def test_a_threshold_sets_the_error(precision: int, kappa: float) -> None:
     assert found < set(more.elements.tolist())
     errors = torch.from_numpy(more.errors) / 2.0**20 / 2.0**-53
     assert torch.allclose(errors, norms.view(-1)[torch.from_numpy(more.elements)], rtol=1e-5)  # integers round norms up
-
-
-@pytest.mark.parametrize("cached", [7, 500, 5000])
-def test_products_are_tested_in_pieces_that_fit_a_cache(cached: int) -> None:
-    c, left, right = (torch.randn(shape, dtype=torch.float64) for shape in ((3, 40, 60), (3, 40), (3, 60)))
-    whole, pieces = (decide_outer(c, left.abs() / 2**25, right.abs(), Round(32), n) for n in (c.numel(), cached))
-    assert 0 < int(whole[1].sum()) < c.numel()
-    assert all(torch.equal(one, other) for one, other in zip(whole, pieces, strict=True))
 
 
 @pytest.mark.parametrize("precision", [16, 32])

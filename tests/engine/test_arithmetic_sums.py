@@ -30,8 +30,8 @@ from tests.engine.arithmetic_cases import (
 )
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.plain.settling import Settler, TermReader, round_pair
-from tiebreak.engine.arithmetic.plain.sums import multiply
+from tiebreak.engine.arithmetic.plain import settling
+from tiebreak.engine.arithmetic.plain.exact import TermReader
 from tiebreak.engine.arithmetic.plan.rounding import Round
 from tiebreak.engine.arithmetic.plan.sums import _order
 from tiebreak.engine.arithmetic.plan.ziv import coefficient
@@ -49,9 +49,9 @@ PRECISIONS = (16, 17, 23, 24, 25, 31, 32)
 pytestmark = pytest.mark.usefixtures("kernel")
 
 
-def guess(settler: Settler, elements: Tensor, reader: TermReader) -> Tensor:
+def guess(elements: Tensor, reader: TermReader, rounded: Round) -> Tensor:
     """A float sum as last resort. It must be caught."""
-    return settler.rounded(reader.read(elements, 0, reader.terms).sum(1))
+    return rounded(reader.read(elements, 0, reader.terms).sum(1))
 
 
 def run(arithmetic: Arithmetic, i: Instruction, *operands: list[int]) -> list[int]:
@@ -99,7 +99,7 @@ def test_an_engine_without_the_integers_is_caught(monkeypatch: pytest.MonkeyPatc
     exact = Arithmetic()
     assert run(exact, i, terms) == expected(i, [tensor_of(DType.F32, terms)]) == [ONE + 1]
     assert exact.stats.of("reduce.sum.plain").undecided_twice == 1
-    monkeypatch.setattr(Settler, "_exact", guess)
+    monkeypatch.setattr(settling, "_settled", guess)
     assert run(Arithmetic(), i, terms) == [ONE]
 
 
@@ -160,22 +160,21 @@ def test_a_random_order_has_each_term_once(count: int, apart: bool) -> None:
         assert {len(set((window // 16).tolist())) for window in order.reshape(-1, 192)} == {12}
 
 
+@pytest.mark.usefixtures("pure")
 @pytest.mark.parametrize("k", [1, 700, 70000])
 def test_the_number_of_roundings_of_a_blocked_product(k: int) -> None:
     """The claimed depth bounds the true error against integers, and is far below K where K is long."""
     generator = torch.Generator().manual_seed(k)
-    a, b = (torch.randn((1, 2, k), generator=generator).to(torch.float64) for _ in range(2))
-    c, depth = multiply(a, b.transpose(1, 2))
-    assert depth <= max(520, 70 + k // 60)
-    size = torch.mm(a[0].abs(), b[0].abs().T)
+    a, b = torch.randn((2, k), generator=generator), torch.randn((2, k), generator=generator)
+    found = Arithmetic().partial(matmul(2, k, 2, transposed=(False, True)))([a.view(-1), b.view(-1)])
+    assert found.roundings <= max(703, 70 + k // 60)
+    size = torch.mm(a.double().abs(), b.double().abs().T)
     for row in range(2):
         for column in range(2):
-            exact = sum(
-                int(x * 2**149) * int(y * 2**149)
-                for x, y in zip(a[0, row].tolist(), b[0, column].tolist(), strict=True)
-            )
-            error = abs(int(c[0, row, column].item() * 2.0**298) - exact)
-            assert error <= int(coefficient(depth) * size[row, column].item() * 2.0**298)
+            terms = zip(a[row].tolist(), b[column].tolist(), strict=True)
+            exact = sum(int(x * 2**149) * int(y * 2**149) for x, y in terms)
+            error = abs(int(found.sums[0, row, column].item() * 2.0**298) - exact)
+            assert error <= int(coefficient(found.roundings) * size[row, column].item() * 2.0**298)
 
 
 def boundaries(precision: int) -> list[int]:
@@ -236,26 +235,6 @@ def test_gaps_are_those_between_neighbours(value: float, precision: int) -> None
     if above < 0x7F800000:
         gap = Fraction(*decode_ratio(above)) - Fraction(*decode_ratio(below))
         assert Fraction(Round(precision).gaps(torch.tensor([value], dtype=torch.float64)).item()) == gap
-
-
-@settings(max_examples=200)
-@given(st.floats(-1e30, 1e30), st.floats(-1e30, 1e30), st.integers(16, 32))
-def test_round_pair(s: float, t: float, precision: int) -> None:
-    (n, d), (p, q) = s.as_integer_ratio(), t.as_integer_ratio()
-    pair = (torch.tensor([x], dtype=torch.float64) for x in (s, t))
-    found = elements_of(round_pair(*pair, Round(precision)) + 0.0)[0]
-    right = round_ratio(n * q + p * d, d * q, precision=precision)
-    assert found == (0 if right == 0x80000000 else right)
-
-
-@settings(max_examples=200)
-@given(
-    st.integers(0, 2**24 - 1), st.integers(-3, 3), st.floats(-1e-20, 1e-20), st.integers(-160, 100), st.integers(16, 32)
-)
-def test_round_pair_next_to_ties(n: int, eighths: int, rest: float, e: int, precision: int) -> None:
-    n = 2 ** (precision - 9) + n % 2 ** (precision - 9)
-    near = (n + 0.5 + eighths / 8) * 2.0**e, rest * 2.0**e
-    test_round_pair.hypothesis.inner_test(*near, precision)  # type: ignore[attr-defined]
 
 
 def test_other_precisions_are_refused() -> None:

@@ -168,9 +168,9 @@ def steps(of: Task) -> tuple[StepOutcome, StepOutcome, StepOutcome]:
     """The first step by the engine, by eager PyTorch as written, and by eager PyTorch in FP64."""
     captured = capture_task(of)
     with untouched(of.model), torch.enable_grad():
-        (ours,) = check._engine(of, captured, 1, captured.state, exact_step, check.CPU)
-        narrow = check._eager(of, captured, ours, torch.float32, check.CPU)
-        wide = check._eager(of, captured, ours, torch.float64, check.CPU)
+        both = check.EagerComparison(of, captured, exact_step)
+        (ours,) = both.engine(1, captured.state)
+        narrow, wide = (both.eager(ours, dtype) for dtype in (torch.float32, torch.float64))
     assert narrow is not None
     assert wide is not None
     return ours, narrow, wide

@@ -33,7 +33,7 @@ from tests.engine.optimizer_cases import against_torch
 from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture.captured import Captured, capture_task
-from tiebreak.engine.capture.purity import examine
+from tiebreak.engine.capture.rehearsal import rehearse
 from tiebreak.engine.capture.task import Batch, Rows, Task, Windows
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -738,7 +738,7 @@ def test_what_a_garbage_collection_runs_is_not_the_users() -> None:
     try:
         gc.collect()
         assert ticks
-        assert examine(nn.Linear(4, 2), [loss], (torch.randn(3, 4), torch.randn(3, 2))) == frozenset()
+        assert rehearse(nn.Linear(4, 2), [loss], (torch.randn(3, 4), torch.randn(3, 2))) == frozenset()
     finally:
         gc.callbacks.remove(callback)
 

@@ -220,7 +220,7 @@ def test_what_another_device_cannot_check_is_checked_here() -> None:
 
 
 def undo_examining(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("tiebreak.engine.capture.captured.examine", lambda *_, **__: frozenset())
+    patch.setattr("tiebreak.engine.capture.captured.rehearse", lambda *_, **__: frozenset())
 
 
 def undo_assigning(patch: pytest.MonkeyPatch) -> None:
@@ -363,13 +363,13 @@ def test_clipping_and_averages_are_compared(undone: str, monkeypatch: pytest.Mon
 
 
 def test_eager_must_draw_what_the_program_draws(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = check._engine
+    real = check.EagerComparison.engine
 
     def fewer(*given: Any, **more: Any) -> Any:
         (ours,) = real(*given, **more)
         return [replace(ours, drawn=[tensor[:1] for tensor in ours.drawn if tensor is not None])]
 
-    monkeypatch.setattr(check, "_engine", fewer)
+    monkeypatch.setattr(check.EagerComparison, "engine", fewer)
     with pytest.raises(ConfigurationError, match=r"it draws random numbers of shape \(1, 6\) where eager PyTorch"):
         checked(task(network()))
 

@@ -62,7 +62,7 @@ def test_mutants_of_kernels_die(name: str) -> None:
 
 @pytest.mark.slow
 def test_copies_in_a_step_of_resnet_50(cases: Callable[[int], None]) -> None:
-    """The figures of docs/gpu.md."""
+    """The figures of docs/speed.md."""
     program = (
         "import json; from math import prod; from benchmarks.real_models import make_real_task; "
         "from tiebreak.engine.arithmetic.gpu.operands import OperandLayout, arrange; "
@@ -89,7 +89,7 @@ TARGETS = [("sm_90", "gfx942"), ("sm_80", "sm_100"), ("sm_86", "sm_89", "sm_120"
 
 @pytest.mark.parametrize("targets", slow_except(TARGETS, nightly=TARGETS[1:]), ids=" ".join)
 def test_machine_code(targets: tuple[str, ...], tmp_path: Path, cases: Callable[[int], None]) -> None:
-    """Captured ahead of time, kernels keep the rules of `benchmarks.kernels` and are those of docs/gpu.md."""
+    """Captured ahead of time, kernels keep the rules of `benchmarks.kernels` and are those of its results."""
     options = (word for target in targets for word in ("--target", target))
     python("-m", "benchmarks.kernels", *options, "--output", str(tmp_path))
     found, known = (

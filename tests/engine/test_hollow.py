@@ -21,8 +21,7 @@ from tests.engine.test_slices import plain
 from tests.engine.test_slices import task as of_layers
 from tests.parts import slow_except
 from tiebreak.engine.capture import captured, check, reach
-from tiebreak.engine.capture.hollow import Errors, Hollow
-from tiebreak.engine.capture.purity import CPU
+from tiebreak.engine.capture.plain_run import CPU, Errors, Hollow
 from tiebreak.engine.capture.slices import Slice
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.loop import exact_step
@@ -37,13 +36,13 @@ Places = list[torch.device | None]
 def places(monkeypatch: pytest.MonkeyPatch) -> Places:
     """Where steps are rehearsed, in order; None: on the CPU, without numbers."""
     found: Places = []
-    real = captured.examine
+    real = captured.rehearse
 
-    def examine(model: Any, losses: Any, batch: Any, device: torch.device | None = CPU, **more: Any) -> frozenset[str]:
+    def rehearse(model: Any, losses: Any, batch: Any, device: torch.device | None = CPU, **more: Any) -> frozenset[str]:
         found.append(device)
         return real(model, losses, batch, device, **more)
 
-    monkeypatch.setattr(captured, "examine", examine)
+    monkeypatch.setattr(captured, "rehearse", rehearse)
     return found
 
 

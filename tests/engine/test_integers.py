@@ -1,4 +1,4 @@
-"""Products by integers: every inequality of docs/integers.md, the kernel against integers, and kernels with a fault."""
+"""Products by integers: every inequality of docs/kernels.md, the kernel against integers, and kernels with a fault."""
 
 import re
 import subprocess

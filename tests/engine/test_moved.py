@@ -1,4 +1,4 @@
-"""Bytes that a step on a GPU reads, writes and holds, counted in its plan: docs/gpu.md has the figures."""
+"""Bytes that a step on a GPU reads, writes and holds, counted in its plan: docs/speed.md has the figures."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -15,7 +15,6 @@ from tests.engine.lowering_bench import stepped, torch_batch
 from tests.golden.more import Images, judges, makes
 from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
-from tiebreak.api.training.tasks import make_task
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture import captured as captured_module
 from tiebreak.engine.capture.captured import capture_task
@@ -116,7 +115,7 @@ def task_of(case: str, steps: int = STEPS, **changes: Any) -> Task:
     given = data()[name]
     model = make()
     settings = {"optimizer": optimizers(model), "data": given, "batch": batch, "steps": steps, "seed": 3} | changes
-    return make_task(model, losses, **settings)
+    return Task(model, losses, **settings)
 
 
 def run_eager(
@@ -203,7 +202,7 @@ def test_phases_that_count_items_accumulate() -> None:
     losses = [lambda m, x: judges(m, x) * 4, lambda m, x: makes(m, x) * 4]
     model = Images()
     more = {"data": counted, "batch": 4, "steps": 2, "accumulation": 2, "items": "count"}
-    assert checked(make_task(model, losses, optimizer=sides(model), **more)).check == "full"
+    assert checked(Task(model, losses, optimizer=sides(model), **more)).check == "full"
 
 
 @pytest.mark.slow
@@ -216,7 +215,7 @@ def test_schedules_clipping_and_averages() -> None:
     case = "a critic in three turns"
     model = CASES[case][1]()
     optimizers = in_turns(model)
-    task = make_task(
+    task = Task(
         model, CASES[case][2], optimizer=optimizers, schedule=schedules(optimizers), clip=Clip(norm=0.05), average=0.9,
         data=data()["points"], batch=12, steps=STEPS,
     )  # fmt: skip
@@ -252,9 +251,7 @@ def reads(model: Any) -> Tensor:
 
 def test_what_a_phase_keeps_in_python_is_refused() -> None:
     model = Keeping()
-    task = make_task(
-        model, [lambda m, x: m(x), reads], optimizer=sides(model), data=data()["points"], batch=12, steps=2
-    )
+    task = Task(model, [lambda m, x: m(x), reads], optimizer=sides(model), data=data()["points"], batch=12, steps=2)
     with pytest.raises(ConfigurationError, match="cannot follow a tensor that is kept aside"):
         capture_task(task)
 
@@ -273,9 +270,7 @@ def counts(model: Any) -> Tensor:
 
 def test_a_count_of_one_phase_that_another_reads_is_refused() -> None:
     model = Counting()
-    task = make_task(
-        model, [lambda m, x: m(x), counts], optimizer=sides(model), data=data()["points"], batch=12, steps=2
-    )
+    task = Task(model, [lambda m, x: m(x), counts], optimizer=sides(model), data=data()["points"], batch=12, steps=2)
     with pytest.raises(ConfigurationError, match="changes attribute calls of the model"):
         capture_task(task)
 
@@ -299,13 +294,13 @@ def test_what_no_phase_can_be_is_refused(case: str) -> None:
     change, words = REFUSED[case]
     given = {"optimizer": sides(model), "data": data()["images"]} | change(model)
     with pytest.raises(ConfigurationError, match=words):
-        make_task(model, [judges, makes], batch=8, steps=2, **given)
+        Task(model, [judges, makes], batch=8, steps=2, **given)
 
 
 def test_turns_of_one_optimizer_with_other_parameters_are_refused() -> None:
     model = Points()
     optimizer = O.SGD(model.parameters(), 0.1)
-    task = make_task(
+    task = Task(
         model,
         [fools, lambda m, x: m.judge(x).mean()],
         optimizer=[optimizer] * 2,
@@ -415,7 +410,7 @@ def test_weights_written_and_gradients_switched_in_a_step_are_eager_pytorchs(cas
     eager, several = copy.deepcopy(model), len(losses) > 1
     settings: dict[str, Any] = {"loss": losses if several else losses[0], "batch": 12, "steps": 22}
     given_optimizers = optimizers(model)
-    task = make_task(model, optimizer=given_optimizers if several else given_optimizers[0], data=given, **settings)
+    task = Task(model, optimizer=given_optimizers if several else given_optimizers[0], data=given, **settings)
     captured, each = checked(task), optimizers(eager)
     for result in islice(stepped(captured), 22):
         total = 0.0
@@ -431,7 +426,7 @@ def test_weights_written_and_gradients_switched_in_a_step_are_eager_pytorchs(cas
 def test_a_gradient_that_is_switched_off_for_good_is_refused() -> None:
     """In eager PyTorch the judge is not trained from the second step on."""
     model = Sides()
-    task = make_task(model, [clamped, follows], optimizer=sides(model), data={"x": torch.randn(6, 5)}, batch=6, steps=2)
+    task = Task(model, [clamped, follows], optimizer=sides(model), data={"x": torch.randn(6, 5)}, batch=6, steps=2)
     with pytest.raises(ConfigurationError, match=r"sets `requires_grad` of judge\.0\.weight to False; set it back"):
         capture_task(task)
 
@@ -447,6 +442,6 @@ def test_a_write_that_the_program_leaves_out_fails_the_check(monkeypatch: pytest
 
     monkeypatch.setattr(captured_module, "capture", without)
     model = Sides()
-    task = make_task(model, prototypes, optimizer=adam(model)[0], data={"x": torch.randn(6, 5)}, batch=6, steps=2)
+    task = Task(model, prototypes, optimizer=adam(model)[0], data={"x": torch.randn(6, 5)}, batch=6, steps=2)
     with pytest.raises(ConfigurationError, match=r"buffer maker\.2\.weight is .* from that of eager PyTorch"):
         checked(task)

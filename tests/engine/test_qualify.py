@@ -12,8 +12,7 @@ from torch import Tensor
 from tests.engine.test_arithmetic_sums import guess
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies
-from tiebreak.engine.arithmetic.plain import indexing, maps, scatter, sums
-from tiebreak.engine.arithmetic.plain.settling import Settler
+from tiebreak.engine.arithmetic.plain import indexing, maps, scatter, settling, sums
 from tiebreak.engine.data.tensors import memory_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.native import EMULATION
@@ -59,21 +58,14 @@ def refused(match: str) -> None:
 
 @pytest.mark.usefixtures("pure")
 def test_without_the_integers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Settler, "_exact", guess)
+    monkeypatch.setattr(settling, "_settled", guess)
     refused(r"cpu does not compute reduce sum exactly: expected 0x.*operands 0x")
-
-
-class Unsettled(Settler):
-    """Leaves undecided elements as they are."""
-
-    def settle(self, *_: object, **__: object) -> None:
-        return
 
 
 @pytest.mark.usefixtures("pure")
 @pytest.mark.parametrize(("module", "name"), [(sums, "reduce sum"), (scatter, "scatter_sum")])
 def test_fp64_then_round(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
-    monkeypatch.setattr(module, "Settler", Unsettled)
+    monkeypatch.setattr(module, "settle", lambda c, *_, **__: c.float())
     refused(name)
 
 

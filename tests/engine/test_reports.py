@@ -26,7 +26,7 @@ def captured(loss: Loss) -> Any:
     model, drawn = nn.Linear(4, 3), torch.Generator().manual_seed(1)
     data = {"x": torch.randn(20, 4, generator=drawn), "y": torch.randint(0, 3, (20,), generator=drawn)}
     settings: dict[str, Any] = {"optimizer": tiebreak.SGD(lr=0.1), "batch": 6, "steps": 3}
-    return tiebreak.capture(tiebreak.make_task(model, loss, data=data, **settings))
+    return tiebreak.capture(tiebreak.Task(model, loss, data=data, **settings))
 
 
 def logs(model: Any, x: Tensor, y: Tensor) -> Tensor:
@@ -350,7 +350,7 @@ def test_a_copy_into_a_target_that_still_equals_the_model_is_seen(due: Callable[
         return F.cross_entropy(model(x), y) + F.mse_loss(model(x), F.linear(x, model.target))
 
     given = {"x": torch.randn(8, 4), "y": torch.arange(8) % 3}
-    task = tiebreak.make_task(model, loss, data=given, optimizer=tiebreak.SGD(lr=0.1), batch=8, steps=9)
+    task = tiebreak.Task(model, loss, data=given, optimizer=tiebreak.SGD(lr=0.1), batch=8, steps=9)
     with pytest.raises(ConfigurationError, match="needs the values of tensors"):
         tiebreak.capture(task)
 
@@ -433,7 +433,7 @@ def test_a_question_for_values_is_refused_with_what_works(name: str) -> None:
             else (lambda m, x, y, part=part: part(m, x, y).square().mean())
         )
         given = data if part.__code__.co_argcount == 3 else {"x": data["x"]}
-        task = tiebreak.make_task(model, loss, data=given, optimizer=tiebreak.SGD(lr=0.1), batch=6, steps=2)
+        task = tiebreak.Task(model, loss, data=given, optimizer=tiebreak.SGD(lr=0.1), batch=6, steps=2)
         if part is works:
             assert tiebreak.capture(task).check == "full"
             continue

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.engine import logged_cases
+from tests.tampered import Tampered
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.captured import Captured
@@ -16,7 +17,6 @@ from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.engine.run.train import Worker
-from tiebreak.lab.sim.adversaries.tampering import Tampered
 from tiebreak.protocol.errors import StateError
 
 from .tiny import CLIENT, DOMAIN, TRAINER

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.tampered import Tampered
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
 from tiebreak.engine.arithmetic import Arithmetic
@@ -17,7 +18,6 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
 from tiebreak.engine.run.train import Progress, Worker
-from tiebreak.lab.sim.adversaries.tampering import Tampered
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import StateError

@@ -12,7 +12,6 @@ from torch.optim import lr_scheduler
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import squared_error
 from tiebreak.api.training.tasks import capture as checked
-from tiebreak.api.training.tasks import make_task
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.task import SGD, Adafactor, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop, Task
 from tiebreak.engine.optimizers.settings import settings_of
@@ -38,7 +37,7 @@ class Net(nn.Module):
 def task_of(model: nn.Module, optimizer: Any, schedule: Any = None, steps: int = STEPS) -> Task:
     generator = torch.Generator().manual_seed(1)
     data = {"x": torch.randn(9, 4, generator=generator), "y": torch.randn(9, 3, generator=generator)}
-    return make_task(model, squared_error, optimizer=optimizer, data=data, batch=3, steps=steps, schedule=schedule)
+    return Task(model, squared_error, optimizer=optimizer, data=data, batch=3, steps=steps, schedule=schedule)
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:

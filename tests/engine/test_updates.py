@@ -19,7 +19,6 @@ from torch.optim import lr_scheduler
 from tests.engine.lowering_bench import stepped
 from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
-from tiebreak.api.training.tasks import make_task
 from tiebreak.engine.capture import captured as captured_module
 from tiebreak.engine.capture import updates
 from tiebreak.engine.capture.captured import capture_task
@@ -56,7 +55,7 @@ def data() -> dict[str, Tensor]:
 
 
 def task_of(model: nn.Module, optimizer: Any, schedule: Any = None, steps: int = STEPS) -> Task:
-    return make_task(model, cross_entropy, optimizer=optimizer, data=data(), batch=6, steps=steps, schedule=schedule)
+    return Task(model, cross_entropy, optimizer=optimizer, data=data(), batch=6, steps=steps, schedule=schedule)
 
 
 def trained(model: nn.Module) -> list[nn.Parameter]:
@@ -363,7 +362,7 @@ def test_a_step_of_bfloat16_is_rounded_as_torch_rounds_it() -> None:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(model(x.bfloat16()).float(), y)
 
-    task = make_task(model, loss, optimizer=optimizer, data=given, batch=6, steps=STEPS)
+    task = Task(model, loss, optimizer=optimizer, data=given, batch=6, steps=STEPS)
     captured = checked(task)
     result = next(islice(stepped(captured), STEPS - 1, None))
     for entry, tensor in result.state.items():
@@ -542,7 +541,7 @@ def test_a_teacher_that_follows_its_student_is_state(how: str, optimizer: str) -
 
     model, made = make()
     given = {"x": data()["x"]}
-    captured = checked(make_task(model, loss, optimizer=made, data=given, batch=6, steps=STEPS))
+    captured = checked(Task(model, loss, optimizer=made, data=given, batch=6, steps=STEPS))
     results = list(islice(stepped(captured), STEPS))
     model, made = make()
     for result in results:
@@ -561,7 +560,7 @@ def alias(own: Tensor, given: Tensor) -> None:
 
 def test_a_teacher_in_the_memory_of_its_student_is_refused() -> None:
     model = Teacher(alias)
-    task = make_task(
+    task = Task(
         model, lambda m, x: m(x), optimizer=O.SGD(model.parameters(), lr=0.1), data={"x": data()["x"]}, batch=6, steps=2
     )
     with pytest.raises(ConfigurationError, match=r"one, teacher\.0\.weight, that is given other memory"):
@@ -576,7 +575,7 @@ def test_a_teacher_without_its_write_fails_the_check(monkeypatch: pytest.MonkeyP
         return replace(step, buffers={n: ref for n, ref in step.buffers.items() if "teacher.0.weight" not in n})
 
     monkeypatch.setattr(captured_module, "capture", without)
-    task = make_task(model, lambda m, x: m(x), optimizer=SGD(lr=0.1), data={"x": data()["x"]}, batch=6, steps=2)
+    task = Task(model, lambda m, x: m(x), optimizer=SGD(lr=0.1), data={"x": data()["x"]}, batch=6, steps=2)
     with pytest.raises(ConfigurationError, match=r"in step 2, buffer teacher\.0\.weight"):
         checked(task)
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from torch import Tensor
 
 from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, job_over
+from tests.tampered import Tampered
 from tiebreak.api.signing.keys import save_key
 from tiebreak.cli.main import tiebreak
 from tiebreak.engine.arithmetic import Arithmetic
@@ -23,7 +24,6 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, State, StepResult
 from tiebreak.engine.run.train import Worker
-from tiebreak.lab.sim.adversaries.tampering import Tampered
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.match import by_rules, play
 from tiebreak.protocol.game.moves import Side

@@ -1,7 +1,7 @@
 """Fine-tuning scripts, each trained by its trainer and as a run: `python -m tests.tiebreak.hf_scripts`.
 
-This measures how far logs and weights are apart, and writes the table of docs/finetuning.md. Fast tests hold it to the
-list of scripts here, and slow ones measure each again.
+This measures how far logs and weights are apart, and writes the table of benchmarks/results/huggingface.md. Fast tests
+hold it to the list of scripts here, and slow ones measure each again.
 """
 
 import random
@@ -44,7 +44,7 @@ from tests.source_tree import ROOT
 from tests.tiebreak.hf_cases import arguments, encoded, gpt2, llama, preferences, texts, tokenizer
 
 Made = Callable[..., Trainer]
-PAGE: Final = ROOT / "docs/finetuning.md"
+PAGE: Final = ROOT / "benchmarks/results/huggingface.md"
 HEAD: Final = "| script | steps | losses | other logs | weights |\n|---|---|---|---|---|\n"
 _TIMED: Final = ("runtime", "per_second", "preparation_time", "total_flos")
 _EVALUATES: Final = {"eval_strategy": "steps", "eval_steps": 5}
@@ -387,7 +387,7 @@ def _untimed(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def table() -> dict[str, tuple[int, float, float, float]]:
-    """The figures that docs/finetuning.md states."""
+    """The figures that benchmarks/results/huggingface.md states."""
     rows = re.findall(r"^\| (.+) \| (\d+) \| (\S+) \| (\S+) \| (\S+) \|$", PAGE.read_text(), re.MULTILINE)
     return {script: (int(steps), float(a), float(b), float(c)) for script, steps, a, b, c in rows}
 

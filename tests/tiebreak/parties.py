@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.engine.tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
+from tests.tampered import Tampered, one_element
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.bundle import capture_bundle
@@ -19,7 +20,6 @@ from tiebreak.cli.key import load_key
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
-from tiebreak.lab.sim.adversaries.tampering import Cheat, Tampered
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.program.isa import Opcode
@@ -131,9 +131,9 @@ class Parties:
         """The same in a folder whose job is signed."""
         made = RunDirectory.open(signed)
         leaf = next(n for n, i in enumerate(made.program.body) if i.opcode == Opcode.REDUCE and i.terms == 8)
-        cheat = Cheat(step=step, leaf=leaf, element=5, change=lambda value: value * 2)
+        lie = one_element(step, leaf, 5, lambda value: value * 2)
         interpreter = make_interpreter(made.program, Machine(threads=1))
-        Worker(made, Tampered(interpreter, cheat.tamper), key=load_key(self.path("trainer.pem"))).work()
+        Worker(made, Tampered(interpreter, lie), key=load_key(self.path("trainer.pem"))).work()
         return signed
 
 

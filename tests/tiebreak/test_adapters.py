@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import tiebreak
 from tests.engine.tiny import CLIENT, TRAINER
 from tests.tiebreak.parties import Commands, Once
-from tiebreak import Run, StateError, TiebreakTrainer, VerificationError
+from tiebreak import Run, StateError, VerificationError
 from tiebreak.api.certification.certificates import read_weights, verify
 from tiebreak.api.certification.certifying import base_names, certify
 from tiebreak.api.chain.weights import write_weights
@@ -110,13 +110,13 @@ def perceptron() -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
-def regression(model: nn.Module) -> dict[str, Any]:
+KEYS: dict[str, Any] = {"client": CLIENT, "trainer": TRAINER, "progress": False}
+
+
+def regression(model: nn.Module) -> tiebreak.Task:
     generator = torch.Generator().manual_seed(1)
     data = {"x": torch.randn(20, 6, generator=generator), "y": torch.randn(20, 3, generator=generator)}
-    return {
-        "model": model, "loss": lambda model, x, y: F.mse_loss(model(x), y), "optimizer": tiebreak.SGD(lr=0.1),
-        "data": data, "batch": 4, "steps": 4, "progress": False, "client": CLIENT, "trainer": TRAINER,
-    }  # fmt: skip
+    return tiebreak.Task(model, F.mse_loss, data=data, optimizer=tiebreak.SGD(lr=0.1), batch=4, steps=4)
 
 
 class Adapted:
@@ -139,7 +139,7 @@ def make(folder: Path, model: nn.Module, **config: Any) -> Run:
     (folder / "base").mkdir(parents=True)
     save_file({k: t.bfloat16() for k, t in model.state_dict().items()}, folder / "base" / "model.safetensors")
     adapted = get_peft_model(model, lora(target_modules=["0"], modules_to_save=["2"], **config))
-    run = tiebreak.train(**regression(adapted), directory=folder / "run")
+    run = tiebreak.train(regression(adapted), folder / "run", **KEYS)
     adapted.load_state_dict(run.state_dict())
     adapted.save_pretrained(folder / "adapter")
     certify(RunDirectory.open(folder / "run"), folder / "adapter", folder / "certificate.json", TRAINER)
@@ -193,7 +193,7 @@ def test_weights_like_an_adapter_are_the_adapter(adapted: Adapted, command: Comm
     trained.load_state_dict(tiebreak.open_run(adapted.run.path).state_dict())
     x = torch.randn(5, 6)
     assert torch.equal(PeftModel.from_pretrained(base, output)(x), trained.eval()(x))
-    other = tiebreak.train(**regression(perceptron()), directory=tmp_path / "plain")
+    other = tiebreak.train(regression(perceptron()), tmp_path / "plain", **KEYS)
     with pytest.raises(StateError, match="expected the names of an adapter's tensors"):
         write_weights(other.directory, tmp_path / "none", like=like)
 
@@ -255,7 +255,7 @@ def test_the_whole_model_of_such_a_run_has_a_certificate_of_its_own(adapted: Ada
 def test_what_was_trained_outside_the_adapter_is_not_lost_silently(tmp_path: Path) -> None:
     model = get_peft_model(perceptron(), lora(target_modules=["0"]))
     model.base_model.model[2].bias.requires_grad_(True)
-    run = tiebreak.train(**regression(model), directory=tmp_path / "run")
+    run = tiebreak.train(regression(model), tmp_path / "run", **KEYS)
     model.load_state_dict(run.state_dict())
     model.save_pretrained(tmp_path / "adapter")
     with pytest.raises(VerificationError, match=r"got model\.base_model\.model\.2\.bias outside, which PEFT does not"):
@@ -297,10 +297,10 @@ def test_what_a_trainer_saves_of_an_adapter_is_certified(tmp_path: Path) -> None
         per_device_train_batch_size=4, report_to="none", save_strategy="no",
     )  # fmt: skip
     data = [{"input_ids": row, "labels": row} for row in drawn]
-    trainer = TiebreakTrainer(model=model, args=args, train_dataset=data, client=CLIENT, trainer=TRAINER)
-    trainer.train()
+    trainer = Trainer(model=model, args=args, train_dataset=data)
+    tiebreak.hf.train(trainer, client=CLIENT, key=TRAINER)
     trainer.save_model(str(tmp_path / "adapter"))
-    certify(RunDirectory.open(trainer.run.directory), tmp_path / "adapter", tmp_path / "certificate.json", TRAINER)
+    certify(RunDirectory.open(tmp_path / "out" / "run"), tmp_path / "adapter", tmp_path / "certificate.json", TRAINER)
     _, found = verify(tmp_path / "adapter", tmp_path / "certificate.json", base=tmp_path / "base")
     assert len(found.tensors) == 8
     assert "training_args.bin" in found.others
@@ -314,11 +314,11 @@ def test_a_tiny_llama_from_training_to_logits(tmp_path: Path) -> None:
         LlamaForCausalLM.from_pretrained(base, dtype=torch.float32), lora(task_type="CAUSAL_LM", use_dora=True)
     )
     ids = torch.randint(0, 32, (24, 8), generator=torch.Generator().manual_seed(3))
-    run = tiebreak.train(
-        model, lambda model, ids: model(input_ids=ids, labels=ids).loss, optimizer=tiebreak.AdamW(lr=1e-2),
-        data={"ids": ids}, batch=4, steps=20, directory=tmp_path / "run", progress=False, client=CLIENT,
-        trainer=TRAINER,
+    task = tiebreak.Task(
+        model, lambda model, ids: model(input_ids=ids, labels=ids).loss, data={"ids": ids},
+        optimizer=tiebreak.AdamW(lr=1e-2), batch=4, steps=20,
     )  # fmt: skip
+    run = tiebreak.train(task, tmp_path / "run", **KEYS)
     model.load_state_dict(run.state_dict())
     model.save_pretrained(adapter)
     certify(RunDirectory.open(run.directory), adapter, tmp_path / "certificate.json", TRAINER)

@@ -1,12 +1,13 @@
 """What a worker process says is a stranger's: whatever it is, it costs no more than the worker's own task."""
 
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from queue import SimpleQueue
 from socket import socket, socketpair
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -16,9 +17,18 @@ from hypothesis import strategies as st
 from tests.tiebreak.test_parallel_audits import alone, found, honest, liar, make_run
 from tiebreak.api.auditing import replayers
 from tiebreak.api.auditing.audits import Workers, audit_chosen
-from tiebreak.api.auditing.replayers import EVENTS, ORDERS, Advance, Assignment, AuditTask, Lost, Processes, TaskOutcome
-from tiebreak.api.machine import Machine
-from tiebreak.api.machine.channel import Channel, ready
+from tiebreak.api.auditing.replayers import (
+    ANSWERS,
+    LOST,
+    ORDERS,
+    Assignment,
+    AuditOrder,
+    AuditTask,
+    Processes,
+    TaskOutcome,
+)
+from tiebreak.api.machine import Machine, workers
+from tiebreak.api.machine.workers import Channel, worker_name
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.logs import FindingKind, LogFinding, LogReport
@@ -36,9 +46,9 @@ OUTCOME = TaskOutcome(
 )  # fmt: skip
 MACHINE = Machine(threads=1, permute=3)
 ASSIGNMENT = Assignment.of(Path("/run"), Digest(bytes(32)), 7, Digest(bytes(32)), MACHINE)
+ORDER = AuditOrder(assignment=ASSIGNMENT, task=TASK)
 SAID: list[Record] = [
-    OUTCOME, TaskOutcome(task=TASK, worker="worker 1", fault=1, reason="withheld"),
-    Advance(task=TASK, worker="worker 1", steps=3), Lost(task=TASK, worker="worker 1", reason="no space"),
+    OUTCOME, *(TaskOutcome(task=TASK, worker="worker 1", fault=fault, reason="withheld") for fault in (1, LOST)),
 ]  # fmt: skip
 
 
@@ -46,7 +56,7 @@ def framed(data: bytes) -> bytes:
     return len(data).to_bytes(4, "big") + data
 
 
-def frame(record: Record, types: tuple[type[Record], ...] = EVENTS) -> bytes:
+def frame(record: Record, types: tuple[type[Record], ...] = ANSWERS) -> bytes:
     return framed(pack(AnyOf(types).pack(record)))
 
 
@@ -60,9 +70,10 @@ class Evil:
         return open, (str(self.path), "w")
 
 
-def hostile(evil: Path) -> Iterator[tuple[str, bytes]]:
+def hostile(evil: Path, name: str) -> Iterator[tuple[str, bytes]]:
     """What no worker says, by what is wrong with it. Each is followed by the end of the connection."""
-    whole = frame(OUTCOME)
+    outcome = replace(OUTCOME, worker=name)
+    whole = frame(outcome)
     yield "nothing", b""
     yield "half a length", whole[:3]
     yield "a length alone", whole[:4]
@@ -71,21 +82,23 @@ def hostile(evil: Path) -> Iterator[tuple[str, bytes]]:
     yield "an empty record", framed(b"")
     yield "a pickle", framed(bytes(ForkingPickler.dumps(Evil(evil))))
     yield "a pickle by its own length", bytes(ForkingPickler.dumps(Evil(evil)))
-    yield "a longer form", framed(b"\x92\xcc\x00" + pack(AnyOf(EVENTS).pack(OUTCOME))[2:])
+    yield "a longer form", framed(b"\x92\xcc\x00" + pack(AnyOf(ANSWERS).pack(outcome))[2:])
     yield "a type that is none", framed(pack((9, ())))
-    yield "an order", frame(TASK, ORDERS)
+    yield "an order", frame(ORDER, ORDERS)
     yield "deep arrays", framed(b"\x91" * 60_000 + b"\x90")
     yield "a map", framed(b"\x80")
-    yield "another task", frame(replace(OUTCOME, task=replace(TASK, number=4)))
-    yield "another worker", frame(replace(OUTCOME, worker="worker 2"))
-    number, (task, worker, checked, *more) = AnyOf(EVENTS).pack(OUTCOME)  # type: ignore[misc, str-unpack]
+    yield "another task", frame(replace(outcome, task=replace(TASK, number=4)))
+    yield "another worker", frame(replace(outcome, worker="worker 2"))
+    number, (task, worker, checked, *more) = AnyOf(ANSWERS).pack(outcome)  # type: ignore[misc, str-unpack]
     yield "a segment left out", framed(pack((number, (task, worker, checked[1:], *more))))  # type: ignore[index]
     yield "two answers", whole + whole
 
 
-@pytest.mark.parametrize("record", [*SAID, TASK, replace(TASK, permute=5), ASSIGNMENT], ids=lambda r: type(r).__name__)
+@pytest.mark.parametrize(
+    "record", [*SAID, ORDER, replace(ORDER, task=replace(TASK, permute=5))], ids=lambda r: type(r).__name__
+)
 def test_records_come_as_they_were_sent(record: Record) -> None:
-    types = EVENTS if isinstance(record, EVENTS) else ORDERS
+    types = ANSWERS if isinstance(record, ANSWERS) else ORDERS
     ours, theirs = socketpair()
     channel, other = (Channel(end, sends=types, takes=types) for end in (ours, theirs))
     channel.send(record)
@@ -109,13 +122,13 @@ def test_no_bytes_raise_anything_but_an_encoding_error(noise: bytes, record: Rec
             ours.setblocking(False)
             theirs.sendall(said)
             try:
-                came = Channel(ours, sends=ORDERS, takes=EVENTS, limit=1 << 20).receive()
+                came = Channel(ours, sends=ORDERS, takes=ANSWERS, limit=1 << 20).receive()
             except EncodingError:
                 continue
             except EOFError:
                 assert not said
                 continue
-            assert all(type(one) in EVENTS for one in came)
+            assert all(type(one) in ANSWERS for one in came)
 
 
 def test_what_records_hold_is_what_was_meant() -> None:
@@ -145,70 +158,70 @@ def test_a_worker_that_reads_nothing_holds_nobody_up() -> None:
     """What waits for it is bounded, and goes on when it reads."""
     ours, theirs = socketpair()
     ours.setblocking(False)
-    channel, other = Channel(ours, sends=ORDERS, takes=EVENTS), Channel(theirs, sends=EVENTS, takes=ORDERS)
-    long = replace(TASK, segments=tuple(range(1 << 18)))
+    channel, other = Channel(ours, sends=ORDERS, takes=ANSWERS), Channel(theirs, sends=ANSWERS, takes=ORDERS)
+    long = replace(ORDER, task=replace(TASK, segments=tuple(range(1 << 18))))
     sent = next(number for number in range(100) if not sends(channel, long))
     assert channel.owes
     assert sent < 20, "what waits is bounded"
-    theirs.setblocking(False)
-    came = list[Any]()
-    while len(came) < sent:
-        ready([channel, other], 1.0)
-        came += other.receive()
-    assert came == [long] * sent
-    assert not channel.owes
+    came = SimpleQueue[Any]()
+    Thread(target=lambda: [came.put(other.wait()) for _ in range(sent)], daemon=True).start()
+    while channel.owes:  # which goes on to be sent while an answer is waited for
+        with pytest.raises(TimeoutError):
+            channel.wait(time.monotonic() + 0.1)
+    assert [came.get(timeout=20) for _ in range(sent)] == [long] * sent
     channel.close()
     other.close()
 
 
 @pytest.fixture
-def fakes(monkeypatch: pytest.MonkeyPatch) -> list[socket]:
-    """The workers' ends of the processes of an audit, which do nothing."""
-    ends = list[socket]()
+def fakes(monkeypatch: pytest.MonkeyPatch) -> "SimpleQueue[tuple[socket, str]]":
+    """The workers' ends of the processes of an audit, which do nothing, and the workers' names."""
+    ends: SimpleQueue[tuple[socket, str]] = SimpleQueue()
 
-    def begin(number: int, _worker: str) -> int:
-        ends.append(socket(fileno=os.dup(number)))
-        return os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ)
+    def start(end: socket, module: str) -> Any:
+        assert module == replayers.__name__
+        process = workers._Spawned(["sleep", "600"])
+        ends.put((end.dup(), worker_name(process.pid)))
+        return process
 
-    monkeypatch.setattr(replayers, "_begin", begin)
+    monkeypatch.setattr(replayers, "spawn", start)
     return ends
 
 
 def test_a_hostile_worker_of_an_audit_loses_its_task_and_no_more(
-    fakes: list[socket], tmp_path: Path, cases: Callable[[], None]
+    fakes: "SimpleQueue[tuple[socket, str]]", tmp_path: Path, cases: Callable[[], None]
 ) -> None:
     evil = tmp_path / "evil"
-    for what, said in hostile(evil):
+    for what in [what for what, _ in hostile(evil, "")]:
         pool = Processes(ASSIGNMENT, 1)
-        pool.submit(TASK)
-        fakes[-1].sendall(said)
-        fakes[-1].close()
-        events, end = list[Any](), time.monotonic() + 20
-        while not events and time.monotonic() < end:
-            events += pool.events(1.0)
-        (event,) = events
-        assert what == "two answers" or isinstance(event, Lost), what
-        assert (event.task, event.worker) == (TASK, "worker 1")
+        future = pool.submit(TASK)
+        end, name = fakes.get(timeout=20)
+        end.sendall(dict(hostile(evil, name))[what])
+        end.close()
+        outcome = future.result(timeout=20)
+        assert (outcome.task, outcome.worker, outcome.is_lost) == (TASK, name, what != "two answers"), what
         if what == "two answers":
-            assert pool.events(1.0) == []
-        assert pool._processes == []
+            again = pool.submit(replace(TASK, number=4))
+            assert again.result(timeout=20).is_lost
+        assert not pool._processes
+        pool.close()
         cases()
     assert not evil.exists(), "nothing was unpickled"
 
 
-def test_a_worker_that_stops_amid_a_record_holds_up_no_other(fakes: list[socket]) -> None:
+def test_a_worker_that_stops_amid_a_record_holds_up_no_other(fakes: "SimpleQueue[tuple[socket, str]]") -> None:
     pool, other = Processes(ASSIGNMENT, 2), replace(TASK, number=4)
-    pool.submit(TASK)
-    pool.submit(other)
-    silent, honest_one = fakes
-    silent.sendall(frame(OUTCOME)[:-1])
-    honest_one.sendall(frame(said := replace(OUTCOME, task=other, worker="worker 2")))
-    events = list[Any]()
-    while not events:
-        events += pool.events(1.0)
-    assert events == [said]
+    stuck = pool.submit(TASK)
+    silent, name = fakes.get(timeout=20)
+    silent.sendall(frame(replace(OUTCOME, worker=name))[:-1])
+    done = pool.submit(other)
+    honest_one, name = fakes.get(timeout=20)
+    honest_one.sendall(frame(said := replace(OUTCOME, task=other, worker=name)))
+    assert done.result(timeout=20) == said
+    assert not stuck.done()
     pool.close()
-    for end in fakes:
+    assert stuck.result(timeout=20).is_lost
+    for end in (silent, honest_one):
         end.close()
 
 
@@ -219,22 +232,21 @@ def test_an_audit_with_a_hostile_worker_reports_what_it_would_without(
 ) -> None:
     """The first processes each say something else that no worker says; those in their places are real."""
     run: RunDirectory = request.getfixturevalue(name)
-    begin, said, begun = replayers._begin, list(hostile(tmp_path / "evil"))[:8], list[str]()
+    spawn, said, begun = replayers.spawn, [data for _, data in hostile(tmp_path / "evil", "")][:8], list[int]()
 
-    def mixed(number: int, worker: str) -> int:
-        begun.append(worker)
+    def mixed(end: socket, module: str) -> Any:
+        begun.append(end.fileno())
         if len(begun) > len(said):
-            return begin(number, worker)
-        with socket(fileno=os.dup(number)) as end:
-            end.sendall(said[len(begun) - 1][1])
-        return os.posix_spawn("/bin/sleep", ["sleep", "600"], os.environ)
+            return spawn(end, module)
+        end.sendall(said[len(begun) - 1])
+        return workers._Spawned(["sleep", "600"])
 
-    monkeypatch.setattr(replayers, "_begin", mixed)
+    monkeypatch.setattr(replayers, "spawn", mixed)
     monkeypatch.setattr("tiebreak.api.auditing.parallel.RETRIES", 20)  # each task may meet every hostile worker
     records = signed_records(run)[0]
     segments = tuple(range(len(records)))
-    workers = Workers(jobs=2, ledger=tmp_path / "ledger")
-    audit = audit_chosen(run, segments, records, Machine(), workers=workers, quiet=True)
+    by_two = Workers(jobs=2, ledger=tmp_path / "ledger")
+    audit = audit_chosen(run, segments, records, Machine(), workers=by_two, quiet=True)
     assert found(audit) == found(alone(run))
     assert len(begun) > len(said)
     assert not (tmp_path / "evil").exists()

@@ -17,7 +17,6 @@ import click
 import pytest
 
 import tiebreak as tiebreak_api
-from tests.parts import slow_except
 from tests.source_tree import ROOT, imports_of, package_modules, parse
 from tests.tiebreak.parties import Parties
 from tiebreak.api.training import calibrating
@@ -260,16 +259,6 @@ def test_help_imports_nothing_heavy() -> None:
     assert not (HEAVY - {"numpy"}) & running(*([name, "--help"] for name in COMMANDS))
 
 
-CALCULATING = [["economics", "--preset", "gpt2"], ["scale"]]
-
-
-@pytest.mark.parametrize("arguments", slow_except(CALCULATING, ["scale"]), ids=lambda words: words[0])
-def test_what_only_calculates_needs_no_torch(arguments: list[str]) -> None:
-    found = running(arguments)
-    assert not (HEAVY - {"numpy"}) & found
-    assert len(found) < 450
-
-
 ADDRESS = f"0x{'1' * 40}"
 NO_RUN, NO_OFFER, NO_DATA = "expected the folder of a run, got", "expected an offer in", "bytes of a header, got"
 WRONG = [
@@ -300,7 +289,7 @@ WRONG = [
     ("agree other --client-key client.pem --trainer-key trainer.pem", "expected a captured job"),
     ("agree captured --client-key client.pem --trainer-key trainer.pem -o run", "new or empty directory"),
     ("data import bad.npy", NO_DATA), ("data import bad.safetensors", NO_DATA), ("data root bad.npy", NO_DATA),
-    ("data import junk", "--dtype for raw bytes"), ("scale --program junk", "a program file|8 more bytes"),
+    ("data import junk", "--dtype for raw bytes"),
     ("key junk --show", "expected mode 0600"), ("key client.pem", "already exists"),
     ("fetch zz --hub http://127.0.0.1:9", "an id of 64 hex digits"), ("judge other", "is a directory"),
     ("client run other", "expected .*party.toml"), ("corpus run --corpus other", "the folders of programs"),
@@ -409,7 +398,7 @@ IMPORTS = {
     "up": "tiebreak.lab.commands.up, tiebreak.lab.network.local_network",
     "hub": "tiebreak.cli.hub, tiebreak.node.hub.running",
     "trainer": "tiebreak.cli.party, tiebreak.node.running, tiebreak.node.workbench",
-    "publish": "tiebreak.cli.sharing, tiebreak.node.exchange, tiebreak.node.mail",
+    "publish": "tiebreak.cli.sharing, tiebreak.node.exchange, tiebreak.node.hub_client",
 }
 """What a command imports, at once and when it runs."""
 

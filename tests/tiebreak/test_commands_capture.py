@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -12,7 +13,7 @@ from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import MANIFEST, load_bundle
 from tiebreak.api.training.reading import CHECKS
 from tiebreak.api.training.runs import agree_on, open_run
-from tiebreak.cli.capture import _size, _waiting
+from tiebreak.cli.capture import _size, captured
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import EncodingError
@@ -99,10 +100,12 @@ def test_an_output_that_is_there_is_refused_before_any_work(task: Path, tmp_path
     assert command.error("capture", task, "--output", tmp_path) == expected
 
 
-def test_a_terminal_sees_that_something_happens() -> None:
+def test_a_terminal_sees_that_something_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
-    with _waiting(Console(file=stream, force_terminal=True, width=80), "capturing [name]"):
-        pass
+    terminal = Console(file=stream, force_terminal=True, width=80)
+    monkeypatch.setattr("tiebreak.cli.capture.Console", lambda **_: terminal)
+    monkeypatch.setattr("tiebreak.api.training.bundle.capture_bundle", lambda *_, **__: None)
+    captured(SimpleNamespace(name="[name]"))  # type: ignore[arg-type]
     assert "capturing [name]" in stream.getvalue()
 
 

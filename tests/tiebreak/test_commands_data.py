@@ -12,18 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tests.tiebreak.parties import Commands
 from tests.tiebreak.test_tasks import linear_task
-from tiebreak.api.data import hugging_face, load_arrays
-from tiebreak.api.data.folder import importing
+from tiebreak.engine.capture.examples import arrays
 from tiebreak.engine.capture.task import Batch, Rows
-from tiebreak.engine.data import files, text
-from tiebreak.engine.data.disk import StorageError
+from tiebreak.engine.data import files, hugging_face, text
 from tiebreak.engine.data.tensors import identity
-from tiebreak.protocol.errors import ConfigurationError, EncodingError, StateError
-from tiebreak.protocol.program.isa import DType
+from tiebreak.protocol.errors import ConfigurationError, EncodingError
 
 datasets.disable_progress_bars()
 Import = Callable[..., list[str]]
@@ -55,14 +52,14 @@ def saved(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def imported(command: Commands, tmp_path: Path) -> Import:
-    """Runs `tiebreak data import` into a folder `out`; what it prints."""
-    return lambda *arguments: command("data", "import", *arguments, "-o", tmp_path / "out").splitlines()
+    """Runs `tiebreak data import` into a file; what it prints."""
+    return lambda *arguments: command("data", "import", *arguments, "-o", tmp_path / "out.safetensors").splitlines()
 
 
 @pytest.fixture
 def failed(command: Commands, tmp_path: Path) -> Fails:
     """The error of an import that must fail in one line."""
-    return lambda *arguments, code=1: command.error("data", "import", *arguments, "-o", tmp_path / "out", code=code)
+    return lambda *given, output="out.safetensors": command.error("data", "import", *given, "-o", tmp_path / output)
 
 
 def test_arrays_of_every_kind(tmp_path: Path, imported: Import) -> None:
@@ -74,7 +71,7 @@ def test_arrays_of_every_kind(tmp_path: Path, imported: Import) -> None:
         tmp_path / "more.safetensors",
     )
     lines = imported(*(tmp_path / name for name in ("pixels.npy", "thirds.npy", "more.safetensors")))
-    found = load_arrays(tmp_path / "out")
+    found = arrays(tmp_path / "out.safetensors", [])[0]
     expected = {
         "pixels": torch.from_numpy(pixels.astype("i8")),
         "thirds": torch.arange(5, dtype=torch.float64).div(3).to(torch.float32),
@@ -96,15 +93,15 @@ def test_raw_bytes_and_more_than_a_block_of_elements_that_grow(
 ) -> None:
     (tmp_path / "tokens.bin").write_bytes(b"head" + np.arange(12, dtype=">u2").tobytes())
     raw = ["data", "import", tmp_path / "tokens.bin", "--dtype", ">u2", "--offset", 4]
-    command(*raw, "-o", tmp_path / "a")
-    assert load_arrays(tmp_path / "a")["tokens"].tolist() == list(range(12))
-    command(*raw, "--shape", "3,4", "-o", tmp_path / "b")
-    assert load_arrays(tmp_path / "b")["tokens"].tolist() == np.arange(12).reshape(3, 4).tolist()
+    command(*raw, "-o", tmp_path / "a.safetensors")
+    assert load_file(tmp_path / "a.safetensors")["tokens"].tolist() == list(range(12))
+    command(*raw, "--shape", "3,4", "-o", tmp_path / "b.safetensors")
+    assert load_file(tmp_path / "b.safetensors")["tokens"].tolist() == np.arange(12).reshape(3, 4).tolist()
     monkeypatch.setattr(files, "BLOCK_BYTES", 64)
     made = np.random.default_rng(4).integers(0, 1 << 16, (3 * 64 + 7,), dtype=np.uint16)
     made.tofile(tmp_path / "t.bin")
-    command("data", "import", tmp_path / "t.bin", "--dtype", "<u2", "-o", tmp_path / "c")
-    assert np.array_equal(load_arrays(tmp_path / "c")["t"].numpy(), made)
+    command("data", "import", tmp_path / "t.bin", "--dtype", "<u2", "-o", tmp_path / "c.safetensors")
+    assert np.array_equal(load_file(tmp_path / "c.safetensors")["t"].numpy(), made)
 
 
 @given(st.lists(st.text(alphabet="ab \n", max_size=12), min_size=1, max_size=3))
@@ -161,17 +158,19 @@ def test_a_text_file_that_cannot_be_read_is_refused_with_its_line(tmp_path: Path
 
 def test_mistakes_of_arrays_are_named(tmp_path: Path, failed: Fails) -> None:
     (tmp_path / "other").mkdir()
-    for name in ("a.npy", "my array.npy", "other/a.npy"):
+    for name in ("a.npy", "other/a.npy"):
         np.save(tmp_path / name, np.arange(3))
     one = tmp_path / "a.npy"
     assert "each array once" in failed(one, tmp_path / "other" / "a.npy")
-    assert "got 'my array'" in failed(tmp_path / "my array.npy")
     assert "or --dtype" in failed(tmp_path / "a.bin")
     assert "expected --dtype" in failed(one, "--shape", "3")
     assert "a shape such as" in failed(one, "--dtype", "<i8", "--shape", "x")
-    (tmp_path / "other").rename(tmp_path / "out")
-    assert "new or empty folder" in failed(one)
-    assert (tmp_path / "out" / "a.npy").exists()
+    for output in ("a.npy", "out.npy"):
+        assert "a new file that ends in .safetensors" in failed(one, output=output)
+    np.save(one, np.array([1 << 63], dtype="u8"))
+    assert "integers below 2^63" in failed(one)
+    assert not (tmp_path / "out.safetensors").exists()
+    assert "cannot write" in failed(one, output="a.npy/out.safetensors")
 
 
 def test_root_reads_once(tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,81 +195,3 @@ def test_root_reads_once(tmp_path: Path, command: Commands, monkeypatch: pytest.
         entry.write_text(json.dumps(told | {"identity": "ab" * 32}))
     assert all("ab" * 32 in line for line in command(*root).splitlines())
     assert command(*root, "--no-cache").splitlines() == first
-
-
-def made_folder(path: Path) -> Path:
-    with importing(path, {}) as made:
-        made.append("n", DType.I64, np.arange(3))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda m: "[", "arrays.json: expected JSON"),
-        (lambda m: "[" * 50_000, "arrays.json: expected JSON"),
-        (lambda m: m | {"x": 1}, "no other fields, got 'x'"),
-        (lambda m: m | {"format": 2}, "format: expected an integer from 1 to 1, got '2'"),
-        (lambda m: m | {"arrays": {"n": 1}}, "arrays, n: expected an object"),
-        (lambda m: m | {"arrays": {"../n": m["arrays"]["n"]}}, "expected a name like .*, got '../n'"),
-        (lambda m: m | {"arrays": {"n": m["arrays"]["n"] | {"file": "../n.npy"}}}, "file: expected n.npy, got"),
-        (
-            lambda m: m | {"arrays": {"n": m["arrays"]["n"] | {"shape": [4]}}},
-            r"expected \[3\], as in n.npy, got '\[4\]'",
-        ),
-        (
-            lambda m: m | {"arrays": {"n": m["arrays"]["n"] | {"element": "F32"}}},
-            "expected I64, as in n.npy, got 'F32'",
-        ),
-        (lambda m: m | {"arrays": {"n": m["arrays"]["n"] | {"x": 1}}}, "arrays, n: expected no other fields, got 'x'"),
-        (lambda m: m | {"arrays": {"n": m["arrays"]["n"] | {"identity": "00"}}}, "expected id 00"),
-    ],
-)
-def test_a_folder_that_is_not_as_its_manifest_says(tmp_path: Path, damage, message: str) -> None:
-    folder = made_folder(tmp_path / "in")
-    assert load_arrays(folder)["n"].tolist() == [0, 1, 2]
-    changed = damage(json.loads((folder / "arrays.json").read_text()))
-    (folder / "arrays.json").write_text(changed if isinstance(changed, str) else json.dumps(changed))
-    with pytest.raises(EncodingError, match=message):
-        load_arrays(folder)
-
-
-def test_an_import_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    def interrupted() -> None:
-        with importing(tmp_path / "out", {}) as made:
-            made.append("n", DType.I64, np.arange(3))
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert not list((tmp_path / "out").iterdir())
-    made_folder(tmp_path / "out")
-
-
-def test_a_folder_without_a_manifest_and_a_disk_that_refuses_are_told(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="see `tiebreak data import`"):
-        load_arrays(tmp_path)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="Nothing was imported"):
-        made_folder(tmp_path / "file" / "below")
-
-
-@pytest.mark.parametrize("values", [np.arange(3.0), np.arange(3, dtype="i4"), np.arange(4).reshape(2, 2)])
-def test_rows_of_another_kind_are_refused(tmp_path: Path, values: np.ndarray) -> None:
-    def extended() -> None:
-        with importing(tmp_path / "out", {}) as made:
-            made.append("n", DType.I64, np.arange(3))
-            made.append("n", DType.I64, values)
-
-    with pytest.raises(EncodingError, match="n: expected"):
-        extended()
-
-
-def test_what_numpy_reads_is_what_was_written(tmp_path: Path) -> None:
-    for shape in ((3,), (3, 1), (2, 3, 4, 5), (1,) * 8):
-        made = np.arange(np.prod(shape), dtype="<f4").reshape(shape)
-        folder = tmp_path / str(len(shape))
-        with importing(folder, {}) as one:
-            one.append("x", DType.F32, made)
-        assert np.array_equal(np.load(folder / "x.npy", allow_pickle=False), made)
-        assert load_arrays(folder)["x"].data_ptr() % 64 == 0

@@ -14,14 +14,14 @@ import pytest
 
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import PASSPHRASE, Commands
+from tests.waiting import free_port
 from tiebreak.api.signing.keys import load_key, new_key, save_key
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
-from tiebreak.lab.network.local_network import free_port
 from tiebreak.node.hub import running
 from tiebreak.node.hub.limits import HubLimits
 from tiebreak.node.hub.serving import read_configuration, template
-from tiebreak.node.mail import Mail
+from tiebreak.node.hub_client import HubClient
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -117,7 +117,7 @@ def test_a_hub_is_made_runs_and_ends(tmp_path: Path, command: Commands) -> None:
     try:
         assert process.stderr is not None
         assert process.stderr.readline() == f"hub {address} at http://127.0.0.1:{port}\n"
-        assert Mail(f"http://127.0.0.1:{port}", OFF_CHAIN).hub.hex() == address[2:]
+        assert HubClient(f"http://127.0.0.1:{port}", OFF_CHAIN).hub.hex() == address[2:]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
             assert json.load(answer) == {"status": "ok", "place": 0}
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:

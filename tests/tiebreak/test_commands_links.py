@@ -12,8 +12,6 @@ from tests.parts import slow_except
 from tests.tiebreak.parties import Commands, Parties
 from tiebreak import api
 from tiebreak.cli.key import load_key
-from tiebreak.lab.commands.scale import counts_from
-from tiebreak.lab.incentives.figures import load
 from tiebreak.protocol.chain.deployments import check_deployment
 from tiebreak.protocol.errors import TiebreakError
 
@@ -134,9 +132,7 @@ FILES: dict[str, Callable[[Path], object]] = {
     "trainer.pem": load_key,
     "policy.json": api.running.as_policy,
     "deployment.json": lambda path: check_deployment(None, path),  # type: ignore[arg-type]  # the file is read first
-    "figures.toml": load,
-    "figures.json": load,
-    "program.tbp": lambda path: counts_from({"program": path}),
+    "program.tbp": api.bundle.read_program,
 }
 
 

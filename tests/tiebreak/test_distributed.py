@@ -152,11 +152,11 @@ partition.LEAST = 1
 torch.manual_seed(1)
 x = torch.randn(32, 5)
 model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-run = tiebreak.train(
+task = tiebreak.Task(
     model, lambda model, x, y: (model(x) - y).square().mean(), optimizer=tiebreak.AdamW(lr=1e-2),
-    data={"x": x, "y": x.sum(1, keepdim=True)}, batch=6, steps=21, checkpoint_every=5, directory=sys.argv[1],
-    progress=False, distributed=len(sys.argv) > 2,
+    data={"x": x, "y": x.sum(1, keepdim=True)}, batch=6, steps=21, checkpoint_interval=5,
 )
+run = tiebreak.train(task, sys.argv[1], progress=False, distributed=len(sys.argv) > 2)
 print("root", run.root)
 """
 

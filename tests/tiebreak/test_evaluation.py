@@ -1,4 +1,4 @@
-"""Evaluation measures the state it is given; plain PyTorch leaves the task alone, and forks on other settings."""
+"""Evaluation measures the state it is given, and leaves the task alone."""
 
 import dataclasses
 import random
@@ -15,21 +15,7 @@ import tiebreak
 from tiebreak.api.builtin.loader import load_task
 from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.engine.capture.captured import capture_task
-from tiebreak.lab.demo import plain
-from tiebreak.lab.demo.plain_runs import PlainSettings, plain_run, plain_runs
-from tiebreak.protocol.errors import ConfigurationError, StateError
-
-
-def test_it_measures_the_given_state() -> None:
-    task = load_task("digits")
-    initial = capture_task(task).state
-    before = evaluate_state(task, initial)["test accuracy"]
-    model, run = plain.train(task)
-    trained = {"model." + n: t.detach() for n, t in [*model.named_parameters(), *model.named_buffers()]}
-    assert before < 0.3 < 0.85 < run.metrics["test accuracy"]
-    assert evaluate_state(task, trained | {"optimizer.x": torch.ones(1)}) == run.metrics
-    assert evaluate_state(task, initial)["test accuracy"] == before
-    assert task.model.training
+from tiebreak.protocol.errors import ConfigurationError
 
 
 def test_a_state_of_another_model_and_a_task_without_evaluation_are_refused() -> None:
@@ -44,7 +30,7 @@ def test_a_state_of_another_model_and_a_task_without_evaluation_are_refused() ->
         evaluate_state(dataclasses.replace(task, evaluate=None), {})
 
 
-def measured(calls: list[float], **changes: Any) -> dict[str, Any]:
+def measured(calls: list[float], **changes: Any) -> tiebreak.Task:
     """A regression whose evaluation draws from every global stream and leaves the model in another mode."""
     x = torch.sin(torch.arange(96.0)).reshape(24, 4)
 
@@ -62,7 +48,7 @@ def measured(calls: list[float], **changes: Any) -> dict[str, Any]:
         "data": {"x": x, "y": x.sum(1, keepdim=True)}, "batch": 6, "steps": 7,
         "evaluate": evaluate, "evaluate_every": 3,
     }  # fmt: skip
-    return given | changes
+    return tiebreak.Task(**(given | changes))
 
 
 def test_metrics_have_names() -> None:
@@ -77,7 +63,7 @@ def test_metrics_have_names() -> None:
 
 def test_a_trainer_evaluates_every_few_steps_and_draws_nothing() -> None:
     calls, told = list[float](), list[Any]()
-    made = tiebreak.reproducible(**measured(calls), callbacks=[told.append])
+    made = tiebreak.reproducible(measured(calls), callbacks=[told.append])
     streams = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
     trainer = made.run(progress=False)
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == streams
@@ -87,31 +73,34 @@ def test_a_trainer_evaluates_every_few_steps_and_draws_nothing() -> None:
     assert calls[-1] == trainer.state_dict()["0.weight"].sum().item()
     assert len(set(calls)) == 3
     plain = measured([], evaluate=None, evaluate_every=None)
-    other = tiebreak.reproducible(**plain, callbacks=told.append).run(progress=False)
+    other = tiebreak.reproducible(plain, callbacks=told.append).run(progress=False)
     assert [step.number for step in told] == [*range(1, 8), *range(1, 8)]
     assert other.digest() == trainer.digest()
 
 
 def test_a_run_on_disk_evaluates_its_checkpoints(tmp_path: Path) -> None:
     calls, told = list[float](), list[Any]()
-    settings = measured(calls, evaluate_every=4) | {"checkpoint_every": 2, "steps": 8}
-    run = tiebreak.train(**settings, directory=tmp_path, progress=False, callbacks=[told.append])
+    settings = {"checkpoint_interval": 2, "steps": 8}
+    run = tiebreak.train(
+        measured(calls, evaluate_every=4, **settings), tmp_path, progress=False, callbacks=[told.append]
+    )
     assert list(run.metrics) == [4, 8]
     assert sorted(step.number for step in told if step.metrics is None) == list(range(1, 9))
     assert [step.number for step in told if step.metrics] == [4, 8]
     assert calls[-1] == run.state_dict()["0.weight"].sum().item()
-    with pytest.raises(ConfigurationError, match="a multiple of checkpoint_every, 2, got 3"):
-        tiebreak.train(**(settings | {"evaluate_every": 3}), directory=tmp_path / "other")
+    with pytest.raises(ConfigurationError, match="a multiple of checkpoint_interval, 2, got 3"):
+        tiebreak.train(measured([], evaluate_every=3, **settings), tmp_path / "other")
 
 
 @pytest.mark.parametrize("train", ["reproducible", "train"])
 def test_a_callback_that_would_change_the_model_is_refused(train: str, tmp_path: Path) -> None:
-    settings = measured([], evaluate=None, evaluate_every=None)
-    model, where = settings["model"], {"directory": tmp_path} if train == "train" else {}
+    task = measured([], evaluate=None, evaluate_every=None)
+    model = task.model
 
     def begin(**options: Any) -> Any:
-        made = getattr(tiebreak, train)(**settings, **where, **options)
-        return made if train == "train" else made.run(progress=False)
+        if train == "train":
+            return tiebreak.train(task, tmp_path, **options)
+        return tiebreak.reproducible(task, **options).run(progress=False)
 
     with pytest.raises(ConfigurationError, match=r"one that sets 1\.p: the program does not read it"):
         begin(callbacks=[lambda step: setattr(model[1], "p", 0.5 / step.number if step.number > 2 else 0.5)])
@@ -119,55 +108,22 @@ def test_a_callback_that_would_change_the_model_is_refused(train: str, tmp_path:
 
 def test_evaluate_every_needs_something_to_call() -> None:
     with pytest.raises(ConfigurationError, match="a function evaluate"):
-        tiebreak.make_task(**measured([], evaluate=None))
+        measured([], evaluate=None)
     with pytest.raises(ConfigurationError, match="evaluate_every as an integer from 1"):
-        tiebreak.make_task(**measured([], evaluate_every=0))
+        measured([], evaluate_every=0)
 
 
 def test_a_hugging_face_dataset_is_data() -> None:
     rows = {"text": ["a"] * 6, "y": [[n / 4] for n in range(6)], "x": [[n, 1.0, 2.0, 3.0] for n in range(6)],
             "labels": list(range(6))}  # fmt: skip
     dataset = datasets.Dataset.from_dict(rows)
-    made = tiebreak.make_task(**measured([], data=dataset))
+    made = measured([], data=dataset)
     assert set(made.data) == {"x", "y"}
     assert made.data["x"].dtype == torch.float32
     assert made.data["x"].tolist() == rows["x"]
     loss = lambda model, **batch: model(batch["x"]).mean()  # noqa: E731
-    taken = tiebreak.make_task(**measured([], data=dataset, loss=loss))
+    taken = measured([], data=dataset, loss=loss)
     assert set(taken.data) == {"x", "y", "labels"}
     assert taken.data["labels"].dtype == torch.int64
     with pytest.raises(ConfigurationError, match=r"one of \['train'\]"):
-        tiebreak.make_task(**measured([], data=datasets.DatasetDict(train=dataset)))
-
-
-# ---------------------------------------------------------------- plain PyTorch
-
-
-def test_training_leaves_the_task_and_the_random_stream_alone() -> None:
-    task = load_task("digits", steps=3)
-    before = task.initial_state()
-    torch.manual_seed(5)
-    expected = torch.rand(2)
-    torch.manual_seed(5)
-    seen = []
-    plain.train(task, on_step=lambda step, loss: seen.append((step, loss)))
-    assert torch.equal(torch.rand(2), expected)
-    assert all(torch.equal(before[name], tensor) for name, tensor in task.initial_state().items())
-    assert [step for step, _ in seen] == [1, 2, 3]
-
-
-@pytest.mark.slow
-def test_a_process_of_its_own_with_another_instruction_set() -> None:
-    """Same settings: same bytes. Another instruction set: other bytes, where the CPU has more than the default one."""
-    native, other = PlainSettings(threads=1), PlainSettings(threads=1, capability="default")
-    runs = plain_runs("digits", load_task("digits").initial_state(), (native, native, other), steps=20)
-    assert runs[0] == runs[1]
-    assert runs[2].settings == "1 thread, DEFAULT"
-    if runs[0].settings != runs[2].settings:
-        assert runs[0].state_sha256 != runs[2].state_sha256
-
-
-@pytest.mark.slow
-def test_a_process_that_fails_says_why() -> None:
-    with pytest.raises(StateError, match=r"exit code 1: .*ConfigurationError.*no\.py"):
-        plain_run("no.py", Path(__file__), PlainSettings(threads=1))
+        measured([], data=datasets.DatasetDict(train=dataset))

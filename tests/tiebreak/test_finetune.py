@@ -23,7 +23,7 @@ from tiebreak.api.certification.certificates import verify
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training import finetuning, templates
 from tiebreak.api.training.finetuning import FineTuning, evaluations, finetune, windows
-from tiebreak.api.training.rows import Example, examples
+from tiebreak.api.training.rows import Example, read
 from tiebreak.api.training.settings import TUNING, remember
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 
@@ -145,7 +145,7 @@ def test_settings_decide_the_run_and_the_card_loads_the_adapter(here: Path, comm
         "evaluation draws nothing from training, and dropout not anew"
     )
     settings = FineTuning(model=here / "model", data=here / "chat.jsonl", length=16)
-    windowed = windows(settings, settings.data)
+    windowed = windows(settings, read(settings.data))
     assert run.steps == len(windowed.ids) // 2 // 4
     assert found["data"] == windowed.lines
     configuration = json.loads((here / "out" / "adapter" / "adapter_config.json").read_text())
@@ -154,7 +154,7 @@ def test_settings_decide_the_run_and_the_card_loads_the_adapter(here: Path, comm
     rates = run._run.data()["learning_rate"]
     assert rates.argmax() == 3
     assert rates[-1].item() == pytest.approx(1e-3)
-    held = windows(settings, here / "held.jsonl")
+    held = windows(settings, read(here / "held.jsonl"))
     base = LlamaForCausalLM.from_pretrained(here / "model", dtype=torch.float32)
     model = PeftModel.from_pretrained(base, here / "out" / "adapter")
     with torch.no_grad():
@@ -180,7 +180,7 @@ def test_settings_decide_the_run_and_the_card_loads_the_adapter(here: Path, comm
 @pytest.mark.slow
 def test_only_what_the_template_marks_is_learnt(here: Path) -> None:
     settings = FineTuning(model=here / "model", data=here / "chat.jsonl", length=5)
-    found = windows(settings, settings.data)
+    found = windows(settings, read(settings.data))
     ids, labels = found.ids, found.labels
     tokenizer = PreTrainedTokenizerFast.from_pretrained(here / "model")
     once = tokenizer.apply_chat_template(SAID, return_dict=True)["input_ids"]
@@ -196,15 +196,15 @@ def test_only_what_the_template_marks_is_learnt(here: Path) -> None:
     assert len(found.lines) == 3, "the template marks answers"
     assert found.lines[2] == "columns not used: id"
     (here / "model" / "chat_template.jinja").write_text(PLAIN)
-    plain = windows(settings, settings.data)
+    plain = windows(settings, read(settings.data))
     assert torch.equal(plain.ids, ids), "what an answer adds to the rendering before it"
     assert torch.equal(plain.labels, labels)
     assert "0 answers that cannot be found" in plain.lines[2]
     (here / "model" / "chat_template.jinja").write_text(PLAIN + "{{ messages | length }}")
     with pytest.raises(ConfigurationError, match="0 of them the assistant's"):
-        windows(settings, settings.data)
+        windows(settings, read(settings.data))
     (here / "chat.jsonl").write_text('{"text": "All of them."}\n\n' * 20)
-    text = windows(settings, settings.data)
+    text = windows(settings, read(settings.data))
     assert torch.equal(text.ids, text.labels)
     assert tokenizer.decode(text.ids[:2].flatten()).startswith("All of them.<eos>All")
 
@@ -222,13 +222,13 @@ def test_only_what_the_template_marks_is_learnt(here: Path) -> None:
 def test_data_that_cannot_be_read_are_named(here: Path, line: str, said: str) -> None:
     (here / "chat.jsonl").write_text(line + "\n")
     with pytest.raises(ConfigurationError, match=said) as caught:
-        windows(FineTuning(model=here / "model", data=here / "chat.jsonl"), here / "chat.jsonl")
+        windows(FineTuning(model=here / "model", data=here / "chat.jsonl"), read(here / "chat.jsonl"))
     assert "chat.jsonl" in str(caught.value)
 
 
 def row(path: Path, **columns: Any) -> Example:
     path.write_text(json.dumps(columns) + "\n")
-    (found,) = examples(path)
+    (found,) = read(path).examples
     return found
 
 
@@ -291,14 +291,14 @@ def test_rows_are_read_from_each_kind_of_source(tmp_path: Path) -> None:
     datasets.DatasetDict({"train": made, "test": made}).save_to_disk(tmp_path / "splits")
     wanted = [one["messages"] for one in rows]
     for name in ("list.json", "x.parquet", "one", "splits"):
-        assert [one.messages for one in examples(tmp_path / name)] == wanted, name
-    assert [one.where for one in examples(tmp_path / "folder")][2] == f"{tmp_path / 'folder' / 'b.jsonl'}, line 1"
+        assert [one.messages for one in read(tmp_path / name).examples] == wanted, name
+    assert [one.where for one in read(tmp_path / "folder").examples][2] == f"{tmp_path / 'folder' / 'b.jsonl'}, line 1"
     datasets.DatasetDict({"test": made}).save_to_disk(tmp_path / "other")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1")
     (tmp_path / "none").mkdir()
     for name, said in (("other", "a split named train"), ("bad.parquet", "expected Parquet"), ("none", "a folder of")):
         with pytest.raises(ConfigurationError, match=said):
-            list(examples(tmp_path / name))
+            read(tmp_path / name)
 
 
 @pytest.mark.slow
@@ -308,7 +308,7 @@ def test_tools_and_completions_reach_the_tokens(here: Path) -> None:
 
     def tokens(**columns: Any) -> tuple[str, str]:
         row(here / "x.jsonl", **columns)
-        ((found, _),) = finetuning._tokenized(FineTuning(model=here / "model", data=here), here / "x.jsonl")
+        ((found, _),) = finetuning._tokenized(FineTuning(model=here / "model", data=here), read(here / "x.jsonl"))
         learnt = [token for token, is_learnt in zip(found.ids, found.learnt, strict=True) if is_learnt]
         return tokenizer.decode(found.ids), tokenizer.decode(learnt)
 
@@ -399,7 +399,7 @@ def test_code_in_the_folder_of_a_model_is_never_run(here: Path, monkeypatch: pyt
     path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": names, "model_type": "theirs"}))
     settings = FineTuning(model=here / "model", data=here / "chat.jsonl", length=5)
     with pytest.raises(ConfigurationError, match="without code from the folder"):
-        finetune(settings, here / "run", key=new_key())
+        finetune(settings.check(here / "run"), here / "run", key=new_key())
     assert not ran.exists()
 
 

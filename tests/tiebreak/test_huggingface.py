@@ -32,7 +32,7 @@ from tests.parts import slow_except
 from tests.source_tree import ROOT
 from tests.tiebreak.hf_cases import encoded, gpt2, llama, losses
 from tests.tiebreak.hf_scripts import SCRIPTS, Made, measure, pictures, plain, table
-from tiebreak import ConfigurationError, StateError, TiebreakTrainer
+from tiebreak import ConfigurationError
 from tiebreak.api import huggingface
 from tiebreak.api.certification.certificates import verify
 from tiebreak.api.certification.certifying import certify
@@ -203,40 +203,36 @@ def test_a_run_goes_on_and_can_be_audited_and_certified(tmp_path: Path) -> None:
                 raise KeyboardInterrupt
 
     def made(*callbacks: Any) -> Any:
-        def kind(**given: Any) -> TiebreakTrainer:
-            terms = tiebreak.Terms(reward=1, trainer_stake=2)
-            return TiebreakTrainer(client=client, trainer=trainer, terms=terms, **given)
-
         return plain(
-            tmp_path, kind, lambda: gpt2(0.1), list(callbacks), max_steps=20, save_strategy="steps", save_steps=4,
+            tmp_path, Trainer, lambda: gpt2(0.1), list(callbacks), max_steps=20, save_strategy="steps", save_steps=4,
             eval_strategy="steps", eval_steps=4, eval_dataset=encoded(6), logging_steps=5,
         )  # fmt: skip
 
-    first, events = made(Interrupts()), Events()
-    with pytest.raises(StateError, match="a run that `train` has made, got none"):
-        _ = first.run
+    signed = {"client": client, "key": trainer, "terms": tiebreak.Terms(reward=1, trainer_stake=2)}
+    events = Events()
     with pytest.raises(KeyboardInterrupt) as held:  # with its frames, as a notebook holds them
-        first.train()
-    assert first.run.step == 8
+        tiebreak.hf.train(made(Interrupts()), **signed)
+    assert tiebreak.open_run(tmp_path / "run").step == 8
 
     second = made(events)
-    out = second.train(resume_from_checkpoint=True)
-    assert (out.global_step, second.run.signed) == (20, 5)
-    assert out.training_loss == pytest.approx(sum(second.run.losses) / 20)
+    out = tiebreak.hf.train(second, resume_from_checkpoint=True, **signed)
+    run = tiebreak.open_run(tmp_path / "run")
+    assert (out.global_step, run.signed) == (20, 5)
+    assert out.training_loss == pytest.approx(sum(run.losses) / 20)
     logged = [(line["step"], "loss" in line) for line in second.state.log_history[:-1]]
     evaluated, told = [(step, False) for step in (4, 8, 12, 16, 20)], [(step, True) for step in (5, 10, 15, 20)]
     assert sorted(logged) == sorted(evaluated + told)
     assert held.traceback
     begun = [step for event, step in events.seen if event == "on_step_begin"]
     assert begun == list(range(8, 20))
-    assert second.run.audit(sample=2, seed="1").agrees
+    assert run.audit(sample=2, seed="1").agrees
     second.save_model(str(tmp_path / "saved"))
-    certify(RunDirectory.open(second.run.directory), tmp_path / "saved", tmp_path / "certificate.json", trainer)
-    signed, found = verify(tmp_path / "saved", tmp_path / "certificate.json")
-    assert signed.signers == [trainer.address]
+    certify(RunDirectory.open(run.directory), tmp_path / "saved", tmp_path / "certificate.json", trainer)
+    seal, found = verify(tmp_path / "saved", tmp_path / "certificate.json")
+    assert seal.signers == [trainer.address]
     assert "lm_head.weight" not in found.tensors, "tied weights are saved once"
     with pytest.raises(ConfigurationError, match=r"run was made with optimizer\.lr 0\.001, got 0\.0; .*start afresh"):
-        second.train()
+        tiebreak.hf.train(second, **signed)
 
 
 @pytest.mark.slow
@@ -361,9 +357,8 @@ def test_arguments_that_nobody_reads_are_named(tmp_path: Path) -> None:
 
 
 def test_a_trainer_that_cannot_be_driven_names_its_calls(tmp_path: Path) -> None:
-    made: Any = plain(tmp_path, TiebreakTrainer)
     with pytest.raises(ConfigurationError, match="expected no trial of a search"):
-        made.train(None, trial={"learning_rate": 1.0})
+        tiebreak.hf.train(plain(tmp_path), None, trial={"learning_rate": 1.0})
     made = plain(tmp_path, data_collator=lambda rows: [row["input_ids"] for row in rows])
     with pytest.raises(ConfigurationError, match="gives tensors by name, got list"):
         tiebreak.hf.train(made)
@@ -376,7 +371,6 @@ def given_as_argument(trainer: Trainer, start: Any) -> None:
 
 STARTS: dict[str, tuple[Any, Callable[[Any, Any], Any]]] = {
     "tiebreak.hf.train": (Trainer, tiebreak.hf.train),
-    "TiebreakTrainer": (TiebreakTrainer, lambda trainer, start: trainer.train(start)),
     "python -m tiebreak.hf": (Trainer, lambda trainer, start: trainer.train(resume_from_checkpoint=start)),
     "an argument": (Trainer, given_as_argument),
 }

@@ -73,7 +73,7 @@ def steps_of(data: Any, **settings: Any) -> tuple[list[Tensor], list[Tensor]]:
 
     chosen = by_position if isinstance(data.dataset, TensorDataset) else loss
     options = {"optimizer": tiebreak.SGD(lr=1e-9), "steps": 11, **settings}
-    trainer = tiebreak.reproducible(model, chosen, data=data, **options)
+    trainer = tiebreak.reproducible(tiebreak.Task(model, chosen, data=data, **options))
     states = [trainer.state_dict() for _ in trainer]
     return [state["x"] for state in states], [state["y"] for state in states]
 
@@ -302,7 +302,7 @@ def refused(data: Any) -> str:
 
 def task(data: Any, **options: Any) -> tiebreak.Task:
     settings = {"optimizer": tiebreak.SGD(lr=0.1), "batch": SIZE, "steps": 6, **options}
-    return tiebreak.make_task(MODEL, lambda m, x, y: F.cross_entropy(m(x), y), data=data, **settings)
+    return tiebreak.Task(MODEL, lambda m, x, y: F.cross_entropy(m(x), y), data=data, **settings)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -318,7 +318,7 @@ def test_lawful_neighbours_are_taken() -> None:
     assert "finite numbers in data 'x'" in refused(holes), "NaN is no other example"
     with pytest.raises(ConfigurationError, match="expected batch, the number of examples per step, got none"):
         task(Rows(), batch=None)
-    made = tiebreak.make_task(
+    made = tiebreak.Task(
         nn.Linear(3, 1), lambda m, x: m(x).sum(), optimizer=tiebreak.SGD(lr=0.1), data=Bare(), batch=2, steps=2
     )
     assert made.examples == N, "examples may be tensors alone"

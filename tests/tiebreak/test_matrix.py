@@ -28,7 +28,7 @@ from tests.golden.bundle import INTERVAL, MODELS, load
 from tests.golden.train import inputs, make_run, train
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.plain.settling import Settler
+from tiebreak.engine.arithmetic.plain import scatter, sums
 from tiebreak.engine.run.directory import RunDirectory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -127,7 +127,8 @@ def test_one_root(setting: Setting, stopped: Path, tmp_path: Path, cases: Callab
 def test_without_its_exact_fallback_an_engine_comes_to_another_root(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """FP64, then rounded. `engine/test_qualify.py` and `test_contraction.py` refuse such engines beforehand."""
+    """FP64 with its error, rounded. `test_qualify.py` and `test_contraction.py` refuse such engines before."""
     monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    monkeypatch.setattr(Settler, "settle", lambda *_, **__: None)
+    for module in (sums, scatter):
+        monkeypatch.setattr(module, "settle", lambda c, e, *_, **__: (c + e).float())
     assert train(make_run(tmp_path / "run", inputs("gpt2")), Arithmetic()) != load("gpt2").expected.run_root

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -23,25 +24,26 @@ from hypothesis import strategies as st
 from tests.engine.tiny import TRAINER
 from tests.parts import slow_except
 from tests.source_tree import ROOT
+from tests.tampered import Tampered, one_element
 from tests.tiebreak.parties import Once, flip, tiny_run
 from tiebreak.api.auditing import replayers
 from tiebreak.api.auditing.audits import Workers, audit_chosen
-from tiebreak.api.auditing.cluster import Cluster, Desk, FetchedRun
-from tiebreak.api.auditing.parallel import RETRIES, AuditLedger, AuditStanding, audit_in_parallel, divide
+from tiebreak.api.auditing.parallel import RETRIES, AuditLedger, audit_in_parallel, divide
+from tiebreak.api.auditing.ray import RayExecutor
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.workers import WorkerProcess
 from tiebreak.engine.run.audit import SegmentAudit, SegmentAuditor, signed_records
-from tiebreak.engine.run.directory import DATA, JOB, PROGRAM, RECORDS, RunDirectory
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Observer
 from tiebreak.engine.run.train import Worker
-from tiebreak.lab.sim.adversaries.tampering import Cheat, Tampered
 from tiebreak.protocol.commitments.records import run_tree
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, StateError, VerificationError
 from tiebreak.protocol.packing import AnyOf, pack, unpack
 from tiebreak.protocol.program.isa import Opcode
 
 STEPS, INTERVAL, SEGMENTS = 60, 3, 20
-Fault = Callable[[replayers.TaskOutcome], replayers.TaskOutcome | replayers.Lost]
+Fault = Callable[[replayers.TaskOutcome], replayers.TaskOutcome]
 MakeRun = Callable[..., RunDirectory]
 
 
@@ -55,8 +57,7 @@ def make_run(once: Once) -> MakeRun:
             leaf = next(n for n, i in enumerate(made.program.body) if i.opcode == Opcode.REDUCE and i.terms == 5)
 
             def tamper(step: int) -> Observer | None:
-                cheat = Cheat(step=step, leaf=leaf, element=5, change=lambda x: 2 * x)
-                return cheat.tamper(step) if step in false else None
+                return one_element(step, leaf, 5, lambda x: 2 * x)(step) if step in false else None
 
             Worker(made, Tampered(make_interpreter(made.program, Machine(threads=1)), tamper), key=TRAINER).work()
 
@@ -77,40 +78,32 @@ def liar(make_run: MakeRun) -> RunDirectory:
 
 
 class Here:
-    """Workers that are all this process, and finish in a random order. fault: what comes of a result instead."""
+    """Workers that are all this process. What they finish comes in any order. fault: what comes of a result instead."""
 
     def __init__(self, run: RunDirectory, seed: int = 0, workers: int = 3, fault: Fault = lambda outcome: outcome):
-        records = signed_records(run)[0]
-        root = run_tree([record.digest for record in records], run.job.steps, run.job.checkpoint_interval).root
-        assignment = replayers.Assignment.of(run.path, run.job.id, len(records), root, Machine(threads=1))
-        self.most = self.at_once = self._started = workers
+        self.most, self._workers = workers, [f"worker {number}" for number in range(1, workers + 1)]
         self.begun: list[tuple[str, replayers.AuditTask]] = []
-        self._idle = {f"worker {n}": replayers.Replayer(assignment, f"worker {n}") for n in range(1, workers + 1)}
-        self._busy: list[tuple[replayers.Replayer, replayers.AuditTask]] = []
-        self._random, self._fault = random.Random(seed), fault
+        self._replayer, self._random, self._fault = replayers.Replayer(assignment_of(run)), random.Random(seed), fault
 
-    def submit(self, task: replayers.AuditTask, avoid: str = "") -> None:
-        if set(self._idle) == {avoid}:
-            self._started += 1
-            name = f"worker {self._started}"
-            self._idle = {name: replayers.Replayer(self._idle[avoid].assignment, name)}
-        name = self._random.choice(sorted(self._idle.keys() - {avoid}))
+    def submit(self, task: replayers.AuditTask, avoid: str = "") -> "Future[Any]":
+        if self._workers == [avoid]:
+            self._workers = ["worker 2"]
+        name, future = self._random.choice([one for one in self._workers if one != avoid]), Future[Any]()
         self.begun.append((name, task))
-        self._busy.append((self._idle.pop(name), task))
-
-    def events(self, seconds: float) -> Sequence[replayers.Event]:
-        replayer, task = self._busy.pop(self._random.randrange(len(self._busy)))
-        self._idle[replayer.worker] = replayer
-        found: list[replayers.Event] = []
-        done = replayers.outcome_of(task, replayer.worker, lambda: replayer, found.append)
-        return [
-            replayers.Advance(task=task, worker=replayer.worker, steps=1),
-            *found,
-            self._fault(done) if isinstance(done, replayers.TaskOutcome) else done,
-        ]
+        try:
+            future.set_result(self._fault(replace(self._replayer.replay(task), worker=name)))
+        except CannotCheck as error:
+            future.set_result(replayers.TaskOutcome(task=task, worker=name, fault=1, reason=str(error)))
+        return future
 
     def close(self) -> None:
-        self._idle.clear()
+        pass
+
+
+def assignment_of(run: RunDirectory) -> replayers.Assignment:
+    records = signed_records(run)[0]
+    root = run_tree([record.digest for record in records], run.job.steps, run.job.checkpoint_interval).root
+    return replayers.Assignment.of(run.path, run.job.id, len(records), root, Machine(threads=1))
 
 
 def alone(run: RunDirectory, segments: Sequence[int] = range(SEGMENTS)) -> SegmentAudit:
@@ -200,16 +193,16 @@ def test_a_worker_that_accuses_an_honest_trainer_is_outvoted(honest: RunDirector
     pool = Here(honest, fault=lambda outcome: wrong(outcome) if outcome.worker == "worker 1" else outcome)
     records, head = signed_records(honest)
     said: list[str] = []
-    standings: list[AuditStanding] = []
+    steps: list[int] = []
     audit = audit_in_parallel(
-        honest, head.head.run_root, range(SEGMENTS), records, lambda: pool, tmp_path / "ledger", standings.append,
+        honest, head.head.run_root, range(SEGMENTS), records, lambda: pool, tmp_path / "ledger", steps.append,
         said.append,
     )  # fmt: skip
     assert found(audit) == found(alone(honest))
     assert said
     assert all(words.startswith("worker 1: the segments up to step ") for words in said)
     assert "its record of checkpoint" in said[0]
-    assert standings[-1].steps == standings[-1].total == STEPS
+    assert steps[-1] == STEPS
 
 
 def test_two_workers_that_disagree_with_all_accuse_nobody(honest: RunDirectory, tmp_path: Path) -> None:
@@ -220,9 +213,9 @@ def test_two_workers_that_disagree_with_all_accuse_nobody(honest: RunDirectory, 
 def test_a_task_that_is_always_lost_ends_the_audit_and_the_ledger_keeps_the_rest(
     honest: RunDirectory, tmp_path: Path
 ) -> None:
-    def fault(outcome: replayers.TaskOutcome) -> replayers.TaskOutcome | replayers.Lost:
+    def fault(outcome: replayers.TaskOutcome) -> replayers.TaskOutcome:
         if 10 in outcome.task.segments:
-            return replayers.Lost(task=outcome.task, worker=outcome.worker, reason="OSError: no space left")
+            return replayers.lost(outcome.task, outcome.worker, "OSError: no space left")
         return outcome
 
     pool = Here(honest, fault=fault)
@@ -370,14 +363,13 @@ class Killing(replayers.Processes):
 
     killed, number = 0, 0
 
-    def submit(self, task: replayers.AuditTask, avoid: str = "") -> None:
-        before = {process.name: process.task for process in self._processes}
-        super().submit(task, avoid)
-        self.number += 1
-        process = next(p for p in self._processes if p.task is task and before.get(p.name) is not task)
-        if self.number % 6 == 3:
-            os.kill(process.pid, signal.SIGKILL)
-            type(self).killed += 1
+    def _take(self, avoid: str) -> WorkerProcess:
+        process = super()._take(avoid)
+        Killing.number += 1
+        if Killing.number % 6 == 3:
+            process.kill()
+            Killing.killed += 1
+        return process
 
 
 @pytest.mark.slow
@@ -386,7 +378,7 @@ def test_a_worker_killed_in_each_sixth_task_changes_nothing(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
 ) -> None:
     run = request.getfixturevalue(name)
-    Killing.killed = 0
+    Killing.killed = Killing.number = 0
     monkeypatch.setattr("tiebreak.api.auditing.audits.Processes", Killing)
     records = signed_records(run)[0]
     workers = Workers(jobs=2, ledger=tmp_path / "ledger")
@@ -427,7 +419,7 @@ def test_an_audit_goes_on_after_its_leader_is_killed_and_finds_the_lie(liar: Run
     code, report, printed = answer(liar, ledger)
     assert (code, report["verdict"], report["first_difference"]) == (2, "fraud", {"checkpoint": 7, "steps": [22, 24]})
     assert [row[0] for row in report["checked"]] == list(range(8))  # type: ignore[attr-defined]
-    assert printed.startswith(f"replaying: {done} of {STEPS} steps")
+    assert report["steps_resumed"] == done
     assert f"AuditFailure: the run leaves the program first in checkpoint 8 of {SEGMENTS}, steps 22 to 24, " in printed
 
 
@@ -439,82 +431,72 @@ def steps_in(ledger: Path) -> int:
     return sum(outcome.task.steps for outcome in found if isinstance(outcome, replayers.TaskOutcome))
 
 
-# ---------------------------------------------------------------- Ray
+# ---------------------------------------------------------------- executors
 
 
-class Struck(Cluster):
-    """A worker is killed amid the fifth task."""
+class Failing(ThreadPoolExecutor):
+    """An executor that loses some calls, and gets another answer than it should for some."""
 
     number = 0
 
-    def submit(self, task: replayers.AuditTask, avoid: str = "") -> None:
-        super().submit(task, avoid)
+    def submit(self, fn: Callable[..., Any], /, *given: Any, **named: Any) -> "Future[Any]":
+        self.number += 1
+        match self.number % 5:
+            case 2:
+                return super().submit(bytes, 9)
+            case 3:
+                return super().submit(int, "lost")
+            case 4:
+                return super().submit(lambda: self.last)
+        self.last = fn(*given)
+        return super().submit(lambda: self.last)
+
+
+@pytest.mark.parametrize("name", ["honest", "liar"])
+def test_any_executor_gives_the_same_report(
+    name: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that fail, no records, and answers to other tasks are lost, and done again."""
+    run = request.getfixturevalue(name)
+    monkeypatch.setattr("tiebreak.api.auditing.parallel.RETRIES", 9)
+    with Failing(1) as executor:
+        workers = Workers(executor=executor, jobs=1, ledger=tmp_path / "ledger")
+        audit = audit_chosen(
+            run, tuple(range(SEGMENTS)), signed_records(run)[0], Machine(), workers=workers, quiet=True
+        )
+    assert found(audit) == found(alone(run))
+    assert executor.number > 8
+
+
+def test_an_executor_elsewhere_that_does_not_see_the_run_says_so(honest: RunDirectory) -> None:
+    assignment = replace(assignment_of(honest), place=b"/nowhere")
+    order = replayers.AuditOrder(assignment=assignment, task=replayers.AuditTask(number=0, segments=(1,), steps=3))
+    outcome = replayers.TaskOutcome.unpack("answer", unpack(replayers.replay_packed(pack(order.pack())), 1 << 20))
+    assert isinstance(outcome.problem, VerificationError)
+    assert "/nowhere" in outcome.reason
+
+
+class Struck(RayExecutor):
+    """The process of the fifth task is killed before it answers."""
+
+    number = 0
+
+    def submit(self, fn: Callable[..., bytes], /, *given: bytes) -> "Future[bytes]":
         type(self).number += 1
-        slot = next((slot for slot in self._slots if slot.task is task), None)
-        if self.number == 5 and slot is not None:
-            self._ray.kill(slot.actor)
+        return super().submit(exit_at_once if self.number == 5 else fn, *given)
+
+
+def exit_at_once(_order: bytes) -> bytes:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return b""
 
 
 @pytest.mark.slow
 def test_a_ray_cluster_gives_the_same_report_when_a_worker_is_killed(
     liar: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tiebreak.api.auditing.audits.Cluster", Struck)
+    monkeypatch.setattr("tiebreak.api.auditing.audits.RayExecutor", Struck)
     workers, records = Workers(ray="local", jobs=2, ledger=tmp_path / "ledger"), signed_records(liar)[0]
     audit = audit_chosen(liar, tuple(range(SEGMENTS)), records, Machine(), workers=workers, quiet=True)
     assert found(audit) == found(alone(liar))
     assert Struck.number > 5
-
-
-class Remote:
-    """A desk as an actor's handle has it; `_get` is the identity here. change: what the way does to a piece."""
-
-    def __init__(self, desk: Desk, change: Callable[[str, bytes], bytes] = lambda _, piece: piece) -> None:
-        self.pieces: list[str] = []
-
-        def piece(name: str, offset: int) -> bytes:
-            self.pieces.append(name)
-            return change(name, desk.piece(name, offset))
-
-        self.piece, self.kept = SimpleNamespace(remote=piece), SimpleNamespace(remote=desk.kept)
-
-
-def test_a_worker_that_does_not_see_the_run_fetches_what_it_needs_and_checks_it(
-    honest: RunDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tiebreak.api.auditing.cluster._get", lambda value: value)
-    monkeypatch.setattr("tiebreak.api.auditing.cluster.PIECE_BYTES", 100)
-    records, head = signed_records(honest)
-    assignment = replayers.Assignment.of(
-        honest.path, honest.job.id, len(records), head.head.run_root, Machine(threads=1)
-    )
-    task = replayers.AuditTask(number=0, segments=(10, 11), steps=6)
-
-    def replayed(remote: Remote, folder: Path) -> replayers.TaskOutcome | replayers.Lost:
-        def make() -> replayers.Replayer:
-            return replayers.Replayer(assignment, "far", FetchedRun.begin(folder, assignment, remote))
-
-        return replayers.outcome_of(task, "far", make, lambda _: None)
-
-    desk = Desk(honest.path, honest.kept())
-    first = Remote(desk)
-    expected = tuple((checkpoint, records[checkpoint].encode()) for checkpoint in (10, 11))
-    done = replayed(first, tmp_path / "cache")
-    assert isinstance(done, replayers.TaskOutcome)
-    assert (done.checked, done.starts, done.problem) == (expected, (30,), None)
-    states = {name for name in first.pieces if name.startswith("checkpoints/")}
-    assert len(states) == 1, "only the state it begins at"
-    second = Remote(desk)
-    assert replayed(second, tmp_path / "cache") == done
-    assert second.pieces == [], "all is there"
-
-    def spoil(name: str, piece: bytes) -> bytes:
-        return bytes([piece[0] ^ 1]) + piece[1:] if piece and name in states else piece
-
-    spoiled = replayed(Remote(desk, spoil), tmp_path / "spoiled")
-    assert isinstance(spoiled, replayers.TaskOutcome)
-    assert (spoiled.checked[-2:], spoiled.refused) == (expected, (30,)), "it goes on from an earlier state"
-    assert replayed(first, tmp_path / "spoiled") == done, "what was refused is fetched again"
-    for name in (JOB, PROGRAM, DATA, RECORDS):
-        problem = replayed(Remote(desk, lambda n, p, name=name: p[:-1] if n == name else p), tmp_path / name)  # type: ignore[misc]
-        assert not isinstance(problem, replayers.TaskOutcome) or problem.problem is not None

@@ -8,7 +8,6 @@ import re
 import pytest
 from rich.console import Console
 
-from tests.lab.demo.test_report import recorded
 from tiebreak.api.auditing import progress as progress_module
 from tiebreak.api.auditing.progress import Tally, training_progress
 from tiebreak.api.machine import environment
@@ -17,6 +16,11 @@ from tiebreak.engine.run.commit import Commit
 from tiebreak.engine.run.train import Progress
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.tags import Digest
+
+
+def recorded(*, terminal: bool = False, width: int = 240) -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    return Console(file=stream, width=width, force_terminal=terminal, color_system=None), stream
 
 
 class Clock:

@@ -18,7 +18,6 @@ from torch.optim import lr_scheduler
 
 from tiebreak.api.builtin import digits, text
 from tiebreak.api.builtin.loader import load_task
-from tiebreak.api.training.tasks import make_task
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -141,7 +140,7 @@ def test_the_source_is_run_and_not_byte_code_beside_it(tmp_path: Path) -> None:
     [
         (None, "digits, text or the path"),
         ("x = 1\n", r"a function task\(\)"),
-        ("def task():\n    return 3\n", "tiebreak.engine.capture.task.Task, got int"),
+        ("def task():\n    return 3\n", "a tiebreak.Task, got int"),
     ],
 )
 def test_a_file_that_is_no_task_is_a_configuration_error(tmp_path: Path, source: str | None, message: str) -> None:
@@ -190,7 +189,7 @@ def test_arguments_that_are_not_the_batch_are_refused(loss: Callable[..., object
 def configured(make: Callable[[nn.Module], object]) -> Task:
     model = nn.Linear(1, 1)
     data = {"x": torch.ones(4, 1), "y": torch.ones(4, 1)}
-    return make_task(model, nn.MSELoss(), optimizer=make(model), data=data, batch=2, steps=4)  # type: ignore[arg-type]
+    return Task(model, nn.MSELoss(), optimizer=make(model), data=data, batch=2, steps=4)  # type: ignore[arg-type]
 
 
 def stepwise(optimizer: torch.optim.Optimizer, **changes: object) -> dict[str, object]:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from tiebreak.api.agreeing import readers as readers
     from tiebreak.api.agreeing import sealing as sealing
     from tiebreak.api.auditing import audits as audits
+    from tiebreak.api.auditing import forward as forward
     from tiebreak.api.auditing import progress as progress
-    from tiebreak.api.auditing import validating as validating
     from tiebreak.api.builtin import loader as loader
     from tiebreak.api.certification import attesting as attesting
     from tiebreak.api.certification import certificates as certificates

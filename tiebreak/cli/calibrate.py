@@ -18,7 +18,6 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 
 if TYPE_CHECKING:
-    from tiebreak.api.training.calibrating import Subject
     from tiebreak.engine.logged.calibration import OnProgress
     from tiebreak.engine.logged.policy import LoggedPolicy, MeasuredSums
 
@@ -65,15 +64,14 @@ def calibrate(
     if proven != (not sources):
         got = "both" if proven else "neither"
         raise ConfigurationError(f"expected tasks or runs to measure, or --proven, got {got}")
-    if proven:
-        policy = api.calibrating.calibrate(precision=precision)
-    else:
-        console = Console(stderr=True)
-        policy = api.calibrating.calibrate_subjects(
-            subjects(sources),
-            precision=precision, steps=steps, orders=orders, margin=margin, share=share,
-            threads=threads, devices=devices or None, seed=seed, progress=lambda name: _progress(console, name),
-        )  # fmt: skip
+    console, jobs = Console(stderr=True), []
+    for source in sources:
+        folder = Path(source)
+        jobs.append(api.calibrating.job_in(folder) if folder.is_dir() else captured(api.loader.load_task(source)))
+    policy = api.calibrating.calibrate(
+        *jobs, precision=precision, steps=steps, orders=orders, margin=margin, share=share,
+        threads=threads, devices=devices or None, seed=seed, progress=lambda name: _progress(console, name),
+    )  # fmt: skip
     policy.save(output)
     if as_json:
         tell({"digest": policy.digest, "file": str(output), **json.loads(policy.encode())}, as_json=True)
@@ -82,22 +80,16 @@ def calibrate(
     click.echo(f"policy {policy.digest} in {output}")
 
 
-def subjects(sources: tuple[str, ...]) -> Iterator["Subject"]:
-    """Yields what each source names: a run or captured job if it is such a folder, otherwise a task."""
-    for source in sources:
-        folder = Path(source)
-        if folder.is_dir():
-            yield api.calibrating.subject_in(folder)
-        else:
-            bundle = captured(api.loader.load_task(source))
-            yield api.calibrating.subject_of(source, bundle)
-
-
 @contextmanager
 def _progress(console: Console, name: str) -> Iterator["OnProgress"]:
     """Shows a bar on a terminal, and ten lines elsewhere."""
+
+    def on_line(done: int, total: int) -> None:
+        if done % max(1, total // 10) == 0 or done == total:
+            console.print(escape(f"comparing {name}: sum {done} of {total}"), highlight=False, soft_wrap=True)
+
     if not console.is_terminal:
-        yield lambda done, total: _line(console, name, done, total)
+        yield on_line
         return
     columns = (
         TextColumn("{task.description}"), BarColumn(bar_width=32), MofNCompleteColumn(), TextColumn("sums"),
@@ -106,11 +98,6 @@ def _progress(console: Console, name: str) -> Iterator["OnProgress"]:
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task(escape(f"comparing {name}"), total=None)
         yield lambda done, total: progress.update(bar, completed=done, total=total)
-
-
-def _line(console: Console, name: str, done: int, total: int) -> None:
-    if done % max(1, total // 10) == 0 or done == total:
-        console.print(escape(f"comparing {name}: sum {done} of {total}"), highlight=False, soft_wrap=True)
 
 
 def show(policy: "LoggedPolicy") -> None:

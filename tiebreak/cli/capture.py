@@ -1,10 +1,9 @@
 """`tiebreak capture`: turns a task into a program, an initial state and data, as files."""
 
 import time
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -24,14 +23,9 @@ if TYPE_CHECKING:
 @output_option("captured", "New or empty folder for the captured job.")
 @click.option("--steps", type=click.IntRange(1), help="Number of steps, instead of the task's own.")
 @click.option("--device", default="cpu", show_default=True, help="Torch device for the check, if its memory suffices.")
-@click.option(
-    "--check",
-    type=click.Choice(["full", "slice", "none"]),
-    default="full",
-    show_default=True,
-    help="Compare the program with eager PyTorch: all of it; a slice, three of each list of equal layers, in "
-    "less memory; or not at all. The job says which.",
-)
+@click.option("--check", type=click.Choice(["full", "slice", "none"]), default="full", show_default=True,
+              help="Compare the program with eager PyTorch: all of it; a slice, three of each list of equal layers, in "
+              "less memory; or not at all. The job says which.")  # fmt: skip
 @json_option
 def capture(task: str, output: Path, steps: int | None, device: str, check: str, as_json: bool) -> None:
     """Capture TASK as a program that any party can run without its code.
@@ -55,29 +49,23 @@ def capture(task: str, output: Path, steps: int | None, device: str, check: str,
         counts = {"parameters": bundle.parameters, "instructions": len(bundle.program.body), **asdict(bundle.cost)}
         tell({**bundle.manifest(), **counts, "seconds": round(seconds, 3), "folder": str(output)}, as_json=True)
         return
-    show(bundle, output, {"capture": f"{seconds:.1f} s"})
+    show(bundle, output, f"{seconds:.1f} s")
 
 
 def captured(task: "Task", *, check: str = "full", device: str = "cpu") -> "Bundle":
     """Captures the task; shows a spinner with the time on a terminal, and one line elsewhere."""
-    with _waiting(Console(stderr=True), f"capturing {task.name}"):
+    console, title = Console(stderr=True), f"capturing {task.name}"
+    if not console.is_terminal:
+        console.print(f"{title} ...", highlight=False, markup=False)
+        return api.bundle.capture_bundle(task, check=check, device=device)
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    with Progress(*columns, console=console, transient=True) as progress:
+        progress.add_task(title, total=None)
         return api.bundle.capture_bundle(task, check=check, device=device)
 
 
-def _waiting(console: Console, title: str) -> AbstractContextManager[Any]:
-    if not console.is_terminal:
-        console.print(f"{title} ...", highlight=False, markup=False)
-        return nullcontext()
-    progress = Progress(
-        SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn(), console=console,
-        transient=True,
-    )  # fmt: skip
-    progress.add_task(title, total=None)
-    return progress
-
-
-def show(bundle: "Bundle", folder: Path, more: dict[str, str] | None = None) -> None:
-    """Prints a line for each part of a bundle; `more` follows the counts."""
+def show(bundle: "Bundle", folder: Path, seconds: str) -> None:
+    """Prints a line for each part of a bundle. seconds: the time that its capture took."""
     program, cost = bundle.program, bundle.cost
     rows = {
         "job": bundle.name,
@@ -87,7 +75,7 @@ def show(bundle: "Bundle", folder: Path, more: dict[str, str] | None = None) -> 
         "model": f"{bundle.parameters:,} numbers; state {_size(cost.state_bytes)}, data {_size(cost.data_bytes)}",
         "a step": f"{cost.flops:.3g} operations, about {_size(cost.memory_bytes)} of memory",
         **({} if bundle.check == "full" else {"check": api.tasks.CHECKS[bundle.check]}),
-        **(more or {}),
+        "capture": seconds,
         **{name.replace("_", " "): root for name, root in bundle.roots().items()},
         "folder": str(folder),
     }
@@ -97,9 +85,5 @@ def show(bundle: "Bundle", folder: Path, more: dict[str, str] | None = None) -> 
 
 def _size(count: int) -> str:
     """Formats a number of bytes for people."""
-    value, unit = float(count), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.3g} {unit}" if unit != "B" else f"{count} B"
+    power = min(4, max(0, count.bit_length() - 1) // 10)
+    return f"{count} B" if not power else f"{count / 1024**power:.3g} {'KMGT'[power - 1]}iB"

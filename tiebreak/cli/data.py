@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from tiebreak import api
-from tiebreak.cli.options import NEW_FILE, json_option, output_option, tell
+from tiebreak.cli.options import NEW_FILE, json_option, tell
 from tiebreak.protocol.errors import ConfigurationError, own_file
 
 
@@ -24,16 +24,17 @@ def data() -> None:
 @click.option("--dtype", help="The files are raw bytes of this numpy type, such as <u2 or |u1.")
 @click.option("--offset", type=click.IntRange(0), default=0, help="First byte of raw bytes.")
 @click.option("--shape", help="Shape of raw bytes, such as 60000,28,28.  [default: one dimension]")
-@output_option("imported", "New or empty folder for the arrays.")
+@click.option("--output", "-o", type=NEW_FILE, default=Path("imported.safetensors"), show_default=True,
+              help="New .safetensors file for the arrays.")  # fmt: skip
 def import_arrays(files: tuple[Path, ...], dtype: str | None, offset: int, shape: str | None, output: Path) -> None:
     """Import .npy files, all entries of .safetensors FILES, or raw bytes, as arrays that tasks map into memory.
 
-    A job's data are float32 and int64, so that is what every array becomes, in a new folder; the source stays as it is.
+    A job's data are float32 and int64, so that is what every array becomes, in one new file; the sources stay.
     float16, bfloat16 and integers of any width are converted exactly, float64 is rounded to nearest. An int64 takes 8
     bytes on disk: tokens of 2 bytes grow fourfold. Arrays are named after their files, or as in a .safetensors file.
     Objects (pickled data) are refused. A task then says
 
-        data=tiebreak.api.data.load_arrays("imported")
+        data="imported.safetensors"
 
     and reads from the disk what each batch needs of it. Imports take little memory, whatever the size.
     """
@@ -47,7 +48,7 @@ def import_arrays(files: tuple[Path, ...], dtype: str | None, offset: int, shape
 @click.option("--no-cache", is_flag=True, help="Compute the ids again, whatever the cache has.")
 @json_option
 def root(paths: tuple[Path, ...], no_cache: bool, as_json: bool) -> None:
-    """Show name, type, shape and id of the arrays in PATHS: .npy and .safetensors files, and imported folders.
+    """Show name, type, shape and id of the arrays in PATHS: .npy and .safetensors files.
 
     The id is what a job commits to: the root of the array's chunks, with its type and shape. It is computed once for
     each file and kept in the cache as long as the file does not change.

@@ -97,16 +97,16 @@ def finetune(
     Keep.parse(keep)
     if merge is not None and merge.is_dir() and any(merge.iterdir()):
         raise ConfigurationError(f"expected a new or empty folder to merge into, got {merge}; choose another")
-    settings.check(folder)
+    prepared = settings.check(folder)
     with _key(output / "key.pem" if key is None else key, folder) as signer:
         run, model, data = api.finetuning.finetune(
-            settings, folder, key=signer, machine=machine, progress=not as_json, keep=keep,
+            prepared, folder, key=signer, machine=machine, progress=not as_json, keep=keep,
             tell=lambda line: None if as_json else click.echo(line, err=True),
         )  # fmt: skip
     api.finetuning.save(settings, model, adapter)
     certificate = adapter / "certificate.json"
     signed, found = api.certifying.certify(api.reading.open_directory(folder), adapter, certificate, signer)
-    card = api.finetuning.model_card(settings, run, data) + api.certifying.card(signed, found, certificate.name)
+    card = api.finetuning.model_card(prepared, run, data) + api.certifying.card(signed, found, certificate.name)
     write_file(adapter / "README.md", card.encode())
     if merge is not None:
         api.finetuning.save(settings, model.merge_and_unload(), merge)

@@ -43,9 +43,9 @@ board_options = options(
 def board_from(rpc: str | None, board: Address | None, hub: str | None, *jobs: Digest) -> "Chain | HubBoard":
     """The board to read; of a hub, perhaps only its posts about some jobs."""
     if hub is not None:
-        mail = node.exchange.open_hub(hub, OFF_CHAIN)
-        letters = node.exchange.letters(mail, *jobs)
-        return api.boards.HubBoard(((one.place, one.at, one.post, one.body) for one in letters), OFF_CHAIN)
+        hub_client = node.exchange.open_hub(hub, OFF_CHAIN)
+        verified_posts = node.exchange.read_posts(hub_client, *jobs)
+        return api.boards.HubBoard(((one.place, one.at, one.post, one.body) for one in verified_posts), OFF_CHAIN)
     if rpc is None or board is None:
         raise ConfigurationError("expected --rpc and --board of a chain, or the --hub of jobs without one")
     return api.boards.board_at(rpc, board)

@@ -65,8 +65,8 @@ def publish(run: Path, hub: str, key: Path, count: int | None, states: bool, as_
     """
     opened, signer = api.reading.open_offer(run), load_key(key)
     last = max((head.head.count for head in opened.heads()), default=0)
-    mail = node.exchange.open_hub(hub, opened.agreement.domain)
-    listing, said = node.exchange.publish_to(mail, opened, signer, last if count is None else count, states=states)
+    client = node.exchange.open_hub(hub, opened.agreement.domain)
+    listing, said = node.exchange.publish_to(client, opened, signer, last if count is None else count, states=states)
     tell({
         "job": opened.job.id.hex(),
         "count": listing.count,
@@ -99,9 +99,9 @@ def fetch(
     weights`. Repeat the command to go on after a break, or when the trainer has published more.
     """
     domain = Domain(chain_id=chain_id, contract=contract or OFF_CHAIN.contract)
-    mail = node.exchange.open_hub(hub, domain)
+    client = node.exchange.open_hub(hub, domain)
     reached, fetched = node.exchange.fetch_from(
-        mail, job, domain, output, count=count, states=states, key=None if key is None else load_key(key), most=most
+        client, job, domain, output, count=count, states=states, key=None if key is None else load_key(key), most=most
     )
     tell({
         "job": job.hex(),

@@ -36,6 +36,7 @@ from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from tiebreak.api.auditing.progress import OnStep, Tally
+    from tiebreak.api.watching.sampling import Sampler
     from tiebreak.engine.run.commit import Commit
     from tiebreak.engine.run.directory import RunDirectory
     from tiebreak.engine.run.train import Progress
@@ -43,25 +44,30 @@ if TYPE_CHECKING:
 
 def step_event(progress: "Progress") -> dict[str, Any]:
     """The line of `train --json` after each step."""
-    place = {"event": "step", "step": progress.step, "steps": progress.steps}
-    loss = {"loss": progress.loss if isfinite(progress.loss) else None, "loss_bits": f"{progress.loss_bits:08x}"}
-    return {**place, **loss, **_times(progress, "seconds", "resolving", "waiting"), "entries": progress.entries}
+    return {
+        "event": "step", "step": progress.step, "steps": progress.steps,
+        "loss": progress.loss if isfinite(progress.loss) else None, "loss_bits": f"{progress.loss_bits:08x}",
+        **_times(progress, "seconds", "resolving", "waiting"), "entries": progress.entries,
+    }  # fmt: skip
 
 
 def checkpoint_event(commit: "Commit") -> dict[str, Any]:
     """A checkpoint is safely on disk."""
     record = commit.record
-    roots = {"record": record.digest.hex(), "state_root": record.state_root.hex(), "run_root": commit.run_root.hex()}
-    place = {"event": "checkpoint", "step": record.step, "count": commit.count}
-    return {**place, **roots, "signed": commit.head is not None, **_times(commit, "hashing", "writing")}
+    return {
+        "event": "checkpoint", "step": record.step, "count": commit.count, "record": record.digest.hex(),
+        "state_root": record.state_root.hex(), "run_root": commit.run_root.hex(), "signed": commit.head is not None,
+        **_times(commit, "hashing", "writing"),
+    }  # fmt: skip
 
 
 def end_event(step: int, run_root: str, tally: "Tally", log_bytes: int) -> dict[str, Any]:
     """The run has reached its last step, or the step that was asked for."""
-    times = _times(tally, "seconds", "steps_per_second")
     share = {name: round(value, 6) for name, value in tally.share().items()}
-    sizes = {"entries": tally.entries, "log_bytes": log_bytes}
-    return {"event": "end", "step": step, "run_root": run_root, **times, "share": share, **sizes}
+    return {
+        "event": "end", "step": step, "run_root": run_root, **_times(tally, "seconds", "steps_per_second"),
+        "share": share, "entries": tally.entries, "log_bytes": log_bytes,
+    }  # fmt: skip
 
 
 def _times(of: object, *names: str) -> dict[str, float]:
@@ -115,19 +121,13 @@ def train(
     with ExitStack() as stack:
         exchange = stack.enter_context(api.distributed.joined(machine.device, timeout)) if shared else None
         first = exchange is None or not exchange.worker
-        told = Told(opened, keep, "nothing" if quiet or not first else "lines" if as_json else "bar")
-        told.open(stack)
-        sampler = api.sampling.Sampler(opened, device=machine.device) if monitor and first else None
-
-        def stepped(progress: "Progress") -> None:
-            told.step(progress)
-            if sampler is not None:
-                sampler(progress)
-
+        told = Told(opened, keep, "nothing" if quiet or not first else "lines" if as_json else "bar", stack)
+        if monitor and first:
+            told.sampler = api.sampling.Sampler(opened, device=machine.device)
         root = api.runs.continue_run(
             opened, replace(machine, exchange=exchange),
             key=load_key(key) if shared and first else signer, until=until, keep=keep, diverging=diverging,
-            on_progress=stepped, on_commit=told.commit,
+            on_progress=told.step, on_commit=told.commit,
         )  # fmt: skip
     told.end(root.hex())
 
@@ -135,27 +135,19 @@ def train(
 class Told:
     """Reports on a run: a bar on stderr and the root on stdout, JSON lines on stdout, or nothing."""
 
-    def __init__(self, run: "RunDirectory", keep: str, how: str) -> None:
-        self._run = run
-        self._job = run.job
-        self._how = how
-        self._keep = keep
-        self._at = run.last_complete()
-        self._tally = api.progress.Tally()
-        self._bar: OnStep | None = None
-
-    def open(self, stack: ExitStack) -> None:
+    def __init__(self, run: "RunDirectory", keep: str, how: str, stack: ExitStack) -> None:
         """Begins the report. Its display ends when the stack closes."""
-        job = self._job
-        place = {
-            "job": job.id.hex(),
-            "step": self._at,
-            "steps": job.steps,
-            "checkpoint_interval": job.checkpoint_interval,
-        }
-        self._line({"event": "start", **place, "keep": self._keep, "policy": api.reading.policy_words(job)})
-        if self._how == "bar":
-            self._bar = stack.enter_context(api.progress.on_stderr("training", self._job.steps, self._at))
+        self.sampler: Sampler | None = None
+        self._run, self._how, self._at = run, how, run.last_complete()
+        self._tally = api.progress.Tally()
+        self._policy = api.reading.policy_words(run.job)
+        self._line({
+            "event": "start", "job": run.job.id.hex(), "step": self._at, "steps": run.job.steps,
+            "checkpoint_interval": run.job.checkpoint_interval, "keep": keep, "policy": self._policy,
+        })  # fmt: skip
+        self._bar: OnStep | None = None
+        if how == "bar":
+            self._bar = stack.enter_context(api.progress.on_stderr("training", run.job.steps, self._at))
 
     def step(self, progress: "Progress") -> None:
         """Reports a computed step."""
@@ -164,6 +156,8 @@ class Told:
         self._line(step_event(progress))
         if self._bar is not None:
             self._bar(progress.step, progress.loss, self._tally.words())
+        if self.sampler is not None:
+            self.sampler(progress)
 
     def commit(self, commit: "Commit") -> None:
         """Reports a checkpoint that is safely on disk."""
@@ -172,12 +166,12 @@ class Told:
 
     def end(self, root: str) -> None:
         """Reports that the run has reached its last step, or the step that was asked for."""
-        size = self._run.log_bytes()
-        self._line(end_event(self._at, root, self._tally, size))
+        size, tally = self._run.log_bytes(), self._tally
+        self._line(end_event(self._at, root, tally, size))
         if self._how == "bar":
-            if self._job.is_logged:
-                click.echo(f"policy   {api.reading.policy_words(self._job)}")
-                click.echo(f"logs     {self._tally.entries} entries in {self._tally.steps} steps; {size} bytes in all")
+            if self._run.job.is_logged:
+                click.echo(f"policy   {self._policy}")
+                click.echo(f"logs     {tally.entries} entries in {tally.steps} steps; {size} bytes in all")
             click.echo(f"run root {root}")
 
     def _line(self, event: dict[str, Any]) -> None:

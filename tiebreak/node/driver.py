@@ -22,8 +22,8 @@ from typing import Any, Final
 from tiebreak.node import log
 from tiebreak.node.crews import Crews
 from tiebreak.node.ground import AnyGround, ChainGround, HubGround
+from tiebreak.node.hub_client import MAX_JOBS, HubClient, HubForgot, VerifiedPost
 from tiebreak.node.journal import JOBS, Journal
-from tiebreak.node.mail import MAX_JOBS, Letter, Mail, MailForgot
 from tiebreak.node.parties import (
     OFFER,
     AuditorNode,
@@ -72,13 +72,13 @@ class Driver(PostingDriver):
     machine: OnShelf
 
     def __init__(
-        self, machine: OnShelf, *, ground: AnyGround, mail: Mail, journal: Journal, shelf: Shelf,
+        self, machine: OnShelf, *, ground: AnyGround, hub_client: HubClient, journal: Journal, shelf: Shelf,
         crews: Crews, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
     ) -> None:  # fmt: skip
         """`machine` has the journal's records and the ground's board. `floor`: see `running.floor_of`."""
         super().__init__(machine, journal, ground)
         self.ground: AnyGround = ground
-        self.mail, self.journal = mail, journal
+        self.hub_client, self.journal = hub_client, journal
         self.shelf, self.crews, self.notes = shelf, crews, notes
         crews.listen(self.told_steps, self.told_trouble)
         self.stop = Flag() if stop is None else stop
@@ -92,7 +92,7 @@ class Driver(PostingDriver):
         self._is_poor = False
         self._balance: int | None = 0
         """The wei that the account could pay with when it was last asked for."""
-        self._letters = Flag()
+        self._unsent = Flag()
         self._is_met = False
         """Whether the hub was asked if it still has all that it took."""
         self._trouble = ""
@@ -179,8 +179,8 @@ class Driver(PostingDriver):
     def close(self) -> None:
         """End the threads and processes that the driver started. The machine can be started again from its journal."""
         self.stop.set()
-        self.mail.close()
-        self._letters.set()
+        self.hub_client.close()
+        self._unsent.set()
         self.crews.stop()
         for thread in self._threads:
             thread.join(CLOSE_SECONDS)
@@ -245,25 +245,25 @@ class Driver(PostingDriver):
         return is_new
 
     def posted(self) -> None:
-        self._letters.set()
+        self._unsent.set()
 
     # ------------------------------------------------------------------ mail
 
     def _send_mail(self) -> None:
         """Runs in a thread of its own: brings the hub all posts that wait in the journal."""
         while not self.stop.is_set():
-            self._letters.wait(PAUSE_SECONDS)
-            self._letters.clear()
+            self._unsent.wait(PAUSE_SECONDS)
+            self._unsent.clear()
             try:
                 self._send_all()
             except Exception as error:  # not a hub of this chain, say: a party with games goes on without one
                 self._note_error(error)
 
     def _send_all(self) -> None:
-        if self.journal.fact("hub") != self.mail.hub:
+        if self.journal.fact("hub") != self.hub_client.hub:
             self.journal.say_all_again()  # another hub has none of the posts that the last one got
-            self.journal.keep_fact("hub", self.mail.hub)
-        elif not self._is_met and (last := self.journal.last_heard()) is not None and not self.mail.holds(*last):
+            self.journal.keep_fact("hub", self.hub_client.hub)
+        elif not self._is_met and (last := self.journal.last_heard()) is not None and not self.hub_client.holds(*last):
             self._say_all_again()
         self._is_met = True
         behind = 0
@@ -273,7 +273,7 @@ class Driver(PostingDriver):
                     return
                 behind = waiting.id
                 try:
-                    place = self.mail.post(waiting.wire).place
+                    place = self.hub_client.post(waiting.wire).place
                 except TiebreakError as error:
                     # It may be too early, as for a move in a game that its challenger has not opened there yet.
                     self.note_hub(f"does not take a post yet: {error}")
@@ -284,7 +284,7 @@ class Driver(PostingDriver):
         """The hub has lost posts: send all again."""
         self.notes.warn("hub", "it has lost posts that it had taken; all is said again")
         self.journal.say_all_again()
-        self._letters.set()
+        self._unsent.set()
 
     def _read_mail(self) -> None:
         """Runs in a thread of its own: reads everything that the hub has, whatever goes wrong with some of it."""
@@ -296,17 +296,17 @@ class Driver(PostingDriver):
                 self.stop.wait(PAUSE_SECONDS)
 
     def _read_all(self) -> None:
-        cursor = f"read of {self.mail.hub.hex()}"
+        cursor = f"read of {self.hub_client.hub.hex()}"
         place, last = 0, self.journal.fact(cursor) or b""
         if last and not self._reads_all:
             place, last = int.from_bytes(last[:8], "big"), last[8:]
         self._cursor = cursor
         try:
-            for letter in self.mail.read(lambda: self._asked, place, last if place else b""):
-                self.inbox.put(partial(self._receive, letter))
+            for verified in self.hub_client.read(lambda: self._asked, place, last if place else b""):
+                self.inbox.put(partial(self._receive, verified))
                 if self.stop.is_set():
                     return
-        except MailForgot:
+        except HubForgot:
             self.journal.keep_fact(cursor, b"")
             self.inbox.put(partial(setattr, self, "_read_up_to", (0, b"")))
             self._say_all_again()
@@ -349,7 +349,7 @@ class Driver(PostingDriver):
         self._choose()
         if self._asked != self._asked_for:
             self._asked_for = self._asked
-            self.mail.turn()
+            self.hub_client.turn()
 
     def _keep_cursor(self) -> None:
         """Note up to where the hub was read, so that offers of strangers are read once and not at each start."""
@@ -371,13 +371,13 @@ class Driver(PostingDriver):
         if not self.stop.is_set():  # else the journal was closed meanwhile
             self.note_hub(str(error) if isinstance(error, TiebreakError) else repr(error))
 
-    def _receive(self, letter: Letter) -> None:
+    def _receive(self, verified: VerifiedPost) -> None:
         """Process a post. Its claims are checked by the machine, or by the library."""
-        post, body, job_id = letter.post, letter.body, letter.post.job_id
-        if not self._concerns(letter):
+        post, body, job_id = verified.post, verified.body, verified.post.job_id
+        if not self._concerns(verified):
             return
         if isinstance(self.ground, HubGround):
-            self.ground.hear(letter.place, letter.at, post, body)
+            self.ground.hear(verified.place, verified.at, post, body)
         match body:
             case posts.LibraryBody():
                 self._list(job_id, post.sender, body)
@@ -394,15 +394,15 @@ class Driver(PostingDriver):
                 self._signatures[job.id] = signature
         self.read(post, body)
 
-    def _concerns(self, letter: Letter) -> bool:
+    def _concerns(self, verified: VerifiedPost) -> bool:
         """Whether a post is about a job of its own, which an offer may make one. Others leave nothing behind."""
-        if letter.place > self._read_up_to[0]:
-            self._read_up_to = letter.place, letter.received.wire
-        if isinstance(letter.body, posts.OfferBody):
-            self._learn(letter.body.job)
-            if self._is_offered(letter.body.job):
-                self._adopt(letter.post.job_id)
-        return letter.post.job_id in self._asked or self._reads_all
+        if verified.place > self._read_up_to[0]:
+            self._read_up_to = verified.place, verified.received.wire
+        if isinstance(verified.body, posts.OfferBody):
+            self._learn(verified.body.job)
+            if self._is_offered(verified.body.job):
+                self._adopt(verified.post.job_id)
+        return verified.post.job_id in self._asked or self._reads_all
 
     def _list(self, job_id: Digest, sender: Address, body: posts.LibraryBody) -> None:
         """Keep a list of files, and the newest of its publisher before it."""

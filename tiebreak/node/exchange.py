@@ -11,8 +11,8 @@ from typing import Final
 from tiebreak.api.agreeing.offers import complete
 from tiebreak.api.agreeing.readers import opened_by
 from tiebreak.engine.run.directory import JOB, RunDirectory
+from tiebreak.node.hub_client import HubClient, HubClientStopped, VerifiedPost
 from tiebreak.node.library import Fetched, Fetcher, publish, secret_of
-from tiebreak.node.mail import Letter, Mail, MailStopped
 from tiebreak.node.parts import parts
 from tiebreak.node.pieces import pieces_of
 from tiebreak.protocol.commitments.blobs import blob_root
@@ -38,26 +38,26 @@ class Roots:
         raise CannotCheck(f"expected a hub to fetch {root.hex()} from, got none")
 
 
-def open_hub(url: str, domain: Domain) -> Mail:
+def open_hub(url: str, domain: Domain) -> HubClient:
     """A hub that answers. Raises `ConfigurationError` if none does, or if it serves another chain."""
-    mail = Mail(url, domain)
-    timer = Timer(HUB_SECONDS, mail.close)
+    hub_client = HubClient(url, domain)
+    timer = Timer(HUB_SECONDS, hub_client.close)
     timer.start()
     try:
-        _ = mail.hub
-    except MailStopped as error:
+        _ = hub_client.hub
+    except HubClientStopped as error:
         raise ConfigurationError(f"expected a hub at {url}, got no answer in {HUB_SECONDS:.0f} seconds") from error
     finally:
         timer.cancel()
-    return mail
+    return hub_client
 
 
-def letters(mail: Mail, *jobs: Digest) -> list[Letter]:
+def read_posts(hub_client: HubClient, *jobs: Digest) -> list[VerifiedPost]:
     """The posts of a hub, all or those about some jobs, oldest first, with the signatures checked."""
-    found: list[Letter] = []
+    found: list[VerifiedPost] = []
     after = 0
     while True:
-        page, last = mail.page(after, jobs=jobs)
+        page, last = hub_client.page(after, jobs=jobs)
         found += page
         if last == after:
             return found
@@ -70,24 +70,24 @@ def letters(mail: Mail, *jobs: Digest) -> list[Letter]:
 class Publisher:
     """Makes those posts of a party about one job that it has not made yet."""
 
-    def __init__(self, mail: Mail, job: Job, domain: Domain, key: PrivateKey) -> None:
-        self._mail, self._job, self._domain, self._key = mail, job, domain, key
-        own = [letter for letter in letters(mail, job.id) if letter.post.sender == key.address]
-        self._said = {(letter.post.kind, letter.post.body) for letter in own}
-        self._next = 1 + max((letter.post.number for letter in own), default=-1)
+    def __init__(self, hub_client: HubClient, job: Job, domain: Domain, key: PrivateKey) -> None:
+        self._hub_client, self._job, self._domain, self._key = hub_client, job, domain, key
+        own = [verified for verified in read_posts(hub_client, job.id) if verified.post.sender == key.address]
+        self._said = {(verified.post.kind, verified.post.body) for verified in own}
+        self._next = 1 + max((verified.post.number for verified in own), default=-1)
 
     def say(self, body: Body) -> bool:
         """Post a body unless the hub has it from this party already. Returns whether it was posted."""
         if (int(body.KIND), body.encode()) in self._said:
             return False
         post = Post.of(body, job_id=self._job.id, number=self._next, sender=self._key.address)
-        self._mail.post(SignedPost.sign(post, self._domain, self._key).encode())
+        self._hub_client.post(SignedPost.sign(post, self._domain, self._key).encode())
         self._next += 1
         return True
 
 
 def publish_to(
-    mail: Mail, run: RunDirectory, key: PrivateKey, count: int, *, states: bool = False
+    hub_client: HubClient, run: RunDirectory, key: PrivateKey, count: int, *, states: bool = False
 ) -> tuple[LibraryBody, int]:
     """Brings a hub the files of a run for others, as client or trainer. Returns the list and the number of posts.
 
@@ -99,7 +99,7 @@ def publish_to(
         raise ConfigurationError(f"expected the key of the job's client or trainer, got 0x{key.address.hex()}")
     listed, sealed = parts(run, count, states=states), secret_of(run, opened_by(key))
     listing = publish(run, listed, Roots(), count, sealed)
-    publisher, said = Publisher(mail, job, agreement.domain, key), 0
+    publisher, said = Publisher(hub_client, job, agreement.domain, key), 0
     if key.address == job.client:
         said += publisher.say(OfferBody(job=job))
     if key.address == job.trainer and agreement.trainer_signature:
@@ -107,7 +107,7 @@ def publish_to(
         for head in run.heads():
             said += publisher.say(HeadBody(head=head)) if head.head.count <= count else 0
     said += publisher.say(listing)
-    publish(run, listed, mail, count, sealed)
+    publish(run, listed, hub_client, count, sealed)
     return listing, said
 
 
@@ -115,19 +115,19 @@ def publish_to(
 
 
 def fetch_from(
-    mail: Mail, job_id: Digest, domain: Domain, folder: Path, *, count: int | None = None, states: bool = False,
-    key: PrivateKey | None = None, most: int | None = None,
+    hub_client: HubClient, job_id: Digest, domain: Domain, folder: Path, *, count: int | None = None,
+    states: bool = False, key: PrivateKey | None = None, most: int | None = None,
 ) -> tuple[int, Fetched]:  # fmt: skip
     """Fetches the published files of a job into its folder, and returns the checkpoint up to which it did.
 
     See `tiebreak.node.library.Fetcher`. count: up to this checkpoint [default: the last that the trainer published].
     Raises `StateError` if the hub knows no such job.
     """
-    found = letters(mail, job_id)
-    job = next((letter.body.job for letter in found if isinstance(letter.body, OfferBody | AnswerBody)), None)
+    found = read_posts(hub_client, job_id)
+    job = next((verified.body.job for verified in found if isinstance(verified.body, OfferBody | AnswerBody)), None)
     if job is None or job.id != job_id:
         raise StateError(f"expected an offer of job {job_id.hex()} on the hub, got none; its client posts it first")
-    bodies = [(letter.post.sender, letter.body) for letter in found if isinstance(letter.body, LibraryBody)]
+    bodies = [(verified.post.sender, verified.body) for verified in found if isinstance(verified.body, LibraryBody)]
     trusted = [body for sender, body in bodies if sender in (job.client, job.trainer)]
     published = max((body.count for sender, body in bodies if sender == job.trainer), default=0)
     wanted = published if count is None else count
@@ -136,8 +136,8 @@ def fetch_from(
     listings = sorted(trusted, key=lambda body: -body.count)
     limit = {} if most is None else {"most": most}
     unseal = None if key is None else opened_by(key)
-    fetched = Fetcher(folder, mail, job, domain, listings, unseal=unseal, **limit).fetch(wanted, states=states)
-    own = [letter.body for letter in found if letter.post.sender == job.trainer]
+    fetched = Fetcher(folder, hub_client, job, domain, listings, unseal=unseal, **limit).fetch(wanted, states=states)
+    own = [verified.body for verified in found if verified.post.sender == job.trainer]
     answer = next((body for body in own if isinstance(body, AnswerBody) and body.signature), None)
     if answer is not None and JOB in fetched.missing and "offer.bin" not in fetched.missing:
         complete(folder, answer.signature)

@@ -82,7 +82,7 @@ Spec = dict[str, tuple[DType, tuple[int, ...]]]
 
 
 class PublishedFiles(Protocol):
-    """A store of published files by their roots, such as a hub (`tiebreak.node.mail`)."""
+    """A store of published files by their roots, such as a hub (`tiebreak.node.hub_client`)."""
 
     def put(self, file: FileIO, size: int) -> Digest:
         """Store the first `size` bytes of a file, unless they are there already. Returns their root."""

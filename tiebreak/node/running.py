@@ -14,9 +14,9 @@ from tiebreak.api.agreeing.readers import opened_by
 from tiebreak.node.crews import Crews, warm_up
 from tiebreak.node.driver import Driver
 from tiebreak.node.ground import AnyGround, ChainGround, HubGround
+from tiebreak.node.hub_client import SECONDS, HubClient
 from tiebreak.node.journal import Journal
 from tiebreak.node.log import Log
-from tiebreak.node.mail import SECONDS, Mail
 from tiebreak.node.metrics import serve_metrics
 from tiebreak.node.parties import AcceptancePolicy, AuditorNode, ClientNode, Shelf, TrainerNode, WatcherNode
 from tiebreak.node.settings import ANY, Settings
@@ -83,7 +83,7 @@ def open_party(
         ground = _ground(settings, key, journal, pace, lambda: driver)
         journal.require("chain", str(ground.domain.chain_id))
         hub_key = settings.address("hub_key") if settings.hub_key else None
-        mail = Mail(settings.hub, ground.domain, hub=hub_key, stop=stop, patience=SECONDS)
+        hub_client = HubClient(settings.hub, ground.domain, hub=hub_key, stop=stop, patience=SECONDS)
         floor = floor_of(settings, ground.data_fee(MAX_MESSAGE_BYTES))
         more: dict[str, Any] = {
             "board": ground.board, "domain": ground.domain, "pace": pace, "key": key, "journal": journal.records(),
@@ -109,7 +109,7 @@ def open_party(
         driver = Driver(
             machine,
             ground=ground,
-            mail=mail,
+            hub_client=hub_client,
             journal=journal,
             shelf=shelf,
             crews=crews,
@@ -117,7 +117,7 @@ def open_party(
             floor=floor,
             stop=stop,
         )
-        mail.note = driver.note_hub
+        hub_client.note = driver.note_hub
         if isinstance(ground, ChainGround):
             ground.know(machine)
         warm_up()

@@ -37,8 +37,8 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.node.exchange import Roots
+from tiebreak.node.hub_client import SECONDS, HubClient
 from tiebreak.node.library import Fetcher, publish, secret_of
-from tiebreak.node.mail import SECONDS, Mail
 from tiebreak.node.parts import parts
 from tiebreak.node.work import (
     ANSWERS,
@@ -161,9 +161,9 @@ class Workbench:
 
     # ------------------------------------------------------------------ files
 
-    def _blobs(self) -> Mail:
+    def _blobs(self) -> HubClient:
         """A hub that is asked again only for a while: then this task is done later, and others have their turn."""
-        return Mail(self._bench.hub, self._bench.domain, patience=SECONDS)
+        return HubClient(self._bench.hub, self._bench.domain, patience=SECONDS)
 
     def _unseal(self, data: bytes, job_id: Digest) -> bytes:
         """The secret of a sealed job, from the party's process, which has the key."""

@@ -28,16 +28,13 @@ from torch import nn
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.data import examine, map_array, open_array
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
+from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
-from tiebreak.api.data import load_arrays
-from tiebreak.api.data.importing import import_arrays
-from tiebreak.api.data.folder import importing
+from tiebreak.api.data.importing import import_files
 
 folder, megabytes, headroom = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 rows = megabytes * 2**20 // 64
@@ -57,12 +54,10 @@ try:
     torch.ones(rows, 16)
 except RuntimeError:
     print("a copy does not fit")
-with importing(folder / "imported", {}) as made:
-    import_arrays(made, {"x": open_array(folder / "x.bin", dtype="<f2", shape=(rows, 16))}, lambda _: None)
-data = load_arrays(folder / "imported")
-print(data["x"].shape[0] * 64 // 2**20, "MB of", data["x"].dtype)
+import_files((folder / "x.bin",), folder / "imported.safetensors", dtype="<f2", offset=0, shape=(rows, 16))
 task = Task(name="large", model=model, loss=lambda m, x: ((m(x + 1) - 1) ** 2).mean(), optimizer=SGD(lr=0.1),
-            data=data, batch=Batch(size=4, examples=Rows(names=("x",))), steps=4, checkpoint_interval=2)
+            data=folder / "imported.safetensors", batch=4, steps=4, checkpoint_interval=2)
+print(task.data["x"].shape[0] * 64 // 2**20, "MB of", task.data["x"].dtype)
 bundle = capture_bundle(task, check="none")
 run = agree_on(bundle, folder / "run", client=key, trainer=key, terms=Terms(), domain=OFF_CHAIN)
 Worker(run, Interpreter(run.program, Arithmetic())).work()

@@ -140,8 +140,7 @@ def test_bools_are_data_as_they_are(tmp_path: Path) -> None:
         return (net(x * ~mask) - x)[:, None].expand(-1, 2, -1).where(mask[:, None], 0).square().mean()
 
     data = {"x": torch.randn(12, 5), "mask": tmp_path / "mask.npy"}
-    run = tiebreak.train(
-        model, masked, optimizer=SGD(lr=0.1), data=data, batch=3, steps=4, directory=tmp_path / "run", progress=False
-    )
+    task = tiebreak.Task(model, masked, optimizer=SGD(lr=0.1), data=data, batch=3, steps=4)
+    run = tiebreak.train(task, tmp_path / "run", progress=False)
     assert run.audit().agrees
     assert mask.numpy().tobytes() in (tmp_path / "run" / "data.safetensors").read_bytes()

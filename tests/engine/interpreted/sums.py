@@ -37,7 +37,7 @@ from tiebreak.engine.arithmetic.gpu import sums as launching
 from tiebreak.engine.arithmetic.gpu.kernels import products, rounding, settling
 from tiebreak.engine.arithmetic.gpu.kernels import sums as summing
 from tiebreak.engine.arithmetic.plain import indexing
-from tiebreak.engine.arithmetic.plain.sums import PlainSums
+from tiebreak.engine.arithmetic.plain.sums import PlainSum
 from tiebreak.engine.arithmetic.plan import ziv
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.run import qualify
@@ -388,7 +388,7 @@ def few(r: random.Random) -> tuple[Instruction, list[int]]:
 def settles(examples: int, *forms: Callable[[random.Random], tuple[Instruction, list[int]]]) -> int:
     """Fixed point alone gives every result that is not NaN or a sum of zeros, where errors decide nothing."""
     ran = 0
-    known = mock.patch.object(launching, "coefficient", return_value=2.0**20), mock.patch.object(PlainSums, "run")
+    known = mock.patch.object(launching, "coefficient", return_value=2.0**20), mock.patch.object(PlainSum, "run")
     with known[0], known[1], in_fixed_point():
         for seed in range(examples):
             r = random.Random(seed)

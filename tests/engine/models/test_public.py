@@ -26,8 +26,8 @@ def orders() -> list[Tensor]:
         return model(x[:, None].float()).sum()
 
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-    settings = {"data": {"x": torch.arange(N)}, "batch": N, "steps": STEPS, "check": "none"}
-    trainer = tiebreak.reproducible(model, loss, optimizer=optimizer, **settings)
+    task = tiebreak.Task(model, loss, optimizer=optimizer, data={"x": torch.arange(N)}, batch=N, steps=STEPS)
+    trainer = tiebreak.reproducible(task, check="none")
     return [trainer.state_dict()["seen"].clone() for _ in trainer]
 
 
@@ -48,7 +48,8 @@ def eager(name: str) -> list[float]:
 def test_a_published_script_has_the_losses_of_pytorch(name: str) -> None:
     torch.manual_seed(0)
     model, loss, optimizer, data = CASES[name]()
-    trainer = tiebreak.reproducible(model, loss, optimizer=optimizer, data=data, batch=N, steps=STEPS)
+    task = tiebreak.Task(model, loss, optimizer=optimizer, data=data, batch=N, steps=STEPS)
+    trainer = tiebreak.reproducible(task)
     assert [step.loss for step in trainer] == pytest.approx(eager(name), rel=TOLERANCE, abs=TOLERANCE)
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import html
-import io
 import json
 import math
 import re
@@ -10,9 +9,9 @@ from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from tests.tiebreak.strict_html import Strict
+from tests.tiebreak.test_progress import recorded
 from tiebreak.lab.demo import pictures, report, results
 from tiebreak.lab.demo.run import heading, show_result
 from tiebreak.protocol.errors import ConfigurationError
@@ -238,11 +237,6 @@ def test_disputes_come_before_statistics_of_rounding_and_every_cell_of_a_stacked
 
 
 # ---------------------------------------------------------------- on the console
-
-
-def recorded(*, terminal: bool = False, width: int = 240) -> tuple[Console, io.StringIO]:
-    stream = io.StringIO()
-    return Console(file=stream, width=width, force_terminal=terminal, color_system=None), stream
 
 
 def test_the_table_has_every_dispute() -> None:

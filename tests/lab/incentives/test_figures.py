@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.figures import MEASURED, collect
 from tests.parts import slow_except
 from tiebreak.lab.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.lab.incentives.findings import agree_options, document, find, tables
@@ -81,6 +82,15 @@ def test_a_file_that_is_not_figures_is_refused_in_a_line(tmp_path: Path, name: s
 def test_a_figure_out_of_range_is_refused(changes: dict[str, int], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         Figures.of(NEEDED | changes)
+
+
+def test_the_package_has_the_figures_of_the_benchmarks() -> None:
+    assert json.loads(MEASURED.read_text("utf-8")) == collect(), "run python -m benchmarks.figures --commit"
+
+
+def test_a_move_shows_one_to_five_levels() -> None:
+    with pytest.raises(ConfigurationError, match="1 to 5 levels"):
+        measured(6)
 
 
 def test_each_side_has_its_own_gas_of_a_measured_game(cases: Callable[[], None]) -> None:

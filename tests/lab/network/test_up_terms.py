@@ -2,14 +2,20 @@
 
 import json
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tiebreak.cli.main import run, tiebreak
+from tiebreak.lab.network import cheating_trainer
 from tiebreak.lab.network import local_network as up
 from tiebreak.lab.network.local_network import TERMS, UNHURRIED, USUAL_SECONDS, Ending, Town, UpPlan
+from tiebreak.node import settings
+from tiebreak.protocol.chain.devnet import dev_secrets
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.errors import ConfigurationError
 
 
 def town_of(story: list[str], **changes: Any) -> Town:
@@ -73,3 +79,21 @@ def test_the_exit_code_tells_a_slow_machine_from_a_wrong_ending(
     monkeypatch.setattr(up, "up", lambda *_: Ending(status=status, patience=3))
     assert run(tiebreak, ["up", "--once", *cheat]) == code
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("chain", "secret", "is_own"),
+    [
+        ("", 7, True),
+        ("http://127.0.0.1:8545", dev_secrets(1)[0], True),
+        ("http://127.0.0.1:8545", 7, False),
+        ("https://mainnet.example", dev_secrets(1)[0], False),
+        ("http://127.0.0.1:8545,https://mainnet.example", dev_secrets(1)[0], False),
+        ("/run/geth.ipc", dev_secrets(1)[0], False),
+    ],
+)
+def test_a_cheat_plays_only_where_nobody_has_a_stake(tmp_path: Path, chain: str, secret: int, *, is_own: bool) -> None:
+    """The demonstration of `tiebreak up` refuses another chain, and a key that is not public."""
+    found = settings.write("trainer", tmp_path, chain=chain)
+    with nullcontext() if is_own else pytest.raises(ConfigurationError, match="nobody cheats for a stake"):
+        cheating_trainer.check(found, PrivateKey.from_int(secret))

@@ -1,8 +1,7 @@
 """A simulated game with a cheat, and the posts that its parties would have sent: what the pages are tested with."""
 
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -10,8 +9,7 @@ from tiebreak.lab.sim.games.line import GameLine
 from tiebreak.lab.sim.games.playing import ADVERSARIES, gather
 from tiebreak.lab.sim.world.game import seat
 from tiebreak.lab.sim.world.world import World
-from tiebreak.node.pages import ReadPost
-from tiebreak.node.pages.feeding import snapshot
+from tiebreak.node.pages.feed import ReadPost, snapshot
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.parties import posts as p
@@ -39,10 +37,6 @@ class Staged:
 
     def place(self) -> int:
         return sum(map(len, self.seen.values()))
-
-    @contextmanager
-    def reading(self) -> Iterator[Board]:
-        yield self.board
 
     def jobs(self) -> Sequence[Digest]:
         return list(self.seen)

@@ -24,7 +24,7 @@ from tests.lab.pages.staged import Staged, moments
 from tests.lab.pages.test_pages import HOSTILE, paths
 from tests.waiting import until
 from tiebreak.lab.network.local_network import TERMS, Town, UpPlan
-from tiebreak.node.pages import routes
+from tiebreak.node.pages.routes import routes
 
 pytestmark = pytest.mark.slow
 

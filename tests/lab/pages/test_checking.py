@@ -8,7 +8,8 @@ from starlette.testclient import TestClient
 
 from tests.lab.pages.staged import Staged
 from tests.protocol import certified
-from tiebreak.node.pages import checking, routes
+from tiebreak.node.pages import checking
+from tiebreak.node.pages.routes import routes
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, SignedHead, SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey

@@ -20,11 +20,11 @@ import uvicorn
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
 from tiebreak.node.hub.app import Hub, HubSettings, make_app
-from tiebreak.node.hub.clerk import Arrival, Clerk, PostResult
 from tiebreak.node.hub.limits import HubLimits, networks_in
+from tiebreak.node.hub.post_writer import Arrival, PostResult, PostWriter
 from tiebreak.node.hub.serving import configure
 from tiebreak.node.hub.store import Store
-from tiebreak.node.mail import Mail
+from tiebreak.node.hub_client import HubClient
 from tiebreak.protocol.commitments.job import Head, SignedHead, game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.parties import posts
@@ -102,8 +102,8 @@ class Running:
     server: uvicorn.Server
     thread: threading.Thread
 
-    def mail(self, **changes: Any) -> Mail:
-        return Mail(self.url, DOMAIN, **{"hub": HUB.address, "seconds": 10.0, **changes})
+    def connect(self, **changes: Any) -> HubClient:
+        return HubClient(self.url, DOMAIN, **{"hub": HUB.address, "seconds": 10.0, **changes})
 
     def stop(self) -> None:
         self.server.should_exit = True
@@ -150,16 +150,16 @@ def ask(
         connection.close()
 
 
-def make_clerk(store: Store, **changes: Any) -> Clerk:
-    return Clerk(store, **{"domain": DOMAIN, "key": HUB, "limits": HubLimits(), **changes})
+def make_writer(store: Store, **changes: Any) -> PostWriter:
+    return PostWriter(store, **{"domain": DOMAIN, "key": HUB, "limits": HubLimits(), **changes})
 
 
 def arrived(wire: bytes, at: float = 0, address: str = "192.0.2.1") -> Arrival:
     return Arrival(wire=wire, signed=posts.SignedPost.decode(wire), at=at, address=address)
 
 
-def take(clerk: Clerk, *wires: bytes, address: str = "192.0.2.1") -> list[PostResult]:
-    return clerk.take([arrived(wire, address=address) for wire in wires])
+def take(writer: PostWriter, *wires: bytes, address: str = "192.0.2.1") -> list[PostResult]:
+    return writer.take([arrived(wire, address=address) for wire in wires])
 
 
 def post(body: posts.Body, author: PrivateKey, number: int, *, game: Digest | None = None) -> bytes:
@@ -193,12 +193,12 @@ def own_job(key: PrivateKey, trainer: PrivateKey | None = None) -> list[bytes]:
     return [posts.SignedPost.sign(one, DOMAIN, key).encode() for one in made]
 
 
-def upload(mail: Mail, path: Path) -> Digest:
+def upload(hub_client: HubClient, path: Path) -> Digest:
     with path.open("rb", buffering=0) as file:
-        return mail.put(file, path.stat().st_size)
+        return hub_client.put(file, path.stat().st_size)
 
 
-def download(mail: Mail, root: Digest, size: int, path: Path) -> None:
+def download(hub_client: HubClient, root: Digest, size: int, path: Path) -> None:
     path.touch()
     with path.open("r+b", buffering=0) as file:
-        mail.get(root, size, file)
+        hub_client.get(root, size, file)

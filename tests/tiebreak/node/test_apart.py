@@ -14,8 +14,8 @@ from tests.tiebreak.node.hubs import JOB, OFFER, own_job
 from tiebreak.node import driver
 from tiebreak.node.driver import Driver
 from tiebreak.node.ground import HubGround
+from tiebreak.node.hub_client import HubForgot, VerifiedPost
 from tiebreak.node.journal import Journal
-from tiebreak.node.mail import Letter, MailForgot
 from tiebreak.node.parties import (
     AUDITORS,
     AcceptancePolicy,
@@ -50,7 +50,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[tuple[str, str]
     made = Driver(
         WatcherParty(board=FollowedBoard(), domain=DOMAIN, pace=PACE),
         ground=SimpleNamespace(poll=raising, now=lambda: 7, domain=DOMAIN),  # type: ignore[arg-type]
-        mail=SimpleNamespace(read=raising, turn=lambda: None, hub=b""),  # type: ignore[arg-type]
+        hub_client=SimpleNamespace(read=raising, turn=lambda: None, hub=b""),  # type: ignore[arg-type]
         journal=SimpleNamespace(append=raising, fact=raising),  # type: ignore[arg-type]
         crews=SimpleNamespace(listen=lambda *_: None, drop=lambda _: [], move_only=lambda _: None),  # type: ignore[arg-type]
         shelf=SimpleNamespace(), notes=notes,  # type: ignore[arg-type]
@@ -72,10 +72,10 @@ def test_the_loop_goes_on_after_whatever_a_post_or_the_ground_raises(there: Any)
     assert [one for one in noted if one[0] == "board"] == [("board", "Entered: of no lawful play")]
 
 
-def letter(place: int, wire: bytes) -> Letter:
+def verified(place: int, wire: bytes) -> VerifiedPost:
     signed = posts.SignedPost.decode(wire)
     received = posts.ReceivedPost(place=place, at=7, wire=wire, signature=bytes(65))
-    return Letter(received=received, signed=signed, body=signed.verify(DOMAIN))
+    return VerifiedPost(received=received, signed=signed, body=signed.verify(DOMAIN))
 
 
 def test_nothing_is_kept_of_what_strangers_post(there: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -96,14 +96,14 @@ def test_nothing_is_kept_of_what_strangers_post(there: Any, monkeypatch: pytest.
     for number in range(5):
         key = PrivateKey.from_int(100 + number)
         for place, wire in enumerate([*own_job(key), *own_job(key, TRAINER)[:1]]):
-            made._receive(letter(1 + 10 * number + place, wire))
+            made._receive(verified(1 + 10 * number + place, wire))
     assert held() == before
-    made._receive(letter(100, OFFER))
+    made._receive(verified(100, OFFER))
     for number in range(5):
         body = posts.LibraryBody(count=number, logs=0, files=())
         made._list(JOB.id, TRAINER.address, body)
     turned: list[int] = []
-    made.mail.turn = lambda: turned.append(1)
+    made.hub_client.turn = lambda: turned.append(1)
     for _ in range(2):
         made._ask_hub()
     assert (made._asked, len(turned)) == ({JOB.id}, 1)
@@ -143,7 +143,7 @@ def test_no_thread_ends_by_what_the_hub_or_the_disk_raises(there: Any, thread: s
             made.stop.set()
         raising()
 
-    made.mail.read = made.journal.fact = ask
+    made.hub_client.read = made.journal.fact = ask
     getattr(made, thread)()
     assert len(tries) == 3
     assert noted == [("hub", "ValueError('of no family')")]
@@ -215,7 +215,7 @@ def test_posts_are_said_again_to_a_hub_that_lost_them_or_is_another(there: Any, 
 
     def meet(hub: bytes) -> list[bytes]:
         """What is said by a process that starts and sends what waits, twice."""
-        made._is_met, made.mail = False, SimpleNamespace(hub=hub, post=post, holds=holds)
+        made._is_met, made.hub_client = False, SimpleNamespace(hub=hub, post=post, holds=holds)
         said.clear()
         made._send_all()
         made._send_all()
@@ -244,9 +244,9 @@ def test_a_party_whose_hub_forgot_reads_anew_and_without_a_chain_starts_again(
     made.journal.heard(made.journal.unheard()[0], 4)
 
     def forgot(*_: Any) -> Any:
-        raise MailForgot("expected the post in place 9, got none")
+        raise HubForgot("expected the post in place 9, got none")
 
-    made.mail = SimpleNamespace(read=forgot, hub=b"hub")
+    made.hub_client = SimpleNamespace(read=forgot, hub=b"hub")
     if on_paper:
         made.ground = HubGround(OFF_CHAIN, None, raising, pace=PACE)
     made.journal.keep_fact("read of " + b"hub".hex(), (9).to_bytes(8, "big") + b"last")

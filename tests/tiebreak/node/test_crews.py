@@ -16,16 +16,16 @@ import pytest
 
 from tests.protocol.runs import CHALLENGER, DOMAIN, TRAINER, program
 from tests.protocol.town import JOB, PACE, START
-from tests.tiebreak.node.test_mail import answer, liar
+from tests.tiebreak.node.test_hub_client import answer, liar
 from tests.tiebreak.test_channel import Evil, frame, framed
 from tests.waiting import until
 from tiebreak.api.machine.channel import Channel
 from tiebreak.node import crews as crews_module
-from tiebreak.node import mail, workbench
+from tiebreak.node import hub_client, workbench
 from tiebreak.node.crews import NICENESS, Crew, Crews
 from tiebreak.node.driver import Driver
+from tiebreak.node.hub_client import HubAway, HubClient, HubRefused
 from tiebreak.node.journal import Journal
-from tiebreak.node.mail import Mail, MailAway, MailRefused
 from tiebreak.node.parties import AcceptancePolicy, AuditorNode, Shelf, TrainerNode
 from tiebreak.node.work import (
     ANSWERS,
@@ -260,9 +260,9 @@ FATES = {
 @pytest.mark.parametrize("fate", FATES)
 def test_no_mail_is_waited_for_without_a_deadline(fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task ends with a failure, after which others have their turn; posts behind one that is not taken are sent."""
-    monkeypatch.setattr(mail, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(hub_client, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(workbench, "SECONDS", 0.0)
-    monkeypatch.setattr(workbench, "Mail", partial(Mail, seconds=0.1))
+    monkeypatch.setattr(workbench, "HubClient", partial(HubClient, seconds=0.1))
     for name in ("open_offer", "parts", "secret_of"):
         monkeypatch.setattr(workbench, name, lambda *_: [])
     file = (tmp_path / "file").open("wb+", buffering=0)
@@ -286,14 +286,14 @@ def test_posts_that_a_hub_does_not_take_hide_none_behind_them(tmp_path: Path) ->
     def post(wire: bytes) -> Any:
         asked.append(wire)
         if wire != b"69":
-            raise MailAway("full") if len(asked) % 2 else MailRefused(400, "too early")
+            raise HubAway("full") if len(asked) % 2 else HubRefused(400, "too early")
         return SimpleNamespace(place=1)
 
     journal.keep_fact("hub", b"hub")
     given: dict[str, Any] = dict.fromkeys(("machine", "ground", "shelf"))
     given["crews"] = SimpleNamespace(listen=lambda *_: None)
     notes = SimpleNamespace(warn=lambda *_: None)
-    Driver(mail=SimpleNamespace(hub=b"hub", post=post), journal=journal, notes=notes, **given)._send_all()  # type: ignore[arg-type]
+    Driver(hub_client=SimpleNamespace(hub=b"hub", post=post), journal=journal, notes=notes, **given)._send_all()  # type: ignore[arg-type]
     assert asked == [b"%d" % number for number in range(70)]
     assert journal.last_heard() == (1, b"69")
     journal.close()
@@ -397,7 +397,8 @@ def driving(machine: Any, folder: Path, asked: list[tuple[Task, Any]], told: lis
     machine.shelf = Shelf(folder)
     crews = SimpleNamespace(bench=bench(folder), listen=lambda *_: None, ask=lambda *given, **_: asked.append(given))
     notes = SimpleNamespace(info=lambda *_, **__: None, warn=lambda *_, **__: None)
-    given: dict[str, Any] = {"ground": SimpleNamespace(now=lambda: START, domain=DOMAIN), "mail": SimpleNamespace()}
+    ground = SimpleNamespace(now=lambda: START, domain=DOMAIN)
+    given: dict[str, Any] = {"ground": ground, "hub_client": SimpleNamespace()}
     made = Driver(machine, journal=Journal(folder, {}), shelf=machine.shelf, crews=crews, notes=notes, **given)  # type: ignore[arg-type]
     made.tell = told.append  # type: ignore[method-assign]
     return made

@@ -16,17 +16,18 @@ import pytest
 
 from tests.lab.network.test_up import said_twice
 from tests.tiebreak.node import hubs
+from tests.waiting import free_port
 from tiebreak.api.agreeing.offers import offer_on
 from tiebreak.api.chain.chains import Devnet, devnet
 from tiebreak.api.training.bundle import Bundle, capture_bundle
 from tiebreak.lab.network import cheating_trainer as cheating
-from tiebreak.lab.network.local_network import HERE, OPEN_TO_ALL, free_port
+from tiebreak.lab.network.local_network import HERE, OPEN_TO_ALL
 from tiebreak.lab.sim.world.small_task import small_task
 from tiebreak.node import settings
 from tiebreak.node.driver import Driver
 from tiebreak.node.hub.app import HubSettings
 from tiebreak.node.hub.limits import HubLimits
-from tiebreak.node.mail import Mail
+from tiebreak.node.hub_client import HubClient
 from tiebreak.node.metrics import PartyMetrics, serve_metrics
 from tiebreak.node.parties import deliver
 from tiebreak.node.running import open_party
@@ -117,8 +118,8 @@ pytestmark = pytest.mark.slow
 
 
 def bodies(there: Town, kind: type[posts.Body]) -> list[tuple[bytes, posts.Body]]:
-    letters, _ = there.drivers["client"].mail.page(0)  # type: ignore[attr-defined]
-    return [(letter.post.sender, letter.body) for letter in letters if isinstance(letter.body, kind)]
+    verified_posts, _ = there.drivers["client"].hub_client.page(0)  # type: ignore[attr-defined]
+    return [(verified.post.sender, verified.body) for verified in verified_posts if isinstance(verified.body, kind)]
 
 
 def test_an_honest_run_is_settled_and_a_party_that_comes_back_goes_on(
@@ -128,15 +129,15 @@ def test_an_honest_run_is_settled_and_a_party_that_comes_back_goes_on(
 
     And everyone who may open the folder, or lives in it, is told apart.
     """
-    found_key, refused = Mail._ask_key, Counter[int]()
+    found_key, refused = HubClient._ask_key, Counter[int]()
 
-    def ask_key(mail: Mail) -> Address:
-        refused[id(mail)] += 1
-        if refused[id(mail)] == 1:
+    def ask_key(hub_client: HubClient) -> Address:
+        refused[id(hub_client)] += 1
+        if refused[id(hub_client)] == 1:
             raise ConfigurationError("expected a hub for chain 1, got one for chain 2")
-        return found_key(mail)
+        return found_key(hub_client)
 
-    monkeypatch.setattr(Mail, "_ask_key", ask_key)
+    monkeypatch.setattr(HubClient, "_ask_key", ask_key)
     with town(tmp_path) as there:
         for role in ("client", "trainer", "auditor"):
             there.join(role)
@@ -235,8 +236,8 @@ def test_a_hub_that_goes_away_in_the_middle_of_a_game(tmp_path: Path, fate: str)
                 there.drivers.pop(role).close()
                 there.join(role, "rate" if role == "trainer" else "")
         there.end(job)
-        letters, _ = there.drivers["client"].mail.page(0)  # type: ignore[attr-defined]
-        senders = {letter.post.sender for letter in letters}
+        verified_posts, _ = there.drivers["client"].hub_client.page(0)  # type: ignore[attr-defined]
+        senders = {verified.post.sender for verified in verified_posts}
         assert senders == {there.keys[role].address for role in ("client", "trainer", "auditor")}
         (game,) = there.drivers["auditor"].machine.board.games.values()
         assert game.job.status is JobStatus.SLASHED

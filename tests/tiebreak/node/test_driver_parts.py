@@ -13,9 +13,9 @@ from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER
 from tests.protocol.town import JOB, PACE, START
 from tiebreak.node import driver
 from tiebreak.node.driver import Driver
+from tiebreak.node.hub_client import HubRefused
 from tiebreak.node.journal import Journal
 from tiebreak.node.log import Log
-from tiebreak.node.mail import MailRefused
 from tiebreak.node.parties import AcceptancePolicy, Shelf, TrainerNode
 from tiebreak.node.work import Answer, Publish
 from tiebreak.protocol.commitments.eip712 import Address
@@ -35,7 +35,7 @@ class Hub:
 
     def post(self, wire: bytes) -> Any:
         if wire in self.refused:
-            raise MailRefused(403, "of a test")
+            raise HubRefused(403, "of a test")
         self.had.append(wire)
         return SimpleNamespace(place=len(self.had))
 
@@ -68,7 +68,7 @@ def driver_of(journal: Journal, hub: Hub, *jobs: PublicJob) -> Driver:
     ground: Any = SimpleNamespace(now=lambda: START, linked=None, send=asked.append)
     notes = Log("trainer", stream=StringIO())
     return Driver(
-        machine, ground=ground, mail=hub, journal=journal, shelf=machine.shelf, crews=crews, notes=notes,  # type: ignore[arg-type]
+        machine, ground=ground, hub_client=hub, journal=journal, shelf=machine.shelf, crews=crews, notes=notes,  # type: ignore[arg-type]
     )  # fmt: skip
 
 

@@ -69,11 +69,11 @@ for n in range(40):
 HUB = """
 import os
 import sys
-from tests.tiebreak.node.hubs import OFFER, make_clerk, steps, take
+from tests.tiebreak.node.hubs import OFFER, make_writer, steps, take
 from tiebreak.node.hub.store import Store
-clerk = make_clerk(Store(f"sqlite+pysqlite:///{sys.argv[1]}/posts.sqlite"))
+writer = make_writer(Store(f"sqlite+pysqlite:///{sys.argv[1]}/posts.sqlite"))
 for wires in ([OFFER], *([steps(2 * n), steps(2 * n + 1)] for n in range(80))):
-    assert {answer.status for answer in take(clerk, *wires)} == {200}
+    assert {answer.status for answer in take(writer, *wires)} == {200}
     os.write(1, b".")
 """
 

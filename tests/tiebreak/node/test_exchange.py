@@ -15,8 +15,8 @@ from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.node import exchange
 from tiebreak.node.exchange import Roots
+from tiebreak.node.hub_client import HubClient
 from tiebreak.node.library import Fetched
-from tiebreak.node.mail import Mail
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN as DOMAIN
 from tiebreak.protocol.commitments.eip712 import Address
@@ -94,7 +94,7 @@ def test_jobs_of_a_hub_are_listed_without_a_chain(hands: Hands, tmp_path: Path) 
     opened = RunDirectory.open(tmp_path / "client")
     key = load_key(hands.people.path("client.pem"))
     created = tx.CreateJob(job=opened.job, signature=opened.agreement.trainer_signature)
-    publisher = exchange.Publisher(Mail(hands.hub.url, DOMAIN), opened.job, DOMAIN, key)
+    publisher = exchange.Publisher(HubClient(hands.hub.url, DOMAIN), opened.job, DOMAIN, key)
     assert publisher.say(posts.TransactionBody(transaction=created))
     (row,) = hands.tell("jobs", "list", *where)
     assert (row["job"], row["status"], row["heads"]) == (job, "offered", 0)
@@ -146,14 +146,14 @@ def test_only_lists_of_client_and_trainer_are_fetched_by_the_longest_first(
     given: list[Any] = []
 
     class Fetches:
-        def __init__(self, folder: Path, mail: Any, job: Any, domain: Any, listings: Any, **_: Any) -> None:
+        def __init__(self, folder: Path, hub_client: Any, job: Any, domain: Any, listings: Any, **_: Any) -> None:
             given.append([listing.count for listing in listings])
 
         def fetch(self, count: int, *, states: bool) -> Any:
             given.append(count)
             return Fetched(path=tmp_path)
 
-    monkeypatch.setattr(exchange, "letters", lambda *_: found)
+    monkeypatch.setattr(exchange, "read_posts", lambda *_: found)
     monkeypatch.setattr(exchange, "Fetcher", Fetches)
     wanted, _ = exchange.fetch_from(SimpleNamespace(), JOB.id, DOMAIN, tmp_path)  # type: ignore[arg-type]
     assert given == [[2, 2, 1, 0], 2]

@@ -8,8 +8,7 @@ import pytest
 
 from tests.chain.support import CLIENT, ETHER, TRAINER, numbered
 from tests.protocol.town import Kept
-from tests.waiting import until
-from tiebreak.lab.network.local_network import free_port
+from tests.waiting import free_port, until
 from tiebreak.node.ground import ChainGround
 from tiebreak.protocol.chain import Chain
 from tiebreak.protocol.chain.devnet import MNEMONIC, dev_secrets, find_anvil, run_anvil

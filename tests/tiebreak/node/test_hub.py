@@ -20,7 +20,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.flow_control import FlowControl
 
-from tests.lab.pages.staged import Staged
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
 from tests.tiebreak.node.hubs import (
     DATABASES,
@@ -34,7 +33,7 @@ from tests.tiebreak.node.hubs import (
     ask,
     download,
     library,
-    make_clerk,
+    make_writer,
     own_job,
     post,
     running,
@@ -48,12 +47,13 @@ from tiebreak.node.hub import app as app_module
 from tiebreak.node.hub import bodies as bodies_module
 from tiebreak.node.hub import connection as connection_module
 from tiebreak.node.hub import streams as streams_module
-from tiebreak.node.hub.clerk import Arrival
 from tiebreak.node.hub.connection import GRACE_SECONDS, OpenConnections
 from tiebreak.node.hub.limits import PAGE_SECONDS, PROCESSOR, Buckets, HubLimits, Recent, address_of, networks_in
-from tiebreak.node.hub.line import Line, WaitingRequest
+from tiebreak.node.hub.post_queue import PostQueue, WaitingRequest
+from tiebreak.node.hub.post_writer import Arrival
 from tiebreak.node.hub.serving import proxies_of
 from tiebreak.node.hub.store import Store, Writer
+from tiebreak.node.pages.feed import Feed, PageContext
 from tiebreak.node.pages.routes import routes
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
@@ -61,7 +61,6 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.packing import unpack
 from tiebreak.protocol.parties import posts
-from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.parties.posts import Complete, Received, ReceivedPost
 from tiebreak.protocol.parties.turns import MAX_BATCH, OTHERS, Turns
 from tiebreak.protocol.tags import Digest
@@ -95,17 +94,17 @@ def test_posts_are_placed_signed_and_listed(database: str, tmp_path: Path) -> No
     with running(wanted) as hub:
         first = placed_signed_and_listed(hub)
     with running(wanted) as hub:
-        assert hub.mail().post(OFFER) == first
-        assert hub.mail().post(steps(2)).place == 6
+        assert hub.connect().post(OFFER) == first
+        assert hub.connect().post(steps(2)).place == 6
         assert [item.place for item in page(hub)] == [1, 2, 3, 4, 5, 6]
 
 
 def placed_signed_and_listed(hub: Running) -> Received:
-    mail = hub.mail()
+    hub_client = hub.connect()
     game = post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME)
     move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
     wires = [OFFER, steps(0), game, move, steps(1)]
-    received = [mail.post(wire) for wire in wires]
+    received = [hub_client.post(wire) for wire in wires]
     assert [found.place for found in received] == [1, 2, 3, 4, 5]
     found = page(hub)
     assert [item.wire for item in found] == wires
@@ -123,7 +122,7 @@ def placed_signed_and_listed(hub: Running) -> Received:
 
 def test_the_hub_signs_for_all_posts_of_a_job(hub: Running) -> None:
     for n, wire in enumerate((OFFER, steps(0), steps(1))):
-        hub.mail().post(wire)
+        hub.connect().post(wire)
         status, _, body = ask(hub, "GET", f"/posts/end?job={JOB.id.hex()}")
         assert status == 200
         said, found = Complete.unpack("end", unpack(body, 1 << 10)), page(hub, f"job={JOB.id.hex()}")
@@ -138,22 +137,22 @@ def test_the_hub_signs_for_all_posts_of_a_job(hub: Running) -> None:
 
 
 def test_the_same_post_is_answered_as_before_and_another_is_refused(hub: Running) -> None:
-    mail = hub.mail()
-    mail.post(OFFER)
-    first = mail.post(steps(7))
-    assert mail.post(steps(8)).place == 3
-    assert mail.post(steps(7)) == first
+    hub_client = hub.connect()
+    hub_client.post(OFFER)
+    first = hub_client.post(steps(7))
+    assert hub_client.post(steps(8)).place == 3
+    assert hub_client.post(steps(7)) == first
     flipped = posts.SignedPost.decode(steps(7))
     other_end = replace(flipped, signature=flipped.signature[:64] + bytes([55 - flipped.signature[64]]))
-    assert mail.post(other_end.encode()) == first
+    assert hub_client.post(other_end.encode()) == first
     other = post(posts.StepsBody(first_step=99, losses=(), millisteps=0, processor=0, memory=0), TRAINER, 7)
     assert "expected content" in refused(hub, 409, other)
     assert len(page(hub)) == 3
 
 
 def test_two_in_one_batch_are_one(store: Store) -> None:
-    clerk = make_clerk(store)
-    first, same, other = take(clerk, OFFER, OFFER, steps(0))
+    writer = make_writer(store)
+    first, same, other = take(writer, OFFER, OFFER, steps(0))
     assert first.row == same.row
     assert (first.is_new, same.is_new) == (True, False)
     assert other.row is not None
@@ -164,19 +163,19 @@ def test_who_writes_where(hub: Running) -> None:
     assert "a job that its client offered here" in refused(hub, 403, steps(0))
     by_stranger = posts.Post.of(posts.OfferBody(job=JOB), job_id=JOB.id, number=0, sender=STRANGER.address)
     assert "expected one by" in refused(hub, 403, posts.SignedPost.sign(by_stranger, DOMAIN, STRANGER).encode())
-    hub.mail().post(OFFER)
+    hub.connect().post(OFFER)
     assert "expected one by" in refused(hub, 403, steps(0, STRANGER))
     assert "a game that was opened" in refused(hub, 403, post(posts.MoveBody(wire=b""), CHALLENGER, 0, game=GAME))
     forged = replace(HEAD, signature=STRANGER.sign(HEAD.head.digest(DOMAIN)))
     opening = post(posts.GameBody(head=forged, nonce=1), CHALLENGER, 0, game=GAME)
     assert "expected a signature by" in refused(hub, 403, opening)
-    hub.mail().post(post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME))
+    hub.connect().post(post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME))
     assert "expected one by" in refused(hub, 403, post(posts.MoveBody(wire=b""), STRANGER, 0, game=GAME))
-    hub.mail().post(post(posts.MoveBody(wire=b""), TRAINER, 0, game=GAME))
+    hub.connect().post(post(posts.MoveBody(wire=b""), TRAINER, 0, game=GAME))
 
 
 def test_what_is_no_post_is_refused(hub: Running) -> None:
-    hub.mail().post(OFFER)
+    hub.connect().post(OFFER)
     signatures = (HUB.sign(bytes(32)), TRAINER.sign(bytes(32)), bytes(65), b"\xff" * 65)
     unsigned = [replace(posts.SignedPost.decode(steps(0)), signature=one).encode() for one in signatures]
     for wire in (b"", OFFER + b"\0", *unsigned):
@@ -187,16 +186,16 @@ def test_what_is_no_post_is_refused(hub: Running) -> None:
 
 def test_a_key_keeps_to_its_limits(tmp_path: Path) -> None:
     with running(settings(tmp_path, posts_per_minute=10, jobs_per_key=1, games_per_key=0)) as hub:
-        hub.mail().post(OFFER)
+        hub.connect().post(OFFER)
         other = make_job(nonce=8)
         offer = posts.Post.of(posts.OfferBody(job=other), job_id=other.id, number=0, sender=CLIENT.address)
         assert "at most 1 jobs" in refused(hub, 429, posts.SignedPost.sign(offer, DOMAIN, CLIENT).encode())
-        hub.mail().post(library([], 1, CLIENT))
+        hub.connect().post(library([], 1, CLIENT))
         assert "at most 10 posts a minute" in refused(hub, 429, library([], 2, CLIENT))
         game = post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME)
         assert "at most 0 games" in refused(hub, 429, game)
     with running(settings(tmp_path, post_bytes_per_second=20)) as hub:
-        hub.mail().post(OFFER)
+        hub.connect().post(OFFER)
         large = post(posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 100), TRAINER, 5)
         assert "at most 20 bytes a second" in refused(hub, 429, large)
     with running(settings(tmp_path, refusals_per_minute=2)) as hub:
@@ -209,22 +208,22 @@ def test_a_key_keeps_to_its_limits(tmp_path: Path) -> None:
 
 def test_a_repeated_post_costs_its_address_and_not_its_key(store: Store) -> None:
     """A stranger sends all public posts of others again, from one address and from many, as often as it likes."""
-    clerk, most = make_clerk(store), HubLimits().posts_per_minute // 5
+    writer, most = make_writer(store), HubLimits().posts_per_minute // 5
     said = [OFFER, *(listing(n, 1000) for n in range(2)), *(steps(n) for n in range(2, 20))]
     another = post(posts.StepsBody(first_step=99, losses=(), millisteps=0, processor=0, memory=0), TRAINER, 2)
     elsewhere = own_job(TRAINER, CLIENT)[1:]  # posts of another hub, about a job that was never offered here
-    assert {answer.status for answer in take(clerk, *said, address="")} == {200}
+    assert {answer.status for answer in take(writer, *said, address="")} == {200}
     seen = set[str]()
     for address in ["192.0.2.66"] * 8 + [f"198.51.100.{n}" for n in range(8)]:
-        answers = take(clerk, *said, another, *elsewhere, address=address)
+        answers = take(writer, *said, another, *elsewhere, address=address)
         assert not any(answer.is_new for answer in answers)
         if address not in seen:  # one that comes again may have used up what an address has
             assert {answer.status for answer in answers} == {200, 403, 409}, "answered, and charged to no key"
         seen.add(address)
-    paid = [take(clerk, *said[1:3], address="192.0.2.66")[1].status for _ in range(8)]
+    paid = [take(writer, *said[1:3], address="192.0.2.66")[1].status for _ in range(8)]
     assert 429 in paid, "it has used up its own"
     mine = [listing(99, 500), *(steps(n) for n in range(100, 80 + most))]
-    answers = take(clerk, *mine, address="192.0.2.1")
+    answers = take(writer, *mine, address="192.0.2.1")
     assert [(answer.status, answer.is_new) for answer in answers] == [(200, True)] * (most - 19)
 
 
@@ -235,17 +234,17 @@ def replayed(number: int, author: PrivateKey = STRANGER) -> bytes:
 def test_what_strangers_may_leave_in_a_job(database: str) -> None:
     """Auditors are no party of a job, so anybody may say what a replay came to, or send what a chain would get."""
     limits = replace(HubLimits(), stranger_bytes=3 * len(replayed(0)))
-    for first in (0, 2):  # by a clerk that has seen them, and by one that starts again
+    for first in (0, 2):  # by a post writer that has seen them, and by one that starts again
         store = Store(database)
-        clerk = make_clerk(store, limits=limits)
-        take(clerk, OFFER)
-        answers = take(clerk, *(replayed(number) for number in range(first, first + 4)))
+        writer = make_writer(store, limits=limits)
+        take(writer, OFFER)
+        answers = take(writer, *(replayed(number) for number in range(first, first + 4)))
         assert [answer.status for answer in answers] == ([200, 200, 200, 403] if first == 0 else [200, 403, 403, 403])
         assert "at most" in answers[-1].error
-        (again,) = take(clerk, replayed(0))
+        (again,) = take(writer, replayed(0))
         assert again.row is not None, "what is here is answered as before"
         mine = (steps(number) for number in range(10 * first, 10 * first + 9))
-        others = take(clerk, replayed(first, CHALLENGER), *mine)
+        others = take(writer, replayed(first, CHALLENGER), *mine)
         assert {answer.status for answer in others} == {200}
         store.close()
 
@@ -255,15 +254,18 @@ def test_a_full_disk_has_a_little_for_each_key_and_address(store: Store) -> None
     room = [True]
     offers = [own_job(PrivateKey.from_int(100 + number)) for number in range(3)]
     most = sum(map(len, offers[0][2:5]))
-    clerk = make_clerk(store, limits=HubLimits(full_bytes=most, keys_per_address=2), has_room=lambda: room[0])
-    take(clerk, OFFER, *(offer for offer, *_ in offers[:2]))
+    writer = make_writer(store, limits=HubLimits(full_bytes=most, keys_per_address=2), has_room=lambda: room[0])
+    take(writer, OFFER, *(offer for offer, *_ in offers[:2]))
     room[0] = False
-    assert {answer.status for answer in take(clerk, *offers[2], offers[0][1], steps(0), replayed(0))} == {403, 507}
+    assert {answer.status for answer in take(writer, *offers[2], offers[0][1], steps(0), replayed(0))} == {
+        403,
+        507,
+    }
     for number, (_, _, *wires) in enumerate(offers[:2]):
-        assert [answer.status for answer in take(clerk, *wires)] == [200] * 3 + [507], number
+        assert [answer.status for answer in take(writer, *wires)] == [200] * 3 + [507], number
     answer = post(posts.AnswerBody(job=JOB, signature=b""), TRAINER, 9)
-    assert [found.status for found in take(clerk, answer)] == [507], "two keys have used up what the address has"
-    assert [found.status for found in take(clerk, answer, address="192.0.2.2")] == [200]
+    assert [found.status for found in take(writer, answer)] == [507], "two keys have used up what the address has"
+    assert [found.status for found in take(writer, answer, address="192.0.2.2")] == [200]
 
 
 def listing(number: int, files: int, author: PrivateKey = TRAINER) -> bytes:
@@ -272,13 +274,13 @@ def listing(number: int, files: int, author: PrivateKey = TRAINER) -> bytes:
 
 
 def test_keys_and_addresses_have_so_many_rows(store: Store) -> None:
-    clerk = make_clerk(
+    writer = make_writer(
         store, limits=HubLimits(rows_per_minute=1, keys_per_address=1)
     )  # a burst is never below one full list
-    take(clerk, OFFER)
-    assert [answer.status for answer in take(clerk, listing(1, 1000), listing(2, 1000))] == [200, 429]
-    assert [answer.status for answer in take(clerk, listing(3, 700, CLIENT))] == [429], "another key, the same address"
-    (answer,) = take(clerk, listing(3, 700, CLIENT), address="192.0.2.2")
+    take(writer, OFFER)
+    assert [answer.status for answer in take(writer, listing(1, 1000), listing(2, 1000))] == [200, 429]
+    assert [answer.status for answer in take(writer, listing(3, 700, CLIENT))] == [429], "another key, the same address"
+    (answer,) = take(writer, listing(3, 700, CLIENT), address="192.0.2.2")
     assert answer.status == 200
     assert all(store.is_named(Digest(bytes([0] * 15 + [1]) + n.to_bytes(16, "big")), n) for n in (0, 999))
 
@@ -287,7 +289,7 @@ def test_a_move_waits_for_no_list_and_each_address_has_its_turn() -> None:
     """And neither makes the other late: what counts is when it arrived."""
 
     async def batches() -> list[list[str]]:
-        line, loop, found = Line(), asyncio.get_running_loop(), list[list[str]]()
+        line, loop, found = PostQueue(), asyncio.get_running_loop(), list[list[str]]()
         sent = [(listing(n, posts.MAX_FILES), f"list{n}") for n in range(3)]
         sent += [*((steps(n), "flood") for n in range(99)), (steps(0), "other")]
         move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
@@ -335,9 +337,9 @@ def test_those_who_fill_the_line_keep_nobody_out(tmp_path: Path) -> None:
 
 
 def test_a_post_counts_from_its_arrival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the clerk is busy meanwhile, and whoever asks how things stand."""
+    """However long the post writer is busy meanwhile, and whoever asks how things stand."""
     with running(settings(tmp_path)) as hub:
-        hub.mail().post(OFFER)
+        hub.connect().post(OFFER)
         clock, busy, go_on = [5e9], threading.Event(), threading.Event()
         monkeypatch.setattr(app_module.time, "time", lambda: clock[0])
 
@@ -348,7 +350,7 @@ def test_a_post_counts_from_its_arrival(tmp_path: Path, monkeypatch: pytest.Monk
         hub.hub._desk.submit(wait)
         assert busy.wait(10)
         found: list[int] = []
-        sending = [threading.Thread(target=lambda n=n: found.append(hub.mail().post(steps(n)).at)) for n in range(2)]
+        sending = [threading.Thread(target=lambda n=n: found.append(hub.connect().post(steps(n)).at)) for n in range(2)]
         for number, thread in enumerate(sending):
             thread.start()
             until(lambda number=number: hub.hub.waiting == number + 1)
@@ -419,12 +421,12 @@ def test_a_bucket_fills_again_and_a_map_forgets() -> None:
 
 def test_a_database_belongs_to_one_hub_and_one_domain(database: str) -> None:
     store = Store(database)
-    make_clerk(store)
+    make_writer(store)
     store.close()
     for changes in ({"key": CLIENT}, {"domain": replace(DOMAIN, chain_id=5)}):
         other = Store(database)
         with pytest.raises(StateError, match=r"expected a database of (hub|chain)"):
-            make_clerk(other, **changes)
+            make_writer(other, **changes)
         other.close()
     with pytest.raises(ConfigurationError, match="URL of an SQLite or PostgreSQL database"):
         Store("nothing")
@@ -435,32 +437,32 @@ def test_a_database_belongs_to_one_hub_and_one_domain(database: str) -> None:
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 def test_two_clerks_do_not_share_a_database(database: str) -> None:
     first, second = Store(database), Store(database)
-    make_clerk(first)
+    make_writer(first)
     with pytest.raises(StateError, match="another hub writes to this database"):
-        make_clerk(second)
+        make_writer(second)
     leaving = threading.Timer(0.1, first.close)  # as where the server sees a hub go late
     leaving.start()
-    make_clerk(second)
+    make_writer(second)
     leaving.join()
     second.close()
 
 
 def test_numbers_may_come_in_any_order(database: str) -> None:
     numbers = [2**64 - 1, 0, 7, 3, 7, 2**64 - 1, 2**63, 4]
-    for _ in range(2):  # by a clerk that has seen them, and by one that starts again
+    for _ in range(2):  # by a post writer that has seen them, and by one that starts again
         store = Store(database)
-        clerk = make_clerk(store)
-        answers = take(clerk, OFFER) + [take(clerk, steps(number))[0] for number in numbers]
+        writer = make_writer(store)
+        answers = take(writer, OFFER) + [take(writer, steps(number))[0] for number in numbers]
         places = [answer.row.place for answer in answers if answer.row]
         assert places == [1, 2, 3, 4, 5, 4, 2, 6, 7]
         store.close()
 
 
 def test_the_clock_never_goes_back(store: Store) -> None:
-    clerk = make_clerk(store)
-    answers = clerk.take([arrived(OFFER, 100.0)])
+    writer = make_writer(store)
+    answers = writer.take([arrived(OFFER, 100.0)])
     for at, wire in ((50.0, steps(0)), (101.5, steps(1))):
-        answers += clerk.take([arrived(wire, at)])
+        answers += writer.take([arrived(wire, at)])
     assert [answer.row.at for answer in answers if answer.row] == [100, 100, 101]
 
 
@@ -471,25 +473,25 @@ def test_a_database_that_is_full_refuses_and_goes_on(store: Store) -> None:
     def limit(connection: Any, *_: object) -> None:
         connection.execute(f"PRAGMA max_page_count = {most[0]}")
 
-    clerk = make_clerk(store)
-    take(clerk, OFFER)
+    writer = make_writer(store)
+    take(writer, OFFER)
     most[0] = 1
     sql.event.listen(store.engine, "checkout", limit)
     store._leave()  # for a connection with the limit
     large = post(posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 7000), TRAINER, 5)
     unsigned = replace(posts.SignedPost.decode(OFFER), signature=bytes(65)).encode()
-    assert [(a.status, a.row) for a in take(clerk, large, unsigned)] == [(507, None), (400, None)]
+    assert [(a.status, a.row) for a in take(writer, large, unsigned)] == [(507, None), (400, None)]
     assert [row.place for row in store.posts(0)] == [1]
     most[0] = 1 << 20
-    (answer,) = take(clerk, large)
+    (answer,) = take(writer, large)
     assert answer.row is not None
     assert answer.row.place == 2
 
 
 def test_a_clerk_that_ends_is_told(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.mail().post(OFFER)
+    hub.connect().post(OFFER)
     assert json.loads(ask(hub, "GET", "/healthz")[2]) == {"status": "ok", "place": 1}
-    monkeypatch.setattr(hub.hub.clerk, "take", lambda _wires: 1 // 0)
+    monkeypatch.setattr(hub.hub.post_writer, "take", lambda _wires: 1 // 0)
     assert refused(hub, 503, steps(1))
     assert ask(hub, "GET", "/healthz")[0] == 503
     assert len(page(hub)) == 1
@@ -499,7 +501,7 @@ def test_a_clerk_that_ends_is_told(hub: Running, monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_stream_says_what_is_new_without_the_posts(hub: Running) -> None:
-    hub.mail().post(OFFER)
+    hub.connect().post(OFFER)
     connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=10)
     connection.request("GET", "/stream", headers={"Last-Event-ID": "0"})
     response = connection.getresponse()
@@ -537,26 +539,29 @@ def test_pages_that_take_long_keep_no_thread_from_posts(tmp_path: Path) -> None:
     """More pages than the hub has threads, of six addresses, none of which is ready."""
     go_on, asked = threading.Event(), list[str]()
 
-    class Slow(Staged):
-        def reading(self) -> Any:
+    class Slow(Feed):
+        @property
+        def board(self) -> None:
             asked.append("a page")
             go_on.wait(20)
-            return super().reading()
 
-    slow = Slow(domain=DOMAIN, at=0, board=Board(), seen={}, known=None)
-    with running(settings(tmp_path), pages=lambda _: routes(slow)) as hub, ExitStack() as stack:
+    context = PageContext(domain=DOMAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 0)
+    with (
+        running(settings(tmp_path), pages=lambda store: routes(Slow(store, context))) as hub,
+        ExitStack() as stack,
+    ):
         for number in range(48):
             reader = stack.enter_context(connect(hub, f"127.0.0.{2 + number // 8}"))
             reader.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n")
         until(lambda: hub.hub.viewing.held.total() == 48)
-        assert hub.mail().post(OFFER).place == 1
+        assert hub.connect().post(OFFER).place == 1
         assert len(page(hub)) == 1
         assert len(asked) <= 4
         go_on.set()
 
 
 def test_the_newest_posts_and_those_of_some_kinds(store: Store) -> None:
-    take(make_clerk(store), OFFER, *(wire for n in range(4) for wire in (steps(2 * n), library([], 2 * n + 1))))
+    take(make_writer(store), OFFER, *(wire for n in range(4) for wire in (steps(2 * n), library([], 2 * n + 1))))
     assert [row.place for row in store.posts(2, newest=True, limit=3)] == [7, 8, 9]
     assert [row.place for row in store.posts(8, newest=True, limit=3)] == [9]
     kinds = (posts.PostKind.OFFER, posts.PostKind.LIBRARY)
@@ -567,11 +572,11 @@ def test_the_newest_posts_and_those_of_some_kinds(store: Store) -> None:
 
 
 def test_what_never_has_a_body_gets_no_events(hub: Running) -> None:
-    hub.mail().post(OFFER)
+    hub.connect().post(OFFER)
     with connect(hub, "127.0.0.1") as reader:
         reader.sendall(b"HEAD /stream HTTP/1.1\r\nHost: hub\r\n\r\n")
         until(lambda: any(listener.has_all for listener in hub.hub.streams._all))
-        assert [hub.mail().post(steps(number)).place for number in range(3)] == [2, 3, 4]
+        assert [hub.connect().post(steps(number)).place for number in range(3)] == [2, 3, 4]
         assert reader.recv(1 << 16).endswith(b"\r\n\r\n")
 
 
@@ -598,10 +603,10 @@ def test_a_stream_that_nobody_reads_is_cut(
     monkeypatch.setattr(streams_module, "MAX_HELD_BYTES", held)
     monkeypatch.setattr(connection_module, "PATIENCE_SECONDS", patience)
     with running(settings(tmp_path)) as hub, silent(hub, "/stream?posts=1"):
-        hub.mail().post(OFFER)
+        hub.connect().post(OFFER)
         until(lambda: len(hub.hub.streams) == 1)
         for number in range(40):  # more than the buffers of both sockets hold
-            hub.mail().post(post(LARGE, TRAINER, number))
+            hub.connect().post(post(LARGE, TRAINER, number))
         until(lambda: not hub.hub.listening.held and not len(hub.hub.streams))
         until_cut(hub)
         assert len(page(hub, "limit=3")) == 3, "others are served"
@@ -609,9 +614,9 @@ def test_a_stream_that_nobody_reads_is_cut(
 
 def test_a_page_of_posts_counts_until_it_was_read(tmp_path: Path) -> None:
     with running(settings(tmp_path, reads_per_address=1)) as hub:
-        hub.mail().post(OFFER)
+        hub.connect().post(OFFER)
         for number in range(40):
-            hub.mail().post(post(LARGE, TRAINER, number))
+            hub.connect().post(post(LARGE, TRAINER, number))
         with silent(hub, "/posts"):
             until(lambda: bool(hub.hub.reading.held))
             status, _, body = ask(hub, "GET", "/posts")
@@ -763,8 +768,8 @@ DATA, ROOT, DIGESTS = blob(SIZE)
 
 
 def name_it(hub: Running, root: Digest = ROOT, size: int = SIZE) -> None:
-    hub.mail().post(OFFER)
-    hub.mail().post(library([("a.bin", root, size)], 0))
+    hub.connect().post(OFFER)
+    hub.connect().post(library([("a.bin", root, size)], 0))
 
 
 def test_a_blob_goes_up_in_parts_and_down_in_ranges(hub: Running) -> None:
@@ -795,13 +800,13 @@ def test_a_blob_goes_up_in_parts_and_down_in_ranges(hub: Running) -> None:
 
 
 def test_blobs_of_every_end(hub: Running, tmp_path: Path, cases: Callable[[], None]) -> None:
-    hub.mail().post(OFFER)
+    hub.connect().post(OFFER)
     for number, size in enumerate((0, 1, PIECE_BYTES, PIECE_BYTES + 1)):
         data, root, _ = blob(size)
-        hub.mail().post(library([("a", root, size)], number))
+        hub.connect().post(library([("a", root, size)], number))
         (tmp_path / "up").write_bytes(data)
-        assert upload(hub.mail(), tmp_path / "up") == root
-        download(hub.mail(), root, size, tmp_path / f"down{size}")
+        assert upload(hub.connect(), tmp_path / "up") == root
+        download(hub.connect(), root, size, tmp_path / f"down{size}")
         assert (tmp_path / f"down{size}").read_bytes() == data
         cases()
 
@@ -811,7 +816,7 @@ def test_a_blob_that_nobody_reads_is_cut(hub: Running, tmp_path: Path, monkeypat
     data, root, _ = blob(16 * PIECE_BYTES)
     name_it(hub, root, len(data))
     (tmp_path / "up").write_bytes(data)
-    upload(hub.mail(), tmp_path / "up")
+    upload(hub.connect(), tmp_path / "up")
     with silent(hub, f"/blobs/{root.hex()}"):
         until(lambda: hub.hub.metrics.given._value.get() > 0)
         assert hub.hub.metrics.given._value.get() < len(data)
@@ -832,7 +837,7 @@ def test_a_blob_that_was_cut_on_the_disk_ends_short(tmp_path: Path) -> None:
 
 def test_hostile_blobs(tmp_path: Path) -> None:
     with running(settings(tmp_path, blob_bytes=SIZE)) as hub:
-        hub.mail().post(OFFER)
+        hub.connect().post(OFFER)
         where = f"/blobs/{ROOT.hex()}"
         pieces = f"{where}/pieces?size={SIZE}"
         assert ask(hub, "PUT", pieces, DIGESTS)[0] == 403  # nobody named it
@@ -868,7 +873,7 @@ def test_a_part_is_checked_again_after_a_restart(tmp_path: Path) -> None:
         file.write(b"damaged")
     with running(wanted) as hub:
         (tmp_path / "up").write_bytes(DATA)
-        assert upload(hub.mail(), tmp_path / "up") == ROOT
+        assert upload(hub.connect(), tmp_path / "up") == ROOT
         assert ask(hub, "GET", f"/blobs/{ROOT.hex()}")[2] == DATA
 
 
@@ -876,13 +881,13 @@ def test_what_a_key_may_store(tmp_path: Path) -> None:
     with running(settings(tmp_path, bytes_per_key=SIZE)) as hub:
         name_it(hub)
         data, root, digests = blob(5)
-        hub.mail().post(library([("b", root, 5)], 1))
+        hub.connect().post(library([("b", root, 5)], 1))
         assert ask(hub, "PUT", f"/blobs/{ROOT.hex()}/pieces?size={SIZE}", DIGESTS)[0] == 200
         status, _, body = ask(hub, "PUT", f"/blobs/{root.hex()}/pieces?size=5", digests)
         assert status == 403
         assert b"by the key that names it" in body
         # Somebody else of the job has room for it.
-        hub.mail().post(library([("b", root, 5)], 1, CLIENT))
+        hub.connect().post(library([("b", root, 5)], 1, CLIENT))
         assert ask(hub, "PUT", f"/blobs/{root.hex()}/pieces?size=5", digests)[0] == 200
         assert ask(hub, "PUT", f"/blobs/{root.hex()}", data)[0] == 200
 
@@ -904,7 +909,7 @@ def test_a_full_disk_refuses_blobs_and_keeps_serving(tmp_path: Path, monkeypatch
         with monkeypatch.context() as patch:
             patch.setattr("tiebreak.node.hub.blobs.os.pwrite", full)
             assert ask(hub, "PUT", where, DATA)[0] == 507
-            assert hub.mail().post(steps(5)).place == 3
+            assert hub.connect().post(steps(5)).place == 3
         assert ask(hub, "GET", f"{where}/pieces")[1]["x-tiebreak-held"] == "0"
         assert ask(hub, "PUT", where, DATA)[0] == 200
         assert ask(hub, "GET", where)[2] == DATA

@@ -23,7 +23,7 @@ from tests.tiebreak.node.hubs import (
     arrived,
     ask,
     cluster,
-    make_clerk,
+    make_writer,
     post,
     running,
     serving,
@@ -35,8 +35,9 @@ from tests.waiting import until
 from tiebreak.node.hub import app as app_module
 from tiebreak.node.hub import store as store_module
 from tiebreak.node.hub.store import Store
-from tiebreak.node.mail import Mail
-from tiebreak.node.pages.feeding import Outlook, pages
+from tiebreak.node.hub_client import HubClient
+from tiebreak.node.pages.feed import PageContext
+from tiebreak.node.pages.routes import pages
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import posts
@@ -66,18 +67,18 @@ def failing_commit(store: Store, *, counts: bool) -> Iterator[None]:
 
 @pytest.mark.parametrize("counts", [True, False])
 def test_a_lost_answer_to_a_commit_stops_no_hub(store: Store, counts: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """The clerk reads the last place again, and says nothing about a job's posts before it has."""
-    clerk = make_clerk(store)
-    take(clerk, OFFER)
+    """The post writer reads the last place again, and says nothing about a job's posts before it has."""
+    writer = make_writer(store)
+    take(writer, OFFER)
     with failing_commit(store, counts=counts):
-        assert [answer.status for answer in take(clerk, steps(0), steps(1))] == [507, 507]
+        assert [answer.status for answer in take(writer, steps(0), steps(1))] == [507, 507]
     with pytest.raises(StateError, match="expected room and a database"):
-        clerk.stand(10)
-    assert (take(clerk), clerk.trouble) == ([], "")
-    assert [row.place for row in clerk.found] == ([2, 3] if counts else [])
-    assert clerk.stand(10) == (3 if counts else 1, 10)
-    (other, *again) = take(clerk, steps(2), steps(0), steps(1))
-    assert clerk.found == []
+        writer.stand(10)
+    assert (take(writer), writer.trouble) == ([], "")
+    assert [row.place for row in writer.found] == ([2, 3] if counts else [])
+    assert writer.stand(10) == (3 if counts else 1, 10)
+    (other, *again) = take(writer, steps(2), steps(0), steps(1))
+    assert writer.found == []
     assert [answer.row.place for answer in (other, *again) if answer.row] == ([4, 2, 3] if counts else [2, 3, 4])
     assert [answer.is_new for answer in again] == [not counts] * 2
     stored = store.posts(0)
@@ -88,11 +89,11 @@ def test_a_lost_answer_to_a_commit_stops_no_hub(store: Store, counts: bool, capl
 
 def test_an_offer_that_did_not_count_is_forgotten(store: Store) -> None:
     """Its job is not known from memory either, and the offer counts when it comes again."""
-    clerk = make_clerk(store)
+    writer = make_writer(store)
     with failing_commit(store, counts=False):
-        assert [answer.status for answer in take(clerk, OFFER)] == [507]
-    assert [answer.status for answer in take(clerk, steps(0))] == [403]
-    assert [answer.status for answer in take(clerk, OFFER, steps(0))] == [200, 200]
+        assert [answer.status for answer in take(writer, OFFER)] == [507]
+    assert [answer.status for answer in take(writer, steps(0))] == [403]
+    assert [answer.status for answer in take(writer, OFFER, steps(0))] == [200, 200]
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -104,7 +105,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_clerk_goes_on_after_any_error_of_its_database(store: Store, cases: Callable[[], None]) -> None:
     """Whichever statement fails, once or twice: places have no gap, and no post is lost or counts twice."""
-    clerk, executed, broken = make_clerk(store), [0], set[int]()
+    writer, executed, broken = make_writer(store), [0], set[int]()
 
     def execute(*_: Any) -> None:
         executed[0] += 1
@@ -112,7 +113,7 @@ def test_a_clerk_goes_on_after_any_error_of_its_database(store: Store, cases: Ca
             broken.discard(executed[0])
             raise sql.exc.OperationalError("a statement", None, OSError("disk I/O error"))
 
-    take(clerk, OFFER)
+    take(writer, OFFER)
     sql.event.listen(store.engine, "before_cursor_execute", execute)
     number, is_over = 0, False
     while not is_over:  # the first statement fails, then one of those that look again, then perhaps a third
@@ -120,7 +121,7 @@ def test_a_clerk_goes_on_after_any_error_of_its_database(store: Store, cases: Ca
         for n, more in enumerate(((), (1,), (2,))):
             place, wires = store.last_place(), [steps(3 * number + n), replayed(3 * number + n)]
             broken = {executed[0] + 1 + one for one in (0, number, *(number + one for one in more))}
-            answers = [[answer.status for answer in take(clerk, *wires)] for _ in range(6)]
+            answers = [[answer.status for answer in take(writer, *wires)] for _ in range(6)]
             is_over = answers[1] == [200, 200]
             assert (answers[0], answers[-1]) == ([507, 507], [200, 200])
             broken.clear()
@@ -137,7 +138,7 @@ def replayed(number: int) -> bytes:
 
 def test_a_disk_is_full_until_something_was_written(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     """What is only read says nothing about room, so the log has one ERROR, and health says so all the time."""
-    clerk, is_full = make_clerk(store), [True]
+    writer, is_full = make_writer(store), [True]
 
     def execute(_: object, __: object, statement: str, *___: object) -> None:
         if is_full[0] and statement.split(maxsplit=1)[0] in ("INSERT", "UPDATE"):
@@ -145,32 +146,32 @@ def test_a_disk_is_full_until_something_was_written(store: Store, caplog: pytest
 
     sql.event.listen(store.engine, "before_cursor_execute", execute)
     for _ in range(3):
-        assert [answer.status for answer in take(clerk, OFFER)] == [507]
-        assert (take(clerk), clerk.trouble == "") == ([], False)
+        assert [answer.status for answer in take(writer, OFFER)] == [507]
+        assert (take(writer), writer.trouble == "") == ([], False)
     is_full[0] = False
-    assert (take(clerk), clerk.trouble) == ([], "")
+    assert (take(writer), writer.trouble) == ([], "")
     assert said(caplog) == [CANNOT, STORED_AGAIN]
 
 
 @pytest.mark.parametrize("change", ["another hub wrote", "posts were lost", "a place has another post"])
 def test_a_clerk_ends_if_the_database_has_other_posts(store: Store, change: str) -> None:
     """It would sign for a place that another post has. The other hub has the same key, or it would be refused."""
-    clerk = make_clerk(store)
-    take(clerk, OFFER, steps(0), steps(1))
+    writer = make_writer(store)
+    take(writer, OFFER, steps(0), steps(1))
     with failing_commit(store, counts=False):
-        take(clerk, steps(2))
+        take(writer, steps(2))
     other = Store(store.engine.url.render_as_string(hide_password=False))
     if change != "another hub wrote":
         with other.engine.begin() as connection:
             connection.execute(sql.text("DELETE FROM posts WHERE place = 3"))
     if change != "posts were lost":
-        take(make_clerk(other), steps(9))
+        take(make_writer(other), steps(9))
     other.close()
     for _ in range(2):
         with pytest.raises(StateError, match="expected post 3 of this hub to be the last"):
-            take(clerk, steps(2))
+            take(writer, steps(2))
         with pytest.raises(StateError):
-            clerk.stand(10)
+            writer.stand(10)
     assert steps(2) not in [row.wire for row in store.posts(0)]
 
 
@@ -180,21 +181,21 @@ def test_whoever_lost_the_writers_lock_writes_nothing(database: str, monkeypatch
     """As at a restart of the database. Then another hub may write, and this one does not while that one lives."""
     monkeypatch.setattr(store_module, "_TAKE_LOCK", store_module._TAKE_LOCK.replace("3s", "100ms"))
     store, other = Store(database), Store(database)
-    clerk = make_clerk(store)
-    take(clerk, OFFER)
+    writer = make_writer(store)
+    take(writer, OFFER)
     end_sessions(store)
-    second = make_clerk(other)
+    second = make_writer(other)
     for _ in range(3):
-        assert [answer.status for answer in take(clerk, steps(0))] == [507]
-    assert "LockNotAvailable" in clerk.trouble
+        assert [answer.status for answer in take(writer, steps(0))] == [507]
+    assert "LockNotAvailable" in writer.trouble
     other.close()
-    assert [answer.row.place for answer in take(clerk, steps(0), steps(1)) if answer.row] == [2, 3]
+    assert [answer.row.place for answer in take(writer, steps(0), steps(1)) if answer.row] == [2, 3]
     end_sessions(store)
-    (refused,) = take(clerk, steps(2))
+    (refused,) = take(writer, steps(2))
     assert refused.status == 507
-    assert [answer.status for answer in take(clerk, steps(2))] == [200], "and has the lock again by itself"
+    assert [answer.status for answer in take(writer, steps(2))] == [200], "and has the lock again by itself"
     with pytest.raises(StateError, match="another hub writes to this database"):
-        make_clerk(other)
+        make_writer(other)
     assert second.found == []
     store.close()
 
@@ -284,8 +285,8 @@ def through(database: str, proxy: Proxy) -> str:
 
 
 def with_pages(folder: Path) -> Any:
-    outlook = Outlook(domain=OFF_CHAIN, blob=lambda root: folder / root.hex(), now=lambda: 7)
-    return lambda store: pages(store, outlook)
+    context = PageContext(domain=OFF_CHAIN, blob=lambda root: folder / root.hex(), now=lambda: 7)
+    return lambda store: pages(store, context)
 
 
 def trouble(hub: Running) -> float:
@@ -308,14 +309,14 @@ def test_a_proxy_that_drops_an_answer_costs_time_alone(
     """
     monkeypatch.setattr(store_module, "WRITE_SECONDS", 1.0)
     with running(settings(tmp_path / "hub", through(database, proxy))) as hub:
-        mail, heard = hub.mail(), list[int]()
-        mail.post(OFFER)
-        following = hub.mail()
+        hub_client, heard = hub.connect(), list[int]()
+        hub_client.post(OFFER)
+        following = hub.connect()
         reader = threading.Thread(target=lambda: heard.extend(places(following, 4)), daemon=True)
         reader.start()
         until(lambda: len(hub.hub.streams) == 1)
         proxy.fails = fails
-        received = [mail.post(steps(number)).place for number in range(3)]
+        received = [hub_client.post(steps(number)).place for number in range(3)]
         assert (received, proxy.failures) == ([2, 3, 4], 1)
         reader.join(20)
         assert heard == [1, 2, 3, 4], "each once, in order"
@@ -324,10 +325,10 @@ def test_a_proxy_that_drops_an_answer_costs_time_alone(
     assert said(caplog) == [CANNOT, STORED_AGAIN]
 
 
-def places(mail: Mail, count: int) -> Iterator[int]:
-    for letter in mail.follow(0):
-        yield letter.place
-        if letter.place == count:
+def places(hub_client: HubClient, count: int) -> Iterator[int]:
+    for verified in hub_client.follow(0):
+        yield verified.place
+        if verified.place == count:
             return
 
 
@@ -339,7 +340,7 @@ def test_what_counted_is_told_without_another_post(
     """A client that never asks again does not keep a post from those who listen."""
     monkeypatch.setattr(app_module, "TROUBLE_SECONDS", 0.1)
     with running(settings(tmp_path / "hub", through(database, proxy))) as hub:
-        hub.mail().post(OFFER)
+        hub.connect().post(OFFER)
         connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=20)
         connection.request("GET", "/stream?after=1")
         response = connection.getresponse()
@@ -360,7 +361,7 @@ def test_a_database_that_is_away_is_said_everywhere(
     """Health, metrics, posts and pages, with one ERROR in the log; and all work again once it is back."""
     asked = ("/posts", f"/posts/end?job={JOB.id.hex()}", "/", "/games", f"/jobs/{JOB.id.hex()}", "/parties/live")
     with running(settings(tmp_path / "hub", through(database, proxy)), pages=with_pages(tmp_path)) as hub:
-        hub.mail().post(OFFER)
+        hub.connect().post(OFFER)
         assert [ask(hub, "GET", path)[0] for path in asked] == [200] * len(asked)
         following = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=20)
         following.request("GET", "/stream?after=1")
@@ -373,7 +374,7 @@ def test_a_database_that_is_away_is_said_everywhere(
         status, _, body = ask(hub, "GET", "/healthz")
         assert (status, b"expected room and a database to store posts" in body, trouble(hub)) == (503, True, 1)
         proxy.is_away = False
-        assert hub.mail().post(steps(0)).place == 2
+        assert hub.connect().post(steps(0)).place == 2
         until(lambda: ask(hub, "GET", "/")[0] == 200)
         assert [ask(hub, "GET", path)[0] for path in (*asked, "/healthz")] == [200] * (len(asked) + 1)
         assert trouble(hub) == 0
@@ -387,12 +388,12 @@ def test_a_hub_whose_posts_another_wrote_ends_with_one_error(
 ) -> None:
     """It serves what it has, and answers every further post at once."""
     with running(settings(tmp_path / "hub")) as hub:
-        hub.mail().post(OFFER)
+        hub.connect().post(OFFER)
         monkeypatch.setattr(app_module, "TROUBLE_SECONDS", 3600.0)  # the next post is what looks again
         with failing_commit(hub.hub.store, counts=False):
             assert ask(hub, "POST", "/posts", steps(0))[0] == 507
         other = Store(str(hub.hub.store.engine.url))
-        make_clerk(other).take([arrived(steps(7))])
+        make_writer(other).take([arrived(steps(7))])
         other.close()
         for number in range(5):
             status, _, body = ask(hub, "POST", "/posts", steps(number))
@@ -414,16 +415,16 @@ def test_a_hub_outlives_a_restart_of_its_database(tmp_path: Path) -> None:
         with serving(folder):
             hub_running = running(settings(tmp_path / "hub", url), pages=with_pages(tmp_path))
             hub = hub_running.__enter__()
-            hub.mail().post(OFFER)
+            hub.connect().post(OFFER)
         try:
             assert ask(hub, "POST", "/posts", steps(0))[0] == 507
             assert [ask(hub, "GET", path)[0] for path in ("/healthz", "/", "/posts")] == [503] * 3
             with serving(folder):
-                assert [hub.mail().post(steps(number)).place for number in range(3)] == [2, 3, 4]
+                assert [hub.connect().post(steps(number)).place for number in range(3)] == [2, 3, 4]
                 until(lambda: ask(hub, "GET", "/")[0] == 200)
                 second = Store(url)
                 with pytest.raises(StateError, match="another hub writes to this database"):
-                    make_clerk(second)
+                    make_writer(second)
         finally:
             hub.stop()
 
@@ -434,13 +435,13 @@ def test_a_hub_outlives_a_restart_of_its_database(tmp_path: Path) -> None:
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
 def test_every_connection_syncs_each_transaction(store: Store) -> None:
     """SQLite's FULL in WAL mode: a post is answered, and signed for, once it outlives a power cut."""
-    clerk = make_clerk(store)
-    take(clerk, OFFER)
+    writer = make_writer(store)
+    take(writer, OFFER)
     with failing_commit(store, counts=True):
-        take(clerk, steps(0))
-    take(clerk, steps(1))
+        take(writer, steps(0))
+    take(writer, steps(1))
     with store.engine.connect() as reader:
-        for connection in (store._connection, reader):  # the clerk's is a new one, after the error
+        for connection in (store._connection, reader):  # the post writer's is a new one, after the error
             assert connection is not None
             found = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
             assert found == ["wal", 2]

@@ -24,8 +24,8 @@ SCHEMA = schemathesis.openapi.from_dict(
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A hub that knows a job, and a blob of one byte for the root of the description's examples."""
     with running(settings(tmp_path_factory.mktemp("hub"), posts_per_minute=10**6)) as hub:
-        hub.mail().post(OFFER)
-        hub.mail().post(library([("a", blob_root(1, [piece_digest(b"a")]), 1)], 0))
+        hub.connect().post(OFFER)
+        hub.connect().post(library([("a", blob_root(1, [piece_digest(b"a")]), 1)], 0))
         yield hub.url
 
 

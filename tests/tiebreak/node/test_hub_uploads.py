@@ -47,8 +47,8 @@ def hub(tmp_path: Path) -> Iterator[Running]:
 
 
 def name_it(hub: Running, root: Digest, digests: bytes, size: int, number: int = 0) -> None:
-    hub.mail().post(OFFER)
-    hub.mail().post(library([("a.bin", root, size)], number))
+    hub.connect().post(OFFER)
+    hub.connect().post(library([("a.bin", root, size)], number))
     assert ask(hub, "PUT", f"/blobs/{root.hex()}/pieces?size={size}", digests)[0] == 200
 
 
@@ -106,7 +106,7 @@ def test_what_a_stranger_began_is_gone_on_with(hub: Running, tmp_path: Path) -> 
         for offset in (0, PIECE_BYTES):
             status, _, body = ask(hub, "PUT", f"{WHERE}?offset={offset}", b"\0" * (SIZE - offset))
             assert (status, b"piece" in body) == (400, True)
-        assert upload(hub.mail(patience=5.0), tmp_path / "up") == ROOT
+        assert upload(hub.connect(patience=5.0), tmp_path / "up") == ROOT
     assert ask(hub, "GET", WHERE)[2] == DATA
 
 
@@ -149,7 +149,8 @@ def test_uploads_of_many_make_one_blob(hub: Running, tmp_path: Path) -> None:
 
     strangers = [threading.Thread(target=disturb, args=(seed,)) for seed in range(4)]
     honest = [
-        threading.Thread(target=lambda: found.append(upload(hub.mail(seconds=60.0), tmp_path / "up"))) for _ in range(4)
+        threading.Thread(target=lambda: found.append(upload(hub.connect(seconds=60.0), tmp_path / "up")))
+        for _ in range(4)
     ]
     for thread in rng.sample(strangers + honest, 8):
         thread.start()

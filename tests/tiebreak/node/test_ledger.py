@@ -22,7 +22,7 @@ from tests.tiebreak.parties import Commands
 from tiebreak.api.chain import boards
 from tiebreak.api.disputing import judging
 from tiebreak.node.ground import HubGround
-from tiebreak.node.mail import Letter
+from tiebreak.node.hub_client import VerifiedPost
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.commitments.job import game_id
 from tiebreak.protocol.commitments.keys import SIGNATURE_BYTES, PrivateKey
@@ -77,9 +77,9 @@ class Member(Villager):
     def raise_alarm(self, alarm: e.Alarm) -> None:
         self.alarms.append(alarm)
 
-    def receive(self, letter: Letter) -> None:
-        self.ground.hear(letter.place, letter.at, letter.post, letter.body)
-        super().receive(letter)
+    def receive(self, verified: VerifiedPost) -> None:
+        self.ground.hear(verified.place, verified.at, verified.post, verified.body)
+        super().receive(verified)
 
 
 class Commune(Village):
@@ -92,7 +92,7 @@ class Commune(Village):
 
     @property
     def export(self) -> list[posts.ReceivedPost]:
-        return [letter.received for letter in self.letters]
+        return [verified.received for verified in self.verified_posts]
 
     def disturb(self) -> None:
         """Called before each round of all; strangers do what they do here."""
@@ -132,7 +132,7 @@ class Flooded(Commune):
         if self.named:
             client.post(job.id, posts.AuditorsBody(accounts=self.named))
         own = {key.address: key for key in self.keys}
-        heads = [body.head for letter in self.letters if isinstance(body := letter.body, posts.HeadBody)]
+        heads = [body.head for verified in self.verified_posts if isinstance(body := verified.body, posts.HeadBody)]
         rng, is_over = self.rng, self.now > job.window_end
         if heads and job.head_count and (rng.random() < 0.3 if rng else not self.number):
             head = rng.choice(heads) if rng else heads[-1]
@@ -269,8 +269,8 @@ def test_throw_away_keys_delay_an_honest_trainer_by_a_game_at_most(run: Run, jud
 def test_a_ledger_is_read_like_a_chain() -> None:
     """Each job and each game has the lines and the document that `tiebreak jobs` and `games` show of a chain."""
     commune = lived(TALKED_FALSE)
-    letters = [(letter.place, letter.at, letter.post, letter.body) for letter in commune.letters]
-    board, job = boards.HubBoard(letters, OFF_CHAIN), commune.run.job
+    entries = [(one.place, one.at, one.post, one.body) for one in commune.verified_posts]
+    board, job = boards.HubBoard(entries, OFF_CHAIN), commune.run.job
     (row,) = boards.jobs(board)
     assert (row["job"], row["status"], row["open_games"]) == (job.id.hex(), "slashed", 0)
     assert row["client"] == f"0x{CLIENT.address.hex()}"
@@ -284,8 +284,8 @@ def test_a_ledger_is_read_like_a_chain() -> None:
         with pytest.raises(StateError, match="on the board, got none"):
             missing(board, Digest(bytes(32)))
 
-    accepted = next(n for n, letter in enumerate(letters) if "AcceptJob" in repr(letter[3]))
-    begun = boards.HubBoard(letters[: accepted + 1], OFF_CHAIN)
+    accepted = next(n for n, entry in enumerate(entries) if "AcceptJob" in repr(entry[3]))
+    begun = boards.HubBoard(entries[: accepted + 1], OFF_CHAIN)
     found = boards.job_document(begun, job.id)
     assert (found["status"], found["head_count"], found["reward"]) == ("active", 0, job.reward)
     assert found["next_head_due"] == found["accepted"] + job.challenge_window

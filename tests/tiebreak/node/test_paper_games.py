@@ -146,19 +146,19 @@ class Storm(Commune):
         """A hub gives one number of a sender one place."""
         place = (signed.post.sender, signed.post.job_id, signed.post.number)
         if self.said.setdefault(place, signed.post.encode()) == signed.post.encode():
-            if all(letter.signed != signed for letter in self.letters):
+            if all(verified.signed != signed for verified in self.verified_posts):
                 super().deliver(signed, domain)
         else:
             raise AssertionError(f"expected one post of a number, got two: {place}")
 
     def disturb(self) -> None:
         """Cut somebody off, or all, or kill somebody; and let a stranger post what it has seen."""
-        if self.letters and self.rng.random() < 0.2:
-            letter = self.rng.choice(self.letters)
-            body, self.strange = letter.body, self.strange + 1
-            game = letter.post.game_id
+        if self.verified_posts and self.rng.random() < 0.2:
+            verified = self.rng.choice(self.verified_posts)
+            body, self.strange = verified.body, self.strange + 1
+            game = verified.post.game_id
             made = posts.Post.of(
-                body, job_id=letter.post.job_id, number=self.strange, sender=STRANGER.address, game_id=game
+                body, job_id=verified.post.job_id, number=self.strange, sender=STRANGER.address, game_id=game
             )
             with suppress(VerificationError):  # what names its own author is no post of a stranger's
                 self.deliver(posts.SignedPost.sign(made, OFF_CHAIN, STRANGER), OFF_CHAIN)

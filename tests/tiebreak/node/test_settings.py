@@ -4,7 +4,6 @@ import ast
 import io
 import json
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from threading import Event
@@ -12,13 +11,11 @@ from threading import Event
 import pytest
 
 from tests.source_tree import ROOT, committed_files, parse
-from tiebreak.lab.network import cheating_trainer as cheating
 from tiebreak.node import settings
 from tiebreak.node.log import Log
 from tiebreak.node.parties import AcceptancePolicy
 from tiebreak.node.running import floor_of, means_of, open_party, policy
 from tiebreak.protocol.chain.calls import Call
-from tiebreak.protocol.chain.devnet import dev_secrets
 from tiebreak.protocol.chain.gas import EXECUTED, UNMEASURED, gas_limit
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -97,24 +94,6 @@ def test_what_is_no_setting_is_refused(tmp_path: Path, line: str, message: str) 
         settings.read("trainer", tmp_path, {})
 
 
-@pytest.mark.parametrize(
-    ("chain", "secret", "is_own"),
-    [
-        ("", 7, True),
-        ("http://127.0.0.1:8545", dev_secrets(1)[0], True),
-        ("http://127.0.0.1:8545", 7, False),
-        ("https://mainnet.example", dev_secrets(1)[0], False),
-        ("http://127.0.0.1:8545,https://mainnet.example", dev_secrets(1)[0], False),
-        ("/run/geth.ipc", dev_secrets(1)[0], False),
-    ],
-)
-def test_a_cheat_plays_only_where_nobody_has_a_stake(tmp_path: Path, chain: str, secret: int, *, is_own: bool) -> None:
-    """The demonstration of `tiebreak up` refuses another chain, and a key that is not public."""
-    found = settings.write("trainer", tmp_path, chain=chain)
-    with nullcontext() if is_own else pytest.raises(ConfigurationError, match="nobody cheats for a stake"):
-        cheating.check(found, PrivateKey.from_int(secret))
-
-
 def test_the_environment_comes_before_the_file(tmp_path: Path) -> None:
     settings.write("trainer", tmp_path, hub="http://file")
     names = {"TIEBREAK_HUB": "http://environment", "TIEBREAK_MOST_STEPS": "12", "TIEBREAK_JSON_LOG": "true"}
@@ -185,13 +164,10 @@ DEVIATIONS = {
     ("tests/lab/sim/adversaries/test_builders.py", "block_seconds"): "a move to the second needs a block a second",
     ("tests/lab/sim/world/test_clocks.py", "block_seconds"): "clocks to the second, and a slow chain",
     ("tests/lab/sim/world/test_clocks.py", "step_seconds"): "clocks and windows that are a second too short",
-    ("tests/lab/incentives/test_costs.py", "step_seconds"): "an estimate, not a party's setting",
     ("tiebreak/api/agreeing/offers.py", "step_seconds"): "what a trial step took, as parties judge terms",
     ("tiebreak/cli/offer.py", "step_seconds"): "the measured seconds, printed",
     ("tests/tiebreak/node/village.py", "confirmations"): "hands on what a test names here",
     ("tiebreak/cli/devnet.py", "block_seconds"): "a chain's, not a party's setting",
-    ("tiebreak/lab/commands/scale.py", "step_seconds"): "an estimate, not a party's setting",
-    ("tiebreak/lab/commands/scale.py", "block_seconds"): "an option of an estimate, not a party's setting",
     ("tiebreak/node/parties.py", "step_seconds"): "what a trial step took, but no less than the setting",
 }
 """Where parties have other settings than `init` gives them, and why."""

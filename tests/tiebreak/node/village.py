@@ -11,7 +11,7 @@ from tests.chain.support import ETHER, STRANGER
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
 from tests.protocol.town import KINDS, TALKED, TALKED_TRUTH, TRUTH, Kept, result_of
 from tiebreak.node.ground import ChainGround
-from tiebreak.node.mail import Letter
+from tiebreak.node.hub_client import VerifiedPost
 from tiebreak.protocol.chain import Chain, EmbeddedChain, NodeError
 from tiebreak.protocol.chain.node import Node
 from tiebreak.protocol.commitments.eip712 import Domain
@@ -97,13 +97,13 @@ class Villager(PostingDriver):
         *_, wire = self.kept.posts.values()
         self.village.deliver(posts.SignedPost.decode(wire), self.machine.domain)
 
-    def receive(self, letter: Letter) -> None:
-        self.read(letter.post, letter.body)
+    def receive(self, verified: VerifiedPost) -> None:
+        self.read(verified.post, verified.body)
 
     def step(self) -> None:
-        letters, self.heard = self.village.letters[self.heard :], len(self.village.letters)
-        for letter in letters:
-            self.receive(letter)
+        verified_posts, self.heard = self.village.verified_posts[self.heard :], len(self.village.verified_posts)
+        for verified in verified_posts:
+            self.receive(verified)
         try:
             found = self.ground.poll()
         except NodeError:
@@ -130,7 +130,7 @@ class Village:
         self.chain, self.run, self.confirmations = chain, run, confirmations
         self.truth = TALKED_TRUTH if run.job == TALKED else TRUTH
         self.seconds = 0.0
-        self.letters: list[Letter] = []
+        self.verified_posts: list[VerifiedPost] = []
         self.villagers = {name: self.KIND(self, name) for name in parties}
         client = self.villagers["client"]
         client.inbox.append(lambda: client.tell(e.JobDrafted(at=0, job=run.job)))
@@ -174,10 +174,10 @@ class Village:
 
     def deliver(self, signed: posts.SignedPost, domain: Domain) -> None:
         """What is posted can be read at once."""
-        received = posts.Received(content=signed.post.content, place=len(self.letters) + 1, at=self.now)
+        received = posts.Received(content=signed.post.content, place=len(self.verified_posts) + 1, at=self.now)
         signature = HUB.sign(received.digest(domain))
         entry = posts.ReceivedPost(place=received.place, at=received.at, wire=signed.encode(), signature=signature)
-        self.letters.append(Letter(received=entry, signed=signed, body=signed.verify(domain)))
+        self.verified_posts.append(VerifiedPost(received=entry, signed=signed, body=signed.verify(domain)))
 
 
 def new_village_chain() -> EmbeddedChain:

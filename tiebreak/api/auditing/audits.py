@@ -3,6 +3,7 @@
 import hmac
 import math
 from collections.abc import Mapping
+from contextlib import ExitStack, closing
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import Final
 
 from rich.console import Console
 
-from tiebreak.api.auditing.cluster import Cluster
-from tiebreak.api.auditing.parallel import audit_in_parallel
-from tiebreak.api.auditing.progress import Tally, on_stderr, progress_of_workers
-from tiebreak.api.auditing.replayers import Assignment, Processes
+from tiebreak.api.auditing.parallel import Replayers, audit_in_parallel
+from tiebreak.api.auditing.progress import Tally, on_stderr
+from tiebreak.api.auditing.ray import RayExecutor
+from tiebreak.api.auditing.replayers import Assignment, Executing, Processes, TaskExecutor
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.environment import own_folder, own_mark, usable_cores
 from tiebreak.api.machine.running import as_policy, make_interpreter
@@ -281,14 +282,15 @@ def segments_of(trainer: RunDirectory, count: int, first: int | None, last: int 
 class Workers:
     """Processes that replay the segments of an audit, and the ledger that keeps their results.
 
-    jobs: the number of processes on this machine or, with `ray`, the most at once on its cluster [default: as many as
-    its cores allow]. ray: the cluster's address, `""` for the one that Ray finds or else starts here. Each process has
-    the threads of the `Machine` [default: its share of this machine's cores; 1 with Ray]. ledger: its file [default:
-    one for each audit in `own_folder`].
+    jobs: the number of processes on this machine or, elsewhere, the most tasks at once [default with Ray: as many as
+    its cores allow]. ray: the cluster's address, `""` for the one that Ray finds or else starts here. executor: another
+    executor, such as Dask's, in place of Ray. Each process has the threads of the `Machine` [default: its share of this
+    machine's cores; 1 elsewhere]. ledger: its file [default: one for each audit in `own_folder`].
     """
 
     jobs: int | None = None
     ray: str | None = None
+    executor: TaskExecutor | None = None
     ledger: Path | None = None
 
     def __post_init__(self) -> None:
@@ -318,22 +320,27 @@ def _audit_by(
 ) -> SegmentAudit:  # fmt: skip
     jobs, job, threads = workers.jobs, trainer.job, machine.threads
     if threads is None:
-        threads = 1 if workers.ray is not None or jobs is None else max(1, usable_cores() // jobs)
+        is_here = workers.ray is None and workers.executor is None and jobs is not None
+        threads = max(1, usable_cores() // jobs) if is_here and jobs is not None else 1
     assignment = Assignment.of(
         trainer.path.absolute(), job.id, len(records),
         run_tree([record.digest for record in records], job.steps, job.checkpoint_interval).root,
         replace(machine, threads=threads, policy=as_policy(machine.policy)),  # its file may not be there
     )  # fmt: skip
+    with ExitStack() as stack:
 
-    def begin() -> Processes | Cluster:
-        if workers.ray is not None:
-            return Cluster(assignment, workers.ray, jobs)
-        assert jobs is not None
-        return Processes(assignment, jobs)
+        def begin() -> Replayers:
+            if workers.ray is not None:
+                ray = stack.enter_context(closing(RayExecutor(workers.ray, threads)))
+                return Executing(assignment, ray, ray.most if jobs is None else min(jobs, ray.most))
+            assert jobs is not None
+            if workers.executor is not None:
+                return Executing(assignment, workers.executor, jobs)
+            return Processes(assignment, jobs)
 
-    console = Console(stderr=True, quiet=quiet)
-    with progress_of_workers(console, "replaying") as on_standing:
+        console = Console(stderr=True, quiet=quiet)
+        on_step = stack.enter_context(on_stderr("replaying", steps_to_replay(trainer, segments), quiet=quiet))
         return audit_in_parallel(
-            trainer, assignment.root, segments, records, begin, workers.ledger, on_standing,
+            trainer, assignment.root, segments, records, begin, workers.ledger, lambda done: on_step(done, None),
             lambda words: console.print(f"warning: {words}", highlight=False, markup=False, soft_wrap=True),
         )  # fmt: skip

@@ -3,9 +3,10 @@
 The report is that of one process which replays the segments in order, whichever worker does what and whoever is killed
 on the way: (1) tasks begin at states that the trainer kept, so they need nothing of each other; (2) only what a task
 says once it is complete counts, and a task that was lost is done again; (3) a disagreement is computed a second time,
-by another process with other settings, before it counts; (4) after a disagreement or a problem the tasks that come
-before it are still done, the others are not, and what comes first is reported. The workers are the auditor's own: an
-error of theirs is found if it accuses the trainer, not if it acquits it.
+with other settings and, except by an executor that chooses for itself, by another process, before it counts; (4) after
+a disagreement or a problem the tasks that come before it are still done, the others are not, and what comes first is
+reported. The workers are the auditor's own: an error of theirs is found if it accuses the trainer, not if it acquits
+it.
 """
 
 import hmac
@@ -15,15 +16,15 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from tiebreak.api.auditing.cluster import Cluster
-from tiebreak.api.auditing.replayers import Advance, AuditTask, Event, Lost, Processes, TaskOutcome
+from tiebreak.api.auditing.replayers import AuditTask, Executing, Processes, TaskOutcome, outcome_of
 from tiebreak.api.machine.environment import own_folder, own_mark
 from tiebreak.engine.data.disk import storing
 from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
@@ -37,19 +38,12 @@ TASKS: Final = 32
 """About how many tasks each worker gets: the last ones are short, and little is lost with a worker."""
 RETRIES: Final = 3
 """The number of times that a task is done again when it is lost."""
-WAIT_SECONDS: Final = 1.0
 _SECOND: Final = 0x7469
 """Seeds the order of sums of second replays."""
 _ROW: Final = AnyOf((AuditTask, TaskOutcome))
 
 
-@dataclass(frozen=True, slots=True)
-class AuditStanding:
-    """The progress of an audit: steps done, of all steps; for each worker at work, steps done, of its task's steps."""
-
-    steps: int
-    total: int
-    workers: Mapping[str, tuple[int, int]]
+Replayers = Processes | Executing
 
 
 def divide(run: RunDirectory, segments: Sequence[int], workers: int) -> list[AuditTask]:
@@ -170,13 +164,13 @@ class AuditLedger:
 
 def audit_in_parallel(
     run: RunDirectory, root: Digest, segments: Sequence[int], records: Sequence[StepRecord],
-    begin: Callable[[], Processes | Cluster], ledger: Path | None,
-    on_standing: Callable[[AuditStanding], None] = lambda _: None, on_trouble: Callable[[str], None] = lambda _: None,
+    begin: Callable[[], Replayers], ledger: Path | None,
+    on_steps: Callable[[int], None] = lambda _done: None, on_trouble: Callable[[str], None] = lambda _: None,
 ) -> SegmentAudit:  # fmt: skip
     """Audits segments (from 0) by several processes, and goes on with what the ledger says is done.
 
     root: the root of the run tree over the records, which are the committed ones. begin: starts the processes; it is
-    not called if the ledger knows the result.
+    not called if the ledger knows the result. on_steps: called with the number of steps of the tasks that are done.
     on_trouble: called with a sentence on each task that was lost. Raises what `SegmentAuditor.audit` raises, and
     `StateError` if a task was lost too often; the ledger then keeps the rest.
     """
@@ -187,7 +181,7 @@ def audit_in_parallel(
     with closing(AuditLedger(ledger or _place(key), key)) as opened, ExitStack() as stack:
 
         @cache
-        def replayers() -> Processes | Cluster:
+        def replayers() -> Replayers:
             return stack.enter_context(closing(begin()))
 
         tasks, _ = opened.tasks()
@@ -195,7 +189,7 @@ def audit_in_parallel(
             opened.begin(divide(run, wanted, replayers().most))
         elif [segment for task in tasks for segment in task.segments] != list(wanted):
             raise opened.foreign()
-        audit = _Audit(run, records, opened, on_standing, on_trouble)
+        audit = _Audit(run, records, opened, on_steps, on_trouble)
         if audit.is_left:
             audit.work(replayers())
         return audit.report(wanted, opened.seconds)
@@ -212,12 +206,11 @@ def _place(key: Mapping[str, Any]) -> Path:
 class _Audit:
     def __init__(
         self, run: RunDirectory, records: Sequence[StepRecord], ledger: AuditLedger,
-        on_standing: Callable[[AuditStanding], None], on_trouble: Callable[[str], None],
+        on_steps: Callable[[int], None], on_trouble: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._run, self._records, self._ledger = run, records, ledger
-        self._on_standing, self._on_trouble = on_standing, on_trouble
+        self._on_steps, self._on_trouble = on_steps, on_trouble
         tasks, self._done = ledger.tasks()
-        self._steps = {task.number: task.steps for task in tasks}
         self._resumed = sum(outcome.steps for outcome in self._done.values())
         self._unsaved: list[TaskOutcome] = []
         self._suspects: dict[int, TaskOutcome] = {}
@@ -228,33 +221,32 @@ class _Audit:
         """No task after this one counts."""
         left = [task for task in tasks if task.number not in self._done]
         self._waiting = sorted(left, key=lambda task: -task.steps)
-        self._under_way: dict[int, tuple[str, int]] = {}
-        """The worker of each task under way, by number, and the steps that it has done."""
+        self._under_way: dict[Future[Any], AuditTask] = {}
         self._lost: Counter[int] = Counter()
         self._avoid: dict[int, str] = {}
+        """The worker that should not get a task again, by the task's number."""
         self._problems: dict[int, TiebreakError] = {}
 
     @property
     def is_left(self) -> bool:
         """Whether anything is still to be done."""
         self._waiting = [task for task in self._waiting if task.number <= self._end]
-        return bool(self._waiting) or any(number <= self._end for number in self._under_way)
+        return bool(self._waiting) or any(task.number <= self._end for task in self._under_way.values())
 
-    def work(self, replayers: Processes | Cluster) -> None:
+    def work(self, replayers: Replayers) -> None:
         """Has all tasks done."""
         try:
             while self.is_left:
-                while self._waiting and len(self._under_way) < replayers.at_once:
+                while self._waiting and len(self._under_way) < replayers.most:
                     task = self._waiting.pop(0)
-                    self._under_way[task.number] = "", 0
-                    replayers.submit(task, self._avoid.get(task.number, ""))
+                    self._under_way[replayers.submit(task, self._avoid.get(task.number, ""))] = task
                 self._save()
-                self._on_standing(self._standing())
-                for event in replayers.events(WAIT_SECONDS):
-                    self._heard(event)
+                self._on_steps(sum(outcome.task.steps for outcome in self._done.values()))
+                for future in wait(self._under_way, return_when=FIRST_COMPLETED).done:
+                    self._heard(outcome_of(self._under_way.pop(future), future))
         finally:
             self._save()
-        self._on_standing(self._standing())
+        self._on_steps(sum(outcome.task.steps for outcome in self._done.values()))
 
     def _save(self) -> None:
         """Writes new outcomes to the ledger, once the workers have their next tasks: none waits for the disk."""
@@ -262,32 +254,21 @@ class _Audit:
             self._ledger.put(self._unsaved)
             self._unsaved = []
 
-    def _standing(self) -> AuditStanding:
-        steps = self._steps
-        workers = {w: (min(n, steps[t]), steps[t]) for t, (w, n) in self._under_way.items() if w}
-        done = sum(steps[number] for number in self._done) + sum(steps for steps, _ in workers.values())
-        return AuditStanding(done, sum(steps.values()), workers)
-
-    def _heard(self, event: Event) -> None:
-        number = event.task.number
-        if isinstance(event, Advance):
-            if number in self._under_way:
-                self._under_way[number] = event.worker, event.steps
-            return
-        del self._under_way[number]
-        if isinstance(event, Lost):
-            self._again(event.task, event.worker, event.reason)
-        elif event.problem is not None:
-            self._problems[number], self._end = event.problem, min(self._end, number)
-        elif event.task.permute is not None:
-            self._judge(self._suspects.pop(number), event)
-        elif not self._is_sound(event):
-            self._again(event.task, event.worker, "it left out or changed segments")
-        elif self._disagrees(event):
-            self._suspects[number], self._avoid[number] = event, event.worker
-            self._waiting.insert(0, replace(event.task, segments=(event.checked[-1][0],), permute=_SECOND))
+    def _heard(self, outcome: TaskOutcome) -> None:
+        task, number = outcome.task, outcome.task.number
+        if outcome.is_lost:
+            self._again(task, outcome.worker, outcome.reason)
+        elif outcome.problem is not None:
+            self._problems[number], self._end = outcome.problem, min(self._end, number)
+        elif task.permute is not None:
+            self._judge(self._suspects.pop(number), outcome)
+        elif not self._is_sound(outcome):
+            self._again(task, outcome.worker, "it left out or changed segments")
+        elif self._disagrees(outcome):
+            self._suspects[number], self._avoid[number] = outcome, outcome.worker
+            self._waiting.insert(0, replace(task, segments=(outcome.checked[-1][0],), permute=_SECOND))
         else:
-            self._keep(event)
+            self._keep(outcome)
 
     def _disagrees(self, outcome: TaskOutcome) -> bool:
         checkpoint, record = outcome.checked[-1]

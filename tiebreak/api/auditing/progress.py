@@ -4,19 +4,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final, Protocol
 
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.text import Text
 
 from tiebreak.engine.run.commit import Commit
 from tiebreak.engine.run.train import Progress
-
-if TYPE_CHECKING:
-    from tiebreak.api.auditing.parallel import AuditStanding
 
 LOSS_WIDTH: Final = len("loss -1.234e-05")
 SPEED_WIDTH: Final = len("3.33e+06 steps/s")
@@ -24,14 +21,13 @@ TIME_WIDTH: Final = len("0:00:00")
 MIN_BAR: Final = 5
 NOTEBOOK_SECONDS: Final = 0.25
 NOTEBOOK_WIDTH: Final = 120
-SHOWN_WORKERS: Final = 16
 
 
 class OnStep(Protocol):
-    """Called after each step with its number (from 1), its loss, and more in words."""
+    """Called after steps with the number that are done, the last one's loss if it is known, and more in words."""
 
-    def __call__(self, step: int, loss: float, detail: str = "") -> None:
-        """A step is done."""
+    def __call__(self, step: int, loss: float | None, detail: str = "") -> None:
+        """Shows it."""
 
 
 def on_stderr(title: str, steps: int, done: int = 0, *, quiet: bool = False) -> AbstractContextManager[OnStep]:
@@ -54,7 +50,7 @@ def training_progress(console: Console, title: str, steps: int, done: int = 0) -
     done: the number of steps that a resumed run already has.
     """
     if not console.is_terminal:
-        yield _lines(console, title, steps)
+        yield _lines(console, title, steps, done)
         return
     last = ""
     # The bar gets the width that the words leave over, so that no word is cut off.
@@ -67,34 +63,36 @@ def training_progress(console: Console, title: str, steps: int, done: int = 0) -
     with Bar(*columns, console=console) as bar:
         task = bar.add_task(escape(title), total=steps, completed=done, loss="")
 
-        def on_step(step: int, loss: float, detail: str = "") -> None:
+        def on_step(step: int, loss: float | None, detail: str = "") -> None:
             nonlocal last
             last = detail
-            bar.update(task, completed=step, loss=f"loss {loss:.4g}")
+            bar.update(task, completed=step, loss="" if loss is None else f"loss {loss:.4g}")
 
         yield on_step
     if last:
         console.print(escape(f"{title}: {last}"), highlight=False, style="dim", soft_wrap=True)
 
 
-def _lines(console: Console, title: str, steps: int) -> OnStep:
+def _lines(console: Console, title: str, steps: int, done: int) -> OnStep:
     every, shown = max(1, steps // 10), 0.0
+    told = done // every
     first: tuple[int, float] | None = None
 
-    def on_step(step: int, loss: float, detail: str = "") -> None:
-        nonlocal first, shown
+    def on_step(step: int, loss: float | None, detail: str = "") -> None:
+        nonlocal first, shown, told
         now, last = time.perf_counter(), step == steps
         # Counted from the end of the first step: before it, the device was qualified and kernels were compiled.
         first = first or (step, now)
-        due = now - shown >= NOTEBOOK_SECONDS if console.is_jupyter else step % every == 0
+        due = now - shown >= NOTEBOOK_SECONDS if console.is_jupyter else step // every > told
         if console.quiet or not (due or last):
             return
-        shown = now
+        shown, told = now, step // every
         rate = (step - first[0]) / max(1e-9, time.perf_counter() - first[1])
         speed = f", {rate:.3g} steps/s" if rate else ""
         left = f", {timedelta(seconds=round((steps - step) / rate))} left" if step < steps and rate else ""
         more = f", {detail}" if detail else ""
-        line = f"{title}: step {step} of {steps}, loss {loss:.4f}{speed}{left}{more}"
+        lost = "" if loss is None else f", loss {loss:.4f}"
+        line = f"{title}: step {step} of {steps}{lost}{speed}{left}{more}"
         if console.is_jupyter:  # a notebook overwrites the line
             console.file.write(f"\r{line:<{NOTEBOOK_WIDTH}}" + "\n" * last)
             console.file.flush()
@@ -103,54 +101,6 @@ def _lines(console: Console, title: str, steps: int) -> OnStep:
         console.print(escape(line), highlight=False, soft_wrap=True)
 
     return on_step
-
-
-@contextmanager
-def progress_of_workers(console: Console, title: str) -> Iterator[Callable[["AuditStanding"], None]]:
-    """Shows a bar for all work and one for each worker's, with the time left, or ten lines without a terminal."""
-    if not console.is_terminal:
-        yield _lines_of_workers(console, title)
-        return
-    columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=MIN_BAR * 4), MofNCompleteColumn(), _Speed(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-    )  # fmt: skip
-    with Bar(*columns, console=console, auto_refresh=False) as bar:
-        whole = bar.add_task(escape(title), total=None)
-        rows: dict[str, TaskID] = {}
-
-        def on_standing(now: "AuditStanding") -> None:
-            bar.update(whole, completed=now.steps, total=now.total)
-            for worker in rows.keys() - now.workers.keys():
-                bar.remove_task(rows.pop(worker))
-            for worker, (steps, of) in list(now.workers.items())[:SHOWN_WORKERS]:
-                if worker not in rows:
-                    rows[worker] = bar.add_task(escape(f"  {worker}"))
-                bar.update(rows[worker], completed=steps, total=of)
-            bar.refresh()
-
-        yield on_standing
-
-
-def _lines_of_workers(console: Console, title: str) -> Callable[["AuditStanding"], None]:
-    said, began, first = -1, time.monotonic(), 0
-
-    def on_standing(now: "AuditStanding") -> None:
-        nonlocal said, first
-        if said < 0:
-            first = now.steps
-        tenth = 10 * now.steps // max(1, now.total)
-        if tenth <= said:
-            return
-        said = tenth
-        rate = (now.steps - first) / (time.monotonic() - began)
-        left = f", {timedelta(seconds=round((now.total - now.steps) / rate))} left" if rate else ""
-        speed = f", {rate:.3g} steps/s{left}" if rate else ""
-        each = "; ".join(f"{worker} {steps} of {of}" for worker, (steps, of) in now.workers.items())
-        line = f"{title}: {now.steps} of {now.total} steps{speed}{f' ({each})' if each else ''}"
-        console.print(escape(line), highlight=False, soft_wrap=True)
-
-    return on_standing
 
 
 class Tally:

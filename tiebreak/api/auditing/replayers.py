@@ -1,43 +1,40 @@
-"""Processes that each replay parts of one run for an audit: `Processes` are local, `cluster` has Ray's.
+"""Replays of parts of one run for an audit, by processes of this machine or by somebody else's executor.
 
-A part is a task. The answer holds records and what the replay met on its way; states stay where they are. A
-task that ends without a result, because its process was killed, says what is no answer or is short of something, is
-`Lost`: that says nothing about the run.
+A part is a task. The answer holds records and what the replay met on its way; states stay where they are. A task that
+ends without a result, because its process was killed, says what is no answer or is short of something, is lost: that
+says nothing about the run.
 """
 
 import json
 import os
-import signal
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from socket import socket, socketpair
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Protocol
 
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.channel import Channel, ready
 from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.workers import Channel, WorkerProcess, spawn, worker_name
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.audit import SegmentAuditor
 from tiebreak.engine.run.directory import RECORD_BYTES, RunDirectory
 from tiebreak.engine.run.logs import LogReport
+from tiebreak.protocol import packing
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, TiebreakError, VerificationError
 from tiebreak.protocol.packing import U64, Data, Fields, FieldType, ListOf, Maybe, OneOf, Raw, Record, Root, Text, Uint
 from tiebreak.protocol.tags import Digest
-
-ADVANCE_SECONDS: Final = 0.5
-"""The least time between two messages about the progress of one task."""
-
 
 MAX_ANSWER_BYTES: Final = 1 << 20
 """The limit for an answer without its records."""
 MAX_SEGMENTS: Final = 1 << 24
 PROBLEMS: Final = (CannotCheck, VerificationError, ConfigurationError)
+LOST: Final = len(PROBLEMS) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +108,7 @@ AnyTask = Annotated[AuditTask, OneOf((AuditTask,))]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOutcome(Record):
-    """The result of a task. `problem`: why it could not be checked; then there is no other result."""
+    """The result of a task. `problem`: why it could not be checked, or `is_lost`; then there is no other result."""
 
     task: AnyTask
     worker: Annotated[str, Text()]
@@ -121,13 +118,18 @@ class TaskOutcome(Record):
     refused: Numbers = ()
     steps: U64 = 0
     log: Annotated[LogReport, OneOf((LogReport,))] = field(default_factory=LogReport)
-    fault: Annotated[int, Uint(8, 0, len(PROBLEMS))] = 0
-    """1 and the place in `PROBLEMS` of the reason why it could not be checked; 0 if it was."""
+    fault: Annotated[int, Uint(8, 0, LOST)] = 0
+    """1 and the place in `PROBLEMS` of the reason why it could not be checked; 0 if it was; `LOST` if it was lost."""
     reason: Annotated[str, Text()] = ""
 
     @property
+    def is_lost(self) -> bool:
+        """Whether it ended without a result, through no fault of the run."""
+        return self.fault == LOST
+
+    @property
     def problem(self) -> CannotCheck | VerificationError | ConfigurationError | None:
-        return PROBLEMS[self.fault - 1](self.reason) if self.fault else None
+        return PROBLEMS[self.fault - 1](self.reason) if 0 < self.fault < LOST else None
 
     def __post_init__(self) -> None:
         """Refuses a result that leaves out, up to where it ends, a segment of its task."""
@@ -140,38 +142,23 @@ class TaskOutcome(Record):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advance(Record):
-    """The number of steps that a task has done so far."""
+class AuditOrder(Record):
+    """What a worker gets: the orders that all have in common, and its task."""
 
+    assignment: Annotated[Assignment, OneOf((Assignment,))]
     task: AnyTask
-    worker: Annotated[str, Text()]
-    steps: U64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost(Record):
-    """A task ended without a result, through no fault of the run."""
-
-    task: AnyTask
-    worker: Annotated[str, Text()]
-    reason: Annotated[str, Text()]
-
-
-ORDERS: Final = (Assignment, AuditTask)
-Event = TaskOutcome | Advance | Lost
-EVENTS: Final = (TaskOutcome, Advance, Lost)
+ORDERS: Final = (AuditOrder,)
+ANSWERS: Final = (TaskOutcome,)
 
 
 class Replayer:
     """Replays tasks in this process. Program, data and interpreter are kept from one task to the next."""
 
-    def __init__(self, assignment: Assignment, worker: str, run: RunDirectory | None = None) -> None:
-        """run: the assigned run, if it is not to be opened at the assignment's path.
-
-        Raises `VerificationError` if the run is not the assigned one.
-        """
-        self.assignment, self.worker = assignment, worker
-        self._run = RunDirectory.open(assignment.path) if run is None else run
+    def __init__(self, assignment: Assignment) -> None:
+        """Raises `VerificationError` if the run is not the assigned one."""
+        self.assignment, self._run = assignment, RunDirectory.open(assignment.path)
         if self._run.job.id != assignment.job_id:
             raise ConfigurationError(
                 f"{assignment.path}: expected the run of job {assignment.job_id.hex()}, got another"
@@ -181,50 +168,48 @@ class Replayer:
             raise CannotCheck(f"{assignment.path}: expected the records of root {assignment.root.hex()}, got others")
         self._auditors: dict[int | None, SegmentAuditor] = {}
 
-    def replay(self, task: AuditTask, on_advance: Callable[[Advance], None]) -> TaskOutcome:
+    def replay(self, task: AuditTask) -> TaskOutcome:
         """Audits the segments of a task."""
-        said = time.monotonic()
-
-        def on_step(steps: int, _loss: float) -> None:
-            nonlocal said
-            now = time.monotonic()
-            if now - said >= ADVANCE_SECONDS:
-                said = now
-                on_advance(Advance(task=task, worker=self.worker, steps=steps))
-
+        if task.permute not in self._auditors:
+            machine = self.assignment.machine
+            if task.permute is not None:  # another order of sums, other threads
+                machine = replace(machine, permute=task.permute, threads=2 if machine.threads == 1 else 1)
+            interpreter = make_interpreter(self._run.program, machine, self._run.job)
+            self._auditors = {task.permute: SegmentAuditor(self._run, interpreter, self._records)}
         logs = CommittedLogs.of(self._run, self._records.__getitem__)
-        done = self._auditor(task.permute).audit(task.segments, on_step, logs)
+        done = self._auditors[task.permute].audit(task.segments, logs=logs)
         checked = tuple((report.checkpoint, report.replayed.encode()) for report in done.checked)
         return TaskOutcome(
-            task=task, worker=self.worker, checked=checked, starts=tuple(done.starts), refused=tuple(done.refused),
-            steps=done.steps, log=done.log,
+            task=task, worker=worker_name(), checked=checked, starts=tuple(done.starts),
+            refused=tuple(done.refused), steps=done.steps, log=done.log,
         )  # fmt: skip
 
-    def _auditor(self, permute: int | None) -> SegmentAuditor:
-        if permute not in self._auditors:
-            machine = self.assignment.machine
-            if permute is not None:  # another order of sums, other threads
-                machine = replace(machine, permute=permute, threads=2 if machine.threads == 1 else 1)
-            interpreter = make_interpreter(self._run.program, machine, self._run.job)
-            self._auditors = {permute: SegmentAuditor(self._run, interpreter, self._records)}
-        return self._auditors[permute]
+
+_kept = threading.local()
+"""The replayer of each thread: an executor may have several, and some call from threads."""
 
 
-def outcome_of(
-    task: AuditTask, worker: str, replayer: Callable[[], Replayer], on_advance: Callable[[Advance], None]
-) -> TaskOutcome | Lost:
-    """The result of a task, also if it fails. replayer: makes the replayer, or has it.
+def replay(order: AuditOrder) -> TaskOutcome:
+    """The result of a task, also if it fails.
 
-    An error of the run or of the request is a problem of the task. Any other error in a process, such as a full disk,
-    is the machine's, and the task is lost.
+    An error of the run or of the request is a problem of the task. Any other error, such as a full disk, is the
+    machine's, and the task is lost.
     """
     try:
-        return replayer().replay(task, on_advance)
+        if getattr(_kept, "replayer", None) is None or _kept.replayer.assignment != order.assignment:
+            _kept.replayer = Replayer(order.assignment)
+        outcome: TaskOutcome = _kept.replayer.replay(order.task)
+        return outcome
     except TiebreakError as error:
-        fault = 1 if isinstance(error, CannotCheck) else 2 if isinstance(error, VerificationError) else 3
-        return TaskOutcome(task=task, worker=worker, fault=fault, reason=str(error))
+        fault, reason = 1 if isinstance(error, CannotCheck) else 2 if isinstance(error, VerificationError) else 3, error
+        return TaskOutcome(task=order.task, worker=worker_name(), fault=fault, reason=str(reason))
     except Exception as error:
-        return Lost(task=task, worker=worker, reason=f"{type(error).__name__}: {error}")
+        return lost(order.task, worker_name(), f"{type(error).__name__}: {error}")
+
+
+def lost(task: AuditTask, worker: str, reason: str) -> TaskOutcome:
+    """The outcome of a task that ended without a result, through no fault of the run."""
+    return TaskOutcome(task=task, worker=worker, fault=LOST, reason=reason)
 
 
 # ---------------------------------------------------------------- local processes
@@ -237,109 +222,109 @@ class Processes:
     """
 
     def __init__(self, assignment: Assignment, number: int) -> None:
-        self._assignment = assignment
-        self.most = self.at_once = number
-        """The number of tasks that can be under way when all processes are there, and now."""
-        self._processes: list[_Process] = []
-        self._started = 0
+        self._assignment, self.most = assignment, number
+        self._threads, self._lock, self._is_closed = ThreadPoolExecutor(number), threading.Lock(), False
+        self._idle: list[WorkerProcess] = []
+        self._processes: set[WorkerProcess] = set()
 
-    def submit(self, task: AuditTask, avoid: str = "") -> None:
-        """Begin a task; at most `at_once` may be under way. avoid: a worker that should not get it."""
-        idle = [process for process in self._processes if process.task is None]
-        fit = next((process for process in idle if process.name != avoid), None)
-        if fit is None and idle and len(self._processes) == self.at_once:
-            idle[0].end()
-            self._processes.remove(idle[0])
-        if fit is None:
-            self._started += 1
-            fit = _Process(self._assignment, f"worker {self._started}")
-            self._processes.append(fit)
-        fit.begin(task)
+    def submit(self, task: AuditTask, avoid: str = "") -> "Future[TaskOutcome]":
+        """Begin a task. avoid: the name of a worker that should not get it."""
+        return self._threads.submit(self._replay, task, avoid)
 
-    def events(self, seconds: float) -> Sequence[Event]:
-        """The events since the last call; waits at most `seconds` for one."""
-        found: list[Event] = []
-        heard = ready([process.channel for process in self._processes], seconds)
-        for process in [process for process in self._processes if process.channel in heard]:
-            try:
-                for said in process.hear():
-                    process.task = process.task if isinstance(said, Advance) else None
-                    found.append(said)
-            except (EOFError, OSError, VerificationError) as error:
-                self._processes.remove(process)
-                reason = f"its process ended with code {process.end()} ({error})"
-                if process.task is not None:
-                    found.append(Lost(task=process.task, worker=process.name, reason=reason))
-        return found
+    def _replay(self, task: AuditTask, avoid: str) -> TaskOutcome:
+        process = self._take(avoid)
+        name, order = process.name, AuditOrder(assignment=self._assignment, task=task)
+        try:
+            process.channel.limit = task.answer_bytes
+            process.channel.send(order)
+            outcome: TaskOutcome = process.channel.wait()
+            if (outcome.task, outcome.worker) != (task, name):
+                raise EncodingError(f"expected {name} and its task, got {outcome!r:.80}")
+        except (EOFError, OSError, VerificationError) as error:
+            with self._lock:
+                self._processes.discard(process)
+            return lost(task, name, f"its process ended with code {process.end()} ({error})")
+        with self._lock:
+            self._idle.append(process)
+        return outcome
+
+    def _take(self, avoid: str) -> WorkerProcess:
+        """An idle process, or a new one. One that is to be avoided gives way to a new one if no other is idle."""
+        with self._lock:
+            if self._is_closed:
+                raise InterruptedError("the audit has ended")
+            fit = next((process for process in self._idle if process.name != avoid), None)
+            if fit is not None:
+                self._idle.remove(fit)
+                return fit
+            while self._idle:
+                self._processes.discard(gone := self._idle.pop())
+                gone.end()
+            made = WorkerProcess(partial(spawn, module=__name__), ORDERS, ANSWERS, MAX_ANSWER_BYTES)
+            self._processes.add(made)
+            return made
 
     def close(self) -> None:
         """End all processes, also those at work."""
-        for process in self._processes:
+        with self._lock:
+            self._is_closed = True
+            for process in self._processes:
+                process.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._idle:
             process.end()
-        self._processes.clear()
 
 
-class _Process:
-    """One process, and this end of the pair of sockets that leads to it.
+def serve(number: int) -> None:
+    """Does the tasks that come through the socket of a number, in order, until it is closed, even amid a task."""
+    channel, orders = Channel(socket.socket(fileno=number), sends=ANSWERS, takes=ORDERS), SimpleQueue[Any]()
+    channel.listen(orders.put)
+    while True:
+        channel.send(replay(orders.get()))
 
-    Its session is its own: on Ctrl-C it ends when its connection does.
+
+# ---------------------------------------------------------------- executors
+
+
+class TaskExecutor(Protocol):
+    """Anything that runs functions elsewhere as `concurrent.futures.Executor` does: Dask's and loky's, or Ray's.
+
+    It sends and gets nothing but bytes of ours, but most executors unpickle what their workers send: all must be the
+    auditor's own. They must see the run's folder, under the same path.
     """
 
-    def __init__(self, assignment: Assignment, name: str) -> None:
-        self.name = name
-        ours, theirs = socketpair()
-        with theirs:
-            self.pid = _begin(theirs.fileno(), name)
-        ours.setblocking(False)
-        self.task: AuditTask | None = None
-        self.channel = Channel(ours, sends=ORDERS, takes=EVENTS, limit=MAX_ANSWER_BYTES)
-        self.say(assignment)
-
-    def begin(self, task: AuditTask) -> None:
-        self.task, self.channel.limit = task, task.answer_bytes
-        self.say(task)
-
-    def say(self, what: Assignment | AuditTask) -> None:
-        with suppress(OSError):  # `events` finds that it is gone
-            self.channel.send(what)
-
-    def hear(self) -> Iterator[Event]:
-        """Yields what it says now. Raises `EncodingError` for what is not about its task."""
-        for said in self.channel.receive():
-            if (said.task, said.worker) != (self.task, self.name):
-                raise EncodingError(f"expected {self.name} and its task, got {said!r:.80}")
-            yield said
-
-    def end(self) -> int:
-        """Ends it, if it has not ended, and returns its exit code."""
-        self.channel.close()
-        try:
-            os.kill(self.pid, signal.SIGKILL)
-            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        except (ProcessLookupError, ChildProcessError):  # where SIGCHLD is ignored, the system forgets it by itself
-            return 0
+    def submit(self, fn: Callable[..., bytes], /, *given: bytes) -> "Future[bytes]":
+        """Begin a call of a function that can be imported there."""
 
 
-def _begin(number: int, worker: str) -> int:
-    """Starts a process that imports everything anew; returns its id."""
-    os.set_inheritable(number, True)
-    program = f"from tiebreak.api.auditing.replayers import serve; serve({number}, {worker!r})"
-    # -P: a module of the user's in the current folder must not stand in for another.
-    command, nothing = [sys.executable, "-P", "-c", program], (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)
-    return os.posix_spawn(sys.executable, command, os.environ, file_actions=[nothing], setsid=True)
+def replay_packed(order: bytes) -> bytes:
+    """The packed result of a packed order: the function that executors call."""
+    return packing.pack(replay(AuditOrder.unpack("order", packing.unpack(order, len(order)))).pack())
 
 
-def serve(number: int, worker: str) -> None:
-    """Does the tasks that come through the socket of a number, in order, until it is closed, even amid a task."""
-    channel, orders = Channel(socket(fileno=number), sends=EVENTS, takes=ORDERS), SimpleQueue[Any]()
-    channel.listen(orders.put)
-    assignment: Assignment = orders.get()
-    made: list[Replayer] = []
+class Executing:
+    """Workers of an executor, in place of `Processes`."""
 
-    def replayer() -> Replayer:
-        if not made:
-            made.append(Replayer(assignment, worker))
-        return made[0]
+    def __init__(self, assignment: Assignment, executor: TaskExecutor, most: int) -> None:
+        """most: how many tasks are with the executor at once."""
+        self._assignment, self._executor, self.most = assignment, executor, most
 
-    while True:
-        channel.send(outcome_of(orders.get(), worker, replayer, channel.send))
+    def submit(self, task: AuditTask, _avoid: str = "") -> "Future[bytes]":
+        order = AuditOrder(assignment=self._assignment, task=task)
+        return self._executor.submit(replay_packed, packing.pack(order.pack()))
+
+    def close(self) -> None:
+        """The executor is its owner's: nothing is left to end."""
+
+
+def outcome_of(task: AuditTask, future: "Future[TaskOutcome] | Future[bytes]") -> TaskOutcome:
+    """The outcome of a task whose future is done. If that failed, or says what is no answer, the task is lost."""
+    try:
+        found = future.result()
+        if isinstance(found, bytes):
+            found = TaskOutcome.unpack("answer", packing.unpack(found, task.answer_bytes))
+            if found.task != task:
+                raise EncodingError(f"expected an answer to {task!r:.80}, got one to {found.task!r:.80}")
+        return found
+    except Exception as error:
+        return lost(task, "a worker", f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")

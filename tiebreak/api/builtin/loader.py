@@ -47,7 +47,5 @@ def load_task(name: str, *, steps: int | None = None) -> Task:
         raise ConfigurationError(f"expected a function task() in {name}, got {make!r}; define it and return a Task")
     made = make() if steps is None else make(steps=steps)
     if not isinstance(made, Task):
-        raise ConfigurationError(
-            f"expected task() of {name} to return tiebreak.engine.capture.task.Task, got {type(made).__name__}"
-        )
+        raise ConfigurationError(f"expected task() of {name} to return a tiebreak.Task, got {type(made).__name__}")
     return made

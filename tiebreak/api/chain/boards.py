@@ -52,7 +52,7 @@ class HubBoard:
     """
 
     def __init__(self, posts: Iterable[tuple[int, int, Post, Body]], domain: Domain) -> None:
-        """posts: place, instant, post and body of each, with all signatures checked (`tiebreak.node.mail`)."""
+        """posts: place, instant, post and body of each, with all signatures checked (`tiebreak.node.hub_client`)."""
         self._ledger, self._events, self._at = Ledger(domain), list[Event](), 0
         self._logged: set[tuple[str, Digest]] = set()
         for place, self._at, post, body in posts:

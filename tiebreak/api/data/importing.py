@@ -1,47 +1,63 @@
-"""Imports of datasets into folders of arrays, as `tiebreak data` makes them, and the ids of arrays."""
+"""Imports of arrays, as `tiebreak data` makes them, and the ids of arrays.
 
-from collections.abc import Iterator, Mapping
+    tiebreak data import tokens.npy -o corpus.safetensors
+
+    Task(data="corpus.safetensors", batch=Batch(size=8, examples=Windows(name="tokens", length=65, stride=64)), ...)
+
+An import converts arrays of any type to float32 and int64. It takes little memory and is needed only once: every task
+maps the file and reads the parts that it uses.
+"""
+
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tiebreak.api.data.folder import Import, OnBytes, importing, open_folder
-from tiebreak.engine.data import ArrayFile, FactsCache, examine, open_npy, open_raw, open_safetensors
+from tiebreak.engine.data import ArrayFile, Element, FactsCache, examine, open_npy, open_raw, open_safetensors
+from tiebreak.engine.data.disk import Folder, write_whole
 from tiebreak.engine.data.facts import Facts
+from tiebreak.engine.data.formats import ordered, safetensors_header
 from tiebreak.protocol.errors import ConfigurationError
 
 
 def import_files(
     files: tuple[Path, ...], output: Path, *, dtype: str | None, offset: int, shape: tuple[int, ...] | None
 ) -> None:
-    """Imports array files, converted to float32 and int64. dtype, offset (in bytes), shape: for raw bytes only."""
+    """Imports arrays into a new .safetensors file. dtype, offset (in bytes), shape: for raw bytes only.
+
+    An array of rank 0 becomes one of shape [1]. The file appears whole or not at all. Raises `ConfigurationError`, and
+    `StorageError` if the disk fails.
+    """
+    if output.exists() or output.suffix != ".safetensors":
+        raise ConfigurationError(f"expected a new file that ends in .safetensors, got {output}; choose another")
     found: dict[str, ArrayFile] = {}
     for path in files:
         for name, array in _named(path, dtype, offset, shape).items():
             if name in found:
                 raise ConfigurationError(f"expected each array once, got {name} in {found[name].path} and in {path}")
             found[name] = array
-    source = {"kind": "arrays", "files": [path.name for path in files]}
+    kinds = {name: (Element[array.element.converted.name], array.shape or (1,)) for name, array in found.items()}
     total = sum(array.nbytes for array in found.values())
-    with importing(output, source) as made, _progress("importing", total) as on_bytes:
-        import_arrays(made, found, on_bytes)
-
-
-def import_arrays(made: Import, arrays: Mapping[str, ArrayFile], on_bytes: OnBytes) -> None:
-    """Writes each array as float32 or int64 (see `data.elements`). An array of rank 0 becomes one of shape [1]."""
-    for name, array in arrays.items():
-        writer = made.array(name, array.element.converted, array.shape[1:])
-        for block in array.blocks():
-            writer.extend(array.element.convert(array.element.read(block, big_endian=array.big_endian)))
-            on_bytes(len(block))
+    with (
+        Folder(output.absolute().parent, to_write=True) as folder, folder.replacing(output.name) as file,
+        _progress("importing", total) as on_bytes,
+    ):  # fmt: skip
+        write_whole(file, memoryview(safetensors_header(kinds)))
+        for name in ordered(kinds):
+            array = found[name]
+            for block in array.blocks():
+                values = array.element.convert(array.element.read(block, big_endian=array.big_endian))
+                write_whole(file, memoryview(np.ascontiguousarray(values).view(np.uint8).data))
+                on_bytes(len(block))
 
 
 def facts(path: Path, *, cached: bool) -> Iterator[tuple[str, ArrayFile, Facts]]:
-    """The arrays of a file or an imported folder, by name. cached: accept facts from an earlier read."""
+    """The arrays of a file, by name. cached: accept facts from an earlier read."""
     cache = FactsCache() if cached else None
-    for name, array in (open_folder(path) if path.is_dir() else _named(path, None, 0, None)).items():
+    for name, array in _named(path, None, 0, None).items():
         with _progress(f"reading {name}", array.nbytes) as on_bytes:
             found = examine(array, cache=cache, on_bytes=on_bytes)
         yield name, array, found
@@ -60,8 +76,8 @@ def _named(path: Path, dtype: str | None, offset: int, shape: tuple[int, ...] | 
 
 
 @contextmanager
-def _progress(title: str, total: int) -> Iterator[OnBytes]:
-    """Shows a bar if standard error is a terminal, and nothing otherwise."""
+def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Shows a bar if standard error is a terminal, and nothing otherwise. Takes the number of further bytes read."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=32), TextColumn("{task.percentage:>3.0f}%"))
     with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:

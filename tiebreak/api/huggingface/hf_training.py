@@ -1,4 +1,4 @@
-"""`tiebreak.hf.train(trainer)` in the place of `trainer.train()`, and `TiebreakTrainer`, which does that by itself."""
+"""`tiebreak.hf.train(trainer)` in the place of `trainer.train()`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,11 +15,11 @@ from tiebreak.api.huggingface.objective import check_padding, objective, ready
 from tiebreak.api.huggingface.recording import RecordedColumns, Recording, columns, record, replaced, same_draws
 from tiebreak.api.huggingface.refusals import check_trainer, warn_of_unread
 from tiebreak.api.machine import Machine
-from tiebreak.api.training.runs import Run, agree, open_run
-from tiebreak.engine.capture.task import Clip
+from tiebreak.api.training.runs import Run, agree
+from tiebreak.engine.capture.task import Clip, Task
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
-from tiebreak.protocol.errors import ConfigurationError, StateError
+from tiebreak.protocol.errors import ConfigurationError
 
 RUN = "run"
 """The folder of the run in the trainer's `output_dir`."""
@@ -96,13 +96,13 @@ def _agreed(
     with ready(trainer), _reference(trainer), replaced(trainer, **_optimizers(trainer, recording.planned)):
         if found.smallest:
             check_padding(trainer, recording, found)
-        return agree(
-            trainer.model, objective(trainer, found), optimizer=trainer.optimizer, schedule=trainer.lr_scheduler,
-            data=found.data, batch=1, accumulation=args.gradient_accumulation_steps, steps=recording.steps,
-            directory=Path(str(args.output_dir), RUN), seed=args.seed,
+        task = Task(
+            trainer.model, objective(trainer, found), data=found.data, optimizer=trainer.optimizer, batch=1,
+            steps=recording.steps, seed=args.seed, schedule=trainer.lr_scheduler,
+            accumulation=args.gradient_accumulation_steps, norm=True, checkpoint_interval=_interval(args, recording),
             clip=Clip(norm=args.max_grad_norm) if args.max_grad_norm and args.max_grad_norm > 0 else None,
-            norm=True, checkpoint_every=_interval(args, recording), machine=machine, **options,
         )  # fmt: skip
+        return agree(task, Path(str(args.output_dir), RUN), machine=machine, **options)
 
 
 def _optimizers(trainer: Any, steps: int) -> dict[str, Any]:
@@ -152,32 +152,3 @@ def _interval(args: Any, recording: Recording) -> int | None:
 def _keep(args: Any) -> str:
     saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
     return "all" if saves and args.save_total_limit is None else "last"
-
-
-class TiebreakTrainer(Trainer):
-    """A `transformers.Trainer` whose `train` is `tiebreak.hf.train`.
-
-    client, trainer, terms: the parties' keys and terms, as in `tiebreak.agree`. others: all arguments of `Trainer`.
-    """
-
-    def __init__(
-        self, *args: Any, client: PrivateKey | None = None, trainer: PrivateKey | None = None,
-        terms: Terms | None = None, **others: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(*args, **others)
-        self._parties: dict[str, Any] = {"client": client, "key": trainer, "terms": terms}
-
-    @property
-    def run(self) -> Run:
-        """The run that `train` has made: to audit, to dispute, to certify. Raises `StateError` before."""
-        folder = Path(str(self.args.output_dir), RUN)
-        if not folder.is_dir():
-            raise StateError("expected a run that `train` has made, got none yet")
-        return open_run(folder, machine=Machine(device=str(self.args.device)))
-
-    def train(self, *args: Any, **options: Any) -> TrainOutput:
-        """Does what `tiebreak.hf.train` does, with the arguments of `Trainer.train`.
-
-        Call it on the model as it was at the first call: its weights are part of the job.
-        """
-        return train(self, *args, **options, **self._parties)  # type: ignore[misc]

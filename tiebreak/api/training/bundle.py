@@ -19,7 +19,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from tiebreak.api.training.tasks import capture
-from tiebreak.engine.capture.captured import MODEL, Captured
+from tiebreak.engine.capture.captured import MODEL
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder, read_file
@@ -70,19 +70,6 @@ class Bundle:
         check_spec("initial state", self.state, self.program.state_spec())
         check_spec("data", self.data, self.program.data_spec())
 
-    @classmethod
-    def of(cls, captured: Captured, *, name: str, steps: int, checkpoint_interval: int) -> "Bundle":
-        return cls(
-            name=name,
-            steps=steps,
-            checkpoint_interval=checkpoint_interval,
-            program=captured.program,
-            state=captured.state,
-            data=captured.data,
-            check=captured.check,
-            origins=origins_of(captured),
-        )
-
     @property
     def parameters(self) -> int:
         """The number of elements in the model's parameters and buffers."""
@@ -102,8 +89,11 @@ class Bundle:
 
     def manifest(self) -> dict[str, Any]:
         """The contents of bundle.json."""
-        sizes = {"name": self.name, "steps": self.steps, "checkpoint_interval": self.checkpoint_interval}
-        return {"format": FORMAT, **sizes, **self.roots(), **({} if self.check == "full" else {"check": self.check})}
+        checked = {} if self.check == "full" else {"check": self.check}
+        return {
+            "format": FORMAT, "name": self.name, "steps": self.steps, "checkpoint_interval": self.checkpoint_interval,
+            **self.roots(), **checked,
+        }  # fmt: skip
 
     def save(self, folder: Path) -> None:
         """Writes the files into a new or empty folder, the manifest last."""
@@ -120,15 +110,14 @@ class Bundle:
             made.write(MANIFEST, (json.dumps(self.manifest(), indent=2) + "\n").encode())
 
 
-def origins_of(captured: Captured) -> bytes:
-    """The contents of origins.json: where in the model each instruction comes from."""
-    return json.dumps([instruction.origin for instruction in captured.program.body]).encode()
-
-
 def capture_bundle(task: Task, *, check: str = "full", device: str = "cpu") -> Bundle:
     """Captures a task as `tiebreak.api.training.tasks.capture` does."""
     made = capture(task, check=check, device=device)
-    return Bundle.of(made, name=task.name, steps=task.steps, checkpoint_interval=task.checkpoint_interval)
+    return Bundle(
+        name=task.name, steps=task.steps, checkpoint_interval=task.checkpoint_interval, program=made.program,
+        state=made.state, data=made.data, check=made.check,
+        origins=json.dumps([instruction.origin for instruction in made.program.body]).encode(),
+    )  # fmt: skip
 
 
 def load_bundle(folder: Path) -> Bundle:

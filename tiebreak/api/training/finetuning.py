@@ -20,12 +20,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tiebreak.api.machine import Machine
 from tiebreak.api.signing.keys import new_key
-from tiebreak.api.training.rows import digest, examples
+from tiebreak.api.training.rows import ReadRows
 from tiebreak.api.training.runs import Run, agree
-from tiebreak.api.training.settings import TUNING, FineTuning, remember
+from tiebreak.api.training.settings import TUNING, FineTuning, Prepared, remember
 from tiebreak.api.training.templates import ChatTemplate, Tokens, loaded, located
 from tiebreak.api.training.trainer import Step
-from tiebreak.engine.capture.task import AdamW, Clip
+from tiebreak.engine.capture.task import AdamW, Clip, Task
 from tiebreak.engine.optimizers.rates import constant, cosine, linear
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
@@ -46,7 +46,7 @@ class TokenWindows:
 
 
 def finetune(
-    settings: FineTuning, directory: Path, *, key: PrivateKey, machine: Machine = Machine(), progress: bool = True,
+    prepared: Prepared, directory: Path, *, key: PrivateKey, machine: Machine = Machine(), progress: bool = True,
     keep: str = "last", tell: Callable[[str], None] = lambda _: None,
 ) -> tuple[Run, Any, list[str]]:  # fmt: skip
     """Trains into a run directory, or continues the run there. Returns it, the PEFT model, and sentences on the data.
@@ -55,14 +55,14 @@ def finetune(
     but its chat template, in a sandbox with limits (`templates`). For progress and keep see `Run.resume`. tell: gets
     these sentences and each evaluation as they come.
     """
-    found = windows(settings, settings.data)
+    settings, found = prepared.settings, windows(prepared.settings, prepared.training)
     each = settings.batch * settings.accumulation
     steps = settings.steps or max(1, int((settings.epochs or 1) * len(found.ids)) // each)
     for line in found.lines:
         tell(line)
     evaluate = None
-    if settings.evaluation is not None:
-        held = windows(settings, settings.evaluation)
+    if prepared.evaluation is not None:
+        held = windows(settings, prepared.evaluation)
         tell(f"evaluation: {held.lines[0]}")
         evaluate = _evaluation(held, settings.batch, machine.device)
 
@@ -73,27 +73,28 @@ def finetune(
                 file.write(json.dumps({"step": step.number, "loss": step.metrics[LOSS]}) + "\n")
 
     model = _adapted(settings)
-    run = agree(
-        model, _loss, optimizer=AdamW(lr=settings.rate), batch=settings.batch, steps=steps,
-        accumulation=settings.accumulation, clip=Clip(norm=1.0), data={"input_ids": found.ids, "labels": found.labels},
-        schedule=_schedule(settings, steps), seed=settings.seed, directory=directory, evaluate=evaluate,
-        client=new_key(), trainer=key, machine=machine,
+    task = Task(
+        model, _loss, data={"input_ids": found.ids, "labels": found.labels}, optimizer=AdamW(lr=settings.rate),
+        batch=settings.batch, steps=steps, accumulation=settings.accumulation, clip=Clip(norm=1.0),
+        schedule=_schedule(settings, steps), seed=settings.seed, evaluate=evaluate,
     )  # fmt: skip
-    remember(directory / TUNING, settings.remembered())
+    run = agree(task, directory, client=new_key(), trainer=key, machine=machine)
+    remember(directory / TUNING, prepared.remembered)
     run.resume(key, progress=progress, keep=keep, callbacks=[measured])
     model.load_state_dict(run.state_dict())
     return run, model.eval(), found.lines
 
 
-def model_card(settings: FineTuning, run: Run, data: list[str]) -> str:
+def model_card(prepared: Prepared, run: Run, data: list[str]) -> str:
     """The beginning of the adapter's model card, in Markdown. data: sentences on the data."""
+    settings, digest = prepared.settings, prepared.remembered["data (SHA-256)"]
     base, alpha = settings.model.resolve().name, settings.alpha or 2 * settings.lora
     warmup = "3% of the" if settings.warmup is None else settings.warmup
     return "\n".join([
         f"---\nbase_model: {base}\nlibrary_name: peft\n---\n# LoRA adapters of {base}\n",
         f"Rank {settings.lora}, alpha {alpha} and dropout {settings.dropout:g} on {settings.targets}, trained in",
         f"{run.steps:,} steps of {settings.batch} x {settings.accumulation} windows of {settings.length:,} tokens of",
-        f"`{settings.data.name}` (SHA-256 `{digest(settings.data)}`) at a rate of {settings.rate:g}",
+        f"`{settings.data.name}` (SHA-256 `{digest}`) at a rate of {settings.rate:g}",
         f"({settings.schedule}, after {warmup} steps of warm-up), with seed {settings.seed}. The last loss was "
         f"{run.losses[-1]:.4f}.\n", *(f"- {line}" for line in data),
         *(f"- {LOSS} after step {step}: {loss:.4f}" for step, loss in evaluations(run).items()), "",
@@ -175,11 +176,11 @@ def _evaluation(found: TokenWindows, batch: int, device: str) -> Callable[[nn.Mo
     return evaluate
 
 
-def windows(settings: FineTuning, source: Path) -> TokenWindows:
-    """Reads the rows of a source into windows. Raises `ConfigurationError`."""
+def windows(settings: FineTuning, rows: ReadRows) -> TokenWindows:
+    """Cuts the tokens of rows into windows. Raises `ConfigurationError`."""
     tokens, wanted, length, unused = list[int](), list[bool](), settings.length, set[str]()
     count, silent, missed, is_marked = 0, 0, 0, True
-    for found, names in _tokenized(settings, source):
+    for found, names in _tokenized(settings, rows):
         tokens += found.ids
         wanted += found.learnt
         count, silent, missed = count + 1, silent + (not any(found.learnt)), missed + found.missed
@@ -191,8 +192,8 @@ def windows(settings: FineTuning, source: Path) -> TokenWindows:
     kept = mask[:, 1:].any(1)  # the first token of a window has nothing to be told from
     if not kept.any():
         raise ConfigurationError(
-            f"{source}: expected at least {length} tokens, with some of the assistant's among them, got {len(tokens)}, "
-            f"{sum(wanted)} of them the assistant's; take a smaller length or more data"
+            f"{rows.path}: expected at least {length} tokens, with some of the assistant's among them, got "
+            f"{len(tokens)}, {sum(wanted)} of them the assistant's; take a smaller length or more data"
         )
     learnt = int(mask[kept][:, 1:].sum())
     lines = [
@@ -208,12 +209,12 @@ def windows(settings: FineTuning, source: Path) -> TokenWindows:
     return TokenWindows(ids=ids[kept], labels=ids.masked_fill(~mask, IGNORED)[kept], lines=lines)
 
 
-def _tokenized(settings: FineTuning, source: Path) -> Iterator[tuple[Tokens, set[str]]]:
+def _tokenized(settings: FineTuning, rows: ReadRows) -> Iterator[tuple[Tokens, set[str]]]:
     """The tokens of each row, and the columns that it does not use."""
     tokenizer = loaded(AutoTokenizer, settings.model)
     end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     with ChatTemplate(settings.model) as template:
-        for one in examples(source):
+        for one in rows.examples:
             if not one.messages:
                 ids, learnt = located(tokenizer, one.text, [(one.given, len(one.text))])
                 learnt = learnt if one.given else [True] * len(ids)

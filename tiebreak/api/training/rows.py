@@ -37,11 +37,20 @@ class Example(NamedTuple):
     unused: set[str]
 
 
-def examples(path: Path) -> Iterator[Example]:
-    """Yields the rows of a file or folder. Raises `ConfigurationError` with file and line for one of another form."""
+class ReadRows(NamedTuple):
+    """All rows of a file or folder."""
+
+    path: Path
+    examples: list[Example]
+
+
+def read(path: Path) -> ReadRows:
+    """Reads a file or folder. Raises `ConfigurationError` with file and line for a row of another form."""
+    found = ReadRows(path, [])
     for where, row in _rows(path):
         _require(isinstance(row, dict), where, "an object", type(row).__name__)
-        yield _example(where, {name: value for name, value in row.items() if value is not None})
+        found.examples.append(_example(where, {name: value for name, value in row.items() if value is not None}))
+    return found
 
 
 def digest(path: Path) -> str:

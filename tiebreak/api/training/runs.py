@@ -1,8 +1,8 @@
 """Runs on disk: committed at every checkpoint, resumable after a crash, open to audits, and disputable if signed."""
 
 import time
-from collections.abc import Callable, Generator
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import closing, nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from hashlib import sha256
@@ -10,7 +10,7 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from tiebreak.api.auditing.audits import audit_chosen, segments_of
 from tiebreak.api.auditing.progress import Tally, on_stderr
@@ -23,11 +23,11 @@ from tiebreak.api.training.distributed import joined
 from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.reading import CHECKS, check_of, open_directory
 from tiebreak.api.training.settings import check_unchanged, remember
-from tiebreak.api.training.tasks import CHECK, MODULE, adapter_names, as_state_dict, make_task, state_names
+from tiebreak.api.training.tasks import CHECK, TASK, adapter_names, as_state_dict, state_names
 from tiebreak.api.training.trainer import Callbacks, Step, norm_in, tell
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.captured import Captured
-from tiebreak.engine.capture.task import LOSSES, Task
+from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.distributed.exchange import Exchange
 from tiebreak.engine.distributed.train import SharedInterpreter, follow
@@ -263,64 +263,62 @@ def _interpreter(run: RunDirectory, machine: Machine, key: PrivateKey | None) ->
     return make_interpreter(run.program, machine, run.job)
 
 
-@taking(
-    model=MODULE, loss=LOSSES, directory=PATH, trainer=KEY | NONE, machine=MACHINE, progress=FLAG, keep=TEXT,
-    callbacks=CALLBACKS, distributed=FLAG,
-)  # fmt: skip
+_AGREED: Final = {
+    "task": TASK, "directory": PATH, "client": KEY | NONE, "trainer": KEY | NONE, "machine": MACHINE, "check": CHECK,
+    "terms": instance("tiebreak.Terms", Terms) | NONE, "policy": POLICY_OR_PATH | NONE, "precision": PRECISION | NONE,
+}  # fmt: skip
+"""The arguments that `agree` and `train` share."""
+
+
+@taking(**_AGREED, progress=FLAG, keep=TEXT, callbacks=CALLBACKS, distributed=FLAG)
 def train(
-    model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path, trainer: PrivateKey | None = None,
-    machine: Machine = Machine(), progress: bool = True, keep: str = "all", callbacks: Callbacks = (),
-    distributed: bool = False, **options: Any,
+    task: Task, directory: str | Path, *, client: PrivateKey | None = None, trainer: PrivateKey | None = None,
+    terms: Terms | None = None, policy: Policy | None = None, precision: int | None = None,
+    machine: Machine = Machine(), check: str = "full", progress: bool = True, keep: str = "all",
+    callbacks: Callbacks = (), distributed: bool = False,
 ) -> Run:  # fmt: skip
     """Trains into a directory and returns the finished run. Called again, it continues the run in that directory.
 
-    options: the other arguments of `tiebreak.agree`, with those of `tiebreak.make_task` among them: at least optimizer,
-    data, batch and steps. Without keys the run is committed and can be audited, but it is not signed. The module is not
-    changed: use `model.load_state_dict(run.state_dict())`. For progress, keep and callbacks see `Run.resume`.
+    Without keys the run is committed and can be audited, but it is not signed. The task's model is not changed: use
+    `model.load_state_dict(run.state_dict())`. For progress, keep and callbacks see `Run.resume`; for the others,
+    `tiebreak.agree`.
 
     distributed: the workers that `torchrun` has started all call this, and compute one run together, the same for any
     number of them. The first one captures, signs, reports and calls the callbacks.
     """
-    agreed = partial(agree, model, loss, directory=directory, trainer=trainer, machine=machine, **options)
-    if not distributed:
-        return agreed().resume(trainer, progress=progress, keep=keep, callbacks=callbacks)
-    with joined(machine.device) as exchange:
-        if not exchange.worker:
-            run = agreed()
+    with joined(machine.device) if distributed else nullcontext() as exchange:
+        if exchange is not None and exchange.worker:
+            exchange.meet()  # the run is there
+            return Run(RunDirectory.open(Path(directory)), machine).resume(progress=False, keep=keep, exchange=exchange)
+        run = agree(
+            task, directory, client=client, trainer=trainer, terms=terms, policy=policy, precision=precision,
+            machine=machine, check=check,
+        )  # fmt: skip
+        if exchange is not None:
             exchange.meet()
-            return run.resume(trainer, progress=progress, keep=keep, callbacks=callbacks, exchange=exchange)
-        exchange.meet()  # the run is there
-        return Run(RunDirectory.open(Path(directory)), machine).resume(progress=False, keep=keep, exchange=exchange)
+        return run.resume(trainer, progress=progress, keep=keep, callbacks=callbacks, exchange=exchange)
 
 
-@taking(
-    model=MODULE, loss=LOSSES, directory=PATH, client=KEY | NONE, trainer=KEY | NONE, policy=POLICY_OR_PATH | NONE,
-    terms=instance("tiebreak.Terms", Terms) | NONE, precision=PRECISION | NONE, machine=MACHINE, check=CHECK,
-    domain=instance("a tiebreak.protocol.commitments.eip712.Domain", Domain) | NONE,
-)  # fmt: skip
+@taking(**_AGREED)
 def agree(
-    model: nn.Module, loss: Callable[..., Tensor], *, directory: str | Path, client: PrivateKey | None = None,
-    trainer: PrivateKey | None = None, terms: Terms | None = None, policy: Policy | None = None,
-    precision: int | None = None, domain: Domain | None = None, machine: Machine = Machine(), check: str = "full",
-    **options: Any,
+    task: Task, directory: str | Path, *, client: PrivateKey | None = None, trainer: PrivateKey | None = None,
+    terms: Terms | None = None, policy: Policy | None = None, precision: int | None = None,
+    machine: Machine = Machine(), check: str = "full",
 ) -> Run:  # fmt: skip
     """Captures a job, has client and trainer sign it, and returns a run in which nothing is computed yet.
 
     client, trainer: their keys; throwaway keys sign the job in the place of those left out, and a trainer without a key
-    signs no heads. terms: reward, stakes, windows. domain: the chain and contract on which disputes are played
-    [default: none]. policy: a policy of `tiebreak.calibrate` or the path of its file, for policy `logged` [default:
-    `exact`]. precision: bits of results, 16 to 32 [default: the policy's, or 32]. machine: how this process computes
-    the run. If the directory already holds a run, that run is opened, provided that it is the same job over the same
-    model, data and settings. check: see `tiebreak.capture`; the run says so. options: the arguments of
-    `tiebreak.make_task`.
+    signs no heads. terms: reward, stakes, windows. policy: a policy of `tiebreak.calibrate` or the path of its file,
+    for policy `logged` [default: `exact`]. precision: bits of results, 16 to 32 [default: the policy's, or 32].
+    machine: how this process computes the run. check: see `tiebreak.capture`; the run says so. If the directory already
+    holds a run, that run is opened, provided that it is the same job over the same model, data and settings.
     """
     if client is not None and trainer is None:
         raise ConfigurationError("expected the trainer's key too, got the client's alone")
     folder = Path(directory)
-    task = make_task(model, loss, **options)
     if task.evaluate_every is not None and task.evaluate_every % task.checkpoint_interval:
         raise ConfigurationError(
-            f"expected evaluate_every to be a multiple of checkpoint_every, {task.checkpoint_interval}, got "
+            f"expected evaluate_every to be a multiple of checkpoint_interval, {task.checkpoint_interval}, got "
             f"{task.evaluate_every}; a run on disk is measured at its checkpoints"
         )
     there = (folder / "job.bin").exists()
@@ -336,10 +334,10 @@ def agree(
         _check_same(opened.job, draft(bundle, client, trainer.address, terms, policy, precision), folder)
         return Run(opened, machine, task)
     made = agree_on(
-        bundle, folder, client=client, trainer=trainer, terms=terms, domain=domain or OFF_CHAIN, policy=policy,
+        bundle, folder, client=client, trainer=trainer, terms=terms, domain=OFF_CHAIN, policy=policy,
         precision=precision,
     )  # fmt: skip
-    adapted, names = adapter_names(model), state_names(model)
+    adapted, names = adapter_names(task.model), state_names(task.model)
     lines = ["\t".join([key, entry, *([adapted[key]] if key in adapted else [])]) for key, entry in names.items()]
     write_file(folder / NAMES, "".join(f"{line}\n" for line in lines).encode())
     remember(folder / SETTINGS, settings)

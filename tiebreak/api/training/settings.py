@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tiebreak.api.training import rows
 from tiebreak.engine.data.disk import read_file, write_file
@@ -38,8 +38,8 @@ class FineTuning:
     warmup: int | None = None
     seed: int = 0
 
-    def check(self, run: Path) -> None:
-        """Looks at model and rows, as far as that is quick, and at the settings of the run that is there.
+    def check(self, run: Path) -> "Prepared":
+        """Reads the rows, each file once, and checks all that is quick: the model's settings, and those of a run there.
 
         Raises `ConfigurationError` for the first thing that makes no job.
         """
@@ -57,10 +57,10 @@ class FineTuning:
             raise ConfigurationError(
                 f"expected a length of at most {most} tokens, the positions of {self.model}, got {self.length}"
             )
-        check_unchanged(run / TUNING, self.remembered())
-        for source in filter(None, (self.data, self.evaluation)):
-            for _ in rows.examples(source):
-                pass
+        remembered = self.remembered()
+        check_unchanged(run / TUNING, remembered)
+        evaluation = None if self.evaluation is None else rows.read(self.evaluation)
+        return Prepared(self, remembered, rows.read(self.data), evaluation)
 
     def remembered(self) -> dict[str, Any]:
         """The settings that decide the run, by name."""
@@ -69,6 +69,15 @@ class FineTuning:
         found["alpha"] = self.alpha or 2 * self.lora
         paths = {"model's config.json": self.model / "config.json", "data": self.data}
         return found | {f"{name} (SHA-256)": rows.digest(path) for name, path in paths.items()}
+
+
+class Prepared(NamedTuple):
+    """The settings of a job, those that a run remembers, and the rows."""
+
+    settings: FineTuning
+    remembered: dict[str, Any]
+    training: rows.ReadRows
+    evaluation: rows.ReadRows | None
 
 
 def _positions(config: dict[str, Any]) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from math import isfinite, isnan
 from typing import Final
 
-from tiebreak.api.auditing.validating import losses_in
+from tiebreak.api.auditing.forward import losses_in
 from tiebreak.api.watching import alarms
 from tiebreak.api.watching.alarms import MONITOR, ProcessStart, Rule, Sample, Troubles, WorkerStanding
 from tiebreak.engine.run.audit import signed_records

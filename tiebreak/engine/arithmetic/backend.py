@@ -13,7 +13,7 @@ from tiebreak.engine.arithmetic.gpu import hashing
 from tiebreak.engine.arithmetic.gpu import integers as gpu_integers
 from tiebreak.engine.arithmetic.gpu.backend import GpuBackend
 from tiebreak.engine.arithmetic.plain.backend import TorchBackend
-from tiebreak.engine.arithmetic.plan.options import Options, Pieces
+from tiebreak.engine.arithmetic.plan.options import Options
 from tiebreak.engine.arithmetic.plan.stats import Stats
 from tiebreak.engine.data import tensors as on_host
 from tiebreak.engine.native import Build, enabled, forced_integers, interprets
@@ -59,13 +59,6 @@ def by_integers(device: torch.device) -> AbstractContextManager[bool]:
 def is_host(device: torch.device) -> bool:
     """Whether tensors on this device lie in the host's memory."""
     return device.type == "cpu"
-
-
-def pieces(device: torch.device) -> Pieces:
-    """The amounts that torch computes at once on a device."""
-    if is_host(device):
-        return Pieces(1 << 22, 1 << 16, 1 << 16, 1 << 15, 1 << 14, on_host=True, looks=not interprets())
-    return Pieces(1 << 26, 1 << 62, 1 << 62, 1 << 20, 1 << 20, on_host=False, looks=False)
 
 
 def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:

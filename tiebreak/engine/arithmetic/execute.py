@@ -4,13 +4,12 @@ Near ties under policy `logged` are the exception: the caller can collect them.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.backend import choose, pieces
+from tiebreak.engine.arithmetic.backend import choose, is_host
 from tiebreak.engine.arithmetic.plain.exact import Exact, exact_sums
 from tiebreak.engine.arithmetic.plan.chains import Chains
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared
@@ -18,11 +17,13 @@ from tiebreak.engine.arithmetic.plan.stats import Stats
 from tiebreak.engine.arithmetic.plan.sums import Partial
 from tiebreak.engine.arithmetic.plan.views import Integers
 from tiebreak.engine.arithmetic.plan.ziv import NOTHING_NEAR, Logging, NearTies
+from tiebreak.engine.native import interprets
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.rounding import sum_kind
 
 MAX_PLANS: Final = 1 << 20
+FP64_ON_HOST, FP64_ON_DEVICE = 1 << 18, 1 << 26
 
 
 class Arithmetic:
@@ -48,10 +49,10 @@ class Arithmetic:
         fp64_elements: the most elements of one FP64 tensor of torch's. Which back-ends compute is decided here.
         """
         device = torch.device(device)
-        sizes = pieces(device)
-        sizes = sizes if fp64_elements is None else replace(sizes, fp64=fp64_elements)
         shuffled = torch.Generator().manual_seed(permute) if isinstance(permute, int) else permute
-        self.options = Options(device, shuffled, precision, logging, sizes)
+        at_once = fp64_elements or (FP64_ON_HOST if is_host(device) else FP64_ON_DEVICE)
+        looks = is_host(device) and not interprets()
+        self.options = Options(device, shuffled, precision, logging, at_once, looks)
         self.stats = Stats() if stats is None else stats
         self.backend = choose(self.options, self.stats)
         self.chains: Chains | None = self.backend.chains

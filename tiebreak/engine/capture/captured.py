@@ -7,7 +7,8 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from tiebreak.engine.capture.purity import CPU, examine
+from tiebreak.engine.capture.plain_run import CPU
+from tiebreak.engine.capture.rehearsal import rehearse
 from tiebreak.engine.capture.step import Constants, capture
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
 from tiebreak.engine.capture.updates import RecordedSteps, recorded, torch_update
@@ -106,11 +107,11 @@ def first_state(task: Task) -> dict[str, Tensor]:
 
 
 def rehearsed(task: Task, device: torch.device | None = CPU) -> frozenset[str]:
-    """Rehearses the task's step on a device, as `examine` does, and names the buffers that it assigns."""
+    """Rehearses the task's step on a device, as `rehearse` does, and names the buffers that it assigns."""
     with torch.random.fork_rng(devices=[]):  # the two captures of a check begin in different states
         scheduled = task.schedule is not None or bool(getattr(task.optimizer, "schedulers", ()))
         losses = [phase.loss for phase in task.phases]
-        return examine(task.model, losses, _telling(task), device, scheduled=scheduled)
+        return rehearse(task.model, losses, _telling(task), device, scheduled=scheduled)
 
 
 def capture_in_place(

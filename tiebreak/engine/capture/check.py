@@ -1,11 +1,14 @@
 """Checks a capture: the program must be the user's model, and not what a tracer made of it.
 
-(a) The task is traced twice, with other seeds, clocks and Python state, and the two programs are compared.
-(b) Steps 1 and 2 are run on the user's data by the engine and, each from the engine's state, by plain eager PyTorch, in
+Checks 15 to 17 of `rehearsal`'s plan:
+
+15. The task is traced twice, with other seeds, clocks and Python state, and the two programs are compared.
+16. Steps 1 and 2 are run on the user's data by the engine and, each from the engine's state, by plain eager PyTorch, in
     FP64 and, to know the model's own noise, in FP32. (In both, `.to(dtype)` counts as written; in FP32 the tensors that
     the model holds in bfloat16 stay so, and autocast counts, which leaves FP64 alone.) Loss, gradients and buffers must
     agree. Eager draws the program's random numbers, in the same order, and keeps its Python state between the steps.
-(c) torch's own optimizer, in FP64 and FP32, takes the engine's gradients of steps 1 and 2; parameters must agree.
+17. torch's own optimizer, in FP64 and FP32, takes the engine's gradients of steps 1 and 2; parameters must agree.
+
 A step with several phases is compared phase by phase, as if each were a step.
 
 What departs is named with the first module whose output departs, or with the first instruction.
@@ -13,7 +16,7 @@ What departs is named with the first module whose output departs, or with the fi
 Memory bounds the size of a model, so little is held at a time: one step's results in each precision, a few elements of
 torch's optimizer, and outputs of modules only once something departs.
 
-All of (b) and (c) runs on one device, since noise and reference are compared with each other. What fails on another one
+All of 16 and 17 runs on one device, since noise and reference are compared with each other. What fails on another one
 than the CPU, for want of memory or because the model's code makes tensors on the CPU, begins again on the CPU.
 """
 
@@ -23,7 +26,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from inspect import signature
 from itertools import zip_longest
@@ -40,7 +43,7 @@ from tiebreak.engine.capture.captured import MODEL, OPTIMIZER, Captured, capture
 from tiebreak.engine.capture.draws import GivenDraws
 from tiebreak.engine.capture.optimizer_check import wrong_update
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
-from tiebreak.engine.capture.purity import CPU
+from tiebreak.engine.capture.plain_run import CPU
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
 from tiebreak.engine.capture.slices import NoSlice, Slice
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
@@ -70,6 +73,8 @@ Outputs = list[tuple[str, Tensor]]
 """The output of each call of a module, with the module's path."""
 _Python = dict[torch.dtype, Callable[[], None]]
 """Functions that put the model's attributes back as a run in this dtype left them, for its next step."""
+_Far = list[tuple[str, float, float]]
+"""Name, distance and allowance of results that are too far from a reference."""
 RunStep = Callable[
     [Program, Tensors, int, Tensors, Callable[[int, Tensor], Tensor], torch.device], tuple[Tensors, float]
 ]
@@ -82,15 +87,16 @@ It gives each value of the body to the function, and returns the state after the
 def checked(task: Task, run_step: RunStep, device: torch.device = CPU, part: Slice | None = None) -> Captured:
     """Captures a task and checks the program, on a device if that succeeds there, else on the CPU.
 
-    part: a slice of the task, of which (b) and (c) are then checked. Raises `ConfigurationError` if the program is not
+    part: a slice of the task, of which 16 and 17 are then checked. Raises `ConfigurationError` if the program is not
     the task's own step, `NoSlice` if it is not the slice's with more layers.
     """
     # Until all is checked, the state is the model itself, and of a task that is only traced it has no values.
     given = task.initial_state(None if part is None else "meta", copy=False)
     captured: Captured = _on_either(device, task.model, "the step is rehearsed", partial(_captured_twice, task, given))
     steps, tested = (task, captured) if part is None else (part.task, _of_slice(task, captured, part, device))
-    _on_either(device, steps.model, "the capture is checked", partial(_same_steps, steps, tested, run_step))
-    del tested  # before the state is copied
+    run = partial(EagerComparison.refuse_other_steps, EagerComparison(steps, tested, run_step))
+    _on_either(device, steps.model, "the capture is checked", run)
+    del tested, run  # before the state is copied
     return replace(captured, state=captured.state | first_state(task), check="full" if part is None else "slice")
 
 
@@ -98,7 +104,9 @@ def _on_either(device: torch.device, model: nn.Module, what: str, run: Callable[
     """Runs something on a device or, if anything fails, on the CPU. what: the beginning of a warning, which says so."""
     if device != CPU:
         try:
-            with untouched(model), torch.enable_grad(), _computing_on(device):
+            is_cuda = device.type == "cuda"
+            forked = torch.random.fork_rng([device], device_type="cuda") if is_cuda else nullcontext()
+            with untouched(model), torch.enable_grad(), without_tf32(), forked:  # TF32 would pass for noise
                 return run(device)
         except Exception as error:
             reason = str(error).partition("\n")[0]
@@ -145,14 +153,6 @@ def without_tf32() -> Iterator[None]:
 
 
 @contextmanager
-def _computing_on(device: torch.device) -> Iterator[None]:
-    """Lets eager PyTorch draw and compute on a device as on the CPU: TF32 would pass for noise."""
-    forked = torch.random.fork_rng([device], device_type=device.type) if device.type == "cuda" else nullcontext()
-    with without_tf32(), forked:
-        yield
-
-
-@contextmanager
 def disturbed() -> Iterator[None]:
     """Runs the block with other random streams of Python, NumPy and torch, and other times."""
     random.seed(SHIFT)
@@ -186,81 +186,250 @@ def _same_programs(first: Captured, second: Captured) -> None:
     )
 
 
-def _same_steps(task: Task, captured: Captured, run_step: RunStep, device: torch.device) -> None:
-    """Compares steps 1 and 2, and frees what is not needed any more: its memory bounds the size of a model."""
-    python: _Python = {}
-    first = found = _engine(task, captured, 1, captured.state, run_step, device, final=task.steps == 1)
-    if task.steps > 1 and all(bool(torch.isfinite(t).all()) for t in first[-1].state.values()):  # others stop the run
-        found = [*first, *_engine(task, captured, 2, first[-1].state, run_step, device, final=True)]
-    for ours in found:
-        ours.before = {name: tensor for name, tensor in ours.before.items() if not name.startswith(OPTIMIZER)}
-        ours.state = {name: tensor for name, tensor in ours.state.items() if not name.startswith(OPTIMIZER)}
-    updated = ((task.phases[turns[0]], [f for f in found if f.phase in turns]) for turns in _by_optimizer(task))
-    wrong = next(filter(None, (wrong_update(phase, outcomes, device) for phase, outcomes in updated)), None)
-    for ours in found:
-        ours.state = {}
-    for ours in found:
-        _same_results(task, captured, ours, python, run_step, device)
-        ours.gradients = ours.before = {}
-    if wrong is not None:
-        raise ConfigurationError(wrong)
+@dataclass(slots=True)
+class EagerComparison:
+    """Steps of a task as the engine computes them, and as eager PyTorch does; both on one device."""
 
+    task: Task
+    captured: Captured
+    run_step: RunStep
+    device: torch.device = CPU
 
-def _by_optimizer(task: Task) -> list[list[int]]:
-    """The places of the phases that each optimizer updates."""
-    found: dict[str, list[int]] = {}
-    for place, phase in enumerate(task.phases):
-        found.setdefault(getattr(phase.optimizer, "prefix", ""), []).append(place)
-    return [*found.values()]
+    def refuse_other_steps(self, device: torch.device) -> None:
+        """Compares steps 1 and 2, and frees what is not needed any more: its memory bounds the size of a model."""
+        self.device = device
+        task, python = self.task, _Python()
+        first = found = self.engine(1, self.captured.state, final=task.steps == 1)
+        if task.steps > 1 and all(bool(torch.isfinite(t).all()) for t in first[-1].state.values()):  # others stop it
+            found = [*first, *self.engine(2, first[-1].state, final=True)]
+        for ours in found:
+            ours.before = {name: tensor for name, tensor in ours.before.items() if not name.startswith(OPTIMIZER)}
+            ours.state = {name: tensor for name, tensor in ours.state.items() if not name.startswith(OPTIMIZER)}
+        # (17) Each optimizer updates the parameters of its phases, in turn.
+        turns = dict[str, list[int]]()
+        for place, phase in enumerate(task.phases):
+            turns.setdefault(getattr(phase.optimizer, "prefix", ""), []).append(place)
+        updated = ((task.phases[own[0]], [f for f in found if f.phase in own]) for own in turns.values())
+        wrong = next(filter(None, (wrong_update(phase, results, self.device) for phase, results in updated)), None)
+        for ours in found:
+            ours.state = {}
+        for ours in found:
+            self._refuse_other_results(ours, python)  # (16)
+            ours.gradients = ours.before = {}
+        if wrong is not None:
+            raise ConfigurationError(wrong)
 
+    def _refuse_other_results(self, ours: StepOutcome, python: _Python) -> None:
+        """Compares a step with eager PyTorch, of whose runs one is held and the others are freed in turn."""
+        before = python.copy()
+        wide, narrow = (self.eager(ours, dtype, python=python) for dtype in (torch.float64, torch.float32))
+        assert narrow is not None  # a run in FP32 raises what fails
+        dtype, reference = (torch.float32, narrow) if wide is None else (torch.float64, wide)
+        noise = {} if wide is None else _with_noise({}, narrow, wide)
+        sizes, results = _sizes(reference), reference.results()
+        is_suspect = any(far > SUSPECT * sqrt(results[n].numel()) * max(sizes[n]) for n, far in noise.items())
+        del results
 
-def _same_results(
-    task: Task, captured: Captured, ours: StepOutcome, python: "_Python", run_step: RunStep, device: torch.device
-) -> None:
-    """Compares a step of the engine with eager PyTorch, of whose runs one is held and the others are freed in turn."""
-    task, whole = task.phases[ours.phase], task
-    eager, before = partial(_eager, task, captured, ours, device=device), python.copy()
-    wide, narrow = eager(torch.float64, python=python), eager(torch.float32, python=python)
-    assert narrow is not None  # a run in FP32 raises what fails
-    dtype, reference = (torch.float32, narrow) if wide is None else (torch.float64, wide)
-    noise = _with_noise({}, None if wide is None else narrow, reference)
-    differ = _differ(noise, reference)
-    departing = _departing(ours, reference, noise)
-    # A second look: how far do the model's own results move if its weights move by one rounding? In FP32, large errors
-    # may be rare: where batch norm divides by almost nothing, the gradient before it is 0 but for rounding.
-    moved = [(dtype, seed) for seed in range(PERTURBED)] + [(torch.float32, seed) for seed in range(MOST)]
-    for number, (kind, seed) in enumerate(moved):
-        if departing or (wide is None and number < PERTURBED):
-            noise = _with_noise(noise, eager(kind, python=before.copy(), seed=seed), reference)
-            departing = _departing(ours, reference, noise)
-    if not departing and differ:
-        # A model may do another thing in FP64, which would pass for noise: it must agree with FP32 as well.
-        dtype, reference, wide, noise = torch.float32, narrow, None, {}
-        least = COARSE if _is_coarse(captured.program) else 1.0
-        departing = _departing(ours, narrow, noise, least)
-        for seed in range(MOST):
-            if departing:
-                noise = _with_noise(noise, eager(dtype, python=before.copy(), seed=seed), narrow)
-                departing = _departing(ours, narrow, noise, least)
-    if departing:
-        name, distance, allowed = departing[0]
-        del wide, narrow, reference
-        first = "step 1 agrees, so it reads state"
-        where = f" of phase {ours.phase + 1}" * (len(whole.phases) > 1)
-        if ours.step == 1 and ours.phase:
+        def departing(noise: dict[str, float], runs: Sequence[tuple[torch.dtype, int]], least: float = 1.0) -> _Far:
+            """The results that are too far from the reference, also by the noise of more and more runs."""
+            found = _departing(ours, reference, noise, least)
+            for kind, seed in runs:
+                if found:
+                    other = self.eager(ours, kind, python=before.copy(), seed=seed)
+                    noise = _with_noise(noise, other, reference)
+                    found = _departing(ours, reference, noise, least)
+            return found
+
+        # A second look: how far do the model's own results move if its weights move by one rounding? In FP32, large
+        # errors may be rare: where batch norm divides by almost nothing, the gradient before it is 0 but for rounding.
+        moved = [(torch.float32, seed) for seed in range(MOST)]
+        found = departing(noise, [*((dtype, seed) for seed in range(PERTURBED) if wide is not None), *moved])
+        if not found and is_suspect:
+            # A model may do another thing in FP64, which would pass for noise: it must agree with FP32 as well.
+            dtype, reference, wide = torch.float32, narrow, None
+            body = self.captured.program.body
+            is_bf16 = any(i.is_bf16_sum or (i.opcode, i.function) == (Opcode.MAP, MapFunction.BF16) for i in body)
+            found = departing({}, moved, COARSE if is_bf16 else 1.0)
+        if found:
+            del wide, narrow, reference
+            raise ConfigurationError(self._departure(ours, found, dtype, before))
+
+    def _departure(self, ours: StepOutcome, found: _Far, dtype: torch.dtype, before: _Python) -> str:
+        """Describes what departs, where it does so first, and what the user can do."""
+        name, distance, allowed = found[0]
+        where = f" of phase {ours.phase + 1}" * (len(self.task.phases) > 1)
+        if ours.step > 1:
+            first = "step 1 agrees, so it reads state"
+        elif ours.phase:
             first = "the phases before agree; a phase reads nothing of them but weights and buffers"
-        elif ours.step == 1:
-            first = _first_module(task, captured, ours, dtype, run_step, device)
+        else:
+            first = self._first_module(ours, dtype)
         with _Choices() as choices:
-            eager(torch.float32, python=before.copy())
-        raise ConfigurationError(
+            self.eager(ours, torch.float32, python=before.copy())
+        return (
             f"the program is not the model: in step {ours.step}, {name}{where} is {distance:.3g} from that of eager "
-            f"PyTorch, where {allowed:.3g} is allowed by the model's own rounding ({len(departing)} results depart); "
-            f"{first}. {choices.found or _REPORT}"
+            f"PyTorch, where {allowed:.3g} is allowed by the model's own rounding ({len(found)} results depart); "
+            f"{first}. {choices.found}"
         )
 
+    # The engine's side
 
-_REPORT: Final = 'Please report this with the model; check="none" skips the check'
+    def engine(self, step: int, state: Tensors, *, final: bool = False) -> list[StepOutcome]:
+        """The outcome of each phase of a step. final: no step follows, so optimizers' new state is not kept."""
+        release()
+        values, program = dict[int, Tensor](), self.captured.program
+        *earlier, last = phases = self.captured.phases
+        drawn = {value for phase in phases for value in phase.draws if value is not None}
+        read = [r for p in phases for r in (p.loss, *p.gradients.values(), *p.written.values())]
+        wanted = drawn | {r.value for r in (*read, *(r for p in earlier for r in p.after.values())) if r is not None}
+        if final:
+            kept = (c for c in program.commits if not getattr(c.params, "name", "").startswith(OPTIMIZER))
+            program = replace(program, commits=tuple(kept))
+
+        def observe(leaf: int, tensor: Tensor) -> Tensor:
+            if leaf in wanted:
+                values[leaf] = tensor.clone() if leaf in drawn else tensor
+            return tensor
+
+        def tensors(refs: Mapping[str, Ref | None]) -> dict[str, Tensor]:
+            return {name: _read(values[ref.value], ref) for name, ref in refs.items() if ref is not None}
+
+        after, _ = self.run_step(program, self.captured.data, step, state, observe, self.device)
+        after = {**after, **{name: state[name] for name in program.frozen}}  # no copies on another device
+        found, model = list[StepOutcome](), self.task.model
+        frozen = [n for n, p in model.named_parameters() if not p.requires_grad]
+        for place, phase in enumerate(phases):
+            new = after
+            if phase is not last:
+                unread = {name for name, ref in phase.after.items() if ref is None}
+                new = {n: t for n, t in {**state, **tensors(phase.after)}.items() if n not in unread}
+            buffers = {n: new[MODEL + n] for n, _ in model.named_buffers() if MODEL + n in new}
+            buffers |= {n: new[MODEL + n] for n in frozen if new[MODEL + n] is not state[MODEL + n]}
+            buffers |= tensors(phase.written)
+            numbers = [None if value is None else values[value] for value in phase.draws]
+            loss, gradients = _read(values[phase.loss.value], phase.loss), tensors(phase.gradients)
+            found.append(StepOutcome(loss, gradients, buffers, step, place, state, new, numbers))
+            state = {**state, **new}
+        return found
+
+    def _batches(self, step: int) -> tuple[list[tuple[Tensor, ...]], int]:
+        """The batches of a step (from 0), by section 7 of the specification in integers, and their losses' divisor."""
+        task = self.task
+        shuffles = (i.params.stream for i in self.captured.program.body if isinstance(i.params, ShuffleParams))
+        stream = next(shuffles, 0)  # without a shuffle, no batch is read
+        n, size = task.batch.drawn(task.examples), task.batch.size
+        draws = range(step * size * task.accumulation, (step + 1) * size * task.accumulation)
+        order = partial(shuffle, seed=task.seed, n=task.examples, stream=stream)
+        chosen = [order(g % n, epoch=g // n) if task.batch.shuffled else g % n for g in draws]
+        parts = [torch.tensor(chosen[start : start + size]) for start in range(0, len(chosen), size)]
+        divisor = task.accumulation if task.items is None else int(task.data[task.items][chosen].sum())
+        return [task.batch.examples.take(task.data, part) for part in parts], divisor
+
+    # Eager PyTorch's side
+
+    def eager(
+        self, ours: StepOutcome, dtype: torch.dtype, *, python: _Python | None = None,
+        seed: int | None = None, outputs: Outputs | None = None,
+    ) -> StepOutcome | None:  # fmt: skip
+        """A step of plain PyTorch from the state that the engine's step was given. None if FP64 fails on the CPU.
+
+        python: puts back what the model's attributes held after the step before; here, those after this step are kept.
+        seed: moves every weight, and the data, by one rounding. outputs: gets the outputs of all modules.
+        """
+        release()
+        model, default, held = self.task.model, torch.get_default_dtype(), {} if python is None else python
+        torch.set_default_dtype(dtype)
+        try:
+            with untouched(model), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
+                held.get(dtype, lambda: None)()
+                found = self._eager_step(ours, dtype, seed, outputs)
+                held[dtype] = remembered(model)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            if dtype == torch.float64 and self.device == CPU:
+                return None
+            raise refusal(error, model, "step 1 or 2 fails in plain PyTorch", "mend it first") from error
+        finally:
+            torch.set_default_dtype(default)
+        return found
+
+    def _eager_step(
+        self, ours: StepOutcome, dtype: torch.dtype, seed: int | None, outputs: Outputs | None
+    ) -> StepOutcome:
+        task, device = self.task.phases[ours.phase], self.device
+        parameters, losses = dict(task.model.named_parameters()), list[Any]()
+        batches, divisor = self._batches(ours.step - 1)
+        kept = dtypes_of(task, dtype)
+        own = {
+            MODEL + n: _moved(ours.before[MODEL + n].to(device), kept.get(n, dtype), seed)
+            for n in (*parameters, *dict(task.model.named_buffers()))
+        }
+        for name, parameter in parameters.items():
+            own[MODEL + name] = nn.Parameter(own[MODEL + name], parameter.requires_grad)
+        cast = [[_moved(t.to(device), dtype, seed) for t in batch] for batch in batches]  # before draws are watched
+        step = LossModule(task.model, partial(_by_name, task))
+        default = nullcontext() if device == CPU else device
+        watching: Any = nullcontext([]) if outputs is None else _outputs(task.model, outputs)
+        with default, GivenDraws(ours.drawn) as draws, watching as collected:
+            for batch in cast:
+                collected.clear()
+                with exchanged(step, own):
+                    losses.append(step(*batch) / divisor)
+                    count = len(collected)
+                    losses[-1].backward()
+                    del collected[count:]  # a checkpointed part has called its modules again
+                own |= {MODEL + name: t.detach() for name, t in step.assigned.items()}
+        draws.check_all_drawn()
+        # An optimizer that changes a parameter reads its gradient.
+        o = task.optimizer
+        held = {n for n, p in parameters.items() if not isinstance(o, TorchOptimizers) or o.holds(p)}
+        read = [n for n, p in parameters.items() if p.requires_grad and (n in ours.gradients or n in held)]
+        gradients = {n: g for n in read if (g := own[MODEL + n].grad) is not None}
+        weights = {n: (own[MODEL + n], ours.before[MODEL + n]) for n in parameters}
+        written = [n for n, pair in weights.items() if n in ours.buffers or (seed is None and distance_of(*pair) > 0)]
+        read_later = [name for name, _ in task.model.named_buffers() if name in ours.buffers]
+        buffers = {name: own[MODEL + name] for name in (*read_later, *written)}
+        return StepOutcome(torch.stack(losses).sum().detach(), gradients, buffers)
+
+    def _first_module(self, ours: StepOutcome, dtype: torch.dtype) -> str:
+        """Captures the task again with every module's output as state, and says which is the first that departs."""
+        noise, wanted = dict[int, float](), list[tuple[str, Tensor]]()
+        try:
+            self.eager(ours, dtype, outputs=wanted)
+            for kind, seed in ((torch.float32, None), *((dtype, seed) for seed in range(PERTURBED))):
+                found = list[tuple[str, Tensor]]()
+                self.eager(ours, kind, seed=seed, outputs=found)
+                for number, ((_, tensor), (_, other)) in enumerate(zip(wanted, found, strict=False)):
+                    noise[number] = max(noise.get(number, 0.0), distance_of(other, tensor))
+        except ConfigurationError:
+            return (
+                "no module can be named, since the model does not run while its modules are observed (a frozen "
+                "nn.TransformerEncoder then needs enable_nested_tensor=False)"
+            )
+        task, model = self.task.phases[ours.phase], nn.Module()
+        model.inner = task.model
+        for number, (_, tensor) in enumerate(wanted):
+            model.register_buffer(f"probe{number}", torch.zeros(tensor.shape))
+
+        def loss(probed: Any, *batch: Tensor) -> Tensor:
+            with _outputs(probed.inner, []) as found:
+                value = task.loss(probed.inner, *batch)
+            for number, (_, tensor) in enumerate(found):
+                setattr(probed, f"probe{number}", tensor.float())
+            return value
+
+        probed = replace(task, model=model, loss=loss, optimizer=SGD(lr=1.0), clip=None, average=None)
+        try:
+            again = capture_in_place(probed)
+            buffers = replace(self, task=probed, captured=again).engine(1, again.state)[0].buffers
+        except ConfigurationError as error:
+            return f"the module cannot be told ({error})"
+        for number, (path, tensor) in enumerate(wanted):
+            allowed = allowance(tensor.numel(), size_of(tensor), noise=noise.get(number, 0.0))
+            if not distance_of(buffers[f"probe{number}"], tensor) <= allowed:
+                return f"the first module whose output departs is {path or 'the model itself'}"
+        return "every module's output agrees, so it is in the loss, in a buffer or in the backward pass"
 
 
 class _Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -268,11 +437,13 @@ class _Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found = ""
+        self.found = self._begun = 'Please report this with the model; check="none" skips the check'
+        """What the user can do."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")
-        if name in ("topk", "kthvalue", "sort") and not self.found and not (kwargs or {}).get("stable"):
+        is_first = self.found is self._begun and not (kwargs or {}).get("stable")
+        if name in ("topk", "kthvalue", "sort") and is_first:
             dim = next((value for value in args[1 if name == "sort" else 2 :] if type(value) is int), -1)
             if args[0].dim() and bool((args[0].sort(dim).values.diff(dim=dim) == 0).any()):
                 self.found = (
@@ -292,12 +463,6 @@ def _with_noise(noise: Mapping[str, float], other: StepOutcome | None, reference
     return found
 
 
-def _differ(noise: Mapping[str, float], wide: StepOutcome) -> bool:
-    """Whether results in FP32 are further from those in FP64 than FP32's rounding alone brings them in most models."""
-    sizes, results = _sizes(wide), wide.results()
-    return any(distance > SUSPECT * sqrt(results[name].numel()) * max(sizes[name]) for name, distance in noise.items())
-
-
 def _sizes(outcome: StepOutcome) -> dict[str, tuple[float, float]]:
     """The size of each result, and that of the largest gradient if it is a gradient, else 0."""
     sizes = {name: size_of(tensor) for name, tensor in outcome.results().items()}
@@ -305,13 +470,7 @@ def _sizes(outcome: StepOutcome) -> dict[str, tuple[float, float]]:
     return {name: (size, largest if name.startswith("the gradient") else 0.0) for name, size in sizes.items()}
 
 
-def _is_coarse(program: Program) -> bool:
-    return any(i.is_bf16_sum or (i.opcode, i.function) == (Opcode.MAP, MapFunction.BF16) for i in program.body)
-
-
-def _departing(
-    ours: StepOutcome, reference: StepOutcome, noise: Mapping[str, float], least: float = 1.0
-) -> list[tuple[str, float, float]]:
+def _departing(ours: StepOutcome, reference: StepOutcome, noise: Mapping[str, float], least: float) -> _Far:
     """Name, distance and allowance of each result that is too far from the reference."""
     mine, results, sizes = ours.results(), reference.results(), _sizes(reference)
     found = []
@@ -324,52 +483,6 @@ def _departing(
     return found + [(name, distance, 0.0) for name, distance in extra if distance > 0]
 
 
-# The engine's side
-
-
-def _engine(
-    task: Task, captured: Captured, step: int, state: Tensors, run_step: RunStep, device: torch.device, *,
-    final: bool = False,
-) -> list[StepOutcome]:  # fmt: skip
-    """The outcome of each phase of a step. final: no step follows, so optimizers' new state is not kept."""
-    release()
-    values = dict[int, Tensor]()
-    *earlier, last = captured.phases
-    drawn = {value for phase in captured.phases for value in phase.draws if value is not None}
-    wanted = {
-        r.value for phase in captured.phases for r in (*phase.gradients.values(), *phase.written.values())
-    } | drawn
-    wanted |= {ref.value for phase in earlier for ref in phase.after.values() if ref is not None}
-    wanted |= {phase.loss.value for phase in captured.phases}
-    program = captured.program
-    if final:
-        kept = (c for c in program.commits if not getattr(c.params, "name", "").startswith(OPTIMIZER))
-        program = replace(program, commits=tuple(kept))
-
-    def observe(leaf: int, tensor: Tensor) -> Tensor:
-        if leaf in wanted:
-            values[leaf] = tensor.clone() if leaf in drawn else tensor
-        return tensor
-
-    after, _ = run_step(program, captured.data, step, state, observe, device)
-    after = {**after, **{name: state[name] for name in captured.program.frozen}}  # no copies on another device
-    found, frozen = list[StepOutcome](), [n for n, p in task.model.named_parameters() if not p.requires_grad]
-    for place, phase in enumerate(captured.phases):
-        new = after
-        if phase is not last:
-            changed = {n: None if ref is None else _read(values[ref.value], ref) for n, ref in phase.after.items()}
-            new = {n: t for n, t in {**state, **changed}.items() if t is not None}
-        buffers = {n: new[MODEL + n] for n, _ in task.model.named_buffers() if MODEL + n in new}
-        buffers |= {n: new[MODEL + n] for n in frozen if new[MODEL + n] is not state[MODEL + n]}
-        gradients = {name: _read(values[ref.value], ref) for name, ref in phase.gradients.items()}
-        buffers |= {name: _read(values[ref.value], ref) for name, ref in phase.written.items()}
-        numbers = [None if value is None else values[value] for value in phase.draws]
-        loss = _read(values[phase.loss.value], phase.loss)
-        found.append(StepOutcome(loss, gradients, buffers, step, place, state, new, numbers))
-        state = {**state, **new}
-    return found
-
-
 def _read(value: Tensor, ref: Ref) -> Tensor:
     if all(stride >= 0 for stride in ref.strides):
         return value.flatten().as_strided(ref.shape, ref.strides, ref.offset)
@@ -377,27 +490,6 @@ def _read(value: Tensor, ref: Ref) -> Tensor:
     for size, stride in zip(ref.shape, ref.strides, strict=True):
         index = index[..., None] + torch.arange(size, device=value.device) * stride
     return value.flatten()[index]
-
-
-def _batches(task: Task, captured: Captured, step: int) -> tuple[list[tuple[Tensor, ...]], int]:
-    """The batches of a step (from 0), by section 7 of the specification in integers, and their losses' divisor."""
-    shuffles = (i.params.stream for i in captured.program.body if isinstance(i.params, ShuffleParams))
-    stream = next(shuffles, 0)  # without a shuffle, no batch is read
-    n, size = task.batch.drawn(task.examples), task.batch.size
-    draws = range(step * size * task.accumulation, (step + 1) * size * task.accumulation)
-    order = partial(shuffle, seed=task.seed, n=task.examples, stream=stream)
-    chosen = [order(g % n, epoch=g // n) if task.batch.shuffled else g % n for g in draws]
-    parts = [torch.tensor(chosen[start : start + size]) for start in range(0, len(chosen), size)]
-    divisor = task.accumulation if task.items is None else int(task.data[task.items][chosen].sum())
-    return [task.batch.examples.take(task.data, part) for part in parts], divisor
-
-
-# Eager PyTorch's side
-
-
-def _is_held(task: Task, parameter: nn.Parameter) -> bool:
-    """Whether an optimizer changes a parameter, and so reads its gradient."""
-    return not isinstance(task.optimizer, TorchOptimizers) or task.optimizer.holds(parameter)
 
 
 def _by_name(task: Task, model: nn.Module, *batch: Tensor) -> Tensor:
@@ -432,70 +524,8 @@ def _outputs(model: nn.Module, found: Outputs) -> Iterator[Outputs]:
             hook.remove()
 
 
-def _eager(
-    task: Task, captured: Captured, ours: StepOutcome, dtype: torch.dtype, device: torch.device, *,
-    python: "_Python | None" = None, seed: int | None = None, outputs: Outputs | None = None,
-) -> StepOutcome | None:  # fmt: skip
-    """A step of plain PyTorch from the state that the engine's step was given. None if FP64 does not run on the CPU.
-
-    python: puts back what the model's attributes held after the step before; here, those after this step are kept.
-    seed: moves every weight, and the data, by one rounding. outputs: gets the outputs of all modules.
-    """
-    release()
-    default, held = torch.get_default_dtype(), {} if python is None else python
-    torch.set_default_dtype(dtype)
-    try:
-        with untouched(task.model), sdpa_kernel(SDPBackend.MATH), torch.compiler.set_stance("force_eager"):
-            held.get(dtype, lambda: None)()
-            found = _eager_step(task, _batches(task, captured, ours.step - 1), ours, dtype, device, seed, outputs)
-            held[dtype] = remembered(task.model)
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        if dtype == torch.float64 and device == CPU:
-            return None
-        raise refusal(error, task.model, "step 1 or 2 fails in plain PyTorch", "mend it first") from error
-    finally:
-        torch.set_default_dtype(default)
-    return found
-
-
-def _eager_step(
-    task: Task, given: tuple[Sequence[Sequence[Tensor]], int], ours: StepOutcome, dtype: torch.dtype,
-    device: torch.device, seed: int | None, outputs: Outputs | None,
-) -> StepOutcome:  # fmt: skip
-    parameters, losses, (batches, divisor) = dict(task.model.named_parameters()), list[Any](), given
-    kept = dtypes_of(task, dtype)
-    own = {
-        MODEL + n: _moved(ours.before[MODEL + n].to(device), kept.get(n, dtype), seed)
-        for n in (*parameters, *dict(task.model.named_buffers()))
-    }
-    for name, parameter in parameters.items():
-        own[MODEL + name] = nn.Parameter(own[MODEL + name], parameter.requires_grad)
-    cast = [[_moved(t.to(device), dtype, seed) for t in batch] for batch in batches]  # before draws are watched
-    step = LossModule(task.model, partial(_by_name, task))
-    default = nullcontext() if device == CPU else device
-    watching: Any = nullcontext([]) if outputs is None else _outputs(task.model, outputs)
-    with default, GivenDraws(ours.drawn) as draws, watching as collected:
-        for batch in cast:
-            collected.clear()
-            with exchanged(step, own):
-                losses.append(step(*batch) / divisor)
-                count = len(collected)
-                losses[-1].backward()
-                del collected[count:]  # a checkpointed part has called its modules again
-            own |= {MODEL + name: t.detach() for name, t in step.assigned.items()}
-    draws.check_all_drawn()
-    read = {n for n, p in parameters.items() if p.requires_grad and (n in ours.gradients or _is_held(task, p))}
-    gradients = {n: g for n in parameters if n in read and (g := own[MODEL + n].grad) is not None}
-    weights = {n: (own[MODEL + n], ours.before[MODEL + n]) for n in parameters}
-    written = [n for n, pair in weights.items() if n in ours.buffers or (seed is None and distance_of(*pair) > 0)]
-    read_later = [name for name, _ in task.model.named_buffers() if name in ours.buffers]
-    buffers = {name: own[MODEL + name] for name in (*read_later, *written)}
-    return StepOutcome(torch.stack(losses).sum().detach(), gradients, buffers)
-
-
 def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
+    """A copy of a tensor in another dtype, with a seed moved by one rounding; of integers and bools, the same."""
     if not tensor.is_floating_point():
         return tensor.to(dtype, copy=True) if not dtype.is_floating_point else tensor.clone()
     if seed is None:
@@ -503,54 +533,3 @@ def _moved(tensor: Tensor, dtype: torch.dtype, seed: int | None) -> Tensor:
     signs = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(seed)).to(tensor.device) * 2 - 1
     signs = signs.where(tensor.frac() != 0, signs.clamp(min=0))  # whole numbers in data may become integers
     return tensor.to(dtype) * (1 + signs * max(2.0**-23, torch.finfo(dtype).eps)).to(dtype)
-
-
-# The first module that departs
-
-
-def _first_module(
-    task: Task, captured: Captured, ours: StepOutcome, dtype: torch.dtype, run_step: RunStep, device: torch.device
-) -> str:
-    """Captures the task again with every module's output as state, and says which is the first that departs."""
-
-    def loss(probed: Any, *batch: Tensor) -> Tensor:
-        with _outputs(probed.inner, []) as found:
-            value = task.loss(probed.inner, *batch)
-        for number, (_, tensor) in enumerate(found):
-            setattr(probed, f"probe{number}", tensor.float())
-        return value
-
-    noise: dict[int, float] = {}
-    try:
-        wanted = _outputs_of(task, captured, ours, dtype, device)
-        for kind, seed in ((torch.float32, None), *((dtype, seed) for seed in range(PERTURBED))):
-            for number, (_, tensor) in enumerate(_outputs_of(task, captured, ours, kind, device, seed)[: len(wanted)]):
-                noise[number] = max(noise.get(number, 0.0), distance_of(tensor, wanted[number][1]))
-    except ConfigurationError:
-        return (
-            "no module can be named, since the model does not run while its modules are observed (a frozen "
-            "nn.TransformerEncoder then needs enable_nested_tensor=False)"
-        )
-    model = nn.Module()
-    model.inner = task.model
-    for number, (_, tensor) in enumerate(wanted):
-        model.register_buffer(f"probe{number}", torch.zeros(tensor.shape))
-    probed = replace(task, model=model, loss=loss, optimizer=SGD(lr=1.0), clip=None, average=None)
-    try:
-        again = capture_in_place(probed)
-        buffers = _engine(probed, again, 1, again.state, run_step, device)[0].buffers
-    except ConfigurationError as error:
-        return f"the module cannot be told ({error})"
-    for number, (path, tensor) in enumerate(wanted):
-        allowed = allowance(tensor.numel(), size_of(tensor), noise=noise.get(number, 0.0))
-        if not distance_of(buffers[f"probe{number}"], tensor) <= allowed:
-            return f"the first module whose output departs is {path or 'the model itself'}"
-    return "every module's output agrees, so it is in the loss, in a buffer or in the backward pass"
-
-
-def _outputs_of(
-    task: Task, captured: Captured, ours: StepOutcome, dtype: torch.dtype, device: torch.device, seed: int | None = None
-) -> Outputs:
-    found: Outputs = []
-    _eager(task, captured, ours, dtype, device, seed=seed, outputs=found)
-    return found

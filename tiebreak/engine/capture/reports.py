@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tiebreak.engine.capture.purity import SEED, Rehearsal
+from tiebreak.engine.capture.plain_run import SEED, PlainRun
 from tiebreak.engine.capture.user_code import user_line
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -256,17 +256,16 @@ def _results(
     model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor], mode: TorchFunctionMode,
     beginning: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
 ) -> list[Tensor]:  # fmt: skip
-    rehearse = Rehearsal(model, [loss], batch)
-    rehearse.beginning = beginning
-    rehearse.watch = mode
+    run = PlainRun(model, [loss], batch)
+    run.beginning, run.watch = beginning, mode
     torch.manual_seed(SEED)
-    rehearse()
-    return rehearse.results()
+    run()
+    return run.results()
 
 
 def _apart(name: str, tensor: Tensor) -> Tensor:
     """A tensor of the state as it might be later: numbers keep their signs, and no two tensors are equal."""
-    if not tensor.is_floating_point() or not name.startswith("model."):
+    if not tensor.is_floating_point():
         return tensor
     noise = torch.rand(tensor.shape, generator=torch.Generator().manual_seed(crc32(name.encode())))
     return (tensor * (1 + noise / 8) + noise / 1024).to(tensor.dtype)
@@ -275,7 +274,7 @@ def _apart(name: str, tensor: Tensor) -> Tensor:
 def _later(name: str, tensor: Tensor) -> Tensor:
     """The same, and counters have counted some steps."""
     counts = tensor.ndim == 0 and not tensor.is_floating_point() and tensor.dtype != torch.bool
-    return tensor + 7 if counts and name.startswith("model.") else _apart(name, tensor)
+    return tensor + 7 if counts else _apart(name, tensor)
 
 
 def _same(first: Tensor, second: Tensor) -> bool:

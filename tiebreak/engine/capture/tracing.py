@@ -290,7 +290,7 @@ def trace(
 ) -> JointGraph:
     """Traces `loss(model, *batch)` and its gradients. Raises `ConfigurationError` for a step that is not one graph.
 
-    assigned: the names of the buffers that the step assigns, as `tiebreak.engine.capture.purity.examine` finds them.
+    assigned: the names of the buffers that the step assigns, as `rehearsal.rehearse` finds them.
     """
     _check_version(TESTED_TORCH)
     try:

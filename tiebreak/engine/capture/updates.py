@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path
 
 from tiebreak.engine.capture.folding import is_filled
-from tiebreak.engine.capture.purity import shared_memory
+from tiebreak.engine.capture.side_effects import shared_memory
 from tiebreak.engine.capture.step import Constants, lowered
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.capture.tracing import annotate, trace_function

@@ -31,23 +31,39 @@ def write_tensors(folder: Folder, name: str, tensors: Mapping[str, Tensor], *, n
         entry: Element.BF16 if narrow and _is_short(tensor) else Element[PROTOCOL_DTYPES[tensor.dtype].name]
         for entry, tensor in tensors.items()
     }
-    # Widest first, which aligns each tensor to its elements; then by name, so that equal tensors give equal files.
-    order = sorted(tensors, key=lambda name: (-elements[name].size, name))
-    described, end = {}, 0
-    for entry in order:
-        tensor, start = tensors[entry], end
-        end += tensor.numel() * elements[entry].size
-        described[entry] = {"dtype": elements[entry], "shape": list(tensor.shape), "data_offsets": [start, end]}
-    header = json.dumps(described, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
+    kinds = {entry: (elements[entry], tuple(tensor.shape)) for entry, tensor in tensors.items()}
     with folder.replacing(name) as file:
-        write_whole(file, memoryview(len(header).to_bytes(8, "little") + header))
-        for entry in order:
+        write_whole(file, memoryview(safetensors_header(kinds)))
+        for entry in ordered(kinds):
             if tensors[entry].dtype == torch.bfloat16 or elements[entry] != Element.BF16:
                 write_whole(file, tensor_bytes(tensors[entry]))
                 continue
             for words in _words(tensors[entry]):
                 write_whole(file, memoryview((words >> np.uint32(16)).astype("<u2").view(np.uint8).data))
+
+
+Kinds = Mapping[str, tuple[Element, tuple[int, ...]]]
+"""The element type and the shape of each tensor of a file, by name."""
+
+
+def ordered(kinds: Kinds) -> list[str]:
+    """The names in the order of the file.
+
+    Widest first, which aligns each tensor to its elements; then by name, so that equal tensors give equal files.
+    """
+    return sorted(kinds, key=lambda name: (-kinds[name][0].size, name))
+
+
+def safetensors_header(kinds: Kinds) -> bytes:
+    """The bytes before the first tensor."""
+    described, end = {}, 0
+    for name in ordered(kinds):
+        (element, shape), start = kinds[name], end
+        end += prod(shape) * element.size
+        described[name] = {"dtype": element, "shape": list(shape), "data_offsets": [start, end]}
+    header = json.dumps(described, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header
 
 
 def _words(tensor: Tensor) -> Iterator["np.ndarray[Any, np.dtype[np.uint32]]"]:

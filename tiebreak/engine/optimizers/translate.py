@@ -11,7 +11,7 @@ them: the bytes of the table count, as those of the initial weights do.
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from glob import escape
 from inspect import Parameter, signature
@@ -341,3 +341,44 @@ def _factor(rates: Sequence[float], base: Sequence[float]) -> float | None:
     """The factor between two groups' rates; None if it is not the same in every step."""
     factor, near = max(rates) / max(base), _CLOSE * max(*rates, *base)
     return factor if all(abs(own - b * factor) <= near for own, b in zip(rates, base, strict=True)) else None
+
+
+def of_lightning(given: Any, schedule: Any) -> tuple[Any, Any]:
+    """Optimizers and schedulers of what `configure_optimizers` of Lightning returns; others stay as they are."""
+    listed = isinstance(given, list | tuple)
+    if listed and len(given) == 2 and all(isinstance(part, list | tuple) for part in given):
+        parts = [*({"optimizer": one} for one in given[0]), *({"lr_scheduler": one} for one in given[1])]
+    elif isinstance(given, Mapping) or (listed and any(isinstance(part, Mapping) for part in given)):
+        parts = [dict(part) for part in ([given] if isinstance(given, Mapping) else given) if isinstance(part, Mapping)]
+    else:
+        return given, schedule
+    known = {"optimizer", "lr_scheduler", "monitor", "frequency"}
+    if schedule is not None or not all(part.keys() <= known for part in parts):
+        raise ConfigurationError(f"expected dicts of 'optimizer' and 'lr_scheduler', without `schedule`, got {given!r}")
+    optimizers = [part["optimizer"] for part in parts if "optimizer" in part]
+    schedulers = [_of_steps(part["lr_scheduler"]) for part in parts if part.get("lr_scheduler") is not None]
+    return optimizers[0] if len(optimizers) == 1 else optimizers, schedulers or None
+
+
+def _of_steps(given: Any) -> Any:
+    config = given if isinstance(given, Mapping) else {"scheduler": given}
+    interval, every = config.get("interval", "epoch"), config.get("frequency", 1)
+    if "scheduler" not in config or interval != "step" or every != 1:
+        raise ConfigurationError(
+            f"expected a scheduler that goes by steps, got interval {interval!r}, frequency {every} (Lightning's "
+            "default is epochs); count its settings in steps, and give {'scheduler': ..., 'interval': 'step'}"
+        )
+    return config["scheduler"]
+
+
+def factors(schedule: Any, steps: int) -> Any:
+    """The factor of the rate for each step, of a function or a sequence; schedulers and what is neither stay."""
+    if schedule is None or isinstance(schedule, LRScheduler):
+        return schedule
+    if not callable(schedule) and (isinstance(schedule, str | bytes) or not isinstance(schedule, Iterable)):
+        return schedule  # the task refuses it
+    try:
+        found: Any = [schedule(step) for step in range(steps)] if callable(schedule) else schedule
+        return tuple(one if isinstance(one, LRScheduler) else float(one) for one in found)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"expected a number for each step in the schedule: {error}") from error

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tiebreak.protocol.errors import ConfigurationError
 
-if TYPE_CHECKING:  # so that `tiebreak scale` needs no torch
+if TYPE_CHECKING:  # importing it takes torch
     from tiebreak.engine.run.directory import RunDirectory
 
 

@@ -8,12 +8,13 @@ committed and the head of the run tree signed. Under policy `exact`, each result
 
 import time
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.run.commit import Commit, Committer
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter, State, StepResult
+from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.logs import NO_LOGS, Logs, check_logs
 from tiebreak.engine.run.loop import steps
 from tiebreak.engine.run.retention import ALL, Keep
@@ -93,70 +94,64 @@ class Worker:
 
         The state must not be read after the next step is asked for. Closed early, it finishes the checkpoint in flight.
         """
+        run, job, interpreter = self.run, self.run.job, self.interpreter
+        stats, last = interpreter.arithmetic.stats, job.steps if until is None else until
+        with self._committing() as (committer, before):
+            interpreter.starts_at(before)
+            held = run.state(before, empty=interpreter.empty, narrow=interpreter.narrow)
+            state = interpreter.to_device(held)
+            del held
+            data = interpreter.place_data(run.data())
+            computed = steps(
+                interpreter, state, data, range(before + 1, last + 1), sums=self._logs.before,
+                check_finite=self._check_finite, donate=lambda: not committer.in_flight,
+            )  # fmt: skip
+            del state  # its memory may be reused for the next state
+            started, resolving = time.perf_counter(), stats.seconds_resolving
+            for step, result, _ in computed:
+                entries = self._logs.after(step)
+                seconds = time.perf_counter() - started
+                # A checkpoint begins only when the one before it is on disk; otherwise nothing waits.
+                commits = [committer.finished()]
+                is_checkpoint = step == job.last_step(checkpoint := job.checkpoint_of(step))
+                commits += [committer.wait()] if is_checkpoint else []
+                waiting = time.perf_counter() - started - seconds
+                self._told(*commits)  # now: the next checkpoint drops the state of this one, if it is not kept
+                if is_checkpoint:
+                    check_unchanged(data.values())
+                    whole, log_root = interpreter.whole(result.state), self._logs.log_root(checkpoint)
+                    committer.submit(step, whole, result.loss_bits, log_root)
+                    del whole
+                resolving = stats.seconds_resolving - resolving
+                run.add_metric(step, result.loss, seconds)
+                progress = Progress(
+                    step=step, steps=job.steps, loss=result.loss, loss_bits=result.loss_bits, seconds=seconds,
+                    resolving=resolving, waiting=waiting, entries=entries,
+                )  # fmt: skip
+                yield progress, result.state
+                started, resolving = time.perf_counter(), stats.seconds_resolving
+            self._told(committer.wait())
+
+    @contextmanager
+    def _committing(self) -> Iterator[tuple[Committer, int]]:
+        """Locks the run, and yields its committer and the step from which it continues.
+
+        After an error, finishes the checkpoint in flight and reports it, or notes its failure on the error.
+        """
         with self.run.lock():
             step = self.run.last_complete()
             committer = Committer(self.run, key=self._key, keep=self._keep)
             with committer.from_step(step):
                 try:
-                    yield from self._compute(step, self.run.job.steps if until is None else until, committer)
+                    yield committer, step
                 except BaseException as error:
-                    self._settle(committer, error)
+                    try:
+                        self._told(committer.wait())
+                    except Exception as other:  # a second error must not hide the first
+                        error.add_note(f"nor is the checkpoint before it committed: {other}")
                     raise
-
-    def _compute(self, step: int, last: int, committer: Committer) -> Iterator[tuple[Progress, State]]:
-        self.interpreter.starts_at(step)
-        held = self.run.state(step, empty=self.interpreter.empty, narrow=self.interpreter.narrow)
-        state = self.interpreter.to_device(held)
-        del held
-        data = self.interpreter.place_data(self.run.data())
-        job, stats = self.run.job, self.interpreter.arithmetic.stats
-        computed = steps(
-            self.interpreter, state, data, range(step + 1, last + 1), sums=self._logs.before,
-            check_finite=self._check_finite, donate=lambda: not committer.in_flight,
-        )  # fmt: skip
-        del state  # its memory may be reused for the next state
-        started, resolving = time.perf_counter(), stats.seconds_resolving
-        for step, result, _ in computed:
-            entries = self._logs.after(step)
-            seconds = time.perf_counter() - started
-            commits = [committer.finished()]
-            is_checkpoint = step == job.last_step(checkpoint := job.checkpoint_of(step))
-            commits += [committer.wait()] if is_checkpoint else []
-            waiting = time.perf_counter() - started - seconds
-            self._told(*commits)  # now: the next checkpoint drops the state of this one, if it is not kept
-            if is_checkpoint:
-                check_unchanged(data.values())
-                committer.submit(
-                    step, self.interpreter.whole(result.state), result.loss_bits, self._logs.log_root(checkpoint)
-                )
-            resolving = stats.seconds_resolving - resolving
-            yield self._progress(step, result, seconds, resolving, waiting, entries), result.state
-            started, resolving = time.perf_counter(), stats.seconds_resolving
-        self._told(committer.wait())
-
-    def _progress(
-        self, step: int, result: StepResult, seconds: float, resolving: float, waiting: float, entries: int
-    ) -> Progress:
-        self.run.add_metric(step, result.loss, seconds)
-        return Progress(
-            step=step,
-            steps=self.run.job.steps,
-            loss=result.loss,
-            loss_bits=result.loss_bits,
-            seconds=seconds,
-            resolving=resolving,
-            waiting=waiting,
-            entries=entries,
-        )
 
     def _told(self, *commits: Commit | None) -> None:
         for commit in commits:
             if commit is not None:
                 self._on_commit(commit)
-
-    def _settle(self, committer: Committer, error: BaseException) -> None:
-        """Finishes the checkpoint in flight after an error and reports it, or notes its failure on the error."""
-        try:
-            self._told(committer.wait())
-        except Exception as other:  # a second error must not hide the first
-            error.add_note(f"nor is the checkpoint before it committed: {other}")

@@ -14,7 +14,6 @@ COMMANDS: Final = CommandSet(
         "Studies": {
             "simulate": "Play games in which somebody cheats, and check that the system keeps its promises.",
             "economics": "Recommend stakes, reward, fee and windows for a job, and how far off your figures may be.",
-            "scale": "Estimate what a job of any size costs, and what gives way first when it grows.",
         },
     },
     needs={"demo": "demo", "simulate": "sim", "up": "node"},

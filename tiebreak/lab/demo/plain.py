@@ -31,7 +31,7 @@ from tiebreak.protocol.errors import ConfigurationError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlainRun:
+class PlainTraining:
     """The result of one plain run. state_sha256: over names and bytes of the final parameters and buffers."""
 
     state_sha256: str
@@ -97,7 +97,7 @@ def train(
     state: dict[str, Tensor] | None = None,
     dtype: torch.dtype = torch.float32,
     on_step: Callable[[int, float], None] | None = None,
-) -> tuple[nn.Module, PlainRun]:
+) -> tuple[nn.Module, PlainTraining]:
     """Trains a copy of the task's model, starting from `state` if given. The task's own model does not change."""
     model = copy.deepcopy(task.model)
     load_state(model, task.initial_state() if state is None else state)
@@ -116,7 +116,7 @@ def train(
         seconds = time.perf_counter() - started
     digest = state_sha256(model)
     metrics = task.evaluate(model.float().eval()) if task.evaluate is not None else {}
-    return model, PlainRun(state_sha256=digest, losses=tuple(losses), metrics=metrics, seconds=seconds)
+    return model, PlainTraining(state_sha256=digest, losses=tuple(losses), metrics=metrics, seconds=seconds)
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Measurements of this repository: the gas of every operation, and the seconds and bytes of the parts of a step.
+"""Measurements of this repository: the gas of every operation, and how much hostile data slow a step.
 
 The figures are in `measured.json` beside this module, so that an installed package has them. `python -m
 benchmarks.figures --commit` makes that file from the results of the benchmarks.
@@ -15,23 +15,15 @@ from tiebreak.protocol.errors import ConfigurationError
 FIGURES: Final[Mapping[str, Any]] = json.loads(files(__package__).joinpath("measured.json").read_bytes())
 """The measured figures by name:
 
-board         gas of each transaction of the job board
-disputes      r -> median gas of each kind of move in a dispute where a move shows r levels of a tree, the gas and the
+board       gas of each transaction of the job board
+disputes    r -> median gas of each kind of move in a dispute where a move shows r levels of a tree, the gas and the
               number of transactions of the whole game; `dearest proof`: gas of the dearest last move that was measured
-seconds       name -> feature -> CPU seconds of one core that a unit of the feature costs; times add up
-bytes         name -> feature -> bytes
-largest step  operations of products in the largest step that the times were fitted to
-worst data    factor by which the worst data that were found slow a step, compared with ordinary data
+worst data  factor by which the worst data that were found slow a step, compared with ordinary data
 """
 WORST: Final = Fraction(str(FIGURES["worst data"]))
 _SHOWING: Final = ("open_steps", "open_values", "open_tensor", "open_terms")
 """Openings that already show a tree, so that the challenger selects a node at once."""
 _OPENINGS: Final = (*_SHOWING, "open_chunk")
-
-
-def cost(kind: str, name: str, features: Mapping[str, float]) -> float:
-    """The cost of these amounts of each feature. `kind` is "seconds" or "bytes"."""
-    return float(sum(unit * features[feature] for feature, unit in FIGURES[kind][name].items()))
 
 
 def measured(levels: int) -> dict[str, int]:

@@ -31,10 +31,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tiebreak.node.hub.blobs import UPLOAD_BYTES, Blobs, DiskFull, UploadMemory
 from tiebreak.node.hub.bodies import body_of, chunks
-from tiebreak.node.hub.clerk import Arrival, Clerk, PostResult
 from tiebreak.node.hub.connection import connection_of
 from tiebreak.node.hub.limits import PAGE_SECONDS, PROCESSOR, Buckets, Budgets, HubLimits
-from tiebreak.node.hub.line import Line, WaitingRequest
+from tiebreak.node.hub.post_queue import PostQueue, WaitingRequest
+from tiebreak.node.hub.post_writer import Arrival, PostResult, PostWriter
 from tiebreak.node.hub.store import Store
 from tiebreak.node.hub.streams import Listener, Streams, follow
 from tiebreak.protocol.commitments import keys
@@ -129,14 +129,14 @@ class Open:
 
 
 class Hub:
-    """One hub: its store, its library, its clerk and those who listen. It is made and used in one event loop."""
+    """One hub: its store, its library, its post writer and those who listen. It is made and used in one event loop."""
 
     def __init__(self, settings: HubSettings) -> None:
         self.domain, self.limits, self.address = settings.domain, settings.limits, Address(settings.key.address)
         self.store = Store(settings.url)
-        self._desk = ThreadPoolExecutor(1, "clerk")
+        self._desk = ThreadPoolExecutor(1, "post writer")
         self.blobs = Blobs(settings.folder / "blobs", free_bytes=settings.limits.free_bytes)
-        self.clerk = Clerk(
+        self.post_writer = PostWriter(
             self.store, settings.domain, settings.key, settings.limits, has_room=lambda: self.blobs.has_room(0)
         )
         self.streams = Streams()
@@ -158,16 +158,16 @@ class Hub:
         self.budgets = Budgets(settings.limits)
         """Charges each address for a post before the post is decoded."""
         self.metrics = Metrics(self)
-        self._line = Line()
+        self._line = PostQueue()
         self._ended = ""
 
     @property
     def trouble(self) -> str:
         """The reason why the hub takes no posts; empty if it does."""
-        return self._ended or self.clerk.trouble
+        return self._ended or self.post_writer.trouble
 
     async def post(self, wire: bytes, address: str) -> PostResult:
-        """Give a post to the clerk, and wait for its answer."""
+        """Give a post to the post writer, and wait for its answer."""
         at, limits = time.time(), self.limits
         if excess := self.budgets.excess(address, limits.keys_per_address, 1, len(wire), 0):
             return PostResult(status=429, error=excess)
@@ -190,9 +190,9 @@ class Hub:
             self.waiting -= 1
 
     async def stand(self) -> tuple[int, int]:
-        """The last place and an instant that no later post precedes (`Clerk.stand`)."""
+        """The last place and an instant that no later post precedes (`PostWriter.stand`)."""
         at = self._line.earliest(time.time())
-        return await asyncio.get_running_loop().run_in_executor(self._desk, self.clerk.stand, at)
+        return await asyncio.get_running_loop().run_in_executor(self._desk, self.post_writer.stand, at)
 
     async def change(self, function: Callable[..., T], root: bytes, *arguments: Any) -> T:
         """Change a blob in a thread. Changes of one blob wait for each other: for a disk, and never for a client."""
@@ -223,19 +223,21 @@ class Hub:
             batch: list[WaitingRequest] = []
             # An empty batch finds out whether posts are stored again, and which of the last ones were.
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TROUBLE_SECONDS if self.clerk.trouble else None):
+                async with asyncio.timeout(TROUBLE_SECONDS if self.post_writer.trouble else None):
                     batch = await self._line.next_batch()
             start, answers = loop.time(), list[PostResult]()
             try:
                 if not self._ended:
-                    answers = await loop.run_in_executor(self._desk, self.clerk.take, [one.arrival for one in batch])
+                    answers = await loop.run_in_executor(
+                        self._desk, self.post_writer.take, [one.arrival for one in batch]
+                    )
             except Exception as error:
                 # A bug of ours, or a database that somebody else wrote. Nobody is told that a post was taken.
-                self._ended = f"expected a clerk that takes posts, got one that ended: {error}"[:500]
+                self._ended = f"expected a post writer that takes posts, got one that ended: {error}"[:500]
                 _LOG.exception("no further post is taken; start the hub again")
             if self._ended:
                 answers = [PostResult(status=503, error=self._ended)] * len(batch)
-            for row in [*self.clerk.found, *(one.row for one in answers if one.row is not None and one.is_new)]:
+            for row in [*self.post_writer.found, *(one.row for one in answers if one.row is not None and one.is_new)]:
                 self.place = row.place
                 self.streams.publish(row)
             for waiting, answer in zip(batch, answers, strict=True):
@@ -410,7 +412,7 @@ class _Api:
         with self.hub.reading.by(request):
             pages = await run_in_threadpool(self.hub.store.count, job) // MAX_PAGE
             _charge_read(self.hub, request, min(pages, self.hub.limits.reads_per_minute // 2))
-            said = await run_in_threadpool(self.hub.clerk.complete, Digest(job), await self.hub.stand())
+            said = await run_in_threadpool(self.hub.post_writer.complete, Digest(job), await self.hub.stand())
         return Response(pack(said.pack()), media_type="application/msgpack")
 
     async def stream(self, request: Request) -> Response:

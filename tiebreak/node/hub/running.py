@@ -18,7 +18,8 @@ from tiebreak.node.hub.serving import (
     serve,
     template,
 )
-from tiebreak.node.pages.feeding import Outlook, pages
+from tiebreak.node.pages.feed import PageContext
+from tiebreak.node.pages.routes import pages
 from tiebreak.protocol.chain.client import Chain
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
@@ -58,7 +59,7 @@ def run_hub(
             f"expected a chain's id and its board, or neither, got chain {domain.chain_id} and board "
             f"0x{domain.contract.hex()}; set chain_id and contract"
         )
-    outlook = Outlook(
+    context = PageContext(
         domain=domain,
         blob=Blobs(folder / "blobs", free_bytes=0).path,
         now=lambda: int(time.time()),
@@ -66,6 +67,6 @@ def run_hub(
         chain=f"chain {domain.chain_id}" if domain.chain_id else "",
     )
     hub_settings = HubSettings(folder=folder, domain=domain, key=key, database=settings["database"], limits=limits)
-    app = make_app(hub_settings, pages=lambda store: pages(store, outlook))
+    app = make_app(hub_settings, pages=lambda store: pages(store, context))
     say(f"hub 0x{key.address.hex()} at http://{settings['host']}:{settings['port']}")
     serve(app, folder, host=settings["host"], port=settings["port"], limits=limits, proxies=proxies)

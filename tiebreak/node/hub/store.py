@@ -122,7 +122,7 @@ class LastPost(NamedTuple):
 
 
 class Store:
-    """A hub's database. Reads are safe from any thread; `writing` is for the one clerk."""
+    """A hub's database. Reads are safe from any thread; `writing` is for the one post writer."""
 
     def __init__(self, url: str) -> None:
         self.is_sqlite = url.startswith("sqlite")
@@ -133,19 +133,19 @@ class Store:
         if self.is_sqlite:
             sql.event.listen(self.engine, "connect", _set_up_sqlite)
         self._connection: sql.Connection | None = None
-        """The connection through which the clerk writes."""
+        """The connection through which the post writer writes."""
 
     def close(self) -> None:
         self._leave()
         self.engine.dispose()
 
-    # ------------------------------------------------------------------ the clerk's
+    # ------------------------------------------------------------------ the post writer's
 
     def open_for_writing(self, facts: Mapping[str, str]) -> LastPost:
         """Make the tables if there are none. Returns the last post.
 
         facts: values that never change under the posts: the hub's address and its domain. Raises `StateError` if the
-        database was made for others, or if another clerk writes; an error closes the store.
+        database was made for others, or if another post writer writes; an error closes the store.
         """
         try:
             with self.writing() as writer:
@@ -184,14 +184,14 @@ class Store:
         return self._connection
 
     def _leave(self) -> None:
-        """End the clerk's session, and with it the lock: a pool would keep both."""
+        """End the post writer's session, and with it the lock: a pool would keep both."""
         if self._connection is not None:
             self._connection.invalidate()
             self._connection.close()
         self._connection = None
 
     def _cut(self) -> None:
-        """Cut the clerk's connection to a server, so that it gets an error instead of silence."""
+        """Cut the post writer's connection to a server, so that it gets an error instead of silence."""
         if self._connection is not None and not self.is_sqlite:
             driver: Any = self._connection.connection.driver_connection
             with socket.socket(fileno=os.dup(driver.fileno())) as line:
@@ -267,7 +267,7 @@ class Store:
 
 
 class Writer:
-    """The clerk's questions and writes within one transaction."""
+    """The post writer's questions and writes within one transaction."""
 
     def __init__(self, connection: sql.Connection) -> None:
         self._connection = connection

@@ -8,7 +8,8 @@ from typing import Final
 
 from markupsafe import Markup
 
-from tiebreak.node.pages.model import JobView, Point, Range, Stage
+from tiebreak.node.pages.walk import Range
+from tiebreak.node.pages.words import Values
 
 WIDTH: Final = 1000
 HEIGHT: Final = 300
@@ -25,13 +26,14 @@ def _svg(kind: str, height: int, parts: Sequence[str], label: str = "") -> Marku
     return Markup('<svg class="{}" {} {}>{}</svg>').format(kind, said, Markup(box), Markup("".join(parts)))  # noqa: S704
 
 
-def curve(points: Sequence[Point], steps: int, heads: Sequence[int] = (), label: str = "") -> Markup:
+def curve(card: Values, heads: Sequence[int] = (), label: str = "Loss so far") -> Markup:
     """Losses over the steps of a whole run; a hairline where a head was signed."""
+    points, steps = card["training"]["points"], card["job"].steps
     parts = [_line("head", x := _across(step, steps), 0, x, HEIGHT) for step in heads]
     if points:
         low, high = extent(points)
         spread = (high - low) or 1.0
-        places = [(_across(q.step, steps), 6 + (HEIGHT - 12) * (high - q.loss) / spread) for q in points]
+        places = [(_across(step, steps), 6 + (HEIGHT - 12) * (high - loss) / spread) for step, loss in points]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         first, last = places[0][0], places[-1][0]
         parts.append(f'<polygon class="area" points="{first:.1f},{HEIGHT} {path} {last:.1f},{HEIGHT}"/>')
@@ -39,46 +41,44 @@ def curve(points: Sequence[Point], steps: int, heads: Sequence[int] = (), label:
     return _svg("curve", HEIGHT, parts, label)
 
 
-def extent(points: Sequence[Point]) -> tuple[float, float]:
-    losses = [q.loss for q in points]
+def extent(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
+    losses = [loss for _, loss in points]
     return min(losses), max(losses)
 
 
-def job_curve(view: JobView) -> Markup:
-    training = view.card.training
-    label = f"Loss by step, {len(training.points)} points, up to step {training.step} of {view.card.steps}"
-    return curve(training.points, view.card.steps, [row.step for row in view.heads], label)
+def job_curve(view: Values) -> Markup:
+    training, steps = view["card"]["training"], view["card"]["job"].steps
+    label = f"Loss by step, {len(training['points'])} points, up to step {training['step']} of {steps}"
+    return curve(view["card"], [row["step"] for row in view["heads"]], label)
 
 
-def bar(stage: Stage) -> Markup:
+def bar(stage: Values) -> Markup:
     """All leaves of a tree: agreed, found or not looked at."""
-    low, high = stage.found or (stage.cuts[-1] if stage.cuts else (0, stage.total))
-    kind = "found" if stage.found else "open"
-    if stage.total <= MAX_CELLS:
-        cell = WIDTH / stage.total
+    found, total = stage["found"], stage["total"]
+    low, high = found or (stage["cuts"][-1] if stage["cuts"] else (0, total))
+    kind = "found" if found else "open"
+    if total <= MAX_CELLS:
+        cell = WIDTH / total
         gap = min(4.0, cell / 6)
-        kinds = ["agreed" if k < low else kind if k < high else "rest" for k in range(stage.total)]
-        parts = [_box(kinds[k], k * cell + gap / 2, cell - gap, 0, 10) for k in range(stage.total)]
+        kinds = ["agreed" if k < low else kind if k < high else "rest" for k in range(total)]
+        parts = [_box(kinds[k], k * cell + gap / 2, cell - gap, 0, 10) for k in range(total)]
     else:
-        left, right = _place((low, high), stage.total)
+        left, right = _place((low, high), total)
         parts = [_box("agreed", 0, left, 0, 10), _box("rest", right, WIDTH - right, 0, 10)]
         parts.append(_box(kind, left, right - left, 0, 10))
-    label = f"{stage.title}: of {stage.total} {stage.unit}, what is left of it is agreed"
-    return _svg("bar", 10, parts, label)
+    return _svg("bar", 10, parts, "{title}: of {total} {unit}, what is left of it is agreed".format_map(stage))
 
 
-def cuts(stage: Stage) -> Markup:
+def cuts(stage: Values) -> Markup:
     """The ranges that were left after each selection, one below the other."""
-    parts = []
-    for row, cut in enumerate(stage.cuts):
-        left, right = _place(cut, stage.total)
-        parts.append(_box("cut", left, right - left, 3 * row + 1, 1))
-    return _svg(f"cuts rows-{min(len(stage.cuts), 24)}", max(3 * len(stage.cuts), 1), parts)
+    places = [_place(cut, stage["total"]) for cut in stage["cuts"]]
+    parts = [_box("cut", left, right - left, 3 * row + 1, 1) for row, (left, right) in enumerate(places)]
+    return _svg(f"cuts rows-{min(len(parts), 24)}", max(3 * len(parts), 1), parts)
 
 
-def fan(stage: Stage) -> Markup:
+def fan(stage: Values) -> Markup:
     """A fan from the part that was found to the whole width of the next stage."""
-    left, right = _place(stage.found or (0, stage.total), stage.total)
+    left, right = _place(stage["found"] or (0, stage["total"]), stage["total"])
     shape = f'<polygon class="fan" points="{left:.1f},0 {right:.1f},0 {WIDTH},10 0,10"/>'
     return _svg("fans", 10, [shape, _line("edge", left, 0, 0, 10), _line("edge", right, 0, WIDTH, 10)])
 

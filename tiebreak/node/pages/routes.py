@@ -6,11 +6,11 @@ is empty if none does. Nothing is requested from elsewhere: the policy below wou
 """
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from time import thread_time
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlencode
 
 from anyio import CapacityLimiter, to_thread
@@ -26,9 +26,14 @@ from starlette.staticfiles import StaticFiles
 from tiebreak.node.hub.bodies import body_of
 from tiebreak.node.hub.limits import PROCESSOR
 from tiebreak.node.pages import checking, pictures, views, words
-from tiebreak.node.pages.model import Asked, PageSource
+from tiebreak.node.pages.feed import Feed, PageContext
+from tiebreak.node.pages.views import PageQuery
+from tiebreak.node.pages.words import Values
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.tags import Digest
+
+if TYPE_CHECKING:
+    from tiebreak.node.hub.store import Store
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; font-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -46,23 +51,31 @@ THREADS: Final = 4
 """Pages that are made at once. However long they take, all other threads of the hub stay free for posts."""
 MAX_QUERY: Final = 100
 """Characters of a search."""
-View = Callable[[Request], Mapping[str, Any] | None]
+View = Callable[[Request], Values | None]
 
 
-def routes(source: PageSource) -> list[BaseRoute]:
+def pages(posts: "Store", context: PageContext) -> Sequence[BaseRoute]:
+    """The routes of the pages of a hub. A thread reads its posts now, and follows the board from then on."""
+    feed = Feed(posts, context)
+    feed.start()
+    return routes(feed)
+
+
+def routes(source: Feed) -> list[BaseRoute]:
     """The routes of all pages, for an application of Starlette's."""
-    pages = _Pages(source)
+    made = _Pages(source)
     found: list[BaseRoute] = []
     for path, template, view in (
-        ("/", "overview.html", pages.overview),
-        ("/jobs/{id}", "job.html", pages.job),
-        ("/games/{id}", "game.html", pages.game),
-        ("/games", "games.html", pages.games),
-        ("/parties", "parties.html", pages.parties),
+        ("/", "overview.html", lambda request: {"view": views.overview(source, _query(request)), "stream": ""}),
+        ("/jobs/{id}", "job.html", made.job),
+        ("/games/{id}", "game.html", made.game),
+        ("/games", "games.html", lambda request: {"view": views.games(source, _query(request)), "stream": ""}),
+        ("/parties", "parties.html", lambda request: {"view": views.parties(source, _query(request)), "stream": ""}),
     ):
-        found.append(Route(path, pages.metered(pages.page(template, view)), methods=["GET"]))
-        found.append(Route(path.rstrip("/") + "/live", pages.metered(pages.live(template, view)), methods=["GET"]))
-    found.append(Route("/check", pages.check, methods=["GET", "POST"]))
+        for live in ("", "/live"):
+            endpoint = made.metered(made.page(template, view, is_live=bool(live)))
+            found.append(Route(path.rstrip("/") + live or "/", endpoint, methods=["GET"]))
+    found.append(Route("/check", made.check, methods=["GET", "POST"]))
     found.append(Mount("/static", app=StaticFiles(directory=STATIC), name="static"))
     return found
 
@@ -77,7 +90,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     made.filters |= {
-        "short": words.short, "whole": words.whole, "amount": words.amount,
+        "short": words.short, "whole": words.whole, "amount": words.amount, "address": words.address,
         "duration": words.duration, "clock": words.clock, "instant": words.instant, "iso": words.iso,
         "clipped": words.clipped, "tally": words.tally,
     }  # fmt: skip
@@ -107,34 +120,20 @@ def _digest(text: str) -> Digest | None:
 
 
 class _Pages:
-    def __init__(self, source: PageSource) -> None:
+    def __init__(self, source: Feed) -> None:
         self._source = source
         self._templates = environment()
         self._threads = CapacityLimiter(THREADS)
 
-    # ------------------------------------------------------------------ what each page shows
-
-    def overview(self, request: Request) -> Mapping[str, Any]:
-        return {"view": views.overview(self._source, _asked(request)), "stream": ""}
-
-    def games(self, request: Request) -> Mapping[str, Any]:
-        return {"view": views.games(self._source, _asked(request)), "stream": ""}
-
-    def job(self, request: Request) -> Mapping[str, Any] | None:
+    def job(self, request: Request) -> Values | None:
         job_id = _digest(request.path_params["id"])
         found = None if job_id is None else views.job(self._source, job_id)
-        return None if found is None else {"view": found, "stream": found.card.id}
+        return None if found is None else {"view": found, "stream": found["card"]["id"]}
 
-    def game(self, request: Request) -> Mapping[str, Any] | None:
+    def game(self, request: Request) -> Values | None:
         game_id = _digest(request.path_params["id"])
         found = None if game_id is None else views.game(self._source, game_id)
-        return None if found is None else {"view": found, "stream": found.job_id}
-
-    def parties(self, request: Request) -> Mapping[str, Any]:
-        money = "Gained, on paper" if self._source.on_paper else "Can withdraw"
-        return {"view": views.parties(self._source, _asked(request)), "money": money, "stream": ""}
-
-    # ------------------------------------------------------------------ how they are sent
+        return None if found is None else {"view": found, "stream": found["job_id"]}
 
     def metered(self, respond: Callable[[Request], Response]) -> Callable[[Request], Awaitable[Response]]:
         """An endpoint that makes pages in threads of their own, and tells the hub what each has cost."""
@@ -151,29 +150,28 @@ class _Pages:
 
         return endpoint
 
-    def page(self, template: str, view: View) -> Callable[[Request], Response]:
+    def page(self, template: str, view: View, *, is_live: bool) -> Callable[[Request], Response]:
+        """A page, or those of its live parts that a browser does not have."""
+
         def respond(request: Request) -> Response:
             found = view(request)
+            if found is None and is_live:
+                return Response(status_code=404, headers=HEADERS)
             if found is None:
                 return self._html("missing.html", self._context(request, {"stream": None}), 404)
             shown = self._context(request, found)
-            sections = self._sections(template, shown)
-            return self._html(template, {**shown, "seen": _seen(sections)})
-
-        return respond
-
-    def live(self, template: str, view: View) -> Callable[[Request], Response]:
-        def respond(request: Request) -> Response:
-            found = view(request)
-            if found is None:
-                return Response(status_code=404, headers=HEADERS)
-            shown = self._context(request, found)
-            sections = self._sections(template, shown)
+            # The live parts are the blocks of the template whose names begin with `live_`.
+            made = self._templates.get_template(template)
+            context = made.new_context({**shown, "seen": ""})
+            sections = {n: "".join(block(context)) for n, block in made.blocks.items() if n.startswith("live_")}
+            seen = ",".join(f"{name}:{_hash(html)}" for name, html in sections.items())
+            if not is_live:
+                return self._html(template, {**shown, "seen": seen})
             had = dict(pair.partition(":")[::2] for pair in request.query_params.get("seen", "").split(","))
-            changed = {name: html for name, html in sections.items() if had.get(name) != _hash(html)}
+            changed = {n: Markup(html) for n, html in sections.items() if had.get(n) != _hash(html)}  # noqa: S704
             if not changed:
                 return Response(status_code=204, headers=HEADERS)
-            return self._html("live.html", {**shown, "seen": _seen(sections), "changed": changed})
+            return self._html("live.html", {**shown, "seen": seen, "changed": changed})
 
         return respond
 
@@ -182,52 +180,33 @@ class _Pages:
         if request.method == "POST":
             try:
                 body = await body_of(request, checking.MAX_FORM_BYTES)
-                finding = await run_in_threadpool(self._finding, body, request.headers.get("content-type", ""))
-            except HTTPException as error:
-                finding = checking.FileFinding(holds=None, title=f"Nothing to check: {error.detail}")
+                data = checking.file_in(body, request.headers.get("content-type", ""))
+                finding = await run_in_threadpool(checking.check, data, self._source)
+            except (HTTPException, EncodingError) as error:
+                reason = error.detail if isinstance(error, HTTPException) else str(error)
+                finding = checking.finding(None, f"Nothing to check: {words.clipped(reason)}")
         shown = self._context(request, {"finding": finding, "stream": None})
-        return self._html("check.html", shown, 200 if finding is None or finding.holds else 422)
+        return self._html("check.html", shown, 200 if finding is None or finding["holds"] else 422)
 
-    def _finding(self, body: bytes, content_type: str) -> checking.FileFinding:
-        try:
-            data = checking.file_in(body, content_type)
-        except EncodingError as error:
-            return checking.FileFinding(holds=None, title=f"Nothing to check: {words.clipped(str(error))}")
-        return checking.check(data, self._source.domain, lambda job_id: views.agreed(self._source, job_id))
-
-    def _context(self, request: Request, found: Mapping[str, Any]) -> dict[str, Any]:
-        source = self._source
+    def _context(self, request: Request, found: Values) -> Values:
+        source, query = self._source, _query(request)
+        given = ({"q": query.text} if query.text else {}) | ({"page": query.page} if query.page > 1 else {})
         path = request.url.path.removesuffix("/live") or "/"
-        asked = _asked(request)
-        given = ({"q": asked.text} if asked.text else {}) | ({"page": asked.page} if asked.page > 1 else {})
-        shown = {"now": source.now(), "path": path, "asked": asked, "query": urlencode(given)}
+        shown = {"now": source.now(), "path": path, "query": query, "given": urlencode(given)}
         parts = self._templates.get_template("parts.html").make_module(shown)
         return {**found, **shown, "parts": parts, "chain": source.chain, "on_paper": source.on_paper,
                 "place": source.place()}  # fmt: skip
 
-    def _sections(self, template: str, shown: Mapping[str, Any]) -> dict[str, str]:
-        """The live parts of a page: the blocks of its template whose names begin with `live_`."""
-        made = self._templates.get_template(template)
-        context = made.new_context({**shown, "seen": ""})
-        return {name: "".join(block(context)) for name, block in made.blocks.items() if name.startswith("live_")}
-
-    def _html(self, template: str, shown: Mapping[str, Any], status: int = 200) -> Response:
-        if "changed" in shown:
-            shown = {**shown, "changed": {name: Markup(html) for name, html in shown["changed"].items()}}  # noqa: S704
+    def _html(self, template: str, shown: Mapping[str, object], status: int = 200) -> Response:
         text = self._templates.get_template(template).render(shown)
         return HTMLResponse(text, status_code=status, headers=HEADERS)
 
 
-def _asked(request: Request) -> Asked:
-    """The part of a list that a request asks for."""
+def _query(request: Request) -> PageQuery:
     page, text = request.query_params.get("page", "1"), request.query_params.get("q", "")
-    return Asked(page=max(1, int(page)) if re.fullmatch("[0-9]{1,9}", page) else 1, text=text.strip()[:MAX_QUERY])
+    return PageQuery(page=max(1, int(page)) if re.fullmatch("[0-9]{1,9}", page) else 1, text=text.strip()[:MAX_QUERY])
 
 
 def _hash(html: str) -> str:
     """A hash that differs between states of a section, except where only a clock has counted down."""
     return sha256(_RUNNING.sub(r"\1", html).encode()).hexdigest()[:12]
-
-
-def _seen(sections: Mapping[str, str]) -> str:
-    return ",".join(f"{name}:{_hash(html)}" for name, html in sections.items())

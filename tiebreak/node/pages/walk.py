@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Final
 
 from tiebreak.node.pages import words
-from tiebreak.node.pages.model import Claim, Computation, Factor, Ply, Range, Stage, Term, Walk
+from tiebreak.node.pages.words import Values
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Concede, Move, Prove, kind_name
@@ -35,6 +35,8 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.program import Program
 
+Range = tuple[int, int]
+"""Half open: the first place, and the one behind the last."""
 _ORIGIN: Final = re.compile(r"(?P<path>.*?)(?: \((?P<line>[^()]{1,200})\))?", re.DOTALL)
 _FUNCTIONS: Final = {
     Opcode.MAP: MapFunction, Opcode.REDUCE: ReduceFunction, Opcode.SOURCE: SourceKind, Opcode.WINDOW: WindowFunction,
@@ -68,7 +70,7 @@ def states_of(start: GameState, line: Sequence[Move], end: GameState) -> list[Ga
 def walk_of(
     start: GameState, line: Sequence[Move], end: GameState, program: Program | None, origins: Sequence[str] = (),
     gas: Mapping[int, int] = MappingProxyType({}),
-) -> Walk:  # fmt: skip
+) -> Values:  # fmt: skip
     """The walk of a game that began with `start`, saw `line`, and stands at `end`.
 
     gas: of the transactions that made moves, by the number of moves there were then.
@@ -78,65 +80,72 @@ def walk_of(
     naming = _Naming(program, origins)
     proof = next((move for move in reversed(line) if isinstance(move, Prove)), None)
     computation, correct = _computed(final, proof, naming) if proof else (None, None)
-    return Walk(
-        stages=tuple(_stages(states, final, naming)),
-        plies=tuple(_plies(states, line, gas)),
-        trainer=_trainer_claim(final),
-        challenger=_challenger_claim(final, correct),
-        computation=computation,
-    )
-
-
-def _plies(states: Sequence[GameState], line: Sequence[Move], gas: Mapping[int, int]) -> list[Ply]:
-    plies = []
+    plies: list[Values] = []
     for state, move in zip(states, line, strict=False):
         if state.is_over:
             break
         side = state.mover
         if isinstance(move, Concede) and states[-1].verdict is not None:
             side = states[-1].verdict.winner.other
-        plies.append(Ply(kind=kind_name(move).replace("_", " "), side=side, gas=gas.get(state.moves + 1, 0)))
-    return plies
+        # A move without gas is known from a signed message alone.
+        plies.append({"kind": kind_name(move).replace("_", " "), "side": side, "gas": gas.get(state.moves + 1, 0)})
+    return {
+        "stages": _stages(states, final, naming), "plies": plies, "computation": computation,
+        "trainer": _trainer_claim(final), "challenger": _challenger_claim(final, correct),
+    }  # fmt: skip
 
 
 # ---------------------------------------------------------------- stages
 
 
 class _Naming:
-    """Names of values and instructions, where the program and its origins are known."""
+    """Names of values and instructions, where the program and its origins are known. Nobody signs them."""
 
     def __init__(self, program: Program | None, origins: Sequence[str]) -> None:
-        self._program, self._origins = program, origins
+        self._body, self._commits = (program.body, program.commits) if program is not None else ((), ())
+        self._origins = origins
 
     def origin(self, leaf: int) -> tuple[str, str]:
         """Module path and source line of a leaf of the value tree; empty if unknown."""
         text = ""
         if leaf < len(self._origins):
             text = self._origins[leaf]
-        elif self._program is not None and leaf < len(self._program.body):
-            text = self._program.body[leaf].origin
+        elif leaf < len(self._body):
+            text = self._body[leaf].origin
         found = _ORIGIN.fullmatch(text)
         return (words.clipped(found["path"]), words.clipped(found["line"] or "")) if found else ("", "")
 
     def commit(self, entry: int) -> str:
-        if self._program is None or entry >= len(self._program.commits):
-            return ""
-        params = self._program.commits[entry].params
+        params = self._commits[entry].params if entry < len(self._commits) else None
         return words.clipped(params.name) if isinstance(params, Slot) else ""
 
     def value(self, index: int) -> str:
-        if self._program is not None and index < len(self._program.body):
-            params = self._program.body[index].params
-            if isinstance(params, Slot):
-                return words.clipped(params.name)
-        return self.origin(index)[0] or f"value {index}"
+        params = self._body[index].params if index < len(self._body) else None
+        return words.clipped(params.name) if isinstance(params, Slot) else self.origin(index)[0] or f"value {index}"
 
 
-def _stages(states: Sequence[GameState], final: GameState, naming: _Naming) -> list[Stage]:
+def _stage(
+    name: str, question: str, noun: str, total: int, cuts: Sequence[Range], found: Range | None, title: str,
+    *, detail: str = "", unit: str = "", origin: tuple[str, str] = ("", ""),
+) -> Values:  # fmt: skip
+    """One tree of the walk. `cuts` are the ranges that selections left, each inside the one before.
+
+    title: of what was found. origin: module path and source line of the disputed instruction in the client's model.
+    """
+    if found is None:
+        low, high = cuts[-1] if cuts else (0, total)
+        title = f"{words.tally(max(0, high - low), noun)} left"
+    return {
+        "name": name, "question": question, "unit": unit or f"{noun}s", "total": total, "cuts": cuts, "found": found,
+        "title": title, "detail": detail, "path": origin[0], "line": origin[1],
+    }  # fmt: skip
+
+
+def _stages(states: Sequence[GameState], final: GameState, naming: _Naming) -> list[Values]:
     made = [_run_stage(states, final)]
-    if made[-1].found is not None:
+    if made[-1]["found"] is not None:
         made.append(_steps_stage(states, final))
-        if made[-1].found is not None:
+        if made[-1]["found"] is not None:
             made.append(_values_stage(states, final, naming))
     operation = final.operation
     if operation is not None and operation.opcode is not Opcode.SOURCE:
@@ -146,7 +155,7 @@ def _stages(states: Sequence[GameState], final: GameState, naming: _Naming) -> l
     return made
 
 
-def _cuts(states: Sequence[GameState], level: Level, scale: Callable[[int], int]) -> tuple[Range, ...]:
+def _cuts(states: Sequence[GameState], level: Level, scale: Callable[[int], int]) -> list[Range]:
     """The ranges left by each selection in a tree, on the scale of its stage."""
     seen: list[Range] = []
     for state in states:
@@ -154,93 +163,75 @@ def _cuts(states: Sequence[GameState], level: Level, scale: Callable[[int], int]
             low, high = (scale((state.position + k) << state.height) for k in (0, 1))
             if not seen or seen[-1] != (low, high):
                 seen.append((low, high))
-    return tuple(seen[1:])
+    return seen[1:]
 
 
-def _run_stage(states: Sequence[GameState], final: GameState) -> Stage:
+def _run_stage(states: Sequence[GameState], final: GameState) -> Values:
     job, total = final.job, final.head.count
     cuts = _cuts(states, Level.RUN, lambda leaf: min(leaf, total))
     there = final.level is not Level.RUN or (final.height == 0 and final.position < total)
     at = final.checkpoint if final.level is not Level.RUN else final.position
-    title = f"Checkpoint {at + 1} of {total}" if there else _narrowed(cuts, total, "checkpoint")
     first, last = (job.first_step(at), job.last_step(at)) if there else (1, job.last_step(total - 1))
-    return Stage(
-        name="Run", question="Which checkpoint is the first that differs?", total=total, unit="checkpoints", cuts=cuts,
-        found=(at, at + 1) if there else None, title=title, detail=_span("step", first, last),
+    return _stage(
+        "Run", "Which checkpoint is the first that differs?", "checkpoint", total, cuts,
+        (at, at + 1) if there else None, f"Checkpoint {at + 1} of {total}", detail=_span("step", first, last),
     )  # fmt: skip
 
 
-def _steps_stage(states: Sequence[GameState], final: GameState) -> Stage:
-    job = final.job
-    total, first = job.segment_steps(final.checkpoint), job.first_step(final.checkpoint)
-    cuts = _cuts(states, Level.STEPS, lambda leaf: min(leaf, total))
-    there, at = final.step > 0, final.step - first
-    return Stage(
-        name="Checkpoint", question="Which step?", total=total, unit="steps", cuts=cuts,
-        found=(at, at + 1) if there else None,
-        title=f"Step {final.step:,} of {job.steps:,}" if there else _narrowed(cuts, total, "step"),
+def _steps_stage(states: Sequence[GameState], final: GameState) -> Values:
+    total, first = final.job.segment_steps(final.checkpoint), final.job.first_step(final.checkpoint)
+    at = final.step - first
+    return _stage(
+        "Checkpoint", "Which step?", "step", total, _cuts(states, Level.STEPS, lambda leaf: min(leaf, total)),
+        (at, at + 1) if final.step > 0 else None, f"Step {final.step:,} of {final.job.steps:,}",
         detail=f"in the segment of {_span('step', first, first + total - 1)}",
     )  # fmt: skip
 
 
-def _values_stage(states: Sequence[GameState], final: GameState, naming: _Naming) -> Stage:
+def _values_stage(states: Sequence[GameState], final: GameState, naming: _Naming) -> Values:
     job, half = final.job, 1 << final.job.half_depth
-    total = job.body_count + job.state_count
 
     def scale(leaf: int) -> int:
         return min(leaf, job.body_count) if leaf < half else job.body_count + min(leaf - half, job.state_count)
 
-    cuts = _cuts(states, Level.VALUES, scale)
     leaf = final.leaf if final.level > Level.VALUES else final.position
     there = final.level > Level.VALUES or (final.level is Level.VALUES and final.height == 0)
     low, high = (scale(leaf), scale(leaf + 1)) if there else (0, 0)
-    title, detail, path, line = _narrowed(cuts, total, "value"), "", "", ""
+    title, detail, origin = "", "", ("", "")
     if high > low and leaf >= half:
-        title = f"State entry {leaf - half:,} of {job.state_count:,}"
-        detail = naming.commit(leaf - half)
+        title, detail = f"State entry {leaf - half:,} of {job.state_count:,}", naming.commit(leaf - half)
     elif high > low:
-        title = f"Instruction {leaf:,} of {job.body_count:,}"
+        title, origin = f"Instruction {leaf:,} of {job.body_count:,}", naming.origin(leaf)
         detail = operation_of(final.operation) if final.operation is not None else ""
-        path, line = naming.origin(leaf)
-    return Stage(
-        name="Step", question="Which instruction?", total=total, unit="instructions and state entries", cuts=cuts,
-        found=(low, high) if high > low else None, title=title, detail=detail, path=path, line=line,
+    return _stage(
+        "Step", "Which instruction?", "value", job.body_count + job.state_count, _cuts(states, Level.VALUES, scale),
+        (low, high) if high > low else None, title, detail=detail, unit="instructions and state entries", origin=origin,
     )  # fmt: skip
 
 
-def _elements_stage(states: Sequence[GameState], final: GameState, operation: Instruction) -> Stage:
-    each, total = CHUNK_BYTES // operation.dtype.size, operation.numel
-    cuts = _cuts(states, Level.CHUNKS, lambda leaf: min(leaf * each, total))
-    there = bool(final.claimed)
-    title, detail = _narrowed(cuts, total, "element"), ""
-    if there:
-        title = f"Element {final.element:,} of {total:,}"
-        place = ", ".join(map(str, unravel(final.element, operation.shape)))
-        detail = (
-            f"at [{place}] of {operation.dtype.name.lower()}{list(operation.shape)}" if place else "a single number"
-        )
-    return Stage(
-        name="Instruction", question="Which element?", total=total, unit="elements", cuts=cuts,
-        found=(final.element, final.element + 1) if there else None, title=title, detail=detail,
+def _elements_stage(states: Sequence[GameState], final: GameState, operation: Instruction) -> Values:
+    each, total, at = CHUNK_BYTES // operation.dtype.size, operation.numel, final.element
+    found, detail = None, ""
+    if final.claimed:
+        found, place = (at, at + 1), ", ".join(map(str, unravel(at, operation.shape)))
+        shape = f"{operation.dtype.name.lower()}{list(operation.shape)}"
+        detail = f"at [{place}] of {shape}" if place else "a single number"
+    return _stage(
+        "Instruction", "Which element?", "element", total,
+        _cuts(states, Level.CHUNKS, lambda leaf: min(leaf * each, total)), found, f"Element {at:,} of {total:,}",
+        detail=detail,
     )  # fmt: skip
 
 
-def _terms_stage(states: Sequence[GameState], final: GameState, operation: Instruction) -> Stage:
-    total = operation.terms
-    cuts = _cuts(states, Level.TERMS, lambda leaf: min(leaf * TERMS_PER_LEAF, total))
-    there = final.level is Level.TERMS and final.height == 0 and final.position * TERMS_PER_LEAF < total
-    first = final.position * TERMS_PER_LEAF
-    last = min(first + TERMS_PER_LEAF, total) - 1
-    title = f"{_span('Term', first, last)} of {total:,}" if there else _narrowed(cuts, total, "term")
-    return Stage(
-        name="Element", question="Which terms of its sum?", total=total, unit="terms", cuts=cuts,
-        found=(first, last + 1) if there else None, title=title, detail="what a referee recomputes" if there else "",
+def _terms_stage(states: Sequence[GameState], final: GameState, operation: Instruction) -> Values:
+    total, first = operation.terms, final.position * TERMS_PER_LEAF
+    there = final.level is Level.TERMS and final.height == 0 and first < total
+    end = min(first + TERMS_PER_LEAF, total)
+    return _stage(
+        "Element", "Which terms of its sum?", "term", total,
+        _cuts(states, Level.TERMS, lambda leaf: min(leaf * TERMS_PER_LEAF, total)), (first, end) if there else None,
+        f"{_span('Term', first, end - 1)} of {total:,}", detail="what a referee recomputes" if there else "",
     )  # fmt: skip
-
-
-def _narrowed(cuts: Sequence[Range], total: int, noun: str) -> str:
-    low, high = cuts[-1] if cuts else (0, total)
-    return f"{words.tally(max(0, high - low), noun)} left"
 
 
 def _span(noun: str, first: int, last: int) -> str:
@@ -258,23 +249,26 @@ def operation_of(instruction: Instruction) -> str:
 # ---------------------------------------------------------------- claims, and the referee's computation
 
 
-def _trainer_claim(final: GameState) -> Claim | None:
+def _claim(said: str, hexadecimal: str, note: str = "", decimal: str = "") -> Values:
+    """The content of the disputed place as a side claims it."""
+    return {"said": said, "hexadecimal": hexadecimal, "decimal": decimal, "note": note}
+
+
+def _element_claim(said: str, dtype: DType, bits: int, note: str = "") -> Values:
+    return _claim(said, words.hexadecimal(dtype, bits), note, words.decimal(dtype, bits))
+
+
+def _trainer_claim(final: GameState) -> Values | None:
     said = "The trainer committed"
     if final.claimed and final.operation is not None:
         dtype = final.operation.dtype
         return _element_claim(said, dtype, words.bits_of(dtype, final.claimed), f"as element {final.element:,}")
     if final.node:
-        return Claim(said=said, hexadecimal="0x" + final.node.hex(), note="a digest: the walk is not at numbers yet")
+        return _claim(said, "0x" + final.node.hex(), "a digest: the walk is not at numbers yet")
     return None
 
 
-def _element_claim(said: str, dtype: DType, bits: int, note: str = "") -> Claim:
-    return Claim(
-        said=said, hexadecimal=words.hexadecimal(dtype, bits), decimal=words.decimal(dtype, bits), note=note
-    )  # fmt: skip
-
-
-def _challenger_claim(final: GameState, correct: Accumulator | None) -> Claim | None:
+def _challenger_claim(final: GameState, correct: Accumulator | None) -> Values | None:
     verdict, operation, said = final.verdict, final.operation, "It computes to"
     if verdict is not None and verdict.correct and final.level is Level.CHUNKS and operation is not None:
         return _element_claim(said, operation.dtype, words.bits_of(operation.dtype, verdict.correct))
@@ -284,16 +278,15 @@ def _challenger_claim(final: GameState, correct: Accumulator | None) -> Claim | 
     if verdict is not None and verdict.correct and correct is not None:
         upto = min((final.position + 1) * TERMS_PER_LEAF, final.terms) - 1
         note = f"exactly: digest {words.short(verdict.correct)}, but {words.short(verdict.committed)} was committed"
-        return Claim(said=f"Its sum up to term {upto:,} is", hexadecimal=_sum(correct), note=note)
+        return _claim(f"Its sum up to term {upto:,} is", _sum(correct), note)
     if verdict is not None and verdict.correct:
-        return Claim(said=said, hexadecimal="0x" + verdict.correct.hex(), note="a digest, too")
+        return _claim(said, "0x" + verdict.correct.hex(), "a digest, too")
     if verdict is None and (final.seal or final.value_seal):
-        note = "opened by the proof, so that nobody can copy it"
-        return Claim(said="The challenger says", hexadecimal="sealed", note=note)
+        return _claim("The challenger says", "sealed", "opened by the proof, so that nobody can copy it")
     return None
 
 
-def _computed(final: GameState, proof: Prove, naming: _Naming) -> tuple[Computation | None, Accumulator | None]:
+def _computed(final: GameState, proof: Prove, naming: _Naming) -> tuple[Values | None, Accumulator | None]:
     """The referee's reads and result, from the openings of a proof. (None, None) where nothing was computed."""
     operation = final.operation
     if operation is None or not final.claimed:
@@ -310,18 +303,21 @@ def _computed(final: GameState, proof: Prove, naming: _Naming) -> tuple[Computat
             reads.append((operand, where, bits))
             return bits
 
+        before, result = "", None
         if final.level is not Level.TERMS:
             element = reference.element(
                 operation, final.element, recording, types, step=final.step, rounding=final.rounding
             )
             after = words.decimal(operation.dtype, reference.to_raw(operation.dtype, element))
-            return _computation(final, naming, operation, types, reads, before="", after=after), None
-        held = accumulator.decode(accumulator.kind_of(operation, types[0]), proof.previous) if final.position else None
-        result = reference.accumulate_leaf(operation, final.element, final.position, held, recording, types)
+        else:
+            kind = accumulator.kind_of(operation, types[0])
+            held = accumulator.decode(kind, proof.previous) if final.position else None
+            result = reference.accumulate_leaf(operation, final.element, final.position, held, recording, types)
+            before, after = _sum(held) if held is not None else "", _sum(result)
     except VerificationError:
         return None, None
-    before = _sum(held) if held is not None else ""
-    return _computation(final, naming, operation, types, reads, before=before, after=_sum(result)), result
+    terms = _terms(final, naming, operation, types, reads)
+    return {"operation": operation_of(operation), "terms": terms, "before": before, "after": after}, result
 
 
 def _sum(held: Accumulator) -> str:
@@ -332,32 +328,33 @@ def _sum(held: Accumulator) -> str:
     return f"{held.value:,}"
 
 
-def _computation(
+def _terms(
     final: GameState, naming: _Naming, operation: Instruction, types: Sequence[DType],
-    reads: Sequence[tuple[int, int, int]], *, before: str, after: str,
-) -> Computation:  # fmt: skip
-    each = len(operation.operands) if operation.opcode is Opcode.REDUCE else max(1, len(reads))
+    reads: Sequence[tuple[int, int, int]],
+) -> list[Values]:  # fmt: skip
+    """The lines of the referee's computation: each with the elements that it read, and their product."""
+    is_reduce, terms = operation.opcode is Opcode.REDUCE, list[Values]()
+    each = len(operation.operands) if is_reduce else max(1, len(reads))
     first = final.position * TERMS_PER_LEAF if final.level is Level.TERMS else 0
-    terms = []
     for number, at in enumerate(range(0, len(reads), each)):
-        factors = []
-        for operand, where, bits in reads[at : at + each]:
-            raw, dtype = reference.to_raw(types[operand], bits), types[operand]
-            name = naming.value(operation.operands[operand].value)
-            factors.append(Factor(name=name, element=where, hexadecimal=words.hexadecimal(dtype, raw),
-                                  decimal=words.decimal(dtype, raw)))  # fmt: skip
-        label = f"term {first + number:,}" if operation.opcode is Opcode.REDUCE else "reads"
-        taken = reads[at : at + each]
-        terms.append(Term(label=label, factors=tuple(factors), result=_product(operation, types, taken)))
-    return Computation(operation=operation_of(operation), terms=tuple(terms), before=before, after=after)
+        factors, taken = [], reads[at : at + each]
+        for operand, where, bits in taken:
+            dtype = types[operand]
+            raw, name = reference.to_raw(dtype, bits), naming.value(operation.operands[operand].value)
+            factors.append({"name": name, "element": where, "hexadecimal": words.hexadecimal(dtype, raw),
+                            "decimal": words.decimal(dtype, raw)})  # fmt: skip
+        result = ""
+        if is_reduce and len(taken) > 1 and all(types[k] == DType.F32 for k, _, _ in taken):
+            result = _product([bits for _, _, bits in taken])
+        label = f"term {first + number:,}" if is_reduce else "reads"
+        terms.append({"label": label, "factors": factors, "result": result})
+    return terms
 
 
-def _product(operation: Instruction, types: Sequence[DType], taken: Sequence[tuple[int, int, int]]) -> str:
-    """The exact product of a term's factors, to nine digits; empty if it is no product of numbers."""
-    if operation.opcode is not Opcode.REDUCE or len(taken) < 2 or any(types[k] != DType.F32 for k, _, _ in taken):
-        return ""
+def _product(factors: Sequence[int]) -> str:
+    """The exact product of FP32 numbers, to nine digits."""
     product = Fraction(1)
-    for _, _, bits in taken:
+    for bits in factors:
         if not float32.is_finite(bits):
             return "not a number"
         number, exponent = float32.decode(bits)

@@ -2,13 +2,15 @@
 
 from datetime import UTC, datetime
 from fractions import Fraction
-from typing import Final
+from typing import Any, Final
 
 from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.numbers import float32
 from tiebreak.protocol.program import reference
 from tiebreak.protocol.program.isa import DType
 
+Values = dict[str, Any]
+"""The values that a template shows, by name. Texts of others are clipped here, and escaped by the template."""
 _UNITS: Final = (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1))
 MAX_TEXT: Final = 160
 """Characters of a text of somebody else's that a page shows."""

@@ -1,4 +1,4 @@
-"""The order in which posts that wait at a hub get to its clerk: games' first, and by turns from each address.
+"""The order in which posts that wait at a hub get to its post writer: games' first, and by turns from each address.
 
 So a sender of a thousand posts delays those of others by one of them, and a list of files never delays a move by more
 than two batches. Where no more may wait, a post takes the place of one from the address with most. In every `OTHERS`th
@@ -40,7 +40,7 @@ W = TypeVar("W")
 
 
 class Turns(Generic[W]):
-    """The posts that wait for a clerk; `arrival` gives the properties of each."""
+    """The posts that wait for a post writer; `arrival` gives the properties of each."""
 
     def __init__(self, arrival: Callable[[W], Arrives]) -> None:
         self._arrival = arrival

@@ -1,4 +1,4 @@
-/* Sums of products of f32, correctly rounded, by products of bytes modulo coprime numbers (docs/integers.md has the proof).
+/* Sums of products of f32, correctly rounded, by products of bytes modulo coprime numbers (docs/kernels.md has the proof).
  *
  * Rows and columns are scaled by powers of two and rounded to integers a~ and b~, so small that their sum of products S is
  * determined by what it is modulo P, the product of the moduli. For each modulus the residues of a~, 0 ... m - 1, and of b~,

@@ -1,6 +1,6 @@
 """Sums of products by integers modulo coprime numbers, on CPUs: integers.c over the tables of a plan.
 
-docs/integers.md explains and proves it. It is used where the processor multiplies matrices of bytes (AMX), for products
+docs/kernels.md explains and proves it. It is used where the processor multiplies matrices of bytes (AMX), for products
 that are faster this way. If `TIEBREAK_INTEGERS` is 1, for tests, it computes there every product that it can, and
 leaves none to FP64.
 """
@@ -213,7 +213,7 @@ def _parts(x: int) -> tuple[int, int]:
 
 
 def _set_quotient(plan: _Moduli, t: int, m: int) -> None:
-    """The numbers with which the bytes of an integer become its residue modulo m (docs/integers.md, "Residues")."""
+    """The numbers with which the bytes of an integer become its residue modulo m (docs/kernels.md, "Residues")."""
     powers = [(r := pow(256, i, m)) - (m if r > 127 else 0) for i in range(7)]
     whole = (2**23 + 2**19) // m
     plan.low[t] = int.from_bytes(bytes(p & 255 for p in powers[:4]), "little", signed=True)

@@ -1,4 +1,4 @@
-/* Rows and columns of a product as integers modulo coprime numbers: how they are read, scaled, cut and packed (docs/integers.md,
+/* Rows and columns of a product as integers modulo coprime numbers: how they are read, scaled, cut and packed (docs/kernels.md,
  * sections 1 and 2). integers.c has the rest. */
 #pragma once
 

@@ -21,7 +21,7 @@ from tiebreak.engine.arithmetic.gpu.integers import choose
 from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, programs, target
 from tiebreak.engine.arithmetic.gpu.operands import OperandLayout, arrange
 from tiebreak.engine.arithmetic.plain.exact import ElementReader
-from tiebreak.engine.arithmetic.plain.settling import Settler
+from tiebreak.engine.arithmetic.plain.settling import settle
 from tiebreak.engine.arithmetic.plan.options import Operands, Options
 from tiebreak.engine.arithmetic.plan.stats import Counts
 from tiebreak.engine.arithmetic.plan.sums import Partial, ReduceTables, progression, shuffle
@@ -281,8 +281,8 @@ class LaunchedSum:
             if (count := int(found[0])) > room:
                 return None
             whole = [x for x in operands if isinstance(x, Tensor)]  # nothing is logged of prologues
-            reading = _Listed(ElementReader(self._instruction, whole), call, listed[:count].to(torch.int64))
-            self._settle_or_report(reading, read, out, c[:count], e, Settler(self._rounded, counts, near))
+            reader = ElementReader(self._instruction, whole)
+            self._settle_or_report(reader, call, read, out, listed[:count].to(torch.int64), c[:count], e, counts, near)
             return out
         counters, many = counts.on(device), 0
         if call.matrix and call.parts == 1:
@@ -386,23 +386,22 @@ class LaunchedSum:
         )  # fmt: skip
 
     def _settle_or_report(
-        self, reading: "_Listed", read: Sequence[Any], out: Tensor, c: Tensor, e: Tensor, settler: Settler
-    ) -> None:
-        """Writes the exact results of listed elements, or reports those that may stay open (policy `logged`)."""
-        listed, places = reading.listed, reading.places
-        values = torch.empty(len(c), dtype=torch.float32, device=out.device)
+        self, reader: ElementReader, call: _Call, read: Sequence[Any], out: Tensor, listed: Tensor,
+        c: Tensor, e: Tensor, counts: Counts, near: Collector,
+    ) -> None:  # fmt: skip
+        """Writes the exact results of listed elements, or reports those that may stay open (policy `logged`).
+
+        listed: their row-major numbers over (batch, m, n), i64.
+        """
+        places = call.places(listed)
 
         def exactly(at: Tensor) -> Tensor:
             found = torch.tensor([len(at)], device=out.device)
-            self._settle(reading.call, read, out, found, listed[at], None, 0)
+            self._settle(call, read, out, found, listed[at], None, 0)
             return out.view(-1)[places[at]]
 
-        settler.settle(
-            values, torch.ones(len(c), dtype=torch.bool, device=out.device), c, e.__getitem__, reading,
-            places=lambda at: (places[at].cpu().numpy(), np.arange(len(at))), count=reading.terms, exactly=exactly,
-            among=out.numel(),
-        )  # fmt: skip
-        out.view(-1)[places] = values
+        counts.elements += out.numel()
+        out.view(-1)[places] = settle(c, e[: len(c)], places, reader, self._rounded, counts, near, exactly=exactly)
 
     def _settle(
         self, call: _Call, read: Sequence[Any], out: Tensor, found: Tensor, listed: Tensor,
@@ -438,25 +437,3 @@ def _up(x: float) -> float:
     """The nearest f32 that is not below x: Triton passes numbers as f32."""
     nearest = np.float32(x)
     return float(nearest if nearest >= x else np.nextafter(nearest, np.float32(np.inf)))
-
-
-@dataclass(frozen=True)
-class _Listed:
-    """Reads the terms of listed elements, numbered by their places in the list."""
-
-    all: ElementReader
-    call: _Call
-    listed: Tensor
-    """Row-major numbers over (batch, m, n)."""
-
-    @cached_property
-    def places(self) -> Tensor:
-        """The places of the elements in the result."""
-        return self.call.places(self.listed)
-
-    @property
-    def terms(self) -> int:
-        return self.all.terms
-
-    def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
-        return self.all.read(self.places[elements], begin, end)

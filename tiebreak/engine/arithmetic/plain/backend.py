@@ -13,10 +13,9 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.plain import indexing, random
 from tiebreak.engine.arithmetic.plain.maps import Transcendentals, function_of
 from tiebreak.engine.arithmetic.plain.scatter import PlainScatter
-from tiebreak.engine.arithmetic.plain.sums import PlainSums, plan_sum
+from tiebreak.engine.arithmetic.plain.sums import WHOLE, PlainSum
 from tiebreak.engine.arithmetic.plan.chains import Chains, PreparedChain
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared
-from tiebreak.engine.arithmetic.plan.scatter import plan_scatter
 from tiebreak.engine.arithmetic.plan.stats import Stats
 from tiebreak.engine.arithmetic.plan.sums import Partial, kind_of
 from tiebreak.engine.arithmetic.plan.views import View
@@ -24,7 +23,6 @@ from tiebreak.engine.data.tensors import canonical
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.protocol.program.isa import TRANSCENDENTALS, Instruction, MapFunction, Opcode, ReduceFunction, SourceKind
 
-NO_LIMIT = 1 << 60
 Table = Mapping[Opcode, Callable[[Instruction, Sequence[torch.dtype]], Prepared | None]]
 """Prepares instructions, by opcode, on operands of some dtypes. A hole, or None, leaves them to torch alone."""
 
@@ -52,23 +50,22 @@ class TorchBackend:
 
     def __init__(self, options: Options, stats: Stats) -> None:
         self.options, self.stats = options, stats
-        self.transcendentals = Transcendentals(options.precision, options.pieces.functions)
+        self.transcendentals = Transcendentals(options.precision, options.fp64)
         self.finite: dict[int, bool] = {}
         """Whether each value that was finalized in the step is finite in all its elements."""
         self.left: set[int] = set()
         """The ids of the instructions that are left to torch alone."""
         self._loss = torch.zeros((), dtype=torch.float32)
-        self._sums: dict[int, PlainSums] = {}
-        shuffles, pieces = random.Shuffles(on_host=options.pieces.on_host), options.pieces
+        shuffles = random.Shuffles()
         self._complete: Table = {
             Opcode.SOURCE: self._source,
             Opcode.MAP: self._map,
             Opcode.REDUCE: self._reduce,
             Opcode.SCATTER_SUM: self._scatter,
-            Opcode.GATHER: lambda i, _: lambda x, *_: indexing.gather(i, x, looks=pieces.looks),
+            Opcode.GATHER: lambda i, _: lambda x, *_: indexing.gather(i, x, looks=options.looks),
             Opcode.WINDOW: lambda i, _: lambda x, *_: indexing.window(i, x),
             Opcode.IOTA: lambda i, _: lambda *_: indexing.iota(i, options.device),
-            Opcode.RANDOM: lambda i, _: lambda x, *_: random.random(i, x, pieces),
+            Opcode.RANDOM: lambda i, _: lambda x, *_: random.random(i, x),
             Opcode.SHUFFLE: lambda i, _: lambda x, *_: shuffles.run(i, x),
         }
 
@@ -93,8 +90,7 @@ class TorchBackend:
 
     def partial(self, i: Instruction) -> Callable[[Operands], Partial]:
         """Prepares an f32 `reduce` sum whose FP64 sums are left for others to add and to round."""
-        sums, plan = self._sums_of(i), plan_sum(i, NO_LIMIT)
-        return lambda operands: sums.partial(plan, operands)
+        return PlainSum(i, self.options, WHOLE).partial
 
     def compile_ahead(self, work: Callable[[], object]) -> None:
         """Compiles the kernels that `work` will launch. It is called once for that, and must bear undefined results."""
@@ -139,12 +135,6 @@ class TorchBackend:
         """Whether all elements of an f32 tensor are finite."""
         return bool(torch.isfinite(tensor).all())
 
-    def _sums_of(self, i: Instruction) -> PlainSums:
-        rounded, options = self.options.rounding(i), self.options
-        if rounded.precision not in self._sums:
-            self._sums[rounded.precision] = PlainSums(options.shuffled, rounded, options.pieces)
-        return self._sums[rounded.precision]
-
     def _source(self, i: Instruction, _: Sequence[torch.dtype]) -> Prepared:
         device = self.options.device
         match i.function:
@@ -187,11 +177,9 @@ class TorchBackend:
             return lambda x, *_: indexing.extreme(i, x)
         if not i.is_f32_sum:
             return lambda x, *_: indexing.wrapping_sum(i, x)
-        sums, plan = self._sums_of(i), plan_sum(i, self.options.pieces.fp64)
-        counts = self.stats.of(kind_of(i))
-        return lambda x, _, near: sums.run(plan, x, counts, near)
+        planned, counts = PlainSum(i, self.options, self.options.fp64), self.stats.of(kind_of(i))
+        return lambda x, _, near: planned.run(x, counts, near)
 
     def _scatter(self, i: Instruction, _: Sequence[torch.dtype]) -> Prepared:
-        options, counts, plan = self.options, self.stats.of("scatter_sum"), plan_scatter(i)
-        scatters = PlainScatter(options.shuffled, options.rounding(i), options.pieces.added)
-        return lambda x, _, near: scatters.run(plan, x, counts, near)
+        planned, counts = PlainScatter(i, self.options), self.stats.of("scatter_sum")
+        return lambda x, _, near: planned.run(x, counts, near)

@@ -1,4 +1,7 @@
-"""`random` and `shuffle` (SPEC section 7) in torch: Philox4x32-10 in integer operations, the same on every device."""
+"""`random` and `shuffle` (SPEC section 7): Philox4x32-10 in numpy on the host, whatever the device.
+
+Kernels draw in chains, and GPUs with Triton have a kernel for `shuffle`; where they do not, few numbers are drawn here.
+"""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -6,10 +9,10 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.plan.chains import first_of
-from tiebreak.engine.arithmetic.plan.options import Pieces
 from tiebreak.engine.arithmetic.plan.views import View
 from tiebreak.protocol.numbers.philox import M0, M1, MASK, ROUNDS, SHUFFLE_MARK, SHUFFLE_ROUNDS, W0, W1, half_width
 from tiebreak.protocol.program.isa import Instruction, RandomParams, ShuffleParams
@@ -18,32 +21,25 @@ TABLE: Final = 1 << 14
 """Permutations of up to this length are computed whole."""
 TABLES: Final = 4
 """A permutation is computed whole if an instruction needs at most this many epochs."""
+BLOCKS: Final = 1 << 14
+"""The most blocks, of four u32 words each, drawn at once: they stay in a CPU's cache."""
 
-Words = tuple[Tensor, Tensor, Tensor, Tensor]
-
-
-def philox(counter: Words, key: tuple[Tensor, Tensor], *, on_host: bool) -> Words:
-    """The four words of the blocks at the counters; i64 tensors of unsigned 32-bit values that broadcast."""
-    if on_host:
-        return _philox_on_host(counter, (int(key[0].item()), int(key[1].item())))
-    c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(ROUNDS):
-        # An i64 product wraps to the right 64 bits. The shift is arithmetic, so the high word is masked.
-        p0, p1 = c0 * M0, c2 * M1
-        c0, c1 = (p1 >> 32).bitwise_and_(MASK) ^ c1 ^ k0, p1.bitwise_and_(MASK)
-        c2, c3 = (p0 >> 32).bitwise_and_(MASK) ^ c3 ^ k1, p0.bitwise_and_(MASK)
-        k0, k1 = (k0 + W0) & MASK, (k1 + W1) & MASK
-    return c0, c1, c2, c3
+Words = NDArray[np.uint64]
 
 
-def _philox_on_host(counter: Words, key: tuple[int, int]) -> Words:
-    """`philox` with half the calls: (c0, c2) and (c1, c3) form one array each, and products are unsigned."""
-    shape = np.broadcast_shapes(*(tuple(word.shape) for word in counter))
+def philox(counter: Sequence[Words | int], seed: int) -> tuple[Words, Words, Words, Words]:
+    """The four words of the blocks at the counters; u64 arrays of 32-bit values that broadcast.
+
+    (c0, c2) and (c1, c3) form one array each, which halves the calls.
+    """
+    shape = np.broadcast_shapes(*(np.shape(word) for word in counter))
     even, odd, spare = (np.empty((2, *shape), dtype=np.uint64) for _ in range(3))
-    even[0], odd[0], even[1], odd[1] = (word.numpy() for word in counter)
+    even[0], odd[0], even[1], odd[1] = counter
     column = (2, *(1 for _ in shape))
-    factors, keys = np.array((M0, M1), dtype=np.uint64).reshape(column), np.array(key, dtype=np.uint64)
+    factors, keys = (
+        np.array((M0, M1), dtype=np.uint64).reshape(column),
+        np.array((seed & MASK, seed >> 32 & MASK), np.uint64),
+    )
     steps, mask, half = np.array((W0, W1), dtype=np.uint64), np.uint64(MASK), np.uint64(32)
     for _ in range(ROUNDS):
         np.multiply(even, factors, out=spare)
@@ -53,36 +49,28 @@ def _philox_on_host(counter: Words, key: tuple[int, int]) -> Words:
         np.bitwise_and(spare[::-1], mask, out=even)
         even, odd = odd, even
         keys = (keys + steps) & mask
-    c0, c1, c2, c3 = (torch.from_numpy(x.view(np.int64)) for x in (even[0], odd[0], even[1], odd[1]))
-    return c0, c1, c2, c3
-
-
-def key_of(seed: Tensor) -> tuple[Tensor, Tensor]:
-    """Key words of an i64 seed."""
-    return seed & MASK, (seed >> 32) & MASK
+    return even[0], odd[0], even[1], odd[1]
 
 
 def scalar(base: Tensor, offset: int) -> Tensor:
     return base.reshape(-1)[offset : offset + 1]
 
 
-def random(instruction: Instruction, operands: Sequence[Tensor], pieces: Pieces) -> Tensor:
+def random(instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
     """The f32 result of a `random` instruction."""
     assert isinstance(instruction.params, RandomParams)
-    seed, step = (scalar(base, a.offset) for base, a in zip(operands, instruction.operands, strict=True))
+    seed, step = (int(scalar(base, a.offset)) for base, a in zip(operands, instruction.operands, strict=True))
     before, skip = divmod(first_of(instruction.params), 4)
     blocks = -(-(skip + instruction.numel) // 4)
-    key, third = key_of(seed), step & MASK
-    fourth = torch.full_like(third, instruction.params.stream)
-    words = torch.empty((blocks, 4), dtype=torch.float32, device=seed.device)
-    for begin in range(0, blocks, pieces.blocks):
-        end = min(begin + pieces.blocks, blocks)
-        position = torch.arange(before + begin, before + end, dtype=torch.int64, device=seed.device)
-        drawn = philox((position & MASK, position >> 32, third, fourth), key, on_host=pieces.on_host)
-        for column, word in enumerate(drawn):
-            words[begin:end, column] = (word >> 8).to(torch.float32)
+    words = np.empty((blocks, 4), dtype=np.float32)
+    for begin in range(0, blocks, BLOCKS):
+        end = min(begin + BLOCKS, blocks)
+        position = np.arange(before + begin, before + end, dtype=np.uint64)
+        counter = position & np.uint64(MASK), position >> np.uint64(32), step & MASK, instruction.params.stream
+        words[begin:end] = np.stack(philox(counter, seed), 1) >> np.uint64(8)
     # 24-bit integers times a power of two: exact.
-    return words.view(-1)[skip : skip + instruction.numel].mul(2.0**-24).view(instruction.shape)
+    drawn = torch.from_numpy(words.reshape(-1)[skip : skip + instruction.numel] * np.float32(2.0**-24))
+    return drawn.view(instruction.shape).to(operands[0].device)
 
 
 def operands_of(shuffle: Instruction, operands: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
@@ -95,58 +83,51 @@ def operands_of(shuffle: Instruction, operands: Sequence[Tensor]) -> tuple[Tenso
 
 
 class Shuffles:
-    """`shuffle` instructions on one device. Small permutations are computed whole, once per epoch, and cached."""
+    """`shuffle` instructions. Small permutations are computed whole, once per epoch, and cached."""
 
-    def __init__(self, *, on_host: bool) -> None:
-        self._on_host = on_host
-        self._tables: OrderedDict[tuple[int, int, ShuffleParams], Tensor] = OrderedDict()
+    def __init__(self) -> None:
+        self._tables: OrderedDict[tuple[int, int, ShuffleParams], Words] = OrderedDict()
 
     def run(self, instruction: Instruction, operands: Sequence[Tensor]) -> Tensor:
         """The i64 result of a `shuffle` instruction."""
         params = instruction.params
         assert isinstance(params, ShuffleParams)
-        index, epoch, seed = operands_of(instruction, operands)
+        index, epoch, seed = (x.cpu().numpy() for x in operands_of(instruction, operands))
         inside = (index >= 0) & (index < params.n)
-        x = torch.where(inside, index, 0)
-        epochs = torch.unique(epoch).tolist() if params.n <= TABLE else []
+        x = np.where(inside, index, 0).astype(np.uint64)
+        epochs = np.unique(epoch).tolist() if params.n <= TABLE else []
         if 0 < len(epochs) <= TABLES:
-            drawn = torch.zeros_like(x)
+            drawn = np.zeros_like(x)
             for each in epochs:
-                drawn = torch.where(epoch == each, self._table(seed, each, params)[x], drawn)
+                drawn = np.where(epoch == each, self._table(int(seed[0]), each, params)[x], drawn)
         else:
-            drawn = self._permute(x, epoch, seed, params)
-        return torch.where(inside, drawn, -1).view(instruction.shape)
+            third = (epoch & MASK).astype(np.uint64)
+            drawn = _network(x, third, int(seed[0]), params)
+            while len(at := (drawn >= params.n).nonzero()[0]):  # cycle walking
+                drawn[at] = _network(drawn[at], third[at], int(seed[0]), params)
+        found = torch.from_numpy(np.where(inside, drawn.astype(np.int64), -1))
+        return found.view(instruction.shape).to(operands[0].device)
 
-    def _table(self, seed: Tensor, epoch: int, params: ShuffleParams) -> Tensor:
-        key = int(seed.item()), epoch, params
+    def _table(self, seed: int, epoch: int, params: ShuffleParams) -> Words:
+        key = seed, epoch, params
         if key not in self._tables:
             # The network permutes a domain of up to 4 n: one pass over that, and cycles are walked by looking up.
-            every = torch.arange(1 << 2 * half_width(params.n), dtype=torch.int64, device=seed.device)
-            image = self._network(every, torch.full_like(every, epoch & MASK), key_of(seed), params)
+            image = _network(np.arange(1 << 2 * half_width(params.n), dtype=np.uint64), epoch & MASK, seed, params)
             drawn = image[: params.n]
-            while bool((outside := drawn >= params.n).any()):
-                drawn = torch.where(outside, image[drawn], drawn)
+            while (outside := drawn >= params.n).any():
+                drawn = np.where(outside, image[drawn], drawn)
             self._tables[key] = drawn
             if len(self._tables) > 2 * TABLES:
                 self._tables.popitem(last=False)
         return self._tables[key]
 
-    def _permute(self, x: Tensor, epoch: Tensor, seed: Tensor, params: ShuffleParams) -> Tensor:
-        """The permutation of x, 0 <= x < n, 1-d."""
-        key, third = key_of(seed), epoch & MASK
-        x = self._network(x, third, key, params)
-        while bool((outside := x >= params.n).any()):  # cycle walking
-            at = outside.nonzero().view(-1)
-            x[at] = self._network(x[at], third[at], key, params)
-        return x
 
-    def _network(self, x: Tensor, epoch: Tensor, key: tuple[Tensor, Tensor], params: ShuffleParams) -> Tensor:
-        width = half_width(params.n)
-        mask = (1 << width) - 1
-        left, right = x >> width, x & mask
-        stream = torch.full_like(epoch, params.stream)
-        for q in range(SHUFFLE_ROUNDS):
-            counter = right, torch.full_like(right, SHUFFLE_MARK + q), epoch, stream
-            word = philox(counter, key, on_host=self._on_host)[0]
-            left, right = right, left ^ (word & mask)
-        return (left << width) | right
+def _network(x: Words, epoch: Words | int, seed: int, params: ShuffleParams) -> Words:
+    """One pass of the Feistel network over a domain of up to 4 n; epoch: its lower 32 bits."""
+    width = np.uint64(half_width(params.n))
+    mask = (np.uint64(1) << width) - np.uint64(1)
+    left, right = x >> width, x & mask
+    for q in range(SHUFFLE_ROUNDS):
+        word = philox((right, SHUFFLE_MARK + q, epoch, params.stream), seed)[0]
+        left, right = right, left ^ (word & mask)
+    return (left << width) | right

@@ -1,6 +1,6 @@
 """The moduli of products by integers, and the numbers that follow from them alone: for CPUs and GPUs.
 
-docs/integers.md explains and proves what is computed with them.
+docs/kernels.md explains and proves what is computed with them.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Moduli:
 
     @cached_property
     def product(self) -> int:
-        """The product of the moduli, P in docs/integers.md: sums are computed modulo this number."""
+        """The product of the moduli, P in docs/kernels.md: sums are computed modulo this number."""
         return prod(self.numbers)
 
     @property

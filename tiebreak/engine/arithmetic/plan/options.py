@@ -17,38 +17,22 @@ Prepared = Callable[[Operands, int, Collector | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Pieces:
-    """The amounts that torch computes at once: on a CPU they stay in its cache, elsewhere they give a device work."""
-
-    fp64: int
-    """The most elements of one FP64 tensor."""
-    functions: int
-    """The arguments of a transcendental function."""
-    tested: int
-    """The elements that Ziv's test takes."""
-    added: int
-    """The terms that are added exactly."""
-    blocks: int
-    """The most Philox blocks, of four u32 words each, drawn at once."""
-    on_host: bool
-    """Whether the host computes, so that numpy can, and memory that is used again saves page faults."""
-    looks: bool
-    """Whether to look at values in order to leave out work costs less than the work."""
-
-
-@dataclass(frozen=True, slots=True)
 class Options:
     """The options of an `Arithmetic`."""
 
     device: torch.device
     shuffled: torch.Generator | None
-    """The source of random orders in which the terms of every sum are taken, long ones in pieces; None for their own
-    order. No order changes a bit, which audits use it to show."""
+    """The source of random orders in which the terms of every sum are taken, by kernels long ones in pieces; None for
+    their own order. No order changes a bit, which audits use it to show."""
     precision: int
     """The number of bits to which sums and transcendentals are rounded."""
     logging: Logging | None
     """The rules for finding near ties; None under policy `exact`."""
-    pieces: Pieces
+    fp64: int
+    """About how many elements one FP64 tensor of torch's has: on a CPU it stays in the cache, elsewhere it gives a
+    device work."""
+    looks: bool
+    """Whether to look at values in order to leave out work costs less than the work."""
 
     def rounding(self, instruction: Instruction) -> Round:
         """Rounds the sums of an instruction: to bfloat16, or to the job's precision."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.plan.views import MAX_TABLE, Integers, View, offsets_of
@@ -53,14 +54,14 @@ class ScatterPlan:
         """The number of outputs that an index can address."""
         return prod(self.matched)
 
-    def numbers(self, keys: Tensor, elements: Tensor) -> tuple[Integers, Integers]:
-        """The places in the result of elements numbered over (keys, row), and which element each is."""
+    def numbers(self, keys: Tensor, elements: Tensor) -> Tensor:
+        """The places in the result of elements numbered over (keys, row)."""
         width, at = prod(self.row), elements.cpu().numpy()
         places = keys.cpu().numpy()[at // width] * width + at % width
         if self.shape:
             coordinates = np.unravel_index(places, (*self.keyed, *self.matched, *self.row))
             places = np.ravel_multi_index([coordinates[number] for number in self.order], self.shape)
-        return places, np.arange(len(at))
+        return torch.from_numpy(places).to(keys.device)
 
 
 def plan_scatter(instruction: Instruction) -> ScatterPlan:

@@ -34,7 +34,7 @@ class Counts:
     undecided = _Counter(1)
     """Elements that the first Ziv test (in FP64) did not decide."""
     undecided_twice = _Counter(2)
-    """Elements summed exactly. The others are sums on a grid (C) or decided in doubled precision (torch and GPUs)."""
+    """Elements summed exactly. The others are sums on a grid (C) or decided in doubled precision (GPUs)."""
     double_rounded = _Counter(3)
     """Elements that FP64-then-round would have got wrong: rounded, C is not the exact result's rounding."""
 

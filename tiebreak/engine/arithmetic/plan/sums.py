@@ -1,7 +1,7 @@
 """Plans of `reduce`: tables of places for kernels, orders of terms, and sums that are left to be added up.
 
-A sum of products over groups of dims (`tiebreak.engine.arithmetic.plain.sums.Groups`) reads each operand at the sum of
-one offset per group, so a plan for kernels consists of a few offset tables.
+A sum of products over groups of dims (`tiebreak.engine.arithmetic.plain.sums`) reads each operand at the sum of one
+place per group, so a plan for kernels consists of a few tables of places.
 """
 
 from collections.abc import Sequence
@@ -98,11 +98,25 @@ def is_swapped(output: Sequence[Dim]) -> bool:
     return bool(output) and len(output[-1].strides) == 2 and output[-1].strides[1] == 0
 
 
+def grouped(instruction: Instruction) -> tuple[tuple[int, ...], list[list[tuple[Dim, int]]]]:
+    """The operands in order, that with rows first, and the output's dims with the result's strides, in three groups.
+
+    Batch (all operands read them, or none does), m (only the first of two) and n (only the second).
+    """
+    output, _ = coalesced(instruction)
+    order = (1, 0) if is_swapped(output) else tuple(range(len(instruction.operands)))
+    groups: list[list[tuple[Dim, int]]] = [[], [], []]
+    for dim, place in zip(output, row_major(tuple(d.size for d in output)), strict=True):
+        alike = all(dim.strides) or not any(dim.strides)
+        groups[0 if alike else 1 if dim.strides[order[0]] else 2].append((dim, place))
+    return order, groups
+
+
 def norms(instruction: Instruction) -> int:
     """The number of norms of rows and columns in a `Partial`; 0 if each element has a sum of absolute terms."""
     output, _ = coalesced(instruction)
     own = [d for d in output if any(d.strides) and not all(d.strides)]
-    batches = prod(d.size for d in output if all(d.strides))
+    batches = prod(d.size for d in output if all(d.strides) or not any(d.strides))
     return batches * sum(prod(d.size for d in own if d.strides[o]) for o in (0, 1)) if own else 0
 
 
@@ -119,12 +133,8 @@ def plan_tables(instruction: Instruction) -> ReduceTables | None:
         or not all(all(d.strides) for d in reduction)
     ):
         return None
-    accesses, matrix = instruction.operands, not all(all(d.strides) for d in output)
-    order = (1, 0) if is_swapped(output) else tuple(range(len(accesses)))
-    places = zip(output, row_major(tuple(d.size for d in output)), strict=True)
-    groups: list[list[tuple[Dim, int]]] = [[], [], []]
-    for dim, place in places:
-        groups[0 if all(dim.strides) else 1 if dim.strides[order[0]] else 2].append((dim, place))
+    accesses, (order, groups) = instruction.operands, grouped(instruction)
+    matrix = bool(groups[1] or groups[2])
     batch, m, n = ([dim for dim, _ in group] for group in groups)
     run_k, run_batch = (1 if matrix else _run(dims) for dims in (reduction, batch))
     k, batch = (list(dims[: len(dims) - (run > 1)]) for dims, run in ((reduction, run_k), (batch, run_batch)))

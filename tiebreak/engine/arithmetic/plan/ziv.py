@@ -17,23 +17,17 @@ If every term is zero, e is 0 and C is 0.
 sign compare equal and become +0. A non-finite factor makes N' non-finite, and so e (in products of norms, inf * 0 is
 NaN); the test then fails, and the element is NaN by SPEC 5.
 
-**Doubled precision.** The terms p_i of an undecided element are read again. With |p_i| < 2^E and K <= 2^k, let S =
-1.5 * 2^(E+k). h_i = fl(fl(p_i + S) - S) is a multiple of q = 2^(E+k-52), |h_i| <= 2^E, and p_i - h_i is exact and at
-most q/2. Partial sums of h_i are multiples of q, at most 2^k 2^E = 2^52 q: exact in any order. The remainders are
-split once more in the same way (E' = E+k-52), and what then remains is summed with the bound above; it is nearly always
-zero, which makes the result exact, ties included. With TwoSum, H1 + H2 + L becomes s + t, |t| <= ulp(s)/2, which is
-rounded to FP64 *to odd* before it is rounded to b bits, so that the second rounding never sees a false tie.
+**Doubled precision** (GPUs) adds terms in one pass, in any order, by TwoSum. The error of an addition in FP64 is an
+FP64 number, so sum p_i = s + sum r_j exactly, where s is the computed sum and r_j are the errors of all additions. The
+r_j are added plainly to L, and their sizes to T': with r_j in place of t_i, the bound above holds for L, since r_j are
+multiples of 2^-298 too. So fl(L - e) <= sum r_j <= fl(L + e), and where the exact sums s + fl(L - e) and s + fl(L + e)
+round to one number, that is the result. A sum of two numbers is rounded to FP64 *to odd* before it is rounded to b
+bits, so that the second rounding never sees a false tie. If no addition errs, e is 0, which decides ties whose partial
+sums all fit into FP64.
 
-**By TwoSum** (GPUs) terms are added in one pass, in any order. The error of an addition in FP64 is an FP64 number, so
-sum p_i = s + sum r_j exactly, where s is the computed sum and r_j are the errors of all additions. The r_j are added
-plainly to L, and their sizes to T': with r_j in place of t_i, the bound above holds for L, since r_j are multiples of
-2^-298 too. So fl(L - e) <= sum r_j <= fl(L + e), and where the exact sums s + fl(L - e) and s + fl(L + e) round to one
-number, that is the result. If no addition errs, e is 0, which decides ties whose partial sums all fit into FP64.
-
-**Exact.** Elements that are still undecided are summed in fixed point (`arithmetic/plain/exact.py`). If many
-elements of a result are undecided, this is done at once, for a matrix product as a whole, and takes about equally long
-for any data. The compiled kernels (exact.h) have no doubled precision: C of a plain sum whose terms lie on a grid is
-exact, and every other undecided sum goes to the superaccumulator.
+**Exact.** Elements that are still undecided are summed in fixed point: in torch (`arithmetic/plain/exact.py`), and by
+kernels. The compiled ones (exact.h) have no doubled precision: C of a plain sum whose terms lie on a grid is exact, and
+every other undecided sum goes to the superaccumulator.
 
 **Near ties** (SPEC section 5.1). Under policy `logged`, an engine computes a sum as c with an error of at most e (with
 a calibrated threshold, as far as calibration has seen): e = coefficient * N with the N above. The element is *open* if
@@ -67,7 +61,7 @@ LEAST: Final = 2.0**-52
 _EVERYTHING: Final = 2.0**600
 """A limit that no error exceeds."""
 DENSE: Final = 8
-"""All undecided elements are summed exactly at once if they are one in this many."""
+"""Kernels on GPUs have room for one undecided element in this many."""
 
 
 def coefficient(roundings: int) -> float:

@@ -66,9 +66,9 @@ class _Post:
 
 
 class Flooding(_Hub):
-    """Strangers who keep a post from each of many addresses in the line of a hub, whose clerk takes one batch a second.
+    """Strangers who keep a post from each of many addresses in the queue of a hub, which takes one batch a second.
 
-    The line is that of `tiebreak hub`. They begin once there is a job, and their keys and addresses never run out.
+    The queue is that of `tiebreak hub`. They begin once there is a job, and their keys and addresses never run out.
     """
 
     addresses: int

@@ -1,6 +1,6 @@
 """Products by integers on GPUs: residues of rows, products of bytes on the matrix unit, and an end in integers.
 
-docs/integers.md has the proof; `gpu/integers.py` launches these kernels and makes their numbers. Nothing here computes
+docs/kernels.md has the proof; `gpu/integers.py` launches these kernels and makes their numbers. Nothing here computes
 in FP64, because GPUs that need this have little of it: f32 numbers are taken apart by their bits, and what is computed
 in FP32 is bounds, with room for any order and for contraction.
 

@@ -17,9 +17,11 @@ from tests.tiebreak.node.test_ledger import NAMED, Flooded, lived
 from tests.waiting import until
 from tiebreak.node.hub.store import Row
 from tiebreak.node.hub.store import Store as RealStore
-from tiebreak.node.pages import feeding, routes, views, words
-from tiebreak.node.pages.feeding import Feed, Outlook
-from tiebreak.node.pages.model import Asked
+from tiebreak.node.pages import feed as feed_module
+from tiebreak.node.pages import views, words
+from tiebreak.node.pages.feed import Feed, PageContext
+from tiebreak.node.pages.routes import routes
+from tiebreak.node.pages.views import PageQuery
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import CannotCheck
@@ -71,14 +73,16 @@ class Ground:
         return ["changed"]
 
 
-def outlook(source: Staged, folder: Path, ground: Ground | None = None) -> Outlook:
-    return Outlook(domain=source.domain, blob=lambda root: folder / root.hex(), now=lambda: 7, ground=ground, chain="c")
+def context(source: Staged, folder: Path, ground: Ground | None = None) -> PageContext:
+    return PageContext(
+        domain=source.domain, blob=lambda root: folder / root.hex(), now=lambda: 7, ground=ground, chain="c"
+    )
 
 
 def test_posts_are_read_once_and_jobs_come_newest_first(tmp_path: Path) -> None:
     source = moments()[-1]
     store = Store(source)
-    feed = Feed(store, outlook(source, tmp_path))
+    feed = Feed(store, context(source, tmp_path))
     (job_id,) = source.board.jobs
     assert feed.jobs() == [job_id]
     assert [one.body for one in feed.posts(job_id)] == [one.body for one in source.posts(job_id)]
@@ -91,13 +95,13 @@ def test_posts_are_read_once_and_jobs_come_newest_first(tmp_path: Path) -> None:
     assert feed.now() == 7
     view = views.job(feed, job_id)
     assert view is not None
-    assert view.card.status == "Offered"  # no board is followed
-    assert {money.who for money in view.money} == {"as agreed; no board is followed here"}
+    assert view["card"]["status"] == "Offered"  # no board is followed
+    assert {who for _, who, _ in view["money"]} == {"as agreed; no board is followed here"}
 
 
 def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger's many offers with many posts each: whoever looks at one after another finds all of them."""
-    monkeypatch.setattr(feeding, "_FIRST", 1)
+    monkeypatch.setattr(feed_module, "_FIRST", 1)
     source, store = moments()[-1], Store()
     for place in range(1, 41):
         job = make_job(nonce=place % 8)
@@ -108,12 +112,12 @@ def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.
         wire = p.SignedPost(post=post, signature=bytes(65)).encode()
         store.rows.append(p.ReceivedPost(place=place, at=place, wire=wire, signature=bytes(65)))
     sizes = [len(row.wire) for row in store.rows[7::8]]
-    weight = sum(size + feeding._OVERHEAD for size in sizes) - sizes[1] - feeding._OVERHEAD
-    monkeypatch.setattr(feeding, "KEPT_BYTES", 3 * weight - 1)
-    feed = Feed(store, outlook(source, tmp_path))
+    weight = sum(size + feed_module._OVERHEAD for size in sizes) - sizes[1] - feed_module._OVERHEAD
+    monkeypatch.setattr(feed_module, "KEPT_BYTES", 3 * weight - 1)
+    feed = Feed(store, context(source, tmp_path))
     jobs = feed.jobs()
     assert len(jobs) == 8
-    monkeypatch.setattr(feeding, "MAX_SEEN_BYTES", sum(sizes) - 1)
+    monkeypatch.setattr(feed_module, "MAX_SEEN_BYTES", sum(sizes) - 1)
     for job_id in (*jobs, *jobs):
         seen = feed.posts(job_id)
         assert [(one.place - 1) // 8 for one in seen] == [0, 2, 3, 4], (
@@ -121,31 +125,31 @@ def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.
         )
         assert {one.post.job_id for one in seen} == {job_id}
     assert len(feed._seen._kept) == 2
-    monkeypatch.setattr(feeding, "_KNOWN", 3)
-    assert Feed(store, outlook(source, tmp_path)).jobs() == jobs[:3], "the newest"
+    monkeypatch.setattr(feed_module, "_KNOWN", 3)
+    assert Feed(store, context(source, tmp_path)).jobs() == jobs[:3], "the newest"
 
 
 def test_the_board_is_a_copy_that_outlives_a_node_that_is_away(tmp_path: Path) -> None:
     source = moments()[-1]
     ground = Ground(source)
-    feed = Feed(Store(source), outlook(source, tmp_path, ground))
+    feed = Feed(Store(source), context(source, tmp_path, ground))
     ground.answers = False
-    feed.look(ground)
-    with feed.reading() as board:
-        assert board is None
+    feed.look()
+    board = feed.board
+    assert board is None
     ground.answers = True
-    feed.look(ground)
+    feed.look()
     ground.answers = False
-    feed.look(ground)
+    feed.look()
     (job_id,) = source.board.jobs
-    with feed.reading() as board:
-        assert board is not None
-        assert board.jobs[job_id] is not source.board.jobs[job_id]
-        assert next(iter(board.games.values())).job is board.jobs[job_id]
+    board = feed.board
+    assert board is not None
+    assert board.jobs[job_id] is not source.board.jobs[job_id]
+    assert next(iter(board.games.values())).job is board.jobs[job_id]
     assert feed.now() == source.at
     view = views.job(feed, job_id)
     assert view is not None
-    assert view.card.status == "Trainer convicted"
+    assert view["card"]["status"] == "Trainer convicted"
 
 
 def publish(source: Staged, store: Store, folder: Path, name: bytes, data: bytes, root: bytes) -> None:
@@ -163,12 +167,12 @@ def test_a_program_counts_if_it_is_the_jobs(tmp_path: Path) -> None:
     source = moments()[-1]
     assert source.known is not None
     store, (job_id,) = Store(source), source.board.jobs
-    feed = Feed(store, outlook(source, tmp_path))
+    feed = Feed(store, context(source, tmp_path))
     assert feed.program(job_id) is None
-    publish(source, store, tmp_path, feeding.PROGRAM, b"no program", b"\1" * 32)
+    publish(source, store, tmp_path, feed_module.PROGRAM, b"no program", b"\1" * 32)
     assert feed.place()
     assert feed.program(job_id) is None
-    publish(source, store, tmp_path, feeding.PROGRAM, source.known.encode(), b"\3" * 32)
+    publish(source, store, tmp_path, feed_module.PROGRAM, source.known.encode(), b"\3" * 32)
     assert feed.place()
     found = feed.program(job_id)
     assert found is not None
@@ -194,10 +198,10 @@ def test_programs_of_strangers_take_bounded_memory_and_time(tmp_path: Path, monk
     for number, job in enumerate(jobs):
         root = Digest(bytes([number]) * 32)
         (tmp_path / root.hex()).write_bytes(data)
-        offer(store, job, [p.PublishedFile(name=feeding.PROGRAM, size=len(data), root=root)])
+        offer(store, job, [p.PublishedFile(name=feed_module.PROGRAM, size=len(data), root=root)])
     monkeypatch.setattr(Program, "decode", lambda data: (decoded.append(len(data)), decode(data))[1])
-    monkeypatch.setattr(feeding, "KEPT_PROGRAM_BYTES", 3 * (len(data) + feeding._INSTRUCTION * count))
-    feed = Feed(store, outlook(source, tmp_path))
+    monkeypatch.setattr(feed_module, "KEPT_PROGRAM_BYTES", 3 * (len(data) + feed_module._INSTRUCTION * count))
+    feed = Feed(store, context(source, tmp_path))
     assert feed.place()
     for job in jobs:
         found = feed.program(job.id)
@@ -207,7 +211,7 @@ def test_programs_of_strangers_take_bounded_memory_and_time(tmp_path: Path, monk
     assert len(decoded) == 8
     feed.program(jobs[-1].id)
     assert len(decoded) == 8, "kept"
-    monkeypatch.setattr(feeding, "MAX_NAMED", count - 1)
+    monkeypatch.setattr(feed_module, "MAX_NAMED", count - 1)
     assert feed.program(jobs[0].id) is None
     assert len(decoded) == 8, "too many instructions: not even looked at"
     assert feed.program(jobs[0].id, names_only=False) is not None, "a board asks for what it needs"
@@ -221,8 +225,8 @@ def test_a_program_of_another_size_is_not_decoded_and_stays_anothers(tmp_path: P
     strangers, root = replace(agreed, nonce=99, body_count=agreed.body_count + 1), Digest(bytes([7]) * 32)
     (tmp_path / root.hex()).write_bytes(data)
     for job in (strangers, agreed):
-        offer(store, job, [p.PublishedFile(name=feeding.PROGRAM, size=len(data), root=root)])
-    feed = Feed(store, outlook(source, tmp_path))
+        offer(store, job, [p.PublishedFile(name=feed_module.PROGRAM, size=len(data), root=root)])
+    feed = Feed(store, context(source, tmp_path))
     assert feed.place()
     with monkeypatch.context() as patch:
         patch.setattr(Program, "decode", lambda _: 1 // 0)
@@ -248,8 +252,8 @@ def stored(folder: Path, bodies: Sequence[p.Body]) -> RealStore:
 
 def test_lists_of_files_push_out_no_other_posts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each checkpoint has a list of all files, so lists are most of the bytes; 1 MiB of memory makes the test short."""
-    monkeypatch.setattr(feeding, "MAX_SEEN_BYTES", 1 << 20)
-    monkeypatch.setattr(feeding, "_FIRST", 1)
+    monkeypatch.setattr(feed_module, "MAX_SEEN_BYTES", 1 << 20)
+    monkeypatch.setattr(feed_module, "_FIRST", 1)
     files = [p.PublishedFile(name=b"%04d" % n, size=n, root=Digest(bytes(32))) for n in range(p.MAX_FILES)]
     bodies: list[p.Body] = [p.OfferBody(job=FALSE.job)]
     for count in range(20):
@@ -258,7 +262,7 @@ def test_lists_of_files_push_out_no_other_posts(tmp_path: Path, monkeypatch: pyt
             p.LibraryBody(count=count, logs=0, files=tuple(files)),
         ]
     store = stored(tmp_path, bodies)
-    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
     seen = [one.body for one in feed.posts(FALSE.job.id)]
     assert [one.count for one in seen if isinstance(one, p.ReplayedBody)] == list(range(20))
     lists = [one for one in seen if isinstance(one, p.LibraryBody)]
@@ -274,15 +278,15 @@ def test_the_first_page_reads_few_posts_of_many(tmp_path: Path, monkeypatch: pyt
     store = stored(tmp_path, [p.OfferBody(job=FALSE.job), *steps])
     decode = p.SignedPost.decode
     monkeypatch.setattr(p.SignedPost, "decode", lambda wire: (decoded.append(wire), decode(wire))[1])
-    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
     feed.start()
     until(lambda: feed._place == count + 1)  # read before anybody asks for a page
     assert [decode(wire).post.kind for wire in decoded] == [p.PostKind.OFFER]
-    (card,) = views.overview(feed, Asked()).jobs.rows
-    assert len(decoded) == 1 + feeding._FIRST + feeding.MAX_BRIEF
-    assert card.training.step == 0
-    views.overview(feed, Asked())
-    assert len(decoded) == 1 + feeding._FIRST + feeding.MAX_BRIEF, "what was read is kept"
+    (card,) = views.overview(feed, PageQuery())["jobs"]["rows"]
+    assert len(decoded) == 1 + feed_module._FIRST + feed_module.MAX_BRIEF
+    assert card["training"]["step"] == 0
+    views.overview(feed, PageQuery())
+    assert len(decoded) == 1 + feed_module._FIRST + feed_module.MAX_BRIEF, "what was read is kept"
     seen = feed.posts(FALSE.job.id)
     assert [one.place for one in seen] == list(range(1, count + 2)), "a job's own page has all that stay in memory"
     store.close()
@@ -292,8 +296,8 @@ def test_the_first_page_reads_few_posts_of_many(tmp_path: Path, monkeypatch: pyt
 def test_origins_that_are_no_list_of_texts_are_none(tmp_path: Path, data: bytes) -> None:
     source = moments()[-1]
     store, (job_id,) = Store(source), source.board.jobs
-    publish(source, store, tmp_path, feeding.ORIGINS, data, b"\2" * 32)
-    feed = Feed(store, outlook(source, tmp_path))
+    publish(source, store, tmp_path, feed_module.ORIGINS, data, b"\2" * 32)
+    feed = Feed(store, context(source, tmp_path))
     assert feed.place()
     assert feed.origins(job_id) == ()
 
@@ -304,8 +308,8 @@ def test_origins_that_are_no_list_of_texts_are_none(tmp_path: Path, data: bytes)
 def test_a_published_name_is_text_or_none(tmp_path: Path, data: bytes, name: str) -> None:
     source = moments()[-1]
     store, (job_id,) = Store(source), source.board.jobs
-    publish(source, store, tmp_path, feeding.TITLE, data, b"\2" * 32)
-    feed = Feed(store, outlook(source, tmp_path))
+    publish(source, store, tmp_path, feed_module.TITLE, data, b"\2" * 32)
+    feed = Feed(store, context(source, tmp_path))
     assert feed.place()
     assert feed.name(job_id) == name
     assert feed.offered(job_id) == source.board.jobs[job_id].job
@@ -316,15 +320,15 @@ def test_origins_name_the_disputed_instruction(tmp_path: Path, cases: Callable[[
     source = moments()[-1]
     store, (job_id,) = Store(source), source.board.jobs
     names = [f"block.{n}:addmm (model.py:{n})" for n in range(231)]
-    publish(source, store, tmp_path, feeding.ORIGINS, json.dumps(names).encode(), b"\2" * 32)
+    publish(source, store, tmp_path, feed_module.ORIGINS, json.dumps(names).encode(), b"\2" * 32)
     ground = Ground(source)
-    feed = Feed(store, outlook(source, tmp_path, ground))
-    feed.look(ground)
+    feed = Feed(store, context(source, tmp_path, ground))
+    feed.look()
     for game_id, game in source.board.games.items():
         view = views.game(feed, game_id)
         assert view is not None
-        stage = view.walk.stages[2]
-        assert (stage.path, stage.line) == (f"block.{game.state.leaf}:addmm", f"model.py:{game.state.leaf}")
+        stage = view["walk"]["stages"][2]
+        assert (stage["path"], stage["line"]) == (f"block.{game.state.leaf}:addmm", f"model.py:{game.state.leaf}")
         cases()
     assert feed.origins(job_id) == names
 
@@ -333,40 +337,39 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
     """A page shows what every party's own ledger says, after each post, and in the end verdict and paper money."""
     run, store = FALSE, Store()
     commune = lived(run)
-    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
     statuses, walked, early = [], set(), set[int]()
     for post in commune.export:
         store.rows.append(post)
-        (card,) = views.overview(feed, Asked()).jobs.rows
-        if card.status != "Trainer convicted":
-            early |= {row.credit for row in views.parties(feed, Asked()).rows}
-        statuses += [card.status] if card.status not in statuses else []
-        walked |= {len(game.walk.stages) for game in views.overview(feed, Asked()).games}
+        (card,) = views.overview(feed, PageQuery())["jobs"]["rows"]
+        if card["status"] != "Trainer convicted":
+            early |= {row["credit"] for row in views.parties(feed, PageQuery())["rows"]}
+        statuses += [card["status"]] if card["status"] not in statuses else []
+        walked |= {len(game["walk"]["stages"]) for game in views.overview(feed, PageQuery())["games"]}
     assert statuses == ["Offered", "Signed", "Training", "Trained, may be challenged", "Disputed", "Trainer convicted"]
     assert {1, 2, 3, 4} <= walked
-    (game,) = views.overview(feed, Asked()).games
-    assert game.verdict is not None
-    assert game.verdict.loser == "trainer"
-    assert game.gas == game.other_gas == 0
-    assert (game.walk.trainer is None, game.walk.challenger is None) == (False, False)
+    (game,) = views.overview(feed, PageQuery())["games"]
+    assert game["verdict"]["loser"] == "trainer"
+    assert game["gas"] == game["other_gas"] == 0
+    assert (game["walk"]["trainer"] is None, game["walk"]["challenger"] is None) == (False, False)
     stake = run.job.trainer_stake
-    credit = {row.account: row.credit for row in views.parties(feed, Asked()).rows}
+    credit = {row["account"]: row["credit"] for row in views.parties(feed, PageQuery())["rows"]}
     accounts = [words.address(key.address) for key in (CLIENT, TRAINER, CHALLENGER)]
     assert [credit[account] for account in accounts] == [0, -stake, stake // 2]
     view = views.job(feed, run.job.id)
     assert view is not None
     assert early == {0}, "what is at stake is not lost"
     rest = "half to the prover, the rest burnt, on paper"
-    assert ("Trainer’s stake", rest, stake) in [(m.what, m.who, m.wei) for m in view.money]
-    assert not [m for m in view.money if "so far" in m.what or "withdrawn" in m.what]
-    assert "stakes on a challenge" in " ".join(one.sentence for one in view.happenings)
+    assert ("Trainer’s stake", rest, stake) in view["money"]
+    assert not [what for what, *_ in view["money"] if "so far" in what or "withdrawn" in what]
+    assert "stakes on a challenge" in " ".join(sentence for _, sentence in view["said"])
 
 
 def test_refused_transactions_are_read_like_any_post(tmp_path: Path) -> None:
     """Each page answers, and shows the board of the posts up to there: refused ones alone, last, and in between."""
     run, store, plain = FALSE, Store(), Store()
-    outlook_on_paper = Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7)
-    feed, twin = Feed(store, outlook_on_paper), Feed(plain, outlook_on_paper)
+    context_on_paper = PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7)
+    feed, twin = Feed(store, context_on_paper), Feed(plain, context_on_paper)
     pages = TestClient(Starlette(routes=routes(feed)))
     settle = p.TransactionBody(transaction=tx.Settle(job_id=run.job.id))
     for number, row in enumerate(lived(run).export):
@@ -376,10 +379,10 @@ def test_refused_transactions_are_read_like_any_post(tmp_path: Path) -> None:
         store.rows += [replace(row, place=place), replace(row, place=place + 1, wire=refused)]
         plain.rows.append(row)
         assert pages.get("/").status_code == 200
-        with feed.reading() as board, twin.reading() as expected:
-            assert board is not None
-            assert expected is not None
-            assert (board.jobs, board.games) == (expected.jobs, expected.games)
+        board, expected = feed.board, twin.board
+        assert board is not None
+        assert expected is not None
+        assert (board.jobs, board.games) == (expected.jobs, expected.games)
     assert pages.get(f"/jobs/{run.job.id.hex()}").status_code == 200
 
 
@@ -387,12 +390,12 @@ def test_page_of_a_job_says_whom_its_client_names(tmp_path: Path) -> None:
     run, store = FALSE, Store()
     commune = Flooded(run, named=NAMED)
     commune.live()
-    named = next(n for n, letter in enumerate(commune.letters, 1) if isinstance(letter.body, p.AuditorsBody))
+    named = next(n for n, verified in enumerate(commune.verified_posts, 1) if isinstance(verified.body, p.AuditorsBody))
     store.rows = commune.export[:named]
-    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
     view = views.job(feed, run.job.id)
     assert view is not None
-    assert view.happenings[0].sentence == "The client names auditors."
+    assert view["said"][0][1] == "The client names auditors."
     assert TestClient(Starlette(routes=routes(feed))).get(f"/jobs/{run.job.id.hex()}").status_code == 200
 
 
@@ -400,23 +403,23 @@ def test_a_board_that_could_not_be_shown_is_shown_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
-    feed = Feed(store, Outlook(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
     store.rows = list(lived(FALSE).export)
     with monkeypatch.context() as patch:
-        patch.setattr(feeding, "snapshot", None)
+        patch.setattr(feed_module, "snapshot", None)
         with pytest.raises(TypeError):
             feed.place()
-    with feed.reading() as board:
-        assert board is not None
-        assert board.jobs.keys() == {FALSE.job.id}
+    board = feed.board
+    assert board is not None
+    assert board.jobs.keys() == {FALSE.job.id}
 
 
 def test_posts_of_a_chain_that_is_not_followed_make_no_board(tmp_path: Path) -> None:
     store = Store()
     store.rows = list(lived(FALSE).export)
-    feed = Feed(store, outlook(moments()[-1], tmp_path))
+    feed = Feed(store, context(moments()[-1], tmp_path))
     assert not feed.on_paper
-    with feed.reading() as board:
-        assert board is None
+    board = feed.board
+    assert board is None
     text = TestClient(Starlette(routes=routes(feed))).get("/").text
     assert (text.count("<b>?</b>"), "Unknown: no board" in text, "Everybody who replayed" in text) == (4, True, False)

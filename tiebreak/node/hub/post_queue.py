@@ -1,9 +1,9 @@
-"""The posts that a hub has read and not answered; `protocol.parties.turns` says in which order the clerk gets them."""
+"""The posts that a hub has read and not answered; `protocol.parties.turns` says in which order they are written."""
 
 import asyncio
 from dataclasses import dataclass
 
-from tiebreak.node.hub.clerk import Arrival, PostResult
+from tiebreak.node.hub.post_writer import Arrival, PostResult
 from tiebreak.protocol.parties.turns import Turns
 
 
@@ -13,8 +13,8 @@ class WaitingRequest:
     answer: "asyncio.Future[PostResult]"
 
 
-class Line(Turns[WaitingRequest]):
-    """The posts that wait for the clerk. All its methods must be called in one event loop."""
+class PostQueue(Turns[WaitingRequest]):
+    """The posts that wait for the post writer. All its methods must be called in one event loop."""
 
     def __init__(self) -> None:
         super().__init__(lambda waiting: waiting.arrival)

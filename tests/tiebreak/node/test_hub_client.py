@@ -1,4 +1,4 @@
-"""Mail against hubs that lie, drip, cut and come back: nothing false is believed, and what is true arrives."""
+"""A hub client against hubs that lie, drip, cut and come back: it believes nothing false and reads what is true."""
 
 import base64
 import contextlib
@@ -35,10 +35,10 @@ from tests.tiebreak.node.hubs import (
     upload,
 )
 from tiebreak.node import driver as driver_module
-from tiebreak.node import mail as mail_module
+from tiebreak.node import hub_client as module
 from tiebreak.node.driver import Driver
+from tiebreak.node.hub_client import HubClient, HubClientStopped, HubForgot, HubRefused
 from tiebreak.node.log import Log
-from tiebreak.node.mail import Mail, MailForgot, MailRefused, MailStopped
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError
@@ -52,8 +52,8 @@ Script = Callable[[bytes], Iterable[bytes | float]]
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mail_module, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(mail_module, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(module, "LONGEST_PAUSE", 0.05)
 
 
 @contextmanager
@@ -110,8 +110,8 @@ def page(*found: ReceivedPost) -> bytes:
     return pack([item.pack() for item in found])
 
 
-def mail(url: str, **given: object) -> Mail:
-    return Mail(url, DOMAIN, **{"hub": HUB.address, "seconds": 2.0, **given})  # type: ignore[arg-type]
+def hub_client(url: str, **given: object) -> HubClient:
+    return HubClient(url, DOMAIN, **{"hub": HUB.address, "seconds": 2.0, **given})  # type: ignore[arg-type]
 
 
 def script_of(*bodies: list[bytes | float]) -> Script:
@@ -146,7 +146,7 @@ def test_a_receipt_counts_only_if_the_hub_signed_it(cases: Callable[[int], None]
         return scripts(head)
 
     with liar(script) as url:
-        assert mail(url).post(OFFER) == Received(content=SignedPost.decode(OFFER).post.content, place=3, at=5)
+        assert hub_client(url).post(OFFER) == Received(content=SignedPost.decode(OFFER).post.content, place=3, at=5)
     assert len(asked) == len(LIES) + 1, "each lie is asked about again"
     cases(len(LIES))
 
@@ -164,24 +164,24 @@ class Waited(threading.Event):
 def test_a_refusal_is_told_and_a_stop_ends_the_waiting() -> None:
     with (
         liar(script_of([answer(b'{"error": "no"}', "403 No")])) as url,
-        pytest.raises(MailRefused, match="403: no") as e,
+        pytest.raises(HubRefused, match="403: no") as e,
     ):
-        mail(url).post(OFFER)
+        hub_client(url).post(OFFER)
     assert e.value.status == 403
     hidden = answer(b'{"error": "\\u001b[2J\\u202eno"}', "403 No"), answer(b"\x1b]0;no\x07", "403 No")
     for refusal in hidden:
-        with liar(script_of([refusal])) as url, pytest.raises(MailRefused) as e:
-            mail(url).post(OFFER)
+        with liar(script_of([refusal])) as url, pytest.raises(HubRefused) as e:
+            hub_client(url).post(OFFER)
         assert str(e.value).isprintable(), "a hub's words write to nobody's terminal"
-    with liar(script_of([answer(b'{"error": "no"}', "400 No")])) as url, pytest.raises(MailRefused, match="400: no"):
-        next(iter(mail(url).follow(0)))
+    with liar(script_of([answer(b'{"error": "no"}', "400 No")])) as url, pytest.raises(HubRefused, match="400: no"):
+        next(iter(hub_client(url).follow(0)))
     stop = Waited()
     stop.waited = stop.set
-    with pytest.raises(MailStopped):
-        mail("http://127.0.0.1:1", stop=stop).post(OFFER)
+    with pytest.raises(HubClientStopped):
+        hub_client("http://127.0.0.1:1", stop=stop).post(OFFER)
     for url in ("ftp://a", "http://", "nothing"):
         with pytest.raises(ConfigurationError, match="expected the URL of a hub"):
-            Mail(url, DOMAIN)
+            HubClient(url, DOMAIN)
 
 
 def test_a_page_counts_only_in_order_and_signed() -> None:
@@ -191,9 +191,9 @@ def test_a_page_counts_only_in_order_and_signed() -> None:
         page(first)[:-1], page(first) + b"\0", pack([[1, 2]]), pack(7), b"",
     ]  # fmt: skip
     with liar(script_of(*([answer(body)] for body in wrong), [answer(page(first, second))])) as url:
-        client = mail(url)
-        letters, last = client.page(2)
-    assert [letter.place for letter in letters] == [3, 4]
+        client = hub_client(url)
+        verified_posts, last = client.page(2)
+    assert [verified.place for verified in verified_posts] == [3, 4]
     assert last == 4
     assert client.lies == len(wrong)
 
@@ -202,15 +202,15 @@ def test_a_post_that_its_sender_did_not_sign_is_passed_over() -> None:
     signed = SignedPost.decode(steps(0))
     bad = SignedPost(post=signed.post, signature=TRAINER.sign(bytes(32))).encode()
     with liar(script_of([answer(page(receipt(OFFER, 3), receipt(bad, 4), receipt(steps(1), 5)))])) as url:
-        client = mail(url)
-        letters, last = client.page(0)
-    assert [letter.place for letter in letters] == [3, 5]
+        client = hub_client(url)
+        verified_posts, last = client.page(0)
+    assert [verified.place for verified in verified_posts] == [3, 5]
     assert (last, client.lies) == (5, 1)
 
 
 def test_posts_of_other_jobs_than_asked_for_are_a_lie() -> None:
     with liar(script_of([answer(page(receipt(OFFER, 3)))], [answer(page())])) as url:
-        client = mail(url)
+        client = hub_client(url)
         assert client.page(0, jobs=[Digest(bytes(32))]) == ([], 0)
         assert client.lies == 1
 
@@ -246,9 +246,9 @@ def test_a_stream_that_breaks_lies_and_repeats_is_followed_to_its_end() -> None:
         return scripts(head)
 
     with liar(script) as url:
-        client, places = mail(url), []
-        for letter in client.follow(0, jobs=[JOB.id]):
-            places.append(letter.place)
+        client, places = hub_client(url), []
+        for verified in client.follow(0, jobs=[JOB.id]):
+            places.append(verified.place)
             if len(places) == 6:
                 client.close()
         assert places == [1, 2, 3, 4, 5, 6]
@@ -278,17 +278,17 @@ def test_no_answer_outlives_its_deadline_or_a_stop(start: tuple[bytes, bytes]) -
 
     first = iter([endless()])
     with liar(lambda _: next(first, [answer(as_json(GOOD))])) as url:
-        client = mail(url, seconds=0.5)
+        client = hub_client(url, seconds=0.5)
         client.note = notes.append
         assert client.post(OFFER).place == 3
         assert notes[0].startswith("is asked again: ")
-    asked: list[Callable[[Mail], object]] = [lambda client: client.page(0), lambda client: list(client.follow(0))]
+    asked: list[Callable[[HubClient], object]] = [lambda client: client.page(0), lambda client: list(client.follow(0))]
     for ask in asked:
         came.clear()
         with liar(lambda head: chain([STREAM] if b"/stream" in head else [], endless())) as url:
-            client = mail(url, seconds=600)
+            client = hub_client(url, seconds=600)
             threading.Thread(target=lambda client=client: came.wait() and client.close()).start()
-            with contextlib.suppress(MailStopped):
+            with contextlib.suppress(HubClientStopped):
                 ask(client)
             assert client.stop.is_set()
     over.set()
@@ -309,13 +309,13 @@ def mutated(data: bytes, rng: Random) -> bytes:
 def until(ask: Callable[[], Any]) -> Any:
     """What comes of it, however often the hub refuses, or says that it serves another chain."""
     while True:
-        with contextlib.suppress(MailRefused, ConfigurationError):
+        with contextlib.suppress(HubRefused, ConfigurationError):
             return ask()
 
 
 def test_no_bytes_of_a_hub_deafen_a_party(monkeypatch: pytest.MonkeyPatch, cases: Callable[[int], None]) -> None:
     """Every answer of a true hub, with random damage: it is believed or asked for again, and nothing else happens."""
-    monkeypatch.setattr(mail_module, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(module, "FIRST_PAUSE", 0.0)
     rng, true = Random(36), receipt(OFFER, 3)
     named = {"address": f"0x{HUB.address.hex()}", "chainId": str(DOMAIN.chain_id), "contract": DOMAIN.contract.hex()}
     bodies = {
@@ -338,12 +338,12 @@ def test_no_bytes_of_a_hub_deafen_a_party(monkeypatch: pytest.MonkeyPatch, cases
 
     with liar(script) as url:
         for _ in range(60):
-            client = mail(url)
+            client = hub_client(url)
             assert until(lambda client=client: client.post(OFFER)).place == 3
-            letters, last = until(lambda client=client: client.page(2))
-            assert ([letter.received for letter in letters], last) in (([], 2), ([], 3), ([true], 3))
+            verified_posts, last = until(lambda client=client: client.page(2))
+            assert ([verified.received for verified in verified_posts], last) in (([], 2), ([], 3), ([true], 3))
             assert until(lambda client=client: next(client.follow(2))).received.wire == OFFER
-            assert len(until(lambda: mail(url, hub=None).hub)) == 20
+            assert len(until(lambda: hub_client(url, hub=None).hub)) == 20
     cases(damaged)
     assert damaged > 600
 
@@ -369,7 +369,7 @@ def test_a_thread_of_the_mail_outlives_every_exception(monkeypatch: pytest.Monke
         given: dict[str, Any] = dict.fromkeys(("machine", "ground", "shelf"))
         given["crews"] = SimpleNamespace(listen=lambda *_: None)
         given["journal"] = SimpleNamespace(fact=lambda _: None, append=None)
-        run(Driver(mail=Broken(), notes=Log("auditor", stream=written), stop=stop, **given))  # type: ignore[arg-type]
+        run(Driver(hub_client=Broken(), notes=Log("auditor", stream=written), stop=stop, **given))  # type: ignore[arg-type]
     assert written.getvalue().count("WARNING hub") == 6
 
 
@@ -378,8 +378,8 @@ def test_only_own_jobs_and_new_offers_are_read(tmp_path: Path) -> None:
     offer, *others = own_job(PrivateKey.from_int(9))
     with running(settings(tmp_path)) as hub:
         for wire in (OFFER, steps(0), offer, *others, steps(1)):
-            hub.mail().post(wire)
-        wanted, reader = set[bytes](), hub.mail()
+            hub.connect().post(wire)
+        wanted, reader = set[bytes](), hub.connect()
         coming = reader.read(lambda: wanted, 0, b"")
         assert [next(coming).received.wire for _ in range(2)] == [OFFER, offer]
         wanted.add(JOB.id)
@@ -388,15 +388,15 @@ def test_only_own_jobs_and_new_offers_are_read(tmp_path: Path) -> None:
         waiting.until(lambda: any(listener.has_all for listener in hub.hub.streams._offers))
         news = own_job(PrivateKey.from_int(10))[:2]
         for wire in (*news, steps(2)):
-            hub.mail().post(wire)
+            hub.connect().post(wire)
         assert [next(coming).received.wire for _ in range(2)] == [news[0], steps(2)]
         reader.close()
-        again = hub.mail()
+        again = hub.connect()
         coming = again.read(lambda: wanted, 3, offer)
         assert [next(coming).received.wire for _ in range(4)] == [OFFER, steps(0), steps(1), news[0]]
         again.close()
-        forgetful = hub.mail().read(lambda: wanted, 3, b"another post")
-        with pytest.raises(MailForgot, match="expected the post in place 3"):
+        forgetful = hub.connect().read(lambda: wanted, 3, b"another post")
+        with pytest.raises(HubForgot, match="expected the post in place 3"):
             list(forgetful)
 
 
@@ -405,7 +405,7 @@ def test_a_hub_that_forgot_is_found_out_when_it_comes_back(tmp_path: Path, case:
     """Its key is the same, and so may be the number of its posts."""
     with running(settings(tmp_path / "hub")) as hub:
         port = int(hub.url.rsplit(":", 1)[1])
-        client = hub.mail()
+        client = hub.connect()
         for wire in (OFFER, steps(0), steps(1)):
             client.post(wire)
         coming = client.follow(0)
@@ -414,12 +414,12 @@ def test_a_hub_that_forgot_is_found_out_when_it_comes_back(tmp_path: Path, case:
     with running(settings(tmp_path / ("hub" if case == "the same" else "other")), port) as hub:
         wires = {"the same": (steps(2),), "empty": (), "filled again": (OFFER, steps(1), steps(0), steps(2))}[case]
         for wire in wires:
-            hub.mail().post(wire)
+            hub.connect().post(wire)
         assert client.holds(3, steps(1)) is (case == "the same")
         if case == "the same":
             assert next(coming).received.wire == steps(2)
         else:
-            with pytest.raises(MailForgot, match="expected the post in place 3"):
+            with pytest.raises(HubForgot, match="expected the post in place 3"):
                 next(coming)
         client.close()
 
@@ -461,7 +461,7 @@ def test_a_download_believes_no_byte_and_goes_on_after_a_break(tmp_path: Path) -
         return [given(DATA[start:])] if found == ["later"] else found
 
     with liar(script) as url:
-        client = mail(url)
+        client = hub_client(url)
         download(client, ROOT, len(DATA), tmp_path / "blob")
     assert (tmp_path / "blob").read_bytes() == DATA
     assert client.lies >= 3
@@ -483,7 +483,7 @@ def test_what_came_before_is_used_again_if_it_is_right(tmp_path: Path) -> None:
     with liar(script) as url:
         for before in (DATA[: 2 * PIECE_BYTES + 5], b"x" + DATA[1:] + b"more", DATA, DATA + b"more"):
             path.write_bytes(before)
-            download(mail(url), ROOT, len(DATA), path)
+            download(hub_client(url), ROOT, len(DATA), path)
             assert path.read_bytes() == DATA
     assert asked == [2 * PIECE_BYTES, 0]
 
@@ -492,8 +492,8 @@ def test_what_came_before_is_used_again_if_it_is_right(tmp_path: Path) -> None:
 def hub(tmp_path: Path) -> Iterator[Running]:
     """It knows a job, one of whose files is a blob."""
     with running(settings(tmp_path / "hub")) as found:
-        found.mail().post(OFFER)
-        found.mail().post(library([("a", ROOT, len(DATA))], 0))
+        found.connect().post(OFFER)
+        found.connect().post(library([("a", ROOT, len(DATA))], 0))
         yield found
 
 
@@ -505,7 +505,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_a_file_that_changes_while_it_is_sent_is_our_own_fault(hub: Running, path: Path) -> None:
-    client = hub.mail()
+    client = hub.connect()
     asked = client._json
 
     def changed(method: str, where: str, *arguments: Any, **named: Any) -> dict[str, Any]:
@@ -520,12 +520,12 @@ def test_a_file_that_changes_while_it_is_sent_is_our_own_fault(hub: Running, pat
 
 def test_a_blob_that_is_not_there_and_a_size_that_is_none(hub: Running, path: Path) -> None:
     with pytest.raises(CannotCheck, match="404"):
-        download(hub.mail(), ROOT, len(DATA), path.with_name("blob"))
+        download(hub.connect(), ROOT, len(DATA), path.with_name("blob"))
     with pytest.raises(ConfigurationError, match="at most"):
-        download(hub.mail(), ROOT, 1 << 60, path.with_name("blob"))
+        download(hub.connect(), ROOT, 1 << 60, path.with_name("blob"))
     path.write_bytes(DATA[:-1])
-    with pytest.raises(MailRefused, match="some library names"):
-        upload(hub.mail(), path)
+    with pytest.raises(HubRefused, match="some library names"):
+        upload(hub.connect(), path)
 
 
 def test_an_upload_goes_on_after_the_hub_was_away(hub: Running, path: Path) -> None:
@@ -539,15 +539,15 @@ def test_an_upload_goes_on_after_the_hub_was_away(hub: Running, path: Path) -> N
                 again.append(stack.enter_context(running(settings(path.with_name("hub")), port)))
 
         stop.waited = comes_back
-        assert upload(mail(hub.url, stop=stop), path) == ROOT
-        assert upload(again[0].mail(), path) == ROOT
-        download(again[0].mail(), ROOT, len(DATA), path.with_name("down"))
+        assert upload(hub_client(hub.url, stop=stop), path) == ROOT
+        assert upload(again[0].connect(), path) == ROOT
+        download(again[0].connect(), ROOT, len(DATA), path.with_name("down"))
     assert path.with_name("down").read_bytes() == DATA
 
 
 def test_two_bring_the_same_blob(hub: Running, path: Path) -> None:
     found: list[Digest] = []
-    threads = [threading.Thread(target=lambda: found.append(upload(hub.mail(), path))) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: found.append(upload(hub.connect(), path))) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -559,6 +559,6 @@ def test_two_bring_the_same_blob(hub: Running, path: Path) -> None:
 def test_an_answer_is_read_up_to_its_limit(head: bytes) -> None:
     whole = [b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + head + b"\r\n" + b"x" * 101]
     with liar(script_of(*[whole])) as url:
-        assert mail(url)._ask("GET", "/", limit=101) == b"x" * 101
-        with pytest.raises(mail_module._Away, match="expected at most 100 bytes"):
-            mail(url)._ask("GET", "/", limit=100)
+        assert hub_client(url)._ask("GET", "/", limit=101) == b"x" * 101
+        with pytest.raises(module._Away, match="expected at most 100 bytes"):
+            hub_client(url)._ask("GET", "/", limit=100)

@@ -6,12 +6,15 @@ stay the same is followed, or refused by its name.
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -25,9 +28,9 @@ from torch.utils.data import (
     default_collate,
 )
 
-from tiebreak.api.data import hugging_face
-from tiebreak.engine.capture.purity import SEED
+from tiebreak.engine.capture.plain_run import SEED
 from tiebreak.engine.capture.user_step import random_streams, set_random_streams
+from tiebreak.engine.data import ArrayFile, hugging_face, map_array, open_array, open_safetensors
 from tiebreak.protocol.arguments import shown
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -80,7 +83,7 @@ def _refuse(refused: bool, what: str) -> None:
         )
 
 
-def arrays(data: Any) -> Any:
+def _stacked(data: Any) -> Any:
     """The examples of a list or of a PyTorch dataset as arrays, as `default_collate` stacks them; other data as it is.
 
     Raises `ConfigurationError` if they are no numbers of equal shapes, or others at another look.
@@ -160,3 +163,49 @@ def _drawing_nothing(read: Callable[[], Any]) -> Any:
             "numbers: a job's data are fixed; draw augmentations in the step (torch.rand, dropout), or take them out"
         )
     return found
+
+
+def arrays(data: Any, losses: Sequence[Callable[..., Tensor]]) -> tuple[dict[str, Tensor], bool]:
+    """Data of any kind that a task takes as tensors by name, and whether the names are the user's.
+
+    Of a dataset of Hugging Face, the columns that the losses name. Raises `ConfigurationError`.
+    """
+    data = _stacked(data)
+    if isinstance(getattr(data, "column_names", None), dict):
+        raise ConfigurationError(
+            f"expected one split of the dataset, got all; choose one of {sorted(data.column_names)}"
+        )
+    if hasattr(data, "column_names") and hasattr(data, "with_format") and hasattr(data, "__len__"):  # no stream
+        wanted = dict[str, None]()
+        for loss in losses:
+            # torch's own losses name no arrays, and some callables in C do not tell their arguments
+            with suppress(TypeError, ValueError):
+                wanted |= dict.fromkeys([] if isinstance(loss, nn.Module) else list(signature(loss).parameters)[1:])
+        data = hugging_face.arrays(data, wanted)
+    is_named = not isinstance(data, TensorDataset)
+    if isinstance(data, str | Path) and Path(data).suffix == ".safetensors":
+        data = open_safetensors(Path(data))
+    if isinstance(data, TensorDataset):
+        data = {f"tensor{i}": tensor for i, tensor in enumerate(data.tensors)}
+    if not isinstance(data, Mapping) or not data:
+        raise ConfigurationError(
+            f"expected data as arrays by name, a .safetensors file of them, a dataset with a length, a DataLoader or "
+            f"a list of examples, got {shown(data)}"
+        )
+    return {name: _array(name, array) for name, array in data.items()}, is_named
+
+
+def _array(name: str, array: object) -> Tensor:
+    match array:
+        case Tensor():
+            return array
+        case ArrayFile():
+            return map_array(array)
+        case str() | Path():
+            return map_array(open_array(array))
+        case np.ndarray():
+            try:
+                return torch.from_numpy(array)
+            except (TypeError, ValueError) as error:  # a dtype or a stride that torch does not have
+                raise ConfigurationError(f"expected numbers that torch can read in data {name!r}: {error}") from error
+    raise ConfigurationError(f"expected an array or a file in data {name!r}, got {shown(array)}")

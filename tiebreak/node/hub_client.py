@@ -1,9 +1,9 @@
-"""A hub's client: posts out, letters in, blobs up and down. It believes a hub nothing.
+"""A hub's client: it sends and reads posts, and uploads and downloads blobs. It trusts the hub with nothing.
 
 A hub may be away, slow, or lie. Its posts count only with its own signature and the sender's, in strictly
-growing places; pieces of a blob count by their digests. Whatever else comes is dropped, noted in `Mail.lies`, and asked
-for again after a pause that grows, so a bad hub costs time. Whatever exception its bytes raise, the hub is "away"; and
-no byte prolongs a request, since a timer cuts the connection.
+growing places; pieces of a blob count by their digests. Whatever else comes is dropped, counted in
+`HubClient.lies`, and asked for again after a pause that grows, so a bad hub costs time. Whatever exception its bytes
+raise, the hub is "away"; and no byte prolongs a request, since a timer cuts the connection.
 
 The standard library's client reads a body straight into the buffer that is hashed and written: at the speeds of a
 loopback or of a fast network, copies are what a download waits for.
@@ -60,7 +60,7 @@ _PASSING: Final = frozenset({408, 429, 500, 502, 503, 504, 507})
 T = TypeVar("T")
 
 
-class MailRefused(TiebreakError):
+class HubRefused(TiebreakError):
     """The hub refuses a request, and would refuse it again: status and reason as it gave them."""
 
     def __init__(self, status: int, text: str) -> None:
@@ -68,16 +68,16 @@ class MailRefused(TiebreakError):
         self.status, self.text = status, text
 
 
-class MailStopped(TiebreakError):
+class HubClientStopped(TiebreakError):
     """The mail was told to stop while it was trying."""
 
 
-class MailAway(TiebreakError):
+class HubAway(TiebreakError):
     """The hub has not answered as it should for so long that the caller does something else meanwhile."""
 
 
-class MailForgot(TiebreakError):
-    """The hub no longer has a letter that it gave: it lost its posts, or another with its key has taken over."""
+class HubForgot(TiebreakError):
+    """The hub no longer has a post that it gave: it lost its posts, or another with its key has taken over."""
 
 
 class _Away(Exception):
@@ -85,7 +85,7 @@ class _Away(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Letter:
+class VerifiedPost:
     """A post as it came from the hub, with all signatures checked."""
 
     received: ReceivedPost
@@ -105,12 +105,12 @@ class Letter:
         return self.signed.post
 
 
-class Mail:
+class HubClient:
     """One hub. All methods block and may be called from several threads; each call has connections of its own.
 
     hub: the address of the hub's key. If it is not given, the first answer of the hub settles it for this object.
-    stop: once it is set, every method that waits raises `MailStopped`, or ends if it iterates.
-    patience: after this many seconds without an answer, every method but `follow` raises `MailAway`.
+    stop: once it is set, every method that waits raises `HubClientStopped`, or ends if it iterates.
+    patience: after this many seconds without an answer, every method but `follow` raises `HubAway`.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class Mail:
         """The number of the hub's answers that did not verify."""
         self.note: Callable[[str], None] = lambda _: None
         """Called with the reason when the hub is asked again."""
-        self._lines: set[_Line] = set()
+        self._lines: set[_HubConnection] = set()
         self._turned = threading.Event()
-        self._listening: _Line | None = None
+        self._listening: _HubConnection | None = None
 
     def turn(self) -> None:
         """Let `read` ask again which jobs are wanted."""
@@ -149,7 +149,7 @@ class Mail:
         return self._hub
 
     def post(self, wire: bytes) -> Received:
-        """Post these bytes until the hub has them. Raises `MailRefused` if it refuses them for good."""
+        """Post these bytes until the hub has them. Raises `HubRefused` if it refuses them for good."""
         content = SignedPost.decode(wire).post.content
 
         def once() -> Received:
@@ -166,31 +166,31 @@ class Mail:
 
     def holds(self, place: int, wire: bytes) -> bool:
         """Whether the hub has these bytes in a place that it gave them."""
-        letters, _ = self.page(place - 1, limit=1)
-        return [(letter.place, letter.received.wire) for letter in letters] == [(place, wire)]
+        verified_posts, _ = self.page(place - 1, limit=1)
+        return [(verified.place, verified.received.wire) for verified in verified_posts] == [(place, wire)]
 
-    def page(self, after: int, *, jobs: Sequence[bytes] = (), limit: int = PAGE) -> tuple[list[Letter], int]:
-        """The letters after a place, and the place up to which the hub has been read; the same place if none came."""
+    def page(self, after: int, *, jobs: Sequence[bytes] = (), limit: int = PAGE) -> tuple[list[VerifiedPost], int]:
+        """The posts after a place, and the place up to which the hub has been read; the same place if none came."""
         query = [f"after={after}", f"limit={limit}", *(f"job={job.hex()}" for job in jobs)]
 
-        def once() -> tuple[list[Letter], int]:
+        def once() -> tuple[list[VerifiedPost], int]:
             data = self._ask("GET", "/posts?" + "&".join(query))
             found = unpack(data, MAX_ANSWER_BYTES)
             rows = Fields("page", found, len(found) if isinstance(found, list) else 0)
-            letters, last = [], after
+            verified_posts, last = [], after
             for _ in range(len(found)):
-                letter, last = self._letter(ReceivedPost.unpack(*rows.next()), last, jobs)
-                letters += [letter] if letter else []
-            return letters, last
+                verified, last = self._letter(ReceivedPost.unpack(*rows.next()), last, jobs)
+                verified_posts += [verified] if verified else []
+            return verified_posts, last
 
         return self._again(once)
 
-    def read(self, wanted: Callable[[], Collection[bytes]], after: int, last: bytes) -> Iterator[Letter]:
+    def read(self, wanted: Callable[[], Collection[bytes]], after: int, last: bytes) -> Iterator[VerifiedPost]:
         """Letters of the jobs wanted, each of them from its first, and all offers after a place, until `stop` is set.
 
-        wanted: is asked again after each `turn`; letters of a job are in order. If there are more jobs than a request
-        names, letters of others come, too. last: the bytes in the place up to which everything was read. Raises
-        `MailForgot` if the hub does not have them, or the last that came, any more.
+        wanted: is asked again after each `turn`; posts of a job are in order. If there are more jobs than a request
+        names, posts of others come, too. last: the bytes in the place up to which everything was read. Raises
+        `HubForgot` if the hub does not have them, or the last that came, any more.
         """
         known: set[bytes] = set()
         while not self.stop.is_set():
@@ -200,45 +200,45 @@ class Mail:
             for start in range(0, len(new), MAX_JOBS):
                 at = 0
                 while at < after:
-                    letters, end = self.page(at, jobs=new[start : start + MAX_JOBS])
-                    yield from (letter for letter in letters if letter.place <= after)
+                    verified_posts, end = self.page(at, jobs=new[start : start + MAX_JOBS])
+                    yield from (verified for verified in verified_posts if verified.place <= after)
                     at = end if end > at else after
             is_few = len(jobs) <= MAX_JOBS
-            for letter in self.follow(after, jobs=sorted(jobs) if is_few else (), offers=is_few, last=last):
-                after, last = letter.place, letter.received.wire
-                yield letter
+            for verified in self.follow(after, jobs=sorted(jobs) if is_few else (), offers=is_few, last=last):
+                after, last = verified.place, verified.received.wire
+                yield verified
 
     def follow(
         self, after: int, *, jobs: Sequence[bytes] = (), offers: bool = False, last: bytes = b""
-    ) -> Iterator[Letter]:
+    ) -> Iterator[VerifiedPost]:
         """Letters as they come, each once and in order, until `stop` is set or `turn` is called.
 
         offers: only of these jobs, even if they are none, and the offers of others. last: the bytes in place `after`.
-        Raises `MailForgot` if the hub does not have them, or after a break the last that came, any more.
+        Raises `HubForgot` if the hub does not have them, or after a break the last that came, any more.
         """
         pause, held = _Pause(self.stop, inf), (after, last) if last else None
         while not self.stop.is_set() and not self._turned.is_set():
             try:
                 if held is not None and not self.holds(*held):
-                    raise MailForgot(f"expected the post in place {held[0]} as before, got another or none")
-                for letter, place in self._listen(after, jobs, offers=offers):
+                    raise HubForgot(f"expected the post in place {held[0]} as before, got another or none")
+                for verified, place in self._listen(after, jobs, offers=offers):
                     after = place
                     pause.reset()
-                    if letter is not None:
-                        held = letter.place, letter.received.wire
-                        yield letter
-            except MailStopped:
+                    if verified is not None:
+                        held = verified.place, verified.received.wire
+                        yield verified
+            except HubClientStopped:
                 return
             except Exception as error:
-                if self._turned.is_set() and not isinstance(error, MailForgot):
+                if self._turned.is_set() and not isinstance(error, HubForgot):
                     return
                 self._passing(error)
             if self._turned.is_set():
                 return
-            with contextlib.suppress(MailStopped):
+            with contextlib.suppress(HubClientStopped):
                 pause.wait()
 
-    def _listen(self, after: int, jobs: Sequence[bytes], *, offers: bool) -> Iterator[tuple[Letter | None, int]]:
+    def _listen(self, after: int, jobs: Sequence[bytes], *, offers: bool) -> Iterator[tuple[VerifiedPost | None, int]]:
         query = "&".join([f"after={after}", "posts=1", *["offers=1"] * offers, *(f"job={job.hex()}" for job in jobs)])
         with self._connected() as line:
             self._listening = line
@@ -246,7 +246,7 @@ class Mail:
                 return
             response = line.answer("GET", f"/stream?{query}")
             if response.status != 200:
-                raise MailRefused(response.status, _reason(response.read(1000)))
+                raise HubRefused(response.status, _reason(response.read(1000)))
             idle = 0
             while not self.stop.is_set():
                 line.renew()
@@ -256,14 +256,14 @@ class Mail:
                     raise _Away("the stream ended, or was flooded with what is no post")
                 if data.startswith(b"data: "):
                     received = ReceivedPost.unpack("event", unpack(_event(data[6:]), MAX_EVENT_BYTES))
-                    letter, after = self._letter(received, after, jobs, offers=offers)
+                    verified, after = self._letter(received, after, jobs, offers=offers)
                     idle = 0
-                    yield letter, after
+                    yield verified, after
 
     def _letter(
         self, received: ReceivedPost, after: int, jobs: Sequence[bytes], *, offers: bool = False
-    ) -> tuple[Letter | None, int]:
-        """The letter and its place. None for one whose sender's signature is bad; a bad one of the hub is a lie."""
+    ) -> tuple[VerifiedPost | None, int]:
+        """The post and its place. None for one whose sender's signature is bad; a bad one of the hub is a lie."""
         if received.place <= after:
             raise VerificationError(f"expected a place after {after}, got {received.place}")
         signed = SignedPost.decode(received.wire)
@@ -273,7 +273,7 @@ class Mail:
         named = Received(content=signed.post.content, place=received.place, at=received.at)
         keys.verify(named.digest(self._domain), received.signature, self.hub)
         try:
-            return Letter(received=received, signed=signed, body=signed.verify(self._domain)), received.place
+            return VerifiedPost(received=received, signed=signed, body=signed.verify(self._domain)), received.place
         except Exception:  # a stranger's post, which must not keep back those behind it
             self.lies += 1
             return None, received.place
@@ -300,7 +300,7 @@ class Mail:
     def put(self, file: FileIO, size: int) -> Digest:
         """Bring the first `size` bytes of a file to the hub, from where an earlier upload ended.
 
-        A library has to name them first: raises `MailRefused` if none does. They must not change meanwhile; raises
+        A library has to name them first: raises `HubRefused` if none does. They must not change meanwhile; raises
         `StateError` if they do.
         """
         digests = pieces_of(file, size)
@@ -308,7 +308,7 @@ class Mail:
         where = f"/blobs/{root.hex()}"
 
         def once() -> Digest:
-            with contextlib.suppress(MailRefused):
+            with contextlib.suppress(HubRefused):
                 self._ask("HEAD", where)
                 return root
             try:
@@ -317,7 +317,7 @@ class Mail:
                     raise VerificationError(f"expected how much of {size} bytes the hub holds, got {held!r:.80}")
                 body = FileSlice(file, held, size)
                 found = self._json("PUT", f"{where}?offset={held}", body)
-            except MailRefused as error:
+            except HubRefused as error:
                 if error.status != 409:
                     raise
                 raise _Away("it holds less than it said") from error
@@ -327,7 +327,7 @@ class Mail:
 
         try:
             return self._again(once)
-        except MailRefused as error:
+        except HubRefused as error:
             if error.status == 400 and pieces_of(file, size) != digests:
                 raise StateError("expected that a file stays as it is while it is sent, got other bytes") from error
             raise
@@ -342,7 +342,7 @@ class Mail:
             raise ConfigurationError(f"expected at most {MAX_BLOB_BYTES} bytes, got {size}")
         try:
             digests = self._again(lambda: self._digests(root, size))
-        except MailRefused as error:
+        except HubRefused as error:
             raise CannotCheck(str(error)) from error
         held = good_bytes(file, size, digests)
         pause = _Pause(self.stop, self._patience)
@@ -384,7 +384,7 @@ class Mail:
             before: tuple[int, memoryview, Future[None]] | None = None
             for at in [*range(held, size, PIECE_BYTES), size]:
                 if self.stop.is_set():
-                    raise MailStopped("stopped while a blob was fetched")
+                    raise HubClientStopped("stopped while a blob was fetched")
                 number, view = at // PIECE_BYTES, views[at // PIECE_BYTES % 2][: size - at]
                 line.renew()
                 _fill(response, view)
@@ -398,7 +398,7 @@ class Mail:
     # ------------------------------------------------------------------ requests
 
     def _again(self, once: Callable[[], T]) -> T:
-        """Do something until the hub answers. Raises `MailRefused`, `MailAway`, or `MailStopped` if told to stop."""
+        """Do something until the hub answers. Raises `HubRefused`, `HubAway`, or `HubClientStopped` if told to stop."""
         pause = _Pause(self.stop, self._patience)
         while True:
             try:
@@ -409,8 +409,8 @@ class Mail:
 
     def _passing(self, error: Exception) -> None:
         """Note why an answer does not count. Raises the error if it is not the hub's, or is the hub's last word."""
-        is_ours = isinstance(error, TiebreakError) and not isinstance(error, VerificationError | MailAway)
-        if isinstance(error, MailRefused):
+        is_ours = isinstance(error, TiebreakError) and not isinstance(error, VerificationError | HubAway)
+        if isinstance(error, HubRefused):
             is_ours = error.status not in _PASSING
         elif isinstance(error, OSError):
             is_ours = error.errno in _OURS
@@ -421,12 +421,12 @@ class Mail:
             self.note(f"is asked again: {str(error)[:200] or repr(error)}")
 
     @contextlib.contextmanager
-    def _connected(self) -> Iterator["_Line"]:
-        line = _Line(self._parts, self._seconds)
+    def _connected(self) -> Iterator["_HubConnection"]:
+        line = _HubConnection(self._parts, self._seconds)
         self._lines.add(line)
         try:
             if self.stop.is_set():
-                raise MailStopped("stopped before the hub was asked")
+                raise HubClientStopped("stopped before the hub was asked")
             line.connect()
             yield line
         finally:
@@ -436,7 +436,7 @@ class Mail:
     def _ask(
         self, method: str, path: str, body: bytes | FileSlice | None = None, *, limit: int = MAX_ANSWER_BYTES
     ) -> bytes:
-        """One request. Raises `MailRefused` for an answer that refuses, `_Away` for none, or one that is too large."""
+        """One request. Raises `HubRefused` for an answer that refuses, `_Away` for none, or one that is too large."""
         with self._connected() as line:
             response = line.answer(method, path, body)
             parts, held = [], 0
@@ -448,7 +448,7 @@ class Mail:
             if response.length not in (None, 0) and method != "HEAD":
                 raise _Away("the answer was cut off")
         if not 200 <= response.status < 300:
-            raise MailRefused(response.status, _reason(b"".join(parts)))
+            raise HubRefused(response.status, _reason(b"".join(parts)))
         return b"".join(parts)
 
     def _json(self, method: str, path: str, body: bytes | FileSlice | None = None) -> dict[str, Any]:
@@ -462,7 +462,7 @@ class Mail:
         return found
 
 
-class _Line:
+class _HubConnection:
     """A connection for one request, cut some seconds after `renew` was called last, whatever the hub sends.
 
     A socket's own time-out starts again with each byte that comes, so a hub that drips would hold its caller for ever.
@@ -560,14 +560,14 @@ class _Pause:
         self._seconds, self._end = FIRST_PAUSE, time.monotonic() + self._patience
 
     def wait(self) -> None:
-        """Wait longer than the last time, by a random share. Raises `MailStopped` if told to stop meanwhile.
+        """Wait longer than the last time, by a random share. Raises `HubClientStopped` if told to stop meanwhile.
 
-        Raises `MailAway` instead of waiting if nothing came for longer than `patience`.
+        Raises `HubAway` instead of waiting if nothing came for longer than `patience`.
         """
         if time.monotonic() > self._end:
-            raise MailAway(f"expected an answer of the hub, got none in {self._patience:.0f} seconds")
+            raise HubAway(f"expected an answer of the hub, got none in {self._patience:.0f} seconds")
         if self._stop.wait(self._seconds * _CHANCE.uniform(0.5, 1.0)):
-            raise MailStopped("stopped while the hub did not answer")
+            raise HubClientStopped("stopped while the hub did not answer")
         self._seconds = min(2 * self._seconds, LONGEST_PAUSE)
 
 

@@ -1,4 +1,4 @@
-"""`tiebreak validate`: what a look at losses sees, what it cannot see, and what the paper's threshold lets pass."""
+"""Audits of losses by the forward part alone: what they see, and what they cannot see."""
 
 import json
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.tiebreak.parties import STEPS, Commands, Parties, flip
-from tiebreak.api.auditing.validating import loss_alone, validate
+from tiebreak.api.auditing.forward import audit_forward, loss_alone
 from tiebreak.api.builtin.loader import load_task
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
@@ -49,16 +49,16 @@ def test_the_forward_part_gives_every_loss_of_a_run_bit_for_bit(cases: Callable[
 
 def test_an_honest_run_agrees(parties: Parties, told: Told) -> None:
     folder = parties.path("run")
-    words = told(folder, "--share", "100%", "--epochs")
+    words = told(folder, "--sample", "3")
     for expected in (
-        "drawn      steps 1, 4, 7,", "of 3 of 3 segments", "1 false: 100%", "agrees     3 losses", "is no verdict",
+        "drawn      steps 1, 4, 7,", "of 3 of 3 segments", "1 false: 100%", "agrees     3 losses",
     ):  # fmt: skip
         assert expected in words
-    found = json.loads(told(folder, "--json", "--seed", "x"))
+    found = json.loads(told(folder, "--sample", 1, "--json", "--seed", "x"))
     assert (found["agrees"], len(found["steps"]), found["drawable"]) == (True, 1, 3)
     assert found["detection"] == [{"false": 1, "probability": pytest.approx(1 / 3)}]
     assert 0 < found["share_of_a_replay"] < 0.5 / STEPS
-    assert json.loads(told(folder, "--json", "--seed", "x"))["steps"] == found["steps"]
+    assert json.loads(told(folder, "--sample", 1, "--json", "--seed", "x"))["steps"] == found["steps"]
 
 
 def lying(parties: Parties, folder: Path, change: Callable[[int, dict[str, torch.Tensor]], None]) -> RunDirectory:
@@ -81,63 +81,44 @@ def nicer_loss(number: int, state: dict[str, torch.Tensor]) -> None:
         state[TELEMETRY][0] -= 0.01
 
 
-def no_loss(number: int, state: dict[str, torch.Tensor]) -> None:
-    if number == 4:
-        state[TELEMETRY][0] = torch.nan
-
-
 def made_up_state(number: int, state: dict[str, torch.Tensor]) -> None:
     if number == 3:
         state["model.head.weight"] += 0.001
 
 
 @pytest.mark.slow
-def test_which_lies_either_look_sees(parties: Parties, tmp_path: Path, told: Told) -> None:
+def test_which_lies_it_sees(parties: Parties, tmp_path: Path, told: Told) -> None:
     nicer = lying(parties, tmp_path / "nicer", nicer_loss)
-    words = told(nicer.path, "--share", "100%", "--epochs", code=2)
+    words = told(nicer.path, "--sample", 99, code=2)
     assert ("step 4: expected loss" in words, f"0x{nicer.job.trainer.hex()}" in words) == (True, True)
-    found = validate(nicer, 1.0, "x", Machine(threads=1), epochs=True)
+    found = audit_forward(nicer, 99, "x", Machine(threads=1))
     assert found.fraud is not None
     assert found.fraud.step == 4
-    honest = validate(RunDirectory.open(parties.path("run")), 1.0, "x", Machine(threads=1), epochs=True)
-    assert honest.fraud is None
-    assert [look.passes for look in found.epochs] == [look.passes for look in honest.epochs], (
-        "a hundredth is too little"
-    )
-    assert found.epochs[1].reported < honest.epochs[1].reported
-    none = lying(parties, tmp_path / "none", no_loss)
-    broken = validate(none, 1.0, "x", Machine(threads=1), epochs=True).epochs[1]
-    assert (broken.threshold, broken.passes) == (0.0, False), "a loss that is no number has no deviation"
-    wide = validate(nicer, 0.1, "x", Machine(threads=1), epochs=True)
-    assert all(look.passes for look in wide.epochs), "n = 10 lets pass ten deviations"
     for unseen in (
         lying(parties, tmp_path / "made up", made_up_state),
         RunDirectory.open(parties.cheating(tmp_path / "update", 3)),
     ):
         assert parties.audit(unseen.path, tmp_path / f"replay of {unseen.path.name}") == 2
-        later = validate(unseen, 0.1, "x", Machine(threads=1), epochs=True)
-        assert all(look.passes for look in later.epochs)
-        assert validate(unseen, 1.0, "x", Machine(threads=1)).fraud is None
+        assert audit_forward(unseen, 99, "x", Machine(threads=1)).fraud is None
 
 
 def test_only_kept_states_can_be_looked_at(parties: Parties, tmp_path: Path, told: Told) -> None:
     folder = parties.trained(tmp_path / "run")
     opened = RunDirectory.open(folder)
     opened.drop_state(6)
-    assert "of 1 of 3 segments; of others no state was kept" in told(folder, "--share", "100%")
+    assert "of 1 of 3 segments; of others no state was kept" in told(folder, "--sample", 99)
     flip(opened.state_path(3))
-    assert "the state after step 3 is withheld or damaged" in told(folder, "--share", "100%", code=3)
+    assert "the state after step 3 is withheld or damaged" in told(folder, "--sample", 99, code=3)
     opened.drop_state(3)
     opened.drop_state(7)
     with pytest.raises(CannotCheck, match="kept states around at least one segment"):
-        validate(opened, 1.0, "x", Machine(threads=1))
+        audit_forward(opened, 99, "x", Machine(threads=1))
     told(parties.path("agreed"), code=1)
-    for share in ("0%", "101%", "10", "-1%"):
-        told(folder, "--share", share, code=1)
+    told(folder, "--sample", 0, code=1)
 
 
 def test_a_run_with_logs_is_for_an_audit(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = RunDirectory.open(parties.path("run"))
     monkeypatch.setattr(type(opened.job), "is_logged", property(lambda _: True))
     with pytest.raises(ConfigurationError, match="policy logged"):
-        validate(opened, 1.0, "x", Machine(threads=1))
+        audit_forward(opened, 99, "x", Machine(threads=1))

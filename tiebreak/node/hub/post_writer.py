@@ -54,7 +54,7 @@ class PostResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
-    """A post on its way to the clerk: its bytes and their envelope, and when and from where they came."""
+    """A post on its way to the post writer: its bytes and their envelope, and when and from where they came."""
 
     wire: bytes
     signed: SignedPost
@@ -79,7 +79,7 @@ class _Refused(Exception):
         self.status = status
 
 
-class Clerk:
+class PostWriter:
     """Takes batches of posts, in one thread at a time. Raises what `Store.open_for_writing` raises."""
 
     def __init__(
@@ -134,7 +134,7 @@ class Clerk:
     def _look_again(self, writer: Writer) -> None:
         """Find out what became of the last transaction: its error may have been a lost answer to its COMMIT.
 
-        Raises `StateError` if the database has other posts: this clerk would sign for a place that is taken.
+        Raises `StateError` if the database has other posts: this post writer would sign for a place that is taken.
         """
         writer.try_out()
         last = writer.last()

@@ -1,4 +1,4 @@
-"""Feeds the pages from a hub's own store and library, and from a board that this process follows.
+"""The source of all pages: a hub's own posts and blobs, and a board that this process follows.
 
 Posts are read once, in the order of their places, and only those of the kinds that are kept; the hub has checked them
 before it took them. What strangers can make this process keep is bounded in bytes, and the programs that it reads are
@@ -9,28 +9,35 @@ ledger makes the board of them.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
-
-from starlette.routing import BaseRoute
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tiebreak.node.hub.limits import Recent
-from tiebreak.node.pages.games import talk_of
-from tiebreak.node.pages.model import ReadPost
-from tiebreak.node.pages.routes import routes
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import TiebreakError, VerificationError
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.messages import Transcript
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties.board import Board, PublicGame
 from tiebreak.protocol.parties.ledger import Ledger, Refusal
-from tiebreak.protocol.parties.posts import GameBody, LibraryBody, OfferBody, PostKind, ReceivedPost, SignedPost
+from tiebreak.protocol.parties.posts import (
+    Body,
+    GameBody,
+    LibraryBody,
+    MoveBody,
+    OfferBody,
+    Post,
+    PostKind,
+    ReceivedPost,
+    SignedPost,
+)
 from tiebreak.protocol.program.program import MAGIC, Program
 from tiebreak.protocol.strict_json import parse_json
 from tiebreak.protocol.tags import Digest
@@ -73,9 +80,25 @@ _KINDS: Final = (PostKind.OFFER, PostKind.GAME, PostKind.LIBRARY)
 _KINDS_OF_LEDGER: Final = (PostKind.TRANSACTION, PostKind.MOVE, PostKind.RECEIPT)
 
 
+_TALKS: Final[Recent[tuple[object, ...], Transcript]] = Recent(1 << 25)
+"""The newest talks that were read, up to as many bytes of messages."""
+_TALKS_LOCK: Final = threading.Lock()
+V = TypeVar("V")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
-    """The knowledge of pages beyond a hub's posts. ground: None if posts are all there is. chain: in words."""
+class ReadPost:
+    """A post that a hub has taken, read and checked. The bytes of its body are left out of `post`."""
+
+    place: int
+    at: int
+    post: Post
+    body: Body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageContext:
+    """The knowledge of pages besides posts: the chain followed (or None) and its name."""
 
     domain: Domain
     blob: Callable[[Digest], Path]
@@ -83,13 +106,6 @@ class Outlook:
     now: Callable[[], int]
     ground: "AnyGround | None" = None
     chain: str = ""
-
-
-def pages(posts: "Store", outlook: Outlook) -> Sequence[BaseRoute]:
-    """The routes of the pages of a hub. A thread reads its posts now, and follows the board from then on."""
-    feed = Feed(posts, outlook)
-    feed.start()
-    return routes(feed)
 
 
 def snapshot(board: Board, owed: Mapping[Address, int] | None = None) -> Board:
@@ -122,12 +138,33 @@ def _bounded(seen: list[tuple[int, ReadPost]], most: int) -> list[tuple[int, Rea
     return light[:start] + light[end:]
 
 
-class Feed:
-    """A `PageSource` over a hub's posts and its ground, which without a chain is the ledger that the posts make."""
+def talk_of(domain: Domain, game: PublicGame, seen: Sequence[ReadPost]) -> Transcript:
+    """The messages that the sides of a game have signed to each other, from the posts about its job."""
+    wires = tuple(one.body.wire for one in seen if isinstance(one.body, MoveBody) and one.post.game_id == game.id)
+    name = (domain, game.job.job, game.head.head, game.id, game.challenger, wires)
+    with _TALKS_LOCK:
+        known = _TALKS.get(name)
+    if known is None:
+        start = rules.start(game.job.job, game.head.head, game.id, 0)
+        known = Transcript(start, domain=domain, challenger=game.challenger)
+        for wire in wires:
+            with suppress(VerificationError):
+                known.append(wire)
+        with _TALKS_LOCK:
+            _TALKS.put(name, known, 1024 + 2 * sum(map(len, wires)))
+    return known
 
-    def __init__(self, posts: "Store", outlook: Outlook) -> None:
-        self.domain, self.chain = outlook.domain, outlook.chain
-        self._posts, self._outlook, self._ground = posts, outlook, outlook.ground
+
+class Feed:
+    """The source of all pages: a hub's posts and its ground, which without a chain is the ledger that they make.
+
+    Several threads call it at once. chain: in words; empty if none is followed. on_paper: whether nobody holds the
+    money, so that the board's credits are what each account has gained or lost so far.
+    """
+
+    def __init__(self, posts: "Store", context: PageContext) -> None:
+        self.domain, self.chain = context.domain, context.chain
+        self._posts, self._context, self._ground = posts, context, context.ground
         self._lock = threading.Lock()
         self._place = self._shown = 0
         """The last post that was read, and the last one that the ledger's board shows."""
@@ -155,22 +192,22 @@ class Feed:
 
     def start(self) -> None:
         """Read what is there, so that no page waits for it, and follow the ground, in a thread of its own."""
-        threading.Thread(target=self._follow, args=(self._ground,), daemon=True, name="pages").start()
+        threading.Thread(target=self._follow, daemon=True, name="pages").start()
 
-    def _follow(self, ground: "AnyGround | None") -> None:
+    def _follow(self) -> None:
         rest, trouble, is_first = threading.Event(), "", True
-        while is_first or ground is not None:
+        while is_first or self._ground is not None:
             try:
-                self.look(ground)
+                self.look()
             except Exception as error:  # the pages show the last state, and it is tried again
                 if trouble != (trouble := repr(error)):
                     logging.getLogger(__name__).exception("the board cannot be followed")
-            is_first = rest.wait(POLL_SECONDS if ground is not None else 0)
+            is_first = rest.wait(POLL_SECONDS if self._ground is not None else 0)
 
-    def look(self, ground: "AnyGround | None") -> None:
+    def look(self) -> None:
         """Follow what is new on the ground. A node that does not answer is asked again the next time."""
         self._read_on()
-        if ground is None:
+        if (ground := self._ground) is None:
             return
         if hasattr(ground, "learn"):
             for job in list(self._offered.values()):
@@ -182,18 +219,22 @@ class Feed:
     # ------------------------------------------------------------------ what pages ask for
 
     def now(self) -> int:
-        return (self._ground.now() if self._ground is not None else 0) or self._outlook.now()
+        """Seconds by the same clock as the board's times."""
+        return (self._ground.now() if self._ground is not None else 0) or self._context.now()
 
     def place(self) -> int:
+        """The place of the newest post."""
         self._read_on()
         return self._place
 
-    @contextmanager
-    def reading(self) -> Iterator[Board | None]:
+    @property
+    def board(self) -> Board | None:
+        """The board as it is now, a copy that stays as it is; None if none is followed."""
         self._read_on()
-        yield self._board
+        return self._board
 
     def jobs(self) -> Sequence[Digest]:
+        """The jobs that were offered through this hub, the newest first."""
         self._read_on()
         with self._lock:
             return list(reversed(self._offered))
@@ -203,11 +244,13 @@ class Feed:
             return self._offered.get(job_id)
 
     def job_of_game(self, game_id: Digest) -> Digest | None:
+        """The job of a game that was opened through this hub."""
         self._read_on()
         with self._lock:
             return self._games.get(game_id)
 
     def posts(self, job_id: Digest, *, is_brief: bool = False) -> Sequence[ReadPost]:
+        """The posts about a job and its games, in their order: the first and the newest, fewer of them if brief."""
         self._read_on()
         most, limit = (MAX_BRIEF_BYTES, MAX_BRIEF) if is_brief else (MAX_SEEN_BYTES, MAX_SEEN_BYTES)
         with self._lock:
@@ -231,57 +274,67 @@ class Feed:
 
         names_only: for the names of its instructions; those of one that is too large stay unknown.
         """
-        with self._lock:
-            job, known = self._offered.get(job_id), self._programs.get(job_id)
-        if known is not None or job is None:
-            return known
-        counts, most = (job.body_count, job.state_count), MAX_NAMED_BYTES if names_only else MAX_PROGRAM_BYTES
+        if (job := self.offered(job_id)) is None:
+            return None
+        counts = (job.body_count, job.state_count)
         if names_only and sum(counts) > MAX_NAMED:
             return None
-        start = MAGIC + b"".join(count.to_bytes(4, "big") for count in counts)
-        with self._decoding:
-            for root, data in self._files_of(job_id, PROGRAM, most):
-                with suppress(VerificationError):
-                    if data.startswith(start):
-                        program = Program.decode(data)
-                        job.check_program(program)
-                        with self._lock:  # a copy has none of the tree that was made for the root
-                            return self._programs.put(job_id, replace(program), len(data) + _INSTRUCTION * sum(counts))
-                self._refuse(job_id, root)
-        return None
+
+        def read(data: bytes) -> tuple[Program, int]:
+            if not data.startswith(MAGIC + b"".join(count.to_bytes(4, "big") for count in counts)):
+                raise VerificationError("expected a program of the job's size, got another")
+            program = Program.decode(data)
+            job.check_program(program)
+            # A copy has none of the tree that was made for the root.
+            return replace(program), len(data) + _INSTRUCTION * sum(counts)
+
+        most = MAX_NAMED_BYTES if names_only else MAX_PROGRAM_BYTES
+        return self._published(job_id, PROGRAM, most, self._programs, read)
 
     def origins(self, job_id: Digest) -> Sequence[str]:
-        with self._lock:
-            job, known = self._offered.get(job_id), self._origins.get(job_id)
-        if known is not None or job is None:
-            return known or ()
-        with self._decoding:
-            for root, data in self._files_of(job_id, ORIGINS, MAX_ORIGINS_BYTES):
-                found: Any = None
-                with suppress(ValueError):
-                    found = parse_json(data, 1)
-                is_list = isinstance(found, list) and len(found) <= MAX_NAMED
-                if is_list and all(isinstance(item, str) for item in found):
-                    with self._lock:
-                        return self._origins.put(job_id, found, len(data) + _ORIGIN * len(found))
-                self._refuse(job_id, root)
-        return ()
+        """The origin of each body instruction in the client's model, if its files tell it. Nobody signed them."""
+
+        def read(data: bytes) -> tuple[Sequence[str], int]:
+            found: Any = parse_json(data, 1)
+            if not isinstance(found, list) or len(found) > MAX_NAMED or not all(isinstance(one, str) for one in found):
+                raise VerificationError("expected a list of texts, got something else")
+            return found, len(data) + _ORIGIN * len(found)
+
+        return self._published(job_id, ORIGINS, MAX_ORIGINS_BYTES, self._origins, read) or ()
 
     def name(self, job_id: Digest) -> str:
-        with self._lock:
-            known = self._names.get(job_id)
-        if known is None:
-            for root, data in self._files_of(job_id, TITLE, MAX_TITLE_BYTES):
-                with suppress(UnicodeDecodeError):
-                    name = data.decode("utf-8").strip()
-                    with self._lock:
-                        return self._names.put(job_id, name)
-                self._refuse(job_id, root)
-        return known or ""
+        """The name that its client or its trainer published for a job, if any. Nobody signed it."""
+        found = self._published(job_id, TITLE, MAX_TITLE_BYTES, self._names, lambda data: (data.decode().strip(), 1))
+        return found or ""
 
-    def _refuse(self, job_id: Digest, root: Digest) -> None:
+    def _published(
+        self, job_id: Digest, name: bytes, most: int, kept: Recent[Digest, V], read: Callable[[bytes], tuple[V, int]]
+    ) -> V | None:
+        """The newest of a job's published files of this name that `read` takes: its value, and its weight in memory.
+
+        One file at a time is read. One that raises an error is not read again for this job.
+        """
         with self._lock:
-            self._refused.put((job_id, root), True)
+            known = kept.get(job_id)
+            roots = [root for root in self._files.get((job_id, name)) or () if not self._refused.get((job_id, root))]
+        if known is not None or not roots:
+            return known
+        with self._decoding:
+            for root in roots:
+                path = self._context.blob(root)
+                try:
+                    if path.stat().st_size > most:
+                        continue
+                    value, weight = read(path.read_bytes())
+                except OSError:
+                    continue  # nobody has uploaded it yet
+                except (VerificationError, ValueError):
+                    with self._lock:
+                        self._refused.put((job_id, root), True)
+                else:
+                    with self._lock:
+                        return kept.put(job_id, value, weight)
+        return None
 
     # ------------------------------------------------------------------ reading
 
@@ -324,17 +377,6 @@ class Feed:
         if self._ledger is not None:
             with suppress(Refusal):
                 self._ledger.read(post, body, seen.at)
-
-    def _files_of(self, job_id: Digest, name: bytes, most: int) -> Iterator[tuple[Digest, bytes]]:
-        """A job's published files of this name that are here, not too large and not refused before."""
-        with self._lock:
-            named = self._files.get((job_id, name)) or ()
-            roots = [root for root in named if not self._refused.get((job_id, root))]
-        for root in roots:
-            path = self._outlook.blob(root)
-            with suppress(OSError):
-                if path.stat().st_size <= most:
-                    yield root, path.read_bytes()
 
     def _talk_of(self, game: PublicGame, sequence: int, snapshot: bytes) -> tuple[GameState, list[Move]]:
         talk = talk_of(self.domain, game, self.posts(game.job.id))

@@ -1,0 +1,182 @@
+"""Runs a step in plain PyTorch on copies of what it reads, with all numbers or without those of the model's floats.
+
+Tensors without numbers are torch's fake ones, so such a run costs no more than the Python code. What is computed from
+one has no numbers either; all others keep theirs, and none gets wrong ones: it is an error to ask for numbers that are
+not there, to write them into another tensor, and to go on after such an error.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch._library.utils import zip_schema
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from tiebreak.engine.capture.user_code import refusal
+from tiebreak.engine.capture.user_step import LossModule, as_written, exchanged
+from tiebreak.protocol.errors import ConfigurationError
+
+SEED: Final = 0x7EB_4EAC
+"""The seed of all runs; no user's own, whose state would pass for that of a step's start."""
+CPU: Final = torch.device("cpu")
+Losses = Sequence[Callable[..., Tensor]]
+
+
+class PlainRun:
+    """A step, forward and backward. Each call runs it once, on new copies.
+
+    losses: of the step's phases, which run one after the other, here without the updates between them.
+    device: where it runs; None for the CPU, without the numbers of the model's floats.
+    """
+
+    def __init__(
+        self, model: nn.Module, losses: Losses, batch: Sequence[Tensor], device: torch.device | None = CPU
+    ) -> None:
+        self.model, self.step, self._losses = model, LossModule(model, losses[0]), losses
+        self.state = dict([*model.named_parameters(), *model.named_buffers()])
+        self.given = {**self.state, **{f"batch tensor {i}": tensor for i, tensor in enumerate(batch)}}
+        self.copies: dict[str, Tensor] = {}
+        self.fixed: dict[int, str] = {}
+        """What the step may not write to at present: names by memory."""
+        self.trained: dict[int, str] = {}
+        self.flags: dict[str, bool] | None = None
+        """Which parameters have a gradient at the end of the last run, and so at the beginning of the next."""
+        self.losses: list[Any] = []
+        self.beginning: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor
+        """The tensor that a run begins with in the place of one of the state's."""
+        self.watch: Any = nullcontext()
+        self._device = device
+
+    def __call__(self) -> None:
+        """Raises `ConfigurationError`, with the place, if the step fails."""
+        self.losses, self.copies = [], {}  # of the last run: large models leave no room for both
+        copied = partial(Tensor.to, device=self._device, copy=True)
+        hollow = Hollow(allow_non_fake_inputs=True).copy if self._device is None else copied
+        for name, tensor in self.given.items():
+            copy = hollow(self.beginning(name, tensor.detach())) if name in self.state else copied(tensor.detach())
+            self.copies[name] = copy.requires_grad_(tensor.requires_grad)
+        # For the checks: what the copies have now, and where they are.
+        self.attributes = {name: vars(tensor) | vars(self.given[name]) for name, tensor in self.copies.items()}
+        self.addresses = {name: (storage_of(t), t.storage_offset()) for name, t in self.copies.items()}
+        memory = {storage_of(t): name for name, t in self.copies.items() if t.numel()}
+        self.fixed = {at: name for at, name in memory.items() if name not in self.state}
+        self.trained = {at: name for at, name in memory.items() if self.given[name].requires_grad}
+        around = Errors() if self._device is None else nullcontext() if self._device == CPU else self._device
+        replaced = {f"model.{name}": self.copies[name] for name in self.state}
+        try:
+            with (
+                torch.compiler.set_stance("force_eager"),
+                as_written(self.model),
+                around,
+                self.watch,
+                exchanged(self.step, replaced),
+            ):
+                self._run_phases()
+        except ConfigurationError:
+            raise
+        except Exception as error:  # whatever the user's code raises
+            batch = "mend it first (its batch holds the examples with the greatest and the least numbers)"
+            words = ["the step fails in plain PyTorch already", batch]
+            if isinstance(self.watch, TorchDispatchMode):
+                self.watch = nullcontext()
+                self()  # raises that, unless it is the watch that some kernels cannot bear
+                words = ["the step cannot be captured"]
+            raise refusal(error, self.model, *words) from error
+        assigned = self.step.assigned
+        late = [n for n in self.state if replaced[f"model.{n}"] is not assigned.get(n, self.copies[n])]
+        if late:
+            raise ConfigurationError(
+                "expected a step that assigns buffers in forward, got one that also assigns some in its backward pass, "
+                f"{late}; leave that out of hooks"
+            )
+
+    def _run_phases(self) -> None:
+        batch = [copy for name, copy in self.copies.items() if name not in self.state]
+        weights = [name for name, tensor in self.state.items() if isinstance(tensor, nn.Parameter)]
+        written = [n for n, t in self.state.items() if t.requires_grad or n not in weights]
+        assigned, fixed, begun = dict[str, Tensor](), self.fixed, self.flags
+        for one in self._losses:
+            # A later phase goes on with the gradients that are on now, but in the first run each begins anew.
+            for name in weights if begun is None or not self.losses else ():
+                self.copies[name].requires_grad_(self.state[name].requires_grad if begun is None else begun[name])
+            self.fixed, self.step.loss = fixed, one
+            self.losses.append(loss := self.step(*batch))
+            assigned |= self.step.assigned
+            self.fixed = fixed | {storage_of(self.copies[n]): f"{n} in its backward pass" for n in written}
+            if isinstance(loss, Tensor) and loss.requires_grad and loss.shape == () and not loss.is_complex():
+                loss.backward()  # type: ignore[no-untyped-call]
+        self.step.assigned = assigned
+        self.flags = {name: self.copies[name].requires_grad for name in weights}
+
+    def is_written(self, name: str) -> bool:
+        """Whether the step, or the optimizer after it, writes to a tensor in place."""
+        return self.given[name].requires_grad or bool(self.copies[name]._version) or not self._is_same(name)
+
+    def _is_same(self, name: str) -> bool:
+        own, copy = self.given[name].detach(), self.copies[name]
+        own = self.beginning(name, own) if name in self.state else own
+        return isinstance(copy, FakeTensor) or torch.equal(own, copy.to(own.device))
+
+    def results(self) -> list[Tensor]:
+        """The loss, the new buffers and the gradients of the last run, if they have numbers."""
+        gradients = [tensor.grad.to_dense() for tensor in self.copies.values() if tensor.grad is not None]
+        copies = [self.given[n] if self._is_same(n) else t for n, t in self.copies.items()]  # few outlive the next run
+        found = (*self.losses, *self.step.assigned.values(), *copies, *gradients)
+        if self._device is not None and any(isinstance(tensor, FakeTensor) for tensor in found):
+            what = "a tensor without any, which an earlier rehearsal left in a global or a cache of the process"
+            raise ConfigurationError(f'expected numbers, got {what}; start a new one, and capture with device="cpu"')
+        return [t.detach() for t in found if isinstance(t, Tensor) and not isinstance(t, FakeTensor)]
+
+
+def storage_of(tensor: Tensor) -> int:
+    """The address of a tensor's memory, or a number in its place; 0 if it has none."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage._cdata if isinstance(tensor, FakeTensor) else storage.data_ptr() or storage._cdata
+    except RuntimeError:  # as the zeros that autograd makes
+        return 0
+
+
+class Hollow(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Makes tensors without numbers, and computes with them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = zip_schema(func._schema, args, kwargs := kwargs or {})
+        written = tree_leaves([value for a, value in named if a.alias_info is not None and a.alias_info.is_write])
+        if any(isinstance(value, Tensor) and not isinstance(value, FakeTensor) for value in written):
+            raise ConfigurationError(f"expected writes of numbers, got {func} of a tensor without any")
+        known = (t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor) and not isinstance(t, FakeTensor))
+        if any(t.dtype in (torch.int64, torch.int32) for t in known) and torch._C._current_graph_task_id() == -1:
+            # In forward, PyTorch itself refuses indices out of range: no process survives what a GPU does then.
+            zeros = partial(tree_map_only, FakeTensor, lambda t: torch.zeros(t.shape, dtype=t.dtype))
+            func(*zeros(args), **zeros(kwargs))
+        return self.dispatch(func, types, args, kwargs)
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """A copy of a tensor of floats without its numbers, or of another one with them."""
+        with self if tensor.is_floating_point() else nullcontext():
+            return tensor.clone()
+
+
+class Errors(TorchFunctionMode):
+    """Refuses code that goes on after an error of torch, which may be one for want of numbers."""
+
+    caught: Exception | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception as error:
+            self.caught = error
+            raise
+
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+        super().__exit__(kind, value, traceback)  # type: ignore[no-untyped-call]
+        if kind is None and self.caught is not None:
+            raise ConfigurationError(f"expected a step without errors, got one that catches {self.caught!r}")
