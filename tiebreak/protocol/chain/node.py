@@ -141,7 +141,7 @@ class Node:
             return Tip.of(self.web3.eth.get_block("latest"))
 
     def _found(self, read: Callable[[], T]) -> T | None:
-        """What a node has; None if it has none, as one that is behind or has changed its mind."""
+        """The answer; None if the node does not have the thing, as one that is behind or has changed its mind."""
         from web3.exceptions import BlockNotFound, TransactionNotFound  # noqa: PLC0415
 
         with node_errors():
