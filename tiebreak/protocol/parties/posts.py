@@ -46,15 +46,7 @@ from tiebreak.protocol.packing import (
     unpack,
 )
 from tiebreak.protocol.parties import events as e
-from tiebreak.protocol.parties.transactions import (
-    TRANSACTIONS,
-    AnyConcession,
-    AnyHead,
-    AnyJob,
-    AnyReceipt,
-    Transaction,
-    subject_of,
-)
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 MAX_BODY_BYTES: Final = 1 << 18
@@ -94,7 +86,7 @@ class Body(Record):
 
     def subject(self) -> tuple[Digest | None, Digest | None]:
         """The job and the game that the body itself names; None where it names none."""
-        return subject_of(self)
+        return tx.subject_of(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +94,7 @@ class OfferBody(Body):
     """A client's job that asks for its trainer's signature."""
 
     KIND = PostKind.OFFER
-    job: AnyJob
+    job: tx.AnyJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +102,7 @@ class AnswerBody(Body):
     """The trainer's signature under a job, or an empty one that declines."""
 
     KIND = PostKind.ANSWER
-    job: AnyJob
+    job: tx.AnyJob
     signature: Annotated[bytes, Data(keys.SIGNATURE_BYTES)]
 
 
@@ -119,7 +111,7 @@ class HeadBody(Body):
     """The trainer's head, perhaps with the leaves of its run tree."""
 
     KIND = PostKind.HEAD
-    head: AnyHead
+    head: tx.AnyHead
     leaves: Annotated[tuple[Digest, ...], ListOf(Raw(32), MAX_LEAVES)] = ()
 
 
@@ -128,7 +120,7 @@ class LogReceiptBody(Body):
     """The client's receipt for the logs of a head."""
 
     KIND = PostKind.LOG_RECEIPT
-    receipt: AnyReceipt
+    receipt: tx.AnyReceipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +128,7 @@ class GameBody(Body):
     """A challenger's choice of a head, and the nonce of its game. It opens the game's mailbox."""
 
     KIND = PostKind.GAME
-    head: AnyHead
+    head: tx.AnyHead
     nonce: U64
 
 
@@ -225,7 +217,7 @@ class TransactionBody(Body):
     """A transaction that anybody would have sent to a chain, where there is none."""
 
     KIND = PostKind.TRANSACTION
-    transaction: Annotated[Transaction, AnyOf(TRANSACTIONS)]
+    transaction: Annotated[tx.Transaction, AnyOf(tx.TRANSACTIONS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +225,7 @@ class ConcessionBody(Body):
     """The trainer gives up a head, and names whom to pay for it."""
 
     KIND = PostKind.CONCESSION
-    concession: AnyConcession
+    concession: tx.AnyConcession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
