@@ -183,13 +183,10 @@ class PartyMachine:
 
     def plan(self) -> None:
         """Ask for everything that should be under way now."""
-        if self._key is not None and self.collects():
-            self._collect()
-
-    def _collect(self) -> None:
-        """Withdraw once nothing more can come, to need one transaction instead of many, or once money is short."""
-        credit = self.board.credit(self.address)
-        if credit and (self._is_short or self.means.shortage(0) or not self.has_business()):
+        if self._key is None or not self.collects() or not self.board.credit(self.address):
+            return
+        # Withdraw once nothing more can come, to need one transaction instead of many, or once money is short.
+        if self._is_short or self.means.shortage(0) or not self.has_business():
             self.want(("withdraw",), tx.Withdraw(to=self.address))
 
     def has_business(self) -> bool:
