@@ -59,13 +59,13 @@ from tiebreak.protocol.errors import ConfigurationError
 
 _FIRST_RUN: Final = (
     "the step cannot be captured: in plain PyTorch its first run has other results or draws than its second one, on "
-    "the same tensors. A program does the same in every step; call the model once on a batch before (and load its initial "
-    "weights again), or make what is done once a part of __init__"
+    "the same tensors. A program does the same in every step; call the model once on a batch before (and load its "
+    "initial weights again), or make what is done once a part of __init__"
 )
 _OTHER_RATES: Final = (
     "expected a loss that reads nothing that a schedule changes, got one with other results if the optimizer's "
-    "settings (`param_groups`, `get_last_lr()`) are others: they would stay as they were at capture; count steps in a buffer "
-    "(`self.t += 1`), and compute the factor from it"
+    "settings (`param_groups`, `get_last_lr()`) are others: they would stay as they were at capture; count steps in a "
+    "buffer (`self.t += 1`), and compute the factor from it"
 )
 
 
