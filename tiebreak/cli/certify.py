@@ -16,9 +16,7 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.certification.certificates import SignedCertificate
     from tiebreak.api.certification.folders import Found
-    from tiebreak.api.certification.ownership import OwnershipChallenge, OwnershipClaim
 
 MODEL = click.Path(exists=True, path_type=Path)
 MOST = (1 << 63) - 1
@@ -59,7 +57,7 @@ def certify(
     ending = None
     if rpc is not None and not output.exists():
         head = api.onchain.signed_head(opened, None).head
-        ending = api.onchain.ending_of(api.onchain.board_of(rpc, opened), head, from_block)
+        ending = api.endings.ending_of(api.boards.board_of(rpc, opened), head, from_block)
     evidence = None
     if attestation is not None:
         evidence = Attestation(kind=attestation[0], evidence=read_file(attestation[1], MAX_EVIDENCE_BYTES))
@@ -121,7 +119,7 @@ def verify(
         proves.append(f"{base} is the base that these adapters were trained on: that state has its frozen tensors too.")
     open_ = signed.leaves_open(found, chain_asked=rpc is not None, base_given=base is not None)
     if rpc is not None:
-        api.onchain.check_ending(api.onchain.board_of(rpc, signed.certificate), signed.certificate)
+        api.endings.check_ending(api.boards.board_of(rpc, signed.certificate), signed.certificate)
         proves.append("The node says that the board settled the job with this head.")
     said = None if verifier is None else api.attesting.ask(signed.certificate, verifier)
     required = [f"0x{address.hex()}" for address in require]
@@ -149,7 +147,7 @@ def verify(
     return 2 * (require_attestation and (said is None or said.code != 0))
 
 
-def _document(signed: "SignedCertificate", found: "Found") -> dict[str, Any]:
+def _document(signed: "api.certificates.SignedCertificate", found: "Found") -> dict[str, Any]:
     job, certificate = signed.certificate.job, signed.certificate
     return {
         "job": job.id.hex(),
@@ -247,7 +245,7 @@ def check(
         raise ConfigurationError("expected --posts and the --hub-key of their hub, or neither, got one")
     postings = [] if hub_key is None else api.ownership.received(made, api.judging.read_transcripts(posts)[0], hub_key)
     if rpc is not None:
-        postings += api.onchain.heads_posted(api.onchain.board_of(rpc, made.run), made.run.job.id, from_block)
+        postings += api.endings.heads_posted(api.boards.board_of(rpc, made.run), made.run.job.id, from_block)
     api.ownership.check_posted(made, postings)
     found = api.ownership.check(made, asked, machine, model=model, certificate=certificate)
     role = "trainer" if found.signer == made.run.job.trainer else "client"
@@ -260,7 +258,7 @@ def check(
     }, as_json=as_json)  # fmt: skip
 
 
-def _drawn(made: "OwnershipClaim", asked: "OwnershipChallenge") -> dict[str, Any]:
+def _drawn(made: "api.ownership.OwnershipClaim", asked: "api.ownership.OwnershipChallenge") -> dict[str, Any]:
     count = len(made.records)
     return {
         "job": made.run.job.id.hex(),

@@ -9,16 +9,12 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from tiebreak import api
 from tiebreak.cli import options as opt
-
-if TYPE_CHECKING:
-    from tiebreak.api.watching.alarms import Rule, Sample
-    from tiebreak.api.watching.monitoring import RunMonitor
 
 ALARM: Final = 4
 POLL: Final = click.FloatRange(0.01, 3600)
@@ -55,7 +51,9 @@ def monitor(run: Path, once: bool, as_json: bool, step_seconds: float | None, st
     return ALARM if any(rule.standing is api.alarms.WorkerStanding.ALARM for rule in rules) else 0
 
 
-def _follow(watch: "RunMonitor", *, once: bool, as_json: bool, poll: float) -> "tuple[tuple[Rule, ...], Sample | None]":
+def _follow(
+    watch: "api.monitoring.RunMonitor", *, once: bool, as_json: bool, poll: float
+) -> "tuple[tuple[api.alarms.Rule, ...], api.alarms.Sample | None]":
     """Prints new samples and rules until the run is over. Returns the rules' last standing, and the last sample."""
     before: dict[str, str] = {}
     last = None
@@ -77,7 +75,7 @@ def _follow(watch: "RunMonitor", *, once: bool, as_json: bool, poll: float) -> "
         time.sleep(poll)
 
 
-def _line(sample: "Sample", before: "Sample | None", *, as_json: bool) -> str:
+def _line(sample: "api.alarms.Sample", before: "api.alarms.Sample | None", *, as_json: bool) -> str:
     if as_json:
         return json.dumps({"event": "sample", **json.loads(api.alarms.as_line(sample))})
     words = [f"step {sample.step}"]
@@ -94,7 +92,9 @@ def _line(sample: "Sample", before: "Sample | None", *, as_json: bool) -> str:
     return ", ".join(words)
 
 
-def _told(rules: "Sequence[Rule]", last: "Sample | None", *, as_json: bool, at_end: bool = False) -> str:
+def _told(
+    rules: "Sequence[api.alarms.Rule]", last: "api.alarms.Sample | None", *, as_json: bool, at_end: bool = False
+) -> str:
     if as_json:
         found = [{"rule": rule.name, "standing": rule.standing.lower(), "text": rule.text} for rule in rules]
         alarm = any(rule["standing"] == "alarm" for rule in found)
