@@ -347,14 +347,6 @@ def test_a_trainer_signs_no_window_that_its_own_trial_took_longer_than() -> None
     assert made.sign_job(roomy)
 
 
-def test_a_trainer_accepts_only_what_a_process_of_its_own_can_train() -> None:
-    """A head that waits for the segment of another job could be late, which costs the stake."""
-    offered, other = public(JOB, JobStatus.OFFERED), replace(JOB, nonce=1)
-    assert trainer(public(other), offered, processes=2).accepts(offered)
-    assert not trainer(public(other), offered, processes=1).accepts(offered)
-    assert trainer(public(other, heads=other.checkpoints), offered, processes=1).accepts(offered)
-
-
 def test_a_trainer_wants_no_job_whose_stake_is_over_a_limit() -> None:
     stake = JOB.trainer_stake
     for limit in ("most_stake", "most_exposed"):
