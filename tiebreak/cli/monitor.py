@@ -45,14 +45,14 @@ def monitor(run: Path, once: bool, as_json: bool, step_seconds: float | None, st
     Exit codes: 0 no alarm, 4 an alarm, 2 the folder holds what does not verify, 1 not possible as asked. It ends when
     the run has its last checkpoint.
     """
-    watch = api.monitoring.Watch(api.reading.open_directory(run), step_seconds=step_seconds, states=states)
+    watch = api.monitoring.RunMonitor(api.reading.open_directory(run), step_seconds=step_seconds, states=states)
     rules, last = _follow(watch, once=once, as_json=as_json, poll=poll)
     click.echo(_told(rules, last, as_json=as_json, at_end=True))
     return ALARM if any(rule.standing is api.alarms.WorkerStanding.ALARM for rule in rules) else 0
 
 
 def _follow(
-    watch: "api.monitoring.Watch", *, once: bool, as_json: bool, poll: float
+    watch: "api.monitoring.RunMonitor", *, once: bool, as_json: bool, poll: float
 ) -> "tuple[tuple[api.alarms.Rule, ...], api.alarms.Sample | None]":
     """Prints new samples and rules until the run is over. Returns the rules' last standing, and the last sample."""
     before: dict[str, str] = {}
