@@ -20,16 +20,16 @@ from tiebreak.protocol.parties.terms import CONFIRMATIONS
 from tiebreak.protocol.tags import Digest
 
 FILE: Final = "party.toml"
-ROLES: Final = ("client", "trainer", "auditor", "watch")
+ROLES: Final = ("client", "trainer", "auditor", "watcher")
 PREFIX: Final = "TIEBREAK_"
 ANY: Final = "any"
 
 
 _ALL: Final = frozenset(ROLES)
-_KEYED: Final = _ALL - {"watch"}
+_KEYED: Final = _ALL - {"watcher"}
 _WORKING: Final = _ALL - {"client"}
 _STAKING: Final = frozenset({"trainer", "auditor"})
-_TRAINER, _AUDITOR, _WATCHING = frozenset({"trainer"}), frozenset({"auditor"}), frozenset({"auditor", "watch"})
+_TRAINER, _AUDITOR, _WATCHING = frozenset({"trainer"}), frozenset({"auditor"}), frozenset({"auditor", "watcher"})
 
 
 def _setting(default: Any, roles: frozenset[str], words: str) -> Any:
@@ -56,7 +56,7 @@ class Settings:
         "commas, of which one that is away or lies costs time. Empty: no chain; then the hub's signed receipts are\n"
         "the clock, and money is only counted on paper.",
     )
-    board: str = _setting("", _ALL, "The address of the job board on that chain (`tiebreak deploy`).")
+    board: str = _setting("", _ALL, "The address of the job board on that chain (`tiebreak chain deploy`).")
     first_block: int = _setting(0, _ALL, "The block in which the board was created; following starts there.")
     confirmations: int = _setting(
         CONFIRMATIONS, _ALL, "Blocks that must stand on a transaction's before it counts as sent for good."
@@ -71,9 +71,7 @@ class Settings:
         "Seconds that the first two steps of a program may take, with all that comes before them. A party stays out\n"
         "of a job whose program takes longer, or more memory than there is.",
     )
-    slowdown: int = _setting(
-        1, _ALL, "How many times longer a step may take on the worst data (`tiebreak doctor --worst`)."
-    )
+    slowdown: int = _setting(1, _ALL, "How many times longer a step may take on the worst data (`tiebreak worst`).")
     key: str = _setting(
         "key.pem",
         _KEYED,

@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import io
 import json
 import os
 import socket
@@ -13,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,11 +32,10 @@ from tests.tiebreak.node.hubs import (
     steps,
     upload,
 )
-from tiebreak.node import driver as driver_module
-from tiebreak.node import hub_client as module
-from tiebreak.node.driver import Driver
-from tiebreak.node.hub_client import HubClient, HubClientStopped, HubForgot, HubRefused
-from tiebreak.node.log import Log
+from tiebreak.node import hub_client as client_module
+from tiebreak.node import hub_connection as connection_module
+from tiebreak.node.hub_client import HubClient, HubForgot, HubRefused
+from tiebreak.node.hub_connection import HubClientStopped
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError
@@ -52,8 +49,8 @@ Script = Callable[[bytes], Iterable[bytes | float]]
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(module, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(connection_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(connection_module, "LONGEST_PAUSE", 0.05)
 
 
 @contextmanager
@@ -315,7 +312,7 @@ def until(ask: Callable[[], Any]) -> Any:
 
 def test_no_bytes_of_a_hub_deafen_a_party(monkeypatch: pytest.MonkeyPatch, cases: Callable[[int], None]) -> None:
     """Every answer of a true hub, with random damage: it is believed or asked for again, and nothing else happens."""
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(connection_module, "FIRST_PAUSE", 0.0)
     rng, true = Random(36), receipt(OFFER, 3)
     named = {"address": f"0x{HUB.address.hex()}", "chainId": str(DOMAIN.chain_id), "contract": DOMAIN.contract.hex()}
     bodies = {
@@ -348,31 +345,6 @@ def test_no_bytes_of_a_hub_deafen_a_party(monkeypatch: pytest.MonkeyPatch, cases
     assert damaged > 600
 
 
-def test_a_thread_of_the_mail_outlives_every_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_module, "PAUSE_SECONDS", 0.0)
-    stop, written, errors = threading.Event(), io.StringIO(), list[Exception]()
-
-    class Broken:
-        def read(self, *_: Any) -> Iterator[Any]:
-            if not errors:
-                stop.set()
-                return iter(())
-            raise errors.pop(0)
-
-        @property
-        def hub(self) -> Any:
-            return next(self.read(), b"")
-
-    for run in (Driver._read_mail, Driver._send_mail):
-        stop.clear()
-        errors[:] = [ValueError("-5"), TypeError(), StateError("away")]
-        given: dict[str, Any] = dict.fromkeys(("machine", "ground", "shelf"))
-        given["crews"] = SimpleNamespace(listen=lambda *_: None)
-        given["journal"] = SimpleNamespace(fact=lambda _: None, append=None)
-        run(Driver(hub_client=Broken(), notes=Log("auditor", stream=written), stop=stop, **given))  # type: ignore[arg-type]
-    assert written.getvalue().count("WARNING hub") == 6
-
-
 def test_only_own_jobs_and_new_offers_are_read(tmp_path: Path) -> None:
     """A job that becomes one's own is read from its first post; after a start, nothing else is read again."""
     offer, *others = own_job(PrivateKey.from_int(9))
@@ -385,7 +357,7 @@ def test_only_own_jobs_and_new_offers_are_read(tmp_path: Path) -> None:
         wanted.add(JOB.id)
         reader.turn()
         assert [next(coming).received.wire for _ in range(3)] == [OFFER, steps(0), steps(1)]
-        waiting.until(lambda: any(listener.has_all for listener in hub.hub.streams._offers))
+        waiting.until(lambda: len(hub.hub.streams) == 1)
         news = own_job(PrivateKey.from_int(10))[:2]
         for wire in (*news, steps(2)):
             hub.connect().post(wire)
@@ -560,5 +532,5 @@ def test_an_answer_is_read_up_to_its_limit(head: bytes) -> None:
     whole = [b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + head + b"\r\n" + b"x" * 101]
     with liar(script_of(*[whole])) as url:
         assert hub_client(url)._ask("GET", "/", limit=101) == b"x" * 101
-        with pytest.raises(module._Away, match="expected at most 100 bytes"):
+        with pytest.raises(client_module._Away, match="expected at most 100 bytes"):
             hub_client(url)._ask("GET", "/", limit=100)

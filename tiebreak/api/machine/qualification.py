@@ -11,7 +11,6 @@ from tiebreak.api.machine.running import usable_device
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import integer_products, launches
 from tiebreak.engine.run.qualify import qualify
-from tiebreak.engine.run.worst import Slowdown, worst
 from tiebreak.protocol.errors import ConfigurationError
 
 
@@ -63,13 +62,6 @@ def lines(found: tuple[KernelStatus, ...]) -> Iterator[tuple[str, str]]:
     for kernel in found:
         yield f"kernel {kernel.name}", kernel.detail if kernel.compiled else f"none: {kernel.detail}"
     yield from integer_products()
-
-
-def worst_factors(kernels: tuple[KernelStatus, ...]) -> dict[str, Slowdown]:
-    """The time of hostile data over that of ordinary data, with compiled kernels (if there are any) and without."""
-    accelerated = any(kernel.compiled for kernel in kernels if kernel.name == "sums")
-    found = {"compiled": worst()} if accelerated else {}
-    return found | {"without compiler": worst(compiled=False)}
 
 
 def document(kernels: tuple[KernelStatus, ...], found: list[PathVerdict]) -> dict[str, Any]:

@@ -172,7 +172,7 @@ CASES: Final = (
 PIECES: Final = 64
 """The number of pieces into which a partly hostile operand is divided."""
 QUICK: Final = (CASES[0], CASES[4], CASES[7], CASES[10])
-"""The cases that `tiebreak doctor --worst` runs."""
+"""The cases that `tiebreak worst` runs."""
 
 
 @dataclass(frozen=True, slots=True)
