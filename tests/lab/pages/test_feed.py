@@ -56,6 +56,12 @@ class Store:
     def last_place(self) -> int:
         return self.rows[-1].place if self.rows else 0
 
+    def say(self, body: p.Body, job_id: Digest, sender: Address = CLIENT.address) -> None:
+        place = len(self.rows) + 1
+        post = p.Post.of(body, job_id=job_id, number=900 + place, sender=sender)
+        wire = p.SignedPost(post=post, signature=bytes(65)).encode()
+        self.rows.append(p.ReceivedPost(place=place, at=place, wire=wire, signature=bytes(65)))
+
 
 class Ground:
     def __init__(self, source: Staged) -> None:
@@ -71,6 +77,10 @@ class Ground:
             raise CannotCheck("the node is away")
         self.board.jobs, self.board.games = self.source.board.jobs, self.source.board.games
         return ["changed"]
+
+
+def on_paper(store: Any, folder: Path) -> Feed:
+    return Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: folder / root.hex(), now=lambda: 7))
 
 
 def context(source: Staged, folder: Path, ground: Ground | None = None) -> PageContext:
@@ -108,9 +118,7 @@ def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.
         body: p.Body = p.OfferBody(job=job)
         if place > 8:
             body = p.ReplayedBody(count=place, run_root=job.id, agrees=1)
-        post = p.Post.of(body, job_id=job.id, number=place, sender=CLIENT.address)
-        wire = p.SignedPost(post=post, signature=bytes(65)).encode()
-        store.rows.append(p.ReceivedPost(place=place, at=place, wire=wire, signature=bytes(65)))
+        store.say(body, job.id)
     sizes = [len(row.wire) for row in store.rows[7::8]]
     weight = sum(size + feed_module._OVERHEAD for size in sizes) - sizes[1] - feed_module._OVERHEAD
     monkeypatch.setattr(feed_module, "KEPT_BYTES", 3 * weight - 1)
@@ -156,11 +164,7 @@ def publish(source: Staged, store: Store, folder: Path, name: bytes, data: bytes
     (folder / root.hex()).write_bytes(data)
     (job_id,) = source.board.jobs
     body = p.LibraryBody(count=0, logs=0, files=(p.PublishedFile(name=name, size=len(data), root=Digest(root)),))
-    sender = source.board.jobs[job_id].job.client
-    post = p.Post.of(body, job_id=job_id, number=900 + len(store.rows), sender=Address(sender))
-    place = len(store.rows) + 1
-    wire = p.SignedPost(post=post, signature=bytes(65)).encode()
-    store.rows.append(p.ReceivedPost(place=place, at=1, wire=wire, signature=bytes(65)))
+    store.say(body, job_id, Address(source.board.jobs[job_id].job.client))
 
 
 def test_a_program_counts_if_it_is_the_jobs(tmp_path: Path) -> None:
@@ -182,10 +186,7 @@ def test_a_program_counts_if_it_is_the_jobs(tmp_path: Path) -> None:
 def offer(store: Store, job: Job, files: Sequence[p.PublishedFile] = ()) -> None:
     """Posts of a client: an offer, and a list of files."""
     for body in (p.OfferBody(job=job), p.LibraryBody(count=0, logs=0, files=tuple(files))):
-        place = len(store.rows) + 1
-        post = p.Post.of(body, job_id=job.id, number=place, sender=CLIENT.address)
-        wire = p.SignedPost(post=post, signature=bytes(65)).encode()
-        store.rows.append(p.ReceivedPost(place=place, at=1, wire=wire, signature=bytes(65)))
+        store.say(body, job.id)
 
 
 def test_programs_of_strangers_take_bounded_memory_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +263,7 @@ def test_lists_of_files_push_out_no_other_posts(tmp_path: Path, monkeypatch: pyt
             p.LibraryBody(count=count, logs=0, files=tuple(files)),
         ]
     store = stored(tmp_path, bodies)
-    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = on_paper(store, tmp_path)
     seen = [one.body for one in feed.posts(FALSE.job.id)]
     assert [one.count for one in seen if isinstance(one, p.ReplayedBody)] == list(range(20))
     lists = [one for one in seen if isinstance(one, p.LibraryBody)]
@@ -278,7 +279,7 @@ def test_the_first_page_reads_few_posts_of_many(tmp_path: Path, monkeypatch: pyt
     store = stored(tmp_path, [p.OfferBody(job=FALSE.job), *steps])
     decode = p.SignedPost.decode
     monkeypatch.setattr(p.SignedPost, "decode", lambda wire: (decoded.append(wire), decode(wire))[1])
-    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = on_paper(store, tmp_path)
     feed.start()
     until(lambda: feed._place == count + 1)  # read before anybody asks for a page
     assert [decode(wire).post.kind for wire in decoded] == [p.PostKind.OFFER]
@@ -294,26 +295,27 @@ def test_the_first_page_reads_few_posts_of_many(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("data", [b"[", b"{}", b'["a", null]', b"[" * 9999, b"\xff"])
 def test_origins_that_are_no_list_of_texts_are_none(tmp_path: Path, data: bytes) -> None:
-    source = moments()[-1]
-    store, (job_id,) = Store(source), source.board.jobs
-    publish(source, store, tmp_path, feed_module.ORIGINS, data, b"\2" * 32)
-    feed = Feed(store, context(source, tmp_path))
-    assert feed.place()
-    assert feed.origins(job_id) == ()
+    feed, job = published(tmp_path, feed_module.ORIGINS, data)
+    assert feed.origins(job.id) == ()
 
 
 @pytest.mark.parametrize(
     ("data", "name"), [(b"digits\n", "digits"), (b"\xff\xfe", ""), (b"x" * 101, ""), ("ü".encode() * 50, "ü" * 50)]
 )
 def test_a_published_name_is_text_or_none(tmp_path: Path, data: bytes, name: str) -> None:
+    feed, job = published(tmp_path, feed_module.TITLE, data)
+    assert feed.name(job.id) == name
+    assert (feed.offered(job.id), feed.offered(Digest(bytes(32)))) == (job, None)
+
+
+def published(folder: Path, name: bytes, data: bytes) -> tuple[Feed, Job]:
+    """The pages' source of a job with one published file."""
     source = moments()[-1]
-    store, (job_id,) = Store(source), source.board.jobs
-    publish(source, store, tmp_path, feed_module.TITLE, data, b"\2" * 32)
-    feed = Feed(store, context(source, tmp_path))
+    store = Store(source)
+    publish(source, store, folder, name, data, b"\2" * 32)
+    feed = Feed(store, context(source, folder))
     assert feed.place()
-    assert feed.name(job_id) == name
-    assert feed.offered(job_id) == source.board.jobs[job_id].job
-    assert feed.offered(Digest(bytes(32))) is None
+    return feed, next(iter(source.board.jobs.values())).job
 
 
 def test_origins_name_the_disputed_instruction(tmp_path: Path, cases: Callable[[], None]) -> None:
@@ -337,7 +339,7 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
     """A page shows what every party's own ledger says, after each post, and in the end verdict and paper money."""
     run, store = FALSE, Store()
     commune = lived(run)
-    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = on_paper(store, tmp_path)
     statuses, walked, early = [], set(), set[int]()
     for post in commune.export:
         store.rows.append(post)
@@ -368,8 +370,7 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
 def test_refused_transactions_are_read_like_any_post(tmp_path: Path) -> None:
     """Each page answers, and shows the board of the posts up to there: refused ones alone, last, and in between."""
     run, store, plain = FALSE, Store(), Store()
-    context_on_paper = PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7)
-    feed, twin = Feed(store, context_on_paper), Feed(plain, context_on_paper)
+    feed, twin = on_paper(store, tmp_path), on_paper(plain, tmp_path)
     pages = TestClient(Starlette(routes=routes(feed)))
     settle = p.TransactionBody(transaction=tx.Settle(job_id=run.job.id))
     for number, row in enumerate(lived(run).export):
@@ -392,7 +393,7 @@ def test_page_of_a_job_says_whom_its_client_names(tmp_path: Path) -> None:
     commune.live()
     named = next(n for n, verified in enumerate(commune.verified_posts, 1) if isinstance(verified.body, p.AuditorsBody))
     store.rows = commune.export[:named]
-    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = on_paper(store, tmp_path)
     view = views.job(feed, run.job.id)
     assert view is not None
     assert view["said"][0][1] == "The client names auditors."
@@ -403,7 +404,7 @@ def test_a_board_that_could_not_be_shown_is_shown_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
-    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = on_paper(store, tmp_path)
     store.rows = list(lived(FALSE).export)
     with monkeypatch.context() as patch:
         patch.setattr(feed_module, "snapshot", None)

@@ -521,17 +521,13 @@ def test_streams_and_pages_of_posts_are_limited(tmp_path: Path) -> None:
             assert most in json.loads(answers[-1][2])["error"]
 
 
-def test_pages_for_people_are_limited(tmp_path: Path) -> None:
-    with running(settings(tmp_path, pages_per_minute=2), pages=lambda _: [Route("/x", lambda _: Response())]) as hub:
-        assert [ask(hub, "GET", "/x")[0] for _ in range(3)] == [200, 200, 429]
-
-
-def test_a_page_that_takes_long_counts_as_several(tmp_path: Path) -> None:
-    async def dear(request: Request) -> Response:
-        request.scope[PROCESSOR] = 9 * PAGE_SECONDS
+@pytest.mark.parametrize(("most", "cost"), [(2, 0), (10, 9)])
+def test_pages_for_people_are_limited_by_number_and_cost(tmp_path: Path, most: int, cost: int) -> None:
+    async def page(request: Request) -> Response:
+        request.scope[PROCESSOR] = cost * PAGE_SECONDS
         return Response()
 
-    with running(settings(tmp_path, pages_per_minute=10), pages=lambda _: [Route("/x", dear)]) as hub:
+    with running(settings(tmp_path, pages_per_minute=most), pages=lambda _: [Route("/x", page)]) as hub:
         assert [ask(hub, "GET", "/x")[0] for _ in range(3)] == [200, 200, 429]
 
 
@@ -786,19 +782,6 @@ def test_blobs_of_every_end(hub: Running, tmp_path: Path, cases: Callable[[], No
         download(hub.connect(), root, size, tmp_path / f"down{size}")
         assert (tmp_path / f"down{size}").read_bytes() == data
         cases()
-
-
-def test_a_blob_that_nobody_reads_is_cut(hub: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "PATIENCE_SECONDS", 0.5)
-    data, root, _ = blob(16 * PIECE_BYTES)
-    name_it(hub, root, len(data))
-    (tmp_path / "up").write_bytes(data)
-    upload(hub.connect(), tmp_path / "up")
-    with silent(hub, f"/blobs/{root.hex()}"):
-        until(lambda: hub.hub.metrics.given._value.get() > 0)
-        assert hub.hub.metrics.given._value.get() < len(data)
-        until_cut(hub)
-    assert ask(hub, "GET", f"/blobs/{root.hex()}")[2] == data
 
 
 def test_a_blob_that_was_cut_on_the_disk_ends_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
