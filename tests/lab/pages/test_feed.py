@@ -13,7 +13,7 @@ from starlette.testclient import TestClient
 from tests.lab.pages.staged import Staged, moments
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, make_job
 from tests.protocol.town import FALSE
-from tests.tiebreak.node.test_ledger import NAMED, Flooded, lived
+from tests.tiebreak.node.test_ledger import lived
 from tests.waiting import until
 from tiebreak.node.hub.store import Row
 from tiebreak.node.hub.store import Store as RealStore
@@ -26,7 +26,6 @@ from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.parties import posts as p
-from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
@@ -365,39 +364,6 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
     assert ("Trainer’s stake", rest, stake) in view["money"]
     assert not [what for what, *_ in view["money"] if "so far" in what or "withdrawn" in what]
     assert "stakes on a challenge" in " ".join(sentence for _, sentence in view["said"])
-
-
-def test_refused_transactions_are_read_like_any_post(tmp_path: Path) -> None:
-    """Each page answers, and shows the board of the posts up to there: refused ones alone, last, and in between."""
-    run, store, plain = FALSE, Store(), Store()
-    feed, twin = on_paper(store, tmp_path), on_paper(plain, tmp_path)
-    pages = TestClient(Starlette(routes=routes(feed)))
-    settle = p.TransactionBody(transaction=tx.Settle(job_id=run.job.id))
-    for number, row in enumerate(lived(run).export):
-        post = p.Post.of(settle, job_id=run.job.id, number=number, sender=CLIENT.address)
-        refused = p.SignedPost(post=post, signature=bytes(65)).encode()
-        place = len(store.rows) + 1
-        store.rows += [replace(row, place=place), replace(row, place=place + 1, wire=refused)]
-        plain.rows.append(row)
-        assert pages.get("/").status_code == 200
-        board, expected = feed.board, twin.board
-        assert board is not None
-        assert expected is not None
-        assert (board.jobs, board.games) == (expected.jobs, expected.games)
-    assert pages.get(f"/jobs/{run.job.id.hex()}").status_code == 200
-
-
-def test_page_of_a_job_says_whom_its_client_names(tmp_path: Path) -> None:
-    run, store = FALSE, Store()
-    commune = Flooded(run, named=NAMED)
-    commune.live()
-    named = next(n for n, verified in enumerate(commune.verified_posts, 1) if isinstance(verified.body, p.AuditorsBody))
-    store.rows = commune.export[:named]
-    feed = on_paper(store, tmp_path)
-    view = views.job(feed, run.job.id)
-    assert view is not None
-    assert view["said"][0][1] == "The client names auditors."
-    assert TestClient(Starlette(routes=routes(feed))).get(f"/jobs/{run.job.id.hex()}").status_code == 200
 
 
 def test_a_board_that_could_not_be_shown_is_shown_the_next_time(

@@ -3,7 +3,6 @@
 import asyncio
 import http.client
 import json
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -43,7 +42,6 @@ from tests.tiebreak.node.hubs import (
     upload,
 )
 from tests.waiting import until
-from tiebreak.node.hub import app as app_module
 from tiebreak.node.hub import connection as connection_module
 from tiebreak.node.hub import service as service_module
 from tiebreak.node.hub import streams as streams_module
@@ -567,15 +565,6 @@ def test_the_newest_posts_and_those_of_some_kinds(store: Store) -> None:
     ]
 
 
-def test_what_never_has_a_body_gets_no_events(hub: Running) -> None:
-    hub.connect().post(OFFER)
-    with connect(hub, "127.0.0.1") as reader:
-        reader.sendall(b"HEAD /stream HTTP/1.1\r\nHost: hub\r\n\r\n")
-        until(lambda: len(hub.hub.streams) == 1)
-        assert [hub.connect().post(steps(number)).place for number in range(3)] == [2, 3, 4]
-        assert reader.recv(1 << 16).endswith(b"\r\n\r\n")
-
-
 LARGE = posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 7000)
 
 
@@ -782,18 +771,6 @@ def test_blobs_of_every_end(hub: Running, tmp_path: Path, cases: Callable[[], No
         download(hub.connect(), root, size, tmp_path / f"down{size}")
         assert (tmp_path / f"down{size}").read_bytes() == data
         cases()
-
-
-def test_a_blob_that_was_cut_on_the_disk_ends_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(settings(tmp_path)) as hub:
-        name_it(hub)
-        ask(hub, "PUT", f"/blobs/{ROOT.hex()}/pieces?size={SIZE}", DIGESTS)
-        assert ask(hub, "PUT", f"/blobs/{ROOT.hex()}", DATA)[0] == 200
-        whole = hub.hub.blobs.path(ROOT).stat()
-        os.truncate(hub.hub.blobs.path(ROOT), PIECE_BYTES)
-        monkeypatch.setattr(app_module.os, "stat", lambda _: whole)
-        with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
-            ask(hub, "GET", f"/blobs/{ROOT.hex()}")
 
 
 def test_hostile_blobs(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ is empty if none does. Nothing is requested from elsewhere: the policy below wou
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 from time import thread_time
 from typing import TYPE_CHECKING, Final
@@ -102,13 +103,8 @@ def apart(text: str, other: str) -> list[tuple[str, bool]]:
     """A text in runs of characters, each with whether it differs from the other text there."""
     if len(text) != len(other):
         return [(text, False)]
-    runs: list[tuple[str, bool]] = []
-    for a, b in zip(text, other, strict=True):
-        if runs and runs[-1][1] == (a != b):
-            runs[-1] = (runs[-1][0] + a, a != b)
-        else:
-            runs.append((a, a != b))
-    return runs
+    runs = groupby(zip(text, other, strict=True), key=lambda pair: pair[0] != pair[1])
+    return [("".join(a for a, _ in run), differs) for differs, run in runs]
 
 
 def _digest(text: str) -> Digest | None:
