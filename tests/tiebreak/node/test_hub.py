@@ -51,8 +51,8 @@ from tiebreak.node.hub.post_queue import PostQueue, WaitingRequest
 from tiebreak.node.hub.post_writer import Arrival
 from tiebreak.node.hub.running import proxies_of
 from tiebreak.node.hub.store import Store, Writer
-from tiebreak.node.pages.feed import Feed, PageContext
 from tiebreak.node.pages.routes import routes
+from tiebreak.node.pages.source import PageContext, PageSource
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -533,7 +533,7 @@ def test_pages_that_take_long_keep_no_thread_from_posts(tmp_path: Path) -> None:
     """More pages than the hub has threads, of six addresses, none of which is ready."""
     go_on, asked = threading.Event(), list[str]()
 
-    class Slow(Feed):
+    class Slow(PageSource):
         @property
         def board(self) -> None:
             asked.append("a page")

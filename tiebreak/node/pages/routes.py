@@ -27,7 +27,7 @@ from starlette.staticfiles import StaticFiles
 from tiebreak.node.hub.connection import body_of
 from tiebreak.node.hub.limits import PROCESSOR
 from tiebreak.node.pages import checking, pictures, views, words
-from tiebreak.node.pages.feed import Feed, PageContext
+from tiebreak.node.pages.source import PageContext, PageSource
 from tiebreak.node.pages.views import PageQuery
 from tiebreak.node.pages.words import Values
 from tiebreak.protocol.errors import EncodingError
@@ -57,12 +57,12 @@ View = Callable[[Request], Values | None]
 
 def pages(posts: "Store", context: PageContext) -> Sequence[BaseRoute]:
     """The routes of the pages of a hub. A thread reads its posts now, and follows the board from then on."""
-    feed = Feed(posts, context)
-    feed.start()
-    return routes(feed)
+    source = PageSource(posts, context)
+    source.start()
+    return routes(source)
 
 
-def routes(source: Feed) -> list[BaseRoute]:
+def routes(source: PageSource) -> list[BaseRoute]:
     """The routes of all pages, for an application of Starlette's."""
     made = _Pages(source)
     found: list[BaseRoute] = []
@@ -116,7 +116,7 @@ def _digest(text: str) -> Digest | None:
 
 
 class _Pages:
-    def __init__(self, source: Feed) -> None:
+    def __init__(self, source: PageSource) -> None:
         self._source = source
         self._templates = environment()
         self._threads = CapacityLimiter(THREADS)

@@ -147,7 +147,7 @@ def talk_of(domain: Domain, game: PublicGame, seen: Sequence[ReadPost]) -> Trans
     return known
 
 
-class Feed:
+class PageSource:
     """The source of all pages: a hub's posts and its ground, which without a chain is the ledger that they make.
 
     Several threads call it at once. chain: in words; empty if none is followed. on_paper: whether nobody holds the
