@@ -120,17 +120,22 @@ to 2^120. Means overflow where their sums do, and variances, norms and distances
 PyTorch on a CPU computes `var` and `std` in double precision). A sum over an infinity is NaN, so `mean`, `norm` and
 `logsumexp` of an infinity are NaN, where eager PyTorch has infinity; so is a power n + 1/2 of minus infinity.
 
-| function | ulp | unit | gradient, ulp | unit |
-| --- | --- | --- | --- | --- |"""
+Function: ulp (unit); ulp of the gradient (unit).
+"""
 
 
 def _unit(unit: float | str) -> str:
-    return "" if unit == 0 else unit if isinstance(unit, str) else "1" if unit == 1 else f"2^{round(log2(unit))}"
+    return (
+        "" if unit == 0 else f" ({unit if isinstance(unit, str) else '1' if unit == 1 else f'2^{round(log2(unit))}'})"
+    )
 
 
 def _accuracy() -> list[str]:
-    rows = ((name, ulp, _unit(of), slope, _unit(by)) for name, (ulp, of, slope, by) in ACCURACY.items())
-    return [_ACCURACY_HEAD, *("| " + " | ".join(map(str, row)) + " |" for row in rows), ""]
+    return [
+        _ACCURACY_HEAD,
+        *(f"- {name}: {ulp}{_unit(of)}; {slope}{_unit(by)}" for name, (ulp, of, slope, by) in ACCURACY.items()),
+        "",
+    ]
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
               "less memory; or not at all. The job says which.")  # fmt: skip
 @json_option
 def capture(task: str, output: Path, steps: int | None, device: str, check: str, as_json: bool) -> None:
-    """Capture TASK as a program that any party can run without its code.
+    """Capture TASK as a program that runs anywhere without its code.
 
     TASK is digits, text, or a Python file of your own that defines task() and returns a `tiebreak.Task`. The file is
     run, so capture only what you wrote or read. The result is data: the training step as a list of instructions,

@@ -9,23 +9,19 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from tiebreak import api
-from tiebreak.cli.options import FOLDER
-
-if TYPE_CHECKING:
-    from tiebreak.api.watching.alarms import Rule, Sample
-    from tiebreak.api.watching.monitoring import Watch
+from tiebreak.cli import options as opt
 
 ALARM: Final = 4
 POLL: Final = click.FloatRange(0.01, 3600)
 
 
 @click.command()
-@click.argument("run", type=FOLDER)
+@click.argument("run", type=opt.FOLDER)
 @click.option("--once", is_flag=True, help="Look once, and do not wait for more.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines instead of words.")
 @click.option("--step-seconds", type=click.FloatRange(min=0, min_open=True),
@@ -34,7 +30,7 @@ POLL: Final = click.FloatRange(0.01, 3600)
               "alone. Reads every kept state.")  # fmt: skip
 @click.option("--poll", type=POLL, default=1.0, show_default=True, help="Seconds between looks.")
 def monitor(run: Path, once: bool, as_json: bool, step_seconds: float | None, states: bool, poll: float) -> int:
-    """Watch the run in the folder RUN while it is trained, or look at it afterwards.
+    """Watch what RUN measures of itself, while it trains or later.
 
     It reads the losses of all steps, and what `tiebreak train --monitor` or a running trainer measures: utilisation,
     memory and, of a GPU, power. Each rule holds, raises an alarm, or is open where it cannot be judged. losses,
@@ -44,18 +40,20 @@ def monitor(run: Path, once: bool, as_json: bool, step_seconds: float | None, st
     are of this job, in order, and well formed.
 
     The worker itself reports all of it but the signed records, so an alarm is a reason to audit and never a
-    verdict, and without one nothing is proven: `tiebreak validate` and `tiebreak audit` do that.
+    verdict, and without one nothing is proven: `tiebreak audit` does that.
 
     Exit codes: 0 no alarm, 4 an alarm, 2 the folder holds what does not verify, 1 not possible as asked. It ends when
     the run has its last checkpoint.
     """
-    watch = api.monitoring.Watch(api.reading.open_directory(run), step_seconds=step_seconds, states=states)
+    watch = api.monitoring.RunMonitor(api.reading.open_directory(run), step_seconds=step_seconds, states=states)
     rules, last = _follow(watch, once=once, as_json=as_json, poll=poll)
     click.echo(_told(rules, last, as_json=as_json, at_end=True))
     return ALARM if any(rule.standing is api.alarms.WorkerStanding.ALARM for rule in rules) else 0
 
 
-def _follow(watch: "Watch", *, once: bool, as_json: bool, poll: float) -> "tuple[tuple[Rule, ...], Sample | None]":
+def _follow(
+    watch: "api.monitoring.RunMonitor", *, once: bool, as_json: bool, poll: float
+) -> "tuple[tuple[api.alarms.Rule, ...], api.alarms.Sample | None]":
     """Prints new samples and rules until the run is over. Returns the rules' last standing, and the last sample."""
     before: dict[str, str] = {}
     last = None
@@ -77,7 +75,7 @@ def _follow(watch: "Watch", *, once: bool, as_json: bool, poll: float) -> "tuple
         time.sleep(poll)
 
 
-def _line(sample: "Sample", before: "Sample | None", *, as_json: bool) -> str:
+def _line(sample: "api.alarms.Sample", before: "api.alarms.Sample | None", *, as_json: bool) -> str:
     if as_json:
         return json.dumps({"event": "sample", **json.loads(api.alarms.as_line(sample))})
     words = [f"step {sample.step}"]
@@ -94,7 +92,9 @@ def _line(sample: "Sample", before: "Sample | None", *, as_json: bool) -> str:
     return ", ".join(words)
 
 
-def _told(rules: "Sequence[Rule]", last: "Sample | None", *, as_json: bool, at_end: bool = False) -> str:
+def _told(
+    rules: "Sequence[api.alarms.Rule]", last: "api.alarms.Sample | None", *, as_json: bool, at_end: bool = False
+) -> str:
     if as_json:
         found = [{"rule": rule.name, "standing": rule.standing.lower(), "text": rule.text} for rule in rules]
         alarm = any(rule["standing"] == "alarm" for rule in found)

@@ -17,7 +17,7 @@ from tiebreak.node.hub_client import HubRefused
 from tiebreak.node.journal import Journal
 from tiebreak.node.log import Log
 from tiebreak.node.parties import AcceptancePolicy, Shelf, TrainerNode
-from tiebreak.node.work import Answer, Publish
+from tiebreak.node.tasks import Answer, Publish
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
@@ -64,11 +64,11 @@ def driver_of(journal: Journal, hub: Hub, *jobs: PublicJob) -> Driver:
     def ask(task: Any, done: Any, **_: object) -> None:
         asked.append((task, done))
 
-    crews = SimpleNamespace(listen=lambda *_: None, ask=ask, asked=asked)
+    workers = SimpleNamespace(listeners=SimpleNamespace(), ask=ask, asked=asked)
     ground: Any = SimpleNamespace(now=lambda: START, linked=None, send=asked.append)
     notes = Log("trainer", stream=StringIO())
     return Driver(
-        machine, ground=ground, hub_client=hub, journal=journal, shelf=machine.shelf, crews=crews, notes=notes,  # type: ignore[arg-type]
+        machine, ground=ground, hub_client=hub, journal=journal, shelf=machine.shelf, workers=workers, notes=notes,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -87,16 +87,16 @@ def say(journal: Journal, *texts: bytes) -> None:
 def test_each_post_leaves_once_and_again_only_if_the_hub_has_lost_it(journal: Journal) -> None:
     hub = Hub()
     say(journal, b"a", b"b")
-    driver_of(journal, hub)._send_all()
+    driver_of(journal, hub).traffic.send_all()
     assert hub.had == [b"a\0", b"b\1"]
     say(journal, b"a", b"c")
-    driver_of(journal, hub)._send_all()  # the same party, started again
+    driver_of(journal, hub).traffic.send_all()  # the same party, started again
     assert hub.had == [b"a\0", b"b\1", b"c\2"], "nothing is repeated"
     del hub.had[1:]
-    driver_of(journal, hub)._send_all()
+    driver_of(journal, hub).traffic.send_all()
     assert hub.had == [b"a\0", b"a\0", b"b\1", b"c\2"], "all is said again, since anything may be lost"
     other = Hub(OTHER_HUB)
-    driver_of(journal, other)._send_all()
+    driver_of(journal, other).traffic.send_all()
     assert other.had == [b"a\0", b"b\1", b"c\2"]
 
 
@@ -105,10 +105,10 @@ def test_a_post_that_is_refused_keeps_back_no_other(journal: Journal) -> None:
     party = driver_of(journal, hub)
     say(journal, b"a", b"b", b"c")
     hub.refused = {b"a\0"}
-    party._send_all()
+    party.traffic.send_all()
     assert hub.had == [b"b\1", b"c\2"]
     hub.refused = set()
-    party._send_all()
+    party.traffic.send_all()
     assert hub.had == [b"b\1", b"c\2", b"a\0"], "it may have come too early"
 
 
@@ -121,7 +121,7 @@ def listing(count: int) -> LibraryBody:
 
 def test_a_run_is_listed_once_and_uploaded_once_the_hub_has_the_list(journal: Journal) -> None:
     party = driver_of(journal, Hub(), on_board())
-    asked: list[Any] = party.crews.asked  # type: ignore[attr-defined]
+    asked: list[Any] = party.workers.asked  # type: ignore[attr-defined]
     for _ in range(2):
         party.publish_run(e.PublishRun(job_id=JOB.id, count=1, logs=False))
     ((task, listed),) = asked
@@ -192,5 +192,5 @@ def test_an_offer_of_its_own_is_the_first_post(journal: Journal) -> None:
     for _ in range(2):
         party = driver_of(journal, hub, on_board())
         party.post(JOB.id, OfferBody(job=JOB))
-        party._send_all()
+        party.traffic.send_all()
     assert len(hub.had) == 1

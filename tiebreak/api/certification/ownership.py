@@ -42,7 +42,7 @@ from torch import Tensor
 from tiebreak.api.certification import certificates
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.running import make_interpreter
-from tiebreak.engine.capture.captured import MODEL
+from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.data.disk import Folder, read_file, storing, write_file
 from tiebreak.engine.data.formats import write_tensors
@@ -105,10 +105,7 @@ class OwnershipChallenge:
         data = read_file(path, MAX_CHALLENGE_BYTES)
         found = JsonObject.parse(str(path), data, 1)
         found.same("type", TYPE)
-        roots = {
-            name: bytes.fromhex(found.text(name, "[0-9a-f]{64}", "64 hex digits"))
-            for name in ("job", "runRoot", "changes", "nonce")
-        }
+        roots = {name: found.data(name, 32, "") for name in ("job", "runRoot", "changes", "nonce")}
         made = cls(
             job=Digest(roots["job"]), run_root=Digest(roots["runRoot"]), changes=Digest(roots["changes"]),
             nonce=roots["nonce"], count=found.integer("count", 1, MAX_COUNT), top=found.integer("top", 0, MAX_COUNT),
