@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.vectors import log_of
-from tests.protocol.whole_steps import execute, new_state
+from conformance.whole_steps import execute, new_state
 from tiebreak.protocol.codec import Reader
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, data_tree, identify, run_tree, state_leaf

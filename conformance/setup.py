@@ -13,7 +13,6 @@ ROOT = Path(__file__).resolve().parents[1]
 ENTRIES = ("conformance.__main__", "conformance.signed")
 NAMES = {
     "tiebreak.protocol": "tiebreak_reference.protocol",
-    "tests.protocol": "tiebreak_reference",
     "conformance": "tiebreak_reference",
 }
 """Beginnings of modules' names here, and in the package."""

@@ -310,7 +310,6 @@ EXTRAS = {
     "tiebreak.api.training.templates": ["finetune", "hf"],
     "tiebreak.cli.finetune": ["finetune"],
     "tiebreak.engine.arithmetic.gpu.kernels": ["gpu"],
-    "tiebreak.protocol.commitments.keys": ["fast"],  # with a way of its own where that is missing
     "tiebreak.protocol.chain": ["chain"],
     "tiebreak.api.watching.sampling": ["monitor"],
     "tiebreak.lab.sim": ["chain", "sim"],

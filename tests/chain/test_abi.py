@@ -13,7 +13,7 @@ from eth_abi.exceptions import DecodingError
 from eth_hash.auto import keccak
 
 from tests.source_tree import ROOT
-from tiebreak.protocol.chain import ChainError, JobStatus, Outcome
+from tiebreak.protocol.chain import ChainError, GameRecord, JobRecord, JobStatus, Outcome
 from tiebreak.protocol.chain.abi import decode_revert, entries, read_log, snake_case
 from tiebreak.protocol.chain.artifacts import CONTRACTS, load_artifact
 from tiebreak.protocol.chain.calls import MOVE_KINDS, Call, read_move
@@ -108,6 +108,12 @@ def test_reverts_without_a_known_error() -> None:
     text = bytes.fromhex("08c379a0") + encode(["string"], ["why"])
     assert str(decode_revert(text, "")) == "the contract refused: Error(message=why)"
     assert decode_revert(panic[:10], "").name == "Unknown"
+
+
+@pytest.mark.parametrize(("function", "record"), [("job", JobRecord), ("game", GameRecord)])
+def test_records_have_the_fields_that_their_types_name(function: str, record: type) -> None:
+    (struct,) = entries("function")[function].outputs
+    assert record.__annotations__.keys() <= {snake_case(member.name) for member in struct.members}
 
 
 # ---------------------------------------------------------------- moves

@@ -9,8 +9,8 @@ from tests.chain.duel import Duel, parties, play
 from tests.chain.support import events_of, moves_in
 from tests.chain.test_random_play import logged_duel_job
 from tests.parts import slow_except
-from tests.protocol.logged import CHEATS, STEP, Forked, Misled, bits_of, exact_sum, find, random_logs, swapped
-from tests.protocol.runs import Logs, Run, program
+from tests.protocol.logged import CHEATS, STEP, Misled, bits_of, exact_sum, find, random_logs
+from tests.protocol.runs import Run, program
 from tiebreak.protocol.chain import EmbeddedChain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import NO_WORD
@@ -91,18 +91,6 @@ def test_who_does_not_follow_the_log_loses(chain: EmbeddedChain, leaf: int, what
 
 
 # ---------------------------------------------------------------- logs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("logs", "step"), [(OTHER_LOGS, 1), (swapped(LOGS), 3)], ids=["others", "swapped"])
-def test_other_logs_than_the_committed_ones_cannot_be_opened(chain: EmbeddedChain, logs: Logs, step: int) -> None:
-    """Two steps of a segment have changed their logs; or all logs are others."""
-    job = logged_duel_job(levels=5)
-    forked = Forked(job, logs, LOGS)
-    duel = duel_about(chain, forked)
-    play(duel, parties(forked, Run(job, logs=LOGS)))
-    assert judged(duel) == (Side.CHALLENGER, Reason.CONCEDED)
-    assert duel.state.step == step
 
 
 def lie_at_140(job: Job) -> Misled:

@@ -16,9 +16,8 @@ import sys
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from tests.contracts import abi
 from tests.contracts.disputes import F32, KINDS, REFUSED, SUMS, Dispute, dispute_of, element, random_dispute
 from tests.contracts.hostile import (
     CODES,
@@ -35,6 +34,8 @@ from tests.contracts.hostile import (
 from tests.contracts.roundings import any_rounding, edge_instruction
 from tests.contracts.slotted import SOURCES, slotted
 from tests.vectors.inputs import HARD, TRANSCENDENTAL_EDGES
+from tiebreak.protocol.chain.abi import entries
+from tiebreak.protocol.chain.calls import proof_argument
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.program.accumulator import Kind
 from tiebreak.protocol.program.isa import MAP_SIGNATURES, TRANSCENDENTALS, DType, MapFunction
@@ -102,10 +103,15 @@ def scalars(function: MapFunction, count: int) -> Iterator[bytes]:
         yield head + words + bytes(8 * len(padding)) + right.to_bytes(8, "big")
 
 
+def encoded(name: str, *arguments: Any) -> bytes:
+    """A call of the referee, with zeros where its reader puts the selector."""
+    return bytes(4) + entries("function")[name].calldata(arguments)[4:]
+
+
 def _judged(dispute: Dispute) -> Call:
     found = dispute.off_chain()
     answer = None if found == REFUSED or isinstance(found, str) else found
-    return 0, abi.judge(dispute.context, dispute.move), answer
+    return 0, encoded("judge", dispute.context.values, proof_argument(dispute.move)), answer
 
 
 def judged(kind: str, count: int) -> Iterator[Call]:
@@ -138,18 +144,18 @@ def logged(count: int) -> Iterator[Call]:
 def described(count: int) -> Iterator[Call]:
     rng = random.Random("differential/describe")
     for _ in range(count):
-        encoded, root = any_instruction(rng), rng.randbytes(32)
-        yield 1, abi.describe(encoded, root), description(encoded, root)
+        instruction, root = any_instruction(rng), rng.randbytes(32)
+        yield 1, encoded("describe", instruction, root), description(instruction, root)
 
 
 def rounded(name: str, draw: Callable[[random.Random], tuple[Kind, int, bytes]], count: int) -> Iterator[Call]:
     rng = random.Random(f"differential/{name}")
     for _ in range(count):
-        kind, rounding, encoded = draw(rng)
+        kind, rounding, held = draw(rng)
         if rng.randrange(10) == 0:
-            yield 2, abi.finish(rng.choice((0, 6, 8, 255)), rounding, encoded), None
+            yield 2, encoded("finish", rng.choice((0, 6, 8, 255)), rounding, held), None
         else:
-            yield 2, abi.finish(CODES[kind], rounding, encoded), finished(kind, rounding, encoded)
+            yield 2, encoded("finish", CODES[kind], rounding, held), finished(kind, rounding, held)
 
 
 CALLS: Final[dict[str, Callable[[int], Iterator[Call]]]] = {

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tests.contracts.abi import word
 from tests.contracts.context import Target
 from tests.contracts.disputes import F32, KINDS, Dispute, at_leaf, dispute_of
 from tests.contracts.roundings import any_rounding, edge_sum, no_rounding, unpacked
@@ -215,7 +214,7 @@ def description(encoded: bytes, chunk_root: bytes) -> bytes | None:
         *(code_of(i) if leaves else 0, 0 if logged is None else 1 + logged),
     )
     head = instruction_digest(encoded) + tensor_id(i.dtype, i.shape, chunk_root)
-    return head + b"".join(map(word, numbers))
+    return head + b"".join(number.to_bytes(32, "big") for number in numbers)
 
 
 def code_of(i: Instruction) -> int:
@@ -266,4 +265,4 @@ def finished(kind: Kind, rounding: int, encoded: bytes) -> bytes | None:
     if told is None and kind == Kind.F32_SUM:
         return None
     bits = to_raw(dtype, finish(last) if told is None else finish(last, told))
-    return word(1) + tagged_hash(Tag.ACCUMULATOR, encoded) + word(bits)
+    return (1).to_bytes(32, "big") + tagged_hash(Tag.ACCUMULATOR, encoded) + bits.to_bytes(32, "big")

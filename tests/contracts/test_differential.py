@@ -1,38 +1,13 @@
-"""The cases that the contract is asked by the thousand: encoded as the ABI says, of every kind, the same every time."""
+"""The cases that the contract is asked by the thousand: of every kind, the same every time."""
 
-import random
 import re
 from collections.abc import Callable
 from pathlib import Path
 
-from eth_abi.abi import encode as abi_encode
-from eth_utils.abi import collapse_if_tuple
-
-from tests.contracts import abi, differential
-from tests.contracts.disputes import KINDS, random_dispute
-from tests.contracts.slotted import SOURCES, slotted
-from tiebreak.protocol.chain.artifacts import REFEREE, load_artifact
-from tiebreak.protocol.chain.calls import proof_argument
+from tests.contracts import differential
 from tiebreak.protocol.program.isa import MAP_SIGNATURES, MapFunction
 
 SOLIDITY = Path(__file__).resolve().parents[2] / "contracts" / "test" / "Differential.t.sol"
-
-
-def types(name: str) -> list[str]:
-    (entry,) = [e for e in load_artifact(REFEREE).abi if e["type"] == "function" and e["name"] == name]
-    return [collapse_if_tuple(dict(argument)) for argument in entry["inputs"]]
-
-
-def test_calls_are_encoded_as_the_abi_says(cases: Callable[[], None]) -> None:
-    rng = random.Random("abi")
-    made = [random_dispute(rng, kind) for kind in KINDS] + [slotted(rng, kind) for kind in (*SOURCES, "commit")]
-    for dispute in made:
-        expected = abi_encode(types("judge"), [dispute.context.values, proof_argument(dispute.move)])
-        assert abi.judge(dispute.context, dispute.move) == abi.SELECTOR + expected
-        cases()
-    encoded, root = made[0].move.instruction, rng.randbytes(32)
-    assert abi.describe(encoded, root)[4:] == abi_encode(types("describe"), [encoded, root])
-    assert abi.finish(3, 27, b"abc")[4:] == abi_encode(types("finish"), [3, 27, b"abc"])
 
 
 def test_every_kind_is_asked() -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from tests.protocol.whole_steps import execute, new_state
+from conformance.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task

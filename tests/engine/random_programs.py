@@ -6,8 +6,8 @@ from unittest import mock
 
 import torch
 
+from conformance.whole_steps import execute, new_state
 from tests.engine.arithmetic_cases import STYLES, Maker, map_of, sum_over
-from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import tensor_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES

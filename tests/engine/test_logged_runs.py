@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from conformance.whole_steps import execute, new_state
 from tests.engine.processes import printed
 from tests.parts import slow_except
-from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.capture.agreement import sign_job

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from conformance.whole_steps import execute, new_state
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task, nth, same_bits, squared_error, stepped
 from tests.parts import slow_except
-from tests.protocol.whole_steps import execute, new_state
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.task import (

@@ -3,19 +3,19 @@
 The program is `programs.every_kind` unless a `Setting` says otherwise.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 import pytest
 
+from conformance.whole_steps import execute, new_state
 from tests.protocol.bounds import max_moves, tree_over
 from tests.protocol.oracles import value as exact
 from tests.protocol.programs import every_kind, initial_state, job_data
-from tests.protocol.whole_steps import execute, new_state
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Head, Job, SignedHead, game_id
+from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import (
@@ -27,10 +27,9 @@ from tiebreak.protocol.commitments.records import (
     state_tree,
     tensor_tree,
 )
-from tiebreak.protocol.errors import IllegalMove, VerificationError
+from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.match import moves
-from tiebreak.protocol.game.messages import Transcript
 from tiebreak.protocol.game.moves import Move, Side
 from tiebreak.protocol.game.rules import GameState, Reason
 from tiebreak.protocol.game.sides import Defender, Party
@@ -387,22 +386,3 @@ def claim(i: Instruction, data: bytes, index: int, like: bytes) -> bytes:
     if held.kind in (Kind.F32_ARGMAX, Kind.I64_ARGMAX):
         return encode(replace(held, index=bits))
     return encode(replace(held, value=bits))
-
-
-def replay(job: Job, head: SignedHead, transcript: Transcript, instants: Sequence[int], *, nonce: int = 0) -> GameState:
-    """The state that a transcript leads to. `instants`: the start of the game and the instant of each message."""
-    head.verify(job, transcript.domain)
-    expected = game_id(head.head, transcript.domain, transcript.challenger, nonce)
-    if transcript.game_id != expected:
-        raise VerificationError(f"game: expected {expected.hex()}, got {transcript.game_id.hex()}")
-    state = game.start(job, head.head, transcript.game_id, instants[0])
-    checked = Transcript(state, domain=transcript.domain, challenger=transcript.challenger)
-    for wire, now in zip(transcript.wires, instants[1:], strict=True):
-        if state.is_over:
-            raise IllegalMove("expected no message after the verdict, got one")
-        move = checked.append(wire)
-        if checked.conceded is state.mover.other:
-            state = game.concede(state, checked.conceded, now)
-        else:
-            state = game.apply(state, move, now)
-    return state

@@ -39,11 +39,10 @@ PARTS = (
     "tiebreak/protocol",
     "tests/vectors",
     "corpus",
-    "tests/protocol",
     "docs/SPEC.md",
     "LICENSE",
 )
-SIGNATURES = ("cryptography", "_cffi_backend", "cffi", "Crypto", "eth_hash", "msgpack")
+SIGNATURES = ("coincurve", "cryptography", "_cffi_backend", "cffi", "Crypto", "eth_hash", "msgpack")
 
 
 def test_every_file_of_vectors_agrees(capfd: pytest.CaptureFixture[str], cases: Callable[[int], None]) -> None:
@@ -89,7 +88,7 @@ def _link(site: Path, *names: str) -> None:
 
 @pytest.mark.slow
 def test_the_wheel_needs_numpy_alone(tmp_path: Path) -> None:
-    """Built from the committed files, in an environment without torch; what is signed needs its three libraries."""
+    """Built from the committed files, in an environment without torch; what is signed needs its own libraries."""
     for path in committed_files():
         place = path.relative_to(ROOT).as_posix()
         if place.startswith(PARTS):
@@ -119,7 +118,7 @@ def test_the_wheel_needs_numpy_alone(tmp_path: Path) -> None:
     for absent in ("torch", "tiebreak"):
         assert subprocess.run([python, "-Ic", f"import {absent}"], capture_output=True, check=False).returncode == 1
     note, *lines = run("check")
-    assert note == f"not checked without cryptography ([signatures]): {', '.join(signed.CHECKS)}"
+    assert note == f"not checked without coincurve ([signatures]): {', '.join(signed.CHECKS)}"
     assert [line.split(": ")[0] for line in lines] == list(vectors.CHECKS)
     assert [line.split(": ")[0] for line in run("corpus")] == list(PROGRAMS)
     run("export", "exported")

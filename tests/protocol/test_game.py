@@ -265,13 +265,6 @@ def test_4_an_illegal_move_is_refused_and_changes_nothing(message: str) -> None:
 # ---------------------------------------------------------------- 9: an honest defender never loses
 
 
-def test_9_a_false_challenger_loses_where_it_is_wrong() -> None:
-    """The challenger's own run is the tampered one."""
-    for leaf in (3, 24, ARGMAX, runs.program().leaf_of_commit(1)):
-        end = runs.duel(HONEST, Defender(HONEST), Challenger(runs.Liar(JOB, 4, leaf, bend_from=1), runs.SECRET))
-        assert (end.verdict.winner, end.verdict.reason, end.leaf) == (Side.DEFENDER, Reason.CONCEDED, leaf)
-
-
 # ---------------------------------------------------------------- 10: an honest challenger never loses
 
 LEAVES = [*range(len(runs.program().body)), *(runs.program().leaf_of_commit(k) for k in range(2))]

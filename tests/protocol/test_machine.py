@@ -10,7 +10,6 @@ from tests.protocol.town import (
     BLOCK,
     FALSE,
     JOB,
-    PACE,
     START,
     TRUTH,
     KnowingAuditor,
@@ -26,7 +25,7 @@ from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
 from tiebreak.protocol.parties.client import GRACE_BLOCKS
 from tiebreak.protocol.parties.machine import PartyMachine
-from tiebreak.protocol.parties.terms import ENTERING, Means, objections
+from tiebreak.protocol.parties.terms import Means
 from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
 from tiebreak.protocol.tags import Digest
 
@@ -284,10 +283,3 @@ def test_an_answer_counts_if_the_trainer_signed_it() -> None:
         actions = client.observe(e.JobSigned(at=START, job=JOB, signature=JOB.sign(DOMAIN, key)))
         assert bool(calls(actions)) is counts
         assert any(isinstance(action, e.Alarm) for action in actions) is not counts
-
-
-def test_a_talk_leaves_more_time_than_it_takes_to_enter_a_state() -> None:
-    least = PACE.sending(ENTERING)
-    for talk, is_fine in ((0, True), (1, False), (least, False), (least + 1, True)):
-        found = objections(replace(JOB, talk_time=talk), program(), PACE)
-        assert any("talk" in reason for reason in found) is not is_fine

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.parts import slow_except
-from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, Run, program
+from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, Run
 from tests.protocol.town import (
     BLOCK,
     FALSE,
@@ -40,13 +40,7 @@ from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, Public
 from tiebreak.protocol.parties.client import GRACE_BLOCKS
 from tiebreak.protocol.parties.machine import PASSING, PartyMachine
 from tiebreak.protocol.parties.terms import (
-    HELD_RUNS,
-    MAX_STAKE_RATIO,
-    PATIENCE,
     Means,
-    objections_to_auditing,
-    objections_to_paying,
-    objections_to_training,
 )
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import verify
@@ -544,51 +538,6 @@ def test_terms_are_judged_before_a_key_signs_them() -> None:
     for bad in (replace(JOB, clock=20), replace(JOB, challenge_window=30), replace(JOB, program_root=bytes(32))):
         (answer,) = (a for a in trainer.observe(e.JobOffered(at=START, job=bad)) if isinstance(a, e.SignJob))
         assert answer.signature == b""
-
-
-def test_terms_that_lock_money_are_refused() -> None:
-    """The edge is taken, and one second or one wei beyond it is not."""
-    assert objections_to_training(JOB, program(), PACE) == objections_to_auditing(JOB, program(), PACE) == ()
-    run = JOB.checkpoints * (JOB.checkpoint_interval * PACE.step_seconds + PACE.sending(1))
-    clock = (PATIENCE - 6 * JOB.replay_time) // 3
-    held = HELD_RUNS * run + PATIENCE
-    each = held // JOB.checkpoints
-    stake = MAX_STAKE_RATIO * JOB.challenger_stake
-    edges: tuple[tuple[dict[str, int], dict[str, int], str], ...] = (
-        ({"clock": clock}, {"clock": clock + 1}, "a game of at most"),
-        ({"deadline": run}, {"deadline": run - 1}, "a deadline of at least"),
-        ({"audit_time": each}, {"audit_time": each + 1}, "the stake back at most"),
-        ({"challenge_window": held}, {"challenge_window": held + 1}, "the stake back at most"),
-        ({"trainer_stake": stake}, {"trainer_stake": stake + 1}, "a challenger's stake of at least 6 wei"),
-    )
-    for taken, refused, sentence in edges:
-        assert objections_to_training(replace(JOB, **taken), program(), PACE) == ()  # type: ignore[arg-type]
-        (found,) = objections_to_training(replace(JOB, **refused), program(), PACE)  # type: ignore[arg-type]
-        assert sentence in found
-    few = replace(JOB, trainer_stake=7, challenger_stake=7 * MAX_STAKE_RATIO)
-    assert objections_to_auditing(few, program(), PACE) == ()
-    (found,) = objections_to_auditing(replace(few, trainer_stake=6), program(), PACE)
-    assert "a trainer's stake of at least 7 wei" in found
-    segment = JOB.checkpoint_interval * PACE.step_seconds + PACE.sending(1)
-    short, all_in_one = replace(JOB, challenge_window=1, audit_time=segment), replace(JOB, challenge_window=run)
-    assert objections_to_paying(short, PACE) == objections_to_paying(all_in_one, PACE) == ()
-    for bad in (replace(short, audit_time=segment - 1), replace(all_in_one, challenge_window=run - 1)):
-        assert "an audit time of at least" in objections_to_paying(bad, PACE)[0]
-    assert "a deadline of at most" in objections_to_paying(replace(JOB, deadline=held + 1), PACE)[0]
-    client = KnowingClient(**known(Board(), CLIENT))
-    told = client.observe(e.JobDrafted(at=START, job=replace(JOB, challenge_window=1)))
-    assert any(isinstance(action, e.Alarm) and action.is_error for action in told), "its owner may know better"
-    assert any(isinstance(action, e.OfferJob) for action in told)
-
-
-def test_the_worst_data_count_in_the_terms() -> None:
-    """A window that holds a segment of ordinary steps, and not one of the slowest that a client can aim at it."""
-    job = replace(JOB, challenge_window=60, checkpoint_interval=2)
-    assert objections_to_training(job, program(), PACE) == ()
-    slow = replace(PACE, slowdown=8)
-    (sentence,) = objections_to_training(job, program(), slow)
-    assert sentence.startswith("expected a window of at least 64 seconds")
-    assert objections_to_auditing(replace(job, clock=600), program(), slow) == ()
 
 
 def test_who_gives_up_says_so_once() -> None:

@@ -29,35 +29,8 @@ from tiebreak.protocol.errors import EncodingError, ProofError, SignatureError, 
 from tiebreak.protocol.game.snapshot import SignedStanding
 from tiebreak.protocol.packing import pack, unpack
 from tiebreak.protocol.parties import events as e
+from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties import transactions as tx
-from tiebreak.protocol.parties.posts import (
-    BODIES,
-    MAX_BODY_BYTES,
-    AnswerBody,
-    AuditorsBody,
-    Body,
-    Complete,
-    ConcessionBody,
-    GameBody,
-    HeadBody,
-    LibraryBody,
-    LogReceiptBody,
-    MoveBody,
-    OfferBody,
-    Post,
-    PostKind,
-    PublishedFile,
-    ReceiptBody,
-    Received,
-    ReceivedPost,
-    ReplayedBody,
-    SignedPost,
-    StepsBody,
-    TransactionBody,
-    body_of,
-    check_author,
-    event_of,
-)
 from tiebreak.protocol.tags import Digest
 
 VECTORS = Path(__file__).resolve().parent.parent / "vectors" / "posts.json"
@@ -84,7 +57,7 @@ def test_the_hubs_word_on_all_posts_is_the_hash_of_an_array() -> None:
     ]
     end = found["complete"]
     assert keccak(b"".join(structs)).hex() == end["posts"][2:]
-    said = Complete(
+    said = posts.Complete(
         job_id=JOB.id, posts=Digest(bytes.fromhex(end["posts"][2:])), at=end["at"],
         signature=bytes.fromhex(end["signature"][2:]),
     )  # fmt: skip
@@ -96,11 +69,11 @@ def test_the_hubs_word_on_all_posts_is_the_hash_of_an_array() -> None:
 
 
 def test_every_kind_and_every_transaction_has_a_number() -> None:
-    assert set(BODIES) == set(PostKind)
+    assert set(posts.BODIES) == set(posts.PostKind)
     declared = {kind for kind in vars(tx).values() if isinstance(kind, type) and issubclass(kind, tx.Transaction)}
     assert set(tx.TRANSACTIONS) == declared - {tx.Transaction, tx.OnSeats}
     assert [type(item) for item in transactions()] == list(tx.TRANSACTIONS)
-    assert {type(body) for body, _ in bodies()} == set(BODIES.values())
+    assert {type(body) for body, _ in bodies()} == set(posts.BODIES.values())
 
 
 Tree = st.recursive(
@@ -108,14 +81,14 @@ Tree = st.recursive(
 )
 
 
-@given(st.sampled_from(PostKind), st.integers(0, len(tx.TRANSACTIONS)), st.lists(Tree, max_size=6))
-def test_any_body_is_refused_or_the_one_encoding(kind: PostKind, number: int, tree: list[Any]) -> None:
+@given(st.sampled_from(posts.PostKind), st.integers(0, len(tx.TRANSACTIONS)), st.lists(Tree, max_size=6))
+def test_any_body_is_refused_or_the_one_encoding(kind: posts.PostKind, number: int, tree: list[Any]) -> None:
     for body in (pack(tree), pack([[number, tree]])):  # the second is a transaction's
-        post = Post(job_id=JOB.id, game_id=JOB.id, kind=int(kind), number=0, body=body, sender=CLIENT.address)
+        post = posts.Post(job_id=JOB.id, game_id=JOB.id, kind=int(kind), number=0, body=body, sender=CLIENT.address)
         with suppress(VerificationError):
             assert post.read(DOMAIN).encode() == body
         with suppress(VerificationError):
-            assert TransactionBody.unpack("transaction", unpack(body, len(body))).encode() == body
+            assert posts.TransactionBody.unpack("transaction", unpack(body, len(body))).encode() == body
 
 
 def test_the_last_byte_of_a_signature_is_no_part_of_what_is_said() -> None:
@@ -127,29 +100,24 @@ def test_the_last_byte_of_a_signature_is_no_part_of_what_is_said() -> None:
         replace(signed, signature=signed.signature[:64] + b"\0").verify(DOMAIN)
 
 
-def signed(body: Body, author: Any = CLIENT, **changes: Any) -> SignedPost:
-    post = Post.of(body, job_id=JOB.id, number=0, sender=author.address)
-    return SignedPost.sign(replace(post, **changes), DOMAIN, author)
+def signed(body: posts.Body, author: Any = CLIENT, **changes: Any) -> posts.SignedPost:
+    post = posts.Post.of(body, job_id=JOB.id, number=0, sender=author.address)
+    return posts.SignedPost.sign(replace(post, **changes), DOMAIN, author)
 
 
+OFFER = posts.Post.of(posts.OfferBody(job=JOB), job_id=JOB.id, number=0, sender=CLIENT.address)
 NO_GAME = SignedStanding(game_id=JOB.id, sequence=0, snapshot=Digest(bytes(32)), signature=bytes(64) + b"\x1b")
-REFUSED: dict[str, tuple[SignedPost, str]] = {
-    "another job": (signed(OfferBody(job=OTHER)), "expected job"),
-    "an offer in a game": (signed(OfferBody(job=JOB), game_id=GAME), "expected game"),
-    "a game with another id": (signed(GameBody(head=HEAD, nonce=6), CHALLENGER, game_id=GAME), "expected game"),
-    "another's game": (signed(GameBody(head=HEAD, nonce=5), TRAINER, game_id=GAME), "expected game"),
-    "a move in no game": (signed(MoveBody(wire=b"1")), "expected the id of a game"),
-    "a receipt in no game": (signed(ReceiptBody(receipt=NO_GAME.encode())), "expected the id of a game"),
+REFUSED: dict[str, tuple[posts.SignedPost, str]] = {
+    "another job": (signed(posts.OfferBody(job=OTHER)), "expected job"),
+    "an offer in a game": (signed(posts.OfferBody(job=JOB), game_id=GAME), "expected game"),
+    "a game with another id": (signed(posts.GameBody(head=HEAD, nonce=6), CHALLENGER, game_id=GAME), "expected game"),
+    "another's game": (signed(posts.GameBody(head=HEAD, nonce=5), TRAINER, game_id=GAME), "expected game"),
+    "a move in no game": (signed(posts.MoveBody(wire=b"1")), "expected the id of a game"),
+    "a receipt in no game": (signed(posts.ReceiptBody(receipt=NO_GAME.encode())), "expected the id of a game"),
     "a receipt of another game": (signed(bodies()[7][0], CHALLENGER, game_id=Digest(bytes(32))), "expected game"),
-    "a body of another kind": (signed(OfferBody(job=JOB), kind=2), "array of 2 fields"),
-    "another sender": (
-        SignedPost.sign(Post.of(OfferBody(job=JOB), job_id=JOB.id, number=0, sender=CLIENT.address), DOMAIN, TRAINER),
-        "expected a signature by",
-    ),
-    "another domain": (
-        SignedPost.sign(Post.of(OfferBody(job=JOB), job_id=JOB.id, number=0, sender=CLIENT.address), OFF_CHAIN, CLIENT),
-        "expected a signature by",
-    ),
+    "a body of another kind": (signed(posts.OfferBody(job=JOB), kind=2), "array of 2 fields"),
+    "another sender": (posts.SignedPost.sign(OFFER, DOMAIN, TRAINER), "expected a signature by"),
+    "another domain": (posts.SignedPost.sign(OFFER, OFF_CHAIN, CLIENT), "expected a signature by"),
 }
 
 
@@ -160,7 +128,7 @@ def test_a_post_that_is_not_what_it_says_is_refused(name: str) -> None:
         post.verify(DOMAIN)
 
 
-FILE = PublishedFile(name=b"a/b.tbp", size=1, root=Digest(bytes(32)))
+FILE = posts.PublishedFile(name=b"a/b.tbp", size=1, root=Digest(bytes(32)))
 
 
 @pytest.mark.parametrize(
@@ -172,33 +140,33 @@ def test_a_published_file_has_a_plain_name(name: bytes) -> None:
 
 
 def test_limits() -> None:
-    with pytest.raises(EncodingError, match="at most 262144 bytes"):
-        Post(job_id=JOB.id, game_id=JOB.id, kind=1, number=0, body=bytes(MAX_BODY_BYTES + 1), sender=CLIENT.address)
-    with pytest.raises(EncodingError, match="between 1 and 13, got 14"):
-        Post(job_id=JOB.id, game_id=JOB.id, kind=14, number=0, body=b"", sender=CLIENT.address)
+    for changes, message in (
+        ({"body": bytes(posts.MAX_BODY_BYTES + 1)}, "at most 262144 bytes"),
+        ({"kind": 14}, "between 1 and 13, got 14"),
+    ):
+        with pytest.raises(EncodingError, match=message):
+            replace(OFFER, **changes)  # type: ignore[arg-type]
     for files in ((FILE, FILE), (replace(FILE, name=b"b"), FILE)):
         with pytest.raises(EncodingError, match="different names in their order"):
-            LibraryBody(count=1, logs=0, files=files)
-    largest = Post(
-        job_id=JOB.id, game_id=JOB.id, kind=1, number=2**64 - 1, body=bytes(MAX_BODY_BYTES), sender=CLIENT.address
-    )
-    assert SignedPost.decode(SignedPost.sign(largest, DOMAIN, CLIENT).encode()).post == largest
+            posts.LibraryBody(count=1, logs=0, files=files)
+    largest = replace(OFFER, number=2**64 - 1, body=bytes(posts.MAX_BODY_BYTES))
+    assert posts.SignedPost.decode(posts.SignedPost.sign(largest, DOMAIN, CLIENT).encode()).post == largest
 
 
 AUTHORS = {
-    OfferBody: {CLIENT},
-    AnswerBody: {TRAINER},
-    HeadBody: {TRAINER},
-    LogReceiptBody: {CLIENT},
-    GameBody: {CLIENT, TRAINER, CHALLENGER},
-    MoveBody: {TRAINER, CHALLENGER},
-    ReceiptBody: {TRAINER, CHALLENGER},
-    LibraryBody: {CLIENT, TRAINER},
-    StepsBody: {TRAINER},
-    ReplayedBody: {CLIENT, TRAINER, CHALLENGER},
-    TransactionBody: {CLIENT, TRAINER, CHALLENGER},
-    ConcessionBody: {TRAINER},
-    AuditorsBody: {CLIENT},
+    posts.OfferBody: {CLIENT},
+    posts.AnswerBody: {TRAINER},
+    posts.HeadBody: {TRAINER},
+    posts.LogReceiptBody: {CLIENT},
+    posts.GameBody: {CLIENT, TRAINER, CHALLENGER},
+    posts.MoveBody: {TRAINER, CHALLENGER},
+    posts.ReceiptBody: {TRAINER, CHALLENGER},
+    posts.LibraryBody: {CLIENT, TRAINER},
+    posts.StepsBody: {TRAINER},
+    posts.ReplayedBody: {CLIENT, TRAINER, CHALLENGER},
+    posts.TransactionBody: {CLIENT, TRAINER, CHALLENGER},
+    posts.ConcessionBody: {TRAINER},
+    posts.AuditorsBody: {CLIENT},
 }
 
 
@@ -207,10 +175,10 @@ def test_who_may_write_what(author: Any, cases: Callable[[], None]) -> None:
     for signed, body, _ in signed_posts():
         post = replace(signed.post, sender=author.address)
         if author in AUTHORS[type(body)]:
-            check_author(post, body, JOB, CHALLENGER.address, DOMAIN)
+            posts.check_author(post, body, JOB, CHALLENGER.address, DOMAIN)
         else:
             with pytest.raises(VerificationError, match=f"post of kind {post.kind}: expected one by 0x"):
-                check_author(post, body, JOB, CHALLENGER.address, DOMAIN)
+                posts.check_author(post, body, JOB, CHALLENGER.address, DOMAIN)
         cases()
 
 
@@ -218,9 +186,9 @@ def test_a_game_needs_a_head_of_the_trainer_and_an_opening() -> None:
     forged = replace(HEAD, signature=CHALLENGER.sign(HEAD.head.digest(DOMAIN)))
     post, move = signed_posts()[5][0].post, signed_posts()[6]
     with pytest.raises(SignatureError):
-        check_author(post, GameBody(head=forged, nonce=5), JOB, None, DOMAIN)
+        posts.check_author(post, posts.GameBody(head=forged, nonce=5), JOB, None, DOMAIN)
     with pytest.raises(VerificationError, match="a game that was opened"):
-        check_author(move[0].post, move[1], JOB, None, DOMAIN)
+        posts.check_author(move[0].post, move[1], JOB, None, DOMAIN)
 
 
 def test_what_machines_say_and_what_they_are_told() -> None:
@@ -236,19 +204,19 @@ def test_what_machines_say_and_what_they_are_told() -> None:
     ]
     assert {type(action) for action, _ in told} == set(get_args(e.Statement))
     for action, event in told:
-        post = Post.of(body_of(action), job_id=JOB.id, number=1, sender=CLIENT.address, game_id=GAME)
-        assert event_of(post, body_of(action), 9) == event
+        post = posts.Post.of(posts.body_of(action), job_id=JOB.id, number=1, sender=CLIENT.address, game_id=GAME)
+        assert posts.event_of(post, posts.body_of(action), 9) == event
     post = signed_posts()[8][0].post
     for body, _ in bodies()[8:]:
-        assert event_of(post, body, 9) is None or isinstance(body, ConcessionBody)
+        assert posts.event_of(post, body, 9) is None or isinstance(body, posts.ConcessionBody)
     contested = e.Contested(at=9, job_id=JOB.id, count=2, by=post.sender)
-    assert event_of(post, ReplayedBody(count=2, run_root=HEAD.head.run_root, agrees=0), 9) == contested
+    assert posts.event_of(post, posts.ReplayedBody(count=2, run_root=HEAD.head.run_root, agrees=0), 9) == contested
 
 
 def test_a_receipt_of_a_hub_is_checked() -> None:
     for signed, body, _ in signed_posts():
-        digest = Received(content=signed.post.content, place=1, at=2).digest(DOMAIN)
-        good = ReceivedPost(place=1, at=2, wire=signed.encode(), signature=HUB.sign(digest))
+        digest = posts.Received(content=signed.post.content, place=1, at=2).digest(DOMAIN)
+        good = posts.ReceivedPost(place=1, at=2, wire=signed.encode(), signature=HUB.sign(digest))
         assert good.open(DOMAIN, HUB.address) == (signed, body)
     for signature in (HUB.sign(bytes(32)), bytes(65)):
         with pytest.raises(SignatureError):
@@ -285,7 +253,7 @@ def test_a_wrong_piece_is_found() -> None:
 
 
 def test_steps_hold_what_they_say() -> None:
-    body = StepsBody(first_step=3, losses=(0, 1 << 31), millisteps=1, processor=1000, memory=2)
-    assert StepsBody.unpack("steps", unpack(body.encode(), 100)) == body
+    body = posts.StepsBody(first_step=3, losses=(0, 1 << 31), millisteps=1, processor=1000, memory=2)
+    assert posts.StepsBody.unpack("steps", unpack(body.encode(), 100)) == body
     with pytest.raises(EncodingError, match="between 0 and 1000"):
         replace(body, processor=1001)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.parts import slow_except
-from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, SECRET, TRAINER, Liar, Run, program
+from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, SECRET, TRAINER, Liar, Run
 from tests.protocol.town import JOB, LIE, PACE, START, Fate, KnowingAuditor, KnowingClient, KnowingTrainer, Town
 from tests.protocol.town import root as root_of
 from tiebreak.protocol.commitments.seats import head_seal, nonce_of, root_seal, seed_of
@@ -17,7 +17,7 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import sitter
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board, JobStatus, PoolSlot, PublicJob
-from tiebreak.protocol.parties.terms import Means, objections_to_sitting
+from tiebreak.protocol.parties.terms import Means
 
 SEATED = replace(
     JOB, seats=2, seat_fee=50, seat_bond=64, audit_time=30, nonce=nonce_of(SECRET), challenge_window=240,
@@ -307,19 +307,6 @@ def test_a_seat_is_taken_only_with_the_money_for_a_challenge_left(money: int, *,
 
 
 # ---------------------------------------------------------------- terms
-
-
-def test_an_auditor_stays_out_where_a_seat_does_not_pay_or_leaves_no_time() -> None:
-    pace = replace(PACE, step_wei=1)
-    assert objections_to_sitting(SEATED, program(), pace) == ()
-    assert "it does not have the program" in objections_to_sitting(SEATED, None, pace)
-    dear = replace(PACE, step_wei=SEATED.seat_fee // SEATED.steps + 1)
-    (fee,) = objections_to_sitting(SEATED, program(), dear)
-    assert "expected a seat fee of at least" in fee
-    (time,) = objections_to_sitting(replace(SEATED, challenge_window=1, audit_time=0), program(), pace)
-    assert "for an audit of the whole run, got 1" in time
-    (held,) = objections_to_sitting(replace(SEATED, deadline=1 << 28), program(), pace)
-    assert "for which a deposit is held" in held
 
 
 def seated_board(pool: list[PoolSlot], sealed_at: int = 10) -> tuple[Board, PublicJob]:

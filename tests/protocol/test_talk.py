@@ -10,12 +10,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.parts import slow_except
-from tests.protocol import runs
 from tests.protocol.bounds import max_moves
 from tests.protocol.logged import logged_job, random_logs
 from tests.protocol.runs import CHALLENGER, CLIENT, CLOCK, DOMAIN, GAME, REPLAY, SECRET, TRAINER, Liar, Run, make_job
 from tests.protocol.walks import ARGMAX, COMMIT, JOB, WALKS, Erratic, Garbage, RandomChallenger, check_invariants, other
-from tiebreak.protocol.commitments.job import game_id
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import EncodingError, IllegalMove, SignatureError, VerificationError
 from tiebreak.protocol.game import rules
@@ -139,16 +137,6 @@ def test_3_each_side_concedes_for_itself_alone(side: Side, moves: int) -> None:
     log.append(wire)
     assert (log.conceded, log.is_closed) == (side, True)
     refused(log, wire, VerificationError, "sequence: expected no more")
-
-
-@pytest.mark.parametrize("side", Side)
-def test_3_a_replay_knows_who_conceded(side: Side) -> None:
-    run = Run(JOB)
-    start = rules.start(JOB, run.head().head, game_id(run.head().head, DOMAIN, CHALLENGER.address, 0), 5)
-    log = Transcript(start, domain=DOMAIN, challenger=CHALLENGER.address)
-    log.append(log.sign(Concede(), KEYS[side]))
-    verdict = runs.replay(JOB, run.head(), log, [5, 6]).verdict
-    assert (verdict.winner, verdict.reason) == (side.other, Reason.CONCEDED)
 
 
 def test_nobody_says_what_does_not_tie() -> None:

@@ -1,16 +1,13 @@
 """Parties that talk through their games: what they say, what they take to the chain, and what no one makes them do."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.protocol.runs import DOMAIN, program
+from tests.protocol.runs import DOMAIN
 from tests.protocol.town import (
-    BLOCK,
     KINDS,
     LIE,
-    PACE,
     START,
     TALKED,
     TALKED_FALSE,
@@ -27,7 +24,6 @@ from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus, PublicGame
 from tiebreak.protocol.parties.driver import Turn
 from tiebreak.protocol.parties.player import GameView
-from tiebreak.protocol.parties.terms import objections
 
 OF_GAMES = (tx.MakeMove, tx.Enter, tx.EnterAndProve, tx.ReportFork, tx.ClaimTimeout)
 
@@ -86,16 +82,6 @@ def test_a_cheat_that_sees_it_is_wrong_concedes() -> None:
     town = Town(TALKED_FALSE, kinds={"trainer": Conceding}).play()
     assert [type(one) for one in sent(town)] == [tx.MakeMove]
     assert town.verdict == (Side.CHALLENGER, Reason.CONCEDED)
-
-
-@pytest.mark.parametrize(("talk", "signs"), [(0, True), (1, False), (6 * BLOCK, False), (6 * BLOCK + 1, True)])
-def test_a_talk_must_leave_time_to_enter(talk: int, signs: bool) -> None:
-    job = replace(TALKED, talk_time=talk)
-    reasons = objections(job, program(), PACE)
-    assert (not reasons) is signs
-    assert signs or reasons == (
-        f"expected no talk, or one of more than {6 * BLOCK} seconds to say and enter something, got {talk}",
-    )
 
 
 # ---------------------------------------------------------------- silence

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.protocol.logged import logged_job
-from tests.protocol.runs import DOMAIN, make_job, program
+from tests.protocol.runs import DOMAIN, STEPS, make_job, program
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.parties import terms
@@ -45,7 +45,7 @@ def starting(job: Job) -> tuple[str, ...]:
 
 
 def sitting(job: Job) -> tuple[str, ...]:
-    return terms.objections_to_sitting(job, program(), STARTING)
+    return terms.objections_to_sitting(job, program(), replace(STARTING, step_wei=1))
 
 
 def auditing(job: Job) -> tuple[str, ...]:
@@ -58,6 +58,9 @@ def paying(job: Job) -> tuple[str, ...]:
 
 CLOCK = (turns(JOB, program()) + 3) * 12
 RUN = 3 * (SEGMENT + SENDING)
+SEATED = replace(JOB, seats=1, seat_fee=STEPS, seat_bond=1)
+WHOLE = 41 + 3 * SEGMENT + SENDING
+"""Seconds for an audit of the whole run, with a start."""
 LIMITS: dict[str, tuple[Objections, Job, str, int, int]] = {
     "clock": (playing, JOB, "clock", CLOCK, -1),
     "clock with replays that take longer": (playing, replace(JOB, replay_time=10), "clock", CLOCK + 3 * (58 - 10), -1),
@@ -71,7 +74,9 @@ LIMITS: dict[str, tuple[Objections, Job, str, int, int]] = {
     "window for a head after a start": (starting, JOB, "challenge_window", 41 + SEGMENT + SENDING, -1),
     "deadline with a start": (starting, JOB, "deadline", 41 + RUN, -1),
     "clock with a start of each of two games": (starting, JOB, "clock", CLOCK + (58 + 81 - 100), -1),
-    "seat with a start": (sitting, replace(JOB, audit_time=1), "challenge_window", 41 + 3 * SEGMENT + SENDING, -1),
+    "seat with a start": (sitting, replace(SEATED, audit_time=1), "challenge_window", WHOLE, -1),
+    "fee of a seat": (sitting, SEATED, "seat_fee", STEPS, -1),
+    "hold of a deposit": (sitting, SEATED, "deadline", 4 * WHOLE + SEVEN_WEEKS, 1),
     "challenger's stake": (training, JOB, "challenger_stake", 20, -1),
     "trainer's stake": (auditing, replace(JOB, challenger_stake=4_001), "trainer_stake", 5, -1),
     "trainer's stake that is all but nothing": (auditing, JOB, "trainer_stake", 2, -1),
@@ -86,12 +91,13 @@ SAID = {
     "longest": f"a game of at most {SEVEN_WEEKS}", "window": "", "deadline": "a deadline", "audits": "the stake back",
     "challenger's": "a challenger's stake of at least 20", "trainer's": "a trainer's stake of at least",
     "audit": "an audit time of at least 51", "seat": "at least 167 seconds for an audit of the whole run",
+    "fee": "a seat fee of at least 5 wei", "hold": "a deadline of at most",
 }  # fmt: skip
 """How a reason begins, by the first word of the limit."""
 
 
 def test_nobody_objects_to_the_job_of_these_tests() -> None:
-    assert playing(JOB) == training(JOB) == auditing(JOB) == paying(JOB) == ()
+    assert playing(JOB) == training(JOB) == auditing(JOB) == paying(JOB) == sitting(SEATED) == ()
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -122,12 +128,12 @@ def test_the_reason_of_a_loss_names_what_was_late_and_the_stake() -> None:
 
 
 def test_terms_without_a_number_are_objected_to() -> None:
-    assert terms.objections(JOB, None, PACE) == ("it does not have the program",)
+    for judged in (terms.objections, terms.objections_to_sitting):
+        assert judged(JOB, None, PACE) == ("it does not have the program",)
     (alone,) = terms.objections_to_training(
         replace(logged_job(interval=5), **{name: getattr(JOB, name) for name in (
             "clock", "challenge_window", "deadline", "trainer_stake", "challenger_stake")}), program(), PACE,
     )  # fmt: skip
     assert "expected two checkpoints or more" in alone
-    seated = replace(JOB, seats=1, seat_fee=1, seat_bond=1)
-    assert terms.objections_to_seats(JOB, OFF_CHAIN) == terms.objections_to_seats(seated, DOMAIN) == ()
-    assert "expected a job without seats" in terms.objections_to_seats(seated, OFF_CHAIN)[0]
+    assert terms.objections_to_seats(JOB, OFF_CHAIN) == terms.objections_to_seats(SEATED, DOMAIN) == ()
+    assert "expected a job without seats" in terms.objections_to_seats(SEATED, OFF_CHAIN)[0]

@@ -226,7 +226,7 @@ def test_a_package_that_is_gone_registers_no_commands(monkeypatch: pytest.Monkey
 
 
 HEAVY = {"torch", "numpy", "web3", "eth_abi", "sklearn", "scipy", "pydantic", "simpy", "jinja2", "transformers"}
-APART = ("chains", "finetuning", "huggingface", "onchain", "sampling", "templates", "weights")
+APART = ("boards", "chains", "endings", "finetuning", "huggingface", "onchain", "sampling", "templates", "weights")
 """Modules of the API that need an extra."""
 SEEN = "import sys\nimport tiebreak\nfrom tiebreak.cli.main import run\nfrom tiebreak.cli import main\n"
 
@@ -436,9 +436,7 @@ def names_in(extra: str) -> set[str]:
 def test_a_command_imports_no_more_than_its_extra_brings(name: str) -> None:
     """Imports where every library that is ours to name and that its extra does not bring is kept away."""
     brought = names_in(NEEDS[name])
-    others = (
-        names_in("dev") - brought - ({"httpx", "h11", "anyio"} if name == "finetune" else set())
-    )  # hf's own bring these
+    others = names_in("dev") - brought - ({"h11", "anyio"} if name == "finetune" else set())  # hf's own bring these
     kept_away = [lib for lib, dists in packages_distributions().items() if lib in EXTRAS and set(dists) <= others]
     assert len(kept_away) > 3
     code = f"import sys\nfor name in {kept_away!r}:\n    sys.modules[name] = None\nimport {IMPORTS[name]}"

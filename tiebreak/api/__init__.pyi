@@ -12,7 +12,9 @@ from tiebreak.api.certification import attesting as attesting
 from tiebreak.api.certification import certificates as certificates
 from tiebreak.api.certification import certifying as certifying
 from tiebreak.api.certification import ownership as ownership
+from tiebreak.api.chain import boards as boards
 from tiebreak.api.chain import chains as chains
+from tiebreak.api.chain import endings as endings
 from tiebreak.api.chain import onchain as onchain
 from tiebreak.api.chain import weights as weights
 from tiebreak.api.corpus import computing as computing

@@ -57,7 +57,7 @@ def certify(
     ending = None
     if rpc is not None and not output.exists():
         head = api.onchain.signed_head(opened, None).head
-        ending = api.onchain.ending_of(api.onchain.board_of(rpc, opened), head, from_block)
+        ending = api.endings.ending_of(api.boards.board_of(rpc, opened), head, from_block)
     evidence = None
     if attestation is not None:
         evidence = Attestation(kind=attestation[0], evidence=read_file(attestation[1], MAX_EVIDENCE_BYTES))
@@ -119,7 +119,7 @@ def verify(
         proves.append(f"{base} is the base that these adapters were trained on: that state has its frozen tensors too.")
     open_ = signed.leaves_open(found, chain_asked=rpc is not None, base_given=base is not None)
     if rpc is not None:
-        api.onchain.check_ending(api.onchain.board_of(rpc, signed.certificate), signed.certificate)
+        api.endings.check_ending(api.boards.board_of(rpc, signed.certificate), signed.certificate)
         proves.append("The node says that the board settled the job with this head.")
     said = None if verifier is None else api.attesting.ask(signed.certificate, verifier)
     required = [f"0x{address.hex()}" for address in require]
@@ -245,7 +245,7 @@ def check(
         raise ConfigurationError("expected --posts and the --hub-key of their hub, or neither, got one")
     postings = [] if hub_key is None else api.ownership.received(made, api.judging.read_transcripts(posts)[0], hub_key)
     if rpc is not None:
-        postings += api.onchain.heads_posted(api.onchain.board_of(rpc, made.run), made.run.job.id, from_block)
+        postings += api.endings.heads_posted(api.boards.board_of(rpc, made.run), made.run.job.id, from_block)
     api.ownership.check_posted(made, postings)
     found = api.ownership.check(made, asked, machine, model=model, certificate=certificate)
     role = "trainer" if found.signer == made.run.job.trainer else "client"

@@ -18,7 +18,8 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.tags import Digest
 
 if TYPE_CHECKING:
-    from tiebreak.api.chain.onchain import HubBoard, SentTransaction
+    from tiebreak.api.chain.boards import HubBoard
+    from tiebreak.api.chain.onchain import SentTransaction
     from tiebreak.protocol.chain import Chain, Creation
 
 
@@ -99,10 +100,10 @@ def _board(rpc: str | None, board: Address | None, hub: str | None, *jobs: Diges
     """The board to read; of a hub, perhaps only its posts about some jobs."""
     if hub is not None:
         posts = node.exchange.read_posts(node.exchange.open_hub(hub, OFF_CHAIN), *jobs)
-        return api.onchain.HubBoard(((one.place, one.at, one.post, one.body) for one in posts), OFF_CHAIN)
+        return api.boards.HubBoard(((one.place, one.at, one.post, one.body) for one in posts), OFF_CHAIN)
     if rpc is None or board is None:
         raise ConfigurationError("expected --rpc and --board of a chain, or the --hub of jobs without one")
-    return api.onchain.board_at(rpc, board)
+    return api.boards.board_at(rpc, board)
 
 
 @chain.command()
@@ -120,9 +121,9 @@ def jobs(
     without a chain, --hub shows their state by the hub's posts.
     """
     if job is not None:
-        opt.tell(api.onchain.job_document(_board(rpc, board, hub, job), job), as_json=as_json)
+        opt.tell(api.boards.job_document(_board(rpc, board, hub, job), job), as_json=as_json)
         return
-    found = list(api.onchain.jobs(_board(rpc, board, hub), from_block))
+    found = list(api.boards.jobs(_board(rpc, board, hub), from_block))
     opt.tell(found if as_json else [{**row, "reward": ether(row["reward"])} for row in found], as_json=as_json)
 
 
@@ -143,9 +144,9 @@ def games(
     """
     found = _board(rpc, board, hub)
     if game is None:
-        opt.tell(list(api.onchain.games(found, from_block, job)), as_json=as_json)
+        opt.tell(list(api.boards.games(found, from_block, job)), as_json=as_json)
     else:
-        opt.tell(api.onchain.game_document(found, game, from_block), as_json=as_json)
+        opt.tell(api.boards.game_document(found, game, from_block), as_json=as_json)
 
 
 # ---------------------------------------------------------------- transactions
@@ -172,7 +173,7 @@ def post(run: Path, key: Path, rpc: str, count: int | None, as_json: bool) -> No
     posts its signed heads. The board and its chain are those that the job names.
     """
     opened = api.reading.open_directory(run)
-    _sent(api.onchain.post(api.onchain.board_of(rpc, opened), opened, load_key(key), count), as_json)
+    _sent(api.onchain.post(api.boards.board_of(rpc, opened), opened, load_key(key), count), as_json)
 
 
 @chain.command()
@@ -197,7 +198,7 @@ def challenge(
     if (replay is None) != anyway:
         raise ConfigurationError("expected --replay FOLDER, or --anyway in its place")
     opened = api.reading.open_directory(run)
-    board = api.onchain.board_of(rpc, opened)
+    board = api.boards.board_of(rpc, opened)
     game_id, sent = api.onchain.challenge(board, opened, load_key(key), replay=replay, count=count, nonce=nonce)
     _sent(sent, as_json, game=game_id.hex())
 
@@ -212,7 +213,7 @@ def claim(game: Digest, key: Path, rpc: str, board: Address, as_json: bool) -> N
 
     Anybody may do it; the board decides the game against that side. If there is time left, nothing is sent.
     """
-    _sent(api.onchain.claim(api.onchain.board_at(rpc, board), game, load_key(key)), as_json)
+    _sent(api.onchain.claim(api.boards.board_at(rpc, board), game, load_key(key)), as_json)
 
 
 @chain.command()
@@ -233,7 +234,7 @@ def settle(run: Path, key: Path, rpc: str, how: str, to: Address | None, as_json
     if (to is None) is (how == "concede"):
         raise ConfigurationError("expected --to ADDRESS with --how concede, and only there")
     opened, owner = api.reading.open_directory(run), load_key(key)
-    board = api.onchain.board_of(rpc, opened)
+    board = api.boards.board_of(rpc, opened)
     if to is None:
         _sent(api.onchain.end(board, opened, owner, how), as_json)
     else:
@@ -251,4 +252,4 @@ def withdraw(key: Path, rpc: str, board: Address, to: Address | None, as_json: b
     The board never sends money by itself: rewards, returned stakes and what a won game brings are credited to an
     account, in all jobs together, and its owner takes them out in one transaction.
     """
-    _sent(api.onchain.withdraw(api.onchain.board_at(rpc, board), load_key(key), to), as_json)
+    _sent(api.onchain.withdraw(api.boards.board_at(rpc, board), load_key(key), to), as_json)

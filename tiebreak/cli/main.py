@@ -77,13 +77,13 @@ CORE: Final = CommandSet(
 EXTRAS: Final = {
     **dict.fromkeys(["eth", "eth_abi", "eth_account", "eth_bloom", "eth_keys", "eth_tester"], "chain"),
     **dict.fromkeys(["eth_typing", "eth_utils", "rlp", "trie", "web3"], "chain"),
-    **dict.fromkeys(["simpy", "scipy"], "sim"),
+    "simpy": "sim",
     "psutil": "monitor",
     "pynvml": "monitor",
     "psycopg": "postgres",
     "ray": "ray",
     **dict.fromkeys(["jinja2", "markupsafe", "sklearn"], "demo"),
-    **dict.fromkeys(["anyio", "h11", "httpx", "prometheus_client", "sqlalchemy", "starlette", "uvicorn"], "node"),
+    **dict.fromkeys(["anyio", "h11", "prometheus_client", "sqlalchemy", "starlette", "uvicorn"], "node"),
     **dict.fromkeys(["datasets", "pyarrow", "tokenizers", "transformers"], "hf"),
     **dict.fromkeys(["peft", "trl", "yaml"], "finetune"),
 }

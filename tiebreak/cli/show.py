@@ -57,7 +57,7 @@ def show(folder: Path, is_long: bool, workers: int | None, rpc: str | None, as_j
     else:
         document = api.reading.status(opened)
     if rpc is not None:
-        chain = api.onchain.standing(api.onchain.board_of(rpc, opened), opened.job)
+        chain = api.boards.standing(api.boards.board_of(rpc, opened), opened.job)
         document |= {"chain": chain} if as_json else {f"chain {name}": value for name, value in chain.items()}
     opt.tell(document, as_json=as_json)
 

@@ -6,7 +6,6 @@ array form, its JSON, the checks of its values, its calldata (`tiebreak.protocol
 (`tiebreak.protocol.commitments.eip712`) follow from them. Every malformed input raises `EncodingError`.
 """
 
-import json
 import re
 import struct
 from collections.abc import Hashable, Sequence
@@ -107,10 +106,6 @@ class FieldType:
         """Convert a field value to what stands for it in JSON: here, bytes as hexadecimal."""
         return "0x" + value.hex()
 
-    def parse(self, item: Any) -> Any:
-        """Convert from JSON for `read_json`. For what `to_json` never makes, it may raise or return anything."""
-        return bytes.fromhex(item[2:])
-
 
 @dataclass(frozen=True, slots=True)
 class Uint(FieldType):
@@ -134,9 +129,6 @@ class Uint(FieldType):
 
     def to_json(self, value: Any) -> Any:
         return value if self.bits <= 32 else str(value)  # many readers hold numbers as FP64
-
-    def parse(self, item: Any) -> Any:
-        return int(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +178,6 @@ class ListOf(FieldType):
     def to_json(self, value: Any) -> Any:
         return list(map(self.item.to_json, value))
 
-    def parse(self, item: Any) -> Any:
-        return tuple(map(self.item.parse, item))
-
 
 @dataclass(frozen=True, slots=True)
 class OneOf(FieldType):
@@ -214,9 +203,6 @@ class OneOf(FieldType):
 
     def to_json(self, value: Any) -> Any:
         return None if value is None else value.to_json()
-
-    def parse(self, item: Any) -> Any:
-        return None if item is None else next(kind for kind in self.types if len(kind.kinds()) == len(item)).parse(item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +325,10 @@ class Record:
     def pack(self) -> tuple[Packed, ...]:
         return tuple(kind.pack(getattr(self, name)) for name, kind in self.kinds().items())
 
+    def encode(self) -> bytes:
+        """The record's array in msgpack."""
+        return pack(self.pack())
+
     @classmethod
     def unpack(cls, name: str, item: Any) -> Self:
         """Build the record from a decoded array. Raises `EncodingError`. `name` is used in error messages."""
@@ -349,23 +339,6 @@ class Record:
     def to_json(self) -> dict[str, Any]:
         """The record as an object with the contracts' field names."""
         return {camel_case(name): kind.to_json(getattr(self, name)) for name, kind in self.kinds().items()}
-
-    @classmethod
-    def parse(cls, item: dict[str, Any]) -> Self:
-        """Convert from JSON, as `read_json` asks."""
-        return cls(**{name: kind.parse(item[camel_case(name)]) for name, kind in cls.kinds().items()})
-
-
-def read_json(kind: FieldType, name: str, item: Any) -> Any:
-    """Invert `kind.to_json` for a value of `parse_json`. Raises `EncodingError` for all that `to_json` never makes."""
-    try:
-        value = kind.parse(item)
-        kind.check(name, value)
-        if json.dumps(kind.to_json(value), sort_keys=True) == json.dumps(item, sort_keys=True):
-            return value
-    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError, EncodingError) as error:
-        raise EncodingError(f"{name}: expected the JSON form, got {str(item)[:80]!r}: {error}") from error
-    raise EncodingError(f"{name}: expected the JSON form, got other fields or spellings in {str(item)[:80]!r}")
 
 
 def camel_case(name: str) -> str:

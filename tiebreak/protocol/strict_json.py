@@ -54,6 +54,11 @@ class JsonObject:
         found: str = self.take(key, expected, lambda x: isinstance(x, str) and re.fullmatch(pattern, x) is not None)
         return found
 
+    def data(self, key: str, length: int, prefix: str = "0x") -> bytes:
+        """The bytes of a field, in lower-case hex after a prefix."""
+        words = f"{prefix and prefix + ' and '}{2 * length} hex digits"
+        return bytes.fromhex(self.text(key, f"{prefix}[0-9a-f]{{{2 * length}}}", words).removeprefix(prefix))
+
     def same(self, key: str, value: Any, source: str = "") -> None:
         """Takes a field that must hold this value. source: says where it comes from."""
         self.take(key, f"{value}{source}", lambda found: found == value)

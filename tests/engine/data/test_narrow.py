@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tiebreak
+from conformance.whole_steps import execute, new_state
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task
 from tests.parts import slow_except
-from tests.protocol.whole_steps import execute, new_state
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.task import SGD, Batch, Task, Windows

@@ -19,7 +19,7 @@ from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
 from tests.protocol.town import FALSE, TALKED_FALSE, TALKED_TRUTH, TRUTH
 from tests.tiebreak.node.village import BLOCK, HUB, START, Village, Villager
 from tests.tiebreak.parties import Commands
-from tiebreak.api.chain import onchain
+from tiebreak.api.chain import boards
 from tiebreak.api.disputing import judging
 from tiebreak.node.ground import HubGround
 from tiebreak.node.hub_client import VerifiedPost
@@ -270,23 +270,23 @@ def test_a_ledger_is_read_like_a_chain() -> None:
     """Each job and each game has the lines and the document that `tiebreak chain jobs` and `games` show."""
     commune = lived(TALKED_FALSE)
     entries = [(one.place, one.at, one.post, one.body) for one in commune.verified_posts]
-    board, job = onchain.HubBoard(entries, OFF_CHAIN), commune.run.job
-    (row,) = onchain.jobs(board)
+    board, job = boards.HubBoard(entries, OFF_CHAIN), commune.run.job
+    (row,) = boards.jobs(board)
     assert (row["job"], row["status"], row["open_games"]) == (job.id.hex(), "slashed", 0)
     assert row["client"] == f"0x{CLIENT.address.hex()}"
-    (game,) = onchain.games(board, job_id=job.id)
+    (game,) = boards.games(board, job_id=job.id)
     assert (game["verdict"], game["level"], game["job"]) == ("defender_lost", None, job.id.hex())
-    assert not list(onchain.games(board, first_block=game["block"] + 1))
-    shown = onchain.game_document(board, Digest(bytes.fromhex(game["game"])))
+    assert not list(boards.games(board, first_block=game["block"] + 1))
+    shown = boards.game_document(board, Digest(bytes.fromhex(game["game"])))
     assert [event["event"] for event in shown["events"]] == ["GameStarted", "GameEnded"]
     assert (shown["phase"], shown["reason"]) == ("over", game["reason"])
-    for missing in (onchain.job_document, onchain.game_document):
+    for missing in (boards.job_document, boards.game_document):
         with pytest.raises(StateError, match="on the board, got none"):
             missing(board, Digest(bytes(32)))
 
     accepted = next(n for n, entry in enumerate(entries) if "AcceptJob" in repr(entry[3]))
-    begun = onchain.HubBoard(entries[: accepted + 1], OFF_CHAIN)
-    found = onchain.job_document(begun, job.id)
+    begun = boards.HubBoard(entries[: accepted + 1], OFF_CHAIN)
+    found = boards.job_document(begun, job.id)
     assert (found["status"], found["head_count"], found["reward"]) == ("active", 0, job.reward)
     assert found["next_head_due"] == found["accepted"] + job.challenge_window
     json.dumps([found, shown, row, game])

@@ -64,7 +64,7 @@ _UNKNOWN: Final = (
 )
 
 Ending = tuple[Logged, tuple[Seat, ...]]
-"""The transaction that settled a job, and the seats that were paid (`tiebreak.api.chain.onchain.ending_of`)."""
+"""The transaction that settled a job, and the seats that were paid (`tiebreak.api.chain.endings.ending_of`)."""
 
 
 def certify(

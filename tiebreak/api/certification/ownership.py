@@ -105,10 +105,7 @@ class OwnershipChallenge:
         data = read_file(path, MAX_CHALLENGE_BYTES)
         found = JsonObject.parse(str(path), data, 1)
         found.same("type", TYPE)
-        roots = {
-            name: bytes.fromhex(found.text(name, "[0-9a-f]{64}", "64 hex digits"))
-            for name in ("job", "runRoot", "changes", "nonce")
-        }
+        roots = {name: found.data(name, 32, "") for name in ("job", "runRoot", "changes", "nonce")}
         made = cls(
             job=Digest(roots["job"]), run_root=Digest(roots["runRoot"]), changes=Digest(roots["changes"]),
             nonce=roots["nonce"], count=found.integer("count", 1, MAX_COUNT), top=found.integer("top", 0, MAX_COUNT),

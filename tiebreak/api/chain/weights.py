@@ -8,7 +8,8 @@ from typing import Final
 from safetensors.torch import save_file
 
 from tiebreak.api.certification.folders import ADAPTER, ADAPTER_WEIGHTS, WEIGHTS
-from tiebreak.api.chain.onchain import board_of, check_settled
+from tiebreak.api.chain.boards import board_of
+from tiebreak.api.chain.endings import check_settled
 from tiebreak.api.training.runs import names_of
 from tiebreak.api.training.tasks import as_state_dict
 from tiebreak.engine.data.disk import Folder, storing

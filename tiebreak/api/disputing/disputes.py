@@ -217,20 +217,3 @@ def _result_of(program: Program, leaf: int) -> str:
         if leaf in (program.leaf_of_commit(slot), program.commits[slot].operands[0].value):
             return f"the new {name}"
     return "the loss" if leaf == len(program.body) - 1 else ""
-
-
-def narrowed_to(state: GameState, level: Level, position: int) -> str:
-    """Describes what a walk has found once it has reached leaf `position` of the tree of a level."""
-    match level:
-        case Level.RUN:
-            job = state.job
-            return f"checkpoint {position + 1}: steps {job.first_step(position)} to {job.last_step(position)}"
-        case Level.STEPS:
-            return f"step {state.step}"
-        case Level.VALUES:
-            half = 1 << state.job.half_depth
-            return f"instruction {position}" if position < half else f"state entry {position - half}"
-        case Level.CHUNKS:
-            return f"chunk {position}"
-        case Level.TERMS:
-            return f"terms {4 * position} to {4 * position + 3}"

@@ -4,7 +4,6 @@ import time
 
 from rich.console import Console
 
-from tiebreak.api.disputing.disputes import narrowed_to
 from tiebreak.lab.demo.results import DisputeResult, Loser, Move, WalkStep
 from tiebreak.lab.demo.training import Trained
 from tiebreak.lab.sim.adversaries.tampering import (
@@ -20,7 +19,7 @@ from tiebreak.lab.sim.games.disputes import Arena, Fought, another
 from tiebreak.node.pages.words import whole
 from tiebreak.protocol.game.moves import Side, kind_name
 from tiebreak.protocol.game.sides import describe
-from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.game.state import GameState, Level
 
 
 def digits_cheats(arena: Arena) -> list[tuple[str, Cheat]]:
@@ -102,9 +101,26 @@ def _result(
 
 def _walk_step(final: GameState, at: GameState, index: int) -> WalkStep:
     tree, position = at.level.name.lower(), at.below(index)
-    note = narrowed_to(final, at.level, position) if at.height == at.levels else ""
+    note = _narrowed_to(final, at.level, position) if at.height == at.levels else ""
     return WalkStep(tree=tree, height=at.height, levels=at.levels, index=index, position=position, note=note)
 
 
 def _loser(side: Side) -> Loser:
     return Loser.TRAINER if side is Side.DEFENDER else Loser.CHALLENGER
+
+
+def _narrowed_to(state: GameState, level: Level, position: int) -> str:
+    """Describes what a walk has found once it has reached leaf `position` of the tree of a level."""
+    match level:
+        case Level.RUN:
+            job = state.job
+            return f"checkpoint {position + 1}: steps {job.first_step(position)} to {job.last_step(position)}"
+        case Level.STEPS:
+            return f"step {state.step}"
+        case Level.VALUES:
+            half = 1 << state.job.half_depth
+            return f"instruction {position}" if position < half else f"state entry {position - half}"
+        case Level.CHUNKS:
+            return f"chunk {position}"
+        case Level.TERMS:
+            return f"terms {4 * position} to {4 * position + 3}"

@@ -209,12 +209,8 @@ def read_move(call: Call) -> Move:
     body = call.arguments[1:]
     if call.kind == "prove":
         (*fields, witness), salt, _ = body
-        body = (*fields, _read_witness(witness), salt)
+        _, state_root, _, _, record_siblings, tensor_id, siblings = witness
+        if state_root == ZERO_DIGEST and not record_siblings:
+            witness = (tensor_id, siblings) if tensor_id != ZERO_DIGEST or siblings else ()
+        body = (*fields, tuple(witness), salt)
     return unpack_move(MOVE_KINDS[call.kind], body)
-
-
-def _read_witness(witness: Any) -> tuple[Any, ...]:
-    _, state_root, _, _, record_siblings, tensor_id, siblings = witness
-    if state_root != ZERO_DIGEST or record_siblings:
-        return tuple(witness)
-    return (tensor_id, siblings) if tensor_id != ZERO_DIGEST or siblings else ()

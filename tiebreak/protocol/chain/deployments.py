@@ -64,8 +64,8 @@ def _read(path: Path) -> tuple[int, dict[str, Address], dict[str, bytes]]:
         content.integer("version", VERSION, VERSION)
         chain_id, listed = content.integer("chainId", 0, (1 << 256) - 1), content.inner("contracts")
         contracts = {name: listed.inner(name) for name in CONTRACTS}
-        addresses = {name: Address(_bytes(item, "address", 20)) for name, item in contracts.items()}
-        return chain_id, addresses, {name: _bytes(item, "codeHash", 32) for name, item in contracts.items()}
+        addresses = {name: Address(item.data("address", 20)) for name, item in contracts.items()}
+        return chain_id, addresses, {name: item.data("codeHash", 32) for name, item in contracts.items()}
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
     except EncodingError as error:
@@ -76,10 +76,6 @@ def require_chain(chain: Chain, chain_id: int) -> None:
     """Raise `ConfigurationError` unless the chain has this id."""
     if chain.chain_id != chain_id:
         raise ConfigurationError(f"expected chain id {chain_id}, got {chain.chain_id}; is this the right endpoint?")
-
-
-def _bytes(item: JsonObject, key: str, length: int) -> bytes:
-    return bytes.fromhex(item.text(key, f"0x[0-9a-f]{{{2 * length}}}", f"{length} bytes in hexadecimal")[2:])
 
 
 def _code_hash(chain: Chain, address: Address) -> bytes:

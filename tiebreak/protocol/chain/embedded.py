@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from eth_tester import EthereumTester
     from web3.types import Wei
 
-GAS_LIMIT: Final = 15_000_000
-"""Gas limit of every transaction of a `SimulatedChain`: half of a block."""
 ACCOUNTS_PATH: Final = "m/44'/60'/0'/0"
 """The BIP-44 path where wallets and anvil look for the numbered accounts of a mnemonic."""
 DEFAULT_FUNDS: Final = 100 * 10**18

@@ -160,20 +160,17 @@ class FollowedBoard(board.Board):
     # ------------------------------------------------------------------ transactions
 
     def follow(self, seen: Seen) -> None:
-        about = [self._isolated(part, seen) for part in _parts(seen.events)]
+        about: list[PublicGame | None] = []
+        for part in _parts(seen.events):
+            try:
+                about.append(self._follow(part, seen))
+            except Exception as error:  # it is a disagreement, and the other calls go on
+                self._disagree(part, error)
         for found in {found.id: found for found in about if found is not None}.values():
             found.costs.append((found.state.moves, seen.gas))
             found.height = self.height
             if found.is_over and not found.ended:
                 found.ended = seen.at
-
-    def _isolated(self, part: Sequence[Event], seen: Seen) -> PublicGame | None:
-        """Fold the events of one call in. An exception is a disagreement, and the others go on."""
-        try:
-            return self._follow(part, seen)
-        except Exception as error:
-            self._disagree(part, error)
-            return None
 
     def _note(self, disagreement: str) -> None:
         if len(self.disagreements) < MAX_DISAGREEMENTS:

@@ -140,25 +140,23 @@ class Node:
         with node_errors():
             return Tip.of(self.web3.eth.get_block("latest"))
 
-    def block(self, number: int) -> Tip | None:
-        """The block of this number; None if the node has none, as one that is behind or has changed its mind."""
-        from web3.exceptions import BlockNotFound  # noqa: PLC0415
+    def _found(self, read: Callable[[], T]) -> T | None:
+        """The answer; None if the node does not have the thing, as one that is behind or has changed its mind."""
+        from web3.exceptions import BlockNotFound, TransactionNotFound  # noqa: PLC0415
 
         with node_errors():
             try:
-                return Tip.of(self.web3.eth.get_block(number))
-            except BlockNotFound:
+                return read()
+            except (BlockNotFound, TransactionNotFound):
                 return None
+
+    def block(self, number: int) -> Tip | None:
+        """The block of this number; None if the node has none."""
+        return self._found(lambda: Tip.of(self.web3.eth.get_block(number)))
 
     def transaction(self, digest: bytes) -> Mapping[str, Any] | None:
         """A transaction by its hash; None if the node has none."""
-        from web3.exceptions import TransactionNotFound  # noqa: PLC0415
-
-        with node_errors():
-            try:
-                return cast("Mapping[str, Any]", self.web3.eth.get_transaction(Hash32(digest)))
-            except TransactionNotFound:
-                return None
+        return self._found(lambda: cast("Mapping[str, Any]", self.web3.eth.get_transaction(Hash32(digest))))
 
     def inner_calls(self, digest: bytes) -> list[tuple[Address, bytes]]:
         """Receiver and calldata of every call within a transaction that was not undone; none if the node has no traces.
@@ -179,15 +177,9 @@ class Node:
         with node_errors():
             return int(self.web3.eth.get_transaction_count(to_checksum_address(account), "latest"))
 
-    def receipt(self, transaction: bytes) -> Mapping[str, Any] | None:
+    def receipt(self, digest: bytes) -> Mapping[str, Any] | None:
         """The receipt of a transaction that is in a block; None for any other."""
-        from web3.exceptions import TransactionNotFound  # noqa: PLC0415
-
-        with node_errors():
-            try:
-                return cast("Mapping[str, Any]", self.web3.eth.get_transaction_receipt(Hash32(transaction)))
-            except TransactionNotFound:
-                return None
+        return self._found(lambda: cast("Mapping[str, Any]", self.web3.eth.get_transaction_receipt(Hash32(digest))))
 
     def logs(
         self, addresses: Sequence[Address], topics: list[Any], first_block: int, last_block: int | None = None

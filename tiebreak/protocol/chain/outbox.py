@@ -25,7 +25,7 @@ from tiebreak.protocol.chain.errors import NodeError
 from tiebreak.protocol.chain.node import Node, Tip, read_transaction, sign_transaction
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.packing import U64, Data, Record, pack, unpack
+from tiebreak.protocol.packing import U64, Data, Record, unpack
 from tiebreak.protocol.parties.fees import CAP_FACTOR, Bid, Market, first_bid, raised_bid
 
 MAX_RAW_BYTES: Final = 1 << 18
@@ -61,9 +61,6 @@ class Note(Record):
     deadline: U64
     """The last second of the chain's time in which the transaction is of use; 0 if there is none."""
     raw: Annotated[bytes, Data(MAX_RAW_BYTES)]
-
-    def encode(self) -> bytes:
-        return pack(self.pack())
 
     @classmethod
     def decode(cls, data: bytes) -> "Note":

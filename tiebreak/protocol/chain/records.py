@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol
 
 from tiebreak.protocol.chain.errors import Reverted
+from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.game.state import Reason
+from tiebreak.protocol.parties.board import JobStatus
+from tiebreak.protocol.tags import Digest
 
 
 class Outcome(IntEnum):
@@ -17,10 +20,46 @@ class Outcome(IntEnum):
     VOID = 3
 
 
-JobRecord = SimpleNamespace
-"""`IJobBoard.JobState` as the ABI declares it, under Python's names. Amounts are in wei, times in seconds."""
-GameRecord = SimpleNamespace
-"""`IGame.GameState`, likewise. `phase` and `level` are the game's numbers; phase 0 means no such game."""
+class JobRecord(Protocol):
+    """`IJobBoard.JobState` under Python's names, as far as it is read here. Amounts are in wei, times in seconds."""
+
+    trainer: Address
+    status: JobStatus
+    last_progress: int
+    audit_end: int
+    steps: int
+    checkpoint_interval: int
+    head_count: int
+    head_root: Digest
+    challenger_stake: int
+    challenge_window: int
+    deadline: int
+    accepted: int
+    open_games: int
+    crowd: int
+
+
+class GameRecord(Protocol):
+    """`IGame.GameState`, likewise. `phase` and `level` are the game's numbers; phase 0 means no such game."""
+
+    phase: int
+    level: int
+    height: int
+    position: int
+    node: bytes
+    step: int
+    instruction: int
+    element: int
+    sequence: int
+    last: int
+    talk: int
+    defender_rest: int
+    challenger_rest: int
+    verdict: Outcome
+    reason: Reason
+    job_id: Digest
+    challenger: Address
+    rank: int
 
 
 @dataclass(frozen=True, slots=True)

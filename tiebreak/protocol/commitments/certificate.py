@@ -78,7 +78,7 @@ class Logged:
 
     @classmethod
     def read(cls, found: JsonObject) -> Self:
-        return cls(transaction=_bytes(found, "transaction"), block=found.integer("block", 0, MAX_BLOCK))
+        return cls(transaction=found.data("transaction", 32), block=found.integer("block", 0, MAX_BLOCK))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -377,6 +377,7 @@ class Certificate:
         predicate = top.inner("predicate")
         job, head, final = (predicate.inner(name) for name in ("job", "head", "finalState"))
         agreement = SignedJob.decode(from_base64("job, signed", job.text("signed")))
+        audits = predicate.take("audits", "seats", intoto.is_list) if "audits" in predicate else ()
         made = cls(
             agreement=agreement,
             head=SignedHead.decode(from_base64("head, signed", head.text("signed"))),
@@ -387,7 +388,7 @@ class Certificate:
             path=intoto.digests_in(final, "path"),
             files=dict(intoto.subject_in(item) for item in top.take("subject", "at least one file", intoto.is_list)),
             weights=_weights(predicate.inner("weights")),
-            audits=_seats(predicate) if "audits" in predicate else (),
+            audits=tuple(map(_seat, audits)),
             settlement=Logged.read(predicate.inner("settlement")) if "settlement" in predicate else None,
             adapter=_adapter(predicate.inner("adapter")) if "adapter" in predicate else None,
             others=_others(predicate.inner("others")) if "others" in predicate else None,
@@ -398,17 +399,9 @@ class Certificate:
         return made
 
 
-def _bytes(of: JsonObject, name: str, length: int = 32) -> bytes:
-    return bytes.fromhex(of.text(name, f"0x[0-9a-f]{{{2 * length}}}", f"0x and {2 * length} hex digits")[2:])
-
-
-def _seats(found: JsonObject) -> tuple[Seat, ...]:
-    return tuple(map(_seat, found.take("audits", "seats", intoto.is_list)))
-
-
 def _seat(item: object) -> Seat:
     one = JsonObject("seat", item)
-    auditor = Address(_bytes(one, "auditor", ADDRESS_BYTES))
+    auditor = Address(one.data("auditor", ADDRESS_BYTES))
     return Seat(auditor=auditor, number=one.integer("seat", 0, 255), paid=Logged.read(one))
 
 

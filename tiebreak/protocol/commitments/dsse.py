@@ -69,7 +69,8 @@ class Envelope:
         payload = Payload(
             kind=top.text("payloadType", "[ -~]{1,128}"), data=from_base64("payload", top.text("payload"))
         )
-        listed = top.take("signatures", f"up to {MAX_SIGNATURES} signatures", _is_short_list)
+        few = f"up to {MAX_SIGNATURES} signatures"
+        listed = top.take("signatures", few, lambda x: isinstance(x, list) and len(x) <= MAX_SIGNATURES)
         top.finish()
         found: dict[str, bytes] = {}
         for number, item in enumerate(listed):
@@ -96,10 +97,6 @@ def from_base64(name: str, text: str) -> bytes:
     if base64(data) != text:
         raise EncodingError(f"{name}: expected the one base64 of these bytes, got another")
     return data
-
-
-def _is_short_list(value: object) -> bool:
-    return isinstance(value, list) and len(value) <= MAX_SIGNATURES
 
 
 def _check_size(size: int) -> None:

@@ -380,9 +380,6 @@ class Concession(Record):
             raise VerificationError(f"concession: expected job {job.id.hex()}, got {self.head.job_id.hex()}")
         keys.verify(self.typed(self.head, self.prover, domain).digest, self.signature, job.trainer)
 
-    def encode(self) -> bytes:
-        return pack(self.pack())
-
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Read what `encode` wrote. Raises `EncodingError`."""

@@ -83,7 +83,7 @@ def hexed(data: bytes) -> str:
 
 def digest_in(of: JsonObject, name: str) -> Digest:
     """The digest in a field, in hex."""
-    return Digest(bytes.fromhex(of.text(name, "[0-9a-f]{64}", "64 hex digits")))
+    return Digest(of.data(name, 32, ""))
 
 
 def digests_in(of: JsonObject, name: str) -> tuple[Digest, ...]:

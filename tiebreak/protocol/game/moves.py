@@ -285,9 +285,6 @@ class AnyMove(FieldType):
     def to_json(self, value: Any) -> Any:
         return {"kind": camel_case(kind_name(value)), **value.to_json()}
 
-    def parse(self, item: Any) -> Any:
-        return next(move for move in MOVES.values() if camel_case(kind_name(move)) == item["kind"]).parse(item)
-
 
 def unpack_move(kind: int, body: Any) -> Move:
     """Decode the move with this kind and message body. Raises `EncodingError`."""

@@ -4,6 +4,25 @@
 file: the caller passes `now` in seconds, and has already checked that the move comes from the side to move, by the
 signature of its message (`tiebreak.protocol.game.messages`) or the sender of its transaction.
 
+    >>> state = start(job, head, game_id, now=1000)
+    >>> state.phase.name, state.mover.name, state.height
+    ('DESCEND', 'DEFENDER', 2)
+    >>> shown = tree.below(state.height, state.position, job.descent_levels)    # of the run tree under the signed head
+    >>> state = apply(state, Descend(nodes=tuple(shown)), now=1010)
+    >>> state = apply(state, choose(shown, 1), now=1015)                        # "your second checkpoint is wrong"
+    >>> state.phase.name, state.mover.name, state.checkpoint
+    ('OPEN_STEPS', 'DEFENDER', 1)
+    >>> apply(state, choose(shown, 0), now=1020)                                # not this phase's move
+    Traceback (most recent call last):
+    tiebreak.protocol.errors.IllegalMove: ...
+    >>> timeout(state, now=state.deadline + 1).verdict.winner.name              # the defender never answered
+    'CHALLENGER'
+
+Order of calls: `start` once, with the instant at which the game counts as begun. Then one `apply` for each move that
+counts, in the order in which they count, none at an earlier instant than the one before; `follow` in its place for a
+move that only a log shows. `enter` while the sides may talk. `timeout` after `deadline`, `concede` at any time,
+`prove_signed` and `forked` until there is a verdict; whatever gives one is the last call.
+
 A game starts with a talking phase (the job's `talk_time`), in which its sides exchange moves off the chain, and each
 signs the state that its move leads to (`tiebreak.protocol.game.snapshot`). `enter` puts such a state on the chain.
 Moves can be made there at any time; those made while the sides may talk cost nothing.

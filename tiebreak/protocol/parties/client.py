@@ -76,8 +76,8 @@ class ClientParty(PartyMachine):
 
     # ------------------------------------------------------------------ a round
 
-    def learn(self, event: e.Event) -> None:
-        """Record the jobs that its owner wants, and trainers' signatures under them."""
+    def learn(self, event: e.Event) -> None:  # noqa: C901  # one case an event
+        """Record the jobs that its owner wants, trainers' signatures under them, and what becomes of their logs."""
         match event:
             case e.JobDrafted(job=job) if found := objections_to_seats(job, self.domain):
                 self.alarm(f"job {job.id.hex()[:8]}: not offered: {found[0]}", is_error=True)
@@ -99,27 +99,17 @@ class ClientParty(PartyMachine):
                     self.alarm(f"job {job.id.hex()[:8]}: the trainer's signature is not the trainer's")
                 else:
                     self.record(("signed", job.id), event.signature)
-            case _:
-                self._learn_of_logs(event)
-
-    def _learn_of_logs(self, event: e.Event) -> None:
-        match event:
             case e.HeadShown(head=head):
                 self._file(head)
             case e.Arrived():
                 self._arrived.add((event.job_id, event.count))
-            case e.Done(work=e.CheckLogs() as work):
-                self._checked(work, event.problem)
-
-    def _checked(self, work: e.CheckLogs, problem: str) -> None:
-        """Sign for logs that hash to their head; others may come later, so they are fetched again."""
-        count = work.head.head.count
-        if not problem:
-            self.receipt(work.head)
-            return
-        self.alarm(f"job {work.job_id.hex()[:8]}: no receipt for head {count}: {problem}")
-        self._arrived.discard((work.job_id, count))
-        self._checks[work.head] = (work.attempt + 1, self._check_of(work.head)[1])
+            case e.Done(work=e.CheckLogs(head=head), problem=""):
+                self.receipt(head)
+            case e.Done(work=e.CheckLogs(job_id=job_id, head=head) as work, problem=problem):
+                self.alarm(f"job {job_id.hex()[:8]}: no receipt for head {head.head.count}: {problem}")
+                # The right logs may come later, so they are fetched again.
+                self._arrived.discard((job_id, head.head.count))
+                self._checks[head] = (work.attempt + 1, self._check_of(head)[1])
 
     def _check_of(self, head: SignedHead) -> tuple[int, int]:
         """The number of checks of a head's logs, and the instant of the next look; a head may arrive by another's."""

@@ -32,7 +32,6 @@ from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.auditor import AuditorParty
-from tiebreak.protocol.parties.board import PublicGame
 from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.tags import Digest
@@ -249,17 +248,13 @@ class PartyDriver(ABC):
             state, line = found, work.said
         elif Snapshot.of(state).id != work.snapshot:
             return None
-        side = machine.side_in(game)
-        return Turn(
-            state=state, line=line, defends=int(side is Side.DEFENDER),
-            attempt=self._trusted(game) if side is Side.CHALLENGER else 0,
-        )  # fmt: skip
-
-    def _trusted(self, game: PublicGame) -> int:
-        """The attempt whose replay a challenger plays with: the first that another one confirmed."""
-        assert isinstance(self.machine, AuditorParty)
-        results = self.machine.results(game.head)
-        return next((n for n, root in enumerate(results) if root and results.count(root) > 1), 0)
+        if machine.side_in(game) is Side.DEFENDER:
+            return Turn(state=state, line=line, defends=1)
+        # A challenger plays with the first replay that another one confirmed.
+        assert isinstance(machine, AuditorParty)
+        results = machine.results(game.head)
+        trusted = next((n for n, root in enumerate(results) if root and results.count(root) > 1), 0)
+        return Turn(state=state, line=line, defends=0, attempt=trusted)
 
     # ------------------------------------------------------------------ fetches
 

@@ -80,120 +80,111 @@ Work = Train | Replay | Audit | CheckLogs | Gather
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Started:
+class EventBase:
+    """Base class of events. at: the instant at which the driver saw it, in seconds of the chain's time."""
+
+    at: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started(EventBase):
     """The machine was created, either for the first time or again from its journal."""
 
-    at: int
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
+class Tick(EventBase):
     """A point in time was reached, for example one that `Wake` asked for."""
 
-    at: int
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BoardChanged:
+class BoardChanged(EventBase):
     """The board that the machine reads now follows the chain up to a block with the timestamp `block`."""
 
-    at: int
     block: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobDrafted:
+class JobDrafted(EventBase):
     """The client's owner wants this job done. If it has seats, its nonce is that of the secret."""
 
-    at: int
     job: Job
     secret: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobOffered:
+class JobOffered(EventBase):
     """A client asks for the trainer's signature under a job. Nothing about it has been checked."""
 
-    at: int
     job: Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSigned:
+class JobSigned(EventBase):
     """A trainer's answer to a client; the signature is empty if it declines. Nothing has been checked."""
 
-    at: int
     job: Job
     signature: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeadShown:
+class HeadShown(EventBase):
     """Somebody showed a head, and perhaps the leaves of its run tree. Nothing about them has been checked."""
 
-    at: int
     head: SignedHead
     leaves: tuple[Digest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogReceiptShown:
+class LogReceiptShown(EventBase):
     """Somebody showed a receipt for the logs of a head. Nothing about it has been checked."""
 
-    at: int
     receipt: LogReceipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contested:
+class Contested(EventBase):
     """Somebody says that its replay up to a checkpoint gave another root. Nothing about it has been checked."""
 
-    at: int
     job_id: Digest
     count: int
     by: Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ConcessionShown:
+class ConcessionShown(EventBase):
     """Somebody showed a trainer's concession. Nothing about it has been checked."""
 
-    at: int
     concession: Concession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MoveShown:
+class MoveShown(EventBase):
     """Somebody sent a message of a game. Nothing about it has been checked."""
 
-    at: int
     game_id: Digest
     wire: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiptShown:
+class ReceiptShown(EventBase):
     """Somebody acknowledged a state of a game. Nothing about it has been checked."""
 
-    at: int
     game_id: Digest
     receipt: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrived:
+class Arrived(EventBase):
     """The available data of a run up to a checkpoint was fetched, to where `Replay` will find it."""
 
-    at: int
     job_id: Digest
     count: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class Done(EventBase):
     """Work is done. If there is no result, `problem` says why it could not be computed."""
 
-    at: int
     work: Work
     root: bytes = b""
     move: Move | None = None
@@ -201,21 +192,19 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mined:
+class Mined(EventBase):
     """A transaction is in a block that the board follows, and did not revert."""
 
-    at: int
     place: Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class Refused(EventBase):
     """A transaction would revert and was not sent, or it reverted in a block. `error` names the contract's error.
 
     It is empty if no contract was asked because the account cannot pay.
     """
 
-    at: int
     place: Place
     error: str
 

@@ -4,6 +4,22 @@ A machine does not react to individual events. At each event it looks at everyth
 records), works out what should be under way, and asks for all that is not. So it does not matter if an event comes
 twice, late or never: the next one leads to the same plan. After a crash the records are read back from the journal.
 Work that was under way is requested again, and statements are repeated byte for byte.
+
+    >>> client = ClientParty(board=Board(), domain=domain, pace=Pace(block_seconds=12, step_seconds=1), key=key)
+    >>> actions = client.observe(events.JobDrafted(at=1000, job=job))
+    >>> [type(action).__name__ for action in actions]
+    ['AppendRecord', 'OfferJob', 'Wake']
+    >>> journal = [action for action in actions if isinstance(action, events.AppendRecord)]
+    >>> again = ClientParty(                                                # after a crash
+    ...     board=Board(), domain=domain, pace=client.pace, key=key, journal=journal
+    ... )
+    >>> [type(action).__name__ for action in again.observe(events.Started(at=1060))]
+    ['OfferJob', 'Wake']
+
+Order of calls: a driver carries the actions of one `observe` out in their order, and begins none before the records
+(`AppendRecord`) that come before it are safe. It calls `observe` for one event at a time, and first, for a machine made
+from a journal, for `Started`. It brings `board` up to date before the event that tells of it. Otherwise events may come
+in any order.
 """
 
 from collections.abc import Iterable, Iterator
@@ -167,13 +183,10 @@ class PartyMachine:
 
     def plan(self) -> None:
         """Ask for everything that should be under way now."""
-        if self._key is not None and self.collects():
-            self._collect()
-
-    def _collect(self) -> None:
-        """Withdraw once nothing more can come, to need one transaction instead of many, or once money is short."""
-        credit = self.board.credit(self.address)
-        if credit and (self._is_short or self.means.shortage(0) or not self.has_business()):
+        if self._key is None or not self.collects() or not self.board.credit(self.address):
+            return
+        # Withdraw once nothing more can come, to need one transaction instead of many, or once money is short.
+        if self._is_short or self.means.shortage(0) or not self.has_business():
             self.want(("withdraw",), tx.Withdraw(to=self.address))
 
     def has_business(self) -> bool:

@@ -46,15 +46,7 @@ from tiebreak.protocol.packing import (
     unpack,
 )
 from tiebreak.protocol.parties import events as e
-from tiebreak.protocol.parties.transactions import (
-    TRANSACTIONS,
-    AnyConcession,
-    AnyHead,
-    AnyJob,
-    AnyReceipt,
-    Transaction,
-    subject_of,
-)
+from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 MAX_BODY_BYTES: Final = 1 << 18
@@ -92,12 +84,9 @@ class Body(Record):
     __slots__ = ()
     KIND: ClassVar[PostKind]
 
-    def encode(self) -> bytes:
-        return pack(self.pack())
-
     def subject(self) -> tuple[Digest | None, Digest | None]:
         """The job and the game that the body itself names; None where it names none."""
-        return subject_of(self)
+        return tx.subject_of(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +94,7 @@ class OfferBody(Body):
     """A client's job that asks for its trainer's signature."""
 
     KIND = PostKind.OFFER
-    job: AnyJob
+    job: tx.AnyJob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +102,7 @@ class AnswerBody(Body):
     """The trainer's signature under a job, or an empty one that declines."""
 
     KIND = PostKind.ANSWER
-    job: AnyJob
+    job: tx.AnyJob
     signature: Annotated[bytes, Data(keys.SIGNATURE_BYTES)]
 
 
@@ -122,7 +111,7 @@ class HeadBody(Body):
     """The trainer's head, perhaps with the leaves of its run tree."""
 
     KIND = PostKind.HEAD
-    head: AnyHead
+    head: tx.AnyHead
     leaves: Annotated[tuple[Digest, ...], ListOf(Raw(32), MAX_LEAVES)] = ()
 
 
@@ -131,7 +120,7 @@ class LogReceiptBody(Body):
     """The client's receipt for the logs of a head."""
 
     KIND = PostKind.LOG_RECEIPT
-    receipt: AnyReceipt
+    receipt: tx.AnyReceipt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +128,7 @@ class GameBody(Body):
     """A challenger's choice of a head, and the nonce of its game. It opens the game's mailbox."""
 
     KIND = PostKind.GAME
-    head: AnyHead
+    head: tx.AnyHead
     nonce: U64
 
 
@@ -228,7 +217,7 @@ class TransactionBody(Body):
     """A transaction that anybody would have sent to a chain, where there is none."""
 
     KIND = PostKind.TRANSACTION
-    transaction: Annotated[Transaction, AnyOf(TRANSACTIONS)]
+    transaction: Annotated[tx.Transaction, AnyOf(tx.TRANSACTIONS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,7 +225,7 @@ class ConcessionBody(Body):
     """The trainer gives up a head, and names whom to pay for it."""
 
     KIND = PostKind.CONCESSION
-    concession: AnyConcession
+    concession: tx.AnyConcession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,9 +270,6 @@ class Post(Record):
             sender=sender,
         )
 
-    def encode(self) -> bytes:
-        return pack(self.pack())
-
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Read what `encode` wrote. Raises `EncodingError`."""
@@ -315,11 +301,6 @@ def content_data(domain: Domain, content: bytes) -> TypedData:
     return TypedData(domain=domain, name="Post", kinds={"content": Raw(32)}, values=(content,))
 
 
-def content_digest(domain: Domain, content: bytes) -> Digest:
-    """The digest that the sender of a post signs."""
-    return content_data(domain, content).digest
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SignedPost:
     """A post with a signature that should be its sender's."""
@@ -329,9 +310,8 @@ class SignedPost:
 
     @classmethod
     def sign(cls, post: Post, domain: Domain, key: keys.PrivateKey) -> Self:
-        return cls(
-            post=post, signature=key.sign(content_digest(domain, post.content), content_data(domain, post.content))
-        )
+        typed = content_data(domain, post.content)
+        return cls(post=post, signature=key.sign(typed.digest, typed))
 
     def encode(self) -> bytes:
         return pack([self.post.encode(), self.signature])
@@ -345,7 +325,7 @@ class SignedPost:
 
     def digest(self, domain: Domain) -> Digest:
         """The digest under the signature."""
-        return content_digest(domain, self.post.content)
+        return content_data(domain, self.post.content).digest
 
     def verify(self, domain: Domain) -> Body:
         """The body of the post. Raises `VerificationError` unless it is well-formed and its sender signed it."""

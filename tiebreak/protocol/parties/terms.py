@@ -116,45 +116,39 @@ def objections(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]
     if program is None:
         return ("it does not have the program",)
     replay = ceil(_segment_seconds(job, pace) * pace.games + pace.beside)
-    first, measured = replay + ceil(pace.start_seconds * pace.games), pace.measured()  # a game's process starts once
+    first = replay + ceil(pace.start_seconds * pace.games)  # a game's process starts once
     needed = pace.sending(turns(job, program)) + max(0, first - job.replay_time)
     needed += (REPLAYS - 1) * max(0, replay - job.replay_time)
-    if job.clock < needed:
-        return (f"expected a clock of at least {needed} seconds for the longest game, got {job.clock}{measured}",)
-    if 0 < job.talk_time <= (least := pace.sending(ENTERING)):
-        return (
-            f"expected no talk, or one of more than {least} seconds to say and enter something, got {job.talk_time}",
-        )
-    if (longest := job.lone_game_seconds) > PATIENCE:
-        return (f"expected a game of at most {PATIENCE} seconds, got {longest}: it holds stakes for so long",)
-    return ()
+    least, longest = pace.sending(ENTERING), job.lone_game_seconds
+    clock = f"expected a clock of at least {needed} seconds for the longest game, got {job.clock}{pace.measured()}"
+    talk = f"expected no talk, or one of more than {least} seconds to say and enter something, got {job.talk_time}"
+    held = f"expected a game of at most {PATIENCE} seconds, got {longest}: it holds stakes for so long"
+    return _broken((job.clock < needed, clock), (0 < job.talk_time <= least, talk), (longest > PATIENCE, held))[:1]
 
 
 def objections_to_seats(job: Job, domain: Domain) -> tuple[str, ...]:
     """Reasons why nobody should offer or sign this job there: seats need a draw and bonds that only a chain has."""
-    if job.seats and not domain.chain_id:
-        return (f"expected a job without seats, because there is no chain to draw them, got one with {job.seats}",)
-    return ()
+    reason = f"expected a job without seats, because there is no chain to draw them, got one with {job.seats}"
+    return _broken((job.seats > 0 and not domain.chain_id, reason))
 
 
 def objections_to_training(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]:
     """Reasons why a trainer should not sign this job: it could lose its stake despite doing what was agreed."""
     needed, start = _segment_seconds(job, pace) + pace.sending(1), ceil(pace.start_seconds)
-    found, measured = objections(job, program, pace), pace.measured()
-    if job.challenge_window < (first := start + needed):
-        found += (f"expected a window of at least {first} seconds for a head, got {job.challenge_window}{measured}",)
-    run, held = start + job.checkpoints * needed, max(job.challenge_window, job.checkpoints * job.audit_time)
-    if job.deadline < run:
-        found += (f"expected a deadline of at least {run} seconds for the run, got {job.deadline}{measured}",)
-    if held > HELD_RUNS * run + PATIENCE:
-        most = HELD_RUNS * run + PATIENCE
-        found += (f"expected the stake back at most {most} seconds after the last head, got {held}",)
-    if job.is_logged and job.checkpoints == 1:
-        found += ("expected two checkpoints or more under policy logged, got one: a client may keep the pay of one",)
-    if job.trainer_stake > MAX_STAKE_RATIO * job.challenger_stake:
-        least = -(-job.trainer_stake // MAX_STAKE_RATIO)
-        found += (f"expected a challenger's stake of at least {least} wei, got {job.challenger_stake}",)
-    return found
+    first, run, measured = start + needed, start + job.checkpoints * needed, pace.measured()
+    held, most = max(job.challenge_window, job.checkpoints * job.audit_time), HELD_RUNS * run + PATIENCE
+    least = -(-job.trainer_stake // MAX_STAKE_RATIO)
+    window = f"expected a window of at least {first} seconds for a head, got {job.challenge_window}{measured}"
+    deadline = f"expected a deadline of at least {run} seconds for the run, got {job.deadline}{measured}"
+    stake = f"expected a challenger's stake of at least {least} wei, got {job.challenger_stake}"
+    single = "expected two checkpoints or more under policy logged, got one: a client may keep the pay of one"
+    return objections(job, program, pace) + _broken(
+        (job.challenge_window < first, window),
+        (job.deadline < run, deadline),
+        (held > most, f"expected the stake back at most {most} seconds after the last head, got {held}"),
+        (job.is_logged and job.checkpoints == 1, single),
+        (job.challenger_stake < least, stake),
+    )
 
 
 def objections_to_auditing(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]:
@@ -163,42 +157,41 @@ def objections_to_auditing(job: Job, program: Program | None, pace: Pace) -> tup
     A time too short to replay the run is not a reason: an auditor that comes too late loses nothing, while the client
     does.
     """
-    found = objections(job, program, pace)
     least = max(2, -(-job.challenger_stake // MAX_STAKE_RATIO))
-    if job.trainer_stake < least:
-        found += (
-            f"expected a trainer's stake of at least {least} wei, of which half can be won, got {job.trainer_stake}",
-        )
-    return found
+    stake = f"expected a trainer's stake of at least {least} wei, of which half can be won, got {job.trainer_stake}"
+    return objections(job, program, pace) + _broken((job.trainer_stake < least, stake))
 
 
 def objections_to_paying(job: Job, pace: Pace) -> tuple[str, ...]:
     """Reasons why a client should not offer this job: a false run could be paid, or hold the reward for too long."""
-    run = job.checkpoints * (_segment_seconds(job, pace) + pace.sending(1))
+    most = HELD_RUNS * job.checkpoints * (_segment_seconds(job, pace) + pace.sending(1)) + PATIENCE
     # The data are the client's own. With this much time for each segment, it has checked all posted ones at the end.
     needed = ceil(job.checkpoint_interval * pace.step_seconds) + pace.sending(1)
-    found: tuple[str, ...] = ()
-    if job.audit_time < needed and job.challenge_window < job.checkpoints * needed:
-        found += (f"expected an audit time of at least {needed} seconds for a segment, got {job.audit_time}",)
-    if job.deadline > HELD_RUNS * run + PATIENCE:
-        found += (f"expected a deadline of at most {HELD_RUNS * run + PATIENCE} seconds, got {job.deadline}",)
-    return found
+    is_short = job.audit_time < needed and job.challenge_window < job.checkpoints * needed
+    return _broken(
+        (is_short, f"expected an audit time of at least {needed} seconds for a segment, got {job.audit_time}"),
+        (job.deadline > most, f"expected a deadline of at most {most} seconds, got {job.deadline}"),
+    )
 
 
 def objections_to_sitting(job: Job, program: Program | None, pace: Pace) -> tuple[str, ...]:
     """Reasons why an auditor should not take a seat: it could not audit the job in time, or not for the fee."""
     if program is None:
         return ("it does not have the program",)
-    found: tuple[str, ...] = ()
     replay = ceil(pace.start_seconds) + job.checkpoints * _segment_seconds(job, pace) + pace.sending(1)
-    time = max(job.challenge_window, job.checkpoints * job.audit_time)
-    if time < replay:
-        found += (f"expected at least {replay} seconds for an audit of the whole run, got {time}",)
-    if job.seat_fee < job.steps * pace.step_wei:
-        found += (f"expected a seat fee of at least {job.steps * pace.step_wei} wei, got {job.seat_fee}",)
-    if job.deadline > (most := HELD_RUNS * replay + PATIENCE):
-        found += (f"expected a deadline of at most {most} seconds, for which a deposit is held, got {job.deadline}",)
-    return found
+    time, fee = max(job.challenge_window, job.checkpoints * job.audit_time), job.steps * pace.step_wei
+    most = HELD_RUNS * replay + PATIENCE
+    held = f"expected a deadline of at most {most} seconds, for which a deposit is held, got {job.deadline}"
+    return _broken(
+        (time < replay, f"expected at least {replay} seconds for an audit of the whole run, got {time}"),
+        (job.seat_fee < fee, f"expected a seat fee of at least {fee} wei, got {job.seat_fee}"),
+        (job.deadline > most, held),
+    )
+
+
+def _broken(*terms: tuple[bool, str]) -> tuple[str, ...]:
+    """The reasons of the terms that are broken."""
+    return tuple(reason for is_broken, reason in terms if is_broken)
 
 
 def _segment_seconds(job: Job, pace: Pace) -> int:

@@ -25,8 +25,8 @@ from tiebreak.lab.sim.adversaries.base import (
 from tiebreak.lab.sim.adversaries.collusion import SelfReporter, seat_pair
 from tiebreak.lab.sim.world.agents import ClientAgent, Process, Scripted, TrainerAgent
 from tiebreak.lab.sim.world.cast import FUNDS, Cast, ClientFactory
+from tiebreak.lab.sim.world.simulated import TRANSACTION_WEI
 from tiebreak.protocol.chain.calls import Call
-from tiebreak.protocol.chain.simulated import TRANSACTION_WEI
 from tiebreak.protocol.commitments.terms import least_challenger_stake, pool_bond
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties import transactions as tx

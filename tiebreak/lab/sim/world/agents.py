@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Final
 import simpy
 
 from tiebreak.lab.sim.world.mail import Account
+from tiebreak.lab.sim.world.simulated import TRANSACTION_WEI
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.world import Participant, Pending, World, WorldBlock
 from tiebreak.protocol.chain import Call, ChainError, Receipt, Reverted
-from tiebreak.protocol.chain.simulated import TRANSACTION_WEI
 from tiebreak.protocol.chain.transacting import call_of
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey

@@ -14,9 +14,9 @@ from tiebreak.lab.sim.world import checks
 from tiebreak.lab.sim.world.agents import Agent, AuditorAgent, TrainerAgent
 from tiebreak.lab.sim.world.cast import FUNDS, Cast
 from tiebreak.lab.sim.world.checks import Finished, ending
+from tiebreak.lab.sim.world.simulated import SimulatedChain
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.world import GENESIS, World
-from tiebreak.protocol.chain.simulated import SimulatedChain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
 from tiebreak.protocol.commitments.seats import POOL_SECONDS

@@ -19,12 +19,11 @@ from simpy.events import URGENT
 
 from tiebreak.lab.sim.world.board import WorldBoard
 from tiebreak.lab.sim.world.mail import Account, WorldMail
+from tiebreak.lab.sim.world.simulated import BASE_FEE, GAS_LIMIT, TRANSACTION_WEI, Draft, SimulatedChain
 from tiebreak.lab.sim.world.weather import Weather
 from tiebreak.lab.sim.world.workshop import Deviation, Workshop
 from tiebreak.protocol.chain import Call, ChainError, InsufficientFunds, Receipt, Reverted
-from tiebreak.protocol.chain.embedded import GAS_LIMIT
 from tiebreak.protocol.chain.records import GameRecord
-from tiebreak.protocol.chain.simulated import BASE_FEE, TRANSACTION_WEI, Draft, SimulatedChain
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms

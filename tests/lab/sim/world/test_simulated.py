@@ -3,8 +3,8 @@
 import pytest
 
 from tests.chain.support import CLIENT, JOB, TRAINER, create
+from tiebreak.lab.sim.world.simulated import BASE_FEE, SimulatedChain
 from tiebreak.protocol.chain import Call, InsufficientFunds, JobStatus, NodeError, Reverted
-from tiebreak.protocol.chain.simulated import BASE_FEE, SimulatedChain
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import transactions as tx

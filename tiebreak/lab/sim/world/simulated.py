@@ -30,7 +30,7 @@ from eth_utils.exceptions import ValidationError
 
 from tiebreak.protocol.chain.abi import decode_revert
 from tiebreak.protocol.chain.calls import Call
-from tiebreak.protocol.chain.embedded import GAS_LIMIT, EmbeddedChain
+from tiebreak.protocol.chain.embedded import EmbeddedChain
 from tiebreak.protocol.chain.errors import InsufficientFunds, NodeError, Reverted
 from tiebreak.protocol.chain.node import sign_transaction
 from tiebreak.protocol.chain.records import Event, Receipt
@@ -39,6 +39,8 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 
 _NOBODY: Final = EvmAddress(bytes(20))
+GAS_LIMIT: Final = 15_000_000
+"""Gas limit of every transaction: half of a block."""
 BASE_FEE: Final = 10**9
 """Wei per gas in every block, so that what a party pays depends only on the gas it uses."""
 TRANSACTION_WEI: Final = GAS_LIMIT * BASE_FEE
