@@ -28,9 +28,9 @@ from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task
-from tiebreak.node.crews import Crews, warm_up
-from tiebreak.node.work import Answer, Bench, Compute, Publish, Steps
-from tiebreak.node.workbench import JOBS, Workbench
+from tiebreak.node.tasks import Answer, Compute, Publish, Steps, WorkerSettings
+from tiebreak.node.worker_tasks import JOBS, WorkerTasks
+from tiebreak.node.workers import WorkerPool, warm_up
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -81,28 +81,28 @@ def hub(fate: str) -> Iterator[str]:
             yield f"http://127.0.0.1:{silent.getsockname()[1] if fate == 'silent' else 9}"
 
 
-def seconds(bench: Bench, job: Job, root: Digest, phase: Phase | None, others: list[Job]) -> float:
+def seconds(bench: WorkerSettings, job: Job, root: Digest, phase: Phase | None, others: list[Job]) -> float:
     """Seconds until the first move of a game about a trained job, once all others are in training."""
     game = Digest(bytes(32))
     start = rules.start(job, Head(job_id=job.id, count=job.checkpoints, run_root=root), game, 1)
     state = start if phase is None else replace(start, phase=phase)
     work = e.Gather(game_id=game, sequence=0, snapshot=Snapshot.of(state).id)
-    crews, trained, moved = Crews(bench), SimpleQueue[Steps](), SimpleQueue[Answer]()
+    pool, trained, moved = WorkerPool(bench), SimpleQueue[Steps](), SimpleQueue[Answer]()
     try:
-        crews.listen(trained.put, lambda _text, _tries: None)
+        pool.listeners.on_steps = trained.put
         for other in others:
-            crews.ask(Publish(job=other, count=0, logs=1), lambda _: None)
-            crews.ask(Compute(work=e.Train(job_id=other.id, count=other.checkpoints), job=other), lambda _: None)
+            pool.ask(Publish(job=other, count=0, logs=1), lambda _: None)
+            pool.ask(Compute(work=e.Train(job_id=other.id, count=other.checkpoints), job=other), lambda _: None)
         waited = {other.id for other in others}
         while waited:
             waited.discard(trained.get(timeout=300).job_id)
         began = time.perf_counter()
         turn = Turn(state=state, line=(), defends=1)
-        crews.ask(Compute(work=work, job=job, turn=turn), moved.put)
+        pool.ask(Compute(work=work, job=job, turn=turn), moved.put)
         assert moved.get(timeout=300).move is not None
         return time.perf_counter() - began
     finally:
-        crews.stop()
+        pool.stop()
 
 
 @click.command()
@@ -120,9 +120,9 @@ def main(repeats: int, folder: Path) -> None:
             jobs.append(run.job)
             run.path.rename(place / JOBS / run.job.id.hex())
         job, *others = jobs
-        bench = Bench(folder=place, domain=OFF_CHAIN, hub="", machine=Machine(), processes=3)
+        bench = WorkerSettings(folder=place, domain=OFF_CHAIN, hub="", machine=Machine(), processes=3)
         train = Compute(work=e.Train(job_id=job.id, count=job.checkpoints), job=job)
-        Workbench(bench, lambda _: None).do(train)
+        WorkerTasks(bench, lambda _: None).do(train)
         root = open_offer(place / JOBS / job.id.hex()).root(job.checkpoints)
         rows = []
         for named, phase in (("opens checkpoints", None), ("replays a segment", Phase.OPEN_STEPS)):

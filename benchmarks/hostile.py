@@ -1,4 +1,4 @@
-"""The slowdown of sums over hostile data: every pattern of `tiebreak.engine.run.worst` on every shape.
+"""The slowdown of sums over hostile data: every pattern of `tiebreak.lab.worst` on every shape.
 
     python -m benchmarks.hostile [--commit]
 
@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.table import Row, placed, publish, rows_of
 from tiebreak.engine.arithmetic.c.threads import limited
-from tiebreak.engine.run.worst import CASES, measure
+from tiebreak.lab.worst import CASES, measure
 
 SHARES = (1.0, 0.1)
 TARGETS = {"compiled": "<= 8", "without compiler": "<= 25"}

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const uint64_t MOST_ELEMENTS = (uint64_t)1 << 40, MOST_TERMS = (uint64_t)1 << 32, MOST = (uint64_t)1 << 20;
+static const uint64_t MOST_ELEMENTS = (uint64_t)1 << 40, MOST_TERMS = (uint64_t)1 << 32, MOST = (uint64_t)1 << 17;
 
 static uint64_t read_dims(Bytes *in, uint64_t *dims, size_t rank, uint64_t most) {
     uint64_t product = 1;
@@ -234,7 +234,7 @@ Program decode_program(Bytes in) {
     Program p = {0};
     if (!same(cut(&in, 8), text("TBPROG01"))) refuse("expected a program file, got another");
     p.body = (uint32_t)number(&in, 4), p.states = (uint32_t)number(&in, 4);
-    if (!p.body || !p.states || p.body > MOST || p.states > MOST) refuse("expected 1 to 2^20 instructions and commits");
+    if (!p.body || !p.states || p.body > MOST || p.states > MOST) refuse("expected 1 to 2^17 instructions and commits");
     if (in.left / 12 < p.body + p.states) refuse("expected %u instructions, got fewer bytes", p.body + p.states);
     p.code = take(p.body + p.states, sizeof *p.code);
     for (uint32_t at = 0; at < p.body + p.states; at++) p.code[at] = decode_instruction(cut(&in, number(&in, 4)));

@@ -24,7 +24,7 @@ FOLDERS = {
     "tiebreak.engine": _ENGINE.split(),
     "tiebreak.lab.sim": ["world", "adversaries", "games"],
     "tiebreak.api": _API.split(),
-    "tiebreak.lab": ["sim", "incentives", "network", "demo", "commands"],
+    "tiebreak.lab": ["worst", "sim", "incentives", "network", "demo", "commands"],
     "tiebreak": ["protocol", "engine", "api", "axolotl", "hf", "node", "cli", "__main__", "lab"],
 }
 """Folders of each package and modules beside them, in the order in which they may import: each those before it."""
@@ -204,7 +204,7 @@ def test_no_import_hidden_in_a_function(cases: Callable[[], None]) -> None:
 def test_no_cycles() -> None:
     graph = import_graph()
     assert len(graph) > 5
-    assert "tiebreak.node.workbench" in graph["tiebreak.node.crews"], "imported by name"
+    assert "tiebreak.node.worker_tasks" in graph["tiebreak.node.workers"], "imported by name"
     assert cycles(graph) == []
 
 

@@ -32,7 +32,7 @@ ALARMS = [
 
 def test_commands_on_the_page_exist(cases: Callable[[], None]) -> None:
     for command in re.findall("`tiebreak (\\w+)", (ROOT / "docs" / "operate.md").read_text()):
-        assert command in {*all_commands(), "client", "trainer", "auditor", "watch"}
+        assert command in {*all_commands(), "client", "trainer", "auditor", "watcher"}
         cases()
 
 
@@ -117,9 +117,9 @@ def test_no_service_that_belongs_to_a_board_starts_before_there_is_one() -> None
     for service, arguments, environment in staying:
         if service != "chain":
             assert environment["TIEBREAK_BOARD"] == board
-            assert service != "hub" or f"--contract={board}" in arguments
+            assert service != "hub" or f"--board={board}" in arguments
     once = [arguments for _, arguments, _, stays in found if not stays]
-    assert [arguments[0] for arguments in once] == ["hub", "trainer", "client", "auditor", "cast", "deploy"]
+    assert [arguments[0] for arguments in once] == ["hub", "trainer", "client", "auditor", "cast", "chain"]
 
 
 COMMAND = "import sys; from tiebreak.cli.main import run, tiebreak; sys.exit(run(tiebreak, sys.argv[1:]))"
@@ -196,7 +196,7 @@ def test_a_network_comes_up_as_the_comment_of_compose_says(tmp_path: Path) -> No
                 if arguments[1:2] == ["init"]:
                     number = ["client", "trainer", "auditor"].index(service) + 1
                     given[f"{service} key"] = f"account-{number}.pem"
-                elif arguments[0] == "deploy":
+                elif arguments[:2] == ["chain", "deploy"]:
                     (given["TIEBREAK_BOARD"],) = re.findall(r"^Board +(0x[0-9a-f]{40})", printed, re.MULTILINE)
             else:  # the chain is there: what would set the balances
                 for who in ("client", "trainer", "auditor"):

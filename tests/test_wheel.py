@@ -101,7 +101,7 @@ def test_a_job_from_capture_to_dispute(installed: Installed) -> None:
     for name in ("client", "trainer"):
         assert installed.tiebreak("key", f"{name}.pem").startswith("0x")
     assert "program root" in installed.tiebreak("capture", "task.py", "-o", "captured")
-    keys = ["--client-key", "client.pem", "--trainer-key", "trainer.pem"]
+    keys = ["--client", "client.pem", "--trainer", "trainer.pem"]
     assert "exact, 32 bits" in installed.tiebreak("agree", "captured", *keys, "-o", "run")
     assert "run root" in installed.tiebreak("train", "run", "--key", "trainer.pem")
     assert "agrees: 3 checkpoints, 7 steps" in installed.tiebreak("audit", "run", "-o", "replay")
@@ -134,8 +134,8 @@ def test_a_chain(installed: Installed) -> None:
     try:
         found = json.loads("".join(lines))
         rpc = ["--rpc", found["rpc"]]
-        assert "Board" in installed.tiebreak("deploy", *rpc, "--key", "accounts/account-1.pem")
-        assert "this version's code" in installed.tiebreak("deploy", *rpc, "--check", "deployment.json")
+        assert "Board" in installed.tiebreak("chain", "deploy", *rpc, "--key", "accounts/account-1.pem")
+        assert "this version's code" in installed.tiebreak("chain", "deploy", *rpc, "--check", "deployment.json")
     finally:
         node.send_signal(signal.SIGTERM)
         assert node.wait(60) == 0

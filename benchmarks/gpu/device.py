@@ -23,7 +23,7 @@ from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.capture.captured import MODEL, Captured
 from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.qualify import qualify
-from tiebreak.engine.run.worst import CASES, measure, product
+from tiebreak.lab.worst import CASES, measure, product
 from tiebreak.protocol.program.rounding import SumKind
 
 QUALIFIED: Final = ((32, True, True), (32, True, False), (24, False, False), (16, False, True))
@@ -66,7 +66,7 @@ def arithmetics(context: Context) -> Iterator[Row]:
 
 
 def hostile(context: Context) -> Iterator[Row]:
-    """The slowdown by each pattern of `tiebreak.engine.run.worst`, a large product first."""
+    """The slowdown by each pattern of `tiebreak.lab.worst`, a large product first."""
     for case in CASES[3:4] if context.trial else (LARGE, *CASES):
         found = list(measure(case, device=str(context.device), repeats=context.repeats))
         top = max(found, key=lambda slowdown: slowdown.factor)

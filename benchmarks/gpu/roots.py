@@ -10,7 +10,6 @@ come from the raw integers of NumPy's Philox, whose stream is fixed, so they are
 import json
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +29,6 @@ from tiebreak.engine.capture.captured import MODEL, Captured
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.dtypes import TORCH_DTYPES
-from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.loop import exact, steps
@@ -163,17 +161,15 @@ def compare(context: Context, name: str, last: int = STEPS, job: Job | None = No
     job, device = job or found_or_captured(context.workloads[name]), context.device
     right = {step: record for step, record in job.records.items() if step <= last}
     yield Row(metric="steps known of a CPU", case=name, value=max(right, default=0), unit="steps")
-    ways: dict[str, tuple[int | None, bool, AbstractContextManager[None]]] = {
-        "by graphs": (None, device.type == "cuda", nullcontext()),
-        "in random order": (1, False, nullcontext()),
-    }
+    ways = {"by graphs": (None, device.type == "cuda", True), "in random order": (1, False, True)}
     if thorough:
-        ways |= {"without graphs": (None, False, nullcontext()), "by torch alone": (None, False, pure_path())}
+        ways |= {"without graphs": (None, False, True), "by torch alone": (None, False, False)}
     wrong = []
-    for way, (permute, graphs, path) in ways.items():
-        with path, warnings.catch_warnings(record=True) as said:
+    for way, (permute, graphs, compiled) in ways.items():
+        with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            got = dict(records_of(job, Arithmetic(device, permute=permute), last, graphs=graphs))
+            arithmetic = Arithmetic(device, permute=permute, compiled=compiled)
+            got = dict(records_of(job, arithmetic, last, graphs=graphs))
         context.told.update({f"{name}, {way}": str(one.message) for one in said})
         right = got | right
         differing = [step for step in sorted(got) if got[step] != right[step]]

@@ -6,7 +6,7 @@ from pathlib import Path
 from tiebreak.protocol.chain.artifacts import CONTRACTS as DEPLOYED
 from tiebreak.protocol.chain.artifacts import load_artifact
 from tiebreak.protocol.codec import MAX_NAME_BYTES
-from tiebreak.protocol.commitments.job import MAX_DESCENT_LEVELS
+from tiebreak.protocol.commitments.job import MAX_DESCENT_LEVELS, MAX_ENTRIES
 from tiebreak.protocol.game.rules import walk_moves
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.numbers.float32 import NAN_BITS
@@ -66,7 +66,7 @@ def test_the_highest_number_that_enters_is_out_of_reach_of_lawful_play() -> None
     assert number(text) == MAX_SEQUENCE == 1 << 15
     longest = max(
         walk_moves(
-            levels, run=64, steps=64, values=depth_of(isa.MAX_INSTRUCTIONS) + 1,
+            levels, run=64, steps=64, values=depth_of(MAX_ENTRIES) + 1,
             chunks=depth_of(8 * isa.MAX_NUMEL // CHUNK_BYTES), terms=depth_of(isa.MAX_TERMS // isa.TERMS_PER_LEAF),
         )
         for levels in range(1, MAX_DESCENT_LEVELS + 1)

@@ -1,10 +1,13 @@
 """Instructions, operands and oracles for the tests of `tiebreak.engine.arithmetic` (no tests in here)."""
 
+import os
 import random
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import torch
 
@@ -216,6 +219,11 @@ def random_scatter(make: Maker) -> tuple[Instruction, list[torch.Tensor]]:
 
 PLAIN = ("#ifdef ADD_LOW", "#if 0")
 """The change that leaves out what needs products of 52 bits."""
+
+
+def forced_integers() -> Any:
+    """A context in which `TIEBREAK_INTEGERS` is 1."""
+    return mock.patch.dict(os.environ, TIEBREAK_INTEGERS="1")
 
 
 def kernel_with(folder: Path, *changes: tuple[str, str], name: str = "sums") -> Build:

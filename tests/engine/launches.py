@@ -20,13 +20,12 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from tests.engine.arithmetic_cases import extreme_of, sum_over
+from tests.engine.arithmetic_cases import extreme_of, forced_integers, sum_over
 from tests.engine.random_programs import Writer
 from tiebreak.engine.arithmetic import Arithmetic, backend
 from tiebreak.engine.arithmetic.gpu import chains, integers, launching, operands, scatter, sums
 from tiebreak.engine.data.tensors import from_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES
-from tiebreak.engine.native import forced_integers
 from tiebreak.engine.run import qualify
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.program.isa import Access, ReduceFunction

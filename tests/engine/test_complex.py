@@ -13,7 +13,7 @@ from tests.engine.lowering_bench import make_task, run_engine, run_integers, sam
 from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture.captured import capture_task
-from tiebreak.engine.lowering.complexes import circle
+from tiebreak.engine.lowering.more.complexes import circle
 from tiebreak.protocol.errors import ConfigurationError
 
 Function = Callable[[Tensor], Tensor]

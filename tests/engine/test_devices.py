@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from benchmarks.real_models import REAL, make_real_task
+from tests.engine.arithmetic_cases import product
 from tests.engine.lowering_bench import nth
 from tests.engine.processes import printed
 from tests.golden.bundle import INTERVAL, MODELS, STEPS, TINY, load
@@ -24,11 +25,9 @@ from tiebreak.engine.arithmetic.backend import free_memory
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.user_step import untouched
 from tiebreak.engine.data.tensors import identities
-from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.graphs import Reads
 from tiebreak.engine.run.interpreter import loss_bits
 from tiebreak.engine.run.qualify import qualify
-from tiebreak.engine.run.worst import product
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 
@@ -83,11 +82,11 @@ def test_what_the_host_reads_is_named() -> None:
         x.max().item()
         x.to(torch.float64)
         x.to("meta")
-        Arithmetic().execute(product(1, 2, 3, 2).instruction, [torch.ones(6), torch.ones(6)], 0)
+        Arithmetic().execute(product(2, 3, 2), [torch.ones(6), torch.ones(6)], 0)
     here = "in elsewhere"
     assert reads.seen == {f"{name} {here}": 1 for name in ("index", "nonzero", "_local_scalar_dense", "_to_copy")}
-    with Reads() as reads, pure_path():
-        Arithmetic().execute(product(1, 2, 3, 2).instruction, [torch.ones(6), torch.ones(6)], 0)
+    with Reads() as reads:
+        Arithmetic(compiled=False).execute(product(2, 3, 2), [torch.ones(6), torch.ones(6)], 0)
     assert {place.split(" in ")[1].split(".")[0] for place in reads.seen} <= {"sums", "settling", "rounding"}
     assert reads.seen
 

@@ -30,7 +30,7 @@ from tests.engine.integer_reference import (
 from tests.engine.integer_reference import UNIT as PLACES
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging
-from tiebreak.engine.arithmetic.backend import by_integers, integer_products
+from tiebreak.engine.arithmetic.backend import has_integers, integer_products
 from tiebreak.engine.arithmetic.c import integers
 from tiebreak.engine.arithmetic.c.integers import IntegerSum, Shape, choose
 from tiebreak.engine.arithmetic.c.threads import limited
@@ -211,7 +211,7 @@ def test_residues_of_the_kernel() -> None:
     memory = integers._memory
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(integers, "_memory", lambda *given: packed.append(memory(*given)) or packed[-1])
-        patch.setattr("tiebreak.engine.arithmetic.c.integers.choose", lambda *_: by_kernel)
+        patch.setattr("tiebreak.engine.arithmetic.c.integers.choose", lambda *_, **__: by_kernel)
         Arithmetic().execute(i, [torch.from_numpy(a).view(-1), torch.ones(40 * k)], 0)
     residues, sizes = packed[0]
     scale = sizes.reshape(4, -1)[0]
@@ -314,7 +314,7 @@ def left_to_fp64(a: Matrix, b: Matrix, **changes: object) -> bool:
     run = made.run
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(made, "run", lambda *given: found.append(run(*given)) or found[-1])
-        patch.setattr(integers, "choose", lambda *_: made)
+        patch.setattr(integers, "choose", lambda *_, **__: made)
         assert np.array_equal(multiply(a, b), exact_product(a, b, 32))
     assert len(found) == 1
     return not found[0]
@@ -390,7 +390,7 @@ def test_near_ties_of_blocks_before_the_one_that_is_left_to_fp64_are_forgotten(
     made = choose(tables, 32)
     assert made is not None
     made.moduli.stays = 0
-    monkeypatch.setattr(integers, "choose", lambda *_: made)
+    monkeypatch.setattr(integers, "choose", lambda *_, **__: made)
     found, again = _reported(rules, a, b)
     assert runs == [False]
     assert any(n % 256 < 128 for n in wanted)
@@ -437,8 +437,7 @@ def test_nothing_is_compiled_where_there_is_no_matrix_unit(monkeypatch: pytest.M
         monkeypatch.setenv("TIEBREAK_INTEGERS", forced)
         assert choose(tables, 32) is None
         assert dict(integer_products())["products by integers"].startswith("none: no AMX")
-        with by_integers(torch.device("cpu")) as found:
-            assert not found
+        assert Arithmetic().by_integers() is None
     assert compiled == []
 
 
@@ -458,8 +457,8 @@ def test_qualification_tries_integers_whatever_the_size(monkeypatch: pytest.Monk
     with monkeypatch.context() as patch:
         patch.setattr(integers, "_has_amx", lambda: False)
         assert not any("by integers" in name for name in qualify(Arithmetic()).operations)
-    with by_integers(torch.device("cpu")) as found:
-        assert found
+    assert Arithmetic().by_integers() is not None
+    assert Arithmetic(compiled=False).by_integers() is None
     assert any("to bf16 by integers" in name for name in qualify(Arithmetic()).operations)
 
 
@@ -584,9 +583,10 @@ def test_which_gpus_go_by_integers(monkeypatch: pytest.MonkeyPatch) -> None:
         assert on_gpus.choose(small, 32, device) is None
         assert on_gpus.describe(device)[1].startswith("11 moduli" if chosen else "FP64")
         monkeypatch.setattr("tiebreak.engine.arithmetic.backend.launches", lambda _: True)
-        with by_integers(device) as prepared:
-            assert prepared == bool(chosen)
-            assert (on_gpus.choose(small, 32, device) is not None) == bool(chosen)
+        options = Arithmetic().options
+        assert has_integers(options) == bool(chosen)
+        assert not has_integers(replace(options, compiled=False))
+        assert (on_gpus.choose(small, 32, device, forced=True) is not None) == (backend != "hip")
 
 
 # ---- faults ----

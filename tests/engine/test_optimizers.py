@@ -32,10 +32,8 @@ from tiebreak.engine.capture.task import (
     no_decay,
 )
 from tiebreak.engine.data.tensors import tensor_bytes
-from tiebreak.engine.optimizers import tables
-from tiebreak.engine.optimizers.adafactor import second_moment_weights
-from tiebreak.engine.optimizers.exact import radam_begins
 from tiebreak.engine.optimizers.settings import f32, settings_of
+from tiebreak.engine.optimizers.tables import radam_begins, second_moment_weights, tables
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import MapFunction, Opcode

@@ -171,7 +171,7 @@ def test_a_result_of_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ids_with_nan_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
+    def identities(tensors: Mapping[str, Tensor], **_: bool) -> dict[str, Digest]:
         return {name: identify(PROTOCOL_DTYPES[x.dtype], x.shape, memory_of(x)) for name, x in tensors.items()}
 
     monkeypatch.setattr("tiebreak.engine.run.qualify.identities", identities)

@@ -171,7 +171,7 @@ def demo_run(machine: Machine) -> Path:
     run([*tiebreak, "capture", "tiebreak/api/builtin/digits.py", "--output", str(made / "job")])
     for key in keys:
         run([*tiebreak, "key", key], **passphrase)
-    parties = ["--client-key", keys[0], "--trainer-key", keys[1]]
+    parties = ["--client", keys[0], "--trainer", keys[1]]
     run([*tiebreak, "agree", str(made / "job"), *parties, "--output", str(made / "run")], **passphrase)
     run([*tiebreak, "train", str(made / "run"), "--key", keys[1]], **passphrase)
     return made / "run"

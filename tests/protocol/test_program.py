@@ -1,5 +1,6 @@
 """Programs: one encoding, every rule of SPEC section 4 by name, hostile files refused."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.protocol import instructions
-from tiebreak.protocol.errors import EncodingError, ProgramError
+from tiebreak.protocol.errors import EncodingError, ProgramError, VerificationError
 from tiebreak.protocol.program.isa import (
     Access,
     DType,
@@ -24,7 +25,14 @@ from tiebreak.protocol.program.isa import (
     SourceKind,
     WindowParams,
 )
-from tiebreak.protocol.program.program import MAGIC, Program, decode_instruction, encode_instruction, instruction_digest
+from tiebreak.protocol.program.program import (
+    MAGIC,
+    Program,
+    ProgramLimits,
+    decode_instruction,
+    encode_instruction,
+    instruction_digest,
+)
 from tiebreak.protocol.trees import parent, verify
 
 F32, I64, BOOL = DType.F32, DType.I64, DType.BOOL
@@ -149,6 +157,46 @@ def test_each_broken_rule_is_named_with_its_instruction(name: str) -> None:
         make().validate()
     assert caught.value.instruction == instruction
     assert (f"instruction {instruction}" if instruction is not None else "program") in str(caught.value)
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_rules_are_found_in_files_too(name: str) -> None:
+    make, instruction, rule = BROKEN[name]
+    with pytest.raises(VerificationError) as caught:
+        Program.decode(make().encode())
+    if isinstance(caught.value, ProgramError):
+        assert caught.value.instruction == instruction
+        assert re.search(rule, str(caught.value))
+    else:
+        no_counts = name in ("no body", "no commit")
+        assert str(caught.value).startswith("expected 1 to" if no_counts else f"instruction {instruction}: ")
+
+
+def test_a_wrong_length_is_refused_before_the_instruction_is_read() -> None:
+    last = encode_instruction(COMMITS[-1])
+    for length in (0, 7, 4097, 1 << 31):
+        data = PROGRAM.encode()[: -len(last) - 4] + length.to_bytes(4, "big") + last
+        with pytest.raises(EncodingError, match=f"instruction 13: expected 8 to 4096 bytes, got {length}"):
+            Program.decode(data)
+
+
+ELEMENTS, TERMS = 115, 174
+"""The elements of all values of `PROGRAM`, commits included, and the terms."""
+
+
+@pytest.mark.parametrize(
+    ("limit", "enough", "instruction", "rule"),
+    [
+        ("value_elements", 20, 4, "limit of 19 elements a value"),
+        ("total_elements", ELEMENTS, 13, f"limit of {ELEMENTS - 1} elements"),
+        ("total_terms", TERMS, 13, f"limit of {TERMS - 1} terms in all"),
+    ],
+)
+def test_limits_of_a_machine_are_exact(limit: str, enough: int, instruction: int, rule: str) -> None:
+    data = PROGRAM.encode()
+    assert Program.decode(data, ProgramLimits(**{limit: enough})) == PROGRAM
+    with pytest.raises(ProgramError, match=f"instruction {instruction}: {rule}"):
+        Program.decode(data, ProgramLimits(**{limit: enough - 1}))
 
 
 def test_a_file_is_whole_and_its_names_are_printable() -> None:

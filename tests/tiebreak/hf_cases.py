@@ -11,20 +11,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 VOCABULARY: Final = 300
 _WORDS: Final = [
-    "the",
-    "a",
-    "model",
-    "data",
-    "loss",
-    "step",
-    "train",
-    "token",
-    "batch",
-    "graph",
-    "proof",
-    "chain",
-    "run",
-]
+    "the", "a", "model", "data", "loss", "step", "train", "token", "batch", "graph", "proof", "chain", "run",
+]  # fmt: skip
 _TEMPLATE: Final = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<eos>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"

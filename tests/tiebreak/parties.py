@@ -104,7 +104,7 @@ class Parties:
     @property
     def keys(self) -> list[str]:
         """The options of `tiebreak agree` for both keys."""
-        return ["--client-key", str(self.path("client.pem")), "--trainer-key", str(self.path("trainer.pem"))]
+        return ["--client", str(self.path("client.pem")), "--trainer", str(self.path("trainer.pem"))]
 
     def address(self, who: str) -> str:
         return f"0x{load_key(self.path(f'{who}.pem')).address.hex()}"

@@ -183,7 +183,7 @@ def test_weights_like_an_adapter_are_the_adapter(adapted: Adapted, command: Comm
     assert found.tensors == len(written) == 4
     assert all(torch.equal(written[name], tensor) for name, tensor in load_file(adapted.weights).items())
     verify(output, adapted.certificate, base=adapted.base)
-    command("pack", adapted.run.path, "--output", tmp_path / "pack")
+    command("publish", adapted.run.path, "--output", tmp_path / "pack")
     command("weights", tmp_path / "pack", "--like", like, "--output", tmp_path / "client")
     assert [path.read_bytes() for path in sorted((tmp_path / "client").iterdir())] == [
         path.read_bytes() for path in sorted(output.iterdir())

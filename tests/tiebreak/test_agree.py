@@ -14,7 +14,7 @@ from tests.tiebreak.parties import PASSPHRASE, Commands, Parties
 from tiebreak.api.agreeing.offers import objections, open_offer
 from tiebreak.api.training.bundle import load_bundle
 from tiebreak.cli.key import PASSPHRASE_VARIABLE, load_key
-from tiebreak.cli.terms import AddressType, Ether
+from tiebreak.cli.options import ADDRESS, Ether
 from tiebreak.engine.logged.calibration import proven_policy
 from tiebreak.engine.logged.policy import policy_of
 from tiebreak.engine.run.directory import ORIGINS, TITLE, RunDirectory
@@ -41,12 +41,12 @@ class Desk:
         return self.command("agree", self.captured, *self.keys, "--output", output, *more, code=code)
 
     def offer(self, output: Path, *more: object, code: int = 0) -> str:
-        who = ["--key", self.client, "--trainer", self.address]
-        return self.command("offer", self.captured, *who, "--output", output, *more, code=code)
+        who = ["--client", self.client, "--trainer", self.address]
+        return self.command("agree", self.captured, *who, "--output", output, *more, code=code)
 
     def accept(self, folder: Path, *more: object, code: int = 0) -> tuple[str, str]:
         seconds = ["--step-seconds", 1]
-        return self.command.printed("accept", folder, "--key", self.trainer, *seconds, *more, code=code)
+        return self.command.printed("agree", folder, "--trainer", self.trainer, *seconds, *more, code=code)
 
 
 @pytest.fixture
@@ -124,10 +124,10 @@ def test_amounts_are_exact_and_others_are_refused(cases: Callable[[], None]) -> 
 
 
 def test_addresses() -> None:
-    assert AddressType().convert("0x" + "Ab" * 20, None, None) == b"\xab" * 20
+    assert ADDRESS.convert("0x" + "Ab" * 20, None, None) == b"\xab" * 20
     for text in ("0x12", "zz" * 20, "0x" + "ab" * 21, "", "0x" + "١" * 40):
         with pytest.raises(click.BadParameter, match="40 hex digits"):
-            AddressType().convert(text, None, None)
+            ADDRESS.convert(text, None, None)
 
 
 def test_a_job_with_seats_can_be_drawn_by_its_client(desk: Desk, tmp_path: Path) -> None:
@@ -135,10 +135,10 @@ def test_a_job_with_seats_can_be_drawn_by_its_client(desk: Desk, tmp_path: Path)
     assert (tmp_path / "run" / ORIGINS).read_bytes() == (desk.captured / ORIGINS).read_bytes()
     name = json.loads((desk.captured / "bundle.json").read_text())["name"]
     assert name
-    assert desk.command.tell("status", tmp_path / "run")["name"] == name
+    assert desk.command.tell("show", tmp_path / "run")["name"] == name
     (tmp_path / "run" / TITLE).write_bytes(b"two\n\x1b[31mlines \xff")
-    assert desk.command.tell("show", tmp_path / "run")["name"] == "two ?[31mlines \ufffd"
-    assert re.search(r"challengerStake +0\.1 ether\n", desk.command("show", tmp_path / "run"))
+    assert desk.command.tell("show", "--long", tmp_path / "run")["name"] == "two ?[31mlines \ufffd"
+    assert re.search(r"challengerStake +0\.1 ether\n", desk.command("show", "-l", tmp_path / "run"))
     job, client = RunDirectory.open(tmp_path / "run").job, load_key(desk.client)
     drawn, secret = drawable(replace(job, nonce=5), client)
     assert drawn == job
@@ -153,7 +153,7 @@ def test_an_offer_with_seats_needs_a_chain(desk: Desk, tmp_path: Path) -> None:
     error = desk.offer(tmp_path / "no", *SEATS, code=1)
     assert "expected a job without seats, because there is no chain to draw them, got one" in error
     assert not (tmp_path / "no").exists()
-    desk.offer(tmp_path / "offer", *SEATS, "--chain-id", 7, "--contract", "0x" + "11" * 20)
+    desk.offer(tmp_path / "offer", *SEATS, "--chain-id", 7, "--board", "0x" + "11" * 20)
     offered, client = open_offer(tmp_path / "offer"), load_key(desk.client)
     secret = draw_secret(offered.job, client, offered.path)
     assert offered.job.nonce == nonce_of(secret)
@@ -181,10 +181,10 @@ def test_two_machines_sign_the_job_that_one_would(desk: Desk, tmp_path: Path) ->
 
 def test_an_offer_goes_to_the_client_of_a_folder(desk: Desk, tmp_path: Path) -> None:
     party, to = tmp_path / "party", ["--trainer", desk.address]
-    assert "expected --key FILE or --client FOLDER" in desk.command("offer", desk.captured, *to, code=1)
+    assert "expected --client and --trainer" in desk.command("agree", desk.captured, *to, code=1)
     desk.command("client", "init", party)
-    assert "start the party: tiebreak ROLE run" in desk.command("status", party, code=1)
-    desk.command("offer", desk.captured, "--client", party, *to, "-o", tmp_path / "offer")
+    assert "start the party: tiebreak ROLE run" in desk.command("show", party, code=1)
+    desk.command("agree", desk.captured, "--client", party, *to, "-o", tmp_path / "offer")
     offered = open_offer(tmp_path / "offer")
     assert offered.job.client == load_key(party / "key.pem").address
     assert open_offer(party / "jobs" / offered.job.id.hex()).agreement == offered.agreement
@@ -192,13 +192,13 @@ def test_an_offer_goes_to_the_client_of_a_folder(desk: Desk, tmp_path: Path) -> 
     found = {"role": "client", "balance": 10**17, "seconds_left": None, "jobs": {"ab" * 32: job}}
     for wrong in ("{", "[]", "[" * 99, '{"jobs": 1}'):
         (party / "status.json").write_text(wrong)
-        assert "expected what a party says of itself" in desk.command("status", party, code=2)
+        assert "expected what a party says of itself" in desk.command("show", party, code=2)
     (party / "status.json").write_text(json.dumps(found))
-    assert desk.command.tell("status", party) == found
+    assert desk.command.tell("show", party) == found
     why = "head 1 did not come within 60 s of acceptance; the trainer lost its stake of 1 ether"
     found["jobs"]["cd" * 32] = {"status": "abandoned", "heads": 0, "checkpoints": 3, "why": why}
     (party / "status.json").write_text(json.dumps(found))
-    shown = desk.command("status", party)
+    shown = desk.command("show", party)
     for line in (
         "balance       0.1 ether", "time left     nothing waits for it", "job abababab  active, 1 of 3 heads\n",
         f"job cdcdcdcd  abandoned, 0 of 3 heads: {why}\n",
@@ -213,7 +213,7 @@ def test_terms_that_could_cost_the_stake_are_not_signed(desk: Desk, tmp_path: Pa
     assert "objections        expected a window of at least" in out
     assert "nothing is signed" in err
     assert not (offer / "job.bin").exists()
-    judged = desk.command.tell("accept", offer, "--threads", 1)  # without a key the terms are only judged
+    judged = desk.command.tell("agree", offer, "--threads", 1)  # without a key the terms are only judged
     assert judged["step_seconds"] > 0
     assert judged["start_seconds"] > 0
     assert [line.split(" of")[0] for line in judged["objections"]] == ["expected a window"]

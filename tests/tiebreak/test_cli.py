@@ -15,6 +15,7 @@ from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 import tiebreak as tiebreak_api
 from tests.source_tree import ROOT, imports_of, package_modules, parse
@@ -107,21 +108,6 @@ def test_wrong_usage_is_exit_code_1(arguments: list[str], capsys: pytest.Capture
     assert "Usage: tiebreak" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_help_explains(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tiebreak, [name, "--help"]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith(f"Usage: tiebreak {name}")
-    assert len(text.split()) > 60
-    command = tiebreak.get_command(click.Context(tiebreak), name)
-    assert command is not None
-    assert command.help is not None
-    assert " ".join(command.help.split()).startswith(COMMANDS[name]), "the line in the table is its first sentence"
-    for parameter in command.params:
-        if isinstance(parameter, click.Option):
-            assert parameter.help, f"{parameter.name} says nothing"
-
-
 def every_command(group: click.Group = tiebreak, path: str = "tiebreak") -> Iterator[tuple[str, click.Command]]:
     """Each command with its whole name, also those below other commands."""
     context = click.Context(group)
@@ -134,53 +120,69 @@ def every_command(group: click.Group = tiebreak, path: str = "tiebreak") -> Iter
 
 
 FRAGMENTS = re.compile(r"(Of|By|As|Where|What|Which|Who|When|How|In which|Also all) ")
-"""The beginnings of helps that leave a reader to guess the rest of the sentence, but for a few that are whole."""
-WHOLE = ("What the trainer ", "What a challenger ", "What each of ")
+"""The beginnings of helps that leave a reader to guess the rest of the sentence."""
+SILENT = {"demo", "hub", "simulate", "up", "client", "trainer", "auditor", "watcher", "data import", "data", "chain",
+          "corpus", "ownership"}  # fmt: skip
+"""Commands that run until they are stopped, write a report into files, or only have commands below them."""
 
 
-def test_each_option_of_each_command_says_what_it_is(cases: Callable[[], None]) -> None:
+def test_help_says_what_each_command_and_option_does(cases: Callable[[], None]) -> None:
     """A sentence or a noun phrase that ends with a stop, and a name in the help for each argument."""
     for name, command in every_command():
-        usage = command.get_help(click.Context(command, info_name=name))
+        short = name.removeprefix("tiebreak ")
+        usage, about = command.get_help(click.Context(command, info_name=name)), command.help or ""
+        if short in COMMANDS:
+            assert len(usage.split()) > 60
+            assert " ".join(about.split()).startswith(COMMANDS[short]), "the line in the table is its first sentence"
+        flags = [flag for parameter in command.params for flag in parameter.opts]
+        assert "--json" in flags or short in SILENT or short.endswith(" init"), name
         for parameter in command.params:
             if isinstance(parameter, click.Argument):
                 metavar = parameter.make_metavar(click.Context(command)).strip("[].")
-                assert re.search(rf"\b{metavar}s?\b", command.help or ""), (name, metavar)
+                assert re.search(rf"\b{metavar}s?\b", about), (name, metavar)
                 continue
             assert isinstance(parameter, click.Option)
             text = parameter.help or ""
-            assert text, (name, parameter.name)
-            assert text[0].isupper() or text.startswith("settle: "), (name, text)
-            assert re.fullmatch(r".*[.\])]", text), (name, text)
-            assert text.startswith(WHOLE) or not FRAGMENTS.match(text), (name, text)
+            assert re.fullmatch(r"(?:[A-Z]|settle: ).*[.\])]", text), (name, text)
+            assert not FRAGMENTS.match(text), (name, text)
             assert parameter.opts[0] in usage
             cases()
 
 
-SILENT = ["auditor", "client", "demo", "hub", "jobs", "games", "simulate", "trainer", "up", "watch", "data", "corpus"]
-"""Commands that run until they are stopped, write a report into files, or only have commands below them."""
+SEVERAL_KINDS = {
+    "--output": "files and folders", "--model": "weights, which may be one file, and a model that has a tokenizer",
+    "--device": "one, or several to compare", "--board": "a name in party.toml and hub.toml, which is checked there",
+    "--step-seconds": "as terms count them, and as they are measured", "--seed": "a number, or a secret in words",
+    "--dtype": "of models, and of any array", "--check": "of a program, and of a deployment",
+    "--replay": "of a run, and of a game of the simulator",
+}  # fmt: skip
+"""Options that take several kinds of values, and why."""
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS.keys() - set(SILENT)))
-def test_what_reports_can_report_as_json(name: str) -> None:
-    command = tiebreak.get_command(click.Context(tiebreak), name)
-    assert command is not None
-    assert "--json" in [flag for parameter in command.params for flag in parameter.opts]
+def test_an_option_of_several_commands_takes_one_kind_of_value() -> None:
+    """The figures of `economics` are decimals, whatever they are in a job."""
+    kinds: dict[str, set[str]] = {}
+    for command in (command for name, command in every_command() if name != "tiebreak economics"):
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                kinds.setdefault(parameter.opts[0], set()).add(f"{parameter.type.name}{parameter.multiple}")
+    several = {name for name, found in kinds.items() if len(found) > 1}
+    assert several == set(SEVERAL_KINDS)
 
 
-def test_commands_stand_in_groups(capsys: pytest.CaptureFixture[str]) -> None:
-    run(tiebreak, ["--help"])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[:-1] for line in lines if line.endswith(":") and not line.startswith(" ")] == [
-        "Options",
-        *command_groups(),
-    ]
-    assert sum(map(len, command_groups().values())) == len(COMMANDS)
+def test_the_help_of_all_commands_fits_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    done = CliRunner().invoke(tiebreak, ["--help"], prog_name="tiebreak")
+    lines = done.output.splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 80
+    assert [line[:-1] for line in lines if re.fullmatch(r"\w.*:", line)] == [*command_groups()]
+    for name, about in COMMANDS.items():
+        assert f"  {name:<9}  {about}" in lines
+    assert sum(map(len, command_groups().values())) == len(COMMANDS) <= 32
 
 
-@pytest.mark.parametrize(
-    ("wrong", "right"), [("trian", "train"), ("audti", "audit"), ("prove-owner", "prove-ownership")]
-)
+@pytest.mark.parametrize(("wrong", "right"), [("trian", "train"), ("audti", "audit"), ("owner", "ownership")])
 def test_a_misspelt_command_is_answered_with_the_nearest(
     wrong: str, right: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,10 +191,10 @@ def test_a_misspelt_command_is_answered_with_the_nearest(
 
 
 def test_a_shell_completes_commands() -> None:
-    asked = {"_TIEBREAK_COMPLETE": "bash_complete", "COMP_WORDS": "tiebreak che", "COMP_CWORD": "1"}
+    asked = {"_TIEBREAK_COMPLETE": "bash_complete", "COMP_WORDS": "tiebreak ow", "COMP_CWORD": "1"}
     words = [sys.executable, "-c", "from tiebreak.cli.main import main; main()"]
     done = subprocess.run(words, cwd=ROOT, env=os.environ | asked, capture_output=True, text=True, check=True)
-    assert done.stdout == "plain,check-ownership\n"
+    assert done.stdout == "plain,ownership\n"
 
 
 def test_without_a_terminal_a_key_names_the_variable(
@@ -213,7 +215,7 @@ def test_the_module_runs() -> None:
 
 
 def test_every_command_has_its_line_in_the_help() -> None:
-    shared = {"__init__", "main", "options", "registry", "terms"}
+    shared = {"__init__", "main", "options", "registry"}
     for one in {commands.package: commands for commands in all_commands().values()}.values():
         modules = {path.stem for path in (ROOT / one.package.replace(".", "/")).glob("*.py")}
         assert {one.modules.get(name, name) for name in one.commands} == modules - shared
@@ -263,31 +265,39 @@ ADDRESS = f"0x{'1' * 40}"
 NO_RUN, NO_OFFER, NO_DATA = "expected the folder of a run, got", "expected an offer in", "bytes of a header, got"
 WRONG = [
     *((f"{command} other", NO_RUN) for command in (
-        "train --key trainer.pem", "audit", "validate", "monitor --once", "plan --workers 2", "weights -o w",
-        "certify --weights junk -o c", "prove-ownership -o p --key trainer.pem", "dispute run", "check-ownership "
-        "--challenge junk", "post --key trainer.pem --rpc http://127.0.0.1:9", "settle --key trainer.pem --rpc x",
-        "challenge --key trainer.pem --rpc x --anyway",
+        "train --key trainer.pem", "audit", "audit --forward", "monitor --once", "weights -o w",
+        "certify --weights junk -o c", "ownership prove -o p --key trainer.pem", "dispute run",
+        "ownership check --challenge junk", "chain post --key trainer.pem --rpc http://127.0.0.1:9",
+        "chain settle --key trainer.pem --rpc x", "chain challenge --key trainer.pem --rpc x --anyway",
     )),
     *((f"{command} captured", NO_RUN) for command in ("train --key trainer.pem", "audit", "weights -o w")),
     *((f"{command} other", NO_OFFER) for command in (
-        "status", "show", "pack", "accept --key trainer.pem", "publish --hub http://127.0.0.1:9 --key trainer.pem",
+        "show", "show --long", "show --workers 2", "publish", "publish --hub http://127.0.0.1:9 --key trainer.pem",
     )),
+    ("publish run --hub http://127.0.0.1:9", "expected --key FILE of the client or the trainer"),
     ("train run --key junk", "expected mode 0600"), ("train run --key nowhere", "does not exist"),
     ("train run --key client.pem", "expected the key of trainer"), ("train nowhere --key client.pem", "does not exist"),
     ("train run --key trainer.pem --keep some", "expected all, every:M or last"),
     ("audit run --policy junk", "expected JSON"), ("audit run --segment 9", "expected a checkpoint below 3"),
     ("audit run --ledger junk", "expected --ledger together with"), ("audit run --device abacus", "expected a device"),
     ("audit run --jobs 1 --ledger junk", "expected a ledger"), ("audit agreed", "at least one signed head"),
-    ("validate run --share 0%", "expected a share above 0%"), ("validate agreed", "at least one signed head"),
+    ("audit run --forward --jobs 2", "no option about replays with --forward, got --jobs"),
+    ("audit run --sample 1 --segment 0", "expected one of --segment"), ("audit run --seed x", "together with --sample"),
+    ("audit run --forward --sample 0", "not in the range"), ("audit agreed --forward", "at least one signed head"),
     ("weights agreed -o w --unsettled", "at least one signed head"), ("dispute run agreed", "the replay has 0"),
-    ("pack run --count 99", "expected a signed head of count 99"), ("pack run -o other", "new or empty folder"),
+    ("publish run --count 99", "expected a signed head of count 99"), ("publish run -o other", "new or empty folder"),
     ("capture junk -o c", "the path of a Python file with task()"), ("capture task.py --steps 0", "not in the range"),
     ("calibrate other", "a run or a captured job"), ("calibrate run --precision 99", "not in the range"),
-    (f"offer captured --key client.pem --trainer {ADDRESS} --policy junk", "expected JSON"),
-    (f"offer other --key client.pem --trainer {ADDRESS}", "expected a captured job"),
-    ("offer captured --key client.pem --trainer zz", "expected an address of 40 hex digits"),
-    ("agree other --client-key client.pem --trainer-key trainer.pem", "expected a captured job"),
-    ("agree captured --client-key client.pem --trainer-key trainer.pem -o run", "new or empty directory"),
+    (f"agree captured --client client.pem --trainer {ADDRESS} --policy junk", "expected JSON"),
+    (f"agree captured --trainer {ADDRESS}", "expected --client and --trainer"),
+    (f"agree captured --client client.pem --trainer {ADDRESS} --auditor {ADDRESS}", "with the folder of a client"),
+    ("agree captured --client client.pem --trainer trainer.pem --anyway", "only with the folder of an offer"),
+    ("agree captured --client client.pem --trainer trainer.pem --seal-to x", "expected the trainer's address"),
+    ("agree run --reward 2", "no terms or parties with an offer, which has its own, got --reward"),
+    (f"agree run --trainer {ADDRESS}", "expected the trainer's key file to sign an offer"),
+    ("agree other --client client.pem --trainer trainer.pem", "expected a captured job"),
+    ("agree captured --client client.pem --trainer zz", "expected a key file, or an address of 40 hex digits"),
+    ("agree captured --client client.pem --trainer trainer.pem -o run", "new or empty directory"),
     ("data import bad.npy", NO_DATA), ("data import bad.safetensors", NO_DATA), ("data root bad.npy", NO_DATA),
     ("data import junk", "--dtype for raw bytes"),
     ("key junk --show", "expected mode 0600"), ("key client.pem", "already exists"),
@@ -324,8 +334,8 @@ def test_what_is_refused_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "rows.jsonl").write_text("{}\n")
     rows = str(tmp_path / "rows.jsonl")
-    lines = [["train", "--key", rows], ["audit"], ["validate"], ["dispute", "."], ["weights", "-o", "w"],
-             ["plan", "--workers", "2"], ["finetune", "--data", rows, "-o", f"{tmp_path}/out", "--model"]]  # fmt: skip
+    lines = [["train", "--key", rows], ["audit"], ["dispute", "."], ["weights", "-o", "w"],
+             ["show", "--workers", "2"], ["finetune", "--data", rows, "-o", f"{tmp_path}/out", "--model"]]  # fmt: skip
     refused = [[*line, str(tmp_path)] for line in lines]
     found = imported_by(SEEN + "".join(f"assert run(main.tiebreak, {line!r}) == 1\n" for line in refused))
     assert not (HEAVY - {"numpy"}) & found
@@ -333,8 +343,8 @@ def test_what_is_refused_needs_no_torch(tmp_path: Path) -> None:
 
 
 def test_what_shows_a_run_needs_no_torch(parties: Parties) -> None:
-    for folder, command in product(("agreed", "run"), ("status", "show")):
-        found = running([command, str(parties.path(folder))])
+    for folder, more in product(("agreed", "run"), ([], ["--long"])):
+        found = running(["show", str(parties.path(folder)), *more])
         assert not (HEAVY - {"numpy"}) & found
         assert len(found) < 500
 
@@ -396,9 +406,9 @@ IMPORTS = {
     "simulate": "tiebreak.lab.commands.simulate, tiebreak.lab.sim.games.disputes",
     "finetune": "tiebreak.cli.finetune, tiebreak.api.training.finetuning, tiebreak.api.training.templates",
     "up": "tiebreak.lab.commands.up, tiebreak.lab.network.local_network",
-    "hub": "tiebreak.cli.hub, tiebreak.node.hub.running",
-    "trainer": "tiebreak.cli.party, tiebreak.node.running, tiebreak.node.workbench",
-    "publish": "tiebreak.cli.sharing, tiebreak.node.exchange, tiebreak.node.hub_client",
+    "hub": "tiebreak.cli.party, tiebreak.node.hub.running",
+    "trainer": "tiebreak.cli.party, tiebreak.node.running, tiebreak.node.worker_tasks",
+    "publish": "tiebreak.cli.share, tiebreak.node.exchange, tiebreak.node.hub_client",
 }
 """What a command imports, at once and when it runs."""
 
@@ -427,7 +437,7 @@ def test_a_command_imports_no_more_than_its_extra_brings(name: str) -> None:
 def test_every_extra_is_one_of_the_package() -> None:
     assert set(EXTRAS.values()) <= set(OPTIONAL)
     assert set(NEEDS.values()) <= set(OPTIONAL)
-    assert {*NEEDS} == ({*IMPORTS} & {*COMMANDS}) | {"client", "auditor", "watch", "fetch"}
+    assert {*NEEDS} == ({*IMPORTS} & {*COMMANDS}) | {"client", "auditor", "watcher", "fetch"}
 
 
 def test_defaults_in_the_help_are_those_of_the_api() -> None:

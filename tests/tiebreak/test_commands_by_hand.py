@@ -43,14 +43,14 @@ class Desk:
     def __init__(self, parties: Parties, chain: EmbeddedChain, folder: Path, nonce: int, command: Commands) -> None:
         self.parties, self.run, self.tell = parties, folder / "run", command.tell
         self.board = ["--rpc", "here", "--board", f"0x{chain.deployment.board.hex()}"]
-        where = ["--chain-id", chain.chain_id, "--contract", self.board[-1], "--nonce", nonce]
+        where = ["--chain-id", chain.chain_id, "--board", self.board[-1], "--nonce", nonce]
         times = ["--challenge-window", 1000, "--audit-time", 0, "--output", self.run]
         command("agree", parties.path("captured"), *parties.keys, *where, *times)
         self.job = RunDirectory.open(self.run).job
 
     def send(self, command: str, who: str, *more: object, code: int = 0) -> Any:
-        key = self.parties.path(f"{who}.pem")
-        return self.tell(command, self.run, "--key", key, "--rpc", "here", *more, code=code)
+        key, words = self.parties.path(f"{who}.pem"), ["certify"] if command == "certify" else ["chain", command]
+        return self.tell(*words, self.run, "--key", key, "--rpc", "here", *more, code=code)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_job_by_hand_from_its_creation_to_the_money(desk: Desk, chain: Embedde
     assert desk.send("post", "trainer", "--count", "1")["sent"] == "head 1 of 3"
     early = desk.tell("weights", str(desk.run), "--rpc", "here", "-o", str(tmp_path / "early"), code=1)
     assert "expected a job that is settled, got one that is active" in early
-    standing = desk.tell("status", str(desk.run), "--rpc", "here")
+    standing = desk.tell("show", str(desk.run), "--rpc", "here")
     assert standing["signed"] == standing["of"] == 3
     assert standing["chain"]["heads"] == 1
     assert 0 < standing["chain"]["seconds_left"] <= 1000
@@ -79,7 +79,7 @@ def test_a_job_by_hand_from_its_creation_to_the_money(desk: Desk, chain: Embedde
     assert "the contract refused: " in desk.send("settle", "stranger", code=1)
     chain.advance(1001)
     assert desk.send("settle", "stranger")["gas"] > 0
-    assert desk.tell("jobs", "show", desk.job.id.hex(), *desk.board)["status"] == "settled"
+    assert desk.tell("chain", "jobs", desk.job.id.hex(), *desk.board)["status"] == "settled"
     weights = ["weights", str(desk.run), "--rpc", "here", "-o", str(tmp_path / "w.safetensors")]
     assert desk.tell(*weights)["settled"] == "yes"
     assert_weights(tmp_path / "w.safetensors", RunDirectory.open(desk.run))
@@ -89,19 +89,19 @@ def test_a_job_by_hand_from_its_creation_to_the_money(desk: Desk, chain: Embedde
     key = ["--key", parties.path("trainer.pem"), *desk.board]
     before = chain.balance(desk.job.client)
     to = ["--to", f"0x{desk.job.client.hex()}"]
-    assert desk.tell("withdraw", *key, *to)["sent"] == "2 ether"
+    assert desk.tell("chain", "withdraw", *key, *to)["sent"] == "2 ether"
     assert chain.balance(desk.job.client) == before + 2 * ETHER
-    assert "expected credit of" in desk.tell("withdraw", *key, code=1)
+    assert "expected credit of" in desk.tell("chain", "withdraw", *key, code=1)
 
 
 def assert_owned(desk: Desk, folder: Path) -> None:
     """The board is the witness of when heads were posted."""
     proof, asked = folder / "proof", ["--challenge", str(folder / "challenge.json")]
-    prove = ["prove-ownership", str(desk.run), "-o", str(proof)]
+    prove = ["ownership", "prove", str(desk.run), "-o", str(proof)]
     desk.tell(*prove)
-    desk.tell("check-ownership", str(proof), *asked)
+    desk.tell("ownership", "check", str(proof), *asked)
     desk.tell(*prove, *asked, "--key", str(desk.parties.path("client.pem")))
-    found = desk.tell("check-ownership", str(proof), *asked, "--rpc", "here")
+    found = desk.tell("ownership", "check", str(proof), *asked, "--rpc", "here")
     assert found["role"] == "client"
     heads = [re.fullmatch(r"head (\d): block (\d+) of chain \d+", line) for line in found["posted"]]
     assert [head and head[1] for head in heads] == ["1", "3"]
@@ -188,22 +188,22 @@ def test_a_false_head_is_challenged_and_a_true_one_is_not(
     assert "expected --replay FOLDER, or --anyway" in desk.send("challenge", "stranger", code=1)
     assert "a challenge would lose the stake" in desk.send("challenge", "stranger", "--replay", replay, code=1)
     game = desk.send("challenge", "stranger", "--anyway", "--nonce", 3)["game"]
-    listed = desk.tell("games", "list", *desk.board, "--job", desk.job.id.hex())
+    listed = desk.tell("chain", "games", *desk.board, "--job", desk.job.id.hex())
     assert [(row["game"], row["verdict"], row["head"]) for row in listed] == [(game, None, 3)]
-    shown = desk.tell("games", "show", game, *desk.board)
+    shown = desk.tell("chain", "games", game, *desk.board)
     assert (shown["phase"], shown["level"]) == ("descend", "run")
     assert [event["event"] for event in shown["events"]] == ["GameStarted"]
-    rows = {row["job"]: row for row in desk.tell("jobs", "list", *desk.board)}
+    rows = {row["job"]: row for row in desk.tell("chain", "jobs", *desk.board)}
     assert rows[desk.job.id.hex()]["open_games"] == 1
     assert rows[desk.job.id.hex()]["client"] == f"0x{desk.job.client.hex()}"
-    assert command("jobs", "list", *desk.board).startswith("job  ")
-    assert "  1 ether  " in command("jobs", "list", *desk.board)
-    claim = ["games", "claim", game, "--key", desk.parties.path("client.pem"), *desk.board]
+    assert command("chain", "jobs", *desk.board).startswith("job  ")
+    assert "  1 ether  " in command("chain", "jobs", *desk.board)
+    claim = ["chain", "claim", game, "--key", desk.parties.path("client.pem"), *desk.board]
     assert "the contract refused: " in command(*claim, code=1)
     chain.advance(desk.job.clock + 2 * desk.job.replay_time + desk.job.talk_time + 2)
     assert desk.tell(*claim)["sent"] == f"a claim that the clock of game {game} ran out"
-    assert desk.tell("games", "show", game, *desk.board)["verdict"] == "defender_lost"
-    assert desk.tell("status", desk.run, "--rpc", "here")["chain"]["status"] == "slashed"
+    assert desk.tell("chain", "games", game, *desk.board)["verdict"] == "defender_lost"
+    assert desk.tell("show", desk.run, "--rpc", "here")["chain"]["status"] == "slashed"
 
 
 def test_a_replay_that_contradicts_the_head_is_a_reason(desk: Desk, parties: Parties, tmp_path: Path) -> None:
@@ -222,33 +222,33 @@ def test_a_replay_that_contradicts_the_head_is_a_reason(desk: Desk, parties: Par
     concede = ["--how", "concede", "--to", prover]
     assert "the trainer, to concede" in desk.send("settle", "stranger", *concede, code=1)
     assert desk.send("settle", "trainer", *concede)["sent"] == f"the concession of head 3 to {prover}"
-    assert desk.tell("status", desk.run, "--rpc", "here")["chain"]["status"] == "slashed"
+    assert desk.tell("show", desk.run, "--rpc", "here")["chain"]["status"] == "slashed"
 
 
 def test_an_offer_that_nobody_accepts_is_cancelled(desk: Desk) -> None:
     desk.send("post", "client")
     assert desk.send("settle", "client", "--how", "cancel")["sent"] == f"cancel of job {desk.job.id.hex()}"
-    assert desk.tell("status", desk.run, "--rpc", "here")["chain"]["status"] == "cancelled"
+    assert desk.tell("show", desk.run, "--rpc", "here")["chain"]["status"] == "cancelled"
 
 
 def test_what_is_not_there_is_told(desk: Desk, parties: Parties, command: Commands) -> None:
     for name in ("jobs", "games"):
-        assert "on the board, got none of id abab" in command(name, "show", "ab" * 32, *desk.board, code=1)
-        assert "expected an id of 64 hex digits" in command(name, "show", "12", *desk.board, code=1)
-    assert "expected a job for a chain" in command("status", parties.path("agreed"), "--rpc", "here", code=1)
+        assert "on the board, got none of id abab" in command("chain", name, "ab" * 32, *desk.board, code=1)
+        assert "expected an id of 64 hex digits" in command("chain", name, "12", *desk.board, code=1)
+    assert "expected a job for a chain" in command("show", parties.path("agreed"), "--rpc", "here", code=1)
 
 
 def test_a_run_is_shown_and_packed(parties: Parties, tmp_path: Path, command: Commands) -> None:
     folder = parties.path("run")
     opened = RunDirectory.open(folder)
-    shown = command.tell("show", folder)
+    shown = command.tell("show", "--long", folder)
     assert shown["job"] == opened.job.id.hex()
     assert shown["agreed"]
     assert shown["programRoot"] == f"0x{opened.job.program_root.hex()}"
-    assert f"head         {opened.heads()[-1].head.run_root.hex()}" in command("status", folder)
-    planned = command.tell("pack", folder)
+    assert f"head         {opened.heads()[-1].head.run_root.hex()}" in command("show", folder)
+    planned = command.tell("publish", folder)
     assert planned["packed"] is None
     assert planned["files"] == shown["files"]
-    assert "files:" in command("pack", folder, "-o", tmp_path / "packed", "--count", 1)
+    assert "files:" in command("publish", folder, "-o", tmp_path / "packed", "--count", 1)
     assert parties.audit(tmp_path / "packed", tmp_path / "replay") == 0
-    assert command.tell("pack", parties.path("agreed"))["bytes"] > 0
+    assert command.tell("publish", parties.path("agreed"))["bytes"] > 0

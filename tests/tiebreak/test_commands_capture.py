@@ -82,7 +82,7 @@ def test_a_job_that_was_not_checked_says_so(parties: Parties, tmp_path: Path, co
         run_folder = tmp_path / f"run-{folder.name}"
         agree_on(load_bundle(folder), run_folder, **keys, terms=Terms(), domain=OFF_CHAIN)
         assert open_run(run_folder).check == load_bundle(folder).check == kind
-        assert CHECKS[kind] in command("show", run_folder)
+        assert CHECKS[kind] in command("show", "--long", run_folder)
     (unchecked / MANIFEST).write_text((unchecked / MANIFEST).read_text().replace('"none"', '"full"'))
     with pytest.raises(EncodingError, match="check: expected slice, none, or no such field, got 'full'"):
         load_bundle(unchecked)

@@ -1,4 +1,4 @@
-"""`tiebreak devnet`, `deploy` and `hub`: a chain and a hub of one's own, as processes that end by a signal."""
+"""`tiebreak devnet`, `chain deploy` and `hub`: a chain and a hub of one's own, as processes that end by a signal."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.node.hub import running
 from tiebreak.node.hub.limits import HubLimits
-from tiebreak.node.hub.serving import read_configuration, template
+from tiebreak.node.hub.running import read_configuration, template
 from tiebreak.node.hub_client import HubClient
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import ConfigurationError
@@ -74,10 +74,10 @@ def test_a_devnet_and_a_deployment_on_it(devnet: Any, folder: Path, command: Com
     assert "0x" + load_key(key, PASSPHRASE).address.hex() == found["accounts"][1]["address"]
 
     def deploy(*more: object, code: int = 0) -> str:
-        return command("deploy", "--rpc", found["rpc"], *more, code=code)
+        return command("chain", "deploy", "--rpc", found["rpc"], *more, code=code)
 
     assert "expected chain id 1, got" in deploy("--key", key, "--chain-id", 1, "-o", output, code=1)
-    printed, warned = command.printed("deploy", "--rpc", found["rpc"], "--key", key, "-o", output)
+    printed, warned = command.printed("chain", "deploy", "--rpc", found["rpc"], "--key", key, "-o", output)
     made = json.loads(output.read_text())
     assert made["chainId"] == found["chainId"]
     assert made["contracts"]["Board"]["address"] in printed
@@ -100,7 +100,7 @@ def test_endpoints_that_are_none(command: Commands, tmp_path: Path) -> None:
         (tmp_path / "no.ipc", "expected an http(s) URL or the path of a node's IPC socket"),
         ("http://127.0.0.1:9", "is it running"),
     ):
-        assert said in command("deploy", "--rpc", endpoint, code=1)
+        assert said in command("chain", "deploy", "--rpc", endpoint, code=1)
 
 
 # ---------------------------------------------------------------- a hub
@@ -133,9 +133,9 @@ def test_a_hub_is_made_runs_and_ends(tmp_path: Path, command: Commands) -> None:
     ("given", "said"),
     [
         (["--chain-id", "31337"], "expected a chain's id and its board, or neither, got chain 31337 and board 0x00"),
-        (["--chain-id", "31337", "--contract", "0x" + "00" * 20], "expected a chain's id and its board, or neither"),
-        (["--contract", "0x" + "11" * 20], "got chain 0 and board 0x11"),
-        (["--chain-id", "31337", "--contract", ""], "expected a chain id and the address of a board"),
+        (["--chain-id", "31337", "--board", "0x" + "00" * 20], "expected a chain's id and its board, or neither"),
+        (["--board", "0x" + "11" * 20], "got chain 0 and board 0x11"),
+        (["--chain-id", "31337", "--board", ""], "expected a chain id and the address of a board"),
     ],
 )
 def test_a_hub_of_half_a_domain_is_refused_before_its_folder_belongs_to_that(
@@ -157,4 +157,4 @@ def test_the_configuration_is_read_strictly(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ConfigurationError, match=r"hub\.toml"):
             read_configuration(path)
-    assert run(tiebreak, ["hub", "--folder", str(tmp_path), "--contract", "0x12"]) == 1
+    assert run(tiebreak, ["hub", "--folder", str(tmp_path), "--board", "0x12"]) == 1

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Commands, Parties
-from tiebreak.api.machine import qualification
+from tiebreak.api.machine import Machine, qualification
 from tiebreak.api.machine.environment import kernels
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.bundle import load_bundle
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.backend import builds
+from tiebreak.engine.arithmetic.backend import builds, why_plain
 from tiebreak.engine.arithmetic.plain import maps
-from tiebreak.engine.run import worst
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import MapFunction
@@ -111,6 +110,23 @@ def test_wrong_arithmetic_is_named_and_trains_nothing(
         make_interpreter(load_bundle(parties.path("captured")).program)
 
 
+def test_who_commits_needs_compiled_kernels_and_others_are_told(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = load_bundle(parties.path("captured")).program
+    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
+    reason = "torch alone computes on cpu, without compiled kernels (switched off by TIEBREAK_NATIVE=0)"
+    with pytest.warns(UserWarning, match=re.escape(reason)):
+        make_interpreter(program)
+    with pytest.raises(ConfigurationError, match=f"expected compiled kernels .*: {re.escape(reason)}; install a C"):
+        make_interpreter(program, Machine(uncompiled=False))
+    monkeypatch.setenv("TIEBREAK_NATIVE", "1")
+    assert why_plain(torch.device("cpu")) == "" or builds()["sums"].library is None
+    for launched in (True, False):
+        monkeypatch.setattr("tiebreak.engine.arithmetic.backend.launches", lambda _, found=launched: found)
+        assert why_plain(torch.device("cuda")).startswith("Triton is not installed") != launched
+
+
 @pytest.mark.parametrize(
     ("option", "said"),
     [
@@ -120,15 +136,3 @@ def test_wrong_arithmetic_is_named_and_trains_nothing(
 )
 def test_options_that_make_no_sense(command: Commands, option: list[str], said: str) -> None:
     assert said in command("doctor", *option, code=1)
-
-
-def test_the_factor_of_the_worst_data(monkeypatch: pytest.MonkeyPatch, command: Commands) -> None:
-    monkeypatch.setattr(worst, "QUICK", (worst.product(1, 64, 64, 64), worst.plain(64, 64)))
-    monkeypatch.setattr(worst, "PATTERNS", {"exact ties": worst.PATTERNS["exact ties"]})
-    monkeypatch.setattr("tiebreak.api.machine.qualification.verdicts", lambda *_, **__: iter(()))
-    rows = rows_of(command("doctor", "--threads", 1, "--worst"))
-    for path in ("compiled", "without compiler"):
-        found = re.match(r"([\d.]+) times as long as ordinary data \(.*: exact ties\)", rows[f"worst, {path}"])
-        assert found is not None
-        assert float(found[1]) > 0
-    assert set(command.tell("doctor", "--threads", 1, "--worst")["worst"]) == {"compiled", "without compiler"}

@@ -183,7 +183,7 @@ def test_an_interrupted_run_goes_on(train: Training, parties: Parties, tmp_path:
 
 def test_a_plan_of_several_workers(parties: Parties, command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "LEAST", 1)
-    plan = ["plan", parties.path("agreed"), "--workers", 4]
+    plan = ["show", parties.path("agreed"), "--workers", 4]
     found = command.tell(*plan)
     program = RunDirectory.open(parties.path("agreed")).program
     state = 4 * sum(prod(shape) for _, shape in program.state_spec().values())

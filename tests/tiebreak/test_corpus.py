@@ -29,7 +29,6 @@ from tiebreak.engine.arithmetic.c.backend import CBackend
 from tiebreak.engine.arithmetic.c.chains import CompiledChain
 from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.capture import task
-from tiebreak.engine.native import enabled
 from tiebreak.engine.run.interpreter import OneByOne, Planned, State
 from tiebreak.protocol.commitments.dsse import Envelope, Payload
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -423,7 +422,6 @@ def test_a_wrong_root_is_stated_with_its_reason_and_an_exit_code(
     monkeypatch.setenv("TIEBREAK_NATIVE", "0")
     path = tmp_path / "wrong.json"
     assert run(tiebreak, ["corpus", "run", "mlp", "--device", "cpu", "-o", str(path), "--json"]) == 2
-    assert not enabled()
     (made,) = json.loads(capsys.readouterr().out)["computed"]
     assert "(map exp)" in made["problem"]
     assert run(tiebreak, ["corpus", "check", str(path)]) == 2

@@ -109,8 +109,6 @@ def test_a_callback_that_would_change_the_model_is_refused(train: str, tmp_path:
 def test_evaluate_every_needs_something_to_call() -> None:
     with pytest.raises(ConfigurationError, match="a function evaluate"):
         measured([], evaluate=None)
-    with pytest.raises(ConfigurationError, match="evaluate_every as an integer from 1"):
-        measured([], evaluate_every=0)
 
 
 def test_a_hugging_face_dataset_is_data() -> None:

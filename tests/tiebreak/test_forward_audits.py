@@ -27,7 +27,7 @@ Told = Callable[..., str]
 @pytest.fixture
 def told(command: Commands) -> Told:
     """What the command prints on stdout and stderr."""
-    return lambda *more, code=0: "".join(command.printed("validate", *more, "--threads", 1, code=code))
+    return lambda *more, code=0: "".join(command.printed("audit", "--forward", *more, "--threads", 1, code=code))
 
 
 @pytest.mark.slow

@@ -19,13 +19,7 @@ import torch
 from datasets import IterableDataset
 from torch import Tensor
 from torch.utils.data import DataLoader
-from transformers import (
-    EarlyStoppingCallback,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 import tiebreak
 from tests.parts import slow_except

@@ -321,7 +321,7 @@ def test_commands_take_any_of_them(
     file = write(tmp_path, encrypted())
     trainer = load_key(parties.path("trainer.pem"), PASSPHRASE)
     with serving(place, lambda request: honest(request, trainer)) as asked:
-        keys = ["--client-key", str(file), "--trainer-key", str(place), "--output", str(tmp_path / "run")]
+        keys = ["--client", str(file), "--trainer", str(place), "--output", str(tmp_path / "run")]
         assert run(tiebreak, ["agree", str(parties.path("captured")), *keys]) == 0
         monkeypatch.delenv("TIEBREAK_PASSPHRASE")
         assert run(tiebreak, ["train", str(tmp_path / "run"), "--key", str(place), "--quiet"]) == 0

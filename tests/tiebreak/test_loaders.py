@@ -128,18 +128,13 @@ IN_ORDER: dict[str, Callable[[], DataLoader[Any]]] = {
     "a list": lambda: DataLoader(ROWS, SIZE),  # type: ignore[arg-type]
     "columns": lambda: DataLoader(columns().with_format("torch", columns=["x", "y"]), SIZE),
     "a transform": lambda: DataLoader(columns().with_transform(doubled), SIZE),
-    "a dtype": lambda: DataLoader(
-        columns().with_format("torch", columns=["x", "y"], dtype=torch.int64),
-        SIZE,
-    ),
+    "a dtype": lambda: DataLoader(columns().with_format("torch", columns=["x", "y"], dtype=torch.int64), SIZE),
     "drop_last": lambda: DataLoader(Rows(rows=18), SIZE, drop_last=True),
     "a list as sampler": lambda: DataLoader(Rows(), SIZE, sampler=[5, 3, 3, 9, 2, 11, 19, 0]),
     "a range as sampler": lambda: DataLoader(TENSORS, SIZE, sampler=range(12)),
     "a tensor as sampler": lambda: DataLoader(Rows(), SIZE, sampler=torch.arange(11, -1, -1)),
     "a sampler over columns": lambda: DataLoader(
-        columns().with_format("torch", columns=["x", "y"]),
-        SIZE,
-        sampler=[*range(7, 15)],
+        columns().with_format("torch", columns=["x", "y"]), SIZE, sampler=[*range(7, 15)]
     ),
     "a batch_sampler": lambda: DataLoader(Rows(), batch_sampler=BatchSampler(SequentialSampler(Rows()), 5, True)),
     "a subset": lambda: DataLoader(Subset(TENSORS, [4, 1, 2, 3]), SIZE),

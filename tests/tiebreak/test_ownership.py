@@ -1,4 +1,4 @@
-"""`tiebreak prove-ownership` and `check-ownership`: what is opened and checked, and each forgery with its check."""
+"""`tiebreak ownership`: what is opened and checked, and each forgery with its check."""
 
 import json
 import shutil
@@ -40,10 +40,12 @@ class Desk:
         self.proof, self.challenge = folder / "proof", folder / "challenge.json"
 
     def prove(self, *more: object, code: int = 0) -> Any:
-        return self.tell("prove-ownership", self.run, "-o", self.proof, *more, code=code)
+        return self.tell("ownership", "prove", self.run, "-o", self.proof, *more, code=code)
 
     def check(self, *more: object, code: int = 0) -> Any:
-        return self.tell("check-ownership", self.proof, "--challenge", self.challenge, "--threads", 1, *more, code=code)
+        return self.tell(
+            "ownership", "check", self.proof, "--challenge", self.challenge, "--threads", 1, *more, code=code
+        )
 
     def answered(self, who: str = "trainer", *challenge: object) -> "Desk":
         self.prove()
@@ -235,12 +237,12 @@ def test_a_hub_says_when_heads_were_posted(desk: Desk, parties: Parties, tmp_pat
         (tmp_path / "posts").write_bytes(pack(rows))
         return tmp_path / "posts"
 
-    witness = ["--posts", transcript(opened.heads()), "--hub", hub.address.hex()]
+    witness = ["--posts", transcript(opened.heads()), "--hub-key", hub.address.hex()]
     assert desk.check(*witness)["posted"] == [
         f"head {count}: 2023-11-14T22:13:2{count - 1}+00:00 (hub 0x{hub.address.hex()}, place {count})"
         for count in (1, 2, 3)
     ]
-    assert "--hub, or neither" in desk.check(*witness[:2], code=1)
+    assert "--hub-key of their hub, or neither" in desk.check(*witness[:2], code=1)
     assert "expected" in desk.check(*witness[:3], trainer.address.hex(), code=2)
     two = Head(job_id=opened.job.id, count=2, run_root=Digest(bytes(32)))
     transcript([SignedHead.sign(two, OFF_CHAIN, trainer)])

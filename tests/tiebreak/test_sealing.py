@@ -142,9 +142,9 @@ def offered(parties: Parties, tmp_path: Path, command: Commands) -> Path:
         cards[name] = Card.of(key).text(key)
     (tmp_path / "stranger.card").write_text(cards["stranger"] + "\n")
     to = ["--seal-to", cards["trainer"], "--seal-to", str(tmp_path / "stranger.card")]
-    client = ["--key", str(parties.path("client.pem")), "--trainer", parties.address("trainer")]
+    client = ["--client", str(parties.path("client.pem")), "--trainer", parties.address("trainer")]
     folder = tmp_path / "offered"
-    command("offer", parties.path("captured"), *client, *to, "-o", folder)
+    command("agree", parties.path("captured"), *client, *to, "-o", folder)
     return folder
 
 
@@ -228,7 +228,7 @@ def test_a_job_is_not_sealed_away_from_its_trainer(parties: Parties, tmp_path: P
     assert Card.read(card).address == load_key(stranger).address
     assert command("key", stranger, "--show").strip() == f"0x{Card.read(card).address.hex()}"
     trainer = parties.address("trainer")
-    who = ["--key", parties.path("client.pem"), "--trainer", trainer]
-    error = command("offer", parties.path("captured"), *who, "--seal-to", card, "-o", no, code=1)
+    who = ["--client", parties.path("client.pem"), "--trainer", trainer]
+    error = command("agree", parties.path("captured"), *who, "--seal-to", card, "-o", no, code=1)
     assert f"expected a card of trainer {trainer}" in error
     assert not no.exists()

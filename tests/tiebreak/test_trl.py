@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    EarlyStoppingCallback,
-    Trainer,
-    TrainerCallback,
-    set_seed,
-)
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 

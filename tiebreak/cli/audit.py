@@ -1,9 +1,4 @@
-"""`tiebreak audit` replays a run, or a part of it, and compares the records; `validate` recomputes drawn losses.
-
-Exit codes: 0 everything that was replayed agrees; 2 the trainer committed to something that the program does not
-produce; 3 it could not be done, because parts of the run that it needs are withheld or damaged; 1 the request
-does not fit this run.
-"""
+"""`tiebreak audit` replays a run, or a part of it, and compares the records; or recomputes drawn losses alone."""
 
 import json
 import secrets
@@ -15,8 +10,8 @@ import click
 from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.api.watching.alarms import shown_loss
-from tiebreak.cli.options import FOLDER, NEW_FILE, json_option, machine_options
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, TiebreakError, VerificationError
+from tiebreak.cli import options as opt
+from tiebreak.protocol.errors import CannotCheck, ConfigurationError, VerificationError
 
 if TYPE_CHECKING:
     from tiebreak.api.auditing.audits import Workers
@@ -24,11 +19,13 @@ if TYPE_CHECKING:
     from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
     from tiebreak.engine.run.directory import RunDirectory
     from tiebreak.engine.run.logs import LogReport
-    from tiebreak.protocol.commitments.job import SignedHead
 
 COULD_NOT_CHECK: Final = 3
-SHOWN_FINDINGS: Final = 5
-SHOWN_STARTS: Final = 8
+SHOWN: Final = 8
+"""The most findings of logs, and states from which a replay began, that are printed."""
+FORWARD_SAMPLE: Final = 10
+_ONLY_REPLAYS: Final = {"output", "segment", "from_step", "to_step", "jobs", "ray", "ledger", "memory", "policy"}
+"""The options for which --forward has no use."""
 
 
 class AuditFailure(VerificationError):
@@ -40,32 +37,35 @@ class AuditFailure(VerificationError):
 
 
 @click.command()
-@click.argument("run", type=FOLDER)
-@click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path),
-              help="The auditor's own run directory of a whole audit. One that you began there is resumed.  [default: "
-              "replays/JOB in ~/.local/state/tiebreak]")  # fmt: skip
+@click.argument("run", type=opt.FOLDER)
+@click.option("--output", "-o", type=opt.NEW_FOLDER, help="Folder for the replay of a whole audit; resumed if it "
+              "exists.  [default: replays/JOB in ~/.local/state/tiebreak]")  # fmt: skip
 @click.option("--segment", type=click.IntRange(0), help="Check only this segment, counted from 0.")
 @click.option("--from-step", type=click.IntRange(1), help="Check the segments from the one with this step on.")
 @click.option("--to-step", type=click.IntRange(1), help="Check the segments up to the one with this step.")
-@click.option("--sample", type=click.IntRange(1), help="Check this many segments, drawn at random.")
+@click.option("--sample", type=click.IntRange(1), help="Check this many segments, drawn at random; with --forward, "
+              f"this many steps (default: {FORWARD_SAMPLE}).")  # fmt: skip
 @click.option("--seed", help="Seed of the sample. Keep it secret until the head is signed.  [default: a new one]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of words.")
-@click.option("--jobs", type=click.IntRange(1), help="Number of processes that replay segments at once; with "
-              "--ray, the most.")  # fmt: skip
+@click.option(
+    "--forward", is_flag=True, help="Recompute only the losses of drawn steps: cheaper, and blind to updates."
+)
+@click.option("--jobs", type=click.IntRange(1), help="Processes that replay segments at once; with --ray, the most.")
 @click.option("--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Replay segments on a Ray cluster.  "
               "[default address: RAY_ADDRESS, or else one started here]")  # fmt: skip
-@click.option("--ledger", type=NEW_FILE,
-              help="With --jobs or --ray: the file that keeps progress; repeat the command to go on.  [default: one "
-              "for each choice of segments, in ~/.local/state/tiebreak]")  # fmt: skip
-@machine_options("threads", "permute", "device", "graphs", "memory", "policy")
+@click.option("--ledger", type=opt.NEW_FILE, help="With --jobs or --ray: the file that keeps progress; repeat the "
+              "command to go on.  [default: one for each choice of segments, in ~/.local/state/tiebreak]")  # fmt: skip
+@opt.json_option
+@opt.machine_options("threads", "permute", "device", "graphs", "memory", "policy")
 def audit(
     run: Path, output: Path | None, segment: int | None, from_step: int | None, to_step: int | None, sample: int | None,
-    seed: str | None, as_json: bool, jobs: int | None, ray: str | None, ledger: Path | None, machine: Machine,
+    seed: str | None, forward: bool, as_json: bool, jobs: int | None, ray: str | None, ledger: Path | None,
+    machine: Machine,
 ) -> int:  # fmt: skip
-    """Replay the trainer's RUN and compare its signed heads with what the program really produces.
+    """Replay RUN, or a sample of it, and compare with what is signed.
 
-    A whole audit needs only the job, the program, the data and the initial state of RUN, each checked against the job's
-    roots; nothing else of it is believed. Its replay is kept, for a dispute needs it.
+    The signed heads are compared with what the program really produces. A whole audit needs only the job, the program,
+    the data and the initial state of RUN, each checked against the job's roots; nothing else of it is believed. Its
+    replay is kept, for a dispute needs it.
 
     --segment, --from-step/--to-step and --sample check parts of it: each segment from the nearest checkpoint that the
     trainer kept before it, which must hash to what is signed, to the record at its end. A sample finds a cheat with the
@@ -82,70 +82,60 @@ def audit(
     Under policy `logged` the trainer's logs in RUN are followed, once they hash to what is signed. A client signs no
     receipt for logs that do not, and without it such a job does not settle.
 
+    --forward is a cheap look before, or instead of, a replay: the committed losses of drawn steps, bit for bit. A step
+    can be drawn if RUN holds the states before it and at the end of its segment; which states are kept is the trainer's
+    choice. A loss with other bits than committed is fraud, and a replay or a dispute proves it. A lie that leaves the
+    losses of drawn steps true is not seen: a false update, or any step that was not drawn. --sample alone sees these.
+
     Exit codes: 0 agrees, 2 fraud, 3 could not be checked (withheld or damaged), 1 asked for what is not there.
     """
     report: dict[str, Any] = {"run": str(run)}
     try:
-        _check_choice(segment, from_step, to_step, sample, seed)
+        chosen = [segment is not None, from_step is not None or to_step is not None, sample is not None]
+        if sum(chosen) > 1:
+            raise ConfigurationError("expected one of --segment, --from-step/--to-step and --sample, got several")
+        if seed is not None and sample is None and not forward:
+            raise ConfigurationError("expected --seed together with --sample, got it alone")
         if ledger is not None and jobs is None and ray is None:
             raise ConfigurationError("expected --ledger together with --jobs or --ray, got it alone")
         trainer = api.reading.open_directory(run)
+        if forward:
+            opt.refuse(_ONLY_REPLAYS, "no option about replays with --forward")
+            return _forward(trainer, sample or FORWARD_SAMPLE, seed or secrets.token_hex(16), machine, as_json)
         report["job"] = trainer.job.id.hex()
         workers = None
         if jobs is not None or ray is not None:
             workers = api.audits.Workers(jobs=jobs, ray=ray, ledger=ledger)
-        if segment is None and from_step is None and to_step is None and sample is None and workers is None:
-            lines = _whole(trainer, output or api.audits.place_of_replay(trainer), machine, report)
-        else:
+        if any(chosen) or workers is not None:
             lines = _parts(trainer, segment, (from_step, to_step), sample, seed, machine, workers, report)
-    except AuditFailure as failure:
-        return _end(report, "fraud", as_json, failure, 2, failure.details)
+        else:
+            lines = _whole(trainer, output or api.audits.place_of_replay(trainer), machine, report)
     except (CannotCheck, VerificationError) as error:
-        return _end(report, "could not check", as_json, error, COULD_NOT_CHECK)
+        fraud = isinstance(error, AuditFailure)
+        reason = " ".join(str(error).split())
+        if as_json and not forward:
+            click.echo(json.dumps(report | {"verdict": "fraud" if fraud else "could not check", "reason": reason}))
+        details = error.details if isinstance(error, AuditFailure) else []
+        click.echo("\n".join([f"{type(error).__name__}: {reason}", *details]), err=True)
+        return 2 if fraud else COULD_NOT_CHECK
     report["verdict"] = "agrees"
     click.echo(json.dumps(report) if as_json else "\n".join(lines))
     return 0
 
 
-def _check_choice(
-    segment: int | None, from_step: int | None, to_step: int | None, sample: int | None, seed: str | None
-) -> None:
-    chosen = [segment is not None, from_step is not None or to_step is not None, sample is not None]
-    if sum(chosen) > 1:
-        raise ConfigurationError("expected one of --segment, --from-step/--to-step and --sample, got several")
-    if seed is not None and sample is None:
-        raise ConfigurationError("expected --seed together with --sample, got it alone")
-
-
-def _end(
-    report: dict[str, Any],
-    verdict: str,
-    as_json: bool,
-    error: TiebreakError,
-    code: int,
-    details: list[str] | None = None,
-) -> int:
-    reason = " ".join(str(error).split())
-    if as_json:
-        click.echo(json.dumps(report | {"verdict": verdict, "reason": reason}))
-    click.echo("\n".join([f"{type(error).__name__}: {reason}", *(details or [])]), err=True)
-    return code
-
-
 def _whole(trainer: "RunDirectory", output: Path, machine: Machine, report: dict[str, Any]) -> list[str]:
     done = api.audits.audit_whole(trainer, output, machine)
-    comparison = done.comparison
+    comparison, head = done.comparison, done.head.head
     root = comparison.replayed.hex()
-    report |= _of_head(done.head) | {"kind": "whole", "steps": [1, done.last_step], "replayed_root": root}
+    report |= {"head": {"count": head.count, "run_root": head.run_root.hex()}, "kind": "whole"}
+    report |= {"steps": [1, done.last_step], "replayed_root": root}
     report |= {"steps_resumed": done.resumed, "replay": str(output)}
-    if trainer.job.is_logged:
-        report["log"] = _of_log(done.log)
+    lines = _logs(done.log, report) if trainer.job.is_logged else []
     if not comparison.agrees:
         details = [f"  run root   expected {root}, got {comparison.committed.hex()}"]
         finder = f"`tiebreak dispute {trainer.path} {output}`"
         raise _failure(report, trainer, done.fraud, comparison.count, finder, details)
     api.audits.check_last_state(trainer, done.head)
-    lines = _log_words(done.log) if trainer.job.is_logged else []
     before = f", {done.resumed} of them replayed before" if done.resumed else ""
     agrees = f"agrees: {comparison.count} checkpoints, {done.last_step} steps{before}"
     return [f"run root {root}", f"replay     {output}", *lines, agrees]
@@ -164,10 +154,6 @@ def _failure(
     return AuditFailure(api.audits.difference(fraud, count, finder), details)
 
 
-def _of_head(head: "SignedHead") -> dict[str, Any]:
-    return {"head": {"count": head.head.count, "run_root": head.head.run_root.hex()}}
-
-
 def _parts(
     trainer: "RunDirectory", segment: int | None, steps: tuple[int | None, int | None], sample: int | None,
     seed: str | None, machine: Machine, workers: "Workers | None", report: dict[str, Any],
@@ -176,20 +162,26 @@ def _parts(
     choice = api.audits.choose_segments(
         trainer, segment=segment, first=steps[0], last=steps[1], sample=sample, seed=drawn
     )
-    total, lines = len(choice.records), []
+    total, head, lines = len(choice.records), choice.head.head, list[str]()
     if sample is not None:
         report |= {"seed": drawn, "detection": [{"false": x, "probability": p} for x, p in choice.detection]}
         lines = [f"sample     {sample} of {total} segments, drawn from the seed {drawn} and the signed root"]
         words = {1: "one false segment"}
         shown = (f"{words.get(x, f'{x} false segments')}: {100 * p:.3g}%" for x, p in choice.detection)
         lines.append(f"detection  {'; '.join(shown)}")
-    kind = "segments" if sample is None else "sample"
-    report |= _of_head(choice.head) | {"kind": kind, "wanted": list(choice.segments)}
+    report |= {"head": {"count": head.count, "run_root": head.run_root.hex()}}
+    report |= {"kind": "segments" if sample is None else "sample", "wanted": list(choice.segments)}
     done = api.audits.audit_chosen(trainer, choice.segments, choice.records, machine, workers=workers)
-    report |= _of_audit(done)
-    if trainer.job.is_logged:
-        report["log"] = _of_log(done.log)
-        lines += _log_words(done.log)
+    report |= {
+        "checked": [[r.checkpoint, r.first_step, r.last_step] for r in done.checked],
+        "not_checked": done.total - len(done.checked),
+        "started_after_steps": done.starts,
+        "refused_states": done.refused,
+        "steps_replayed": done.steps,
+        "steps_resumed": done.resumed,
+        "seconds": round(done.seconds, 3),
+    }
+    lines += _logs(done.log, report) if trainer.job.is_logged else []
     for step in done.refused:
         click.echo(f"warning: the state after step {step} is not what was committed; not used", err=True)
     if done.fraud is not None:
@@ -200,30 +192,15 @@ def _parts(
     return [*lines, *_words(done)]
 
 
-def _of_audit(done: "SegmentAudit") -> dict[str, Any]:
-    return {
-        "checked": [[r.checkpoint, r.first_step, r.last_step] for r in done.checked],
-        "not_checked": done.total - len(done.checked),
-        "started_after_steps": done.starts,
-        "refused_states": done.refused,
-        "steps_replayed": done.steps,
-        "steps_resumed": done.resumed,
-        "seconds": round(done.seconds, 3),
-    }
-
-
-def _of_log(log: "LogReport") -> dict[str, Any]:
-    counts = {"entries": log.entries, "needed": log.needed, "elsewhere": log.elsewhere, "missing": log.missing}
-    return {"steps": log.steps, **counts, "findings": [str(finding) for finding in log.findings]}
-
-
-def _log_words(log: "LogReport") -> list[str]:
+def _logs(log: "LogReport", report: dict[str, Any]) -> list[str]:
     """Describes the result of following the logs. A finding convicts nobody, so it is reported next to the verdict."""
+    counts = {"entries": log.entries, "needed": log.needed, "elsewhere": log.elsewhere, "missing": log.missing}
+    report["log"] = {"steps": log.steps, **counts, "findings": [str(finding) for finding in log.findings]}
     lines = [f"logs       {log.entries} entries in {log.steps} steps; {log.needed} were needed here"]
     for count, what in ((log.elsewhere, "have no effect"), (log.missing, "are missing and were computed exactly")):
         if count:
             lines.append(f"           {count} {what}")
-    return [*lines, *(f"           {finding}" for finding in log.findings[:SHOWN_FINDINGS])]
+    return [*lines, *(f"           {finding}" for finding in log.findings[:SHOWN])]
 
 
 def _words(done: "SegmentAudit") -> list[str]:
@@ -236,7 +213,7 @@ def _words(done: "SegmentAudit") -> list[str]:
             spans.append([report.first_step, report.last_step])
     rate = f", {done.steps / done.seconds:.3g} a second" if done.seconds else ""
     left = done.total - len(done.checked)
-    starts = [*map(str, done.starts[:SHOWN_STARTS]), *(["..."] if len(done.starts) > SHOWN_STARTS else [])]
+    starts = [*map(str, done.starts[:SHOWN]), *(["..."] if len(done.starts) > SHOWN else [])]
     before = f", {done.resumed} of them before, as the ledger says" if done.resumed else ""
     return [
         f"replayed   {done.steps} steps{before}{rate}, from the states after steps {', '.join(starts)}",
@@ -245,39 +222,21 @@ def _words(done: "SegmentAudit") -> list[str]:
     ]
 
 
-@click.command()
-@click.argument("run", type=FOLDER)
-@click.option("--sample", type=click.IntRange(1), default=10, show_default=True, help="Number of steps that are drawn.")
-@click.option("--seed", help="Seed of the sample. Keep it secret until the head is signed.  [default: a new one]")
-@machine_options("threads", "permute", "device", "graphs")
-@json_option
-def validate(run: Path, sample: int, seed: str | None, machine: Machine, as_json: bool) -> int:
-    """Recompute the committed losses of drawn steps of RUN by the forward part alone, bit for bit.
+# ---------------------------------------------------------------- losses alone
 
-    A cheap look before, or instead of, an audit. A step can be drawn if RUN holds the states before it and at the end
-    of its segment; states that the trainer did not keep are the trainer's choice, and it is said how many they are. A
-    loss with other bits than committed is fraud, and an audit or a dispute proves it. A lie that leaves the losses of
-    drawn steps true is not seen: a false update, or any step that was not drawn. `tiebreak audit --sample` sees these.
 
-    Exit codes: 0 agrees, 2 fraud, 3 could not be checked (withheld or damaged), 1 asked for what is not there.
-    """
-    drawn = secrets.token_hex(16) if seed is None else seed
-    opened = api.reading.open_directory(run)
-    try:
-        found = api.forward.audit_forward(opened, sample, drawn, machine)
-    except CannotCheck as error:
-        click.echo(f"{type(error).__name__}: {' '.join(str(error).split())}", err=True)
-        return COULD_NOT_CHECK
-    click.echo(json.dumps(_looks(found, drawn)) if as_json else "\n".join(_words_of_looks(found, drawn)))
+def _forward(trainer: "RunDirectory", sample: int, seed: str, machine: Machine, as_json: bool) -> int:
+    found = api.forward.audit_forward(trainer, sample, seed, machine)
+    click.echo(json.dumps(_losses(found, seed)) if as_json else "\n".join(_words_of_losses(found, seed)))
     if (fraud := found.fraud) is not None:
-        raise VerificationError(
+        raise AuditFailure(
             f"step {fraud.step}: expected loss {shown_loss(fraud.computed)}, which the state before it gives, got "
-            f"{shown_loss(fraud.committed)}, signed by 0x{opened.job.trainer.hex()}"
-        )
+            f"{shown_loss(fraud.committed)}, signed by 0x{trainer.job.trainer.hex()}", [],
+        )  # fmt: skip
     return 0
 
 
-def _looks(found: "ForwardAudit", seed: str) -> dict[str, Any]:
+def _losses(found: "ForwardAudit", seed: str) -> dict[str, Any]:
     return {
         "agrees": found.fraud is None,
         "seed": seed,
@@ -290,7 +249,7 @@ def _looks(found: "ForwardAudit", seed: str) -> dict[str, Any]:
     }
 
 
-def _words_of_looks(found: "ForwardAudit", seed: str) -> list[str]:
+def _words_of_losses(found: "ForwardAudit", seed: str) -> list[str]:
     steps = ", ".join(str(loss.step) for loss in found.losses[:20])
     chances = "; ".join(f"{number} false: {100 * chance:.3g}%" for number, chance in found.detection)
     lines = [

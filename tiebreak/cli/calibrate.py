@@ -48,12 +48,13 @@ def calibrate(
     sources: tuple[str, ...], precision: int, steps: int, orders: int, margin: float, share: float,
     threads: int | None, devices: tuple[str, ...], seed: int, proven: bool, output: Path, as_json: bool,
 ) -> None:  # fmt: skip
-    """Measure how far sums differ between machines, and write the policy for `agree --policy`.
+    """Measure how far sums differ between machines, for a policy.
 
-    Each TASK-OR-RUN is digits, text, a Python file with task() (which is run), a folder of `tiebreak capture` or of a
-    run. Its first steps are computed exactly, and every sum in them again: in random orders, with compiled kernels and
-    without, with one thread and many, on each device. The threshold of each kind of sum is the smallest that covers
-    every difference seen, times --margin, in units of the element's own error (Algorithm 3 of the paper).
+    The policy file is for `tiebreak agree --policy`. Each TASK-OR-RUN is digits, text, a Python file with task() (which
+    is run), a folder of `tiebreak capture` or of a run. Its first steps are computed exactly, and every sum in them
+    again: in random orders, with compiled kernels and without, with one thread and many, on each device. The threshold
+    of each kind of sum is the smallest that covers every difference seen, times --margin, in units of the element's own
+    error (Algorithm 3 of the paper).
 
     A trainer logs the sums that lie so near to a tie that another machine could round them the other way; the narrower
     the tolerance printed here, the less such a log can decide. An auditor does well to calibrate on its own machine.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
               "less memory; or not at all. The job says which.")  # fmt: skip
 @json_option
 def capture(task: str, output: Path, steps: int | None, device: str, check: str, as_json: bool) -> None:
-    """Capture TASK as a program that any party can run without its code.
+    """Capture TASK as a program that runs anywhere without its code.
 
     TASK is digits, text, or a Python file of your own that defines task() and returns a `tiebreak.Task`. The file is
     run, so capture only what you wrote or read. The result is data: the training step as a list of instructions,
@@ -74,7 +74,7 @@ def show(bundle: "Bundle", folder: Path, seconds: str) -> None:
         "instructions": ", ".join(f"{count} {kind}" for kind, count in cost.kinds.items()),
         "model": f"{bundle.parameters:,} numbers; state {_size(cost.state_bytes)}, data {_size(cost.data_bytes)}",
         "a step": f"{cost.flops:.3g} operations, about {_size(cost.memory_bytes)} of memory",
-        **({} if bundle.check == "full" else {"check": api.tasks.CHECKS[bundle.check]}),
+        **({} if bundle.check == "full" else {"check": api.reading.CHECKS[bundle.check]}),
         "capture": seconds,
         **{name.replace("_", " "): root for name, root in bundle.roots().items()},
         "folder": str(folder),

@@ -1,4 +1,4 @@
-"""`tiebreak certify`, `verify`, `prove-ownership`, `check-ownership`: where weights come from, and whose run it was."""
+"""`tiebreak certify`, `verify`, `ownership`: where weights come from, and whose run it was."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -8,45 +8,45 @@ import click
 
 from tiebreak import api
 from tiebreak.api.machine import Machine
+from tiebreak.cli import options as opt
 from tiebreak.cli.key import load_key
-from tiebreak.cli.options import FILE, FOLDER, NEW_FILE, json_option, machine_options, number, rpc_option, tell
-from tiebreak.cli.terms import AddressType
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.protocol.commitments.certificate import MAX_EVIDENCE_BYTES, Attestation
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.certification.attesting import Said
     from tiebreak.api.certification.certificates import SignedCertificate
     from tiebreak.api.certification.folders import Found
     from tiebreak.api.certification.ownership import OwnershipChallenge, OwnershipClaim
 
 MODEL = click.Path(exists=True, path_type=Path)
+MOST = (1 << 63) - 1
+_FILES = "a .safetensors file, or a folder as `save_pretrained` writes it, of a PEFT adapter too"
+
+
+def _written(option: str, what: str) -> opt.AnyDecorator:
+    return click.option(option, type=opt.NEW_FILE, help=f"Also write {what}.")
 
 
 @click.command()
-@click.argument("run", type=FOLDER)
-@click.option("--weights", type=MODEL, required=True, help="The .safetensors file of the run's final weights, or a "
-              "folder as `save_pretrained` writes it, of a PEFT adapter too (see `tiebreak weights`).")  # fmt: skip
-@click.option("--key", type=FILE, help="Key file of the signer.  [default: only show the certificate]")
-@click.option("--output", "-o", type=NEW_FILE, default=Path("certificate.json"),
-              show_default=True, help="The certificate. If it exists, your signature is added.")  # fmt: skip
-@rpc_option(required=False)
-@number("--from-block", 0, None, 0, "With --rpc: the first block in which the job may have been settled.")
-@click.option("--attestation", type=(str, FILE), metavar="TYPE FILE", help="Put a hardware attestation, FILE, into a "
-              "new certificate. It is not checked here; the nonce that it signs has to be the run root.")  # fmt: skip
-@click.option("--provenance", type=NEW_FILE, help="Also write SLSA provenance, by the trainer's P-256 key.")
-@click.option(
-    "--model-signature", type=NEW_FILE, help="Also write an OpenSSF model signature, by the signer's P-256 key."
-)
+@click.argument("run", type=opt.FOLDER)
+@click.option("--weights", type=MODEL, required=True, help=f"The run's final weights (`tiebreak weights`): {_FILES}.")
+@opt.key_option("Key file of the signer.  [default: only show the certificate]", required=False)
+@opt.output_option("certificate.json", "The certificate; if it exists, your signature is added.", kind=opt.NEW_FILE)
+@opt.rpc_option(required=False)
+@opt.from_block_option("With --rpc: the first block in which the job may have been settled.")
+@click.option("--attestation", type=(str, opt.FILE), metavar="TYPE FILE", help="Put a hardware attestation, FILE, into "
+              "a new certificate. It is not checked here; the nonce that it signs has to be the run root.")  # fmt: skip
+@_written("--provenance", "SLSA provenance, by the trainer's P-256 key")
+@_written("--model-signature", "an OpenSSF model signature, by the signer's P-256 key")
 @click.option("--card", is_flag=True, help="Print a section of Markdown for a model card instead.")
-@json_option
+@opt.json_option
 def certify(
     run: Path, weights: Path, key: Path | None, output: Path, rpc: str | None, from_block: int, card: bool,
     attestation: tuple[str, Path] | None, provenance: Path | None, model_signature: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Certify that weights are what RUN ended with, or sign the certificate that is there.
+    """Certify that weights are what RUN ended with.
 
     The trainer makes the certificate in the folder that it trained in. An auditor signs it with its own replay as RUN
     (`tiebreak audit`), the client with the run that it fetched: each compares the certificate and every tensor with its
@@ -62,8 +62,7 @@ def certify(
         ending = api.endings.ending_of(api.boards.board_of(rpc, opened), head, from_block)
     evidence = None
     if attestation is not None:
-        kind, path = attestation
-        evidence = Attestation(kind=kind, evidence=read_file(path, MAX_EVIDENCE_BYTES))
+        evidence = Attestation(kind=attestation[0], evidence=read_file(attestation[1], MAX_EVIDENCE_BYTES))
     owner = None if key is None else load_key(key)
     if owner is None and (provenance or model_signature):
         raise ConfigurationError("expected the key of whoever signs provenance or model, got none")
@@ -71,29 +70,28 @@ def certify(
     if owner is not None and provenance is not None:
         write_file(provenance, api.certifying.provenance(signed.certificate, owner))
     if owner is not None and model_signature is not None:
-        name = weights.resolve().stem
-        write_file(model_signature, api.certifying.model_signature(signed.certificate, name, owner))
+        made = api.certifying.model_signature(signed.certificate, weights.resolve().stem, owner)
+        write_file(model_signature, made)
     if card:
         click.echo(api.certifying.card(signed, found, output.name), nl=False)
         return
-    tell({"certificate": str(output), **_document(signed, found)}, as_json=as_json)
+    opt.tell({"certificate": str(output), **_document(signed, found)}, as_json=as_json)
 
 
 @click.command()
 @click.argument("model", type=MODEL)
-@click.argument("certificate", type=FILE)
-@click.option("--require", type=AddressType(), multiple=True, help="Also ask for a signature by this address; may be "
-              "repeated.")  # fmt: skip
+@click.argument("certificate", type=opt.FILE)
+@opt.require_option
 @click.option("--resaved", is_flag=True, help="Accept other bytes of the files, if each tensor is the certified one.")
 @click.option("--others", is_flag=True, help="Accept a folder with files from which a loader could take other weights "
               "or code.")  # fmt: skip
 @click.option("--base", type=MODEL, help="With an adapter: also check that this is the model that it was trained "
               "on.")  # fmt: skip
-@rpc_option(required=False)
+@opt.rpc_option(required=False)
 @click.option("--attestation-verifier", "verifier", metavar="COMMAND", help="Run `COMMAND TYPE NONCE` on the "
               "evidence in the certificate, which is its standard input, and show what it says.")  # fmt: skip
 @click.option("--require-attestation", is_flag=True, help="Fail (exit 2) unless the attestation command succeeds.")
-@json_option
+@opt.json_option
 def verify(
     model: Path, certificate: Path, require: tuple[Address, ...], resaved: bool, others: bool, rpc: str | None,
     verifier: str | None, require_attestation: bool, as_json: bool, base: Path | None,
@@ -127,36 +125,28 @@ def verify(
         proves.append("The node says that the board settled the job with this head.")
     said = None if verifier is None else api.attesting.ask(signed.certificate, verifier)
     required = [f"0x{address.hex()}" for address in require]
-    code = 2 * (require_attestation and (said is None or said.code != 0))
     if as_json:
-        document = {
-            "holds": True,
-            "required": required,
-            **_document(signed, found),
-            "proves": proves,
-            "not_proven": open_,
-        }
+        document = {"holds": True, "required": required, **_document(signed, found)}
+        document |= {"proves": proves, "not_proven": open_}
         if verifier is not None:
             document["attestation_verifier"] = None if said is None else asdict(said)
-        tell(document, as_json=True)
-        return code
-    by = (
-        f", signed by {', '.join(required)}." if required else " for keys that anybody can make: no --require is given."
-    )
-    click.echo(f"The certificate holds{by}\n\nWhat it proves:")
-    click.echo("\n".join(f"  - {line}" for line in proves))
-    click.echo("\nWhat it does not prove:")
-    click.echo("\n".join(f"  - {line}" for line in open_))
-    if verifier is not None:
-        click.echo(f"\nBeside all that, {_heard(said)}")
-    return code
-
-
-def _heard(said: "Said | None") -> str:
-    if said is None:
-        return "the verifier of attestations was not asked: the certificate has none."
-    how = "was stopped" if said.code is None else f"ended with {said.code}"
-    return "\n  | ".join([f"the verifier of attestations {how} and said:", *said.text.split("\n")])
+        opt.tell(document, as_json=True)
+    else:
+        by = (
+            f", signed by {', '.join(required)}."
+            if required
+            else " for keys that anybody can make: no --require is given."
+        )
+        lines = [f"The certificate holds{by}", "", "What it proves:", *(f"  - {line}" for line in proves)]
+        lines += ["", "What it does not prove:", *(f"  - {line}" for line in open_)]
+        if verifier is not None and said is None:
+            lines += ["", "The verifier of attestations was not asked: the certificate has none."]
+        elif said is not None:
+            how = "was stopped" if said.code is None else f"ended with {said.code}"
+            lines += ["", f"Besides, the verifier of attestations {how} and said:"]
+            lines += [f"  | {line}" for line in said.text.split("\n")]
+        click.echo("\n".join(lines))
+    return 2 * (require_attestation and (said is None or said.code != 0))
 
 
 def _document(signed: "SignedCertificate", found: "Found") -> dict[str, Any]:
@@ -180,60 +170,62 @@ def _document(signed: "SignedCertificate", found: "Found") -> dict[str, Any]:
     }
 
 
-MOST = (1 << 63) - 1
+@click.group()
+def ownership() -> None:
+    """Prove that a run is one's own, or check such a proof.
+
+    The owner makes a claim (`prove`), which shows none of its states; a checker challenges it (`check`); the owner
+    opens the few states that the challenge drew (`prove` again); and the checker replays from these (`check` again).
+    """
 
 
-@click.command()
-@click.argument("run", type=FOLDER)
-@click.option("--output", "-o", "proof", type=click.Path(file_okay=False, path_type=Path), default=Path("proof"),
-              show_default=True, help="Folder of the proof.")  # fmt: skip
-@click.option("--challenge", type=FILE, help="Challenge file from the checker; without it, write the claim.")
-@click.option("--key", type=FILE, help="Key file of the job's trainer or client, who answers.  [default: only say "
-              "what an answer would open]")  # fmt: skip
-@json_option
-def prove_ownership(run: Path, proof: Path, challenge: Path | None, key: Path | None, as_json: bool) -> None:
+@ownership.command()
+@click.argument("run", type=opt.FOLDER)
+@opt.output_option("proof", "Folder of the proof.")
+@click.option("--challenge", type=opt.FILE, help="Challenge file from the checker; without it, write the claim.")
+@opt.key_option("Key file of the job's trainer or client, who answers.  [default: only say what an answer would open]",
+            required=False)  # fmt: skip
+@opt.json_option
+def prove(run: Path, output: Path, challenge: Path | None, key: Path | None, as_json: bool) -> None:
     """Show a checker that RUN is one's own, by opening a few of its states and no more.
 
     First without --challenge: that writes the claim, which has neither states nor data. Send it. The checker makes a
-    challenge of it (`tiebreak check-ownership`). Then with --challenge and --key: that adds to the proof the state
+    challenge of it (`tiebreak ownership check`). Then with --challenge and --key: that adds to the proof the state
     before each drawn segment, and the data. Look first, without --key, at what would be opened: one who has a state,
     program and data can train on from there.
     """
-    opened = api.reading.open_directory(run)
+    opened, proof = api.reading.open_directory(run), str(output)
     if challenge is None:
-        made = api.ownership.claim(opened, proof)
-        tell({"proof": str(proof), "job": opened.job.id.hex(), "segments": len(made.records)}, as_json=as_json)
+        made = api.ownership.claim(opened, output)
+        opt.tell({"proof": proof, "job": opened.job.id.hex(), "segments": len(made.records)}, as_json=as_json)
         return
-    made, asked = api.ownership.OwnershipClaim.read(proof), api.ownership.OwnershipChallenge.read(challenge)
+    made, asked = api.ownership.OwnershipClaim.read(output), api.ownership.OwnershipChallenge.read(challenge)
     if made.run.job != opened.job:
         raise ConfigurationError(f"{proof}: expected a claim of job {opened.job.id.hex()}, got another job's")
     if key is None:
         steps = api.ownership.opened(made, asked)
     else:
         steps = api.ownership.answer(opened, made, asked, load_key(key))
-    tell({"proof": str(proof), "answered": key is not None, "opened_states": steps, "data": "all"}, as_json=as_json)
+    opt.tell({"proof": proof, "answered": key is not None, "opened_states": steps, "data": "all"}, as_json=as_json)
 
 
-@click.command()
-@click.argument("proof", type=FOLDER)
-@click.option("--challenge", type=click.Path(dir_okay=False, path_type=Path), required=True,
-              help="Challenge file: written if it does not exist; otherwise PROOF has to answer it.")  # fmt: skip
-@number("--top", 0, MOST, 2, "For a new challenge: number of segments with the largest claimed changes.")
-@number("--uniform", 0, MOST, 8, "For a new challenge: number of other segments, drawn at random.")
-@click.option("--model", type=click.Path(exists=True, path_type=Path), help="The disputed weights: a .safetensors "
-              "file, or a folder as `save_pretrained` writes it.")  # fmt: skip
-@click.option("--certificate", type=FILE, help="With --model: their certificate (`tiebreak certify`).")
-@click.option(
-    "--posts", type=FILE, multiple=True, help="Posts of the job, as a hub serves them (see `tiebreak judge`)."
-)
-@click.option("--hub", type=AddressType(), help="With --posts: the address of the hub's key.")
-@rpc_option(required=False)
-@number("--from-block", 0, None, 0, "With --rpc: the first block in which a head may have been posted.")
-@machine_options("threads", "permute", "device", "graphs")
-@json_option
-def check_ownership(
+@ownership.command()
+@click.argument("proof", type=opt.FOLDER)
+@click.option("--challenge", type=opt.NEW_FILE, required=True, help="Challenge file: written if it does not exist; "
+              "otherwise PROOF has to answer it.")  # fmt: skip
+@opt.number("--top", 0, MOST, 2, "For a new challenge: number of segments with the largest claimed changes.")
+@opt.number("--uniform", 0, MOST, 8, "For a new challenge: number of other segments, drawn at random.")
+@click.option("--model", type=MODEL, help=f"The disputed weights: {_FILES}.")
+@click.option("--certificate", type=opt.FILE, help="With --model: their certificate (`tiebreak certify`).")
+@click.option("--posts", type=opt.FILE, multiple=True, help="Posts of the job from a hub (see `tiebreak judge`).")
+@click.option("--hub-key", type=opt.ADDRESS, help="With --posts: address of the key of that hub (GET /key).")
+@opt.rpc_option(required=False)
+@opt.from_block_option("With --rpc: the first block in which a head may have been posted.")
+@opt.machine_options("threads", "permute", "device", "graphs")
+@opt.json_option
+def check(
     proof: Path, challenge: Path, top: int, uniform: int, model: Path | None, certificate: Path | None,
-    posts: tuple[Path, ...], hub: Address | None, rpc: str | None, from_block: int, machine: Machine,
+    posts: tuple[Path, ...], hub_key: Address | None, rpc: str | None, from_block: int, machine: Machine,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Challenge the owner of PROOF, and check the answer by replaying what was drawn.
@@ -248,18 +240,18 @@ def check_ownership(
     made = api.ownership.OwnershipClaim.read(proof)
     if not challenge.exists():
         asked = api.ownership.make_challenge(made, challenge, top, uniform)
-        tell({"challenge": str(challenge), **_drawn(made, asked)}, as_json=as_json)
+        opt.tell({"challenge": str(challenge), **_drawn(made, asked)}, as_json=as_json)
         return
     asked = api.ownership.OwnershipChallenge.read(challenge)
-    if bool(posts) != (hub is not None):
-        raise ConfigurationError("expected --posts and the address of their --hub, or neither, got one")
-    postings = [] if hub is None else api.ownership.received(made, api.judging.read_transcripts(posts)[0], hub)
+    if bool(posts) != (hub_key is not None):
+        raise ConfigurationError("expected --posts and the --hub-key of their hub, or neither, got one")
+    postings = [] if hub_key is None else api.ownership.received(made, api.judging.read_transcripts(posts)[0], hub_key)
     if rpc is not None:
         postings += api.endings.heads_posted(api.boards.board_of(rpc, made.run), made.run.job.id, from_block)
     api.ownership.check_posted(made, postings)
     found = api.ownership.check(made, asked, machine, model=model, certificate=certificate)
     role = "trainer" if found.signer == made.run.job.trainer else "client"
-    tell({
+    opt.tell({
         "holds": True, "owner": f"0x{found.signer.hex()}", "role": role, **_drawn(made, asked),
         "replayed_steps": found.steps, "seconds": round(found.seconds, 3),
         "weights": "the disputed ones are the run's" if found.linked else None,

@@ -8,22 +8,21 @@ import click
 
 from tiebreak import api
 from tiebreak.api.corpus import programs, statements
+from tiebreak.cli import options as opt
 from tiebreak.cli.key import load_key
-from tiebreak.cli.options import FILE, FOLDER, NEW_FILE, json_option, tell
-from tiebreak.cli.terms import AddressType
 from tiebreak.engine.data.disk import write_file
 from tiebreak.protocol.commitments.dsse import Envelope
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.statement import WORDS, hexed, sign
 from tiebreak.protocol.errors import ConfigurationError
 
-_corpus_option = click.option("--corpus", "folder", type=FOLDER, default=programs.CORPUS, help="Folder of the corpus."
-                              "  [default: that of this installation]")  # fmt: skip
+_corpus_option = click.option("--corpus", "folder", type=opt.FOLDER, default=programs.CORPUS, help="Folder of the "
+                              "corpus.  [default: that of this installation]")  # fmt: skip
 
 
 @click.group()
 def corpus() -> None:
-    """Compute programs whose roots are known, and check what other machines say of them.
+    """Compute programs of known roots, and check others' results.
 
     The corpus has 20 small training runs with their data and the root that each must reach, on any machine. `run`
     computes them here and writes one signed statement; `check` reads one. docs/corpus.md lists what machines computed.
@@ -35,11 +34,10 @@ def corpus() -> None:
 @click.option("--device", "devices", multiple=True, help="Torch device; may be repeated.  [default: the CPU and each "
               "GPU]")  # fmt: skip
 @click.option("--note", default="", help="A note for readers about this machine, such as that it is emulated.")
-@click.option("--key", type=FILE, help="Key file of the signer.  [default: a new key that is thrown away]")
-@click.option("--output", "-o", type=NEW_FILE, default=Path("corpus-statement.json"), show_default=True,
-              help="The statement.")  # fmt: skip
+@opt.key_option("Key file of the signer.  [default: a new key that is thrown away]", required=False)
+@opt.output_option("corpus-statement.json", "The statement.", kind=opt.NEW_FILE)
 @_corpus_option
-@json_option
+@opt.json_option
 def run(
     names: tuple[str, ...], devices: tuple[str, ...], note: str, key: Path | None, output: Path, folder: Path,
     as_json: bool,
@@ -63,11 +61,10 @@ def run(
 
 
 @corpus.command()
-@click.argument("file", type=FILE)
-@click.option("--require", type=AddressType(), multiple=True, help="Ask for a signature by this address; may be "
-              "repeated.")  # fmt: skip
+@click.argument("file", type=opt.FILE)
+@opt.require_option
 @_corpus_option
-@json_option
+@opt.json_option
 def check(file: Path, require: tuple[Address, ...], folder: Path, as_json: bool) -> int:
     """Check the statement FILE: its signatures, and that the roots in it are those of this corpus.
 
@@ -82,7 +79,7 @@ def _show(made: statements.CorpusStatement, signers: Sequence[Address], *, as_js
     """Prints a statement; the exit code by what it says."""
     if as_json:
         words = {"signers": list(map(hexed, signers)), "equal": not made.differing}
-        tell(words | made.document()["predicate"], as_json=True)
+        opt.tell(words | made.document()["predicate"], as_json=True)
     else:
         click.echo("\n".join(made.lines(signers)))
     return 2 if made.differing else 0

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from tiebreak import api
-from tiebreak.cli.options import NEW_FILE, json_option, tell
+from tiebreak.cli import options as opt
 from tiebreak.protocol.errors import ConfigurationError, own_file
 
 
@@ -20,12 +20,11 @@ def data() -> None:
 
 
 @data.command(name="import")
-@click.argument("files", nargs=-1, required=True, type=NEW_FILE)
+@click.argument("files", nargs=-1, required=True, type=opt.NEW_FILE)
 @click.option("--dtype", help="The files are raw bytes of this numpy type, such as <u2 or |u1.")
 @click.option("--offset", type=click.IntRange(0), default=0, help="First byte of raw bytes.")
 @click.option("--shape", help="Shape of raw bytes, such as 60000,28,28.  [default: one dimension]")
-@click.option("--output", "-o", type=NEW_FILE, default=Path("imported.safetensors"), show_default=True,
-              help="New .safetensors file for the arrays.")  # fmt: skip
+@opt.output_option("imported.safetensors", "New .safetensors file for the arrays.", kind=opt.NEW_FILE)
 def import_arrays(files: tuple[Path, ...], dtype: str | None, offset: int, shape: str | None, output: Path) -> None:
     """Import .npy files, all entries of .safetensors FILES, or raw bytes, as arrays that tasks map into memory.
 
@@ -46,7 +45,7 @@ def import_arrays(files: tuple[Path, ...], dtype: str | None, offset: int, shape
 @data.command()
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--no-cache", is_flag=True, help="Compute the ids again, whatever the cache has.")
-@json_option
+@opt.json_option
 def root(paths: tuple[Path, ...], no_cache: bool, as_json: bool) -> None:
     """Show name, type, shape and id of the arrays in PATHS: .npy and .safetensors files.
 
@@ -59,7 +58,7 @@ def root(paths: tuple[Path, ...], no_cache: bool, as_json: bool) -> None:
                 _show(path, cached=not no_cache)
             return
         found = [one for path in paths for one in api.importing.facts(path, cached=not no_cache)]
-    tell([{"name": name, "type": array.element, "shape": array.shape, "id": facts.identity.hex(),
+    opt.tell([{"name": name, "type": array.element, "shape": array.shape, "id": facts.identity.hex(),
            "not_finite": facts.not_finite} for name, array, facts in found], as_json=True)  # fmt: skip
 
 

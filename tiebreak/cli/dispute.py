@@ -12,10 +12,9 @@ import click
 
 from tiebreak import api
 from tiebreak.api.machine import Machine
+from tiebreak.cli import options as opt
 from tiebreak.cli.audit import COULD_NOT_CHECK
-from tiebreak.cli.options import FOLDER, json_option, machine_options, number, tell
-from tiebreak.cli.terms import AddressType
-from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
+from tiebreak.protocol.commitments.eip712 import Address, Domain
 
 if TYPE_CHECKING:
     from tiebreak.api.disputing.disputes import Dispute
@@ -26,19 +25,20 @@ NOTHING_TO_DISPUTE: Final = 4
 
 
 @click.command()
-@click.argument("run", type=FOLDER)
-@click.argument("replay", type=FOLDER)
-@click.option("--count", type=click.IntRange(1), help="Checkpoints of the disputed head.  [default: the last head's]")
-@machine_options("threads", "device")
-@json_option
+@click.argument("run", type=opt.FOLDER)
+@click.argument("replay", type=opt.FOLDER)
+@opt.count_option("Number of checkpoints of the disputed head.")
+@opt.machine_options("threads", "device")
+@opt.json_option
 def dispute(run: Path, replay: Path, count: int | None, machine: Machine, as_json: bool) -> int:
-    """Play the verification game over a head of RUN against the auditor's REPLAY.
+    """Find where RUN leaves its program, by a game against REPLAY.
 
-    Both sides are played here: the defender reveals what follows from RUN, the challenger what follows from REPLAY,
-    and the referee judges in integers. A trainer whose checkpoints do not follow from each other cannot answer for
-    them and loses; the walk then goes on by REPLAY to the first step, module and instruction whose result differs from
-    what the trainer committed to, or reported as its loss. In earnest the same moves are
-    signed messages (tiebreak.protocol.game.messages) or transactions.
+    This is the verification game over a head of RUN against an auditor's replay. Both sides are played here: the
+    defender reveals what follows from RUN, the challenger what follows from REPLAY, and the referee judges in integers.
+    A trainer whose checkpoints do not follow from each other cannot answer for them and loses; the walk then goes on by
+    REPLAY to the first step, module and instruction whose result differs from what the trainer committed to, or
+    reported as its loss. In earnest the same moves are signed messages (tiebreak.protocol.game.messages) or
+    transactions.
 
     Exit codes: 0 a verdict was reached and is printed, 4 there is nothing to dispute: head and replay have one root.
     """
@@ -62,7 +62,7 @@ def show(dispute: "Dispute", *, as_json: bool = False) -> None:
         walk = [{"tree": level.name.lower(), "height": h, "position": at} for level, h, at in dispute.walk]
         found = {"committed": dispute.summary.committed, "correct": dispute.summary.correct, "walk": walk}
         ended = {"loser": dispute.loser, "moves": dispute.final.moves, "verdict": verdict.detail}
-        tell({**ended, "sentence": str(dispute.sentence), **found}, as_json=True)
+        opt.tell({**ended, "sentence": str(dispute.sentence), **found}, as_json=True)
         return
     click.echo(f"{dispute.sentence}")
     click.echo(f"{dispute.loser} loses after {dispute.final.moves} moves: {verdict.detail}")
@@ -74,30 +74,24 @@ def show(dispute: "Dispute", *, as_json: bool = False) -> None:
 
 
 @click.command()
-@click.argument(
-    "transcripts", nargs=-1, required=True, metavar="TRANSCRIPT...",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-)  # fmt: skip
-@click.option("--hub", type=AddressType(), help="Address of the key of the hub that the parties used (GET /key).")
-@number("--chain-id", 0, None, OFF_CHAIN.chain_id, "Id of the chain that the job was signed for; 0: none.")
-@click.option("--board", type=AddressType(), help="Address of the job board on that chain.  [default: none]")
-@json_option
-def judge(
-    transcripts: tuple[Path, ...], hub: Address | None, chain_id: int, board: Address | None, as_json: bool
-) -> int:
-    """Check the TRANSCRIPTs of a job without a chain, and say who was right and who owes what.
+@click.argument("transcripts", nargs=-1, required=True, metavar="TRANSCRIPT...", type=opt.FILE)
+@click.option("--hub-key", type=opt.ADDRESS, help="Address of the key of the hub that the parties used (GET /key).")
+@opt.domain_options
+@opt.json_option
+def judge(transcripts: tuple[Path, ...], hub_key: Address | None, domain: Domain, as_json: bool) -> int:
+    """Judge a job without a chain by the TRANSCRIPTs of its hub.
 
-    A TRANSCRIPT is a file from a hub: `curl 'http://HUB/posts?job=ID' > POSTS`, one file for each page, and then its
-    word that these are all, `curl 'http://HUB/posts/end?job=ID' > END`. Nothing is asked of anybody: the signatures of
-    the hub and of the parties are checked, and the rules are applied to the posts in their order, at the hub's
-    instants. Name the hub that the parties agreed on: anybody can make another one, and have it sign.
+    It says who was right and who owes what. A TRANSCRIPT is a file from a hub: `curl 'http://HUB/posts?job=ID' >
+    POSTS`, one file for each page, and then its word that these are all, `curl 'http://HUB/posts/end?job=ID' > END`.
+    Nothing is asked of anybody: the signatures of the hub and of the parties are checked, and the rules are applied to
+    the posts in their order, at the hub's instants. Name the hub that the parties agreed on: anybody can make another
+    one, and have it sign.
 
     Exit codes: 0 judged, 2 not what this hub signed for, 3 posts may be missing or added, or a job has not ended, so
     nothing is said of money; the reasons are printed.
     """
-    domain = Domain(chain_id=chain_id, contract=OFF_CHAIN.contract if board is None else board)
-    document = api.judging.judge(*api.judging.read_transcripts(transcripts), domain, hub, now=int(time.time()))
+    document = api.judging.judge(*api.judging.read_transcripts(transcripts), domain, hub_key, now=int(time.time()))
     for problem in document["problems"]:
         click.echo(f"CannotCheck: {problem}", err=True)
-    tell(document, as_json=as_json)
+    opt.tell(document, as_json=as_json)
     return COULD_NOT_CHECK if document["problems"] else 0

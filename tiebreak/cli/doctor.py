@@ -13,38 +13,28 @@ from tiebreak.protocol.errors import ConfigurationError
 @click.command()
 @machine_options("threads")
 @click.option("--device", help="Check this torch device alone [default: the CPU and every CUDA device].")
-@click.option("--worst", is_flag=True, help="Measure how much longer hostile data take here than ordinary data.")
 @click.option("--pure", is_flag=True, help="Also check torch without our kernels on CUDA devices.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of words.")
-def doctor(machine: Machine, device: str | None, worst: bool, pure: bool, as_json: bool) -> None:
-    """Run the conformance vectors on this machine and show its environment.
+def doctor(machine: Machine, device: str | None, pure: bool, as_json: bool) -> None:
+    """Check that this machine computes exactly; show its environment.
 
-    Scalar operations on edge cases, and sums of numbers that nearly cancel, are compared with integer arithmetic: on
-    the CPU with the compiled kernels and without, and on each CUDA device. Training and auditing do the same before
-    they start, and refuse to start on a mismatch. --worst also measures how much longer a step takes on data that
-    somebody made to be slow: a job's clocks and windows must allow for that.
+    It runs the conformance vectors. Scalar operations on edge cases, and sums of numbers that nearly cancel, are
+    compared with integer arithmetic: on the CPU with the compiled kernels and without, and on each CUDA device.
+    Training and auditing do the same before they start, and refuse to start on a mismatch.
     """
     api.running.use_threads(machine.threads)
     kernels = api.environment.kernels()
     if not as_json:
         for name, value in api.qualification.lines(kernels):
             click.echo(f"{name:<24}{value}")
-    factors = api.qualification.worst_factors(kernels) if worst else {}
     found = []
     for verdict in api.qualification.verdicts(device, kernels, pure=pure):
         found.append(verdict)
         if not as_json:
             result = f"exact: {verdict.cases} cases in {verdict.seconds:.1f} s" if verdict.exact else "WRONG, see below"
             click.echo(f"{f'device {verdict.device}, {verdict.path}':<24}{result}")
-    if not as_json:
-        for name, factor in factors.items():
-            told = f"{factor.factor:.1f} times as long as ordinary data ({factor.case}: {factor.pattern})"
-            click.echo(f"{f'worst, {name}':<24}{told}")
     if as_json:
-        document = api.qualification.document(kernels, found)
-        if factors:
-            document["worst"] = {name: factor.factor for name, factor in factors.items()}
-        click.echo(json.dumps(document, indent=1))
+        click.echo(json.dumps(api.qualification.document(kernels, found), indent=1))
     problems = [verdict.problem for verdict in found if not verdict.exact]
     if problems:
         raise ConfigurationError(problems[0])

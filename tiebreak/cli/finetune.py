@@ -13,7 +13,7 @@ from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.settings import FineTuning
 from tiebreak.cli.key import load_key, new_key
-from tiebreak.cli.options import FILE, FOLDER, json_option, machine_options, number, tell
+from tiebreak.cli.options import FILE, FOLDER, NEW_FOLDER, json_option, keep_option, machine_options, number, tell
 from tiebreak.engine.data.disk import make_folder, read_file, write_file
 from tiebreak.engine.run.retention import Keep
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -25,7 +25,6 @@ MERGED: Final = (
     "These weights are not certified: the sums of base and adapters were rounded here, outside the run. The certificate"
     " is for the adapters alone.\n"
 )
-NEW_FOLDER: Final = click.Path(file_okay=False, path_type=Path)
 
 
 def _configure(context: click.Context, _: click.Parameter, path: Path | None) -> None:
@@ -79,19 +78,19 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
 @click.option("--warmup", type=click.IntRange(0), help="Steps in which the rate rises.  [default: 3% of all steps]")
 @number("--seed", 0, (1 << 64) - 1, 0, "Seed of the adapters' first weights, the order of windows, and dropout.")
 @click.option("--key", type=FILE, help="Key file that signs the run.  [default: key.pem in OUTPUT, made if need be]")
-@click.option("--keep", default="last", show_default=True, metavar="all|every:M|last",
-              help="Checkpoints that stay on disk: all, every M-th, or the last.")  # fmt: skip
+@keep_option("last")
 @machine_options("threads", "device", "memory")
 @json_option
 def finetune(
     output: Path, merge: Path | None, key: Path | None, keep: str, machine: Machine, as_json: bool, **given: Any
 ) -> None:
-    """Fine-tune the model in a folder by LoRA on conversations, as a run that anyone can check.
+    """Fine-tune a model by LoRA, as a run that anyone can check.
 
-    At the end, OUTPUT/adapter has the adapter as PEFT loads it, its tokenizer, its certificate, and a model card with
-    the command that verifies it; OUTPUT/run has the run, which anyone can audit. Interrupt it at any time: the same
-    command goes on from the last checkpoint. Nothing is fetched from anywhere. Of a conversation, what the assistant
-    says is learnt. Needs the extra `finetune`. See docs/finetuning.md.
+    The model is in a folder, and the data are conversations. At the end, OUTPUT/adapter has the adapter as PEFT loads
+    it, its tokenizer, its certificate, and a model card with the command that verifies it; OUTPUT/run has the run,
+    which anyone can audit. Interrupt it at any time: the same command goes on from the last checkpoint. Nothing is
+    fetched from anywhere. Of a conversation, what the assistant says is learnt. Needs the extra `finetune`. See
+    docs/finetuning.md.
     """
     settings, folder, adapter = FineTuning(**given), output / "run", output / "adapter"
     Keep.parse(keep)

@@ -66,7 +66,7 @@ def key(file: Path, show: bool, card: bool, public: bool, as_json: bool) -> None
 
     Wherever a command takes a key file, it may also be an Ethereum keystore (JSON, version 3), or the Unix socket of a
     signer, which keeps the key in another process (tiebreak.api.signing.signers describes what is said there). With
-    --card the command prints what others need to seal jobs to you (`tiebreak offer --seal-to`): it is public, and
+    --card the command prints what others need to seal jobs to you (`tiebreak agree --seal-to`): it is public, and
     signed by you. With --public it prints the P-256 key by which other tools check your signature under a certificate.
     """
     found = load_key(file) if show or card or public else new_key(file)

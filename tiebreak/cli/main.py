@@ -27,75 +27,53 @@ CORE: Final = CommandSet(
     package="tiebreak.cli",
     groups={
         "Start": {
-            "doctor": "Run the conformance vectors on this machine and show its environment.",
-            "corpus": "Compute programs whose roots are known, and check what other machines say of them.",
+            "doctor": "Check that this machine computes exactly; show its environment.",
+            "corpus": "Compute programs of known roots, and check others' results.",
             "key": "Make a signing key in FILE and print its address.",
         },
         "Train": {
-            "finetune": "Fine-tune the model in a folder by LoRA on conversations, as a run that anyone can check.",
+            "finetune": "Fine-tune a model by LoRA, as a run that anyone can check.",
             "data": "Import datasets, and show the ids of arrays.",
-            "capture": "Capture TASK as a program that any party can run without its code.",
-            "calibrate": "Measure how far sums differ between machines, and write the policy for `agree --policy`.",
-            "agree": "Sign the CAPTURED job as client and trainer, into a new run folder.",
+            "capture": "Capture TASK as a program that runs anywhere without its code.",
+            "calibrate": "Measure how far sums differ between machines, for a policy.",
+            "agree": "Sign a job over a captured task: both parties, or one at a time.",
             "train": "Train the signed job in the folder RUN (see `tiebreak agree`).",
-            "plan": "Say how several workers would share a step of RUN, and what each of them would send and hold.",
-            "status": "Say how a run stands, or a party (client, trainer, auditor, watcher), by what is in FOLDER.",
-            "show": "Show the job of the folder RUN at length: who agreed on what, by which roots, and its files.",
-            "weights": "Write the final weights of RUN as .safetensors, once its job is settled.",
+            "show": "Show how a run, an offer or a party stands, by its FOLDER.",
+            "weights": "Write the final weights of a settled RUN as .safetensors.",
         },
         "Audit and dispute": {
-            "audit": "Replay the trainer's RUN and compare its signed heads with what the program really produces.",
-            "validate": "Recompute the committed losses of drawn steps of RUN by the forward part alone, bit for bit.",
-            "monitor": "Watch the run in the folder RUN while it is trained, or look at it afterwards.",
-            "dispute": "Play the verification game over a head of RUN against the auditor's REPLAY.",
-            "judge": "Check the TRANSCRIPTs of a job without a chain, and say who was right and who owes what.",
+            "audit": "Replay RUN, or a sample of it, and compare with what is signed.",
+            "monitor": "Watch what RUN measures of itself, while it trains or later.",
+            "dispute": "Find where RUN leaves its program, by a game against REPLAY.",
+            "judge": "Judge a job without a chain by the TRANSCRIPTs of its hub.",
         },
         "Certificates": {
-            "certify": "Certify that weights are what RUN ended with, or sign the certificate that is there.",
+            "certify": "Certify that weights are what RUN ended with.",
             "verify": "Check that MODEL is what its CERTIFICATE says.",
-            "prove-ownership": "Show a checker that RUN is one's own, by opening a few of its states and no more.",
-            "check-ownership": "Challenge the owner of PROOF, and check the answer by replaying what was drawn.",
-        },
-        "Two parties, by hand": {
-            "offer": "Draft a job over CAPTURED and sign it as its client, for a trainer to accept.",
-            "accept": "Judge the offer in FOLDER as its trainer, and sign it.",
-            "pack": "Copy what others need of RUN into a folder, and say how big it is.",
-            "publish": "Put what others need of RUN on a hub, as its client or its trainer.",
-            "fetch": "Fetch what is published of JOB from a hub into a folder, and check it.",
+            "ownership": "Prove that a run is one's own, or check such a proof.",
         },
         "Parties on a network": {
             "client": "Offer jobs, pay for what is right, and receive the weights.",
             "trainer": "Take offers, train, commit, and defend what was committed.",
             "auditor": "Replay what trainers commit, and challenge what is false.",
-            "watch": "Replay what trainers commit, and raise an alarm for what is false.",
-            "hub": "Run a hub until Ctrl-C: parties exchange signed messages and files through it.",
+            "watcher": "Replay what trainers commit, and warn of what is false.",
+            "hub": "Run a hub for the signed messages and files of parties.",
+            "publish": "Put what others need of RUN on a hub or into a folder.",
+            "fetch": "Fetch what is published of JOB from a hub into a folder.",
         },
         "Chain": {
-            "devnet": "Run a chain for development until Ctrl-C, with the job board, the referee and funded accounts.",
-            "deploy": "Put the four contracts on a chain, or verify that they stand there.",
-            "jobs": "List jobs on a board, or show one of them.",
-            "games": "List the games on a board, or show one of them.",
-            "post": "Send the chain what the job in RUN needs next from the owner of a key.",
-            "challenge": "Start a game on the chain against a signed head of RUN, and put up the challenger's stake.",
-            "settle": "End the job of RUN on the chain.",
-            "withdraw": "Withdraw all that a board owes to the account of a key.",
+            "devnet": "Run a chain for development, with the contracts and money.",
+            "chain": "Deploy contracts, list jobs and games, send what a job needs.",
         },
     },
-    modules={
-        "plan": "train",
-        "judge": "dispute",
-        "deploy": "devnet",
-        **dict.fromkeys(["accept", "agree"], "offer"),
-        "validate": "audit",
-        **dict.fromkeys(["verify", "prove-ownership", "check-ownership"], "certify"),
-        **dict.fromkeys(["status", "show", "jobs", "games", "post", "challenge", "settle", "withdraw"], "reading"),
-        **dict.fromkeys(["pack", "publish", "fetch", "weights"], "sharing"),
-        **dict.fromkeys(["client", "trainer", "auditor", "watch"], "party"),
-    },
+    modules={"judge": "dispute"}
+    | dict.fromkeys(["verify", "ownership"], "certify")
+    | dict.fromkeys(["publish", "fetch", "weights"], "share")
+    | dict.fromkeys(["client", "trainer", "auditor", "watcher", "hub"], "party"),
     needs={"finetune": "finetune"}
-    | dict.fromkeys(["hub", "client", "trainer", "auditor", "watch", "publish", "fetch"], "node"),
+    | dict.fromkeys(["hub", "client", "trainer", "auditor", "watcher", "publish", "fetch"], "node"),
 )
-"""The commands of the core, by what one does, in the order of the help."""
+"""The commands of the core, by what one does, in the order of the help. Each line fits into 80 columns."""
 EXTRAS: Final = {
     **dict.fromkeys(["eth", "eth_abi", "eth_account", "eth_bloom", "eth_keys", "eth_tester"], "chain"),
     **dict.fromkeys(["eth_typing", "eth_utils", "rlp", "trie", "web3"], "chain"),
@@ -149,11 +127,13 @@ class Commands(click.Group):
         found = CORE if cmd_name in CORE.commands else all_commands().get(cmd_name)
         return None if found is None else found.load(cmd_name)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's)
-        """Writes a table for each group, without importing the commands."""
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's)
+        """Writes a table for each group, without importing the commands, so tight that one screen shows all."""
+        formatter.write("\n")
         for title, group in command_groups().items():
-            with formatter.section(title):
-                formatter.write_dl([(name, found.commands[name]) for name, found in group.items()])
+            formatter.write(f"{title}:\n")
+            with formatter.indentation():
+                formatter.write_dl([(f"{name:<9}", found.commands[name]) for name, found in group.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -171,11 +151,10 @@ class Commands(click.Group):
 def tiebreak(context: click.Context) -> None:
     """Train models so that anyone can check the result, bit by bit.
 
-    A training run is fixed by its program, its initial state and its data: every result is the correctly rounded value
-    of its exact one, so two honest parties always get the same bytes. `tiebreak demo` shows the whole path.
+    `tiebreak demo` shows the whole path, and `tiebreak COMMAND -h` a command.
 
-    Exit codes: 0 done, or checked and right; 1 not possible as asked; 2 false, or not what a party signed; 3 could
-    not be checked; 4 nothing to dispute; 130 interrupted.
+    Exit codes: 0 done, or checked and right; 1 not possible as asked; 2 false, or not what a party signed; 3 could not
+    be checked; 4 nothing to dispute, or an alarm; 130 interrupted.
     """
     if (given := os.environ.pop(PASSPHRASE_VARIABLE, None)) is not None:
         # For `tiebreak.cli.key` alone, not for processes that a command starts.

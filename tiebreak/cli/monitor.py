@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from tiebreak import api
-from tiebreak.cli.options import FOLDER
+from tiebreak.cli import options as opt
 
 if TYPE_CHECKING:
     from tiebreak.api.watching.alarms import Rule, Sample
@@ -25,7 +25,7 @@ POLL: Final = click.FloatRange(0.01, 3600)
 
 
 @click.command()
-@click.argument("run", type=FOLDER)
+@click.argument("run", type=opt.FOLDER)
 @click.option("--once", is_flag=True, help="Look once, and do not wait for more.")
 @click.option("--json", "as_json", is_flag=True, help="JSON lines instead of words.")
 @click.option("--step-seconds", type=click.FloatRange(min=0, min_open=True),
@@ -34,7 +34,7 @@ POLL: Final = click.FloatRange(0.01, 3600)
               "alone. Reads every kept state.")  # fmt: skip
 @click.option("--poll", type=POLL, default=1.0, show_default=True, help="Seconds between looks.")
 def monitor(run: Path, once: bool, as_json: bool, step_seconds: float | None, states: bool, poll: float) -> int:
-    """Watch the run in the folder RUN while it is trained, or look at it afterwards.
+    """Watch what RUN measures of itself, while it trains or later.
 
     It reads the losses of all steps, and what `tiebreak train --monitor` or a running trainer measures: utilisation,
     memory and, of a GPU, power. Each rule holds, raises an alarm, or is open where it cannot be judged. losses,
@@ -44,7 +44,7 @@ def monitor(run: Path, once: bool, as_json: bool, step_seconds: float | None, st
     are of this job, in order, and well formed.
 
     The worker itself reports all of it but the signed records, so an alarm is a reason to audit and never a
-    verdict, and without one nothing is proven: `tiebreak validate` and `tiebreak audit` do that.
+    verdict, and without one nothing is proven: `tiebreak audit` does that.
 
     Exit codes: 0 no alarm, 4 an alarm, 2 the folder holds what does not verify, 1 not possible as asked. It ends when
     the run has its last checkpoint.

@@ -1,15 +1,19 @@
-"""Arguments and options that several commands share, so that they look the same everywhere."""
+"""Kinds of values, and the options that several commands share: each is declared once and means the same everywhere."""
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from decimal import Decimal, InvalidOperation
 from functools import reduce, wraps
 from pathlib import Path
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
 from tiebreak.api.machine import Machine
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
+from tiebreak.protocol.errors import ConfigurationError
 
 PASSPHRASE_VARIABLE: Final = "TIEBREAK_PASSPHRASE"  # noqa: S105 (a name, not a secret)
 AnyFunction = Callable[..., Any]
@@ -17,6 +21,45 @@ AnyDecorator = Callable[[AnyFunction], AnyFunction]
 FILE: Final = click.Path(exists=True, dir_okay=False, path_type=Path)
 NEW_FILE: Final = click.Path(dir_okay=False, path_type=Path)
 FOLDER: Final = click.Path(exists=True, file_okay=False, path_type=Path)
+NEW_FOLDER: Final = click.Path(file_okay=False, path_type=Path)
+WEI: Final = 10**18
+
+
+class Ether(click.ParamType[int]):
+    """An amount in ether as people write it (0.25), converted exactly to whole wei."""
+
+    name = "ether"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Refuses an amount with a fraction of a wei."""
+        if isinstance(value, int):
+            return value
+        try:
+            wei = Decimal(value) * WEI
+        except InvalidOperation:
+            self.fail(f"expected an amount such as 0.25, got {value!r}", param, ctx)
+        if not wei.is_finite() or wei < 0 or wei != wei.to_integral_value():
+            self.fail(f"expected an amount >= 0 in whole wei, got {value!r}", param, ctx)
+        return int(wei)
+
+
+class HexType(click.ParamType[Any]):
+    """Bytes in hex digits of upper or lower case, with or without 0x."""
+
+    def __init__(self, name: str, what: str, digits: int) -> None:
+        self.name, self._what, self._digits = name, what, digits
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bytes:
+        if isinstance(value, bytes):
+            return value
+        if not re.fullmatch(f"(?:0x)?[0-9a-fA-F]{{{self._digits}}}", str(value)):
+            self.fail(f"expected {self._what} of {self._digits} hex digits, got {value!r}", param, ctx)
+        return bytes.fromhex(str(value).removeprefix("0x"))
+
+
+ADDRESS: Final = HexType("address", "an address", 40)
+DIGEST: Final = HexType("id", "an id", 64)
+"""The id of a job or a game."""
 
 
 def options(*declared: AnyDecorator) -> AnyDecorator:
@@ -29,9 +72,8 @@ def number(option: str, low: int, high: int | None, default: int, text: str) -> 
     return click.option(option, type=click.IntRange(low, high), default=default, show_default=True, help=text)
 
 
-def output_option(default: str, what: str) -> AnyDecorator:
-    """--output: a folder, which is created if it does not exist."""
-    kind = click.Path(file_okay=False, path_type=Path)
+def output_option(default: str, what: str, kind: click.Path[Path] = NEW_FOLDER) -> AnyDecorator:
+    """--output: a folder, which is created if it does not exist, or a file."""
     return click.option("--output", "-o", type=kind, default=Path(default), show_default=True, help=what)
 
 
@@ -96,6 +138,15 @@ def machine_options(*names: str) -> AnyDecorator:
     return decorate
 
 
+def refuse(names: Collection[str], expected: str) -> None:
+    """Raises `ConfigurationError` if one of these options is on the command line."""
+    context = click.get_current_context()
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if parameter.name in names and source is ParameterSource.COMMANDLINE:
+            raise ConfigurationError(f"expected {expected}, got {parameter.opts[0]}")
+
+
 def json_option(function: AnyFunction) -> AnyFunction:
     """--json: one document on stdout."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of words.")(function)
@@ -105,6 +156,56 @@ def rpc_option(*, required: bool) -> AnyDecorator:
     """--rpc: the node of a chain. Its URL may hold a secret, so it may also come from the environment."""
     text = "The chain: an http(s) URL or a node's IPC path; also from TIEBREAK_CHAIN."
     return click.option("--rpc", required=required, envvar="TIEBREAK_CHAIN", help=text)
+
+
+def key_option(text: str, *, required: bool = True) -> AnyDecorator:
+    """--key: the key file of whoever signs or pays."""
+    return click.option("--key", type=FILE, required=required, help=text)
+
+
+def hub_option(*, required: bool, variable: str | None = "TIEBREAK_HUB") -> AnyDecorator:
+    """--hub: the URL of a hub."""
+    text = f"URL of the hub; also from {variable}." if variable else "URL of a hub whose jobs have no chain."
+    return click.option("--hub", required=required, envvar=variable, help=text)
+
+
+def board_option(*, required: bool, variable: str | None = "TIEBREAK_BOARD") -> AnyDecorator:
+    """--board: the contract that holds jobs and money."""
+    text = "Address of the job board" + (f"; also from {variable}." if variable else " on that chain.  [default: none]")
+    return click.option("--board", type=ADDRESS, required=required, envvar=variable, help=text)
+
+
+def require_option(function: AnyFunction) -> AnyFunction:
+    """--require: whose signatures a certificate or statement must have."""
+    text = "Ask for a signature by this address, too; may be repeated."
+    return click.option("--require", type=ADDRESS, multiple=True, help=text)(function)
+
+
+def from_block_option(text: str) -> AnyDecorator:
+    """--from-block: where to begin to read events, which some nodes serve slowly."""
+    return number("--from-block", 0, None, 0, text)
+
+
+def count_option(text: str) -> AnyDecorator:
+    """--count: a signed head, by the number of its checkpoints."""
+    return click.option("--count", type=click.IntRange(0), help=f"{text}  [default: the last signed]")
+
+
+def keep_option(default: str) -> AnyDecorator:
+    """--keep: a text that `Keep.parse` reads."""
+    return click.option("--keep", default=default, show_default=True, metavar="all|every:M|last",
+                        help="Checkpoints that stay on disk; others are computed again when needed.")  # fmt: skip
+
+
+def domain_options(function: AnyFunction) -> AnyFunction:
+    """--chain-id and --board, as one argument, `domain`: where a job is valid. No variable moves a job to a chain."""
+
+    @wraps(function)
+    def called(*, chain_id: int, board: Address | None, **given: Any) -> Any:
+        return function(domain=Domain(chain_id=chain_id, contract=board or OFF_CHAIN.contract), **given)
+
+    chain = number("--chain-id", 0, None, OFF_CHAIN.chain_id, "Id of the chain that the job is on; 0: none.")
+    return options(chain, board_option(required=False, variable=None))(called)
 
 
 def tell(document: Any, *, as_json: bool) -> None:
@@ -127,8 +228,3 @@ def tell(document: Any, *, as_json: bool) -> None:
                 click.echo("\n".join(f"{name:<{width}}{line}" for line in value))
             else:
                 click.echo(f"{name:<{width}}{'-' if value is None else value}")
-
-
-def write_json(path: Path, document: dict[str, Any]) -> None:
-    """Writes the document of a --json option, in place of what the file held."""
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

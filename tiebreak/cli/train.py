@@ -1,4 +1,4 @@
-"""`tiebreak train`: computes a run and signs its heads; `tiebreak plan`: how several workers would share out a step.
+"""`tiebreak train`: computes a run and signs its heads.
 
 With --json, `train` prints events while it runs: JSON lines on stdout, one object each. Times are in seconds, digests
 in hex:
@@ -30,7 +30,7 @@ import click
 from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key
-from tiebreak.cli.options import FILE, FOLDER, json_option, machine_options, tell
+from tiebreak.cli.options import FOLDER, keep_option, key_option, machine_options
 from tiebreak.engine.run.retention import Keep
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -81,14 +81,12 @@ def as_line(event: dict[str, Any]) -> str:
 
 @click.command()
 @click.argument("run", type=FOLDER)
-@click.option("--key", type=FILE, required=True,
-              help="The trainer's key file; it signs a head at each checkpoint. Read by the first worker.")  # fmt: skip
+@key_option("The trainer's key file; it signs a head at each checkpoint. Read by the first worker.")
 @click.option("--timeout", type=click.FloatRange(1), default=600, show_default=True,
               help="Under torchrun: seconds that a worker waits for another.")  # fmt: skip
 @click.option("--until", type=click.IntRange(1), help="Stop after this step; a later call goes on.")
-@click.option("--diverging", is_flag=True, help="Go on when weights become infinite or NaN: the job is still due.")
-@click.option("--keep", default="all", show_default=True, metavar="all|every:M|last",
-              help="Checkpoints that stay on disk; others are computed again when needed.")  # fmt: skip
+@click.option("--diverging", is_flag=True, help="Continue when weights become infinite or NaN.")
+@keep_option("all")
 @click.option("--quiet", is_flag=True, help="Print nothing unless something goes wrong.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines: start, step, checkpoint, end.")
 @click.option("--monitor", is_flag=True, help="Measure this process now and then into RUN/monitor.jsonl, for `tiebreak "
@@ -177,22 +175,3 @@ class Told:
     def _line(self, event: dict[str, Any]) -> None:
         if self._how == "lines":
             click.echo(as_line(event))
-
-
-@click.command()
-@click.argument("run", type=FOLDER)
-@click.option("--workers", type=click.IntRange(1, 1 << 16), required=True, help="Number of workers.")
-@json_option
-def plan(run: Path, workers: int, as_json: bool) -> None:
-    """Say how several workers would share a step of RUN, and what each of them would send and hold.
-
-    Nothing is computed and no worker is started. The values of a step are listed by how they are held: in shards by
-    the batch's examples, in shards by elements of weights and state, or whole. Bytes sent are those of the worker that
-    sends most. A few more are for sums that FP64 does not decide; their number depends on the data. Rounds are
-    exchanges that wait for each other, of one to four messages each.
-
-    Bytes of FP32 DDP are those of the same model under plain data parallelism. The memory is that of the worker that
-    needs most.
-    """
-    opened = api.reading.open_directory(run)
-    tell(api.distributed.plan(opened, workers), as_json=as_json)

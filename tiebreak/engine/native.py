@@ -25,8 +25,8 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -87,36 +87,9 @@ def emulation() -> str:
     return os.environ.get(EMULATION, "")
 
 
-@contextmanager
-def pure_path() -> Iterator[None]:
-    """Runs the block without compiled kernels. It works at once, because the variable is read at every use."""
-    with _setting(SWITCH, "0"):
-        yield
-
-
 def integers() -> str:
     """The value of `INTEGERS`; empty if it is not set."""
     return os.environ.get(INTEGERS, "")
-
-
-@contextmanager
-def forced_integers() -> Iterator[bool]:
-    """Prepares every matrix product in the block by integers that can be, faster or not. Yields True."""
-    with _setting(INTEGERS, "1"):
-        yield True
-
-
-@contextmanager
-def _setting(name: str, value: str) -> Iterator[None]:
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def compile_in_parallel(jobs: Sequence[Callable[[], object]], cache_folder: Path) -> None:

@@ -20,7 +20,6 @@ from threading import Thread
 from typing import Any, Final
 
 from tiebreak.node import log
-from tiebreak.node.crews import Crews
 from tiebreak.node.ground import AnyGround, ChainGround, HubGround
 from tiebreak.node.hub_client import MAX_JOBS, HubClient, HubForgot, VerifiedPost
 from tiebreak.node.journal import JOBS, Journal
@@ -37,7 +36,8 @@ from tiebreak.node.parties import (
     draw_secret,
     games_at_stake,
 )
-from tiebreak.node.work import Answer, Compute, Fetch, Publish, Steps, Task, Try
+from tiebreak.node.tasks import Answer, Compute, Fetch, Publish, Steps, Task, Try
+from tiebreak.node.workers import WorkerPool
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.commitments.terms import ether
@@ -73,14 +73,14 @@ class Driver(PostingDriver):
 
     def __init__(
         self, machine: OnShelf, *, ground: AnyGround, hub_client: HubClient, journal: Journal, shelf: Shelf,
-        crews: Crews, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
+        workers: WorkerPool, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
     ) -> None:  # fmt: skip
         """`machine` has the journal's records and the ground's board. `floor`: see `running.floor_of`."""
         super().__init__(machine, journal, ground)
         self.ground: AnyGround = ground
         self.hub_client, self.journal = hub_client, journal
-        self.shelf, self.crews, self.notes = shelf, crews, notes
-        crews.listen(self.told_steps, self.told_trouble)
+        self.shelf, self.workers, self.notes = shelf, workers, notes
+        workers.listeners.on_steps, workers.listeners.on_trouble = self.told_steps, self.told_trouble
         self.stop = Flag() if stop is None else stop
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         """Calls that wait for the machine's thread."""
@@ -181,7 +181,7 @@ class Driver(PostingDriver):
         self.stop.set()
         self.hub_client.close()
         self._unsent.set()
-        self.crews.stop()
+        self.workers.stop()
         for thread in self._threads:
             thread.join(CLOSE_SECONDS)
         self.journal.close()
@@ -205,9 +205,9 @@ class Driver(PostingDriver):
         """Do what is due at every poll in addition to the machine's own events."""
         for job in self.machine.jobs():
             self.jobs.setdefault(job.id, job.job)
-        self._held += self.crews.drop(self.is_for_nobody)
+        self._held += self.workers.drop(self.is_for_nobody)
         games = self.machine.board.games.values()
-        self.crews.move_only({game.job.id for game in games if not game.is_stopped})
+        self.workers.move_only({game.job.id for game in games if not game.is_stopped})
         self.look_again()
         self._ask_hub()
         self._keep_cursor()
@@ -440,7 +440,7 @@ class Driver(PostingDriver):
         self._prepare(job)
 
     def _look_for_offers(self) -> None:
-        """Tell a client of the offers in its folder, which `tiebreak offer --client` puts there."""
+        """Tell a client of the offers in its folder, which `tiebreak agree --client` puts there."""
         machine = self.machine
         if not isinstance(machine, ClientNode):
             return
@@ -489,7 +489,7 @@ class Driver(PostingDriver):
             self.want_run(job.id, 0)
         else:
             self._trials[job.id] = False
-            machine, processes = self.crews.bench.machine, self.crews.bench.processes
+            machine, processes = self.workers.settings.machine, self.workers.settings.processes
             fact = f"step and trial of {job.id.hex()} on {machine.device}, {processes} x {machine.threads or 0}"
             if (known := self.journal.fact(fact)) is not None:
                 seconds, took = map(float, known.split())
@@ -563,9 +563,9 @@ class Driver(PostingDriver):
     # ------------------------------------------------------------------ work
 
     def _ask(self, task: Task, done: Callable[[Answer], None]) -> None:
-        """Let a crew do a task; `done` is called in the machine's thread."""
+        """Have a worker do a task; `done` is called in the machine's thread."""
         is_strangers = isinstance(task, Fetch | Try) and not self.machine.names(task.job)
-        self.crews.ask(task, lambda answer: self.inbox.put(lambda: done(answer)), is_strangers=is_strangers)
+        self.workers.ask(task, lambda answer: self.inbox.put(lambda: done(answer)), is_strangers=is_strangers)
 
     def start_work(self, work: e.Work, turn: Turn | None) -> bool:
         job_id = self.machine.board.games[work.game_id].job.id if isinstance(work, e.Gather) else work.job_id
@@ -599,7 +599,7 @@ class Driver(PostingDriver):
         self.finish(work, root=answer.root, move=answer.move, problem=answer.problem)
 
     def told_steps(self, steps: Steps) -> None:
-        """Show others how training goes. Called by a crew, in a thread of its own."""
+        """Show others how training goes. Called in a thread of the workers."""
 
         def show() -> None:
             self.training[steps.job_id] = steps
@@ -616,7 +616,7 @@ class Driver(PostingDriver):
         self.inbox.put(show)
 
     def told_trouble(self, text: str, tries: int) -> None:
-        """Note a task that a crew has to try again. Called by a crew, in a thread of its own."""
+        """Note a task that has to be tried again. Called in a thread of the workers."""
         note = self.notes.error if tries > 3 else self.notes.warn
         self.inbox.put(lambda: note("work", text))
 

@@ -11,7 +11,8 @@ from typing import Final
 from tiebreak.api.agreeing.offers import complete
 from tiebreak.api.agreeing.readers import opened_by
 from tiebreak.engine.run.directory import JOB, RunDirectory
-from tiebreak.node.hub_client import HubClient, HubClientStopped, VerifiedPost
+from tiebreak.node.hub_client import HubClient, VerifiedPost
+from tiebreak.node.hub_connection import HubClientStopped
 from tiebreak.node.library import Fetched, Fetcher, publish, secret_of
 from tiebreak.node.parts import parts
 from tiebreak.node.pieces import pieces_of

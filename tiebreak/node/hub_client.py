@@ -4,28 +4,20 @@ A hub may be away, slow, or lie. Its posts count only with its own signature and
 growing places; pieces of a blob count by their digests. Whatever else comes is dropped, counted in
 `HubClient.lies`, and asked for again after a pause that grows, so a bad hub costs time. Whatever exception its bytes
 raise, the hub is "away"; and no byte prolongs a request, since a timer cuts the connection.
-
-The standard library's client reads a body straight into the buffer that is hashed and written: at the speeds of a
-loopback or of a fast network, copies are what a download waits for.
 """
 
 import base64
 import contextlib
-import http.client
 import json
-import socket
-import ssl
 import threading
-import time
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from math import inf
-from random import SystemRandom
 from typing import Any, Final, TypeVar
 from urllib.parse import SplitResult, urlsplit
 
+from tiebreak.node.hub_connection import HubAway, HubClientStopped, HubConnection, Pause
 from tiebreak.node.pieces import FileSlice, good_bytes, pieces_of, write_at
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import (
@@ -50,10 +42,6 @@ MAX_JOBS: Final = 256
 """The most jobs that one request names."""
 SECONDS: Final = 30.0
 """The time for a request and its answer, a MiB of a blob, or a line of a stream: a hub pings every 15 seconds."""
-FIRST_PAUSE: Final = 0.25
-LONGEST_PAUSE: Final = 30.0
-_CHANCE: Final = SystemRandom()
-"""A source of its own, since a step that another thread captures must not seem to draw Python's shared numbers."""
 _PASSING: Final = frozenset({408, 429, 500, 502, 503, 504, 507})
 """Statuses after which the same request is sent again."""
 
@@ -66,14 +54,6 @@ class HubRefused(TiebreakError):
     def __init__(self, status: int, text: str) -> None:
         super().__init__(f"the hub refused with {status}: {text}")
         self.status, self.text = status, text
-
-
-class HubClientStopped(TiebreakError):
-    """The mail was told to stop while it was trying."""
-
-
-class HubAway(TiebreakError):
-    """The hub has not answered as it should for so long that the caller does something else meanwhile."""
 
 
 class HubForgot(TiebreakError):
@@ -123,21 +103,21 @@ class HubClient:
         """The number of the hub's answers that did not verify."""
         self.note: Callable[[str], None] = lambda _: None
         """Called with the reason when the hub is asked again."""
-        self._lines: set[_HubConnection] = set()
+        self._connections: set[HubConnection] = set()
         self._turned = threading.Event()
-        self._listening: _HubConnection | None = None
+        self._listening: HubConnection | None = None
 
     def turn(self) -> None:
         """Let `read` ask again which jobs are wanted."""
         self._turned.set()
-        if (line := self._listening) is not None:
-            line.cut()
+        if (connection := self._listening) is not None:
+            connection.cut()
 
     def close(self) -> None:
         """Set `stop`, and end all requests that are under way."""
         self.stop.set()
-        for line in list(self._lines):
-            line.cut()
+        for connection in list(self._connections):
+            connection.cut()
 
     # ------------------------------------------------------------------ posts
 
@@ -179,7 +159,7 @@ class HubClient:
             rows = Fields("page", found, len(found) if isinstance(found, list) else 0)
             verified_posts, last = [], after
             for _ in range(len(found)):
-                verified, last = self._letter(ReceivedPost.unpack(*rows.next()), last, jobs)
+                verified, last = self._verified(ReceivedPost.unpack(*rows.next()), last, jobs)
                 verified_posts += [verified] if verified else []
             return verified_posts, last
 
@@ -216,7 +196,7 @@ class HubClient:
         offers: only of these jobs, even if they are none, and the offers of others. last: the bytes in place `after`.
         Raises `HubForgot` if the hub does not have them, or after a break the last that came, any more.
         """
-        pause, held = _Pause(self.stop, inf), (after, last) if last else None
+        pause, held = Pause(self.stop, inf), (after, last) if last else None
         while not self.stop.is_set() and not self._turned.is_set():
             try:
                 if held is not None and not self.holds(*held):
@@ -240,27 +220,27 @@ class HubClient:
 
     def _listen(self, after: int, jobs: Sequence[bytes], *, offers: bool) -> Iterator[tuple[VerifiedPost | None, int]]:
         query = "&".join([f"after={after}", "posts=1", *["offers=1"] * offers, *(f"job={job.hex()}" for job in jobs)])
-        with self._connected() as line:
-            self._listening = line
+        with self._connected() as connection:
+            self._listening = connection
             if self._turned.is_set():
                 return
-            response = line.answer("GET", f"/stream?{query}")
+            response = connection.answer("GET", f"/stream?{query}")
             if response.status != 200:
                 raise HubRefused(response.status, _reason(response.read(1000)))
             idle = 0
             while not self.stop.is_set():
-                line.renew()
+                connection.renew()
                 data = response.readline(MAX_EVENT_BYTES + 1)
                 idle += len(data)
                 if not data.endswith(b"\n") or idle > 2 * MAX_EVENT_BYTES:
                     raise _Away("the stream ended, or was flooded with what is no post")
                 if data.startswith(b"data: "):
                     received = ReceivedPost.unpack("event", unpack(_event(data[6:]), MAX_EVENT_BYTES))
-                    verified, after = self._letter(received, after, jobs, offers=offers)
+                    verified, after = self._verified(received, after, jobs, offers=offers)
                     idle = 0
                     yield verified, after
 
-    def _letter(
+    def _verified(
         self, received: ReceivedPost, after: int, jobs: Sequence[bytes], *, offers: bool = False
     ) -> tuple[VerifiedPost | None, int]:
         """The post and its place. None for one whose sender's signature is bad; a bad one of the hub is a lie."""
@@ -344,18 +324,16 @@ class HubClient:
             digests = self._again(lambda: self._digests(root, size))
         except HubRefused as error:
             raise CannotCheck(str(error)) from error
-        held = good_bytes(file, size, digests)
-        pause = _Pause(self.stop, self._patience)
+        held, pause = good_bytes(file, size, digests), Pause(self.stop, self._patience)
         while held < size:
             before = held
             try:
-                with contextlib.closing(self._pieces(file, root, held, size, digests)) as pieces:
-                    for end in pieces:
-                        held = end
-                        pause.reset()
+                for end in self._pieces(file, root, held, size, digests):
+                    held = end
+                    pause.reset()
             except Exception as error:
                 self._passing(error)
-            if held < size and held == before:
+            if held == before:
                 pause.wait()
         file.truncate(size)
 
@@ -366,40 +344,31 @@ class HubClient:
         check_pieces(root, size, digests)
         return digests
 
-    def _pieces(
-        self, file: FileIO, root: Digest, held: int, size: int, digests: Sequence[bytes]
-    ) -> Generator[int, None, None]:
-        """Read the missing bytes. Yields how much is right, all of it from the start, after each piece.
-
-        A second thread hashes one piece while this one writes the piece before and reads the piece behind it: two
-        writers would wait for each other, and larger blocks would no longer be in the processor's cache.
-        """
-        with self._connected() as line, ThreadPoolExecutor(1) as pool:
+    def _pieces(self, file: FileIO, root: Digest, held: int, size: int, digests: Sequence[bytes]) -> Iterator[int]:
+        """Read the missing bytes. Yields how much is right, all of it from the start, after each piece."""
+        with self._connected() as connection:
             headers = {"Range": f"bytes={held}-{size - 1}"}
-            response = line.answer("GET", f"/blobs/{root.hex()}", headers=headers)
+            response = connection.answer("GET", f"/blobs/{root.hex()}", headers=headers)
             if response.status != 206:
-                reason = _reason(response.read(1000))
-                raise _Away(f"{response.status}: {reason}")
-            views = [memoryview(bytearray(PIECE_BYTES)) for _ in range(2)]
-            before: tuple[int, memoryview, Future[None]] | None = None
-            for at in [*range(held, size, PIECE_BYTES), size]:
-                if self.stop.is_set():
-                    raise HubClientStopped("stopped while a blob was fetched")
-                number, view = at // PIECE_BYTES, views[at // PIECE_BYTES % 2][: size - at]
-                line.renew()
-                _fill(response, view)
-                if before is not None:
-                    before[2].result()
-                checked = pool.submit(check_piece, digests, number, view) if view else None
-                if before is not None:
-                    yield write_at(file.fileno(), before[1], before[0])
-                before = None if checked is None else (at, view, checked)
+                raise _Away(f"{response.status}: {_reason(response.read(1000))}")
+            piece = memoryview(bytearray(PIECE_BYTES))
+            for at in range(held, size, PIECE_BYTES):
+                view, filled = piece[: size - at], 0
+                connection.renew()
+                while filled < len(view):
+                    if self.stop.is_set():
+                        raise HubClientStopped("stopped while a blob was fetched")
+                    if not (came := response.readinto(view[filled:])):
+                        raise _Away("the body ended early")
+                    filled += came
+                check_piece(digests, at // PIECE_BYTES, view)
+                yield write_at(file.fileno(), view, at)
 
     # ------------------------------------------------------------------ requests
 
     def _again(self, once: Callable[[], T]) -> T:
         """Do something until the hub answers. Raises `HubRefused`, `HubAway`, or `HubClientStopped` if told to stop."""
-        pause = _Pause(self.stop, self._patience)
+        pause = Pause(self.stop, self._patience)
         while True:
             try:
                 return once()
@@ -421,24 +390,23 @@ class HubClient:
             self.note(f"is asked again: {str(error)[:200] or repr(error)}")
 
     @contextlib.contextmanager
-    def _connected(self) -> Iterator["_HubConnection"]:
-        line = _HubConnection(self._parts, self._seconds)
-        self._lines.add(line)
+    def _connected(self) -> Iterator[HubConnection]:
+        connection = HubConnection(self._parts, self._seconds)
+        self._connections.add(connection)
         try:
             if self.stop.is_set():
                 raise HubClientStopped("stopped before the hub was asked")
-            line.connect()
-            yield line
+            yield connection
         finally:
-            self._lines.discard(line)
-            line.close()
+            self._connections.discard(connection)
+            connection.close()
 
     def _ask(
         self, method: str, path: str, body: bytes | FileSlice | None = None, *, limit: int = MAX_ANSWER_BYTES
     ) -> bytes:
         """One request. Raises `HubRefused` for an answer that refuses, `_Away` for none, or one that is too large."""
-        with self._connected() as line:
-            response = line.answer(method, path, body)
+        with self._connected() as connection:
+            response = connection.answer(method, path, body)
             parts, held = [], 0
             while data := response.read1(1 << 16):
                 parts.append(data)
@@ -462,115 +430,6 @@ class HubClient:
         return found
 
 
-class _HubConnection:
-    """A connection for one request, cut some seconds after `renew` was called last, whatever the hub sends.
-
-    A socket's own time-out starts again with each byte that comes, so a hub that drips would hold its caller for ever.
-    """
-
-    def __init__(self, parts: SplitResult, seconds: float) -> None:
-        secure = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        self._http = kind(str(parts.hostname), parts.port, timeout=seconds, blocksize=PIECE_BYTES)
-        self._tls = ssl.create_default_context() if secure else None
-        self._path, self._seconds = parts.path.rstrip("/"), seconds
-        self._plain: socket.socket | None = None
-        """The connection below TLS: a TLS socket cannot be shut while another thread reads it."""
-        self._is_cut, self._is_over = False, threading.Event()
-        self.renew()
-        threading.Thread(target=self._watch, daemon=True).start()
-
-    def renew(self) -> None:
-        """Give the hub time for the next part of its answer."""
-        self._end = time.monotonic() + self._seconds
-
-    def _watch(self) -> None:
-        while (left := self._end - time.monotonic()) > 0:
-            if self._is_over.wait(left):
-                return
-        self.cut()
-
-    def cut(self) -> None:
-        """End what another thread does with the connection: it gets an error, or no more bytes."""
-        self._is_cut = True
-        if (plain := self._plain) is not None:
-            with contextlib.suppress(OSError):
-                plain.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._is_over.set()
-        self._http.close()
-        if self._plain is not None:
-            self._plain.close()
-
-    def connect(self) -> None:
-        """Try one address of the hub after another. Raises `_Away` if none answers."""
-        problem: object = "it has no address"
-        try:
-            found = socket.getaddrinfo(self._http.host, self._http.port, type=socket.SOCK_STREAM)
-            for family, kind, protocol, _, address in found:
-                made = socket.socket(family, kind, protocol)
-                made.settimeout(self._seconds)
-                self._plain = made.dup()
-                try:
-                    if self._is_cut:
-                        raise TimeoutError("no answer in time")
-                    made.connect(address)
-                    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    host = self._http.host
-                    self._http.sock = made if self._tls is None else self._tls.wrap_socket(made, server_hostname=host)
-                    return
-                except OSError as error:
-                    problem = error
-                    made.close()
-                    self._plain.close()
-        except (OSError, UnicodeError) as error:
-            problem = error
-        raise _Away(f"{problem}")
-
-    def answer(
-        self, method: str, path: str, body: bytes | FileSlice | None = None, *, headers: dict[str, str] | None = None
-    ) -> http.client.HTTPResponse:
-        """Send a request. The head of the answer has come, and its body is still to be read."""
-        headers = headers or ({} if body is None else {"Content-Length": str(len(body))})
-        try:
-            sent = self._pieces_of(body) if isinstance(body, FileSlice) else body
-            self._http.request(method, self._path + path, sent, headers)
-        except OSError:
-            # A hub that refuses a long body answers before it has read it all, and then closes.
-            if not isinstance(body, FileSlice):
-                raise
-        return self._http.getresponse()
-
-    def _pieces_of(self, part: FileSlice) -> Iterator[bytes]:
-        while data := part.read(PIECE_BYTES):
-            self.renew()  # for this piece
-            yield data
-
-
-class _Pause:
-    """Waits between attempts: longer each time, by chance a little more or less, so that parties do not march."""
-
-    def __init__(self, stop: threading.Event, patience: float) -> None:
-        self._stop, self._patience = stop, patience
-        self.reset()
-
-    def reset(self) -> None:
-        """Start again with short pauses, and with all of the patience: the hub has answered."""
-        self._seconds, self._end = FIRST_PAUSE, time.monotonic() + self._patience
-
-    def wait(self) -> None:
-        """Wait longer than the last time, by a random share. Raises `HubClientStopped` if told to stop meanwhile.
-
-        Raises `HubAway` instead of waiting if nothing came for longer than `patience`.
-        """
-        if time.monotonic() > self._end:
-            raise HubAway(f"expected an answer of the hub, got none in {self._patience:.0f} seconds")
-        if self._stop.wait(self._seconds * _CHANCE.uniform(0.5, 1.0)):
-            raise HubClientStopped("stopped while the hub did not answer")
-        self._seconds = min(2 * self._seconds, LONGEST_PAUSE)
-
-
 _OURS: Final = frozenset({2, 13, 20, 21, 27, 28, 30, 122})
 """Errors of this machine's files (ENOENT, EACCES, ENOSPC, ...), which no other attempt would mend."""
 
@@ -581,15 +440,6 @@ def _parts_of(url: str) -> SplitResult:
         if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
             return parts
     raise ConfigurationError(f"expected the URL of a hub, such as http://127.0.0.1:8787, got {url}")
-
-
-def _fill(response: http.client.HTTPResponse, view: memoryview) -> None:
-    at = 0
-    while at < len(view):
-        found = response.readinto(view[at:])
-        if not found:
-            raise _Away("the body ended early")
-        at += found
 
 
 def _event(data: bytes) -> bytes:

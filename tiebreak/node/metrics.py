@@ -12,7 +12,7 @@ from tiebreak.protocol.numbers.float32 import to_float
 
 if TYPE_CHECKING:
     from tiebreak.node.driver import Driver
-    from tiebreak.node.work import Steps
+    from tiebreak.node.tasks import Steps
 
 HOST: Final = "127.0.0.1"
 _WEI: Final = {

@@ -142,7 +142,7 @@ class TrainerNode(OnShelf, trainer.TrainerParty):
     """Takes the offers that its owner's policy allows."""
 
     def __init__(self, *, policy: AcceptancePolicy, processes: int = 1, **known: Any) -> None:
-        """processes: how many train at once (`work.Bench`)."""
+        """processes: how many train at once (`work.WorkerSettings`)."""
         super().__init__(**known)
         self.policy, self._processes = policy, processes
 

@@ -11,7 +11,6 @@ from types import FrameType
 from typing import Any, Final
 
 from tiebreak.api.agreeing.readers import opened_by
-from tiebreak.node.crews import Crews, warm_up
 from tiebreak.node.driver import Driver
 from tiebreak.node.ground import AnyGround, ChainGround, HubGround
 from tiebreak.node.hub_client import SECONDS, HubClient
@@ -20,7 +19,8 @@ from tiebreak.node.log import Log
 from tiebreak.node.metrics import serve_metrics
 from tiebreak.node.parties import AcceptancePolicy, AuditorNode, ClientNode, Shelf, TrainerNode, WatcherNode
 from tiebreak.node.settings import ANY, Settings
-from tiebreak.node.work import Bench
+from tiebreak.node.tasks import WorkerSettings
+from tiebreak.node.workers import WorkerPool, warm_up
 from tiebreak.protocol.chain import Chain
 from tiebreak.protocol.chain.gas import DEAREST
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
@@ -33,7 +33,7 @@ from tiebreak.protocol.parties.posts import Body
 from tiebreak.protocol.parties.terms import Means, Pace
 from tiebreak.protocol.tags import Digest
 
-Serve = Callable[[socket, Bench], None] | None
+Serve = Callable[[socket, WorkerSettings], None] | None
 DATA_SPIKE: Final = 10
 """The factor by which a rollup's fee for data may rise while a game lasts, without the floor falling short of it."""
 SECRET: Final = "secret of seals"  # noqa: S105  # the name of one
@@ -59,7 +59,7 @@ def open_party(
     settings: Settings, key: PrivateKey | None, stop: Flag, *, as_json: bool = False, verbose: bool = False,
     serve: Serve = None,
 ) -> Driver:  # fmt: skip
-    """The party of a folder, as its journal has it. `serve`: of its bench.
+    """The party of a folder, as its journal has it. `serve`: of its workers (`WorkerSettings`).
 
     Raises `ConfigurationError` if the folder belongs to another board or key, `StateError` if it is in use.
     """
@@ -99,20 +99,20 @@ def open_party(
                 machine = AuditorNode(jobs=settings.digests("jobs"), clients=policy(settings).clients, **more)
             case _:
                 machine = WatcherNode(jobs=settings.digests("jobs"), clients=policy(settings).clients, **more)
-        bench = Bench(
+        computing = WorkerSettings(
             folder=settings.folder, domain=ground.domain, hub=settings.hub, processes=max(1, settings.processes),
             machine=settings.machine, serve=serve, most_bytes=settings.most_bytes,
             trial_seconds=settings.trial_seconds,
             secret=journal.fact_once(SECRET, lambda: secrets.token_bytes(SALT_BYTES)),
         )  # fmt: skip
-        crews = Crews(bench, None if key is None else opened_by(key))
+        workers = WorkerPool(computing, None if key is None else opened_by(key))
         driver = Driver(
             machine,
             ground=ground,
             hub_client=hub_client,
             journal=journal,
             shelf=shelf,
-            crews=crews,
+            workers=workers,
             notes=notes,
             floor=floor,
             stop=stop,

@@ -20,16 +20,16 @@ from tiebreak.protocol.parties.terms import CONFIRMATIONS
 from tiebreak.protocol.tags import Digest
 
 FILE: Final = "party.toml"
-ROLES: Final = ("client", "trainer", "auditor", "watch")
+ROLES: Final = ("client", "trainer", "auditor", "watcher")
 PREFIX: Final = "TIEBREAK_"
 ANY: Final = "any"
 
 
 _ALL: Final = frozenset(ROLES)
-_KEYED: Final = _ALL - {"watch"}
+_KEYED: Final = _ALL - {"watcher"}
 _WORKING: Final = _ALL - {"client"}
 _STAKING: Final = frozenset({"trainer", "auditor"})
-_TRAINER, _AUDITOR, _WATCHING = frozenset({"trainer"}), frozenset({"auditor"}), frozenset({"auditor", "watch"})
+_TRAINER, _AUDITOR, _WATCHING = frozenset({"trainer"}), frozenset({"auditor"}), frozenset({"auditor", "watcher"})
 
 
 def _setting(default: Any, roles: frozenset[str], words: str) -> Any:
@@ -56,7 +56,7 @@ class Settings:
         "commas, of which one that is away or lies costs time. Empty: no chain; then the hub's signed receipts are\n"
         "the clock, and money is only counted on paper.",
     )
-    board: str = _setting("", _ALL, "The address of the job board on that chain (`tiebreak deploy`).")
+    board: str = _setting("", _ALL, "The address of the job board on that chain (`tiebreak chain deploy`).")
     first_block: int = _setting(0, _ALL, "The block in which the board was created; following starts there.")
     confirmations: int = _setting(
         CONFIRMATIONS, _ALL, "Blocks that must stand on a transaction's before it counts as sent for good."
@@ -71,9 +71,7 @@ class Settings:
         "Seconds that the first two steps of a program may take, with all that comes before them. A party stays out\n"
         "of a job whose program takes longer, or more memory than there is.",
     )
-    slowdown: int = _setting(
-        1, _ALL, "How many times longer a step may take on the worst data (`tiebreak doctor --worst`)."
-    )
+    slowdown: int = _setting(1, _ALL, "How many times longer a step may take on the worst data (`tiebreak worst`).")
     key: str = _setting(
         "key.pem",
         _KEYED,
@@ -99,6 +97,12 @@ class Settings:
         "depends on it.",
     )
     device: str = _setting("cpu", _WORKING, "The torch device; it is qualified first.")
+    uncompiled: bool = _setting(
+        False,
+        _STAKING,
+        "Whether to compute without compiled kernels where there are none. Data can be made to take hundreds of times\n"
+        "as long then, so that a move or a head comes too late.",
+    )
     metrics_port: int = _setting(0, _ALL, "Serve Prometheus metrics on this port of 127.0.0.1; 0: do not.")
     json_log: bool = _setting(False, _ALL, "Log JSON, one object a line.")
     clients: tuple[str, ...] = _setting(
@@ -133,7 +137,8 @@ class Settings:
     @property
     def machine(self) -> Machine:
         """The settings by which each process of the party computes."""
-        return Machine(device=self.device, threads=self.threads or None)
+        uncompiled = self.uncompiled or self.role not in _STAKING
+        return Machine(device=self.device, threads=self.threads or None, uncompiled=uncompiled)
 
     def wei(self, name: str) -> int:
         """An amount in wei. Raises `ConfigurationError`."""

@@ -29,6 +29,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from tests.engine.arithmetic_cases import forced_integers
 from tests.engine.integer_reference import factors
 from tests.engine.interpreted import Suite, changed, main
 from tests.engine.interpreted.integers import FEW, SMALL
@@ -42,7 +43,6 @@ from tiebreak.engine.arithmetic.gpu.sums import LaunchedSum
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.native import forced_integers, pure_path
 from tiebreak.engine.run import commit, graphs, interpreter, train
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.train import Worker
@@ -471,7 +471,7 @@ def falls_back() -> int:
     for what, options, words in (
         (nullcontext(), {"permute": 1}, "another order"),
         (nullcontext(), {"logging": logging}, "near ties"),
-        (pure_path(), {}, "do not run on cpu"),
+        (nullcontext(), {"compiled": False}, "do not run on cpu"),
         (reading, {}, "_local_scalar_dense in backend.<lambda>"),
         (refusing, {}, "no memory"),
     ):

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 from unittest import mock
@@ -13,15 +12,13 @@ import torch
 import triton
 from triton import language as tl
 
-from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, matmul
+from tests.engine.arithmetic_cases import STYLES, Maker, check, elements_of, forced_integers, matmul
 from tests.engine.integer_reference import HOSTILE, Matrix, exact_product, factors
 from tests.engine.interpreted import Mutants, NoReads, Suite, killed, main
 from tests.engine.interpreted.sums import affine, convolution, vectors
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.backend import by_integers
 from tiebreak.engine.arithmetic.gpu import integers as launching
 from tiebreak.engine.arithmetic.gpu.kernels import integers as kernels
-from tiebreak.engine.native import forced_integers
 from tiebreak.engine.run.qualify import _compare
 from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
 from tiebreak.protocol.program.isa import DType
@@ -238,11 +235,12 @@ def qualifies() -> int:
     """Qualification's products, where a device computes products by integers, at any size."""
     ran = 0
     known = mock.patch.dict(launching.RATES, {0: (2, 1024)})
-    with known, mock.patch.multiple(launching, TILE=SMALL, FACTS=FEW), by_integers(torch.device("cpu")) as prepared:
-        assert prepared
+    with known, mock.patch.multiple(launching, TILE=SMALL, FACTS=FEW):
         for case, right in vectors(20):
             if len(case.instruction.operands) == 2:
-                _compare(Arithmetic(precision=20), replace(case, instruction=replace(case.instruction)), right)
+                other = Arithmetic(precision=20).by_integers()
+                assert other is not None
+                _compare(other, case, right)
                 ran += len(right)
     return ran
 

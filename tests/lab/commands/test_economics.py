@@ -1,6 +1,5 @@
 """`tiebreak economics`: figures in, terms out, for people and programs."""
 
-import json
 from dataclasses import replace
 from fractions import Fraction
 from importlib import import_module
@@ -10,7 +9,7 @@ import pytest
 
 from tests.tiebreak.parties import Commands, Parties
 from tests.tiebreak.test_cli import HEAVY, running
-from tiebreak.cli.offer import agree
+from tiebreak.cli.agree import agree
 from tiebreak.lab.incentives.figures import PRESETS
 from tiebreak.lab.incentives.measured import measured
 from tiebreak.lab.incentives.recommend import recommend
@@ -21,11 +20,10 @@ from tiebreak.protocol.commitments.terms import Terms
 def test_a_preset_a_file_and_options_give_terms_that_agree_takes(
     parties: Parties, tmp_path: Path, command: Commands
 ) -> None:
-    figures, path = tmp_path / "figures.toml", tmp_path / "found.json"
+    figures = tmp_path / "figures.toml"
     figures.write_text("ether = 1000\nauditors = 3\n")
     given = ["--preset", "fine-tune", "--figures", figures, "--ether", "1500.5"]
-    words = command("economics", *given, "--json", path)
-    found = json.loads(path.read_text())
+    words, found = command("economics", *given), command.tell("economics", *given)
     assert (found["figures"]["ether"], found["figures"]["auditors"]) == ("3001/2", "3")
     assert f"tiebreak agree {' '.join(found['agree'])}" in words
     f = replace(PRESETS["fine-tune"].figures, ether=Fraction(3001, 2), auditors=3)

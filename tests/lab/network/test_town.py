@@ -127,7 +127,7 @@ class Town:
         self.command("capture", str(TASK), "--output", str(self.folder / "task"))
         shown = self.command("key", "--show", str(self.folder / "trainer" / "key.pem")).strip()
         terms = [part for name, value in TERMS.items() for part in (f"--{name}", str(value))]
-        self.command("offer", str(self.folder / "task"), "--client", str(self.folder / "client"),
+        self.command("agree", str(self.folder / "task"), "--client", str(self.folder / "client"),
                      "--trainer", shown, "--output", str(self.folder / "offer"), *terms)  # fmt: skip
 
     def status(self, name: str = "client") -> dict[str, Any]:
@@ -209,7 +209,7 @@ def the_hub_convicts(town: Town, cheat: str) -> None:
         files.append(str(town.folder / name))
     with urllib.request.urlopen(f"{hub}/key", timeout=30) as answer:
         address = json.loads(answer.read())["address"]
-    judged = json.loads(town.command("judge", *files, "--hub", address, "--json"))
+    judged = json.loads(town.command("judge", *files, "--hub-key", address, "--json"))
     assert [one["status"] for one in judged["jobs"]] == [ENDINGS[cheat]]
     assert judged["complete"]
     assert {game["right"] for game in judged["games"]} == ({"challenger"} if cheat else set())

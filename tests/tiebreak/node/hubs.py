@@ -19,10 +19,11 @@ from urllib.parse import urlsplit
 import uvicorn
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
-from tiebreak.node.hub.app import Hub, HubSettings, make_app
+from tiebreak.node.hub.app import make_app
 from tiebreak.node.hub.limits import HubLimits, networks_in
 from tiebreak.node.hub.post_writer import Arrival, PostResult, PostWriter
-from tiebreak.node.hub.serving import configure
+from tiebreak.node.hub.running import configure
+from tiebreak.node.hub.service import Hub, HubSettings
 from tiebreak.node.hub.store import Store
 from tiebreak.node.hub_client import HubClient
 from tiebreak.protocol.commitments.job import Head, SignedHead, game_id

@@ -52,7 +52,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[tuple[str, str]
         ground=SimpleNamespace(poll=raising, now=lambda: 7, domain=DOMAIN),  # type: ignore[arg-type]
         hub_client=SimpleNamespace(read=raising, turn=lambda: None, hub=b""),  # type: ignore[arg-type]
         journal=SimpleNamespace(append=raising, fact=raising),  # type: ignore[arg-type]
-        crews=SimpleNamespace(listen=lambda *_: None, drop=lambda _: [], move_only=lambda _: None),  # type: ignore[arg-type]
+        workers=SimpleNamespace(listeners=SimpleNamespace(), drop=lambda _: [], move_only=lambda _: None),  # type: ignore[arg-type]
         shelf=SimpleNamespace(), notes=notes,  # type: ignore[arg-type]
     )  # fmt: skip
     return made, noted
@@ -172,7 +172,7 @@ def test_client_names_the_auditors_of_its_offer_once_the_ledger_has_the_job(ther
     known = {"domain": OFF_CHAIN, "pace": PACE, "key": CLIENT, "shelf": Shelf(own)}
     journal, ground = Journal(own, {}), HubGround(OFF_CHAIN, CLIENT.address, raising, pace=PACE)
     made.journal, made._posts, made.machine = journal, journal, ClientNode(board=ground.board, **known)
-    made._keep_record, made.crews.ask = journal.append, lambda *_: None
+    made._keep_record, made.workers.ask = journal.append, lambda *_: None
 
     def look() -> list[posts.Body]:
         made._look_for_offers()

@@ -25,8 +25,8 @@ from tiebreak.lab.network.local_network import HERE, OPEN_TO_ALL
 from tiebreak.lab.sim.world.small_task import small_task
 from tiebreak.node import settings
 from tiebreak.node.driver import Driver
-from tiebreak.node.hub.app import HubSettings
 from tiebreak.node.hub.limits import HubLimits
+from tiebreak.node.hub.service import HubSettings
 from tiebreak.node.hub_client import HubClient
 from tiebreak.node.metrics import PartyMetrics, serve_metrics
 from tiebreak.node.parties import deliver
@@ -43,7 +43,7 @@ from tiebreak.protocol.parties.board import JobStatus, PublicJob
 TERMS = Terms(
     challenge_window=120, clock=150, replay_time=10, talk_time=30, audit_time=5, deadline=900, descent_levels=2
 )
-ROLES = ("client", "trainer", "auditor", "watch")
+ROLES = ("client", "trainer", "auditor", "watcher")
 
 
 class Town:
@@ -64,7 +64,7 @@ class Town:
             more: dict[str, Any] = HERE | {"block_seconds": 1} | OPEN_TO_ALL.get(role, {})
             settings.write(role, folder, hub=self.hub_url, chain=self.chain_url, board=board, **more)
         serve = partial(cheating.serve, cheat) if cheat else None
-        key = None if role == "watch" else self.keys[role]
+        key = None if role == "watcher" else self.keys[role]
         driver = self.drivers[role] = open_party(settings.read(role, folder, {}), key, Event(), serve=serve)
         driver.start()
         return driver
@@ -183,7 +183,7 @@ def test_a_cheat_is_slashed_and_a_watcher_only_alarms(tmp_path: Path) -> None:
     with town(tmp_path) as there:
         there.join("client")
         trainer = there.join("trainer", cheat="rate")
-        auditor, watcher = there.join("auditor"), there.join("watch")
+        auditor, watcher = there.join("auditor"), there.join("watcher")
         port = free_port()
         serve_metrics(port, auditor)
         job = there.offer()

@@ -17,7 +17,7 @@ from tiebreak.node.hub_client import HubRefused
 from tiebreak.node.journal import Journal
 from tiebreak.node.log import Log
 from tiebreak.node.parties import AcceptancePolicy, Shelf, TrainerNode
-from tiebreak.node.work import Answer, Publish
+from tiebreak.node.tasks import Answer, Publish
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
@@ -64,11 +64,11 @@ def driver_of(journal: Journal, hub: Hub, *jobs: PublicJob) -> Driver:
     def ask(task: Any, done: Any, **_: object) -> None:
         asked.append((task, done))
 
-    crews = SimpleNamespace(listen=lambda *_: None, ask=ask, asked=asked)
+    workers = SimpleNamespace(listeners=SimpleNamespace(), ask=ask, asked=asked)
     ground: Any = SimpleNamespace(now=lambda: START, linked=None, send=asked.append)
     notes = Log("trainer", stream=StringIO())
     return Driver(
-        machine, ground=ground, hub_client=hub, journal=journal, shelf=machine.shelf, crews=crews, notes=notes,  # type: ignore[arg-type]
+        machine, ground=ground, hub_client=hub, journal=journal, shelf=machine.shelf, workers=workers, notes=notes,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -121,7 +121,7 @@ def listing(count: int) -> LibraryBody:
 
 def test_a_run_is_listed_once_and_uploaded_once_the_hub_has_the_list(journal: Journal) -> None:
     party = driver_of(journal, Hub(), on_board())
-    asked: list[Any] = party.crews.asked  # type: ignore[attr-defined]
+    asked: list[Any] = party.workers.asked  # type: ignore[attr-defined]
     for _ in range(2):
         party.publish_run(e.PublishRun(job_id=JOB.id, count=1, logs=False))
     ((task, listed),) = asked

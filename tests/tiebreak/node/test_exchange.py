@@ -47,12 +47,12 @@ class Hands:
         return self.tell("fetch", job, *self.where, "-o", folder, *more, code=code)
 
     def offer(self, folder: Path, *more: object) -> str:
-        to = [*self.key("client"), "--trainer", self.people.address("trainer")]
-        self.command("offer", self.people.path("captured"), *to, *more, "-o", folder)
+        to = ["--client", self.people.path("client.pem"), "--trainer", self.people.address("trainer")]
+        self.command("agree", self.people.path("captured"), *to, *more, "-o", folder)
         return str(self.tell("show", folder)["job"])
 
     def accept(self, folder: Path) -> None:
-        self.command("accept", folder, *self.key("trainer"), "--step-seconds", 1)
+        self.command("agree", folder, "--trainer", self.people.path("trainer.pem"), "--step-seconds", 1)
 
 
 @pytest.fixture
@@ -90,26 +90,26 @@ def test_jobs_of_a_hub_are_listed_without_a_chain(hands: Hands, tmp_path: Path) 
     hands.accept(tmp_path / "client")
     hands.publish("client", tmp_path / "client")
     where = hands.where
-    assert hands.tell("jobs", "list", *where) == hands.tell("games", "list", *where) == []
+    assert hands.tell("chain", "jobs", *where) == hands.tell("chain", "games", *where) == []
     opened = RunDirectory.open(tmp_path / "client")
     key = load_key(hands.people.path("client.pem"))
     created = tx.CreateJob(job=opened.job, signature=opened.agreement.trainer_signature)
     publisher = exchange.Publisher(HubClient(hands.hub.url, DOMAIN), opened.job, DOMAIN, key)
     assert publisher.say(posts.TransactionBody(transaction=created))
-    (row,) = hands.tell("jobs", "list", *where)
+    (row,) = hands.tell("chain", "jobs", *where)
     assert (row["job"], row["status"], row["heads"]) == (job, "offered", 0)
-    shown = hands.tell("jobs", "show", job, *where)
+    shown = hands.tell("chain", "jobs", job, *where)
     assert (shown["status"], shown["steps"]) == ("offered", opened.job.steps)
     assert hands.fetch(job, tmp_path / "there")["refused"] == []
-    assert "expected --rpc and --board of a chain, or the --hub" in hands.tell("jobs", "list", code=1)
-    assert "expected a game on the board" in hands.tell("games", "show", "ab" * 32, *where, code=1)
+    assert "expected --rpc and --board of a chain, or the --hub" in hands.tell("chain", "jobs", code=1)
+    assert "expected a game on the board" in hands.tell("chain", "games", "ab" * 32, *where, code=1)
 
 
 def test_only_a_party_publishes_and_only_what_is_offered_is_found(hands: Hands, tmp_path: Path) -> None:
     job = hands.offer(tmp_path / "client")
     assert "client or trainer" in hands.publish("stranger", tmp_path / "client", code=1)
     assert "expected an offer of job" in hands.fetch(job, tmp_path / "there", code=1)
-    other = ["--contract", "0x" + "22" * 20]
+    other = ["--board", "0x" + "22" * 20]
     assert "expected a hub for chain 0" in hands.fetch(job, tmp_path / "x", *other, code=1)
     hands.publish("client", tmp_path / "client")
     assert "expected at most" in hands.fetch(job, tmp_path / "there", "--most", 100, code=1)

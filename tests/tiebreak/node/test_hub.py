@@ -44,14 +44,14 @@ from tests.tiebreak.node.hubs import (
 )
 from tests.waiting import until
 from tiebreak.node.hub import app as app_module
-from tiebreak.node.hub import bodies as bodies_module
 from tiebreak.node.hub import connection as connection_module
+from tiebreak.node.hub import service as service_module
 from tiebreak.node.hub import streams as streams_module
 from tiebreak.node.hub.connection import GRACE_SECONDS, OpenConnections
 from tiebreak.node.hub.limits import PAGE_SECONDS, PROCESSOR, Buckets, HubLimits, Recent, address_of, networks_in
 from tiebreak.node.hub.post_queue import PostQueue, WaitingRequest
 from tiebreak.node.hub.post_writer import Arrival
-from tiebreak.node.hub.serving import proxies_of
+from tiebreak.node.hub.running import proxies_of
 from tiebreak.node.hub.store import Store, Writer
 from tiebreak.node.pages.feed import Feed, PageContext
 from tiebreak.node.pages.routes import routes
@@ -322,7 +322,7 @@ def test_those_who_fill_the_line_keep_nobody_out(tmp_path: Path) -> None:
     move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
 
     async def greedy() -> list[tuple[str, str]]:
-        hub = app_module.Hub(settings(tmp_path, waiting_posts=4))
+        hub = service_module.Hub(settings(tmp_path, waiting_posts=4))
         sent = [(move, "greedy"), (OFFER, "greedy"), (move, "greedy"), (move, "other"), *[(move, "player")] * 2]
         tasks = {asyncio.create_task(hub.post(wire, who), name=f"{n} {who}"): who for n, (wire, who) in enumerate(sent)}
         done, waiting = await asyncio.wait(tasks, timeout=0.2)
@@ -341,13 +341,13 @@ def test_a_post_counts_from_its_arrival(tmp_path: Path, monkeypatch: pytest.Monk
     with running(settings(tmp_path)) as hub:
         hub.connect().post(OFFER)
         clock, busy, go_on = [5e9], threading.Event(), threading.Event()
-        monkeypatch.setattr(app_module.time, "time", lambda: clock[0])
+        monkeypatch.setattr(service_module.time, "time", lambda: clock[0])
 
         def wait() -> None:
             busy.set()
             assert go_on.wait(10)
 
-        hub.hub._desk.submit(wait)
+        hub.hub._writing.submit(wait)
         assert busy.wait(10)
         found: list[int] = []
         sending = [threading.Thread(target=lambda n=n: found.append(hub.connect().post(steps(n)).at)) for n in range(2)]
@@ -357,7 +357,7 @@ def test_a_post_counts_from_its_arrival(tmp_path: Path, monkeypatch: pytest.Monk
         clock[0] += 300
         asking = threading.Thread(target=ask, args=(hub, "GET", f"/posts/end?job={JOB.id.hex()}"))
         asking.start()
-        until(lambda: hub.hub._desk._work_queue.qsize() == 2)
+        until(lambda: hub.hub._writing._work_queue.qsize() == 2)
         go_on.set()
         for thread in (*sending, asking):
             thread.join(10)
@@ -575,7 +575,7 @@ def test_what_never_has_a_body_gets_no_events(hub: Running) -> None:
     hub.connect().post(OFFER)
     with connect(hub, "127.0.0.1") as reader:
         reader.sendall(b"HEAD /stream HTTP/1.1\r\nHost: hub\r\n\r\n")
-        until(lambda: any(listener.has_all for listener in hub.hub.streams._all))
+        until(lambda: len(hub.hub.streams) == 1)
         assert [hub.connect().post(steps(number)).place for number in range(3)] == [2, 3, 4]
         assert reader.recv(1 << 16).endswith(b"\r\n\r\n")
 
@@ -626,40 +626,28 @@ def test_a_page_of_posts_counts_until_it_was_read(tmp_path: Path) -> None:
         assert ask(hub, "GET", "/posts")[0] == 200
 
 
-def test_a_slow_reader_is_no_silent_one() -> None:
-    """It is cut once it has taken nothing for as long as the hub is patient, and not before."""
-    waiting, looks, cut = [10], list[Callable[[], None]](), list[int]()
+def test_a_slow_reader_has_time_for_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is cut once it has taken longer than the least pace allows, and not before."""
+    timers = list[tuple[float, Callable[[], None]]]()
 
     class Stub:
         def get_write_buffer_size(self) -> int:
-            return waiting[0]
+            return 5 * connection_module.LEAST_PACE
 
-        def call_later(self, seconds: float, look: Callable[..., None], *given: Any) -> "Stub":
-            assert seconds == connection_module.PATIENCE_SECONDS
-            looks.append(lambda: look(*given))
+        def call_later(self, seconds: float, cut: Callable[[], None]) -> "Stub":
+            timers.append((seconds, cut))
             return self
 
         def cancel(self) -> None:
-            looks.clear()
-
-        def abort(self) -> None:
-            cut.append(waiting[0])
+            timers.clear()
 
     connection: Any = object.__new__(connection_module.Connection)
     connection.transport = connection.loop = Stub()
     connection.flow = FlowControl(connection.transport)
-    connection._open, connection.address = OpenConnections(1, 1), ""
     connection.pause_writing()
-    for left in (9, 3):
-        waiting[0] = left
-        looks.pop()()
-        assert not cut
-        assert len(looks) == 1
+    assert timers == [(connection_module.PATIENCE_SECONDS + 5, connection.cut)]
     connection.resume_writing()
-    assert not looks
-    connection.pause_writing()
-    looks.pop()()
-    assert (cut, looks) == ([3], [])
+    assert timers == []
 
 
 def connect(hub: Running, address: str) -> socket.socket:
@@ -743,17 +731,6 @@ def test_a_connection_too_many_ends_the_oldest_slow_one_of_the_greediest() -> No
     assert gone == ["b2", "a1", "a2", "b3"], "what was cut does not count"
 
 
-@pytest.mark.parametrize("said", [b"", b"GET /healthz HTTP/1.1\r\nHost: hub\r\n\r\nGET /"])
-def test_a_connection_that_does_not_ask_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
-    monkeypatch.setattr(connection_module, "REQUEST_SECONDS", 0.3)
-    with running(settings(tmp_path)) as hub, connect(hub, "127.0.0.1") as idle, connect(hub, "127.0.0.1") as follower:
-        follower.sendall(b"GET /stream HTTP/1.1\r\nHost: hub\r\n\r\n")
-        idle.sendall(said)
-        until(lambda: len(hub.hub.streams) == 1)
-        until(lambda: len(hub.server.server_state.connections) == 1, seconds=5)
-        assert len(hub.hub.streams) == 1, "whoever follows a stream has asked"
-
-
 # ---------------------------------------------------------------- blobs
 
 
@@ -824,13 +801,14 @@ def test_a_blob_that_nobody_reads_is_cut(hub: Running, tmp_path: Path, monkeypat
     assert ask(hub, "GET", f"/blobs/{root.hex()}")[2] == data
 
 
-def test_a_blob_that_was_cut_on_the_disk_ends_short(tmp_path: Path) -> None:
+def test_a_blob_that_was_cut_on_the_disk_ends_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with running(settings(tmp_path)) as hub:
         name_it(hub)
         ask(hub, "PUT", f"/blobs/{ROOT.hex()}/pieces?size={SIZE}", DIGESTS)
         assert ask(hub, "PUT", f"/blobs/{ROOT.hex()}", DATA)[0] == 200
-        hub.hub.blobs.size = lambda _root: SIZE  # type: ignore[method-assign]
+        whole = hub.hub.blobs.path(ROOT).stat()
         os.truncate(hub.hub.blobs.path(ROOT), PIECE_BYTES)
+        monkeypatch.setattr(app_module.os, "stat", lambda _: whole)
         with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
             ask(hub, "GET", f"/blobs/{ROOT.hex()}")
 
@@ -916,7 +894,7 @@ def test_a_full_disk_refuses_blobs_and_keeps_serving(tmp_path: Path, monkeypatch
 
 
 def test_a_body_that_stops_coming_or_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies_module, "BODY_SECONDS", 0.2)
+    monkeypatch.setattr(connection_module, "BODY_SECONDS", 0.2)
     with running(settings(tmp_path)) as hub:
         for drips in (False, True):
             connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=10)

@@ -35,9 +35,11 @@ from tests.tiebreak.node.hubs import (
     upload,
 )
 from tiebreak.node import driver as driver_module
-from tiebreak.node import hub_client as module
+from tiebreak.node import hub_client as client_module
+from tiebreak.node import hub_connection as connection_module
 from tiebreak.node.driver import Driver
-from tiebreak.node.hub_client import HubClient, HubClientStopped, HubForgot, HubRefused
+from tiebreak.node.hub_client import HubClient, HubForgot, HubRefused
+from tiebreak.node.hub_connection import HubClientStopped
 from tiebreak.node.log import Log
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -52,8 +54,8 @@ Script = Callable[[bytes], Iterable[bytes | float]]
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(module, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(connection_module, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(connection_module, "LONGEST_PAUSE", 0.05)
 
 
 @contextmanager
@@ -315,7 +317,7 @@ def until(ask: Callable[[], Any]) -> Any:
 
 def test_no_bytes_of_a_hub_deafen_a_party(monkeypatch: pytest.MonkeyPatch, cases: Callable[[int], None]) -> None:
     """Every answer of a true hub, with random damage: it is believed or asked for again, and nothing else happens."""
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(connection_module, "FIRST_PAUSE", 0.0)
     rng, true = Random(36), receipt(OFFER, 3)
     named = {"address": f"0x{HUB.address.hex()}", "chainId": str(DOMAIN.chain_id), "contract": DOMAIN.contract.hex()}
     bodies = {
@@ -367,7 +369,7 @@ def test_a_thread_of_the_mail_outlives_every_exception(monkeypatch: pytest.Monke
         stop.clear()
         errors[:] = [ValueError("-5"), TypeError(), StateError("away")]
         given: dict[str, Any] = dict.fromkeys(("machine", "ground", "shelf"))
-        given["crews"] = SimpleNamespace(listen=lambda *_: None)
+        given["workers"] = SimpleNamespace(listeners=SimpleNamespace())
         given["journal"] = SimpleNamespace(fact=lambda _: None, append=None)
         run(Driver(hub_client=Broken(), notes=Log("auditor", stream=written), stop=stop, **given))  # type: ignore[arg-type]
     assert written.getvalue().count("WARNING hub") == 6
@@ -385,7 +387,7 @@ def test_only_own_jobs_and_new_offers_are_read(tmp_path: Path) -> None:
         wanted.add(JOB.id)
         reader.turn()
         assert [next(coming).received.wire for _ in range(3)] == [OFFER, steps(0), steps(1)]
-        waiting.until(lambda: any(listener.has_all for listener in hub.hub.streams._offers))
+        waiting.until(lambda: len(hub.hub.streams) == 1)
         news = own_job(PrivateKey.from_int(10))[:2]
         for wire in (*news, steps(2)):
             hub.connect().post(wire)
@@ -560,5 +562,5 @@ def test_an_answer_is_read_up_to_its_limit(head: bytes) -> None:
     whole = [b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + head + b"\r\n" + b"x" * 101]
     with liar(script_of(*[whole])) as url:
         assert hub_client(url)._ask("GET", "/", limit=101) == b"x" * 101
-        with pytest.raises(module._Away, match="expected at most 100 bytes"):
+        with pytest.raises(client_module._Away, match="expected at most 100 bytes"):
             hub_client(url)._ask("GET", "/", limit=100)

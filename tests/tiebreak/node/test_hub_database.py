@@ -344,7 +344,7 @@ def test_what_counted_is_told_without_another_post(
         connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=20)
         connection.request("GET", "/stream?after=1")
         response = connection.getresponse()
-        until(lambda: any(listener.has_all for listener in hub.hub.streams._all))
+        until(lambda: len(hub.hub.streams) == 1)
         proxy.fails = "counted"
         assert ask(hub, "POST", "/posts", steps(0))[0] == 507
         lines = iter(response.readline, b"")

@@ -17,7 +17,7 @@ import pytest
 from tests.tiebreak.node.hubs import OFFER, Running, ask, library, running, settings, upload
 from tests.waiting import until
 from tiebreak.node.hub import app as app_module
-from tiebreak.node.hub import bodies as bodies_module
+from tiebreak.node.hub import service as service_module
 from tiebreak.node.hub.blobs import Blobs, UploadMemory
 from tiebreak.node.hub.limits import HubLimits
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
@@ -30,12 +30,6 @@ SIZE = len(DATA)
 LIST = [piece_digest(DATA[at : at + PIECE_BYTES]) for at in range(0, SIZE, PIECE_BYTES)]
 DIGESTS, ROOT = b"".join(LIST), blob_root(SIZE, LIST)
 WHERE = f"/blobs/{ROOT.hex()}"
-
-
-@pytest.fixture(autouse=True)
-def _no_upload_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """BODY_SECONDS has no end here, so that strangers hold on to the last line, however slow the machine is."""
-    monkeypatch.setattr(bodies_module, "BODY_SECONDS", 1e6)
 
 
 @pytest.fixture
@@ -168,7 +162,7 @@ def test_memory_of_uploads_is_bounded_by_bytes(tmp_path: Path, monkeypatch: pyte
 
     UPLOAD_BYTES is small, since the test would send half a GiB otherwise.
     """
-    monkeypatch.setattr(app_module, "UPLOAD_BYTES", 8 * PIECE_BYTES)
+    monkeypatch.setattr(service_module, "UPLOAD_BYTES", 8 * PIECE_BYTES)
     with running(settings(tmp_path / "hub")) as hub, ExitStack() as open_uploads:
         name_it(hub, ROOT, DIGESTS, SIZE)
         memory = hub.hub.in_memory
@@ -190,7 +184,7 @@ def test_memory_of_uploads_is_bounded_by_bytes(tmp_path: Path, monkeypatch: pyte
 
 def test_an_upload_that_goes_on_is_not_cut_for_its_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks and a small bound, for the same reason."""
-    monkeypatch.setattr(app_module, "UPLOAD_BYTES", 3 * PIECE_BYTES + PIECE_BYTES // 2)
+    monkeypatch.setattr(service_module, "UPLOAD_BYTES", 2 * PIECE_BYTES + PIECE_BYTES // 2)
     monkeypatch.setattr(app_module, "BLOCK_BYTES", PIECE_BYTES)
     with running(settings(tmp_path / "hub")) as hub, ExitStack() as open_uploads:
         name_it(hub, ROOT, DIGESTS, SIZE)
@@ -200,15 +194,16 @@ def test_an_upload_that_goes_on_is_not_cut_for_its_age(tmp_path: Path, monkeypat
             until(lambda: list(counted.values()) == list(sizes))
 
         going = open_uploads.enter_context(begin(hub, ROOT, DATA[: PIECE_BYTES + 10]))
-        holds(PIECE_BYTES + 10)
+        holds(10)
         open_uploads.enter_context(begin(hub, ROOT, DATA[: PIECE_BYTES - 1], address="127.0.6.1"))
-        holds(PIECE_BYTES + 10, PIECE_BYTES - 1)
+        holds(10, PIECE_BYTES - 1)
         going.sendall(DATA[PIECE_BYTES + 10 : 2 * PIECE_BYTES + 10])
-        holds(PIECE_BYTES - 1, 2 * PIECE_BYTES)
+        holds(PIECE_BYTES - 1, 10)
         open_uploads.enter_context(begin(hub, ROOT, DATA[: PIECE_BYTES - 1], address="127.0.6.2"))
-        holds(2 * PIECE_BYTES, PIECE_BYTES - 1)
+        holds(PIECE_BYTES - 1, 10, PIECE_BYTES - 1)
         going.sendall(DATA[2 * PIECE_BYTES + 10 :])
         assert answer(going) == (200, {"held": SIZE, "size": SIZE})
+        holds(PIECE_BYTES - 1)
 
 
 def test_those_who_wrote_nothing_for_longest_are_cut() -> None:

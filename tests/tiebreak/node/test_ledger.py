@@ -165,7 +165,7 @@ def judge(tmp_path: Path, command: Commands) -> Judge:
         files = [tmp_path / "posts", tmp_path / "end"]
         files[0].write_bytes(pack([entry.pack() for entry in export]))
         files[1].write_bytes(pack(end_of(export if whole is None else whole).pack()))
-        hub = options or ("--hub", f"0x{HUB.address.hex()}")
+        hub = options or ("--hub-key", f"0x{HUB.address.hex()}")
         out, err = command.printed("judge", *files[: 2 if whole != [] else 1], *hub, "--json", code=code)
         return err if code == 2 else json.loads(out)
 

@@ -30,7 +30,7 @@ def test_a_party_on_a_chain_without_its_board_is_refused_before_its_folder_belon
     given = {"trainer": {"clients": (settings.ANY,), "most_stake": settings.ANY}, "auditor": {"most_stake": "1"}}
     made = settings.write(role, tmp_path / role, chain="http://127.0.0.1:9", **given.get(role, {}))
     with pytest.raises(ConfigurationError, match="board: expected 40 hexadecimal digits, got ''"):
-        open_party(made, None if role == "watch" else PrivateKey.from_int(7), Event())
+        open_party(made, None if role == "watcher" else PrivateKey.from_int(7), Event())
     assert [path.name for path in made.folder.iterdir()] == ["party.toml"]
 
 
@@ -42,8 +42,15 @@ def test_what_init_writes_is_read_as_given(tmp_path: Path, role: str) -> None:
     assert (made.hub, made.address("board"), made.confirmations) == ("http://hub:1", b"\xab" * 20, 7)
     text = made.path.read_text()
     assert all(line.startswith("#") or " = " in line or not line for line in text.splitlines())
-    assert ("\nkey = " in text) is (role != "watch")  # a watcher has none
+    assert ("\nkey = " in text) is (role != "watcher")  # a watcher has none
     assert "cheat" not in text
+
+
+def test_who_stakes_needs_compiled_kernels_unless_told(tmp_path: Path) -> None:
+    for role in settings.ROLES:
+        written = settings.write(role, tmp_path / role)
+        assert written.machine.uncompiled == (role in ("client", "watch"))
+    assert settings.read("trainer", tmp_path / "trainer", {"TIEBREAK_UNCOMPILED": "true"}).machine.uncompiled
 
 
 def test_an_existing_file_is_not_overwritten_and_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
@@ -154,7 +161,7 @@ DEVIATIONS = {
     ("tests/tiebreak/node/test_driver.py", "block_seconds"): "its chain has blocks of one second",
     ("tests/tiebreak/node/test_settings.py", "confirmations"): "reads back what was written",
     ("tests/tiebreak/node/test_settings.py", "spike_gwei"): "reads back what was written",
-    ("tests/tiebreak/node/test_crews.py", "trial_seconds"): "a trial that takes too long ends",
+    ("tests/tiebreak/node/test_workers.py", "trial_seconds"): "a trial that takes too long ends",
     ("tests/tiebreak/node/test_ground.py", "confirmations"): "three blocks vanish at a time",
     ("tests/tiebreak/node/test_ground_anvil.py", "confirmations"): "three blocks vanish at a time",
     ("tests/chain/test_outbox.py", "confirmations"): "counts the blocks on a transaction's",
@@ -165,7 +172,7 @@ DEVIATIONS = {
     ("tests/lab/sim/world/test_clocks.py", "block_seconds"): "clocks to the second, and a slow chain",
     ("tests/lab/sim/world/test_clocks.py", "step_seconds"): "clocks and windows that are a second too short",
     ("tiebreak/api/agreeing/offers.py", "step_seconds"): "what a trial step took, as parties judge terms",
-    ("tiebreak/cli/offer.py", "step_seconds"): "the measured seconds, printed",
+    ("tiebreak/cli/agree.py", "step_seconds"): "the measured seconds, printed",
     ("tests/tiebreak/node/village.py", "confirmations"): "hands on what a test names here",
     ("tiebreak/cli/devnet.py", "block_seconds"): "a chain's, not a party's setting",
     ("tiebreak/node/parties.py", "step_seconds"): "what a trial step took, but no less than the setting",

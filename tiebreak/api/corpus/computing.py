@@ -3,7 +3,6 @@
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -22,7 +21,6 @@ from tiebreak.engine.arithmetic.reference import integer_arithmetic
 from tiebreak.engine.data.tensors import from_bytes, identities
 from tiebreak.engine.logged.encoding import decode_sparse
 from tiebreak.engine.logged.journal import LogsInProgress
-from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.directory import RunDirectory, check_root
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.logs import Logs
@@ -49,15 +47,12 @@ class BackendChoice:
     device: str = "cpu"
     backend: str
 
-    def used(self) -> AbstractContextManager[None]:
-        """A context in which the machine computes so."""
-        return nullcontext() if self.backend in (C, TRITON) else pure_path()
-
     def arithmetic(self, job: Job) -> Arithmetic:
         """Makes an arithmetic by the rules of a job; it is not qualified, because its results are compared."""
         if self.backend == INTEGERS:
             return integer_arithmetic(job.precision, make_logging(job))
-        return Arithmetic(usable_device(self.device), precision=job.precision, logging=make_logging(job))
+        device, compiled = usable_device(self.device), self.backend in (C, TRITON)
+        return Arithmetic(device, precision=job.precision, logging=make_logging(job), compiled=compiled)
 
 
 def choices(devices: Sequence[str] = ()) -> list[BackendChoice]:
@@ -121,7 +116,7 @@ def compute(program: CorpusProgram, choice: BackendChoice) -> ComputedRun:
     def followed(run: RunDirectory) -> Logs:
         return LogsInProgress.of(run, lambda step: decode_sparse(logs[step - 1], program.program, step))
 
-    with tempfile.TemporaryDirectory() as scratch, choice.used():
+    with tempfile.TemporaryDirectory() as scratch:
         begun = ended = time.monotonic()
         try:
             run = run_of(program, Path(scratch) / "run")

@@ -56,8 +56,10 @@ def train(
         with same_draws():
             run = _agreed(trainer, recording, found, machine or Machine(device=str(trainer.args.device)), options)
     warn_of_unread(trainer.args, read)
-    kept = {"ignore_keys_for_eval": ignore_keys_for_eval} if ignore_keys_for_eval else {}
-    output: TrainOutput = drive(trainer, run, recording, key=key, keep=_keep(trainer.args), **kept)
+    given = {"ignore_keys_for_eval": ignore_keys_for_eval} if ignore_keys_for_eval else {}
+    saves = str(getattr(trainer.args.save_strategy, "value", trainer.args.save_strategy)) != "no"
+    keep = "all" if saves and trainer.args.save_total_limit is None else "last"
+    output: TrainOutput = drive(trainer, run, recording, key=key, keep=keep, **given)
     return output
 
 
@@ -147,8 +149,3 @@ def _interval(args: Any, recording: Recording) -> int | None:
         if found <= recording.steps:
             return found
     return None
-
-
-def _keep(args: Any) -> str:
-    saves = str(getattr(args.save_strategy, "value", args.save_strategy)) != "no"
-    return "all" if saves and args.save_total_limit is None else "last"

@@ -31,7 +31,7 @@ _FILLINGS: Final = {
     "token_type_ids": 0, "special_tokens_mask": 1, "decoder_attention_mask": 0, "start_positions": 1 << 20,
     "end_positions": 1 << 20,
 }  # fmt: skip
-_TOKENS: Final = frozenset(["input_ids", "decoder_input_ids"])
+_TOKENS: Final = ("input_ids", "decoder_input_ids")
 _FLASH: Final = frozenset(["cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx"])
 """Columns for flash attention alone; other attention takes documents apart by `position_ids`."""
 _MULTIPLE: Final = 8
@@ -142,12 +142,8 @@ def same_draws() -> Iterator[None]:
 
 def loop(trainer: Trainer, **options: Any) -> Any:
     """Runs the trainer's own loop, whatever stands in the place of `train`."""
-    own = next(vars(kind)["train"] for kind in type(trainer).__mro__ if "train" in vars(kind) and not _is_ours(kind))
+    own = type(trainer).train
     return getattr(own, "original", own)(trainer, **options)
-
-
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.startswith("tiebreak.")
 
 
 def record(trainer: Trainer) -> Recording:
@@ -223,8 +219,15 @@ def columns(trainer: Trainer, recording: Recording) -> RecordedColumns:
     """Pads the micro-batches to one shape. Raises `ConfigurationError`, by name, for what has no filling."""
     held: Any = trainer
     a = trainer.args.gradient_accumulation_steps
-    sources = _sources(recording, a)
-    rows, shares = [recording.inputs[i] for i in sources], _shares(recording, sources, a)
+    # The micro-batches in order, the last of a short step again until it has `a`, with the share of each in the mean
+    # over the `a` of its step.
+    sources, shares, at = list[int](), list[float](), 0
+    while at < len(recording.counts):
+        count = recording.counts[at]
+        sources += [*range(at, at + count), *[at + count - 1] * (a - count)]
+        shares += [a / count] * count + [0.0] * (a - count)
+        at += count
+    rows = [recording.inputs[i] for i in sources]
     names = [n for n, v in rows[0].items() if isinstance(v, Tensor) and n not in _FLASH]
     _check_names(trainer, rows, names)
     items = [recording.items[i] for i in sources]
@@ -243,33 +246,18 @@ def columns(trainer: Trainer, recording: Recording) -> RecordedColumns:
     sizes = [sum(row[n].numel() for n in names) for row in rows]
     widths = [row[names[0]].shape[0] for row in rows]
     smallest = {sizes.index(min(sizes)), widths.index(min(widths))}
+    for name, tensor in found.items():
+        is_short = tensor.dtype == torch.int64 and int(tensor.abs().max()) < 1 << 31
+        narrow = tensor.to(torch.int32) if is_short else tensor
+        found[name] = torch.empty_like(narrow).index_copy_(0, torch.tensor(place), narrow)
     return RecordedColumns(
-        data={name: _placed(tensor, place) for name, tensor in found.items()}, dtypes=dtypes,
+        data=found, dtypes=dtypes,
         constants={n: v for n, v in rows[0].items() if not isinstance(v, Tensor) and n not in _FLASH},
         factor=1.0 if WEIGHT in found else float(weights[0]),
         smallest=tuple(
             (sources[i], place[i]) for i in smallest if any(rows[i][n].shape != found[n].shape[1:] for n in names)
         ),
     )  # fmt: skip
-
-
-def _sources(recording: Recording, a: int) -> list[int]:
-    """The micro-batches in order, the last of a short step again until it has `a`."""
-    found, at = list[int](), 0
-    while at < len(recording.counts):
-        count = recording.counts[at]
-        found += [*range(at, at + count), *[at + count - 1] * (a - count)]
-        at += count
-    return found
-
-
-def _shares(recording: Recording, sources: Sequence[int], a: int) -> list[float]:
-    """The weight of each micro-batch in the mean over the `a` of its step."""
-    found = list[float]()
-    for step in range(0, len(sources), a):
-        count = recording.counts[sources[step]]
-        found += [a / count] * count + [0.0] * (a - count)
-    return found
 
 
 def _check_names(trainer: Trainer, rows: Sequence[dict[str, Any]], names: Sequence[str]) -> None:
@@ -299,7 +287,9 @@ def _stacked(trainer: Trainer, name: str, tensors: Sequence[Tensor]) -> Tensor:
         top[1] = -(-top[1] // _MULTIPLE) * _MULTIPLE
     if all(list(t.shape) == top for t in tensors):
         return torch.stack(list(tensors))
-    filling = _FILLINGS.get(name, _pad_token(trainer) if name in _TOKENS else None)
+    holders = trainer.processing_class, getattr(trainer.model, "config", None)
+    pads = [pad for holder in holders if isinstance(pad := getattr(holder, "pad_token_id", None), int)]
+    filling = _FILLINGS.get(name, [*pads, 0][0] if name in _TOKENS else None)
     if filling is None and len({t.shape[1:] for t in tensors}) == 1:  # a short batch's last example again
         return torch.stack([t[torch.arange(top[0]).clamp(max=len(t) - 1)] for t in tensors])
     if filling is None or tensors[0].is_floating_point():
@@ -311,19 +301,6 @@ def _stacked(trainer: Trainer, name: str, tensors: Sequence[Tensor]) -> Tensor:
         F.pad(t, [p for dim in reversed(range(t.ndim)) for p in (0, top[dim] - t.shape[dim])], value=filling)
         for t in tensors
     ])  # fmt: skip
-
-
-def _pad_token(trainer: Trainer) -> int:
-    for holder in (trainer.processing_class, getattr(trainer.model, "config", None)):
-        if isinstance(found := getattr(holder, "pad_token_id", None), int):
-            return found
-    return 0
-
-
-def _placed(tensor: Tensor, place: Sequence[int]) -> Tensor:
-    if tensor.dtype == torch.int64 and int(tensor.abs().max()) < 1 << 31:
-        tensor = tensor.to(torch.int32)
-    return torch.empty_like(tensor).index_copy_(0, torch.tensor(place), tensor)
 
 
 def _tell_padding(rows: Sequence[dict[str, Any]], found: Mapping[str, Tensor]) -> None:

@@ -117,16 +117,12 @@ def _of_callbacks(trainer: Trainer) -> Iterator[str]:
 def warn_of_unread(args: TrainingArguments, read: set[str]) -> None:
     """Warns of the user's own arguments that are set, and that nobody has read while the data were recorded."""
     fresh = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(args)}
-    own = {f.name for kind in type(args).__mro__ if _is_users(kind.__module__) for f in _own_fields(kind)}
-    own -= {name for name in own if getattr(args, name, None) == fresh.get(name)}
-    if unread := sorted(own - {f.name for f in fields(TrainingArguments)} - read):
+    kinds = [kind for kind in type(args).__mro__ if _is_users(kind.__module__)]
+    own = {name for kind in kinds for name in vars(kind).get("__annotations__", {})}
+    set_by_user = {n for n in own & fresh.keys() if getattr(args, n, None) != fresh[n]}
+    if unread := sorted(set_by_user - {f.name for f in fields(TrainingArguments)} - read):
         warnings.warn(
             f"nobody has read {', '.join(unread)} of {type(args).__name__} while the step was prepared: if a callback "
             "does not, they do nothing",
             stacklevel=4,
         )
-
-
-def _own_fields(kind: type) -> tuple[Any, ...]:
-    names = vars(kind).get("__annotations__", {})
-    return tuple(f for f in vars(kind).get("__dataclass_fields__", {}).values() if f.name in names)

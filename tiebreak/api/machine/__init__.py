@@ -35,6 +35,9 @@ class Machine:
     """Bytes that the process may take; values beyond that wait in a file in TMPDIR or /var/tmp. None: no limit."""
     graphs: bool = True
     """Whether steps are replayed as CUDA graphs on CUDA devices. What prevents that is said in a warning."""
+    uncompiled: bool = True
+    """Whether torch alone may compute where there are no compiled kernels; then a warning says so. It is a little
+    slower, but hundreds of times slower on data made for that, so a party that commits needs to be told."""
     policy: "LoggedPolicy | str | Path | None" = None
     """The thresholds of policy `logged`, which say how far this machine's own sums may be from the exact ones, or the
     file that holds them; None: those in the folder that is trained into, or else the proven bounds."""
@@ -46,7 +49,7 @@ class Machine:
         exchange = Expectation("the workers of tiebreak.api.training.distributed.joined", lambda x: hasattr(x, "meet"))
         require_fields(
             self, device=DEVICE, threads=whole(1, MAX_THREADS) | NONE, permute=whole(0, MAX_SEED) | NONE,
-            memory=whole(0) | NONE, graphs=FLAG, policy=PATH | policy | NONE, exchange=exchange | NONE,
+            memory=whole(0) | NONE, graphs=FLAG, uncompiled=FLAG, policy=PATH | policy | NONE, exchange=exchange | NONE,
         )  # fmt: skip
         if self.device == "cuda" and "TORCHELASTIC_RUN_ID" in os.environ:  # as in torch's is_torchelastic_launched
             object.__setattr__(self, "device", f"cuda:{int(os.environ['LOCAL_RANK'])}")

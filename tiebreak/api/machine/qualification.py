@@ -1,7 +1,6 @@
 """Checks that this machine computes what the specification says, on every path that it has."""
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,9 +10,7 @@ from tiebreak.api.machine.environment import KernelStatus, describe, describe_cu
 from tiebreak.api.machine.running import usable_device
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import integer_products, launches
-from tiebreak.engine.native import pure_path
 from tiebreak.engine.run.qualify import qualify
-from tiebreak.engine.run.worst import Slowdown, worst
 from tiebreak.protocol.errors import ConfigurationError
 
 
@@ -52,8 +49,7 @@ def examine(device: str, path: str) -> PathVerdict:
     """Qualifies one path. Raises `ConfigurationError` if the device does not exist."""
     found = usable_device(device)
     try:
-        with pure_path() if path == "pure" else nullcontext():
-            report = qualify(Arithmetic(device=found))
+        report = qualify(Arithmetic(device=found, compiled=path != "pure"))
     except ConfigurationError as error:
         return PathVerdict(device=device, path=path, cases=0, seconds=0.0, problem=str(error))
     return PathVerdict(device=device, path=path, cases=report.cases, seconds=report.seconds, problem="")
@@ -66,13 +62,6 @@ def lines(found: tuple[KernelStatus, ...]) -> Iterator[tuple[str, str]]:
     for kernel in found:
         yield f"kernel {kernel.name}", kernel.detail if kernel.compiled else f"none: {kernel.detail}"
     yield from integer_products()
-
-
-def worst_factors(kernels: tuple[KernelStatus, ...]) -> dict[str, Slowdown]:
-    """The time of hostile data over that of ordinary data, with compiled kernels (if there are any) and without."""
-    accelerated = any(kernel.compiled for kernel in kernels if kernel.name == "sums")
-    found = {"compiled": worst()} if accelerated else {}
-    return found | {"without compiler": worst(compiled=False)}
 
 
 def document(kernels: tuple[KernelStatus, ...], found: list[PathVerdict]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 
 from tiebreak.api.machine import Machine
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.backend import is_host
+from tiebreak.engine.arithmetic.backend import is_host, why_plain
 from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.train import SharedInterpreter
@@ -55,6 +55,14 @@ def make_interpreter(program: Program, machine: Machine = Machine(), job: Job | 
     device, permute, exchange = usable_device(machine.device), machine.permute, machine.exchange
     graphs = machine.graphs and not is_host(device)
     precision, logging = PRECISION_F32 if job is None else job.precision, make_logging(job, as_policy(machine.policy))
+    if reason := why_plain(device):
+        said = f"torch alone computes on {device}, without compiled kernels ({reason})"
+        if not machine.uncompiled:
+            raise ConfigurationError(
+                f"expected compiled kernels where a party commits to results, as data can be made to take torch alone "
+                f"hundreds of times as long: {said}; install a C compiler, or set uncompiled = true"
+            )
+        warnings.warn(f"{said}: the bits are the same, but it is slower", stacklevel=2)
     # Qualify with a separate object, so that the statistics of `arithmetic` count the run alone.
     qualify(Arithmetic(device=device, permute=permute, precision=precision))
     if exchange is None:

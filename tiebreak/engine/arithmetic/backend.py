@@ -1,7 +1,6 @@
 """The one door to the back-ends: which of them computes on a device, and what else depends on where that is."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 
 import torch
@@ -16,22 +15,35 @@ from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.arithmetic.plan.options import Options
 from tiebreak.engine.arithmetic.plan.stats import Stats
 from tiebreak.engine.data import tensors as on_host
-from tiebreak.engine.native import Build, enabled, forced_integers, interprets
+from tiebreak.engine.native import SWITCH, Build, enabled, interprets
 from tiebreak.engine.native import integers as integers_wanted
 from tiebreak.protocol.tags import Digest
 
 
 def choose(options: Options, stats: Stats) -> TorchBackend:
     """The fastest back-end of a device. Each computes every instruction."""
-    if launches(options.device):
+    if options.compiled and launches(options.device):
         return GpuBackend(options, stats)
-    return (CBackend if is_host(options.device) and enabled() else TorchBackend)(options, stats)
+    return (CBackend if options.compiled and is_host(options.device) and enabled() else TorchBackend)(options, stats)
 
 
 def launches(device: torch.device) -> bool:
     """Whether Triton kernels run on a device."""
     runs = device.type == "cuda" or (is_host(device) and interprets())
     return runs and enabled() and find_spec("triton") is not None
+
+
+def why_plain(device: torch.device) -> str:
+    """The reason why torch alone computes some or all sums and chains on a device; empty if kernels do."""
+    if not enabled():
+        return f"switched off by {SWITCH}=0"
+    if launches(device):
+        return ""
+    if not is_host(device):
+        return "Triton is not installed; it comes with the extra gpu"
+    return next(
+        (build.reason for build in (sums.build(), scatter.build(), chains.build()) if build.library is None), ""
+    )
 
 
 def builds() -> dict[str, Build]:
@@ -45,15 +57,13 @@ def integer_products() -> tuple[tuple[str, str], ...]:
     return *integers.describe(), *(gpu_integers.describe(device) for device in devices if launches(device))
 
 
-def by_integers(device: torch.device) -> AbstractContextManager[bool]:
-    """Prepares all matrix products inside it by integers, if a device would compute any so: says whether.
-
-    If the environment forces integers or forbids them, nothing changes.
-    """
-    if integers_wanted():
-        return nullcontext(False)
-    computes = gpu_integers.rates_of(device) if launches(device) else is_host(device) and integers.kernel()
-    return forced_integers() if computes else nullcontext(False)
+def has_integers(options: Options) -> bool:
+    """Whether a device computes some matrix products by integers, and the environment does not say which."""
+    if not options.compiled or integers_wanted():
+        return False
+    if launches(options.device):
+        return gpu_integers.rates_of(options.device) is not None
+    return is_host(options.device) and integers.kernel() is not None
 
 
 def is_host(device: torch.device) -> bool:
@@ -61,15 +71,18 @@ def is_host(device: torch.device) -> bool:
     return device.type == "cpu"
 
 
-def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
-    """The id of each tensor by name, hashed where it lies if its device has kernels for that, else on the host."""
+def identities(tensors: Mapping[str, Tensor], *, compiled: bool = True) -> dict[str, Digest]:
+    """The id of each tensor by name, hashed where it lies if its device has kernels for that, else on the host.
+
+    compiled: whether compiled kernels may hash.
+    """
     there: dict[torch.device, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        if launches(tensor.device):
+        if compiled and launches(tensor.device):
             there.setdefault(tensor.device, {})[name] = tensor
     found = {name: digest for each in there.values() for name, digest in hashing.identities(each).items()}
     others = {name: tensor for name, tensor in tensors.items() if name not in found}
-    return found | on_host.identities(others) if others else found
+    return found | on_host.identities(others, compiled=compiled) if others else found
 
 
 def identity(tensor: Tensor) -> Digest:

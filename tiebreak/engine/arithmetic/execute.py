@@ -9,7 +9,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.backend import choose, is_host
+from tiebreak.engine.arithmetic.backend import choose, has_integers, is_host
 from tiebreak.engine.arithmetic.plain.exact import Exact, exact_sums
 from tiebreak.engine.arithmetic.plan.chains import Chains
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared
@@ -43,21 +43,37 @@ class Arithmetic:
         precision: int = MAX_PRECISION,
         logging: Logging | None = None,
         fp64_elements: int | None = None,
+        compiled: bool = True,
+        by_integers: bool = False,
     ) -> None:
         """permute: a source of random orders for the terms of sums, or its seed. stats: counts to add to.
 
-        fp64_elements: the most elements of one FP64 tensor of torch's. Which back-ends compute is decided here.
+        Which back-end computes is decided here, for good: torch alone unless `compiled`. fp64_elements, by_integers: as
+        in `Options`.
         """
         device = torch.device(device)
         shuffled = torch.Generator().manual_seed(permute) if isinstance(permute, int) else permute
         at_once = fp64_elements or (FP64_ON_HOST if is_host(device) else FP64_ON_DEVICE)
         looks = is_host(device) and not interprets()
-        self.options = Options(device, shuffled, precision, logging, at_once, looks)
+        self.options = Options(device, shuffled, precision, logging, at_once, looks, compiled, by_integers)
         self.stats = Stats() if stats is None else stats
         self.backend = choose(self.options, self.stats)
         self.chains: Chains | None = self.backend.chains
         """Runs chains of elementwise instructions in one pass; None if they must run one by one."""
         self._prepared: dict[int, tuple[Instruction, Prepared]] = {}
+
+    def by_integers(self) -> "Arithmetic | None":
+        """One that computes all matrix products by integers that it can; None if the device computes none so.
+
+        None too if the environment already forces integers or forbids them.
+        """
+        options = self.options
+        if not has_integers(options):
+            return None
+        return Arithmetic(
+            options.device, options.shuffled, self.stats, precision=options.precision, logging=options.logging,
+            fp64_elements=options.fp64, by_integers=True,
+        )  # fmt: skip
 
     @property
     def device(self) -> torch.device:

@@ -17,12 +17,11 @@ from tiebreak.engine.data.narrow import NARROW, fills_words, stored, words_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS
 from tiebreak.engine.lowering.builder import Builder, Ref
-from tiebreak.engine.lowering.scalars import wrapped
-from tiebreak.engine.optimizers import tables, update
-from tiebreak.engine.optimizers.averaging import AVERAGE, averaged
-from tiebreak.engine.optimizers.clipping import clipped, total_norm
+from tiebreak.engine.lowering.elementwise import wrapped
+from tiebreak.engine.optimizers.rules import update
+from tiebreak.engine.optimizers.tables import tables
 from tiebreak.engine.optimizers.translate import TorchOptimizers
-from tiebreak.engine.optimizers.update import Update
+from tiebreak.engine.optimizers.update import AVERAGE, Update, clipped, moving_averages, total_norm
 from tiebreak.protocol.errors import ConfigurationError, ProgramError
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
@@ -129,7 +128,7 @@ def capture_in_place(
     new |= {OPTIMIZER + name: ref for name, ref in e.entries.items()}
     if task.average is not None:
         moving = {name: e.before[name] for name, p in task.model.named_parameters() if p.requires_grad}
-        new |= e.held(averaged(e.b, task.average, moving, e.refs), lambda entry: entry.removeprefix(AVERAGE))
+        new |= e.held(moving_averages(e.b, task.average, moving, e.refs), lambda entry: entry.removeprefix(AVERAGE))
     loss = reduce(e.b.add, [phase.loss for phase in e.phases])
     new[TELEMETRY] = _telemetry(e.b, loss, task.checkpoint_interval)
     if task.norm:

@@ -394,11 +394,11 @@ class EagerComparison:
 
     def _first_module(self, ours: StepOutcome, dtype: torch.dtype) -> str:
         """Captures the task again with every module's output as state, and says which is the first that departs."""
-        noise, wanted = dict[int, float](), list[tuple[str, Tensor]]()
+        noise, wanted = dict[int, float](), Outputs()
         try:
             self.eager(ours, dtype, outputs=wanted)
             for kind, seed in ((torch.float32, None), *((dtype, seed) for seed in range(PERTURBED))):
-                found = list[tuple[str, Tensor]]()
+                found = Outputs()
                 self.eager(ours, kind, seed=seed, outputs=found)
                 for number, ((_, tensor), (_, other)) in enumerate(zip(wanted, found, strict=False)):
                     noise[number] = max(noise.get(number, 0.0), distance_of(other, tensor))

@@ -17,9 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tiebreak.engine.capture.captured import MODEL
 from tiebreak.engine.capture.outcomes import BLOCK, StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
 from tiebreak.engine.capture.task import SGD, Adagrad, Adam, AdamW, Lion, NAdam, RAdam, RMSprop, Task
-from tiebreak.engine.optimizers.averaging import AVERAGE
 from tiebreak.engine.optimizers.settings import settings_of
 from tiebreak.engine.optimizers.translate import TorchOptimizers, torchs
+from tiebreak.engine.optimizers.update import AVERAGE
 
 ELEMENTWISE: Final = (SGD, Adam, AdamW, RMSprop, Adagrad, NAdam, RAdam, Lion)
 """The optimizers that move each element by its own gradients alone, but for the norm by which all are clipped."""

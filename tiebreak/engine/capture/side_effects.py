@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -111,24 +112,24 @@ def shared_memory(named: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, st
 
 def refuse_other_memory(run: PlainRun) -> None:
     """Check 4: tensors that get other memory in a step, by `.data =`, by `set_`, or by the assignment of a view."""
+
+    def is_moved(name: str) -> bool:
+        return (storage_of(t := run.copies[name]), t.storage_offset()) != run.addresses[name]
+
     held = [storage_of(copy) for copy in run.copies.values()]
     for name, address in run.addresses.items():
-
-        def is_moved(name: str = name) -> bool:
-            tensor = run.copies[name]
-            return (storage_of(tensor), tensor.storage_offset()) != run.addresses[name]
-
         now, own = storage_of(run.copies[name]), run.given[name]
         swapped = any(
             at[0] == now and storage_of(run.copies[other]) == address[0] for other, at in run.addresses.items()
         )
         if isinstance(own, nn.Parameter) and not own.requires_grad and held.count(now) == 1 and not swapped:
             continue  # `p.data = ` of a new tensor is a write to p
-        if is_moved():
+        if is_moved(name):
+            place = first_line(run, partial(is_moved, name), run.model)
             raise ConfigurationError(
                 f"expected tensors that keep their memory, got one, {name}, that is given other memory (`.data =` or "
-                f"`set_`) at {first_line(run, is_moved, run.model)}; compute a new tensor from a parameter, and assign "
-                "a buffer (`self.c = ...`) or write to it (`self.c.copy_(...)`)"
+                f"`set_`) at {place}; compute a new tensor from a parameter, and assign a buffer (`self.c = ...`) or "
+                "write to it (`self.c.copy_(...)`)"
             )
     after = [(name, run.step.assigned.get(name, run.copies[name])) for name in run.state]
     numbers = [(name, tensor) for name, tensor in after if not isinstance(tensor, FakeTensor)]

@@ -23,7 +23,7 @@ from tiebreak.engine.capture.tracing import TracedGraph, trace
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS, RULES, Complex, Context, complex_rule, element_type, has_cut
 from tiebreak.engine.lowering.builder import Builder, Ref
-from tiebreak.engine.lowering.scalars import wrapped
+from tiebreak.engine.lowering.elementwise import wrapped
 from tiebreak.protocol.errors import ConfigurationError
 
 

@@ -14,7 +14,7 @@ from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
 from tiebreak.protocol.commitments.records import TensorData, identify_all
 from tiebreak.protocol.commitments.streaming import TensorStream
 from tiebreak.protocol.errors import EncodingError
-from tiebreak.protocol.hashing import one_nan
+from tiebreak.protocol.hashing import PLAIN, one_nan
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
@@ -86,8 +86,8 @@ def identity(tensor: Tensor) -> Digest:
     return identities({"": tensor})[""]
 
 
-def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
-    """The id of each tensor by name. They are hashed together, by as many threads as torch has.
+def identities(tensors: Mapping[str, Tensor], *, compiled: bool = True) -> dict[str, Digest]:
+    """The id of each tensor by name. They are hashed together, by as many threads as torch has, or in Python.
 
     One that is held in bfloat16 is hashed as the f32 numbers that it stands for, piece by piece.
     """
@@ -96,7 +96,7 @@ def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
         for name, tensor in tensors.items()
         if tensor.dtype != torch.bfloat16
     }
-    hashing = hasher(torch.get_num_threads())
+    hashing = hasher(torch.get_num_threads()) if compiled else PLAIN
     ids = dict(zip(entries, identify_all([*entries.values()], hasher=hashing), strict=True))
     for name in tensors.keys() - ids.keys():
         stream = TensorStream(DType.F32, tensors[name].shape, hasher=hashing)

@@ -1,7 +1,6 @@
 """Measures how far apart the values of one sum are in several variants, in units of each element's own error."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from fractions import Fraction
 from math import log2
@@ -15,7 +14,6 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.arithmetic.plan.ziv import UNIT, Logging, NearTies
 from tiebreak.engine.logged.policy import MeasuredSums
-from tiebreak.engine.native import pure_path
 from tiebreak.protocol.numbers.float32 import FRACTION_BITS, MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, SumKind, sum_kind
@@ -196,11 +194,13 @@ class Comparer:
         self, variant: Variant, sampling: float, instruction: Instruction, operands: Sequence[Tensor]
     ) -> NearTies:
         """The elements that one variant reports of a sum."""
-        with nullcontext() if variant.compiled else pure_path(), limited(variant.threads):
+        with limited(variant.threads):
             arithmetic = self._made.get((variant, sampling))
             if arithmetic is None:
                 logging = Logging.reporting_all(sampling)
-                arithmetic = Arithmetic(variant.device, variant.order, precision=self._precision, logging=logging)
+                arithmetic = Arithmetic(
+                    variant.device, variant.order, precision=self._precision, logging=logging, compiled=variant.compiled
+                )
                 self._made[variant, sampling] = arithmetic
             there = [operand.to(arithmetic.device) for operand in operands]
             return arithmetic.execute_logged(instruction, there, 0)[1]

@@ -1,17 +1,16 @@
 """Builds programs: views cost nothing, equal instructions are emitted once, and unused ones are dropped.
 
-A `Ref` is a lazily read tensor: a value and an affine access map over its row-major data. Permuting, slicing, expanding
-and most reshaping change only the map. `Builder` turns operations on refs into instructions (SPEC section 4).
+`Builder` turns operations on refs into instructions (SPEC section 4).
 """
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from math import prod
 from typing import Final
 
-from tiebreak.engine.lowering.strides import view_strides, walked
+from tiebreak.engine.lowering.refs import Ref, Scalar, broadcast, view_strides, walked
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import (
     MAX_RANK,
@@ -38,98 +37,7 @@ from tiebreak.protocol.program.isa import (
 )
 from tiebreak.protocol.program.program import Program
 
-Scalar = float | int | bool
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """A tensor of `shape`: coordinate c is read from value `value` at offset + sum(c * stride), in elements."""
-
-    value: int
-    dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int = 0
-
-    @property
-    def rank(self) -> int:
-        """The number of dims."""
-        return len(self.shape)
-
-    def dim(self, d: int) -> int:
-        """The index of a dim as a non-negative number; negative ones count from the end."""
-        if not -self.rank <= d < max(self.rank, 1):
-            raise ValueError(f"expected a dim of a rank-{self.rank} tensor, got {d}")
-        return d % self.rank if self.rank else 0
-
-    def permute(self, order: Sequence[int]) -> "Ref":
-        """Puts the dims in a new order."""
-        dims = [self.dim(d) for d in order]
-        return replace(self, shape=tuple(self.shape[d] for d in dims), strides=tuple(self.strides[d] for d in dims))
-
-    def unpermute(self, order: Sequence[int]) -> "Ref":
-        """The inverse of `permute` with the same order, of non-negative dims."""
-        return self.permute([order.index(d) for d in range(self.rank)])
-
-    def expand(self, shape: Sequence[int]) -> "Ref":
-        """Broadcasts to `shape` (-1 keeps a dim); new dims are on the left."""
-        lead = len(shape) - self.rank
-        old = (1,) * lead + self.shape
-        strides = (0,) * lead + self.strides
-        new = tuple(o if n == -1 else n for o, n in zip(old, shape, strict=True))
-        if any(o not in (1, n) for o, n in zip(old, new, strict=True)):
-            raise ValueError(f"cannot expand {self.shape} to {tuple(shape)}")
-        kept = tuple(0 if o == 1 else s for o, s in zip(old, strides, strict=True))
-        return replace(self, shape=new, strides=kept)
-
-    def unsqueeze(self, d: int) -> "Ref":
-        """Inserts a dim of size 1 before position d."""
-        d = d if d >= 0 else d + self.rank + 1
-        return replace(
-            self, shape=(*self.shape[:d], 1, *self.shape[d:]), strides=(*self.strides[:d], 0, *self.strides[d:])
-        )
-
-    def squeeze(self, dims: Sequence[int]) -> "Ref":
-        """Drops those of `dims` that have size 1."""
-        drop = {self.dim(d) for d in dims}
-        keep = [d for d in range(self.rank) if d not in drop or self.shape[d] != 1]
-        return self.permute(keep)
-
-    def slice(self, d: int, start: int, stop: int, step: int = 1) -> "Ref":
-        """Elements start, start + step, ... below stop of dim d; negative numbers as in Python."""
-        d = self.dim(d)
-        span = range(self.shape[d])[start:stop:step]
-        shape = (*self.shape[:d], len(span), *self.shape[d + 1 :])
-        strides = (*self.strides[:d], self.strides[d] * step, *self.strides[d + 1 :])
-        return replace(self, shape=shape, strides=strides, offset=self.offset + span.start * self.strides[d])
-
-    def unfold(self, d: int, count: int, size: int, step: int = 1, dilation: int = 1) -> "Ref":
-        """`count` windows of dim d, `step` apart; their `size` elements, `dilation` apart, become a last dim."""
-        d = self.dim(d)
-        shape = (*self.shape[:d], count, *self.shape[d + 1 :], size)
-        strides = (*self.strides[:d], self.strides[d] * step, *self.strides[d + 1 :], self.strides[d] * dilation)
-        return replace(self, shape=shape, strides=strides)
-
-    def select(self, d: int, index: int) -> "Ref":
-        """Drops dim d by reading it at one index."""
-        d = self.dim(d)
-        index = range(self.shape[d])[index]
-        return self.slice(d, index, index + 1).squeeze([d])
-
-    def flip(self, d: int) -> "Ref":
-        """Reverses dim d."""
-        d = self.dim(d)
-        strides = (*self.strides[:d], -self.strides[d], *self.strides[d + 1 :])
-        return replace(self, strides=strides, offset=self.offset + (self.shape[d] - 1) * self.strides[d])
-
-    def access(self) -> Access:
-        """The access map over this ref's own coordinates. Dims of size 1 get stride 0."""
-        return self.access_over(self.shape, self.strides)
-
-    def access_over(self, dims: Sequence[int], strides: Sequence[int]) -> Access:
-        """A map of another index space, from this ref's offset. Dims of size 1 get stride 0."""
-        normal = tuple(0 if n == 1 else s for n, s in zip(dims, strides, strict=True))
-        return Access(self.value, self.offset, normal)
+__all__ = ["Builder", "Ref", "Scalar", "broadcast"]
 
 
 def scalar_bits(value: Scalar, dtype: DType) -> int:
@@ -624,15 +532,3 @@ _SELECTED: Final[dict[tuple[Opcode, int], slice]] = {
     (Opcode.MAP, MapFunction.WHERE): slice(1, 3),
 }
 """The operands among whose elements an instruction selects."""
-
-
-def broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The common shape to which tensors are broadcast."""
-    rank = max(len(shape) for shape in shapes)
-    result = []
-    for sizes in zip(*((1,) * (rank - len(shape)) + shape for shape in shapes), strict=True):
-        large = {size for size in sizes if size != 1}
-        if len(large) > 1:
-            raise ValueError(f"cannot broadcast {shapes}")
-        result.append(large.pop() if large else 1)
-    return tuple(result)

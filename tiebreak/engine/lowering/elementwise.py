@@ -1,9 +1,13 @@
-"""Elementwise operators: arithmetic, comparison, selection, casts, activations, constants."""
+"""Elementwise operators: arithmetic, comparison, selection, casts, constants, activations, rounding, exp and its kin.
+
+Functions that keep their digits near 0 or for large arguments err by a few ulp wherever the function itself is well
+conditioned.
+"""
 
 import math
 from typing import Any
 
-from tiebreak.engine.lowering.builder import Ref, Scalar
+from tiebreak.engine.lowering.builder import Builder, Ref, Scalar
 from tiebreak.engine.lowering.registry import Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction
 
@@ -198,3 +202,196 @@ def arange(c: Context, start: Scalar, _end: Scalar, step: Scalar = 1, **_: Any) 
         raise NotImplementedError("arange with fractions other than multiples of 2^-16")
     found = c.b.cast(c.b.iota(c.shape, (int(step * parts),), int(start * parts)), c.dtype)
     return found if parts == 1 else c.b.scale(found, 1 / parts)
+
+
+_WHOLE = float(1 << 23)
+"""The number from which on every f32 is an integer."""
+_LOG_2 = 45426 / 65536
+"""log 2, cut to 16 bits."""
+_ERFC = (1.2769783735275269, -0.0927634909749031, -0.16602972149848938, 0.16404040157794952, -0.05422491207718849,
+         -0.007935850881040096, 0.008713064715266228, 0.0009292816394008696, -0.0013314421521499753)  # fmt: skip
+"""(1 + 2x) * exp(x^2) * erfc(x) as a polynomial in (x - 2) / (x + 2), a form of Shepherd and Laframboise (1981).
+
+It is fitted for 0.45 <= x <= 11, to 2^-25.
+"""
+
+
+def wrapped(b: Builder, x: Ref, low: int, bits: int) -> Ref:
+    """Wraps an i64 around like an integer of `bits` bits whose least value is `low`: congruent mod 2^bits."""
+    least, size = b.i64(low), b.i64(1 << bits)
+    return b.add(b.map(MapFunction.MOD, b.sub(x, least), size), least)
+
+
+@lowers("sign.default")
+def sign(c: Context, x: Ref) -> Ref:
+    """1, -1, or 0 for zeros and NaN."""
+    zero, one = c.b.const(0, x.dtype), c.b.const(1, x.dtype)
+    negative = c.b.where(c.b.lt(x, zero), c.b.const(-1, x.dtype), zero)
+    return c.b.where(c.b.lt(zero, x), one, negative)
+
+
+@lowers("isnan.default")
+def isnan(c: Context, x: Ref) -> Ref:
+    """x is not equal to itself."""
+    return c.b.ne(x, x)
+
+
+@lowers("isinf.default")
+def isinf(c: Context, x: Ref) -> Ref:
+    """The magnitude equals infinity."""
+    if x.dtype != DType.F32:
+        return c.b.full(x.shape, False, DType.BOOL)
+    return c.b.eq(c.b.abs(x), c.b.const(math.inf, x.dtype))
+
+
+def _if_fraction(c: Context, x: Ref, rounded: Ref) -> Ref:
+    """`rounded` where x may have a fraction, otherwise x (including infinities and NaN)."""
+    return c.b.where(c.b.lt(c.b.abs(x), c.b.const(_WHOLE)), rounded, x)
+
+
+def _truncated(c: Context, x: Ref) -> Ref:
+    return c.b.cast(c.b.cast(x, DType.I64), DType.F32)
+
+
+@lowers("trunc.default")
+def trunc(c: Context, x: Ref) -> Ref:
+    """x rounded towards zero, exactly (through i64); a result of zero is +0."""
+    return _if_fraction(c, x, _truncated(c, x)) if x.dtype == DType.F32 else x
+
+
+@lowers("ceil.default", up=True)
+@lowers("floor.default", up=False)
+def floor(c: Context, x: Ref, *, up: bool) -> Ref:
+    """x rounded downwards or (ceil) upwards, exactly; a result of zero is +0."""
+    if x.dtype != DType.F32:
+        return x
+    whole = _truncated(c, x)
+    beyond = c.b.lt(whole, x) if up else c.b.lt(x, whole)
+    next_one = c.b.map(MapFunction.ADD if up else MapFunction.SUB, whole, c.b.const(1.0))
+    return _if_fraction(c, x, c.b.where(beyond, next_one, whole))
+
+
+@lowers("round.default")
+def round_(c: Context, x: Ref) -> Ref:
+    """x rounded to nearest, ties to even, exactly: |x| + 2^23 - 2^23, with the sign put back."""
+    if x.dtype != DType.F32:
+        return x
+    shift = c.b.const(_WHOLE)
+    nearest = c.b.sub(c.b.add(c.b.abs(x), shift), shift)
+    return _if_fraction(c, x, c.b.signed(nearest, x))
+
+
+@lowers("round.decimals")
+def round_decimals(c: Context, x: Ref, *, decimals: int) -> Ref:
+    """x times a power of ten, to the nearest whole number, and back."""
+    if x.dtype != DType.F32:
+        raise NotImplementedError("rounding of integers to decimals")
+    power = c.b.const(10.0 ** abs(decimals))
+    there, back = (c.b.mul, c.b.div) if decimals > 0 else (c.b.div, c.b.mul)
+    return back(round_(c, there(x, power)), power)
+
+
+@lowers("expm1.default")
+def expm1(c: Context, x: Ref) -> Ref:
+    """u - 1 with u = exp(x) if |x| > 1, else (u - 1) * x / log(u), which keeps its digits near 0; x where u is 1."""
+    b = c.b
+    one = b.const(1.0)
+    u = b.map(MapFunction.EXP, x)
+    less = b.sub(u, one)
+    near = b.div(b.mul(less, x), b.map(MapFunction.LOG, u))
+    far = c.b.lt(one, b.abs(x))
+    return b.where(far, less, b.where(c.b.eq(u, one), x, near))
+
+
+@lowers("log1p.default")
+def log1p(c: Context, x: Ref) -> Ref:
+    """log(u) * (x / (u - 1)) with u = 1 + x, which keeps its digits near 0; x where u is 1."""
+    b = c.b
+    one, infinity = b.const(1.0), b.const(math.inf)
+    u = b.add(one, x)
+    logarithm = b.map(MapFunction.LOG, u)
+    found = b.mul(logarithm, b.div(x, b.sub(u, one)))
+    return b.where(c.b.eq(u, one), x, b.where(c.b.eq(u, infinity), logarithm, found))
+
+
+@lowers("exp2.default")
+def exp2(c: Context, x: Ref) -> Ref:
+    """exp(n * h) * exp(f * log 2 + n * (log 2 - h)), x = n + f with n whole; h has 16 bits, so that n * h is exact."""
+    b = c.b
+    x = b.map(MapFunction.MIN, b.map(MapFunction.MAX, x, b.const(-256.0)), b.const(256.0))
+    whole = trunc(c, x)
+    rest = b.add(b.scale(b.sub(x, whole), math.log(2)), b.scale(whole, math.log(2) - _LOG_2))
+    return b.mul(b.map(MapFunction.EXP, b.scale(whole, _LOG_2)), b.map(MapFunction.EXP, rest))
+
+
+@lowers("log10.default", base=10)
+@lowers("log2.default", base=2)
+def log_of_base(c: Context, x: Ref, *, base: int) -> Ref:
+    """log(x) / log 2, or log(x) / log 10."""
+    return c.b.div(c.b.map(MapFunction.LOG, x), c.b.const(math.log(base)))
+
+
+def _half_power(c: Context, size: Ref) -> Ref:
+    """exp(x) / 2, as (h / 2) * h with h = exp(x / 2): finite wherever the result is."""
+    root = c.b.map(MapFunction.EXP, c.b.scale(size, 0.5))
+    return c.b.mul(c.b.scale(root, 0.5), root)
+
+
+@lowers("sinh.default")
+def sinh(c: Context, x: Ref) -> Ref:
+    """(m + m / (m + 1)) / 2 with m = expm1(|x|), but exp(|x|) / 2 from 16 on, with the sign put back."""
+    b = c.b
+    size = b.abs(x)
+    m = expm1(c, size)
+    near = b.scale(b.add(m, b.div(m, b.add(m, b.const(1.0)))), 0.5)
+    found = b.where(c.b.lt(b.const(16.0), size), _half_power(c, size), near)
+    return b.signed(found, x)
+
+
+@lowers("cosh.default")
+def cosh(c: Context, x: Ref) -> Ref:
+    """p + 1/4 / p with p = exp(|x|) / 2."""
+    half = _half_power(c, c.b.abs(x))
+    return c.b.add(half, c.b.div(c.b.const(0.25), half))
+
+
+@lowers("tan.default")
+def tan(c: Context, x: Ref) -> Ref:
+    """sin(x) / cos(x)."""
+    return c.b.div(c.b.map(MapFunction.SIN, x), c.b.map(MapFunction.COS, x))
+
+
+@lowers("erfc.default")
+def erfc(c: Context, x: Ref) -> Ref:
+    """1 - erf(x) if |x| < 1/2; else exp(-x^2) / (1 + 2x) times a polynomial in (x - 2) / (x + 2), or 2 less that."""
+    b = c.b
+    size = b.map(MapFunction.MIN, b.abs(x), b.const(11.0))  # beyond 11 the result is 0 or 2
+    two = b.const(2.0)
+    series = b.polynomial(b.div(b.sub(size, two), b.add(size, two)), _ERFC)
+    # x^2 = h^2 + (x - h) * (x + h) with h = x to 4 fraction bits, so that h^2 is exact and the rest is small.
+    high = b.sub(b.add(size, b.const(1.5 * 2**19)), b.const(1.5 * 2**19))
+    rest = b.mul(b.sub(high, size), b.add(high, size))
+    scale = b.div(b.mul(b.map(MapFunction.EXP, rest), series), b.add(b.add(size, size), b.const(1.0)))
+    tail = b.mul(scale, b.map(MapFunction.EXP, b.neg(b.mul(high, high))))
+    far = b.where(c.b.lt(x, b.const(0.0)), b.sub(two, tail), tail)
+    return b.where(c.b.lt(size, b.const(0.5)), b.sub(b.const(1.0), b.map(MapFunction.ERF, x)), far)
+
+
+@lowers("leaky_relu.default")
+def leaky_relu(c: Context, x: Ref, slope: Scalar = 0.01) -> Ref:
+    """x where it is positive, else slope * x."""
+    return c.b.where(c.b.lt(c.b.const(0.0), x), x, c.b.scale(x, slope))
+
+
+@lowers("elu.default")
+def elu(c: Context, x: Ref, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Ref:
+    """scale * x where x is positive, else (alpha * scale) * expm1(input_scale * x)."""
+    b = c.b
+    negative = b.scale(expm1(c, x if input_scale == 1 else b.scale(x, input_scale)), float(alpha) * float(scale))
+    return b.where(c.b.lt(b.const(0.0), x), x if scale == 1 else b.scale(x, scale), negative)
+
+
+@lowers("hardtanh.default")
+def hardtanh(c: Context, x: Ref, low: Scalar = -1, high: Scalar = 1) -> Ref:
+    """min(max(x, low), high)."""
+    return c.b.map(MapFunction.MIN, c.b.map(MapFunction.MAX, x, c.b.const(low)), c.b.const(high))

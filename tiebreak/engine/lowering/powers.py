@@ -6,8 +6,8 @@ The two numbers together err by about 2^-29 of the logarithm, and so a power by 
 import math
 
 from tiebreak.engine.lowering.builder import Builder, Ref, Scalar
+from tiebreak.engine.lowering.elementwise import trunc
 from tiebreak.engine.lowering.registry import Context, lowers
-from tiebreak.engine.lowering.scalars import trunc
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 _LOG_2 = 45426 / 65536

@@ -20,6 +20,10 @@ INTEGERS: Final[dict[torch.dtype, tuple[int, int]]] = {
 """Narrow integer types, which are i64 in programs: the least value, and the number of bits after which they wrap."""
 
 
+MAX_COMPARISONS: Final = 1 << 28
+"""The most comparisons of one order, or of indices with places; they are held as i64, 2 GiB."""
+
+
 def element_type(dtype: torch.dtype) -> DType | None:
     """The program dtype for a torch dtype; None if there is none. Numbers of bfloat16 are held as f32."""
     if dtype == torch.bfloat16:

@@ -38,7 +38,7 @@ from tiebreak.protocol.program.program import Program, ProgramLimits
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import Frontier
 
-if TYPE_CHECKING:  # torch comes with the first tensor that is read, so that `tiebreak status` need not wait for it
+if TYPE_CHECKING:  # torch comes with the first tensor that is read, so that `tiebreak show` need not wait for it
     from torch import Tensor
 
     from tiebreak.engine.data import Empty
@@ -436,7 +436,7 @@ def open_offer(folder: Path) -> RunDirectory:
             return RunDirectory.open(folder)
         files.check()
         if not files.holds(OFFER):
-            raise StateError(f"expected an offer in {folder}, got no {OFFER}; make one with `tiebreak offer`")
+            raise StateError(f"expected an offer in {folder}, got no {OFFER}; make one with `tiebreak agree`")
         offer = decoded(folder / OFFER, verified_offer, files.read(OFFER, MAX_SIGNED_BYTES))
         program = decoded(folder / PROGRAM, Program.decode, files.read(PROGRAM, MAX_PROGRAM_BYTES))
     offer.job.check_program(program)

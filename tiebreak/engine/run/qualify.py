@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.backend import by_integers, identities, is_host
+from tiebreak.engine.arithmetic.backend import identities, is_host
 from tiebreak.engine.arithmetic.plan.sums import reads_each_once
 from tiebreak.engine.data.tensors import canonical, from_bytes, memory_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
@@ -142,11 +142,11 @@ def qualify(arithmetic: Arithmetic) -> QualificationReport:
         operations[case.name] = operations.get(case.name, 0) + _compare(arithmetic, case, right)
     for chained, wanted, result in _chained(arithmetic, vectors):
         _compare_result(arithmetic, chained, wanted, result)
-    with by_integers(arithmetic.device) as prepared:
-        for case, right in (*_vectors(precision), *_vectors(precision, large=True)) if prepared else ():
+    if (other := arithmetic.by_integers()) is not None:
+        for case, right in (*_vectors(precision), *_vectors(precision, large=True)):
             if case.instruction.is_f32_sum and len(case.instruction.operands) == 2:
-                other = replace(case, name=f"{case.name} by integers", instruction=replace(case.instruction))
-                operations[other.name] = operations.get(other.name, 0) + _compare(arithmetic, other, right)
+                named = replace(case, name=f"{case.name} by integers")
+                operations[named.name] = operations.get(named.name, 0) + _compare(other, named, right)
     operations["hashing"] = _compare_ids(arithmetic)
     return QualificationReport(
         device=str(arithmetic.device),
@@ -220,7 +220,8 @@ def _prologues(vectors: Sequence[tuple[_Case, Sequence[int]]]) -> Iterator[tuple
 
 def _ids(arithmetic: Arithmetic) -> dict[str, Digest]:
     """The ids of tensors that are hashed on the device, all at once as those of a state."""
-    return identities({str(n): x.to(arithmetic.device) for n, x in enumerate(_tensors())})
+    tensors = {str(n): x.to(arithmetic.device) for n, x in enumerate(_tensors())}
+    return identities(tensors, compiled=arithmetic.options.compiled)
 
 
 def _compare_ids(arithmetic: Arithmetic) -> int:

@@ -8,12 +8,13 @@ COMMANDS: Final = CommandSet(
     package=__name__,
     groups={
         "Start": {
-            "demo": "Play the whole path on real data: agree, train, commit, audit, cheat, dispute, settle.",
-            "up": "Run a chain, a hub with its pages, a client, a trainer and an auditor here, until Ctrl-C.",
+            "demo": "Play the whole path: train, audit, cheat, dispute, settle.",
+            "up": "Run chain, hub, pages and parties here, to watch in a browser.",
         },
         "Studies": {
-            "simulate": "Play games in which somebody cheats, and check that the system keeps its promises.",
-            "economics": "Recommend stakes, reward, fee and windows for a job, and how far off your figures may be.",
+            "simulate": "Play games with cheats, and check that promises are kept.",
+            "economics": "Recommend stakes, reward, fee and windows for a job.",
+            "worst": "Measure how much longer hostile data take than ordinary data.",
         },
     },
     needs={"demo": "demo", "simulate": "sim", "up": "node"},

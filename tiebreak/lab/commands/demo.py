@@ -22,7 +22,7 @@ class DemoFailure(VerificationError):
 @output_option("demo-output", "Folder for runs and report; emptied if a demo made it.")
 @click.option("--steps", type=click.IntRange(13), help="Steps of each job, for a shorter demo.  [default: their own]")
 def demo(output: Path, steps: int | None) -> None:
-    """Play the whole path on real data: agree, train, commit, audit, cheat, dispute, settle.
+    """Play the whole path: train, audit, cheat, dispute, settle.
 
     Two models are trained honestly on scikit-learn's digits and on the text of Python's own documentation. An auditor
     replays one under other settings and gets the same bits. Then trainers cheat, one number at a time; each is walked

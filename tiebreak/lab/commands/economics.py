@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from tiebreak.cli.options import FILE, NEW_FILE, options, write_json
+from tiebreak.cli import options as opt
 from tiebreak.lab.incentives.figures import FIGURES, PRESETS, Figures, load
 from tiebreak.lab.incentives.findings import Table, agree_options, document, find, tables
 from tiebreak.lab.incentives.measured import measured
@@ -31,7 +31,7 @@ class Number(click.ParamType[Decimal]):
             self.fail(f"expected a number such as 0.25, got {value!r}", param, ctx)
 
 
-_figure_options = options(*(
+_figure_options = opt.options(*(
     click.option(f"--{name.replace('_', '-')}", name, type=Number(), help=f"{limits.what[0].upper()}{limits.what[1:]}.")
     for name, (_, limits) in FIGURES.items()
 ))  # fmt: skip
@@ -39,19 +39,23 @@ _figure_options = options(*(
 
 @click.command()
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="Start from one of these jobs and change it.")
-@click.option("--figures", "figures_file", type=FILE,
+@click.option("--figures", "figures_file", type=opt.FILE,
               help="TOML or JSON file of figures, named as the options are (with _ for -).")  # fmt: skip
 @_figure_options
-@click.option("--json", "json_file", type=NEW_FILE, help="Write everything as JSON, too.")
-def economics(preset: str | None, figures_file: Path | None, json_file: Path | None, **given: Decimal | None) -> None:
-    """Recommend stakes, reward, fee and windows for a job, and how far off your figures may be.
+@opt.json_option
+def economics(preset: str | None, figures_file: Path | None, as_json: bool, **given: Decimal | None) -> None:
+    """Recommend stakes, reward, fee and windows for a job.
 
-    Give figures by a preset, a file, or options; options override the file, and the file overrides the preset. Gas and
-    the slowest data are what this repository measured. Only you can know the rest: prices, what a lie is worth,
-    how often somebody audits. docs/economics.md explains the model, and what the contract does not pay for.
+    It also says how far off your figures may be. Give figures by a preset, a file, or options; options override the
+    file, and the file overrides the preset. Gas and the slowest data are what this repository measured. Only you can
+    know the rest: prices, what a lie is worth, how often somebody audits. docs/economics.md explains the model, and
+    what the contract does not pay for.
     """
     found = _figures(preset, figures_file, {name: value for name, value in given.items() if value is not None})
     findings = find(found, measured(found.descent_levels))
+    if as_json:
+        opt.tell(document(findings), as_json=True)
+        return
     console = Console(width=None if Console().is_terminal else WIDTH)
     if preset is not None:
         chosen = PRESETS[preset]
@@ -61,8 +65,6 @@ def economics(preset: str | None, figures_file: Path | None, json_file: Path | N
     for table in tables(findings):
         console.print(_rich(table))
     console.print(f"tiebreak agree {' '.join(agree_options(findings.recommendation))}", highlight=False, soft_wrap=True)
-    if json_file is not None:
-        write_json(json_file, document(findings))
 
 
 def _figures(preset: str | None, path: Path | None, given: dict[str, Decimal]) -> Figures:

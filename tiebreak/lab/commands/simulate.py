@@ -46,7 +46,7 @@ def simulate(
     games: int, seed: int, mix: str, rough: bool, processes: int | None, output: Path, resume: bool,
     replay: str | None, listing: bool,
 ) -> None:  # fmt: skip
-    """Play games in which somebody cheats, and check that the system keeps its promises.
+    """Play games with cheats, and check that promises are kept.
 
     Each game is a small training job in simulated time. A client, a trainer, auditors and a block builder have their
     own keys and use the real engine, signed messages and contract. These promises are checked in each game: honest

@@ -37,12 +37,12 @@ def up(
     task: str, steps: int | None, cheat: str | None, seats: int, no_chain: bool, embedded: bool, port: int,
     output: Path, patience: int | None, once: bool,
 ) -> None:  # fmt: skip
-    """Run a chain, a hub with its pages, a client, a trainer and an auditor here, until Ctrl-C.
+    """Run chain, hub, pages and parties here, to watch in a browser.
 
-    Each is a process of its own with its own key and folder, as if they were on several machines. The client offers the
-    job over TASK (digits, text, or a Python file of your own that defines task()); the trainer trains it; the auditor
-    replays it while it is trained; then the board settles it. Open the page whose address is printed to watch.
-    Needs the extra `node`.
+    The parties are a client, a trainer and an auditor; all runs until Ctrl-C. Each is a process of its own with its own
+    key and folder, as if they were on several machines. The client offers the job over TASK (digits, text, or a Python
+    file of your own that defines task()); the trainer trains it; the auditor replays it while it is trained; then the
+    board settles it. Open the page whose address is printed to watch. Needs the extra `node`.
 
     --cheat makes the trainer compute something other than the agreed program, and lose its stake. NAME: `label`, one
     label of one batch is changed; `rate`, one step uses another learning rate; `weight`, one bit of one weight in a

@@ -46,8 +46,7 @@ class Range:
 class Figures:
     """The figures that a client knows or assumes about a job. Amounts in dollars unless a name says otherwise.
 
-    Numbers are rational and exactly as written (0.05 is 1/20). Defaults are assumptions; `docs/economics.md` lists
-    them.
+    Numbers are rational and exactly as written (0.05 is 1/20). Defaults are assumptions.
     """
 
     steps: Annotated[int, Range("steps of the run", least=1, most=MOST_STEPS)]

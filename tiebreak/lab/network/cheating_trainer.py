@@ -16,8 +16,8 @@ from urllib.parse import urlsplit
 
 from tiebreak.api.signing.keys import load_key
 from tiebreak.node import running, settings
-from tiebreak.node.leash import hold
-from tiebreak.node.work import Bench
+from tiebreak.node.parent_watch import hold
+from tiebreak.node.tasks import WorkerSettings
 from tiebreak.protocol.chain.devnet import dev_secrets
 from tiebreak.protocol.chain.rpc import HOST
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -38,9 +38,9 @@ def check(found: settings.Settings, key: PrivateKey) -> None:
         )
 
 
-def serve(name: str, end: socket, bench: Bench) -> None:
+def serve(name: str, end: socket, given: WorkerSettings) -> None:
     """Runs in the process that computes. The module is imported by name, since it brings torch."""
-    import_module("tiebreak.lab.network.cheating_worker").serve(name, end, bench)
+    import_module("tiebreak.lab.network.cheating_worker").serve(name, end, given)
 
 
 def main(name: str, folder: Path) -> None:

@@ -12,19 +12,19 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.lab.network.local_network import CHEATS
 from tiebreak.lab.sim.adversaries import tampering
 from tiebreak.lab.sim.adversaries.forgery import ForgedEvidence
-from tiebreak.node import workbench
-from tiebreak.node.work import Bench
+from tiebreak.node import worker_tasks
+from tiebreak.node.tasks import WorkerSettings
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
 
 
-class BentEvidence(ForgedEvidence, workbench.RestlessEvidence):
+class BentEvidence(ForgedEvidence, worker_tasks.RestlessEvidence):
     """Its partial sums lead to what was committed: it is convicted of a number, not for want of an answer."""
 
 
-class TamperedWorkbench(workbench.Workbench):
+class TamperedTasks(worker_tasks.WorkerTasks):
     """Computes a job, but for one lie, and shows evidence that fits it."""
 
     EVIDENCE = BentEvidence
@@ -38,9 +38,9 @@ class TamperedWorkbench(workbench.Workbench):
         return tampering.Tampered(made, cheat(self._name, run.program, run.job).tamper)
 
 
-def serve(name: str, end: socket, bench: Bench) -> None:
-    """Answers tasks as `workbench.serve` does, with the lie of this name among the answers."""
-    workbench.serve(end, bench, partial(TamperedWorkbench, name))
+def serve(name: str, end: socket, given: WorkerSettings) -> None:
+    """Answers tasks as `worker_tasks.serve` does, with the lie of this name among the answers."""
+    worker_tasks.serve(end, given, partial(TamperedTasks, name))
 
 
 def cheat(name: str, program: Program, job: Job) -> tampering.Cheat:

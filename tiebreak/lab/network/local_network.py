@@ -132,7 +132,7 @@ class Child:
 
     def __init__(
         self, name: str, arguments: Sequence[str], folder: Path, environment: Mapping[str, str],
-        on_line: Callable[[str, str], None] = lambda _name, _line: None, *, module: str = "tiebreak.node.leash",
+        on_line: Callable[[str, str], None] = lambda _name, _line: None, *, module: str = "tiebreak.node.parent_watch",
     ) -> None:  # fmt: skip
         self.name = name
         command = [sys.executable, "-m", module, *arguments]
@@ -154,7 +154,7 @@ class Child:
                 self._on_line(self.name, line.rstrip("\n"))
 
     def tell(self, command: Sequence[str]) -> None:
-        """Give the process its command, if it was started to wait for one (`tiebreak.node.leash`)."""
+        """Give the process its command, if it was started to wait for one (`tiebreak.node.parent_watch`)."""
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # `check` says why it has ended
             self._process.stdin.write(json.dumps(list(command)) + "\n")
@@ -294,7 +294,7 @@ class Town:
         hub.tell(["hub", "--folder", str(folder), "--port", str(self._port), *place])
 
     def _domain(self, board: str) -> list[str]:
-        return ["--chain-id", str(self._chain_id), "--contract", board or f"0x{OFF_CHAIN.contract.hex()}"]
+        return ["--chain-id", str(self._chain_id), "--board", board or f"0x{OFF_CHAIN.contract.hex()}"]
 
     def _party(self, name: str, board: str, rpc: str) -> str:
         """Start a party. Returns its address."""

@@ -6,248 +6,54 @@ and they hash to it. A refusal is answered with a status and `{"error": "expecte
 
 import asyncio
 import contextlib
-import logging
 import os
 import re
 import time
-from collections import Counter as Tally
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Sequence
 from importlib.resources import files
-from pathlib import Path
-from typing import Any, Final, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any, Final
 
 import prometheus_client as prometheus
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
-from tiebreak.node.hub.blobs import UPLOAD_BYTES, Blobs, DiskFull, UploadMemory
-from tiebreak.node.hub.bodies import body_of, chunks
-from tiebreak.node.hub.connection import connection_of
-from tiebreak.node.hub.limits import PAGE_SECONDS, PROCESSOR, Buckets, Budgets, HubLimits
-from tiebreak.node.hub.post_queue import PostQueue, WaitingRequest
-from tiebreak.node.hub.post_writer import Arrival, PostResult, PostWriter
+from tiebreak.node.hub.blobs import DiskFull
+from tiebreak.node.hub.connection import body_of, connection_of
+from tiebreak.node.hub.service import Hub, HubSettings, address_of_client
 from tiebreak.node.hub.store import Store
-from tiebreak.node.hub.streams import Listener, Streams, follow
-from tiebreak.protocol.commitments import keys
+from tiebreak.node.hub.streams import Listener, events
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES, PIECE_BYTES, piece_count
-from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.errors import ProofError, StateError, VerificationError
+from tiebreak.protocol.errors import ProofError, StateError
 from tiebreak.protocol.hashing import DIGEST_BYTES
 from tiebreak.protocol.packing import pack
-from tiebreak.protocol.parties.posts import MAX_POST_BYTES, SignedPost
+from tiebreak.protocol.parties.posts import MAX_POST_BYTES
 from tiebreak.protocol.tags import Digest
 
 MAX_PAGE: Final = 1000
 MAX_JOBS: Final = 256
-GATHER_SECONDS: Final = 0.01
-"""The least time between the starts of two batches of posts: each costs a sync of the disk."""
 BLOCK_BYTES: Final = 4 * PIECE_BYTES
-"""Bytes of an upload that are checked and written at a time; each upload holds two blocks."""
+"""Bytes of an upload that are checked and written at a time; each upload holds as many."""
+SENT_BYTES: Final = 1 << 18
+"""Bytes of a blob that are read at a time for a download."""
 HELD: Final = "x-tiebreak-held"
 """The header that says how many bytes of a blob are here."""
-TROUBLE_SECONDS: Final = 1.0
-"""The time between two looks at a database that was away, if no post comes meanwhile."""
-_LOG: Final = logging.getLogger(__name__)
 _HEX: Final = re.compile("[0-9a-f]{64}")
 _RANGE: Final = re.compile("bytes=([0-9]{0,15})-([0-9]{0,15})")
-_FAILURES: Final[dict[type[Exception], int]] = {ProofError: 400, StateError: 503, SQLAlchemyError: 503, DiskFull: 507}
+_FAILURES: Final[dict[type[Exception], int]] = {
+    ProofError: 400, ClientDisconnect: 400, StateError: 503, SQLAlchemyError: 503, DiskFull: 507,
+}  # fmt: skip
 """The answers to errors of others: a client's bytes, the database, the disk."""
-_EVENT_STREAM: Final = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-]
-T = TypeVar("T")
+_NO_STORE: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
+_FOR_EVER: Final = {"cache-control": "public, max-age=31536000, immutable"}
 
 Pages = Callable[[Store], Sequence[BaseRoute]]
 """Makes the routes of the pages, from the hub's store."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HubSettings:
-    folder: Path
-    domain: Domain
-    key: keys.PrivateKey
-    database: str = ""
-    """SQLAlchemy's URL; empty for a file in the folder."""
-    limits: HubLimits = field(default_factory=HubLimits)
-
-    @property
-    def url(self) -> str:
-        return self.database or f"sqlite+pysqlite:///{self.folder.resolve() / 'posts.sqlite'}"
-
-
-class Metrics:
-    def __init__(self, hub: "Hub") -> None:
-        self.shown = prometheus.CollectorRegistry()
-        here: dict[str, Any] = {"registry": self.shown}
-        edges = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
-        self.posts = prometheus.Counter("tiebreak_hub_posts", "Posts by the status answered", ["status"], **here)
-        self.seconds = prometheus.Histogram(
-            "tiebreak_hub_post_seconds", "From a post's last byte to its answer", buckets=edges, **here
-        )
-        self.taken = prometheus.Counter("tiebreak_hub_blob_bytes_taken", "Of blobs, uploaded", **here)
-        self.given = prometheus.Counter("tiebreak_hub_blob_bytes_given", "Of blobs, downloaded", **here)
-        for name, text, value in (
-            ("tiebreak_hub_place", "The last place", lambda: hub.place),
-            ("tiebreak_hub_listeners", "Connections that follow what is new", hub.listening.held.total),
-            ("tiebreak_hub_waiting_posts", "Posts not answered yet", lambda: hub.waiting),
-            ("tiebreak_hub_trouble", "Whether posts cannot be stored", lambda: hub.trouble != ""),
-        ):
-            prometheus.Gauge(name, text, **here).set_function(value)
-
-
-class Open:
-    """Counts what each address has open, so that one cannot take all connections or memory."""
-
-    def __init__(self, what: str, most: int) -> None:
-        self._what, self._most = what, most
-        self.held: Tally[str] = Tally()
-
-    @contextlib.contextmanager
-    def by(self, request: Request) -> Iterator[None]:
-        """Hold one more. Raises `HTTPException` if that is too many."""
-        address = _address(request)
-        if self.held[address] >= self._most:
-            raise HTTPException(429, f"expected at most {self._most} {self._what} by one address, got another")
-        self.held[address] += 1
-        try:
-            yield
-        finally:
-            self.held[address] -= 1
-            if not self.held[address]:
-                del self.held[address]
-
-
-class Hub:
-    """One hub: its store, its library, its post writer and those who listen. It is made and used in one event loop."""
-
-    def __init__(self, settings: HubSettings) -> None:
-        self.domain, self.limits, self.address = settings.domain, settings.limits, Address(settings.key.address)
-        self.store = Store(settings.url)
-        self._desk = ThreadPoolExecutor(1, "post writer")
-        self.blobs = Blobs(settings.folder / "blobs", free_bytes=settings.limits.free_bytes)
-        self.post_writer = PostWriter(
-            self.store, settings.domain, settings.key, settings.limits, has_room=lambda: self.blobs.has_room(0)
-        )
-        self.streams = Streams()
-        self.listening = Open("streams", settings.limits.streams_per_address)
-        self.reading = Open("pages of posts", settings.limits.reads_per_address)
-        reads = settings.limits.reads_per_minute
-        self.reads: Buckets[str] = Buckets(reads / 60, reads)
-        self.viewing = Open("pages", settings.limits.reads_per_address)
-        views = settings.limits.pages_per_minute
-        self.views: Buckets[str] = Buckets(views / 60, views)
-        self.uploading = Open("uploads", settings.limits.uploads_per_address)
-        self.in_memory = UploadMemory(UPLOAD_BYTES)
-        self._changing: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
-        strikes = settings.limits.refusals_per_minute
-        self.strikes: Buckets[str] = Buckets(strikes / 60, strikes)
-        self.place = self.store.last_place()
-        self.waiting = 0
-        self.waiting_posts = Open("posts at once", settings.limits.waiting_per_address)
-        self.budgets = Budgets(settings.limits)
-        """Charges each address for a post before the post is decoded."""
-        self.metrics = Metrics(self)
-        self._line = PostQueue()
-        self._ended = ""
-
-    @property
-    def trouble(self) -> str:
-        """The reason why the hub takes no posts; empty if it does."""
-        return self._ended or self.post_writer.trouble
-
-    async def post(self, wire: bytes, address: str) -> PostResult:
-        """Give a post to the post writer, and wait for its answer."""
-        at, limits = time.time(), self.limits
-        if excess := self.budgets.excess(address, limits.keys_per_address, 1, len(wire), 0):
-            return PostResult(status=429, error=excess)
-        try:
-            arrival = Arrival(wire=wire, signed=SignedPost.decode(wire), at=at, address=address)
-        except VerificationError as error:
-            return PostResult(status=400, error=str(error))
-        if self.waiting >= limits.waiting_posts:
-            refused = PostResult(status=429, error=f"expected at most {limits.waiting_posts} posts at once, got more")
-            if (displaced := self._line.displace(address)) is None:
-                return refused
-            if not displaced.answer.done():
-                displaced.answer.set_result(refused)
-        waiting = WaitingRequest(arrival, asyncio.get_running_loop().create_future())
-        self.waiting += 1
-        try:
-            self._line.put(waiting)
-            return await waiting.answer
-        finally:
-            self.waiting -= 1
-
-    async def stand(self) -> tuple[int, int]:
-        """The last place and an instant that no later post precedes (`PostWriter.stand`)."""
-        at = self._line.earliest(time.time())
-        return await asyncio.get_running_loop().run_in_executor(self._desk, self.post_writer.stand, at)
-
-    async def change(self, function: Callable[..., T], root: bytes, *arguments: Any) -> T:
-        """Change a blob in a thread. Changes of one blob wait for each other: for a disk, and never for a client."""
-        async with self._changing.setdefault(root, asyncio.Lock()):
-            return await run_in_threadpool(function, root, *arguments)
-
-    def metered(self, app: ASGIApp) -> ASGIApp:
-        """An application of pages for people, with a limit on the pages that an address may ask for."""
-
-        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
-            request = Request(scope)
-            if not self.views.take(_address(request)):
-                most = self.limits.pages_per_minute
-                raise HTTPException(429, f"expected at most {most} pages a minute by one address, got more")
-            with self.viewing.by(request):
-                try:
-                    await app(scope, receive, send)
-                finally:
-                    more = max(0.0, scope.get(PROCESSOR, 0.0) / PAGE_SECONDS - 1)
-                    self.views.take(_address(request), min(more, self.views.tokens(_address(request))))
-
-        return respond
-
-    async def serve_posts(self) -> None:
-        """Take what waits, batch after batch: while one is on its way to the disk, the next one gathers."""
-        loop = asyncio.get_running_loop()
-        while True:
-            batch: list[WaitingRequest] = []
-            # An empty batch finds out whether posts are stored again, and which of the last ones were.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(TROUBLE_SECONDS if self.post_writer.trouble else None):
-                    batch = await self._line.next_batch()
-            start, answers = loop.time(), list[PostResult]()
-            try:
-                if not self._ended:
-                    answers = await loop.run_in_executor(
-                        self._desk, self.post_writer.take, [one.arrival for one in batch]
-                    )
-            except Exception as error:
-                # A bug of ours, or a database that somebody else wrote. Nobody is told that a post was taken.
-                self._ended = f"expected a post writer that takes posts, got one that ended: {error}"[:500]
-                _LOG.exception("no further post is taken; start the hub again")
-            if self._ended:
-                answers = [PostResult(status=503, error=self._ended)] * len(batch)
-            for row in [*self.post_writer.found, *(one.row for one in answers if one.row is not None and one.is_new)]:
-                self.place = row.place
-                self.streams.publish(row)
-            for waiting, answer in zip(batch, answers, strict=True):
-                if not waiting.answer.done():
-                    waiting.answer.set_result(answer)
-            await asyncio.sleep(start + GATHER_SECONDS - loop.time())
-
-    def close(self) -> None:
-        self._desk.shutdown(wait=True, cancel_futures=True)
-        self.store.close()
 
 
 def make_app(settings: HubSettings, *, pages: Pages | None = None) -> Starlette:
@@ -290,38 +96,23 @@ async def _bug(_request: Request, _error: Exception) -> Response:
     return JSONResponse({"error": "expected a hub without bugs, got one; its log says more"}, 500)
 
 
-class EventStream(Response):
+class EventStream(StreamingResponse):
     """A stream of new posts, for as long as the client stays and reads."""
 
     def __init__(self, hub: Hub, request: Request, jobs: Sequence[bytes] | None, after: int, **wanted: bool) -> None:
-        self._hub, self._request, self._after = hub, request, after
-        connection = connection_of(request)
-        self._listener = Listener(jobs, write=connection.write, cut=connection.cut, **wanted)
+        self._hub, self._request = hub, request
+        self._listener = Listener(jobs, cut=connection_of(request).cut, **wanted)
+        found = events(hub.store, self._listener, after, self._turn)
+        super().__init__(found, headers=_NO_STORE, media_type="text/event-stream")
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        hub, listener = self._hub, self._listener
+    async def _turn(self) -> None:
+        """Wait until the client's address may read a page of posts."""
+        while not self._hub.reads.take(address_of_client(self._request)):
+            await asyncio.sleep(1)
 
-        async def leave() -> None:
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            listener.cut_off()
-
-        async def give(data: bytes) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-
-        async def turn() -> None:
-            while not listener.is_cut_off and not hub.reads.take(_address(self._request)):
-                await asyncio.sleep(1)
-
-        with hub.listening.by(self._request):
-            leaving = asyncio.create_task(leave())
-            try:
-                await send({"type": "http.response.start", "status": 200, "headers": _EVENT_STREAM})
-                with contextlib.suppress(SQLAlchemyError):  # the listener comes back
-                    await follow(hub.store, hub.streams, listener, self._after, give, turn)
-                await send({"type": "http.response.body", "body": b""})
-            finally:
-                leaving.cancel()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._hub.listening.by(self._request), self._hub.streams.listened_by(self._listener):
+            await super().__call__(scope, receive, send)
 
 
 class PostsPage(Response):
@@ -338,24 +129,21 @@ class PostsPage(Response):
             await connection_of(self._request).drained()
 
 
-class FileResponse(Response):
-    """A range of a blob."""
+class BlobResponse(FileResponse):
+    """A blob, or a range of it."""
 
-    def __init__(self, hub: Hub, request: Request, status: int, headers: dict[str, str], span: tuple[int, int]) -> None:
-        super().__init__(None, status, headers, "application/octet-stream")
-        self._hub, self._request, self._span = hub, request, span
+    chunk_size = SENT_BYTES
 
-    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        path = self._hub.blobs.path(_root(self._request))
-        descriptor = await run_in_threadpool(os.open, path, os.O_RDONLY)
-        try:
-            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            if self._request.method != "HEAD":
-                given = await connection_of(self._request).send_file(descriptor, *self._span)
-                self._hub.metrics.given.inc(given)
-            await send({"type": "http.response.body"})
-        finally:
-            os.close(descriptor)
+    def __init__(self, hub: Hub, path: str, found: os.stat_result) -> None:
+        super().__init__(path, headers=_FOR_EVER, media_type="application/octet-stream", stat_result=found)
+        self._hub = hub
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted(message: Message) -> None:
+            self._hub.metrics.given.inc(len(message.get("body", b"")))
+            await send(message)
+
+        await super().__call__(scope, receive, counted)
 
 
 class _Api:
@@ -380,7 +168,7 @@ class _Api:
     # ------------------------------------------------------------------ posts
 
     async def add_post(self, request: Request) -> Response:
-        wire, client = await body_of(request, MAX_POST_BYTES), _address(request)
+        wire, client = await body_of(request, MAX_POST_BYTES), address_of_client(request)
         if self.hub.strikes.tokens(client) < 1:
             most = self.hub.limits.refusals_per_minute
             raise HTTPException(429, f"expected at most {most} posts a minute that are none by one address, got more")
@@ -434,7 +222,7 @@ class _Api:
         if not await run_in_threadpool(self.hub.store.is_named, root, size):
             raise HTTPException(403, f"expected a blob of {size} bytes that some library names, got {root.hex()}")
         digests, limits = await body_of(request, piece_count(size) * DIGEST_BYTES), self.hub.limits
-        if excess := self.hub.budgets.excess(_address(request), limits.keys_per_address, 1, len(digests), 0):
+        if excess := self.hub.budgets.excess(address_of_client(request), limits.keys_per_address, 1, len(digests), 0):
             raise HTTPException(429, excess)
         if await run_in_threadpool(self.hub.blobs.pieces, root) != (size, digests):
             if not await run_in_threadpool(self.hub.store.charge, root, size, self.hub.limits.bytes_per_key):
@@ -468,35 +256,30 @@ class _Api:
         return JSONResponse({"held": held, "size": size})
 
     async def _append(self, request: Request, root: bytes, at: int, size: int) -> int:
-        """Write the pieces of a body as they come, one block of them while the next one comes.
+        """Write the pieces of a body as they come, a block of them at a time. Returns the bytes that are here then.
 
-        Returns the bytes that are here then; stops reading once they are all, whoever brought them. Bytes after the
-        last whole piece are dropped, also if the body breaks off.
+        Stops reading once they are all here, whoever brought them. Bytes after the last whole piece are dropped, also
+        if the body breaks off.
         """
-        first, length, filled, connection = at, min(BLOCK_BYTES, size - at), 0, connection_of(request)
-        block, other = bytearray(length), bytearray(length)
-        writing = asyncio.create_task(self._write(root, at, memoryview(b""), size))
+        block, held, connection = bytearray(), at, connection_of(request)
         try:
-            async for data in chunks(request):
-                view = memoryview(data)
-                while view:
-                    wanted = min(length, size - at)
-                    if not wanted:
-                        raise HTTPException(413, f"expected {size} bytes, got more")
-                    taken = view[: wanted - filled]
-                    block[filled : filled + len(taken)] = taken
-                    filled, view = filled + len(taken), view[len(taken) :]
-                    self.hub.in_memory.hold(connection, min(at + filled - first, 2 * length))
-                    if filled == wanted:
-                        if await writing == size:
-                            return size
-                        self.hub.in_memory.release(connection)  # to be the newest
-                        writing = asyncio.create_task(self._write(root, at, memoryview(block)[:filled], size))
-                        block, other, at, filled = other, block, at + filled, 0
+            async for data in request.stream():
+                block += data
+                self.hub.in_memory.hold(connection, len(block))
+                if len(block) > size - at:
+                    del block[size - at :]
+                    raise HTTPException(413, f"expected {size} bytes, got more")
+                if len(block) >= min(BLOCK_BYTES, size - at) and block:
+                    self.hub.in_memory.release(connection)  # to be the newest
+                    whole = len(block) if len(block) == size - at else BLOCK_BYTES
+                    written, block = block[:whole], block[whole:]
+                    held, at = await self._write(root, at, memoryview(written), size), at + whole
+                    if held == size:
+                        return size
+                    self.hub.in_memory.hold(connection, len(block))
         finally:
             self.hub.in_memory.release(connection)
-            await writing
-            whole = filled // PIECE_BYTES * PIECE_BYTES
+            whole = len(block) // PIECE_BYTES * PIECE_BYTES
             held = await self._write(root, at, memoryview(block)[:whole], size)
         return held
 
@@ -510,20 +293,14 @@ class _Api:
         return held
 
     async def get_blob(self, request: Request) -> Response:
-        root = _root(request)
-        size = await run_in_threadpool(self.hub.blobs.size, root)
-        if size is None:
-            raise HTTPException(404, f"expected a blob that is here, got {root.hex()}")
-        first, end = _range(request, size)
-        headers = {
-            "accept-ranges": "bytes",
-            "content-length": str(end - first),
-            "cache-control": "public, max-age=31536000, immutable",
-        }
-        status = 200
-        if "range" in request.headers:
-            status, headers["content-range"] = 206, f"bytes {first}-{end - 1}/{size}"
-        return FileResponse(self.hub, request, status, headers, (first, end))
+        path = self.hub.blobs.path(_root(request))
+        try:
+            found = await run_in_threadpool(os.stat, path)
+        except FileNotFoundError:
+            raise HTTPException(404, f"expected a blob that is here, got {path.name}") from None
+        if (text := request.headers.get("range")) is not None:
+            _check_range(text, found.st_size)
+        return BlobResponse(self.hub, str(path), found)
 
     # ------------------------------------------------------------------ about the hub
 
@@ -573,12 +350,8 @@ def _digests(request: Request, name: str, most: int) -> list[bytes] | None:
     return [bytes.fromhex(text) for text in texts] or None
 
 
-def _address(request: Request) -> str:
-    return request.client.host if request.client else ""
-
-
 def _charge_read(hub: Hub, request: Request, reads: int = 1) -> None:
-    if not hub.reads.take(_address(request), reads):
+    if not hub.reads.take(address_of_client(request), reads):
         most = hub.limits.reads_per_minute
         raise HTTPException(429, f"expected at most {most} pages of posts a minute by one address, got more")
 
@@ -590,18 +363,14 @@ def _root(request: Request) -> bytes:
     return bytes.fromhex(text)
 
 
-def _range(request: Request, size: int) -> tuple[int, int]:
-    """The first byte and the end of the range that a request asks for."""
-    text = request.headers.get("range")
-    if text is None:
-        return 0, size
+def _check_range(text: str, size: int) -> None:
+    """Raise `HTTPException` unless a header names one range within a blob: `FileResponse` would take many."""
     found = _RANGE.fullmatch(text)
     if found is not None and any(found.groups()):
         first, last = found.groups()
         start = int(first) if first else max(0, size - int(last))
-        end = min(size, int(last) + 1) if first and last else size
-        if start < end:
-            return start, end
+        if start < (min(size, int(last) + 1) if first and last else size):
+            return
     raise HTTPException(
         416, f"expected one range within {size} bytes, got {text[:80]!r}", {"content-range": f"bytes */{size}"}
     )

@@ -1,18 +1,15 @@
-"""Connections of the hub: files leave through the kernel, and an idle client, or one that does not read, is cut.
+"""Connections of the hub: one too many ends another one, and a reader that takes too little is cut.
 
 Nothing that strangers hold open keeps others out: where no more connections may be open, a new one takes the place of
 another (`OpenConnections`). ASGI knows none of this, so an app finds its connection in the scope, under `EXTENSION`.
 """
 
 import asyncio
-import os
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Any, Final, cast
 
-import h11
-from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -20,23 +17,13 @@ from tiebreak.node.hub.limits import Network, address_of, is_among
 
 EXTENSION: Final = "tiebreak.connection"
 PATIENCE_SECONDS: Final = 30.0
-"""A reader that takes nothing of what waits for it within this time is cut off."""
-REQUEST_SECONDS: Final = 60.0
-"""The time that a connection has for the head of a request, from its opening or from the last answer."""
-SENT_BYTES: Final = 8 << 20
-"""Bytes handed to the kernel at a time; a socket takes fewer."""
+"""The time that a reader has for what waits for it, in addition to what the bytes take at the least pace."""
+LEAST_PACE: Final = 1 << 16
+"""The least bytes a second at which a client must read."""
+BODY_SECONDS: Final = 60.0
+"""The time that a body which the hub reads whole has to arrive."""
 GRACE_SECONDS: Final = 1.0
 """The time that a request has to arrive before its connection counts as a slow one."""
-
-
-class _Sized:
-    """Bytes that h11 counts and never sees."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def __len__(self) -> int:
-        return self._size
 
 
 class OpenConnections:
@@ -103,7 +90,6 @@ class Connection(H11Protocol):
     """One connection, of any number of requests."""
 
     _patience: asyncio.TimerHandle | None = None
-    _waiting: asyncio.TimerHandle | None = None
 
     def __init__(
         self, *given: Any, open_connections: OpenConnections, proxies: Sequence[Network], **named: Any
@@ -117,7 +103,7 @@ class Connection(H11Protocol):
         peer = self.client[0] if self.client else ""
         self.address = address_of(peer, (), ())
         self._open.add(self, self.loop.time(), is_proxy=is_among(peer, self._proxies))
-        self._wait_for_request()
+        self._open.wait(self, self.loop.time())
         transport.set_write_buffer_limits(0)  # writing is paused while anything waits for the reader
         app = self.app
 
@@ -131,116 +117,59 @@ class Connection(H11Protocol):
         self.app = with_connection
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._be_patient(None)
-        self._stop_waiting()
+        self._stop_patience()
         self._open.remove(self)
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        before = self.cycle
         super().handle_events()
         cycle: Any = self.cycle  # None before the first request
-        if cycle is not before:
-            self._stop_waiting()
         if cycle is not None and not cycle.more_body and not cycle.response_complete:
             self._open.complete(self)
 
     def on_response_complete(self) -> None:
-        self._wait_for_request()
-        super().on_response_complete()  # which may find the next request, if that has come already
-
-    def _wait_for_request(self) -> None:
-        """Uvicorn waits for ever for a first request, and for the rest of any that has begun."""
-        self._stop_waiting()
-        self._waiting = self.loop.call_later(REQUEST_SECONDS, self.cut)
         self._open.wait(self, self.loop.time())
-
-    def _stop_waiting(self) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
-            self._waiting = None
+        super().on_response_complete()  # which may find the next request, if that has come already
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._be_patient(self.transport.get_write_buffer_size())
+        self._stop_patience()
+        seconds = PATIENCE_SECONDS + self.transport.get_write_buffer_size() / LEAST_PACE
+        self._patience = self.loop.call_later(seconds, self.cut)
 
     def resume_writing(self) -> None:
-        self._be_patient(None)
+        self._stop_patience()
         super().resume_writing()
 
-    def _be_patient(self, waiting: int | None) -> None:
-        """Look again later whether fewer than `waiting` bytes wait; None: nothing waits any more."""
+    def _stop_patience(self) -> None:
         if self._patience is not None:
             self._patience.cancel()
-        self._patience = None
-        if waiting is not None:
-            self._patience = self.loop.call_later(PATIENCE_SECONDS, self._look, waiting)
-
-    def _look(self, before: int) -> None:
-        waiting = self.transport.get_write_buffer_size()
-        if waiting < before:
-            self._be_patient(waiting)
-        else:
-            self.cut()
 
     def cut(self) -> None:
         """End the connection, and drop what waits for its reader."""
         self._open.remove(self)
         self.transport.abort()
 
-    def write(self, data: bytes) -> bool:
-        """Write a part of a body that goes on. Returns False, and does not, if earlier parts wait for the reader."""
-        if self.flow.write_paused or self.transport.is_closing() or self.scope["method"] == "HEAD":
-            return False
-        self.transport.write(self.conn.send(h11.Data(data=data)) or b"")
-        return True
-
     async def drained(self) -> None:
         """Wait until the reader has taken everything, or is gone."""
         await self.flow.drain()
-
-    async def send_file(self, file: int, at: int, end: int) -> int:
-        """Send bytes `at` to `end` of an open file as a part of the body. Returns how many of them left.
-
-        They are fewer if the reader goes away or does not read, or if the file is shorter; then the connection is cut.
-        A thread waits for the disk, and none for the reader.
-        """
-        await self.drained()
-        if self.transport.is_closing():
-            return 0
-        first = at
-        try:
-            with closing(self.transport.get_extra_info("socket").dup()) as out:
-                while at < end and await self._has_room(out.fileno()):
-                    try:
-                        sent = await run_in_threadpool(os.sendfile, out.fileno(), file, at, min(SENT_BYTES, end - at))
-                    except BlockingIOError:
-                        continue
-                    if not sent:
-                        break
-                    self.conn.send_with_data_passthrough(h11.Data(data=cast("bytes", _Sized(sent))))
-                    at += sent
-        except ConnectionError:
-            pass
-        if at < end:
-            self.cut()
-            await asyncio.sleep(0)  # now the rest of the app knows
-        return at - first
-
-    async def _has_room(self, out: int) -> bool:
-        """Wait until the socket takes more. False for a reader that is gone or does not read."""
-        ready = asyncio.Event()
-        self.loop.add_writer(out, ready.set)
-        try:
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await ready.wait()
-        except TimeoutError:
-            return False
-        finally:
-            self.loop.remove_writer(out)
-        return not self.transport.is_closing()
 
 
 def connection_of(request: Request) -> Connection:
     """The connection on which a request came."""
     return cast("Connection", request.scope["extensions"][EXTENSION])
+
+
+async def body_of(request: Request, limit: int) -> bytes:
+    """A whole body. Raises `HTTPException` for one that is too long or does not come in time."""
+    parts, held = [], 0
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for data in request.stream():
+                held += len(data)
+                if held > limit:
+                    raise HTTPException(413, f"expected at most {limit} bytes, got more")
+                parts.append(data)
+    except TimeoutError:
+        raise HTTPException(408, f"expected a body within {BODY_SECONDS:.0f} seconds, got a part of it") from None
+    return b"".join(parts)

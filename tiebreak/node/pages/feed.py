@@ -51,7 +51,7 @@ ORIGINS: Final = b"origins.json"
 TITLE: Final = b"name.txt"
 MAX_PROGRAM_BYTES: Final = 1 << 26
 """Bytes of the largest program that the board of a chain asks for."""
-MAX_NAMED_BYTES, MAX_NAMED = 1 << 23, 1 << 17
+MAX_NAMED_BYTES, MAX_NAMED = 1 << 23, 1 << 15
 """Bytes and instructions of the largest program whose instructions pages name; those of a larger one have numbers."""
 MAX_ORIGINS_BYTES: Final = 1 << 23
 MAX_TITLE_BYTES: Final = 100
@@ -74,7 +74,7 @@ _KNOWN: Final = 10_000
 _NAMED: Final = 8
 """Blobs of one name that are tried for a job, the newest first."""
 KEPT_PROGRAM_BYTES, KEPT_ORIGINS_BYTES = 1 << 27, 1 << 26
-_INSTRUCTION, _ORIGIN = 24, 64
+_INSTRUCTION, _ORIGIN = 1 << 10, 64
 """Bytes of an instruction in memory beside its encoding, and of its origin beside the text."""
 _KINDS: Final = (PostKind.OFFER, PostKind.GAME, PostKind.LIBRARY)
 _KINDS_OF_LEDGER: Final = (PostKind.TRANSACTION, PostKind.MOVE, PostKind.RECEIPT)

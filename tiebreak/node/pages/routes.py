@@ -23,7 +23,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from tiebreak.node.hub.bodies import body_of
+from tiebreak.node.hub.connection import body_of
 from tiebreak.node.hub.limits import PROCESSOR
 from tiebreak.node.pages import checking, pictures, views, words
 from tiebreak.node.pages.feed import Feed, PageContext

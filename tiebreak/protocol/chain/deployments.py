@@ -1,4 +1,4 @@
-"""The file that records where the contracts are deployed. `tiebreak deploy` writes it.
+"""The file that records where the contracts are deployed. `tiebreak chain deploy` writes it.
 
 It is a JSON object: version 1, chainId, deployer, contracts: {name: {address, block, transaction, gasUsed, codeHash}}.
 Addresses, transactions and code hashes (keccak-256 of the deployed code) are hexadecimal with 0x.
@@ -69,7 +69,7 @@ def _read(path: Path) -> tuple[int, dict[str, Address], dict[str, bytes]]:
     except OSError as error:
         raise ConfigurationError(f"cannot read {path}: {error.strerror}") from error
     except EncodingError as error:
-        raise ConfigurationError(f"{error}; is this a deployment as `tiebreak deploy` writes it?") from error
+        raise ConfigurationError(f"{error}; is this a deployment as `tiebreak chain deploy` writes it?") from error
 
 
 def require_chain(chain: Chain, chain_id: int) -> None:

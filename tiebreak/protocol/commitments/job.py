@@ -30,7 +30,6 @@ from tiebreak.protocol.commitments.terms import (
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, MIN_PRECISION
 from tiebreak.protocol.packing import U32, Fields, OneOf, Raw, Record, Root, Uint, pack, unpack
-from tiebreak.protocol.program.isa import MAX_INSTRUCTIONS
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import Policy, check_tolerances
 from tiebreak.protocol.tags import Digest, Tag, tagged_hash
@@ -44,7 +43,9 @@ FILE_VERSION: Final = 1
 _VERSION: Final = Uint(8, FILE_VERSION, FILE_VERSION)
 
 Account = Annotated[Address, Raw(ADDRESS_BYTES)]
-Count = Annotated[int, Uint(32, 1, MAX_INSTRUCTIONS)]
+MAX_ENTRIES: Final = 1 << 20
+"""The most instructions, state entries or data entries that a job may name; programs have fewer (`isa`)."""
+Count = Annotated[int, Uint(32, 1, MAX_ENTRIES)]
 Steps = Annotated[int, Uint(64, 1)]
 Wei = Annotated[int, Uint(256, 0, (1 << 128) - 1)]
 Seconds = Annotated[int, Uint(64, 1, MAX_SECONDS)]
@@ -59,7 +60,7 @@ class Job(Record):
     program_root: Root
     body_count: Count
     state_count: Count
-    data_count: Annotated[int, Uint(32, 0, MAX_INSTRUCTIONS)]
+    data_count: Annotated[int, Uint(32, 0, MAX_ENTRIES)]
     initial_state_root: Root
     data_root: Root
     steps: Steps

@@ -46,7 +46,7 @@ class Pace:
     slowdown: int = 1
     """The factor by which a step takes longer on the worst possible data, which a client may have chosen.
 
-    `tiebreak doctor --worst` measures this on a machine.
+    `tiebreak worst` measures this on a machine.
     """
     start_seconds: float = 0
     """Seconds from a process's start to its first step: before the first head, and before the next after a restart."""

@@ -16,7 +16,7 @@ MAX_RANK: Final = 8
 MAX_NUMEL: Final = 1 << 40
 MAX_TERMS: Final = 1 << 32
 MAX_OPERANDS: Final = 3
-MAX_INSTRUCTIONS: Final = 1 << 20
+MAX_INSTRUCTIONS: Final = 1 << 17
 MAX_INSTRUCTION_BYTES: Final = 4096
 
 

@@ -1,7 +1,7 @@
 """The program: a training step as data (SPEC section 4), with its encoding, its root, and the rules it must obey.
 
 Numbered plan of `Program.validate`. The first broken rule is reported with its instruction:
-(1) counts: 1 <= B, S <= 2^20, the loss is the last body instruction, f32, rank 0;
+(1) counts: 1 <= B, S <= 2^17, the loss is the last body instruction, f32, rank 0;
 (2) each instruction's own form: rank, dims, operand count, parameters, encoded size;
 (3) operands name earlier body values;
 (4) dtypes fit the opcode and function;
@@ -10,13 +10,8 @@ Numbered plan of `Program.validate`. The first broken rule is reported with its 
     commits in name order, each the whole of a value;
 (7) random streams are pairwise different;
 (8) limits of the machine that is asked to run it: elements of one value, elements of all values, terms in all.
-
-A program file may hold a million instructions. `Program.decode` checks rules (2) to (5), (7) and (8) for all of them at
-once (`tiebreak.protocol.program.columns`), then rule (6), and judges one by one only those that may break one. It makes
-the object of an instruction when that is first asked for.
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,22 +20,16 @@ from functools import cache, cached_property
 from itertools import pairwise
 from math import prod
 from struct import Struct
-from typing import overload
-
-import numpy as np
 
 from tiebreak.protocol.codec import Reader, decode_name, encode_name, signed, unsigned
 from tiebreak.protocol.errors import EncodingError, ProgramError
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program import isa
-from tiebreak.protocol.program.columns import Flags, Integers, Survey, alike, first_over, survey, whole
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, Slot, SourceKind
 from tiebreak.protocol.tags import EMPTY, Digest, Tag, tagged_hash
 from tiebreak.protocol.trees import Tree, depth_of
 
 MAGIC = b"TBPROG01"
-_STREAM_RULE = "each random stream is used once"
-_DATA_RULE = "data slots are 0, 1, ..., each sourced once"
 _MIN_BYTES = 8
 """The bytes of an instruction without dims, operands and parameters."""
 
@@ -175,55 +164,6 @@ def instruction_digest(encoded: bytes) -> Digest:
     return tagged_hash(Tag.INSTRUCTION, encoded)
 
 
-class Encoded(Sequence[Instruction]):
-    """Instructions of a program file. Each is decoded when it is first asked for."""
-
-    def __init__(self, data: bytes, starts: Integers, lengths: Integers) -> None:
-        self.data, self.starts, self._lengths = data, starts, lengths
-        self._made: list[Instruction | None] = [None] * len(starts)
-        self.decoded = 0
-        """The number of instructions decoded into objects; tests count them instead of seconds."""
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    @overload
-    def __getitem__(self, index: int) -> Instruction: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Instruction, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Instruction | tuple[Instruction, ...]:
-        if isinstance(index, slice):
-            return tuple(self[k] for k in range(*index.indices(len(self))))
-        found = self._made[index]
-        if found is None:
-            found = self._made[index] = decode_instruction(self.encoded(index))
-            self.decoded += 1
-        return found
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Encoded):
-            return self._all() == other._all()
-        return tuple(self) == other if isinstance(other, tuple) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self._all())
-
-    def _all(self) -> tuple[bytes, ...]:
-        return tuple(self.encoded(k) for k in range(len(self)))
-
-    def encoded(self, index: int) -> bytes:
-        """The encoding of one instruction."""
-        start = int(self.starts[index])
-        return self.data[start : start + int(self._lengths[index])]
-
-    def indices(self, opcode: int, function: int) -> list[int]:
-        """The indices of the instructions with this opcode and function."""
-        view = np.frombuffer(self.data, dtype=np.uint8)
-        return np.flatnonzero((view[self.starts] == opcode) & (view[self.starts + 1] == function)).tolist()
-
-
 @dataclass(frozen=True)
 class Program:
     """B body instructions and S commits. Value i is the result of body instruction i."""
@@ -246,8 +186,6 @@ class Program:
     @cached_property
     def encoded(self) -> tuple[bytes, ...]:
         """The encodings of the body instructions, then of the commits."""
-        if isinstance(self.body, Encoded) and isinstance(self.commits, Encoded):
-            return tuple(part.encoded(k) for part in (self.body, self.commits) for k in range(len(part)))
         return tuple(encode_instruction(instruction) for instruction in (*self.body, *self.commits))
 
     @cached_property
@@ -287,8 +225,6 @@ class Program:
 
     def sources(self, kind: SourceKind) -> list[int]:
         """The indices of the `source` instructions of a kind."""
-        if isinstance(self.body, Encoded):
-            return self.body.indices(Opcode.SOURCE, kind)
         return [n for n, i in enumerate(self.body) if i.opcode == Opcode.SOURCE and i.function == kind]
 
     def state_spec(self) -> dict[str, tuple[DType, tuple[int, ...]]]:
@@ -323,10 +259,10 @@ class Program:
         counts = reader.unsigned(4), reader.unsigned(4)
         if not all(1 <= count <= isa.MAX_INSTRUCTIONS for count in counts):
             raise EncodingError(f"expected 1 to {isa.MAX_INSTRUCTIONS} instructions, got {counts}")
-        starts, lengths = _records(reader, sum(counts))
-        body = counts[0]
-        program = cls(Encoded(data, starts[:body], lengths[:body]), Encoded(data, starts[body:], lengths[body:]))
-        _Validator(program, limits or ProgramLimits()).run_over(survey(data, starts, lengths, body))
+        found = [_read(reader, index) for index in range(sum(counts))]
+        reader.finish()
+        program = cls(tuple(found[: counts[0]]), tuple(found[counts[0] :]))
+        program.validate(limits)
         return program
 
     def validate(self, limits: ProgramLimits | None = None) -> None:
@@ -334,18 +270,17 @@ class Program:
         _Validator(self, limits or ProgramLimits()).run()
 
 
-def _records(reader: Reader, count: int) -> tuple[Integers, Integers]:
-    """The starts and lengths of the instructions of a program file. Raises `EncodingError` unless they fill it."""
-    starts, lengths = array("q"), array("q")
-    for index in range(count):
-        length = reader.unsigned(4)
-        if not _MIN_BYTES <= length <= isa.MAX_INSTRUCTION_BYTES:
-            limit = f"{_MIN_BYTES} to {isa.MAX_INSTRUCTION_BYTES}"
-            raise EncodingError(f"instruction {index}: expected {limit} bytes, got {length}")
-        starts.append(reader.skip(length))
-        lengths.append(length)
-    reader.finish()
-    return np.frombuffer(starts, dtype=np.int64), np.frombuffer(lengths, dtype=np.int64)
+def _read(reader: Reader, index: int) -> Instruction:
+    """The next instruction of a program file. Raises `EncodingError`; a length out of range is refused unread."""
+    length = reader.unsigned(4)
+    if not _MIN_BYTES <= length <= isa.MAX_INSTRUCTION_BYTES:
+        limit = f"{_MIN_BYTES} to {isa.MAX_INSTRUCTION_BYTES}"
+        raise EncodingError(f"instruction {index}: expected {limit} bytes, got {length}")
+    encoded = reader.take(length)
+    try:
+        return decode_instruction(encoded)
+    except EncodingError as error:
+        raise EncodingError(f"instruction {index}: {error}") from error
 
 
 def decode_alone(data: bytes) -> Instruction:
@@ -394,53 +329,26 @@ class _Validator:
         self._program = program
         self._limits = limits
         self._at: int | None = None
-        self._streams: set[int] = set()
-        self._elements = 0
-        self._terms = 0
 
     def run(self) -> None:
         self._counts()
+        limits, streams, elements, terms = self._limits, set[int](), 0, 0
         for index, instruction in enumerate((*self._program.body, *self._program.commits)):
-            self._own(index, instruction)
-            self._stream(instruction)
-            self._size(instruction)
+            self._at = index
+            self._form(instruction)
+            self._operands(instruction)
+            self._types(instruction)
+            self._bounds(instruction)
+            if isinstance(instruction.params, isa.RandomParams | isa.ShuffleParams):  # (7)
+                self._require(instruction.params.stream not in streams, "each random stream is used once")
+                streams.add(instruction.params.stream)
+            numel, elements = instruction.numel, elements + instruction.numel  # (8)
+            terms += prod(instruction.index_space)
+            self._require(numel <= limits.value_elements, f"limit of {limits.value_elements} elements a value")
+            self._require(elements <= limits.total_elements, f"limit of {limits.total_elements} elements")
+            self._require(terms <= limits.total_terms, f"limit of {limits.total_terms} terms in all")
         self._at = None
         self._slots()
-
-    def run_over(self, found: Survey) -> None:
-        """The same for a program whose instructions were not decoded: only those in doubt are."""
-        body, limits = len(self._program.body), self._limits
-        self._counts()
-        large = np.flatnonzero(found.numel > limits.value_elements).tolist()
-        ends = [
-            (found.repeated_stream, _STREAM_RULE),
-            (large[0] if large else None, f"limit of {limits.value_elements} elements a value"),
-            (first_over(found.numel, limits.total_elements), f"limit of {limits.total_elements} elements"),
-            (first_over(found.terms, limits.total_terms), f"limit of {limits.total_terms} terms in all"),
-        ]
-        end, rule = min(((index, rule) for index, rule in ends if index is not None), default=(len(found.numel), ""))
-        for index in found.doubtful:
-            if index <= end:
-                try:
-                    one = self._program.body[index] if index < body else self._program.commits[index - body]
-                except EncodingError as error:
-                    raise EncodingError(f"instruction {index}: {error}") from error
-                self._own(index, one)
-                found.misses_slots |= isinstance(one.params, Slot)
-        self._at = end
-        self._require(not rule, rule)
-        self._at = None
-        if found.misses_slots:
-            self._slots()
-        else:
-            self._slots_over(found)
-
-    def _own(self, index: int, instruction: Instruction) -> None:
-        self._at = index
-        self._form(instruction)
-        self._operands(instruction)
-        self._types(instruction)
-        self._bounds(instruction)
 
     def _require(self, holds: bool, rule: str) -> None:
         if not holds:
@@ -560,41 +468,8 @@ class _Validator:
             for index in program.sources(kind):
                 self._source(index, seen)
         data = [_slot(i) for i in program.data_slots]
-        self._require([s.slot for s in data] == list(range(len(data))), _DATA_RULE)
+        self._require([s.slot for s in data] == list(range(len(data))), "data slots are 0, 1, ..., each sourced once")
         self._name_order("data is", [s.name.encode() for s in data])
-
-    def _slots_over(self, found: Survey) -> None:
-        """Checks the same in vectors. Only the first commit and the first source that break a rule become objects."""
-        body, commits = self._program.body, self._program.commits
-        assert isinstance(body, Encoded)
-        assert isinstance(commits, Encoded)
-        data, count, names = body.data, len(commits), found.names
-        holds, values = whole(data, commits.starts)
-        holds &= (found.slots[-count:] == np.arange(count)) & alike(data, commits.starts, body.starts[values])
-        for slot in np.flatnonzero(~holds)[:1].tolist():
-            self._commit(slot)
-        self._name_order("commits are", names[-count:])
-        sources = found.slotted[:-count]
-        kinds = np.frombuffer(data, dtype=np.uint8)[body.starts[sources] + 1]
-        states, of_data = np.flatnonzero(kinds == SourceKind.STATE), np.flatnonzero(kinds == SourceKind.DATA)
-        slots = found.slots[states]
-        commit = np.minimum(slots, count - 1)
-        holds = (slots < count) & alike(data, body.starts[sources[states]], commits.starts[commit])
-        pairs = zip(states.tolist(), (commit - count).tolist(), strict=True)
-        holds &= np.fromiter((names[a] == names[b] for a, b in pairs), np.bool_, len(slots))
-        self._first_source(sources[states], slots, holds)
-        slots = found.slots[of_data]
-        self._first_source(sources[of_data], slots, np.ones(len(slots), dtype=np.bool_))
-        order = np.argsort(slots)
-        self._require(np.array_equal(slots[order], np.arange(len(slots))), _DATA_RULE)
-        self._name_order("data is", [names[k] for k in of_data[order].tolist()])
-
-    def _first_source(self, indices: Integers, slots: Integers, holds: Flags) -> None:
-        """Judge the first of these sources that does not hold, or whose slot one before it has."""
-        is_new = np.zeros(len(slots), dtype=np.bool_)
-        is_new[np.unique(slots, return_index=True)[1]] = True
-        for k in np.flatnonzero(~(holds & is_new))[:1].tolist():
-            self._source(int(indices[k]), set(slots[:k].tolist()))
 
     def _commit(self, slot: int) -> None:
         commit = self._program.commits[slot]
@@ -621,16 +496,3 @@ class _Validator:
 
     def _name_order(self, what: str, names: list[bytes]) -> None:
         self._require(all(a < b for a, b in pairwise(names)), f"{what} in name order")
-
-    def _stream(self, i: Instruction) -> None:  # (7)
-        if isinstance(i.params, isa.RandomParams | isa.ShuffleParams):
-            self._require(i.params.stream not in self._streams, _STREAM_RULE)
-            self._streams.add(i.params.stream)
-
-    def _size(self, i: Instruction) -> None:  # (8)
-        limits = self._limits
-        self._elements += i.numel
-        self._terms += prod(i.index_space)
-        self._require(i.numel <= limits.value_elements, f"limit of {limits.value_elements} elements a value")
-        self._require(self._elements <= limits.total_elements, f"limit of {limits.total_elements} elements")
-        self._require(self._terms <= limits.total_terms, f"limit of {limits.total_terms} terms in all")

@@ -81,7 +81,8 @@ class CBackend(TorchBackend):
             found, dtype = sums.TabledSum(library, tables, None), TORCH_DTYPES[i.dtype]
             return lambda x, *_: found.greatest(x[0], torch.empty(i.shape, dtype=dtype), place=place)
         counts, precision = self.stats.of(kind_of(i)), self.options.rounding(i).precision
-        planned = sums.TabledSum(library, tables, self.options.shuffled, integers.choose(tables, precision))
+        chosen = integers.choose(tables, precision, forced=self.options.by_integers)
+        planned = sums.TabledSum(library, tables, self.options.shuffled, chosen)
         return lambda x, _, near: planned.run(x, self.empty(i.shape, torch.float32), counts, precision, near)
 
     def _scattered(self, i: Instruction, _: Sequence[torch.dtype]) -> Prepared | None:

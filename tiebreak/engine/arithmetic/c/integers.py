@@ -114,9 +114,9 @@ class Shape:
         return RESIDUES // (self.batches * round_up(self.k, TILE) * count) // 32 * 32
 
 
-def choose(tables: ReduceTables, precision: int) -> "IntegerSum | None":
-    """Computes a sum of products by integers; None if FP64 is faster, or nothing can."""
-    if len(tables.operands) < 2 or not tables.out or (wanted := native.integers()) == "0":
+def choose(tables: ReduceTables, precision: int, *, forced: bool = False) -> "IntegerSum | None":
+    """Computes a sum of products by integers; None if nothing can, or FP64 is faster (unless `forced`)."""
+    if len(tables.operands) < 2 or not tables.out or (wanted := "1" if forced else native.integers()) == "0":
         return None
     batches, m, n = map(len, tables.out)
     shape, count = Shape(batches, m, n, tables.terms), count_of(tables.terms, precision)

@@ -63,12 +63,13 @@ def describe(device: torch.device) -> tuple[str, str]:
     return name, f"{count} moduli; FP64 would take {SHARE * byte / count / fp64:.0f} times as long, it is estimated"
 
 
-def rates_of(device: torch.device) -> tuple[int, int] | None:
+def rates_of(device: torch.device, *, forced: bool = False) -> tuple[int, int] | None:
     """The rates by which a device computes products by integers; None if it computes none so."""
     backend, arch = target(device)
-    if native.integers() == "0" or backend == "hip":
+    wanted = "1" if forced else native.integers()
+    if wanted == "0" or backend == "hip":
         return None
-    return RATES.get(arch, (1, 1) if native.integers() == "1" else None)
+    return RATES.get(arch, (1, 1) if wanted == "1" else None)
 
 
 def cost(tables: ReduceTables, count: int, rates: tuple[int, int]) -> tuple[float, float]:
@@ -86,12 +87,14 @@ def cost(tables: ReduceTables, count: int, rates: tuple[int, int]) -> tuple[floa
     return batches * (packed + multiplied + ended), batches * m * n * (tables.terms + 14) / fp64
 
 
-def choose(tables: ReduceTables, precision: int, device: torch.device) -> "LaunchedIntegers | None":
-    """Computes a sum of products by integers; None if FP64 is faster, or the device is not known."""
-    rates = rates_of(device) if len(tables.operands) > 1 and tables.out else None
+def choose(
+    tables: ReduceTables, precision: int, device: torch.device, *, forced: bool = False
+) -> "LaunchedIntegers | None":
+    """Computes a sum of products by integers; None if the device is not known, or FP64 is faster (unless `forced`)."""
+    rates = rates_of(device, forced=forced) if len(tables.operands) > 1 and tables.out else None
     if rates is None or tables.terms > MOST_TERMS:
         return None
-    count, forced = count_of(tables.terms, precision), native.integers() == "1"
+    count, forced = count_of(tables.terms, precision), forced or native.integers() == "1"
     if len(tables.out[0]) * count * round_up(tables.terms, TILE["BLOCK_K"]) * TILE["BLOCK_M"] > RESIDUES:
         return None
     integers, fp64 = cost(tables, count, rates)

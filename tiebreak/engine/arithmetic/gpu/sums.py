@@ -251,7 +251,7 @@ class LaunchedSum:
         tables, self._copies = arrange(instruction, tables)
         self._instruction, self._tables, self._prologue = instruction, tables, prologue
         self._shuffled, self._rounded = options.shuffled, options.rounding(instruction)
-        self._integers = choose(tables, self._rounded.precision, options.device)
+        self._integers = choose(tables, self._rounded.precision, options.device, forced=options.by_integers)
         self._call: _Call | None = None
         """The call that all launches with terms in order share."""
 

@@ -33,6 +33,10 @@ class Options:
     device work."""
     looks: bool
     """Whether to look at values in order to leave out work costs less than the work."""
+    compiled: bool
+    """Whether compiled kernels may compute; without them it is torch alone."""
+    by_integers: bool
+    """Whether integers compute all matrix products that they can, faster or not; else the environment decides."""
 
     def rounding(self, instruction: Instruction) -> Round:
         """Rounds the sums of an instruction: to bfloat16, or to the job's precision."""

@@ -12,13 +12,31 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tiebreak.engine.optimizers.settings import Adagrad, NAdam, RAdam, f32
+from tiebreak.engine.optimizers.settings import Adafactor, Adagrad, NAdam, Optimizer, RAdam, f32
 from tiebreak.protocol.numbers.float32 import round_ratio
 
+ADAFACTOR: Final = "second_moment_weight"
+"""The data entry f32 [steps] with the weight of the newest squared gradient."""
 ADAGRAD: Final = "adagrad.decay"
 NADAM: Final = ("nadam.gradient", "nadam.moment", "nadam.deviation")
 RADAM: Final = "radam.scale"
 _CONTEXT: Final = Context(prec=60, rounding=ROUND_HALF_EVEN)
+
+
+def second_moment_weights(steps: int, decay: float) -> Tensor:
+    """t^decay for t = 1 ... steps, correctly rounded, f32 [steps]: whoever makes the table gets the same bytes.
+
+    An FP64 power is used if changing it by 2^-40 (far beyond any library's error) gives the same FP32 number; otherwise
+    50 decimal digits decide.
+    """
+    powers = torch.arange(1, steps + 1, dtype=torch.float64) ** decay
+    low, high = ((powers * (1 + e)).float() for e in (-(2.0**-40), 2.0**-40))
+    context, table = Context(prec=50), low.clone()
+    for i in (low != high).nonzero().flatten().tolist():
+        below, above = low[i].item(), high[i].item()  # neighbours, of which the nearer one is taken
+        is_below = context.power(Decimal(i + 1), Decimal(decay)) < (Decimal(below) + Decimal(above)) / 2
+        table[i] = below if is_below else above
+    return table
 
 
 def adagrad_table(o: Adagrad, steps: int) -> dict[str, Tensor]:
@@ -76,6 +94,20 @@ def radam_begins(o: RAdam, steps: int) -> int:
                 return t - 1
             power *= b2
     return steps
+
+
+def tables(optimizer: Optimizer, steps: int) -> dict[str, Tensor]:
+    """The data entries that an optimizer reads in addition to the learning rates."""
+    match optimizer:
+        case Adafactor():
+            return {ADAFACTOR: second_moment_weights(steps, optimizer.beta2_decay)}
+        case Adagrad():
+            return adagrad_table(optimizer, steps)
+        case NAdam():
+            return nadam_tables(optimizer, steps)
+        case RAdam():
+            return radam_table(optimizer, steps)
+    return {}
 
 
 def _rounded(values: Iterable[Decimal]) -> Tensor:

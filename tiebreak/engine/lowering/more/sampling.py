@@ -6,8 +6,8 @@ from functools import reduce
 from itertools import product
 
 from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.lowering.elementwise import floor, round_
 from tiebreak.engine.lowering.registry import Context, lowers
-from tiebreak.engine.lowering.scalars import floor, round_
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 _NEAREST, _BICUBIC = 1, 2

@@ -19,19 +19,19 @@ from tests.protocol.town import JOB, PACE, START
 from tests.tiebreak.node.test_hub_client import answer, liar
 from tests.tiebreak.test_channel import Evil, frame, framed
 from tests.waiting import until
-from tiebreak.api.machine.channel import Channel
-from tiebreak.node import crews as crews_module
-from tiebreak.node import hub_client, workbench
-from tiebreak.node.crews import NICENESS, Crew, Crews
+from tiebreak.api.machine.workers import Channel
+from tiebreak.node import hub_connection, worker_tasks
+from tiebreak.node import workers as workers_module
 from tiebreak.node.driver import Driver
-from tiebreak.node.hub_client import HubAway, HubClient, HubRefused
+from tiebreak.node.hub_client import HubClient, HubRefused
+from tiebreak.node.hub_connection import HubAway
 from tiebreak.node.journal import Journal
 from tiebreak.node.parties import AcceptancePolicy, AuditorNode, Shelf, TrainerNode
-from tiebreak.node.work import (
+from tiebreak.node.tasks import (
     ANSWERS,
+    MAX_ANSWER_BYTES,
     ORDERS,
     Answer,
-    Bench,
     Compute,
     Failed,
     Fetch,
@@ -40,9 +40,10 @@ from tiebreak.node.work import (
     Steps,
     Task,
     Try,
-    lead,
+    WorkerSettings,
 )  # fmt: skip
-from tiebreak.node.workbench import Workbench
+from tiebreak.node.worker_tasks import WorkerTasks
+from tiebreak.node.workers import NICENESS, Listeners, TaskQueue, WorkerPool
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.game.moves import Concede, OpenChunk
 from tiebreak.protocol.packing import Record
@@ -63,11 +64,28 @@ def gather(number: int) -> Compute:
 def connected() -> tuple[Channel, Channel]:
     """A party's end of a connection, and that of its worker."""
     ours, theirs = socketpair()
-    return lead(ours), Channel(theirs, sends=ANSWERS, takes=ORDERS)
+    ours.setblocking(False)
+    return Channel(ours, sends=ORDERS, takes=ANSWERS, limit=MAX_ANSWER_BYTES), Channel(
+        theirs, sends=ANSWERS, takes=ORDERS
+    )
 
 
-def bench(folder: Path, **given: Any) -> Bench:
-    return Bench(folder=folder, domain=DOMAIN, **{"hub": "http://127.0.0.1:9", **given})
+def process(ours: Channel, on_kill: Callable[[], object] = lambda: None) -> Any:
+    """A worker process, but for the process."""
+
+    def kill() -> None:
+        on_kill()
+        ours.shut()
+
+    def end() -> int:
+        ours.shut()
+        return -9
+
+    return SimpleNamespace(channel=ours, kill=kill, end=end)
+
+
+def bench(folder: Path, **given: Any) -> WorkerSettings:
+    return WorkerSettings(folder=folder, domain=DOMAIN, **{"hub": "http://127.0.0.1:9", **given})
 
 
 def test_a_move_waits_for_no_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,73 +94,72 @@ def test_a_move_waits_for_no_other_work(tmp_path: Path, monkeypatch: pytest.Monk
     Of the three jobs, each has a process of its own, and files hold up none of them.
     """
     began: SimpleQueue[Channel] = SimpleQueue()
-    ended = list[Crew]()
+    ended, held = list[TaskQueue](), list[Channel]()
 
-    def start(self: Crew) -> None:
-        self._channel, there = connected()
-        end = lambda: (ended.append(self), there.close())  # noqa: E731
-        self._process = SimpleNamespace(terminate=end, join=lambda *_: None, is_alive=lambda: False)
+    def start(self: TaskQueue) -> Any:
+        ours, there = connected()
         began.put(there)
+        held.append(there)
+        return process(ours, partial(ended.append, self))
 
     def next_task() -> tuple[Task, Channel]:
         there = began.get(timeout=20)
         return there.wait(), there
 
-    monkeypatch.setattr(Crew, "_start", start)
-    crews, moved, nothing = Crews(bench(tmp_path, processes=3)), SimpleQueue[int](), lambda _: None
+    monkeypatch.setattr(TaskQueue, "_start", start)
+    pool, moved, nothing = WorkerPool(bench(tmp_path, processes=3)), SimpleQueue[int](), lambda _: None
     waiting: list[Task] = [Publish(job=job, count=1, logs=1) for job in JOBS]
-    crews.ask(waiting[0], nothing)
+    pool.ask(waiting[0], nothing)
     assert next_task()[0] == waiting[0]
-    crews.ask(waiting[1], nothing)
+    pool.ask(waiting[1], nothing)
     for job in JOBS:
         train = Compute(work=e.Train(job_id=job.id, count=1), job=job)
-        crews.ask(train, nothing)
+        pool.ask(train, nothing)
         assert next_task()[0] == train
     for number in (0, 1):
-        crews.ask(gather(number), lambda _, number=number: moved.put(number))  # type: ignore[misc]
+        pool.ask(gather(number), lambda _, number=number: moved.put(number))  # type: ignore[misc]
         task, there = next_task()
         assert task == gather(number)
     there.send(Answer(move=Concede()))
     assert moved.get(timeout=20) == 1
-    crews.ask(gather(1), nothing)
+    pool.ask(gather(1), nothing)
     assert there.wait() == gather(1)
-    mover = crews._movers[JOBS[0].id]
-    assert [crew._bench.niceness for crew in crews._all] == [0, *[NICENESS] * 4, 0, 0]
-    crews.move_only({JOBS[1].id, JOBS[2].id})
+    mover = pool._movers[JOBS[0].id]
+    assert [queue.settings.niceness for queue in pool._all] == [0, *[NICENESS] * 4, 0, 0]
+    pool.move_only({JOBS[1].id, JOBS[2].id})
     assert ended == [mover]
-    assert crews._movers.keys() == {JOBS[1].id}
-    crews.stop()
+    assert pool._movers.keys() == {JOBS[1].id}
+    pool.stop()
     assert len(ended) == 6
 
 
 def test_what_fails_again_and_again_keeps_nothing_from_its_turn(tmp_path: Path, monkeypatch: Any) -> None:
     """The oldest tasks fail for ever and are due again: a new one comes first."""
     ours, there = connected()
-    monkeypatch.setattr("tiebreak.node.crews.FIRST_PAUSE", 0.0)
-    process = SimpleNamespace(terminate=there.close, join=lambda _: None, is_alive=lambda: False)
-    monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_channel=ours, _process=process))
-    crew, tasks = Crew(bench(tmp_path)), [Publish(job=job, count=1, logs=1) for job in JOBS]
+    monkeypatch.setattr("tiebreak.node.workers.FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(TaskQueue, "_start", lambda _: process(ours))
+    queue, tasks = TaskQueue(bench(tmp_path)), [Publish(job=job, count=1, logs=1) for job in JOBS]
     for task in tasks[:2]:
-        crew.ask(task, lambda _: None)
+        queue.ask(task, lambda _: None)
     assert there.wait() == tasks[0]
-    crew.ask(tasks[2], lambda _: None)
+    queue.ask(tasks[2], lambda _: None)
     for task in (tasks[1], tasks[2], tasks[0]):
         there.send(Failed(reason="the hub is away"))
         assert there.wait() == task
-    crew.stop()
+    queue.stop()
 
 
 def test_many_programs_of_one_client_keep_no_other_from_its_trial(tmp_path: Path, monkeypatch: Any) -> None:
     began, ends = SimpleQueue[Task](), SimpleQueue[Answer]()
-    monkeypatch.setattr(Crew, "_try", lambda _, waiting: (began.put(waiting.task), ends.get())[1])
+    monkeypatch.setattr(TaskQueue, "_try", lambda _, waiting: (began.put(waiting.task), ends.get())[1])
     other = replace(JOB, client=CHALLENGER.address)
-    crew, tasks = Crew(bench(tmp_path)), [Try(job=job) for job in (*JOBS, other)]
+    queue, tasks = TaskQueue(bench(tmp_path)), [Try(job=job) for job in (*JOBS, other)]
     for task in tasks:
-        crew.ask(task, lambda _: None)
+        queue.ask(task, lambda _: None)
     for number in (0, 3, 1, 2):
         assert began.get(timeout=20) == tasks[number]
         ends.put(Answer())
-    crew.stop()
+    queue.stop()
 
 
 def by_strangers(count: int) -> list[Try]:
@@ -164,21 +181,21 @@ def test_hostile_programs_of_many_keys_keep_no_stranger_for_hours(tmp_path: Path
     """A hundred programs that never end, each of a key of its own, and then one that takes five seconds."""
     clock, began, done = Clock(), list[tuple[Task, float]](), SimpleQueue[Any]()
     *hostile, honest = by_strangers(101)
-    monkeypatch.setattr(crews_module, "time", clock)
-    monkeypatch.setattr(crews_module, "STRANGERS", 1)  # no pauses: the order is what is tested
+    monkeypatch.setattr(workers_module, "time", clock)
+    monkeypatch.setattr(workers_module, "STRANGERS", 1)  # no pauses: the order is what is tested
 
-    def attempt(crew: Crew, waiting: Any) -> Answer:
+    def attempt(queue: TaskQueue, waiting: Any) -> Answer:
         if not began:
             ready.wait(20)
-        began.append((waiting.task, crew._seconds(waiting)))
+        began.append((waiting.task, queue._seconds(waiting)))
         clock.now += min(began[-1][1], 5 if waiting.task == honest else 1e9)
         return Answer(seconds=1.0) if waiting.task == honest else Answer(problem="it takes for ever")
 
     ready = Event()
-    monkeypatch.setattr(Crew, "_try", attempt)
-    crew = Crew(bench(tmp_path))
+    monkeypatch.setattr(TaskQueue, "_try", attempt)
+    queue = TaskQueue(bench(tmp_path))
     for task in (*hostile, honest):
-        crew.ask(task, lambda answer, task=task: done.put((task, answer.problem)), is_strangers=True)  # type: ignore[misc]
+        queue.ask(task, lambda answer, task=task: done.put((task, answer.problem)), is_strangers=True)  # type: ignore[misc]
     ready.set()
     assert done.get(timeout=20) == (honest, "")
     assert [task for task, _ in began[:101]] == [*hostile, honest]
@@ -187,7 +204,7 @@ def test_hostile_programs_of_many_keys_keep_no_stranger_for_hours(tmp_path: Path
     assert [seconds for task, seconds in began if task == hostile[0]] == [600 / 64, 600 / 8, 600], (
         "all the time, at last"
     )
-    crew.stop()
+    queue.stop()
 
 
 @pytest.mark.parametrize("kind", [Try, Fetch])
@@ -198,37 +215,37 @@ def test_named_clients_and_seats_wait_for_no_stranger(kind: type, tmp_path: Path
     if kind is Fetch:
         tasks = [Fetch(job=task.job, count=0, listings=()) for task in tasks]
     first, second, third, named = tasks
-    monkeypatch.setattr(crews_module, "time", clock)
-    monkeypatch.setattr(Crew, "_try", lambda _, waiting: (began.put(waiting.task), ends.get())[1])
-    crew, kills, done = Crew(bench(tmp_path)), list[Task](), SimpleQueue[Task]()
+    monkeypatch.setattr(workers_module, "time", clock)
+    monkeypatch.setattr(TaskQueue, "_try", lambda _, waiting: (began.put(waiting.task), ends.get())[1])
+    queue, kills, done = TaskQueue(bench(tmp_path)), list[Task](), SimpleQueue[Task]()
 
     def kill() -> None:
         kills.append(first)
         clock.now += 7
         ends.put(Answer(problem="killed") if kind is Try else Failed(reason="killed"))
 
-    crew._process = SimpleNamespace(kill=kill, terminate=lambda: None, join=lambda _: None, is_alive=lambda: False)
+    queue._worker = SimpleNamespace(kill=kill, end=lambda: -9)  # type: ignore[assignment]
     for task in (first, second, third):
-        crew.ask(task, lambda _, task=task: done.put(task), is_strangers=True)  # type: ignore[misc]
+        queue.ask(task, lambda _, task=task: done.put(task), is_strangers=True)  # type: ignore[misc]
     assert began.get(timeout=20) == first
-    crew.ask(named, lambda _: done.put(named))
+    queue.ask(named, lambda _: done.put(named))
     assert began.get(timeout=20) == named
     assert kills == [first]
     ends.put(Answer(seconds=1.0))
     assert done.get(timeout=20) == named, "it has the first answer; what was ended for it has none yet"
     if kind is Try:  # strangers have half of the time: what took seven seconds is followed by seven of rest
-        with crew._changed:
+        with queue._changed:
             assert began.empty()
-            assert {crew._due(waiting) - clock.now for waiting in crew._tasks} == {7}
+            assert {queue._due(waiting) - clock.now for waiting in queue._tasks} == {7}
             clock.now += 7
-            crew._changed.notify_all()
+            queue._changed.notify_all()
     assert began.get(timeout=20) == first, "no try of it counts"
     for task in (second, third):
         ends.put(Answer(seconds=1.0))
         assert began.get(timeout=20) == task
     ends.put(Answer())
     assert [done.get(timeout=20) for _ in range(3)] == [first, second, third]
-    crew.stop()
+    queue.stop()
 
 
 def test_a_named_client_a_seat_and_a_signature_are_no_strangers() -> None:
@@ -260,17 +277,17 @@ FATES = {
 @pytest.mark.parametrize("fate", FATES)
 def test_no_mail_is_waited_for_without_a_deadline(fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The task ends with a failure, after which others have their turn; posts behind one that is not taken are sent."""
-    monkeypatch.setattr(hub_client, "FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(workbench, "SECONDS", 0.0)
-    monkeypatch.setattr(workbench, "HubClient", partial(HubClient, seconds=0.1))
+    monkeypatch.setattr(hub_connection, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(worker_tasks, "SECONDS", 0.0)
+    monkeypatch.setattr(worker_tasks, "HubClient", partial(HubClient, seconds=0.1))
     for name in ("open_offer", "parts", "secret_of"):
-        monkeypatch.setattr(workbench, name, lambda *_: [])
+        monkeypatch.setattr(worker_tasks, name, lambda *_: [])
     file = (tmp_path / "file").open("wb+", buffering=0)
-    monkeypatch.setattr(workbench, "publish", lambda _run, _listed, blobs, *_: blobs.put(file, 0))
+    monkeypatch.setattr(worker_tasks, "publish", lambda _run, _listed, blobs, *_: blobs.put(file, 0))
     listing = LibraryBody(count=0, logs=0, files=(PublishedFile(name=b"offer.bin", size=9, root=NOTHING),))
     script = FATES[fate]
     with liar(lambda _: script or []) as url:
-        own = Workbench(bench(tmp_path, hub=url if script else "http://127.0.0.1:9"), lambda _: None)
+        own = WorkerTasks(bench(tmp_path, hub=url if script else "http://127.0.0.1:9"), lambda _: None)
         for task in (Fetch(job=JOB, count=0, listings=(listing,)), Publish(job=JOB, count=0, logs=0)):
             found = own.do(task)
             assert isinstance(found, Failed)
@@ -291,7 +308,7 @@ def test_posts_that_a_hub_does_not_take_hide_none_behind_them(tmp_path: Path) ->
 
     journal.keep_fact("hub", b"hub")
     given: dict[str, Any] = dict.fromkeys(("machine", "ground", "shelf"))
-    given["crews"] = SimpleNamespace(listen=lambda *_: None)
+    given["workers"] = SimpleNamespace(listeners=Listeners())
     notes = SimpleNamespace(warn=lambda *_: None)
     Driver(hub_client=SimpleNamespace(hub=b"hub", post=post), journal=journal, notes=notes, **given)._send_all()  # type: ignore[arg-type]
     assert asked == [b"%d" % number for number in range(70)]
@@ -373,11 +390,11 @@ def test_a_trainer_wants_no_job_whose_stake_is_over_a_limit() -> None:
 def test_a_program_is_tried_once_in_a_process_that_ends(fate: str, tmp_path: Path, monkeypatch: Any) -> None:
     """It is ended when it takes too long, and not tried again if the system ends it, for want of memory."""
     ours, there = connected()
-    process = SimpleNamespace(kill=lambda: ended.append(fate), join=lambda _: None, exitcode=-9)
-    monkeypatch.setattr(Crew, "_start", lambda self: self.__dict__.update(_channel=ours, _process=process))
-    ended, found = list[str](), SimpleQueue[Answer]()
-    crews = Crews(bench(tmp_path, trial_seconds=0 if fate == "too long" else 20))
-    crews.ask(Try(job=JOB), found.put)
+    ended, found, worker = list[str](), SimpleQueue[Answer](), process(ours)
+    worker.end = lambda: (ended.append(fate), -9)[1]
+    monkeypatch.setattr(TaskQueue, "_start", lambda _: worker)
+    pool = WorkerPool(bench(tmp_path, trial_seconds=0 if fate == "too long" else 20))
+    pool.ask(Try(job=JOB), found.put)
     if fate != "too long":
         assert there.wait() == Try(job=JOB)
     if fate == "in time":
@@ -390,16 +407,17 @@ def test_a_program_is_tried_once_in_a_process_that_ends(fate: str, tmp_path: Pat
             there.close()
         assert "a step in" in found.get(timeout=20).problem
     assert ended == [fate]
-    crews.stop()
+    pool.stop()
 
 
 def driving(machine: Any, folder: Path, asked: list[tuple[Task, Any]], told: list[e.Event]) -> Driver:
     machine.shelf = Shelf(folder)
-    crews = SimpleNamespace(bench=bench(folder), listen=lambda *_: None, ask=lambda *given, **_: asked.append(given))
+    ask = lambda *given, **_: asked.append(given)  # noqa: E731
+    pool = SimpleNamespace(settings=bench(folder), listeners=Listeners(), ask=ask)
     notes = SimpleNamespace(info=lambda *_, **__: None, warn=lambda *_, **__: None)
     ground = SimpleNamespace(now=lambda: START, domain=DOMAIN)
     given: dict[str, Any] = {"ground": ground, "hub_client": SimpleNamespace()}
-    made = Driver(machine, journal=Journal(folder, {}), shelf=machine.shelf, crews=crews, notes=notes, **given)  # type: ignore[arg-type]
+    made = Driver(machine, journal=Journal(folder, {}), shelf=machine.shelf, workers=pool, notes=notes, **given)  # type: ignore[arg-type]
     made.tell = told.append  # type: ignore[method-assign]
     return made
 
@@ -501,27 +519,26 @@ def test_what_a_worker_says_wrong_costs_its_own_task_a_try_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]
 ) -> None:
     """The process is ended, nothing of it is unpickled or believed, no secret is opened, and the next may answer."""
-    began, killed = SimpleQueue[Channel](), list[Crew]()
+    began, killed = SimpleQueue[Channel](), list[TaskQueue]()
     opened, told, trouble, answers = list[Digest](), list[Steps](), SimpleQueue[str](), SimpleQueue[Answer]()
 
-    def start(self: Crew) -> None:
-        self._channel, there = connected()
-        end = lambda: killed.append(self)  # noqa: E731
-        self._process = SimpleNamespace(
-            kill=end, terminate=there.close, join=lambda *_: None, is_alive=bool, exitcode=-9
-        )
+    def start(self: TaskQueue) -> Any:
+        ours, there = connected()
         began.put(there)
+        worker = process(ours)
+        worker.end = lambda: (killed.append(self), -9)[1]
+        return worker
 
     def unseal(_data: bytes, job_id: Digest) -> bytes:
         opened.append(job_id)
         return bytes(32)
 
-    monkeypatch.setattr(Crew, "_start", start)
-    monkeypatch.setattr("tiebreak.node.crews.FIRST_PAUSE", 0.0)
-    crew = Crew(bench(tmp_path, trial_seconds=30), unseal)
-    crew.listen(told.append, lambda text, _: trouble.put(text))
+    monkeypatch.setattr(TaskQueue, "_start", start)
+    monkeypatch.setattr("tiebreak.node.workers.FIRST_PAUSE", 0.0)
+    listeners = Listeners(told.append, lambda text, _: trouble.put(text))
+    queue = TaskQueue(bench(tmp_path, trial_seconds=30), unseal, listeners)
     for what, (task, said) in hostile(tmp_path / "evil").items():
-        crew.ask(task, answers.put)
+        queue.ask(task, answers.put)
         first = began.get(timeout=20)
         assert first.wait() == task
         first._end.sendall(said)
@@ -533,41 +550,42 @@ def test_what_a_worker_says_wrong_costs_its_own_task_a_try_and_no_more(
         assert "tried again" in trouble.get(timeout=20), what
         second = began.get(timeout=20)
         assert second.wait() == task
-        assert crew.tasks == 1, what
+        assert queue.tasks == 1, what
         second.send(Answer(problem="done"))
         assert answers.get(timeout=20) == Answer(problem="done"), what
-        crew._bury(EOFError())
+        queue._end_process()
         cases()
     assert opened == []
     assert [steps.first_step for steps in told] == [1], "of steps told twice, the first time counts"
     assert len(killed) >= len(hostile(tmp_path))
     assert not (tmp_path / "evil").exists(), "nothing was unpickled"
-    crew.stop()
+    queue.stop()
 
 
 def test_a_worker_that_reads_nothing_holds_up_no_other_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The party drops work, asks for more and stops while a large task is stuck."""
     began = SimpleQueue[Channel]()
 
-    def start(self: Crew) -> None:
-        self._channel, there = connected()
-        self._process = SimpleNamespace(terminate=there.close, join=lambda *_: None, is_alive=bool)
+    def start(_: TaskQueue) -> Any:
+        ours, there = connected()
         began.put(there)
+        return process(ours)
 
-    monkeypatch.setattr(Crew, "_start", start)
-    crew, moves = Crew(bench(tmp_path)), (OpenChunk(chunk=bytes(512)),) * 2000
+    monkeypatch.setattr(TaskQueue, "_start", start)
+    queue, moves = TaskQueue(bench(tmp_path)), (OpenChunk(chunk=bytes(512)),) * 2000
     large = Compute(work=e.Gather(game_id=NOTHING, sequence=0, snapshot=NOTHING, said=moves), job=JOB)
-    crew.ask(large, lambda _: None)
-    began.get(timeout=20)
+    queue.ask(large, lambda _: None)
+    there = began.get(timeout=20)
     done = SimpleQueue[object]()
 
     def go_on() -> None:
-        until(lambda: crew._channel is not None and crew._channel.owes)
-        done.put(crew.drop(lambda _: True))
-        crew.ask(gather(1), lambda _: None)
-        done.put(crew.tasks)
-        crew.stop()
+        until(lambda: queue._worker is not None and queue._worker.channel.owes)
+        done.put(queue.drop(lambda _: True))
+        queue.ask(gather(1), lambda _: None)
+        done.put(queue.tasks)
+        queue.stop()
         done.put("stopped")
 
     Thread(target=go_on, daemon=True).start()
     assert [done.get(timeout=60) for _ in range(3)] == [[large.work], 2, "stopped"]
+    there.close()

@@ -9,11 +9,9 @@ from math import inf, prod
 from tiebreak.engine.lowering.builder import Ref, Scalar
 from tiebreak.engine.lowering.indexing import gather
 from tiebreak.engine.lowering.reductions import backwards, ordered
-from tiebreak.engine.lowering.registry import Context, lowers
+from tiebreak.engine.lowering.registry import MAX_COMPARISONS, Context, lowers
 from tiebreak.protocol.program.isa import DType, MapFunction, ReduceFunction
 
-MAX_COMPARISONS = 1 << 28
-"""The most comparisons of one order; they are held as i64, 2 GiB."""
 MAX_ROUNDS = 16
 """The most places that are found one after the other, each by an extreme of what is left."""
 

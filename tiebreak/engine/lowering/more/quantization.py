@@ -3,8 +3,8 @@
 from typing import Final
 
 from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.lowering.elementwise import round_
 from tiebreak.engine.lowering.registry import Context, lowers
-from tiebreak.engine.lowering.scalars import round_
 from tiebreak.protocol.program.isa import DType, MapFunction
 
 _LEAST_SCALE: Final = 6.1e-5

@@ -7,7 +7,6 @@ case runs one instruction over ordinary data and over each hostile pattern, in t
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +15,6 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c.threads import limited
-from tiebreak.engine.native import pure_path
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ScatterParams
 
 Pattern = Callable[[int, int, int, torch.Generator], tuple[Tensor, Tensor]]
@@ -174,7 +172,7 @@ CASES: Final = (
 PIECES: Final = 64
 """The number of pieces into which a partly hostile operand is divided."""
 QUICK: Final = (CASES[0], CASES[4], CASES[7], CASES[10])
-"""The cases that `tiebreak doctor --worst` runs."""
+"""The cases that `tiebreak worst` runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,14 +205,13 @@ def measure(
         torch.cuda.synchronize()
         return time.perf_counter()
 
-    with nullcontext() if compiled else pure_path():
-        arithmetic = Arithmetic(device)
-        for turn in range(repeats + 1):
-            for name, operands in placed.items():
-                started = now()
-                arithmetic.execute(case.instruction, operands, 0)
-                if turn:
-                    best[name] = min(best[name], now() - started)
+    arithmetic = Arithmetic(device, compiled=compiled)
+    for turn in range(repeats + 1):
+        for name, operands in placed.items():
+            started = now()
+            arithmetic.execute(case.instruction, operands, 0)
+            if turn:
+                best[name] = min(best[name], now() - started)
     for name in data:
         yield Slowdown(case.name, name, best[name] / best[""], best[""])
 

@@ -1,4 +1,4 @@
-"""The tasks that a party gives to the processes that work for it (`tiebreak.node.crews`), and their answers."""
+"""The tasks that a party gives to the processes that work for it (`tiebreak.node.workers`), and their answers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,7 +8,6 @@ from typing import Annotated, Final
 
 from tiebreak.api.agreeing.readers import MAX_SEAL_BYTES
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.channel import Channel
 from tiebreak.api.watching.alarms import MAX_LINE, ProcessStart, Sample, read_line
 from tiebreak.engine.run.directory import MAX_SIGNED_BYTES
 from tiebreak.protocol.commitments.eip712 import Domain
@@ -25,8 +24,8 @@ MAX_ANSWER_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bench:
-    """The settings of the process that works."""
+class WorkerSettings:
+    """The settings of the processes that work for a party."""
 
     folder: Path
     """The party's folder: jobs lie in `jobs`, an auditor's replays in `replays`."""
@@ -45,7 +44,7 @@ class Bench:
     """The time after which a process that tries a program is ended, and the program counts as too slow."""
     secret: bytes = b""
     """The secret from which an auditor derives its seals."""
-    serve: "Callable[[socket, Bench], None] | None" = None
+    serve: "Callable[[socket, WorkerSettings], None] | None" = None
     """A function that the process runs instead, for demonstrations; no setting and no variable leads here."""
 
 
@@ -169,13 +168,7 @@ class Unsealed(Record):
 
 ORDERS: Final = (Fetch, Publish, Compute, Try, Drop, Unsealed)
 ANSWERS: Final = (Answer, Failed, Steps, SecretRequest)
-"""The records that a party sends to the process of a crew, and those that the process may say."""
-
-
-def lead(end: socket) -> Channel:
-    """The party's end of the connection to a process that works for it."""
-    end.setblocking(False)
-    return Channel(end, sends=ORDERS, takes=ANSWERS, limit=MAX_ANSWER_BYTES)
+"""The records that a party sends to a worker, and those that the worker may say."""
 
 
 def fits(task: Task, said: Answer | Failed | Steps | SecretRequest, done: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the process of a crew computes: the same root on other settings, and on what a kill has left."""
+"""What the process of a queue computes: the same root on other settings, and on what a kill has left."""
 
 import fcntl
 import os
@@ -6,7 +6,6 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from multiprocessing import Process
 from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
@@ -15,7 +14,7 @@ import pytest
 
 from tests.lab.pages.staged import Staged
 from tests.lab.pages.test_pages import client
-from tests.tiebreak.node.test_crews import connected
+from tests.tiebreak.node.test_workers import connected, process
 from tests.tiebreak.parties import flip
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
@@ -24,14 +23,14 @@ from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.train import Worker
-from tiebreak.lab.network.cheating_worker import TamperedWorkbench
+from tiebreak.lab.network.cheating_worker import TamperedTasks
 from tiebreak.lab.network.local_network import CHEATS
 from tiebreak.lab.sim.world.small_task import INTERVAL, STEPS, small_task
 from tiebreak.node import settings as party_settings
-from tiebreak.node import workbench
-from tiebreak.node.crews import NICENESS, Crew, Crews
-from tiebreak.node.work import Answer, Bench, Compute, Drop, Failed, Steps, Task, Try
-from tiebreak.node.workbench import MOVING, REPLAYS, Workbench
+from tiebreak.node import worker_tasks
+from tiebreak.node.tasks import Answer, Compute, Drop, Failed, Steps, Task, Try, WorkerSettings
+from tiebreak.node.worker_tasks import MOVING, REPLAYS, WorkerTasks
+from tiebreak.node.workers import NICENESS, TaskQueue, WorkerPool
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -73,18 +72,18 @@ def folder(agreed: RunDirectory, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def answer(bench: Workbench, task: Task) -> Answer:
+def answer(bench: WorkerTasks, task: Task) -> Answer:
     found = bench.do(task)
     assert isinstance(found, Answer), found
     assert not found.problem
     return found
 
 
-def bench(folder: Path, told: list[Steps] | None = None, cheat: str = "") -> Workbench:
+def bench(folder: Path, told: list[Steps] | None = None, cheat: str = "") -> WorkerTasks:
     alone = Machine(threads=1)
-    made = Bench(folder=folder, domain=OFF_CHAIN, hub="http://127.0.0.1:1", machine=alone, secret=bytes(32))
+    made = WorkerSettings(folder=folder, domain=OFF_CHAIN, hub="http://127.0.0.1:1", machine=alone, secret=bytes(32))
     given = made, (lambda _: None) if told is None else told.append
-    return TamperedWorkbench(cheat, *given) if cheat else Workbench(*given)
+    return TamperedTasks(cheat, *given) if cheat else WorkerTasks(*given)
 
 
 def replay(agreed: RunDirectory, root: bytes, attempt: int, agreed_count: int = 0) -> Compute:
@@ -182,17 +181,17 @@ def test_no_environment_variable_changes_what_a_party_computes(
     for name, value in (given | {"TIEBREAK_DEVICE": "cpu", "TIEBREAK_JSON_LOG": "true"}).items():
         monkeypatch.setenv(name, value)
     found = party_settings.read("trainer", folder, os.environ)
-    crew = Crew(Bench(folder=folder, domain=OFF_CHAIN, hub=found.hub, machine=found.machine))
+    queue = TaskQueue(WorkerSettings(folder=folder, domain=OFF_CHAIN, hub=found.hub, machine=found.machine))
     answers = SimpleQueue[Answer]()
-    crew.ask(task, answers.put)
+    queue.ask(task, answers.put)
     assert answers.get(timeout=60) == expected
-    crew.stop()
+    queue.stop()
 
 
 def test_a_replay_for_a_game_that_is_over_ends_after_a_step(
     agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process of a crew hears of it by its pipe; the next game has its move then."""
+    """The process of a queue hears of it by its pipe; the next game has its move then."""
     own = bench(folder)
     job = agreed.job
     trained = answer(own, Compute(work=e.Train(job_id=job.id, count=COUNT), job=job)).root
@@ -273,42 +272,37 @@ def test_training_and_replays_stand_still_while_a_move_is_sought(
     assert computed == ["step", "met", *["step"] * (STEPS - 1)] * 2
 
 
-def test_a_crew_forgets_what_nobody_needs(agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_forgets_what_nobody_needs(agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What waits, and what is under way: that ends, is not tried again, and the next one has its turn."""
     ours, theirs = connected()
-    crew, answered = Crew(bench(folder)._bench), list[int]()
-
-    def start() -> None:
-        crew._channel, crew._process = ours, Process()
+    queue, answered = TaskQueue(bench(folder)._settings), list[int]()
 
     def gather(number: int) -> Compute:
         return Compute(
             work=e.Gather(game_id=Digest(bytes(32)), sequence=number, snapshot=Digest(bytes(32))), job=agreed.job
         )
 
-    monkeypatch.setattr(crew, "_start", start)
+    monkeypatch.setattr(queue, "_start", lambda: process(ours))
     tasks = [gather(number) for number in range(4)]
     for number, task in enumerate(tasks):
-        crew.ask(task, lambda _, number=number: answered.append(number))  # type: ignore[misc]
+        queue.ask(task, lambda _, number=number: answered.append(number))  # type: ignore[misc]
         if not number:
             assert theirs.wait() == task  # the others come while it is under way
     over = [tasks[0].work, tasks[2].work]
-    assert sorted(work.sequence for work in crew.drop(over.__contains__)) == [0, 2]  # type: ignore[union-attr]
-    assert crew.drop(over.__contains__) == []
+    assert sorted(work.sequence for work in queue.drop(over.__contains__)) == [0, 2]  # type: ignore[union-attr]
+    assert queue.drop(over.__contains__) == []
     assert theirs.wait() == Drop(work=over[0])
     theirs.send(Failed(reason="it is over"))
     for number in (1, 3):
         assert theirs.wait() == tasks[number]
         theirs.send(Answer(move=Concede()))
-    crew.ask(gather(9), lambda _: None)
+    queue.ask(gather(9), lambda _: None)
     assert theirs.wait().work.sequence == 9
     assert answered == [1, 3]
-    crew._process = None
-    theirs.close()
-    crew.stop()
+    queue.stop()
 
 
-def test_crews_work_for_several_jobs_at_once(agreed: RunDirectory, folder: Path) -> None:
+def test_a_pool_works_for_several_jobs_at_once(agreed: RunDirectory, folder: Path) -> None:
     """Real processes: a job stays with one of them, and all come to the roots of one alone."""
     other = agree_on(capture_bundle(small_task()), folder / "other", client=CLIENT, trainer=TRAINER,
                      terms=Terms(reward=1), domain=OFF_CHAIN)  # fmt: skip
@@ -316,19 +310,19 @@ def test_crews_work_for_several_jobs_at_once(agreed: RunDirectory, folder: Path)
     jobs = (agreed.job, other.job)
     assert jobs[0].id != jobs[1].id
     tasks = [Compute(work=e.Train(job_id=job.id, count=n), job=job) for n in range(1, COUNT + 1) for job in jobs]
-    crews, found = Crews(replace(bench(folder)._bench, processes=2)), SimpleQueue[tuple[Task, Answer]]()
+    pool, found = WorkerPool(replace(bench(folder)._settings, processes=2)), SimpleQueue[tuple[Task, Answer]]()
     try:
         for task in tasks:
-            crews.ask(task, lambda answer, task=task: found.put((task, answer)))  # type: ignore[misc]
+            pool.ask(task, lambda answer, task=task: found.put((task, answer)))  # type: ignore[misc]
         done = [found.get(timeout=120) for _ in tasks]
-        processes = {crew._process.pid for crew in crews._crews if crew._process is not None}
+        processes = {queue._worker.pid for queue in pool._computing if queue._worker is not None}
         assert len(processes) == 2
         assert {os.getpriority(os.PRIO_PROCESS, process) for process in processes} == {min(19, os.nice(0) + NICENESS)}
-        assert crews._of.keys() == {job.id for job in jobs}
-        assert crews._of[jobs[0].id] is not crews._of[jobs[1].id]
-        assert [crew.tasks for crew in crews._crews] == [0, 0]
+        assert pool._of.keys() == {job.id for job in jobs}
+        assert pool._of[jobs[0].id] is not pool._of[jobs[1].id]
+        assert [queue.tasks for queue in pool._computing] == [0, 0]
     finally:
-        crews.stop()
+        pool.stop()
     roots = {(task.job.id, task.work.count): answer.root for task, answer in done}  # type: ignore[union-attr]
     for run in (agreed, other):
         shutil.copytree(run.path, folder / "alone" / "jobs" / run.job.id.hex())
@@ -340,20 +334,22 @@ def test_a_step_is_counted_and_then_tried(agreed: RunDirectory, folder: Path, mo
     """One that does not fit into its process's part of the memory, or into the time, is not computed at all."""
     own, task = bench(folder), Try(job=agreed.job)
     assert 0 < answer(own, task).seconds < 60
-    monkeypatch.setattr(workbench, "seconds_per_step", None)
-    rate = workbench.rate_of
-    monkeypatch.setattr(workbench, "rate_of", lambda *_: 1e-6)
+    monkeypatch.setattr(worker_tasks, "seconds_per_step", None)
+    rate = worker_tasks.rate_of
+    monkeypatch.setattr(worker_tasks, "rate_of", lambda *_: 1e-6)
     assert "expected a step in 600 s" in own.do(task).problem  # type: ignore[union-attr]
-    monkeypatch.setattr(workbench, "rate_of", rate)
+    monkeypatch.setattr(worker_tasks, "rate_of", rate)
     needed = cost_of(agreed.program).live_bytes
-    monkeypatch.setattr(workbench, "memory_here", lambda: 2 * needed)
+    monkeypatch.setattr(worker_tasks, "memory_here", lambda: 2 * needed)
     assert "expected a step that fits into" in own.do(task).problem  # type: ignore[union-attr]
-    monkeypatch.setattr(workbench, "memory_here", lambda: 1 << 40)
+    monkeypatch.setattr(worker_tasks, "memory_here", lambda: 1 << 40)
     assert "not callable" in own.do(task).problem  # type: ignore[union-attr]
 
 
 def test_processes_share_the_cores(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiebreak.node.workbench.usable_cores", lambda: 8)
+    monkeypatch.setattr("tiebreak.node.worker_tasks.usable_cores", lambda: 8)
     for processes, threads, each in ((1, None, None), (1, 3, 3), (2, None, 4), (2, 3, 3), (16, None, 1)):
-        settings = Bench(folder=folder, domain=OFF_CHAIN, hub="", processes=processes, machine=Machine(threads=threads))
-        assert Workbench(settings, lambda _: None)._machine.threads == each
+        settings = WorkerSettings(
+            folder=folder, domain=OFF_CHAIN, hub="", processes=processes, machine=Machine(threads=threads)
+        )
+        assert WorkerTasks(settings, lambda _: None)._machine.threads == each

@@ -1,4 +1,4 @@
-"""The process of a crew, which fetches and publishes, or trains and replays, or finds the moves of games.
+"""The tasks of a worker process, which fetches and publishes, or trains and replays, or finds the moves of games.
 
 No other process of a party imports torch. It holds no key that signs a statement of a job or a game; all it finds goes
 back to the party's machine, which decides. Everything on its disk is a run directory, so it may be killed at
@@ -22,9 +22,9 @@ import torch
 
 from tiebreak.api.agreeing.offers import complete, seconds_per_step
 from tiebreak.api.auditing.audits import open_replay
-from tiebreak.api.machine.channel import Channel
 from tiebreak.api.machine.environment import usable_cores
 from tiebreak.api.machine.running import make_interpreter, use_threads
+from tiebreak.api.machine.workers import Channel
 from tiebreak.api.watching.alarms import as_line
 from tiebreak.api.watching.sampling import Sampler
 from tiebreak.engine.logged.committed import CommittedLogs
@@ -40,11 +40,10 @@ from tiebreak.node.exchange import Roots
 from tiebreak.node.hub_client import SECONDS, HubClient
 from tiebreak.node.library import Fetcher, publish, secret_of
 from tiebreak.node.parts import parts
-from tiebreak.node.work import (
+from tiebreak.node.tasks import (
     ANSWERS,
     ORDERS,
     Answer,
-    Bench,
     Compute,
     Drop,
     Failed,
@@ -55,6 +54,7 @@ from tiebreak.node.work import (
     Task,
     Try,
     Unsealed,
+    WorkerSettings,
 )
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
 from tiebreak.protocol.commitments.job import Job, SignedHead
@@ -77,18 +77,18 @@ MOVING: Final = "moving.lock"
 """The file in a party's folder that is locked while a move is sought. The system frees it however a process ends."""
 
 
-def serve(end: socket, bench: Bench, make: "Callable[..., Workbench] | None" = None) -> None:
+def serve(end: socket, settings: WorkerSettings, make: "Callable[..., WorkerTasks] | None" = None) -> None:
     """Answers tasks until the connection ends, and then ends the process, whatever is under way."""
     os.umask(0o077)
-    os.nice(bench.niceness)
+    os.nice(settings.niceness)
     channel, said = Channel(end, sends=ANSWERS, takes=ORDERS), SimpleQueue[Any]()
 
     def hear(found: Any) -> None:
         if isinstance(found, Drop):
-            table.dropped.add(found.work)
+            tasks.dropped.add(found.work)
             return
         if isinstance(found, Compute):  # again, as where a block with the end of its game has vanished
-            table.dropped.discard(found.work)
+            tasks.dropped.discard(found.work)
         said.put(found)
 
     def ask(envelope: SecretRequest) -> Unsealed:
@@ -96,10 +96,10 @@ def serve(end: socket, bench: Bench, make: "Callable[..., Workbench] | None" = N
         found: Unsealed = said.get()  # no task comes before the last is done
         return found
 
-    table = (make or Workbench)(bench, channel.send, ask)
+    tasks = (make or WorkerTasks)(settings, channel.send, ask)
     channel.listen(hear)
     while True:
-        channel.send(table.do(said.get()))
+        channel.send(tasks.do(said.get()))
 
 
 class RestlessEvidence(Evidence):
@@ -115,22 +115,25 @@ class RestlessEvidence(Evidence):
             yield done
 
 
-class Workbench:
+class WorkerTasks:
     """Does one task after another, and keeps the objects that were expensive to make."""
 
     EVIDENCE: ClassVar = RestlessEvidence
 
     def __init__(
-        self, bench: Bench, tell: Callable[[Steps], None], ask: Callable[[SecretRequest], Unsealed] | None = None
+        self,
+        settings: WorkerSettings,
+        tell: Callable[[Steps], None],
+        ask: Callable[[SecretRequest], Unsealed] | None = None,
     ) -> None:
-        self._bench, self._tell, self._ask = bench, tell, ask
+        self._settings, self._tell, self._ask = settings, tell, ask
         self._secrets: dict[SecretRequest, bytes] = {}
         self._interpreters: dict[tuple[Digest, int], Interpreter] = {}
         self._evidence: dict[tuple[Digest, int], Evidence] = {}
         self._samplers: dict[Digest, Sampler] = {}
         self._now: e.Work | None = None
-        share = max(1, usable_cores() // bench.processes) if bench.processes > 1 else None
-        self._machine = replace(bench.machine, threads=bench.machine.threads or share)
+        share = max(1, usable_cores() // settings.processes) if settings.processes > 1 else None
+        self._machine = replace(settings.machine, threads=settings.machine.threads or share)
         self.dropped: set[e.Work] = set()
         """Work for jobs and games that are over: what is under way ends after its step, and none of it starts."""
 
@@ -157,19 +160,20 @@ class Workbench:
             return _failed(task, f"{error!r} at {where.filename}:{where.lineno}")
 
     def _folder(self, job: Job) -> Path:
-        return self._bench.folder / JOBS / job.id.hex()
+        return self._settings.folder / JOBS / job.id.hex()
 
     # ------------------------------------------------------------------ files
 
     def _blobs(self) -> HubClient:
         """A hub that is asked again only for a while: then this task is done later, and others have their turn."""
-        return HubClient(self._bench.hub, self._bench.domain, patience=SECONDS)
+        return HubClient(self._settings.hub, self._settings.domain, patience=SECONDS)
 
     def _unseal(self, data: bytes, job_id: Digest) -> bytes:
         """The secret of a sealed job, from the party's process, which has the key."""
         envelope = SecretRequest(job_id=job_id, data=data)
         if envelope not in self._secrets:
-            found = self._ask(envelope) if self._ask is not None else Unsealed(problem="nobody opens it here")
+            assert self._ask is not None
+            found = self._ask(envelope)
             if not found.secret:
                 raise CannotCheck(found.problem)
             self._secrets[envelope] = found.secret
@@ -177,8 +181,8 @@ class Workbench:
 
     def _fetch(self, task: Fetch) -> Answer:
         folder = self._folder(task.job)
-        most = self._bench.most_bytes or MAX_BLOB_BYTES
-        blobs, domain = self._blobs(), self._bench.domain
+        most = self._settings.most_bytes or MAX_BLOB_BYTES
+        blobs, domain = self._blobs(), self._settings.domain
         Fetcher(folder, blobs, task.job, domain, task.listings, most, self._unseal).fetch(task.count)
         if task.signature and not (folder / JOB).exists():
             complete(folder, task.signature)
@@ -203,9 +207,9 @@ class Workbench:
         run, device = open_offer(self._folder(task.job)), self._machine.device
         use_threads(self._machine.threads)
         memory = memory_here() if device == "cpu" else torch.cuda.get_device_properties(device).total_memory
-        require_memory(run.program, memory // (2 * self._bench.processes))
+        require_memory(run.program, memory // (2 * self._settings.processes))
         rate = max(rate_of(dtype, device) for dtype in (torch.float32, torch.float64))
-        least, most = cost_of(run.program).flops / rate, self._bench.trial_seconds
+        least, most = cost_of(run.program).flops / rate, self._settings.trial_seconds
         if least > most:
             raise CannotCheck(f"expected a step in {most} s, got one that takes {least:.3g} s or more here")
         return Answer(seconds=seconds_per_step(run, self._machine))
@@ -225,7 +229,7 @@ class Workbench:
                 return Answer()
             case e.Gather():
                 assert task.turn is not None
-                with (self._bench.folder / MOVING).open("ab") as file:
+                with (self._settings.folder / MOVING).open("ab") as file:
                     fcntl.flock(file, fcntl.LOCK_SH)
                     return Answer(move=self._gather(job, task.turn))
 
@@ -266,7 +270,7 @@ class Workbench:
         return replay.root(count)
 
     def _replay_folder(self, job: Job, attempt: int) -> Path:
-        return self._bench.folder / REPLAYS / f"{job.id.hex()}-{attempt}"
+        return self._settings.folder / REPLAYS / f"{job.id.hex()}-{attempt}"
 
     @staticmethod
     def _continue(replay: RunDirectory, earlier: RunDirectory, count: int) -> None:
@@ -287,7 +291,7 @@ class Workbench:
 
     def _give_way(self) -> None:
         """Wait after a step, or what takes about as long, until no process of this party seeks a move."""
-        with (self._bench.folder / MOVING).open("ab") as file:
+        with (self._settings.folder / MOVING).open("ab") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
 
     def _gather(self, job: Job, turn: Turn) -> Move:
@@ -298,7 +302,7 @@ class Workbench:
             logs = CommittedLogs.of(run)
             self._evidence[job.id, attempt] = self.EVIDENCE(run, self._interpreter(run, attempt), logs, self._go_on)
         evidence = self._evidence[job.id, attempt]
-        party = Defender(evidence) if turn.defends else Challenger(evidence, self._bench.secret)
+        party = Defender(evidence) if turn.defends else Challenger(evidence, self._settings.secret)
         resume(party, turn.start, turn.line)
         return party.move(turn.state, turn.answered)
 

@@ -1,0 +1,1 @@
+"""Rules of rare operators. Nothing outside of this folder needs one of them."""

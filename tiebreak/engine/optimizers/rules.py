@@ -1,0 +1,256 @@
+"""Optimizers as instructions: rules that emit one step of every parameter. No rule calls `pow`.
+
+Powers are state, multiplied once per step, or exact tables. All instructions are elementwise, but for Adafactor's sums.
+b1 and b2 are the betas as FP32 numbers, and t is the step from 1. Weight decay costs 2 instructions per parameter, or 1
+where it is decoupled, in addition to these:
+
+    SGD      2, with momentum 4 to 6               p - rate * buf
+    Adam    12, with amsgrad 13                    p - rate * sqrt(1 - b2^t) / (1 - b1^t) * (m / (sqrt(v) + eps'))
+    RMSprop  9, with momentum 11, centered 15      p - rate * (g / (sqrt(v) + eps))
+    Adagrad  7      p - rate * decay(t) * (g / (sqrt(s) + eps))
+    NAdam   15      p - rate * root(t) * ((x(t) * g + y(t) * m) / (sqrt(v) + eps * root(t)))
+    RAdam   13      p - rate * scale(t) * (m / (sqrt(v) + eps)), at first m / 1
+    Lion    11      p - rate * sign(b1 * m + (1 - b1) * g)
+    Adafactor 6, and 4 sums per element of a matrix (see `adafactor`)
+"""
+
+from collections.abc import Callable, Sequence
+from math import prod, sqrt
+from typing import Any, Final
+
+import torch
+
+from tiebreak.engine.lowering.builder import Builder, Ref
+from tiebreak.engine.optimizers.settings import (
+    SGD,
+    Adafactor,
+    Adagrad,
+    Adam,
+    AdamW,
+    Lion,
+    NAdam,
+    Optimizer,
+    RAdam,
+    RMSprop,
+    f32,
+    settings_of,
+)
+from tiebreak.engine.optimizers.tables import ADAFACTOR, ADAGRAD, NADAM, RADAM, radam_begins
+from tiebreak.engine.optimizers.update import TrainedParameter, Update, averaged, decayed, sum_of_squares
+from tiebreak.protocol.program.isa import DType, MapFunction
+
+
+def sgd(b: Builder, o: SGD, _steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
+    """Emits one step: buf = momentum * buf + g; p -= rate * buf, or rate * (g + momentum * buf) with Nesterov.
+
+    g includes weight decay.
+    """
+    for p in trained:
+        b.origin = f"optimizer:{p.name}"
+        _, g = decayed(b, p, decoupled=False)
+        if o.momentum:
+            key = f"momentum.{p.name}"
+            kept = b.scale(result.moment(b, key, p.value.shape), o.momentum)
+            if o.dampening:  # the gradient's weight is 1 in the first step, as in torch, then 1 - dampening
+                is_first = b.eq(b.step(), b.i64(0))
+                g = b.mul(g, b.where(is_first, b.const(1.0), b.const(1 - o.dampening)))
+            buffer = result.state[key] = b.add(kept, g)
+            g = b.add(g, b.scale(buffer, o.momentum)) if o.nesterov else buffer
+        result.parameters[p.name] = b.sub(p.value, b.mul(g, p.rate))
+
+
+def adam(b: Builder, o: Adam, _steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
+    """One step of Adam (decay added to the gradient) or AdamW (decay of the parameter itself).
+
+        m = b1 * m + (1 - b1) * g                  v = b2 * v + (1 - b2) * (g * g)
+        p = p - rate * sqrt(1 - b2^t) / (1 - b1^t) * (m / (sqrt(v) + eps * sqrt(1 - b2^t)))
+
+    This is torch's p - rate / (1 - b1^t) * m / (sqrt(v) / sqrt(1 - b2^t) + eps) with numerator and denominator
+    multiplied by sqrt(1 - b2^t) (Kingma and Ba, end of section 2), which leaves one root and one division per element.
+    1 - b is computed from the FP32 number b (exact from 1/2 on), so that the weights of a moving average agree with its
+    correction.
+    """
+    first, second = (_correction(b, i, beta, result) for i, beta in enumerate(o.betas, start=1))
+    root = b.map(MapFunction.SQRT, second)
+    eps, scale = b.mul(root, b.const(o.eps)), b.div(root, first)
+    for p in trained:
+        b.origin = f"optimizer:{p.name}"
+        value, g = decayed(b, p, decoupled=isinstance(o, AdamW))
+        m = averaged(b, f"exp_avg.{p.name}", o.betas[0], g, result)
+        v = averaged(b, f"exp_avg_sq.{p.name}", o.betas[1], b.mul(g, g), result)
+        if o.amsgrad:
+            key = f"max_exp_avg_sq.{p.name}"
+            v = result.state[key] = b.map(MapFunction.MAX, result.moment(b, key, v.shape), v)
+        deviation = b.add(b.map(MapFunction.SQRT, v), eps)
+        result.parameters[p.name] = b.sub(value, b.mul(b.div(m, deviation), b.mul(p.rate, scale)))
+
+
+def _correction(b: Builder, number: int, beta: float, result: Update) -> Ref:
+    """1 - beta^t, with the power kept as state."""
+    b.origin = f"optimizer:beta{number}_power"
+    key = f"beta{number}_power"
+    power = result.state[key] = b.scale(result.entry(b, key, torch.ones(())), beta)
+    return b.sub(b.const(1.0), power)
+
+
+def rmsprop(b: Builder, o: RMSprop, _steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
+    """One step of every parameter."""
+    for p in trained:
+        b.origin = f"optimizer:{p.name}"
+        value, g = decayed(b, p, decoupled=False)
+        v = averaged(b, f"square_avg.{p.name}", o.alpha, b.mul(g, g), result)
+        if o.centered:
+            mean = averaged(b, f"grad_avg.{p.name}", o.alpha, g, result)
+            v = b.map(MapFunction.MAX, b.sub(v, b.mul(mean, mean)), b.const(0.0))
+        move = b.div(g, _deviation(b, v, b.const(o.eps)))
+        if o.momentum:
+            key = f"momentum.{p.name}"
+            move = result.state[key] = b.add(b.scale(result.moment(b, key, g.shape), o.momentum), move)
+        result.parameters[p.name] = b.sub(value, b.mul(move, p.rate))
+
+
+def adagrad(b: Builder, o: Adagrad, steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
+    """One step of every parameter."""
+    b.origin = "optimizer:rate_decay"
+    decay = _entry(b, ADAGRAD, steps) if o.lr_decay else None
+    for p in trained:
+        b.origin = f"optimizer:{p.name}"
+        value, g = decayed(b, p, decoupled=False)
+        key = f"sum.{p.name}"
+        held = result.entry(b, key, torch.full(g.shape, f32(o.initial_accumulator_value)))
+        total = result.state[key] = b.add(held, b.mul(g, g))
+        rate = p.rate if decay is None else b.mul(p.rate, decay)
+        result.parameters[p.name] = b.sub(value, b.mul(b.div(g, _deviation(b, total, b.const(o.eps))), rate))
+
+
+def nadam(b: Builder, o: NAdam, steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
+    """One step of every parameter; see `nadam_tables`."""
+    b.origin = "optimizer:shares"
+    of_gradient, of_moment, root = (_entry(b, name, steps) for name in NADAM)
+    eps = b.mul(root, b.const(o.eps))
+    for p in trained:
+        b.origin = f"optimizer:{p.name}"
+        value, g = decayed(b, p, decoupled=o.decoupled_weight_decay)
+        m = averaged(b, f"exp_avg.{p.name}", o.betas[0], g, result)
+        v = averaged(b, f"exp_avg_sq.{p.name}", o.betas[1], b.mul(g, g), result)
+        move = b.div(b.add(b.mul(g, of_gradient), b.mul(m, of_moment)), _deviation(b, v, eps))
+        result.parameters[p.name] = b.sub(value, b.mul(move, b.mul(p.rate, root)))
+
+
+def radam(b: Builder, o: RAdam, steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
+    """One step of every parameter; see `radam_table`."""
+    b.origin = "optimizer:rectification"
+    scale, one = _entry(b, RADAM, steps), b.const(1.0)
+    plain = b.lt(b.step(), b.i64(radam_begins(o, steps)))
+    for p in trained:
+        b.origin = f"optimizer:{p.name}"
+        value, g = decayed(b, p, decoupled=o.decoupled_weight_decay)
+        m = averaged(b, f"exp_avg.{p.name}", o.betas[0], g, result)
+        v = averaged(b, f"exp_avg_sq.{p.name}", o.betas[1], b.mul(g, g), result)
+        unit = b.where(plain, one, _deviation(b, v, b.const(o.eps)))
+        result.parameters[p.name] = b.sub(value, b.mul(b.div(m, unit), b.mul(p.rate, scale)))
+
+
+def lion(b: Builder, o: Lion, _steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
+    """One step of every parameter. Where b1 * m + (1 - b1) * g is zero, it stays as it is but for its decay."""
+    zero = b.const(0.0)
+    for p in trained:
+        b.origin = f"optimizer:{p.name}"
+        value, g = decayed(b, p, decoupled=True)
+        held, share = result.moment(b, f"exp_avg.{p.name}", g.shape), f32(o.betas[0])
+        mixed = b.add(b.scale(held, share), b.mul(g, b.const(1.0 - share)))
+        falling = b.where(b.lt(mixed, zero), b.neg(p.rate), zero)
+        move = b.where(b.lt(zero, mixed), p.rate, falling)
+        averaged(b, f"exp_avg.{p.name}", o.betas[1], g, result)
+        result.parameters[p.name] = b.sub(value, move)
+
+
+def _entry(b: Builder, name: str, steps: int) -> Ref:
+    """This step's number of a table."""
+    return b.rows(b.data(name, DType.F32, (steps,)), b.step())
+
+
+def _deviation(b: Builder, square: Ref, eps: Ref) -> Ref:
+    return b.add(b.map(MapFunction.SQRT, square), eps)
+
+
+def adafactor(b: Builder, o: Adafactor, steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
+    """One step of every parameter.
+
+    For a matrix g, with w = t^beta2_decay (a table) and rate the learning rate:
+
+        row += w * (mean of g^2 over columns - row)      col += w * (mean of g^2 over rows - col)
+        v = row / max(mean of row, eps1) * col           u = g / sqrt(max(v, eps1^2))
+        step = max(eps2, RMS(p)) * min(rate, 1 / sqrt(t)) / max(1, RMS(u) / d)
+        p = p * (1 - rate * weight_decay) - u * step
+
+    Tensors of more dims are stacks of matrices (the last two dims); a vector keeps v itself. Sums of squares are exact
+    and rounded once. torch multiplies row by col before it divides, which underflows for gradients below 1e-11; here
+    row / mean comes first. The squares themselves underflow below 1e-23; there eps1 dominates, as in torch.
+    """
+    b.origin = "optimizer:relative_step"
+    weight = b.rows(b.data(ADAFACTOR, DType.F32, (steps,)), b.step())
+    one, number = b.const(1.0), b.cast(b.add(b.step(), b.i64(1)), DType.F32)
+    fading = b.div(one, b.map(MapFunction.SQRT, number))
+    floor = 2.0**-23 if o.eps[0] is None else o.eps[0]
+    for p in trained:
+        b.origin = f"optimizer:{p.name}"
+        relative = b.map(MapFunction.MIN, p.rate, fading)
+        size = b.map(MapFunction.MAX, _rms(b, p.value), b.const(o.eps[1]))
+        v = (_factored if p.value.rank > 1 else _whole)(b, p, weight, floor, result)
+        u = b.div(p.gradient, b.map(MapFunction.SQRT, b.map(MapFunction.MAX, v, b.const(floor * floor))))
+        excess = b.map(MapFunction.MAX, _rms(b, u, o.d), one)
+        step = b.div(b.mul(size, relative), excess)
+        value, _ = decayed(b, p, decoupled=True)
+        result.parameters[p.name] = b.sub(value, b.mul(u, step))
+
+
+def _rms(b: Builder, x: Ref, unit: float = 1.0) -> Ref:
+    """The root mean square in some unit: root of the exact sum, divided by the root of the count times the unit."""
+    return b.div(b.map(MapFunction.SQRT, sum_of_squares(b, x)), b.const(sqrt(prod(x.shape)) * unit))
+
+
+def _towards(b: Builder, key: str, new: Ref, weight: Ref, result: Update) -> Ref:
+    """The entry moved towards `new` by the share `weight` of the difference."""
+    held = result.moment(b, key, new.shape)
+    moved = result.state[key] = b.add(held, b.mul(b.sub(new, held), weight))
+    return moved
+
+
+def _factored(b: Builder, p: TrainedParameter, weight: Ref, floor: float, result: Update) -> Ref:
+    g = p.gradient
+    row_mean = b.div(b.dot(g, g, [-1], keepdim=True), b.const(float(g.shape[-1])))
+    col_mean = b.div(b.dot(g, g, [-2], keepdim=True), b.const(float(g.shape[-2])))
+    row = _towards(b, f"row_var.{p.name}", row_mean, weight, result)
+    col = _towards(b, f"col_var.{p.name}", col_mean, weight, result)
+    mean = b.map(MapFunction.MAX, b.mean(row, [-2], keepdim=True), b.const(floor))
+    return b.mul(b.div(row, mean), col)
+
+
+def _whole(b: Builder, p: TrainedParameter, weight: Ref, _floor: float, result: Update) -> Ref:
+    return _towards(b, f"variance.{p.name}", b.mul(p.gradient, p.gradient), weight, result)
+
+
+_RULES: Final[dict[type, Callable[[Builder, Any, int, Sequence[TrainedParameter], Update], None]]] = {
+    SGD: sgd, Adam: adam, AdamW: adam, Adafactor: adafactor, RMSprop: rmsprop, Adagrad: adagrad, NAdam: nadam,
+    RAdam: radam, Lion: lion,
+}  # fmt: skip
+
+
+def update(
+    b: Builder, optimizer: Optimizer, rate: Ref, steps: int, parameters: dict[str, Ref], gradients: dict[str, Ref]
+) -> Update:
+    """Emits the optimizer's step for every parameter that has a gradient; the others stay as they are.
+
+    rate: this step's learning rate without the groups' factors. steps: the number of steps of the job, which is the
+    length of tables.
+    """
+    result, trained = Update(parameters=dict(parameters)), []
+    for name in (name for name in parameters if name in gradients):
+        factor, decay = settings_of(optimizer, name)
+        b.origin = "schedule"
+        own = rate if factor == 1 else b.scale(rate, factor)
+        value, gradient = parameters[name], gradients[name]
+        trained.append(TrainedParameter(name=name, value=value, gradient=gradient, rate=own, weight_decay=decay))
+    _RULES[type(optimizer)](b, optimizer, steps, trained, result)
+    return result

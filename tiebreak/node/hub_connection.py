@@ -1,0 +1,122 @@
+"""One HTTP request of a hub's client, which the hub cannot prolong; and the pauses between attempts.
+
+The standard library's client reads a body straight into the buffer that is hashed and written: at the speeds of a
+loopback or of a fast network, copies are what a download waits for.
+"""
+
+import contextlib
+import http.client
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from random import SystemRandom
+from typing import Final
+from urllib.parse import SplitResult
+
+from tiebreak.node.pieces import FileSlice
+from tiebreak.protocol.commitments.blobs import PIECE_BYTES
+from tiebreak.protocol.errors import TiebreakError
+
+FIRST_PAUSE: Final = 0.25
+LONGEST_PAUSE: Final = 30.0
+_CHANCE: Final = SystemRandom()
+"""A source of its own, since a step that another thread captures must not seem to draw Python's shared numbers."""
+
+
+class HubClientStopped(TiebreakError):
+    """The client was told to stop while it was trying."""
+
+
+class HubAway(TiebreakError):
+    """The hub has not answered as it should for so long that the caller does something else meanwhile."""
+
+
+class HubConnection:
+    """A connection for one request, cut some seconds after `renew` was called last, whatever the hub sends.
+
+    A socket's own time-out starts again with each byte that comes, so a hub that drips would hold its caller for ever.
+    """
+
+    def __init__(self, parts: SplitResult, seconds: float) -> None:
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        self._http = kind(str(parts.hostname), parts.port, timeout=seconds, blocksize=PIECE_BYTES)
+        self._http._create_connection = self._open  # type: ignore[attr-defined]
+        self._path, self._seconds = parts.path.rstrip("/"), seconds
+        self._plain: socket.socket | None = None
+        """The connection below TLS: a TLS socket cannot be shut while another thread reads it."""
+        self._is_cut, self._is_over = False, threading.Event()
+        self.renew()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _open(self, address: tuple[str, int], *_: object) -> socket.socket:
+        made = socket.create_connection(address, self._seconds)
+        self._plain = made.dup()
+        if self._is_cut:
+            raise TimeoutError("no answer in time")
+        return made
+
+    def renew(self) -> None:
+        """Give the hub time for the next part of its answer."""
+        self._end = time.monotonic() + self._seconds
+
+    def _watch(self) -> None:
+        while (left := self._end - time.monotonic()) > 0:
+            if self._is_over.wait(left):
+                return
+        self.cut()
+
+    def cut(self) -> None:
+        """End what another thread does with the connection: it gets an error, or no more bytes."""
+        self._is_cut = True
+        if (plain := self._plain) is not None:
+            with contextlib.suppress(OSError):
+                plain.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._is_over.set()
+        self._http.close()
+        if self._plain is not None:
+            self._plain.close()
+
+    def answer(
+        self, method: str, path: str, body: bytes | FileSlice | None = None, *, headers: dict[str, str] | None = None
+    ) -> http.client.HTTPResponse:
+        """Send a request. The head of the answer has come, and its body is still to be read."""
+        headers = headers or ({} if body is None else {"Content-Length": str(len(body))})
+        try:
+            sent = self._pieces_of(body) if isinstance(body, FileSlice) else body
+            self._http.request(method, self._path + path, sent, headers)
+        except OSError:
+            # A hub that refuses a long body answers before it has read it all, and then closes.
+            if not isinstance(body, FileSlice):
+                raise
+        return self._http.getresponse()
+
+    def _pieces_of(self, part: FileSlice) -> Iterator[bytes]:
+        while data := part.read(PIECE_BYTES):
+            self.renew()  # for this piece
+            yield data
+
+
+class Pause:
+    """Waits between attempts: longer each time, by chance a little more or less, so that parties do not march."""
+
+    def __init__(self, stop: threading.Event, patience: float) -> None:
+        self._stop, self._patience = stop, patience
+        self.reset()
+
+    def reset(self) -> None:
+        """Start again with short pauses, and with all of the patience: the hub has answered."""
+        self._seconds, self._end = FIRST_PAUSE, time.monotonic() + self._patience
+
+    def wait(self) -> None:
+        """Wait longer than the last time, by a random share. Raises `HubClientStopped` if told to stop meanwhile.
+
+        Raises `HubAway` instead of waiting if nothing came for longer than `patience`.
+        """
+        if time.monotonic() > self._end:
+            raise HubAway(f"expected an answer of the hub, got none in {self._patience:.0f} seconds")
+        if self._stop.wait(self._seconds * _CHANCE.uniform(0.5, 1.0)):
+            raise HubClientStopped("stopped while the hub did not answer")
+        self._seconds = min(2 * self._seconds, LONGEST_PAUSE)
