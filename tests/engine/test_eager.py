@@ -26,7 +26,7 @@ from tests.source_tree import ROOT
 from tiebreak.api.training import tasks
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture import captured as compiling
-from tiebreak.engine.capture import check, optimizer_check, outcomes
+from tiebreak.engine.capture import check, optimizer_check, outcomes, state
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
 from tiebreak.engine.capture.task import (
     SGD,
@@ -356,8 +356,8 @@ def test_clipping_and_averages_are_compared(undone: str, monkeypatch: pytest.Mon
     if undone == "clipped":
         monkeypatch.setattr(compiling, "clipped", lambda _b, _clip, gradients: gradients)
     else:
-        real = compiling.moving_averages
-        monkeypatch.setattr(compiling, "moving_averages", lambda b, _, *rest: real(b, 0.5, *rest))
+        real = state.moving_averages
+        monkeypatch.setattr(state, "moving_averages", lambda b, _, *rest: real(b, 0.5, *rest))
     with pytest.raises(ConfigurationError, match="the optimizer's update is not torch's: after step 1"):
         checked(made)
 
