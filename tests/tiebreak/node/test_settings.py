@@ -165,7 +165,6 @@ DEVIATIONS = {
     ("tests/tiebreak/node/test_ground.py", "confirmations"): "three blocks vanish at a time",
     ("tests/tiebreak/node/test_ground_anvil.py", "confirmations"): "three blocks vanish at a time",
     ("tests/chain/test_outbox.py", "confirmations"): "counts the blocks on a transaction's",
-    ("tests/protocol/test_parties.py", "slowdown"): "terms follow it",
     ("tests/protocol/test_terms.py", "slowdown"): "terms follow it",
     ("tests/protocol/test_terms.py", "step_seconds"): "terms follow it",
     ("tests/lab/sim/adversaries/test_builders.py", "block_seconds"): "a move to the second needs a block a second",
