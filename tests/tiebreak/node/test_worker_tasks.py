@@ -19,10 +19,10 @@ from tests.tiebreak.parties import flip
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
+from tiebreak.engine.run import train
 from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
-from tiebreak.engine.run.train import Worker
 from tiebreak.lab.network.cheating_worker import TamperedTasks
 from tiebreak.lab.network.local_network import CHEATS
 from tiebreak.lab.sim.world.small_task import INTERVAL, STEPS, small_task
@@ -178,7 +178,9 @@ def test_no_environment_variable_changes_what_a_party_computes(
     given = {f"TIEBREAK_{name.upper()}": "1" for name in [*names, "cheat", "native", "seed"]} | {
         "TIEBREAK_CHEAT": "rate"
     }
-    for name, value in (given | {"TIEBREAK_DEVICE": "cpu", "TIEBREAK_JSON_LOG": "true"}).items():
+    for name, value in (
+        given | {"TIEBREAK_DEVICE": "cpu", "TIEBREAK_JSON_LOG": "true", "TIEBREAK_UNCOMPILED": "true"}
+    ).items():
         monkeypatch.setenv(name, value)
     found = party_settings.read("trainer", folder, os.environ)
     queue = TaskQueue(WorkerSettings(folder=folder, domain=OFF_CHAIN, hub=found.hub, machine=found.machine))
@@ -262,9 +264,9 @@ def test_training_and_replays_stand_still_while_a_move_is_sought(
             held.pop().close()
         lock(file, kind)
 
-    tell = Worker._progress
+    made = train.Progress
     monkeypatch.setattr(fcntl, "flock", meet)
-    monkeypatch.setattr(Worker, "_progress", lambda *given: (computed.append("step"), tell(*given))[1])
+    monkeypatch.setattr(train, "Progress", lambda **given: (computed.append("step"), made(**given))[1])
     seek()
     root = answer(own, Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)).root
     seek()
