@@ -158,7 +158,7 @@ DEVIATIONS = {
         "tiebreak/lab/network/local_network.py",
         "step_seconds",
     ): "terms short enough to be watched: measured steps count",
-    ("tests/tiebreak/node/test_driver.py", "block_seconds"): "its chain has blocks of one second",
+    ("tests/lab/network/test_driver.py", "block_seconds"): "its chain has blocks of one second",
     ("tests/tiebreak/node/test_settings.py", "confirmations"): "reads back what was written",
     ("tests/tiebreak/node/test_settings.py", "spike_gwei"): "reads back what was written",
     ("tests/tiebreak/node/test_workers.py", "trial_seconds"): "a trial that takes too long ends",
