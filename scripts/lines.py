@@ -27,7 +27,7 @@ PLANNED: Final = {
     "verification in a browser": 100,
     "4-bit bases and several processes": 800,
 }
-"""What may still be added to the core, in lines of code."""
+"""The lines of code that may still be added to the core, by what they are for."""
 SILENT: Final = frozenset(
     {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 )

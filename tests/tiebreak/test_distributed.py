@@ -93,23 +93,6 @@ def test_whoever_dies_any_number_of_workers_go_on_to_the_same_run(
     assert together.heads()[-1].head == alone.heads()[-1].head
 
 
-WITHOUT = """
-import os
-if os.environ["RANK"] == "{rank}":
-    os.environ["TIEBREAK_NATIVE"] = "0"
-"""
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_workers_with_and_without_compiled_kernels_make_the_run_of_one(
-    rank: int, runs: tuple[RunDirectory, RunDirectory], start: Start, tmp_path: Path
-) -> None:
-    alone, together = runs
-    launcher = start(together, 2, "--until", "60", fault=WITHOUT.format(rank=rank))
-    assert launcher.wait(200) == 0, (tmp_path / "printed").read_text()
-    assert together.records() == alone.records()[: 60 // INTERVAL]
-
-
 OTHERWISE = {
     "last step": 'sys.argv += ["--until", "40"]',
     "release of tiebreak": "from pathlib import Path\n    Path.rglob = lambda *_: []",

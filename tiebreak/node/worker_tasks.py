@@ -36,26 +36,12 @@ from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.train import Progress, Worker
+from tiebreak.node import tasks
 from tiebreak.node.exchange import RootStore
 from tiebreak.node.hub_client import SECONDS, HubClient
 from tiebreak.node.library import Fetcher, publish, secret_of
 from tiebreak.node.parts import parts
-from tiebreak.node.tasks import (
-    ANSWERS,
-    ORDERS,
-    Answer,
-    Compute,
-    Drop,
-    Failed,
-    Fetch,
-    Publish,
-    SecretRequest,
-    Steps,
-    Task,
-    Try,
-    Unsealed,
-    WorkerSettings,
-)
+from tiebreak.node.tasks import Answer, Failed, Steps, Task, WorkerSettings
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.errors import CannotCheck, StateError, TiebreakError, VerificationError
@@ -81,25 +67,25 @@ def serve(end: socket, settings: WorkerSettings, make: "Callable[..., WorkerTask
     """Answers tasks until the connection ends, and then ends the process, whatever is under way."""
     os.umask(0o077)
     os.nice(settings.niceness)
-    channel, said = Channel(end, sends=ANSWERS, takes=ORDERS), SimpleQueue[Any]()
+    channel, said = Channel(end, sends=tasks.ANSWERS, takes=tasks.ORDERS), SimpleQueue[Any]()
 
     def hear(found: Any) -> None:
-        if isinstance(found, Drop):
-            tasks.dropped.add(found.work)
+        if isinstance(found, tasks.Drop):
+            doing.dropped.add(found.work)
             return
-        if isinstance(found, Compute):  # again, as where a block with the end of its game has vanished
-            tasks.dropped.discard(found.work)
+        if isinstance(found, tasks.Compute):  # again, as where a block with the end of its game has vanished
+            doing.dropped.discard(found.work)
         said.put(found)
 
-    def ask(envelope: SecretRequest) -> Unsealed:
+    def ask(envelope: tasks.SecretRequest) -> tasks.Unsealed:
         channel.send(envelope)
-        found: Unsealed = said.get()  # no task comes before the last is done
+        found: tasks.Unsealed = said.get()  # no task comes before the last is done
         return found
 
-    tasks = (make or WorkerTasks)(settings, channel.send, ask)
+    doing = (make or WorkerTasks)(settings, channel.send, ask)
     channel.listen(hear)
     while True:
-        channel.send(tasks.do(said.get()))
+        channel.send(doing.do(said.get()))
 
 
 class RestlessEvidence(Evidence):
@@ -124,10 +110,10 @@ class WorkerTasks:
         self,
         settings: WorkerSettings,
         tell: Callable[[Steps], None],
-        ask: Callable[[SecretRequest], Unsealed] | None = None,
+        ask: Callable[[tasks.SecretRequest], tasks.Unsealed] | None = None,
     ) -> None:
         self._settings, self._tell, self._ask = settings, tell, ask
-        self._secrets: dict[SecretRequest, bytes] = {}
+        self._secrets: dict[tasks.SecretRequest, bytes] = {}
         self._interpreters: dict[tuple[Digest, int], Interpreter] = {}
         self._evidence: dict[tuple[Digest, int], Evidence] = {}
         self._samplers: dict[Digest, Sampler] = {}
@@ -141,13 +127,13 @@ class WorkerTasks:
         """The answer to a task, or why it is to be tried again: everything that is not the fault of a job's data."""
         try:
             match task:
-                case Fetch():
+                case tasks.Fetch():
                     return self._fetch(task)
-                case Publish():
+                case tasks.Publish():
                     return self._publish(task)
-                case Compute():
+                case tasks.Compute():
                     return self._compute(task)
-                case Try():
+                case tasks.Try():
                     return self._try(task)
         except (CannotCheck, VerificationError) as error:
             if _is_own_fault(task):
@@ -170,7 +156,7 @@ class WorkerTasks:
 
     def _unseal(self, data: bytes, job_id: Digest) -> bytes:
         """The secret of a sealed job, from the party's process, which has the key."""
-        envelope = SecretRequest(job_id=job_id, data=data)
+        envelope = tasks.SecretRequest(job_id=job_id, data=data)
         if envelope not in self._secrets:
             assert self._ask is not None
             found = self._ask(envelope)
@@ -179,7 +165,7 @@ class WorkerTasks:
             self._secrets[envelope] = found.secret
         return self._secrets[envelope]
 
-    def _fetch(self, task: Fetch) -> Answer:
+    def _fetch(self, task: tasks.Fetch) -> Answer:
         folder = self._folder(task.job)
         most = self._settings.most_bytes or MAX_BLOB_BYTES
         blobs, domain = self._blobs(), self._settings.domain
@@ -189,7 +175,7 @@ class WorkerTasks:
         open_offer(folder)
         return Answer()
 
-    def _publish(self, task: Publish) -> Answer:
+    def _publish(self, task: tasks.Publish) -> Answer:
         run = open_offer(self._folder(task.job))
         if task.head:
             run.write_head(SignedHead.decode(task.head))
@@ -199,7 +185,7 @@ class WorkerTasks:
 
     # ------------------------------------------------------------------ work
 
-    def _try(self, task: Try) -> Answer:
+    def _try(self, task: tasks.Try) -> Answer:
         """Count what a step needs; compute one only if it fits into its process's part of the memory, and the time.
 
         Each process that trains may have a second one next to it, which finds moves of games about the same job.
@@ -214,7 +200,7 @@ class WorkerTasks:
             raise CannotCheck(f"expected a step in {most} s, got one that takes {least:.3g} s or more here")
         return Answer(seconds=seconds_per_step(run, self._machine))
 
-    def _compute(self, task: Compute) -> Answer:
+    def _compute(self, task: tasks.Compute) -> Answer:
         job, self._now = task.job, task.work
         self.dropped.discard(task.work)  # it is needed again, if a block with the end of its game has vanished
         match task.work:
@@ -251,7 +237,7 @@ class WorkerTasks:
         worker.work(job.last_step(count - 1))
         return run.root(count)
 
-    def _replay(self, task: Compute, count: int, attempt: int) -> Digest:
+    def _replay(self, task: tasks.Compute, count: int, attempt: int) -> Digest:
         """Replays on, up to a checkpoint; on other settings if it is a later attempt, from where an earlier agreed."""
         job = task.job
         trainer = self._run(job, task.signature)
@@ -363,7 +349,7 @@ def rate_of(dtype: torch.dtype, device: str) -> float:
 
 def _failed(task: Task, reason: str) -> Answer | Failed:
     """A task that fails is tried again, except a program that is tried for the first time: it stays out."""
-    return Answer(problem=reason) if isinstance(task, Try) else Failed(reason=reason)
+    return Answer(problem=reason) if isinstance(task, tasks.Try) else Failed(reason=reason)
 
 
 def _is_own_fault(task: Task) -> bool:
@@ -371,6 +357,6 @@ def _is_own_fault(task: Task) -> bool:
 
     Only the logs of policy `logged` are checked no earlier than where they are followed.
     """
-    if not isinstance(task, Compute):
+    if not isinstance(task, tasks.Compute):
         return False
     return isinstance(task.work, e.Train | e.Gather) or not task.job.is_logged

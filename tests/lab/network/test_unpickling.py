@@ -58,7 +58,7 @@ def test_no_party_unpickles_anything_in_a_whole_game(tmp_path: Path, ban: Path) 
     plan = plan_of(tmp_path / "town", cheat="rate", chain=False, embedded=False)
     assert play(Town(plan, story.append), story).ending.status == "slashed"
     lines = banned(ban)
-    for role in ("client run", "cheating rate", "auditor run"):
+    for role in ("client run", "cheating_trainer rate", "auditor run"):
         assert any(role in line for line in lines), role
 
 
