@@ -2,7 +2,6 @@
 
 import fcntl
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -12,8 +11,7 @@ from typing import BinaryIO
 
 import pytest
 
-from tests.lab.pages.staged import Staged
-from tests.lab.pages.test_pages import client
+from tests.engine.tiny import make_tiny_task
 from tests.tiebreak.node.test_workers import connected, process
 from tests.tiebreak.parties import flip
 from tiebreak.api.machine import Machine
@@ -22,10 +20,6 @@ from tiebreak.api.training.runs import agree_on
 from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
-from tiebreak.engine.run.train import Worker
-from tiebreak.lab.network.cheating_worker import TamperedTasks
-from tiebreak.lab.network.local_network import CHEATS
-from tiebreak.lab.sim.world.small_task import INTERVAL, STEPS, small_task
 from tiebreak.node import settings as party_settings
 from tiebreak.node import worker_tasks
 from tiebreak.node.tasks import Answer, Compute, Drop, Failed, Steps, Task, Try, WorkerSettings
@@ -36,33 +30,25 @@ from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.game import rules
-from tiebreak.protocol.game.moves import Concede, Move, Phase, Side
+from tiebreak.protocol.game.moves import Concede, Phase
 from tiebreak.protocol.game.snapshot import Snapshot
-from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties import events as e
-from tiebreak.protocol.parties.board import Board, JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.driver import Turn
 from tiebreak.protocol.tags import Digest
 
 pytestmark = pytest.mark.slow
 
-PLACES = {
-    "label": "0x000000000000000 0 0 as element 0 It computes to 0x000000000000000 1 1",
-    "rate": "0.00749999983 as element 0 It computes to",
-    "weight": "State entry 0 of 24 model.head.bias Both claims The trainer committed",
-    "tf32": "0.225097656 as element 7 Its sum up to term 35 is 0.206681645 exactly",
-}
-"""What the page of a game shows of a cheat: the place and what was committed there."""
 CLIENT, TRAINER = PrivateKey.from_int(1), PrivateKey.from_int(2)
+STEPS, INTERVAL = 10, 3
 COUNT = -(-STEPS // INTERVAL)
 
 
 @pytest.fixture(scope="module")
 def agreed(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
-    """The small task, agreed and not trained."""
+    """The tiny task, agreed and not trained."""
     folder = tmp_path_factory.mktemp("agreed") / "run"
-    return agree_on(capture_bundle(small_task()), folder, client=CLIENT, trainer=TRAINER, terms=Terms(),
-                    domain=OFF_CHAIN)  # fmt: skip
+    bundle = capture_bundle(make_tiny_task(STEPS, INTERVAL))
+    return agree_on(bundle, folder, client=CLIENT, trainer=TRAINER, terms=Terms(), domain=OFF_CHAIN)
 
 
 @pytest.fixture
@@ -79,11 +65,10 @@ def answer(bench: WorkerTasks, task: Task) -> Answer:
     return found
 
 
-def bench(folder: Path, told: list[Steps] | None = None, cheat: str = "") -> WorkerTasks:
+def bench(folder: Path, told: list[Steps] | None = None) -> WorkerTasks:
     alone = Machine(threads=1)
     made = WorkerSettings(folder=folder, domain=OFF_CHAIN, hub="http://127.0.0.1:1", machine=alone, secret=bytes(32))
-    given = made, (lambda _: None) if told is None else told.append
-    return TamperedTasks(cheat, *given) if cheat else WorkerTasks(*given)
+    return WorkerTasks(made, (lambda _: None) if told is None else told.append)
 
 
 def replay(agreed: RunDirectory, root: bytes, attempt: int, agreed_count: int = 0) -> Compute:
@@ -128,44 +113,6 @@ def test_a_replay_that_a_kill_left_half_made_is_made_anew(agreed: RunDirectory, 
     assert answer(own, replay(agreed, trained, 1)).root == trained
 
 
-@pytest.mark.parametrize("cheat", CHEATS)
-def test_each_cheat_of_up_is_convicted_by_a_number(agreed: RunDirectory, folder: Path, cheat: str) -> None:
-    """Its evidence fits its head down to the last opening, so a game goes on to what the referee recomputes.
-
-    The page of the game says so, and shows both numbers.
-    """
-    task = Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)
-    liar, auditor = bench(folder, cheat=cheat), bench(folder)
-    lie = answer(liar, task).root
-    assert lie is not None
-    assert answer(auditor, replay(agreed, lie, 0)).root != lie
-    head, game = Head(job_id=agreed.job.id, count=COUNT, run_root=Digest(lie)), Digest(bytes(32))
-    start, line = rules.start(agreed.job, head, game, 1), list[Move]()
-    state = start
-    while not state.is_over:
-        defends = state.mover is Side.DEFENDER
-        turn = Turn(state=state, line=tuple(line), defends=int(defends))
-        work = e.Gather(game_id=game, sequence=state.moves, snapshot=Snapshot.of(state).id)
-        move = answer(liar if defends else auditor, Compute(work=work, job=agreed.job, turn=turn)).move
-        assert move is not None
-        line.append(move)
-        state = rules.apply(state, move, max(1, state.earliest))
-    assert state.verdict is not None
-    assert (state.verdict.winner, state.verdict.reason) == (Side.CHALLENGER, Reason.RECOMPUTED)
-    source = Staged(domain=OFF_CHAIN, at=state.last, board=Board(), seen={agreed.job.id: []}, known=agreed.program)
-    job = PublicJob(job=agreed.job, status=JobStatus.SLASHED, last_progress=1)
-    source.board.jobs[job.id] = job
-    source.board.games[game] = PublicGame(
-        id=game, job=job, challenger=CLIENT.address, head=SignedHead.sign(head, OFF_CHAIN, TRAINER), state=state,
-        started=1, moves=line,
-    )  # fmt: skip
-    page = " ".join(re.sub("<[^>]*>", " ", client(source).get(f"/games/{game.hex()}").text).split())
-    assert "The trainer was wrong A referee recomputed this one place from what was opened" in page
-    assert f"Step {state.step} of {STEPS}" in page
-    assert PLACES[cheat] in page
-    assert " The trainer committed 0x" in page
-
-
 def test_no_environment_variable_changes_what_a_party_computes(
     agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +125,9 @@ def test_no_environment_variable_changes_what_a_party_computes(
     given = {f"TIEBREAK_{name.upper()}": "1" for name in [*names, "cheat", "native", "seed"]} | {
         "TIEBREAK_CHEAT": "rate"
     }
-    for name, value in (given | {"TIEBREAK_DEVICE": "cpu", "TIEBREAK_JSON_LOG": "true"}).items():
+    for name, value in (
+        given | {"TIEBREAK_DEVICE": "cpu", "TIEBREAK_JSON_LOG": "true", "TIEBREAK_UNCOMPILED": "true"}
+    ).items():
         monkeypatch.setenv(name, value)
     found = party_settings.read("trainer", folder, os.environ)
     queue = TaskQueue(WorkerSettings(folder=folder, domain=OFF_CHAIN, hub=found.hub, machine=found.machine))
@@ -262,9 +211,9 @@ def test_training_and_replays_stand_still_while_a_move_is_sought(
             held.pop().close()
         lock(file, kind)
 
-    tell = Worker._progress
+    add = RunDirectory.add_metric
     monkeypatch.setattr(fcntl, "flock", meet)
-    monkeypatch.setattr(Worker, "_progress", lambda *given: (computed.append("step"), tell(*given))[1])
+    monkeypatch.setattr(RunDirectory, "add_metric", lambda *given: (computed.append("step"), add(*given))[1])
     seek()
     root = answer(own, Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)).root
     seek()
@@ -304,7 +253,7 @@ def test_a_queue_forgets_what_nobody_needs(agreed: RunDirectory, folder: Path, m
 
 def test_a_pool_works_for_several_jobs_at_once(agreed: RunDirectory, folder: Path) -> None:
     """Real processes: a job stays with one of them, and all come to the roots of one alone."""
-    other = agree_on(capture_bundle(small_task()), folder / "other", client=CLIENT, trainer=TRAINER,
+    other = agree_on(capture_bundle(make_tiny_task(STEPS, INTERVAL)), folder / "other", client=CLIENT, trainer=TRAINER,
                      terms=Terms(reward=1), domain=OFF_CHAIN)  # fmt: skip
     shutil.copytree(other.path, folder / "jobs" / other.job.id.hex())
     jobs = (agreed.job, other.job)
