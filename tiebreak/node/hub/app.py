@@ -128,7 +128,7 @@ class PostsPage(Response):
 
 
 class BlobResponse(FileResponse):
-    """A blob, or a range of it, of which at most two chunks of 64 KiB are in memory."""
+    """A blob, or a range of it. At most two chunks of 64 KiB are in memory."""
 
     def __init__(self, hub: Hub, path: str, found: os.stat_result) -> None:
         super().__init__(path, headers=_FOR_EVER, media_type="application/octet-stream", stat_result=found)
