@@ -39,8 +39,6 @@ MAX_PAGE: Final = 1000
 MAX_JOBS: Final = 256
 BLOCK_BYTES: Final = 4 * PIECE_BYTES
 """Bytes of an upload that are checked and written at a time; each upload holds as many."""
-SENT_BYTES: Final = 1 << 18
-"""Bytes of a blob that are read at a time for a download."""
 HELD: Final = "x-tiebreak-held"
 """The header that says how many bytes of a blob are here."""
 _HEX: Final = re.compile("[0-9a-f]{64}")
@@ -130,9 +128,7 @@ class PostsPage(Response):
 
 
 class BlobResponse(FileResponse):
-    """A blob, or a range of it."""
-
-    chunk_size = SENT_BYTES
+    """A blob, or a range of it. At most two chunks of 64 KiB are in memory."""
 
     def __init__(self, hub: Hub, path: str, found: os.stat_result) -> None:
         super().__init__(path, headers=_FOR_EVER, media_type="application/octet-stream", stat_result=found)

@@ -34,7 +34,7 @@ def file_in(body: bytes, content_type: str) -> bytes:
 
 
 def refusal(title: str, *, holds: bool | None = None) -> Values:
-    """A file that does not hold, or of which this hub cannot know whether it does (holds: None)."""
+    """A file that does not hold; holds: None if this hub cannot know whether it does."""
     return {"holds": holds, "title": title, "kind": "", "job": None, "signed": None}
 
 
