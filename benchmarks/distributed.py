@@ -13,6 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -35,18 +36,23 @@ from tiebreak.engine.run.interpreter import Interpreter
 
 REPEATS: Final = {"gpt2": 5, "resnet50-32": 7, "resnet50-224": 3, "digits": 15, "text": 15}
 WARMUP: Final = 2
+TIMEOUT: Final = timedelta(minutes=5)
+"""The longest wait for another worker, which captures, compiles and measures alone meanwhile."""
 EXACT, ALONE, DDP, EAGER = "exact, all workers", "exact, one worker", "eager DDP", "eager, one worker"
 
 
-def work(worker: int, workers: int, port: int, name: str, results: str) -> None:
+def work(worker: int, workers: int, store: str, name: str, results: str) -> None:
     """One worker: measures, and the first one writes what it found."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=worker, world_size=workers)
+    # A file, since a port may be another run's, whose workers would wait with ours; an end, since gloo's is 30 minutes.
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=worker, world_size=workers, timeout=TIMEOUT)
     task = WORKLOADS[name]()
     captured, exchange, first = capture_task(task), Torch(), worker == 0
     rows = slice(*share(task.batch.size, worker, workers))
+    shared = SharedInterpreter(captured.program, SharedArithmetic(exchange))
+    shared.compare({"program": captured.program.root})
     steps: dict[str, Callable[[], object] | None] = {
-        EXACT: ExactStep(captured, task.steps, machine=SharedInterpreter(captured.program, SharedArithmetic(exchange))),
+        EXACT: ExactStep(captured, task.steps, machine=shared),
         ALONE: ExactStep(captured, task.steps, machine=Interpreter(captured.program, Arithmetic())) if first else None,
         DDP: eager_step(task, torch.float32, rows=rows, wrap=DistributedDataParallel),
         EAGER: eager_step(task, torch.float32) if first else None,
@@ -74,7 +80,10 @@ def work(worker: int, workers: int, port: int, name: str, results: str) -> None:
 
 def measure(name: str, workers: int, folder: Path) -> list[Row]:
     results = folder / f"distributed-{os.getpid()}.json"
-    processes.spawn(work, args=(workers, 29_000 + os.getpid() % 999, name, str(results)), nprocs=workers)  # type: ignore[no-untyped-call]
+    store = results.with_suffix(".store").absolute()
+    store.unlink(missing_ok=True)
+    processes.spawn(work, args=(workers, str(store), name, str(results)), nprocs=workers)  # type: ignore[no-untyped-call]
+    store.unlink(missing_ok=True)
     found: dict[str, float] = json.loads(results.read_text("utf-8"))
     results.unlink()
     case = f"{name}, {workers} workers of 1 thread"

@@ -226,7 +226,7 @@ def walk_of_the_page(rpc: int, hub: int) -> str:
 def test_the_walk_of_the_page_is_a_script() -> None:
     script = walk_of_the_page(1, 2)
     subprocess.run(["bash", "-n", "-c", script], check=True)
-    for command in ("tiebreak hub --init", "tiebreak trainer run", "tiebreak capture task.py", "tiebreak offer job"):
+    for command in ("tiebreak hub --init", "tiebreak trainer run", "tiebreak capture task.py", "tiebreak agree job"):
         assert script.count(command) == 1 or "$who init" in script
     assert "..." not in re.sub("#.*", "", script)
 

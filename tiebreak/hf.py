@@ -6,7 +6,6 @@ For a script that calls `train` itself, `python -m tiebreak.hf SCRIPT ...` or `p
 
 import runpy
 import sys
-from typing import Any
 
 from tiebreak.api.huggingface.hf_training import train
 
@@ -18,14 +17,9 @@ __all__ = ["install", "train"]
 
 def install() -> None:
     """Makes `train` of every `transformers.Trainer` of this process `tiebreak.hf.train`."""
-    if hasattr(Trainer.train, "original"):
-        return
-
-    def instead(trainer: Trainer, *args: Any, **options: Any) -> Any:
-        return train(trainer, *args, **options)
-
-    instead.original = Trainer.train  # type: ignore[attr-defined]
-    Trainer.train = instead  # type: ignore[method-assign,assignment]
+    if Trainer.train is not train:
+        vars(train)["original"] = Trainer.train
+        Trainer.train = train  # type: ignore[method-assign,assignment]
 
 
 def main() -> None:

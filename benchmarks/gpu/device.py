@@ -20,7 +20,8 @@ from tiebreak.api.training.trainer import Trainer
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import free_memory
 from tiebreak.engine.arithmetic.plan.ziv import Logging
-from tiebreak.engine.capture.captured import MODEL, Captured
+from tiebreak.engine.capture.captured import Captured
+from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.lab.worst import CASES, measure, product

@@ -25,7 +25,8 @@ from benchmarks.gpu.workloads import FULL, TINY, Context, Workload, capture, rel
 from benchmarks.table import Row
 from tiebreak.api.machine.environment import cpu_name
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.captured import MODEL, Captured
+from tiebreak.engine.capture.captured import Captured
+from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.dtypes import TORCH_DTYPES

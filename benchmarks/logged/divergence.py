@@ -8,7 +8,7 @@ from benchmarks.logged.context import ORDERS, Context, bits, check_equal
 from benchmarks.logged.names import REORDERED, WITH, WITHOUT
 from benchmarks.logged.steps import Unlogged
 from benchmarks.table import Row
-from tiebreak.engine.capture.captured import MODEL
+from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.run.interpreter import State
 
 

@@ -21,8 +21,8 @@ from tests.engine.test_slices import plain
 from tests.engine.test_slices import task as of_layers
 from tests.parts import slow_except
 from tiebreak.engine.capture import captured, check, reach
-from tiebreak.engine.capture.plain_run import CPU, Errors, Hollow
 from tiebreak.engine.capture.slices import Slice
+from tiebreak.engine.capture.step_run import CPU, Errors, Hollow
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.loop import exact_step
 from tiebreak.protocol.errors import ConfigurationError

@@ -20,7 +20,7 @@ from tests.engine.lowering_bench import stepped
 from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture import captured as captured_module
-from tiebreak.engine.capture import updates
+from tiebreak.engine.capture import torch_updates
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.engine.capture.task import SGD, Task
 from tiebreak.protocol.errors import ConfigurationError
@@ -346,7 +346,7 @@ def test_a_long_recording_says_how_far_it_is(
     made = task_of(model, O.Adamax(trained(model)))
     capture_task(made)
     assert not capsys.readouterr().err
-    monkeypatch.setattr(updates, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(torch_updates, "PATIENCE_S", -1.0)
     capture_task(made)
     lines = capsys.readouterr().err.splitlines()
     assert [line.partition(",")[0] for line in lines] == [
@@ -375,13 +375,13 @@ def test_state_begins_as_the_first_step_makes_it() -> None:
     captured = capture_task(task_of(model, Lookahead(O.AdamW(trained(model), lr=0.01))))
     assert torch.equal(captured.state["optimizer.slow.last.weight"], model.last.weight)
     assert not captured.state["optimizer.exp_avg.gain"].any()
-    numbers = captured.data[updates.NUMBERS]
+    numbers = captured.data[torch_updates.NUMBERS]
     assert numbers[:, 0].tolist() == [float(step % 5 == 0) + 1 for step in range(1, STEPS + 1)]
     groups = [{"params": matrices(model)}, {"params": others(model), "lr_decay": 0.1}]
     adagrad = O.Adagrad(groups, initial_accumulator_value=0.5)
     assert capture_task(task_of(model, adagrad)).state["optimizer.sum.gain"].item() == 0.5
     alike = capture_task(task_of(model, O.Adamax(trained(model)), steps=2))
-    assert alike.data[updates.NUMBERS].shape == (2, 1), "both steps have one form, in which only a rate changes"
+    assert alike.data[torch_updates.NUMBERS].shape == (2, 1), "both steps have one form, in which only a rate changes"
     assert capture_task(task_of(model, O.Adamax(trained(model)), steps=1)).program.body
 
 
@@ -477,14 +477,14 @@ def test_an_optimizer_that_cannot_be_copied_is_refused() -> None:
 
 
 def test_another_update_than_torchs_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, changing = seeded(), updates._changing
+    model, changing = seeded(), torch_updates._changing
 
     def wrong(*given: Any) -> Any:
         table, places = changing(*given)
         return table * 1.001, places
 
     optimizer = O.Adamax(trained(model), lr=0.01)
-    monkeypatch.setattr(updates, "_changing", wrong)
+    monkeypatch.setattr(torch_updates, "_changing", wrong)
     with pytest.raises(ConfigurationError, match=r"after step 1, model\.first\.weight is .* what Adamax makes"):
         checked(task_of(model, optimizer))
 

@@ -102,12 +102,6 @@ def test_a_command_may_return_its_exit_code(returned: int | None, code: int) -> 
     assert run(group_that(lambda: returned), ["act"]) == code
 
 
-@pytest.mark.parametrize("arguments", [["no-such-command"], ["capture"], ["capture", "digits", "--steps", "0"]])
-def test_wrong_usage_is_exit_code_1(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(tiebreak, arguments) == 1
-    assert "Usage: tiebreak" in capsys.readouterr().err
-
-
 def every_command(group: click.Group = tiebreak, path: str = "tiebreak") -> Iterator[tuple[str, click.Command]]:
     """Each command with its whole name, also those below other commands."""
     context = click.Context(group)
@@ -274,12 +268,19 @@ WRONG = [
     *((f"{command} other", NO_OFFER) for command in (
         "show", "show --long", "show --workers 2", "publish", "publish --hub http://127.0.0.1:9 --key trainer.pem",
     )),
+    ("no-such-command", "Usage: tiebreak"), ("capture", "Usage: tiebreak"),
     ("publish run --hub http://127.0.0.1:9", "expected --key FILE of the client or the trainer"),
     ("train run --key junk", "expected mode 0600"), ("train run --key nowhere", "does not exist"),
     ("train run --key client.pem", "expected the key of trainer"), ("train nowhere --key client.pem", "does not exist"),
-    ("train run --key trainer.pem --keep some", "expected all, every:M or last"),
-    ("audit run --policy junk", "expected JSON"), ("audit run --segment 9", "expected a checkpoint below 3"),
-    ("audit run --ledger junk", "expected --ledger together with"), ("audit run --device abacus", "expected a device"),
+    ("train run --key trainer.pem --keep some", "expected all, every:M or last, got 'some'"),
+    ("train agreed --key trainer.pem --quiet --until 8", "expected until of 1 to 7 steps, got 8"),
+    ("train run --key trainer.pem --quiet --json", "expected one of --quiet and --json"),
+    *((f"train agreed --key trainer.pem --device={name}", "a device that this torch computes FP64 on, such as cpu or")
+      for name in ("abacus", "", "meta")),
+    ("audit run --policy junk -o new", "expected JSON"), ("audit run --segment 3", "a checkpoint below 3, got"),
+    ("audit run --ledger x", "expected --ledger together with"), ("audit run --device abacus -o new", "a device that"),
+    ("audit run --from-step 8", "expected steps within 1 to 7, which are signed, got 8 to 7"),
+    ("audit run --from-step 5 --to-step 4", "got 5 to 4"), ("audit run --sample 4", "a sample of 1 to 3 segments, got"),
     ("audit run --jobs 1 --ledger junk", "expected a ledger"), ("audit agreed", "at least one signed head"),
     ("audit run --forward --jobs 2", "no option about replays with --forward, got --jobs"),
     ("audit run --sample 1 --segment 0", "expected one of --segment"), ("audit run --seed x", "together with --sample"),
@@ -287,7 +288,15 @@ WRONG = [
     ("weights agreed -o w --unsettled", "at least one signed head"), ("dispute run agreed", "the replay has 0"),
     ("publish run --count 99", "expected a signed head of count 99"), ("publish run -o other", "new or empty folder"),
     ("capture junk -o c", "the path of a Python file with task()"), ("capture task.py --steps 0", "not in the range"),
+    ("capture junk.py -o other", "expected a new or empty folder, got other; choose another or empty it"),
     ("calibrate other", "a run or a captured job"), ("calibrate run --precision 99", "not in the range"),
+    ("calibrate", "or --proven, got neither"), ("calibrate digits --proven", "or --proven, got both"),
+    ("calibrate nowhere.py", "Python file with task()"), ("calibrate digits --compute float32", "No such option"),
+    ("calibrate run --device cpu", "beside the CPU"), ("calibrate run --device warp:9", "expected a device"),
+    *((f"calibrate digits --{name} 0", f"Invalid value for '--{name}'") for name in ("margin", "steps", "precision")),
+    ("doctor --threads 0", "--threads"), ("doctor --json --device cuda:99", "device that this torch computes FP64 on"),
+    ("chain deploy --rpc no.ipc", "expected an http.s. URL or the path of a node's IPC socket"),
+    ("chain deploy --rpc http://127.0.0.1:9", "is it running"),
     (f"agree captured --client client.pem --trainer {ADDRESS} --policy junk", "expected JSON"),
     (f"agree captured --trainer {ADDRESS}", "expected --client and --trainer"),
     (f"agree captured --client client.pem --trainer {ADDRESS} --auditor {ADDRESS}", "with the folder of a client"),
@@ -315,7 +324,7 @@ def test_a_wrong_command_line_is_answered_with_1_and_one_reason(
     for name in ("run", "agreed", "captured", "task.py", "client.pem", "trainer.pem"):
         (tmp_path / name).symlink_to(parties.path(name))
     (tmp_path / "other").mkdir()
-    for name in ("junk", "bad.npy", "bad.safetensors", "other/x"):
+    for name in ("junk", "junk.py", "bad.npy", "bad.safetensors", "other/x"):
         (tmp_path / name).write_bytes(b"\x80junk\n")
     monkeypatch.chdir(tmp_path)
     before = sorted(tmp_path.iterdir())

@@ -155,19 +155,6 @@ def test_no_audit_agrees_beside_a_last_state_that_was_not_committed(honest: Path
     assert audit.last(honest, "--segment", "2") == "agrees: steps 7 to 7"
 
 
-def test_a_refused_audit_makes_no_folder(honest: Path, parties: Parties, audit: Audit, tmp_path: Path) -> None:
-    (tmp_path / "junk").write_bytes(b"\x80")
-    for folder, options, said in (
-        (honest, ("--device", "abacus"), "expected a device"),
-        (honest, ("--policy", str(tmp_path / "junk")), "expected JSON"),
-        (honest, ("--ledger", str(tmp_path / "x")), "expected --ledger together with --jobs or --ray"),
-        (parties.path("agreed"), (), "expected at least one signed head"),
-        (parties.path("captured"), (), "expected the folder of a run, got"),
-    ):
-        assert said in audit.error(folder, *options)
-        assert not audit.replay.exists()
-
-
 def test_a_trainer_that_keeps_only_the_last_checkpoint(parties: Parties, tmp_path: Path, audit: Audit) -> None:
     folder = parties.signed(tmp_path / "run")
     assert parties.train(folder, "--keep", "last") == 0
@@ -197,21 +184,6 @@ def test_a_range_of_steps_is_checked_in_whole_segments(
     assert unchecked == f"unchecked  {left} of 3 signed segments"
     assert last == f"agrees: steps {steps}"
     assert not audit.replay.exists()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--segment", "3"), "expected a checkpoint below 3, got 3"),
-        (("--from-step", "8"), "expected steps within 1 to 7, which are signed, got 8 to 7"),
-        (("--from-step", "5", "--to-step", "4"), "got 5 to 4"),
-        (("--sample", "4"), "expected a sample of 1 to 3 segments, got 4"),
-        (("--sample", "1", "--segment", "0"), "expected one of --segment"),
-        (("--seed", "x"), "expected --seed together with --sample"),
-    ],
-)
-def test_what_cannot_be_asked(honest: Path, audit: Audit, options: tuple[str, ...], words: str) -> None:
-    assert words in audit.error(honest, *options)
 
 
 def test_a_sample_says_how_it_was_drawn_and_what_it_can_see(honest: Path, audit: Audit) -> None:

@@ -80,28 +80,6 @@ def test_proven_bounds_need_no_measurement(output: Path, command: Commands) -> N
     assert output.read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "or --proven, got neither"),
-        (["digits", "--proven"], "or --proven, got both"),
-        (["nowhere.py"], "Python file with task()"),
-        (["digits", "--compute", "float32"], "No such option"),
-        (["digits", "--device", "cpu"], "beside the CPU"),
-        (["digits", "--device", "warp:9"], "expected a device"),
-        (["digits", "--precision", "15"], "precision"),
-        (["digits", "--margin", "0.5"], "margin"),
-        (["digits", "--steps", "0"], "steps"),
-        ([str(Path(__file__).parent)], "expected a run or a captured job"),
-    ],
-)
-def test_what_cannot_be_is_said_and_nothing_is_written(
-    arguments: list[str], message: str, output: Path, command: Commands
-) -> None:
-    assert message in command("calibrate", *arguments, "--output", output, code=1)
-    assert list(output.parent.iterdir()) == []
-
-
 def test_an_interrupt_leaves_nothing_behind(
     parties: Parties, output: Path, monkeypatch: pytest.MonkeyPatch, command: Commands
 ) -> None:

@@ -94,12 +94,6 @@ def test_a_model_without_equal_layers_is_checked_whole(task: Path, tmp_path: Pat
     assert load_bundle(tmp_path / "out").check == "full"
 
 
-def test_an_output_that_is_there_is_refused_before_any_work(task: Path, tmp_path: Path, command: Commands) -> None:
-    task.write_text("raise RuntimeError('this was run')")
-    expected = f"ConfigurationError: expected a new or empty folder, got {tmp_path}; choose another or empty it"
-    assert command.error("capture", task, "--output", tmp_path) == expected
-
-
 def test_a_terminal_sees_that_something_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     terminal = Console(file=stream, force_terminal=True, width=80)

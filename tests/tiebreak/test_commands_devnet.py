@@ -95,14 +95,6 @@ def test_a_devnet_and_a_deployment_on_it(devnet: Any, folder: Path, command: Com
     assert "choose another --port" in command("devnet", "--embedded", "--port", port, code=1)
 
 
-def test_endpoints_that_are_none(command: Commands, tmp_path: Path) -> None:
-    for endpoint, said in (
-        (tmp_path / "no.ipc", "expected an http(s) URL or the path of a node's IPC socket"),
-        ("http://127.0.0.1:9", "is it running"),
-    ):
-        assert said in command("chain", "deploy", "--rpc", endpoint, code=1)
-
-
 # ---------------------------------------------------------------- a hub
 
 

@@ -69,48 +69,6 @@ def test_a_run_in_pieces_ends_where_a_run_in_one_does(train: Training, parties: 
     assert root_of(train()) == root, "training a finished run says what it came to"
 
 
-def test_only_the_trainer_trains(train: Training, parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
-    train.key = parties.path("stranger.pem")
-    assert train.error().startswith("ConfigurationError: expected the key of trainer 0x")
-    monkeypatch.setenv(PASSPHRASE_VARIABLE, "wrong horse battery")
-    assert "wrong passphrase" in train.error()
-    assert train.run.records() == []
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--quiet", "--until", str(STEPS + 1)], f"expected until of 1 to {STEPS} steps, got {STEPS + 1}"),
-        (["--quiet", "--json"], "expected one of --quiet and --json"),
-        (["--keep", "some"], "expected all, every:M or last, got 'some'"),
-        *(
-            (
-                ["--device", device],
-                f"expected a device that this torch computes FP64 on, such as cpu or cuda:0, got '{device}'",
-            )
-            for device in ("abacus", "", "meta")
-        ),
-    ],
-)
-def test_options_that_make_no_sense(train: Training, options: list[str], said: str) -> None:
-    assert said in train.error(*options)
-
-
-def test_a_run_that_another_process_works_on(train: Training) -> None:
-    with train.run.lock():
-        assert "another process is working in this folder" in train.error()
-    train("--until", "1")
-
-
-def test_a_folder_without_a_run_or_its_first_state(train: Training, tmp_path: Path) -> None:
-    train.run.state_path(0).write_bytes(b"")
-    assert "000000000000.safetensors" in train.error(code=2)
-    train.folder = tmp_path
-    assert "expected the folder of a run, got" in train.error()
-    train.folder = tmp_path / "nowhere"
-    assert "does not exist" in train.command(*train.arguments(), code=1)
-
-
 def test_json_lines_tell_every_step_and_checkpoint(train: Training) -> None:
     first, second = (
         train.command.printed(*train.arguments("--json", *more)) for more in (("--until", "4"), ("--keep", "last"))

@@ -14,7 +14,7 @@ from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.cli.key import load_key
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.captured import TELEMETRY
+from tiebreak.engine.capture.state import TELEMETRY
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker

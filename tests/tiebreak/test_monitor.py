@@ -16,7 +16,7 @@ import pytest
 from tests.tiebreak.parties import STEPS, Commands, Parties, flip
 from tiebreak.api.watching import alarms, sampling
 from tiebreak.api.watching.alarms import MONITOR, ProcessStart, Rule, Sample, WorkerStanding, as_line, read_line
-from tiebreak.api.watching.monitoring import Watch
+from tiebreak.api.watching.monitoring import RunMonitor
 from tiebreak.api.watching.sampling import Sampler
 from tiebreak.engine.run.directory import METRICS, RunDirectory
 from tiebreak.engine.run.train import Progress
@@ -44,7 +44,7 @@ def start(folder: Path, **other: Any) -> ProcessStart:
 
 
 def found(folder: Path, now: float = BEGAN + 200, **more: Any) -> dict[str, Rule]:
-    watch = Watch(RunDirectory.open(folder), **more)
+    watch = RunMonitor(RunDirectory.open(folder), **more)
     watch.look(now)
     return {rule.name: rule for rule in watch.rules(now)}
 
@@ -226,7 +226,7 @@ def test_records_that_are_not_the_heads_and_damaged_states(watched: Path) -> Non
 def test_a_link_in_place_of_a_file_is_refused(watched: Path, tmp_path: Path, monitor: Monitor) -> None:
     secret = tmp_path / "secret"
     secret.write_text("{}\n")
-    watch = Watch(RunDirectory.open(watched))
+    watch = RunMonitor(RunDirectory.open(watched))
     (watched / MONITOR).symlink_to(secret)
     with pytest.raises(EncodingError, match="symbolic link"):
         watch.look(BEGAN)
@@ -241,7 +241,7 @@ def test_a_file_that_shrinks_or_is_exchanged(watched: Path) -> None:
     lines = [start(watched), *steady(STEPS)]
     for change in ("shrinks", "is exchanged"):
         told(watched, lines)
-        watch = Watch(RunDirectory.open(watched))
+        watch = RunMonitor(RunDirectory.open(watched))
         assert len(watch.look(BEGAN + 20)) == STEPS + 1
         if change == "shrinks":
             told(watched, lines[:3])
@@ -260,7 +260,7 @@ def test_silence_is_an_alarm_while_a_run_is_trained(parties: Parties, tmp_path: 
     last = BEGAN + 5
     assert not raised(found(folder, last + alarms.SILENCE))
     assert found(folder, last + alarms.SILENCE + 1)["silence"].text == "nothing for 181 s, expected 180 s at most"
-    watch = Watch(RunDirectory.open(folder))
+    watch = RunMonitor(RunDirectory.open(folder))
     watch.look(last)
     with (folder / MONITOR).open("ab") as file:
         file.write(as_line(Sample(step=6, time=BEGAN + 6)))

@@ -14,8 +14,6 @@ from tiebreak.cli import options as opt
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, VerificationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.auditing.audits import Workers
-    from tiebreak.api.auditing.forward import ForwardAudit
     from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
     from tiebreak.engine.run.directory import RunDirectory
     from tiebreak.engine.run.logs import LogReport
@@ -156,7 +154,7 @@ def _failure(
 
 def _parts(
     trainer: "RunDirectory", segment: int | None, steps: tuple[int | None, int | None], sample: int | None,
-    seed: str | None, machine: Machine, workers: "Workers | None", report: dict[str, Any],
+    seed: str | None, machine: Machine, workers: "api.audits.Workers | None", report: dict[str, Any],
 ) -> list[str]:  # fmt: skip
     drawn = secrets.token_hex(16) if seed is None else seed
     choice = api.audits.choose_segments(
@@ -236,7 +234,7 @@ def _forward(trainer: "RunDirectory", sample: int, seed: str, machine: Machine, 
     return 0
 
 
-def _losses(found: "ForwardAudit", seed: str) -> dict[str, Any]:
+def _losses(found: "api.forward.ForwardAudit", seed: str) -> dict[str, Any]:
     return {
         "agrees": found.fraud is None,
         "seed": seed,
@@ -249,7 +247,7 @@ def _losses(found: "ForwardAudit", seed: str) -> dict[str, Any]:
     }
 
 
-def _words_of_losses(found: "ForwardAudit", seed: str) -> list[str]:
+def _words_of_losses(found: "api.forward.ForwardAudit", seed: str) -> list[str]:
     steps = ", ".join(str(loss.step) for loss in found.losses[:20])
     chances = "; ".join(f"{number} false: {100 * chance:.3g}%" for number, chance in found.detection)
     lines = [

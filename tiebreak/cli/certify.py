@@ -16,9 +16,7 @@ from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from tiebreak.api.certification.certificates import SignedCertificate
     from tiebreak.api.certification.folders import Found
-    from tiebreak.api.certification.ownership import OwnershipChallenge, OwnershipClaim
 
 MODEL = click.Path(exists=True, path_type=Path)
 MOST = (1 << 63) - 1
@@ -149,7 +147,7 @@ def verify(
     return 2 * (require_attestation and (said is None or said.code != 0))
 
 
-def _document(signed: "SignedCertificate", found: "Found") -> dict[str, Any]:
+def _document(signed: "api.certificates.SignedCertificate", found: "Found") -> dict[str, Any]:
     job, certificate = signed.certificate.job, signed.certificate
     return {
         "job": job.id.hex(),
@@ -260,7 +258,7 @@ def check(
     }, as_json=as_json)  # fmt: skip
 
 
-def _drawn(made: "OwnershipClaim", asked: "OwnershipChallenge") -> dict[str, Any]:
+def _drawn(made: "api.ownership.OwnershipClaim", asked: "api.ownership.OwnershipChallenge") -> dict[str, Any]:
     count = len(made.records)
     return {
         "job": made.run.job.id.hex(),

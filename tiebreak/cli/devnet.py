@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -14,9 +14,6 @@ from tiebreak import api
 from tiebreak.cli import options as opt
 from tiebreak.cli.key import passphrase
 from tiebreak.protocol.commitments.terms import ether
-
-if TYPE_CHECKING:
-    from tiebreak.api.chain.chains import Devnet
 
 MAX_ACCOUNTS = 100
 WATCH_SECONDS = 0.5
@@ -78,7 +75,7 @@ def terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _print(running: "Devnet", *, as_json: bool) -> None:
+def _print(running: "api.chains.Devnet", *, as_json: bool) -> None:
     contracts = {name: f"0x{address.hex()}" for name, address in running.deployment.named().items()}
     accounts = [(f"0x{signer.address.hex()}", f"0x{secret:064x}") for signer, secret in running.accounts]
     node, chain_id = running.node, running.chain.chain_id

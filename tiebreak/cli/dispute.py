@@ -6,7 +6,7 @@
 import json
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
@@ -15,10 +15,6 @@ from tiebreak.api.machine import Machine
 from tiebreak.cli import options as opt
 from tiebreak.cli.audit import COULD_NOT_CHECK
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-
-if TYPE_CHECKING:
-    from tiebreak.api.disputing.disputes import Dispute
-
 
 NOTHING_TO_DISPUTE: Final = 4
 """The exit code of a dispute over a head that is what the replay says."""
@@ -54,7 +50,7 @@ def dispute(run: Path, replay: Path, count: int | None, machine: Machine, as_jso
     return 0
 
 
-def show(dispute: "Dispute", *, as_json: bool = False) -> None:
+def show(dispute: "api.disputes.Dispute", *, as_json: bool = False) -> None:
     """Prints the sentence that locates the difference, the verdict, the bits, and the walk that found them."""
     verdict = dispute.final.verdict
     assert verdict is not None  # a finished game always has a verdict

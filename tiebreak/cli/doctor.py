@@ -1,20 +1,18 @@
 """`tiebreak doctor`: checks that this machine computes what the specification says, on every path that it has."""
 
-import json
-
 import click
 
 from tiebreak import api
 from tiebreak.api.machine import Machine
-from tiebreak.cli.options import machine_options
+from tiebreak.cli import options as opt
 from tiebreak.protocol.errors import ConfigurationError
 
 
 @click.command()
-@machine_options("threads")
+@opt.machine_options("threads")
 @click.option("--device", help="Check this torch device alone [default: the CPU and every CUDA device].")
 @click.option("--pure", is_flag=True, help="Also check torch without our kernels on CUDA devices.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of words.")
+@opt.json_option
 def doctor(machine: Machine, device: str | None, pure: bool, as_json: bool) -> None:
     """Check that this machine computes exactly; show its environment.
 
@@ -24,17 +22,20 @@ def doctor(machine: Machine, device: str | None, pure: bool, as_json: bool) -> N
     """
     api.running.use_threads(machine.threads)
     kernels = api.environment.kernels()
-    if not as_json:
-        for name, value in api.qualification.lines(kernels):
+
+    def row(name: str, value: object) -> None:
+        if not as_json:
             click.echo(f"{name:<24}{value}")
+
+    for name, value in api.qualification.lines(kernels):
+        row(name, value)
     found = []
     for verdict in api.qualification.verdicts(device, kernels, pure=pure):
         found.append(verdict)
-        if not as_json:
-            result = f"exact: {verdict.cases} cases in {verdict.seconds:.1f} s" if verdict.exact else "WRONG, see below"
-            click.echo(f"{f'device {verdict.device}, {verdict.path}':<24}{result}")
+        result = f"exact: {verdict.cases} cases in {verdict.seconds:.1f} s" if verdict.exact else "WRONG, see below"
+        row(f"device {verdict.device}, {verdict.path}", result)
     if as_json:
-        click.echo(json.dumps(api.qualification.document(kernels, found), indent=1))
+        opt.tell(api.qualification.document(kernels, found), as_json=True)
     problems = [verdict.problem for verdict in found if not verdict.exact]
     if problems:
         raise ConfigurationError(problems[0])

@@ -9,16 +9,12 @@ import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import click
 
 from tiebreak import api
 from tiebreak.cli import options as opt
-
-if TYPE_CHECKING:
-    from tiebreak.api.watching.alarms import Rule, Sample
-    from tiebreak.api.watching.monitoring import Watch
 
 ALARM: Final = 4
 POLL: Final = click.FloatRange(0.01, 3600)
@@ -49,13 +45,15 @@ def monitor(run: Path, once: bool, as_json: bool, step_seconds: float | None, st
     Exit codes: 0 no alarm, 4 an alarm, 2 the folder holds what does not verify, 1 not possible as asked. It ends when
     the run has its last checkpoint.
     """
-    watch = api.monitoring.Watch(api.reading.open_directory(run), step_seconds=step_seconds, states=states)
+    watch = api.monitoring.RunMonitor(api.reading.open_directory(run), step_seconds=step_seconds, states=states)
     rules, last = _follow(watch, once=once, as_json=as_json, poll=poll)
     click.echo(_told(rules, last, as_json=as_json, at_end=True))
     return ALARM if any(rule.standing is api.alarms.WorkerStanding.ALARM for rule in rules) else 0
 
 
-def _follow(watch: "Watch", *, once: bool, as_json: bool, poll: float) -> "tuple[tuple[Rule, ...], Sample | None]":
+def _follow(
+    watch: "api.monitoring.RunMonitor", *, once: bool, as_json: bool, poll: float
+) -> "tuple[tuple[api.alarms.Rule, ...], api.alarms.Sample | None]":
     """Prints new samples and rules until the run is over. Returns the rules' last standing, and the last sample."""
     before: dict[str, str] = {}
     last = None
@@ -77,7 +75,7 @@ def _follow(watch: "Watch", *, once: bool, as_json: bool, poll: float) -> "tuple
         time.sleep(poll)
 
 
-def _line(sample: "Sample", before: "Sample | None", *, as_json: bool) -> str:
+def _line(sample: "api.alarms.Sample", before: "api.alarms.Sample | None", *, as_json: bool) -> str:
     if as_json:
         return json.dumps({"event": "sample", **json.loads(api.alarms.as_line(sample))})
     words = [f"step {sample.step}"]
@@ -94,7 +92,9 @@ def _line(sample: "Sample", before: "Sample | None", *, as_json: bool) -> str:
     return ", ".join(words)
 
 
-def _told(rules: "Sequence[Rule]", last: "Sample | None", *, as_json: bool, at_end: bool = False) -> str:
+def _told(
+    rules: "Sequence[api.alarms.Rule]", last: "api.alarms.Sample | None", *, as_json: bool, at_end: bool = False
+) -> str:
     if as_json:
         found = [{"rule": rule.name, "standing": rule.standing.lower(), "text": rule.text} for rule in rules]
         alarm = any(rule["standing"] == "alarm" for rule in found)

@@ -91,38 +91,21 @@ class _Bytes(click.ParamType["int"]):
         return int(float(found[1]) * (1024 if found[3] else 1000) ** (1 + "kMGT".index(found[2])))
 
 
-_MACHINE: Final[dict[str, dict[str, Any]]] = {
-    "threads": {
-        "type": click.IntRange(1),
-        "help": "Threads torch may use [default: torch's choice]. The result does not depend on it.",
-    },
-    "permute": {
-        "type": click.IntRange(0),
-        "help": "Take the terms of every reduction in a random order with this seed. The result does not depend on it.",
-    },
-    "device": {"default": "cpu", "show_default": True, "help": "Torch device, such as cuda:0. It is tested first."},
-    "graphs": {
-        "default": True,
-        "help": "On CUDA devices, replay steps as CUDA graphs where nothing prevents it. The result does not depend on "
-        "it.  [default: graphs]",
-    },
-    "memory": {
-        "type": _Bytes(),
-        "metavar": "SIZE",
-        "help": "Memory that this process may take, such as 8GB; other values wait in a file in TMPDIR or /var/tmp.  "
-        "[default: no limit]",
-    },
-    "policy": {
-        "type": FILE,
-        "help": "Policy `logged`: your own thresholds (see `tiebreak calibrate`).  [default: the proven bounds]",
-    },
-}
+_MACHINE: Final[dict[str, AnyDecorator]] = {
+    "threads": click.option("--threads", type=click.IntRange(1), help="Threads torch may use [default: torch's "
+                            "choice]. The result does not depend on it."),
+    "permute": click.option("--permute", type=click.IntRange(0), help="Take the terms of every reduction in a random "
+                            "order with this seed. The result does not depend on it."),
+    "device": click.option("--device", default="cpu", show_default=True, help="Torch device, such as cuda:0. It is "
+                           "tested first."),
+    "graphs": click.option("--graphs/--no-graphs", default=True, help="On CUDA devices, replay steps as CUDA graphs "
+                           "where nothing prevents it. The result does not depend on it.  [default: graphs]"),
+    "memory": click.option("--memory", type=_Bytes(), metavar="SIZE", help="Memory that this process may take, such as "
+                           "8GB; other values wait in a file in TMPDIR or /var/tmp.  [default: no limit]"),
+    "policy": click.option("--policy", type=FILE, help="Policy `logged`: your own thresholds (see `tiebreak "
+                           "calibrate`).  [default: the proven bounds]"),
+}  # fmt: skip
 """The options for fields of `Machine`."""
-
-
-def _flags(name: str) -> str:
-    flag = f"--{name.replace('_', '-')}"
-    return f"{flag}/--no-{flag[2:]}" if _MACHINE[name].get("default") is True else flag
 
 
 def machine_options(*names: str) -> AnyDecorator:
@@ -133,7 +116,7 @@ def machine_options(*names: str) -> AnyDecorator:
         def called(**given: Any) -> Any:
             return function(machine=Machine(**{name: given.pop(name) for name in names}), **given)
 
-        return options(*(click.option(_flags(name), **_MACHINE[name]) for name in names))(called)
+        return options(*(_MACHINE[name] for name in names))(called)
 
     return decorate
 

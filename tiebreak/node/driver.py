@@ -9,121 +9,80 @@ first, since a machine takes what it knows already for nothing new. For other jo
 keeps nothing.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Event as Flag
-from threading import Thread
-from typing import Any, Final
+from typing import Final
 
-from tiebreak.node import log
+from tiebreak.node import log, parties
 from tiebreak.node.ground import AnyGround, ChainGround, HubGround
-from tiebreak.node.hub_client import MAX_JOBS, HubClient, HubForgot, VerifiedPost
+from tiebreak.node.hub_client import MAX_JOBS, HubClient, VerifiedPost
+from tiebreak.node.hub_traffic import HubTraffic
 from tiebreak.node.journal import JOBS, Journal
-from tiebreak.node.parties import (
-    OFFER,
-    AuditorNode,
-    ClientNode,
-    OnShelf,
-    Shelf,
-    TrainerNode,
-    WatcherNode,
-    at_risk,
-    auditors_in,
-    draw_secret,
-    games_at_stake,
-)
+from tiebreak.node.owner_view import OwnerView
 from tiebreak.node.tasks import Answer, Compute, Fetch, Publish, Steps, Task, Try
 from tiebreak.node.workers import WorkerPool
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job, SignedJob
-from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import TiebreakError, VerificationError
 from tiebreak.protocol.numbers.float32 import to_float
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties.auditor import Finding
-from tiebreak.protocol.parties.board import JobStatus, loss_of
 from tiebreak.protocol.parties.driver import PostingDriver, Turn
 from tiebreak.protocol.parties.machine import is_active
 from tiebreak.protocol.tags import Digest
 
 POLL_SECONDS: Final = 1.0
 """The pause between two looks at the ground."""
-PAUSE_SECONDS: Final = 5.0
-"""The pause after an error of the hub."""
-CLOSE_SECONDS: Final = 5.0
-"""The longest wait for a thread of the mail, which may be in the middle of a request."""
-STATUS: Final = "status.json"
 MAX_OWN: Final = 1024
 """The number of offered jobs that a party remembers; it forgets the oldest that the board does not show."""
 MAX_LISTINGS: Final = 16
 """Lists of files kept for each job and publisher: the newest, since each names all files of those before it."""
-
-
 _OWN: Final = "own jobs"
 """The fact that holds their ids."""
 
 
 class Driver(PostingDriver):
-    machine: OnShelf
+    machine: parties.OnShelf
 
     def __init__(
-        self, machine: OnShelf, *, ground: AnyGround, hub_client: HubClient, journal: Journal, shelf: Shelf,
-        workers: WorkerPool, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
+        self, machine: parties.OnShelf, *, ground: AnyGround, hub_client: HubClient, journal: Journal,
+        shelf: parties.Shelf, workers: WorkerPool, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
     ) -> None:  # fmt: skip
         """`machine` has the journal's records and the ground's board. `floor`: see `running.floor_of`."""
         super().__init__(machine, journal, ground)
         self.ground: AnyGround = ground
-        self.hub_client, self.journal = hub_client, journal
-        self.shelf, self.workers, self.notes = shelf, workers, notes
+        self.journal, self.shelf, self.workers, self.notes = journal, shelf, workers, notes
         workers.listeners.on_steps, workers.listeners.on_trouble = self.told_steps, self.told_trouble
         self.stop = Flag() if stop is None else stop
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         """Calls that wait for the machine's thread."""
-        self._floor = floor
+        self.view = OwnerView(machine, ground, journal, notes, floor)
+        self.traffic = HubTraffic(
+            hub_client, journal, notes, self.stop, put=self.inbox.put, on_post=self._receive, on_forgot=self._forgotten
+        )
         self._due = 0.0
         """When to follow the ground again, by the machine's steady clock."""
-        self._is_away = False
-        self._is_proven = True
-        self._is_poor = False
-        self._balance: int | None = 0
-        """The wei that the account could pay with when it was last asked for."""
-        self._unsent = Flag()
-        self._is_met = False
-        """Whether the hub was asked if it still has all that it took."""
-        self._trouble = ""
-        self._threads: list[Thread] = []
         self.jobs: dict[Digest, Job] = {}
         """Jobs by id, from the board or from offers."""
+        self._own: dict[Digest, None] = {}
+        """Jobs that were offered to it or by it, also those that have ended."""
         self._listings: dict[Digest, dict[tuple[Address, int], posts.LibraryBody]] = {}
         self._uploads: dict[tuple[Digest, int], Publish] = {}
         """Uploads, by job and count, that wait until the hub has their lists."""
+        self._published: set[tuple[Digest, int]] = set()
         self._signatures: dict[Digest, bytes] = {}
         self._offers: dict[Digest, e.JobOffered] = {}
         """Offers that wait for their files, or for a trial of their program."""
         self._trials: dict[Digest, bool] = {}
         """Jobs whose program was put on trial, and whether the trial is over."""
-        self.shown: dict[str, Any] = {}
-        self.training: dict[Digest, Steps] = {}
-        """The newest report of the process that trains, by job."""
         self._drafted: set[str] = set()
         self._auditors: dict[Digest, tuple[Address, ...]] = {}
         """The auditors that a client names, by its jobs."""
-        self._noted: dict[Digest, str] = {}
-        self._disagreed: set[str] = set()
-        self._own: dict[Digest, None] = {}
-        """Jobs that were offered to it or by it, also those that have ended."""
-        self._asked = self._asked_for = frozenset[Digest]()
-        """The jobs whose posts it wants, and those that the hub was asked for."""
-        self._read_up_to = self._kept_up_to = (0, b"")
-        """The last post of the hub that was processed, with its place; and the last one that the journal has."""
-        self._cursor = ""
-        """The name of that fact: places are a hub's own."""
-        self._published: set[tuple[Digest, int]] = set()
 
     # ------------------------------------------------------------------ the loop
 
@@ -136,17 +95,14 @@ class Driver(PostingDriver):
     def start(self) -> None:
         """Catch up with the board, wake the machine, and begin to listen."""
         if self.machine.has_key:
-            self.ask_balance()
+            self.view.balance()
         kept = self.journal.fact(_OWN) or b""
         self._own = dict.fromkeys(Digest(kept[at : at + 32]) for at in range(0, len(kept), 32))
         for part in (self._poll, lambda: self.tell(e.Started(at=self.ground.now()))):
             with self._apart("start"):
                 part()
         self._choose()
-        self._asked_for = self._asked
-        for target in (self._read_mail, self._send_mail):
-            self._threads.append(Thread(target=target, daemon=True))
-            self._threads[-1].start()
+        self.traffic.start()
         self._due = time.monotonic() + POLL_SECONDS
 
     def step(self, seconds: float) -> None:
@@ -179,26 +135,23 @@ class Driver(PostingDriver):
     def close(self) -> None:
         """End the threads and processes that the driver started. The machine can be started again from its journal."""
         self.stop.set()
-        self.hub_client.close()
-        self._unsent.set()
+        self.traffic.close()
         self.workers.stop()
-        for thread in self._threads:
-            thread.join(CLOSE_SECONDS)
         self.journal.close()
 
     def _poll(self) -> None:
         try:
             events = self.ground.poll()
         except TiebreakError as error:
-            if not self._is_away:
+            if not self.view.is_away:
                 self.notes.warn("ground", f"cannot be followed, and is asked again: {error}")
-            self._is_away = True
+            self.view.is_away = True
             return
-        if self._is_away:
+        if self.view.is_away:
             self.notes.info("ground", "answers again")
-        self._is_away = False
+        self.view.is_away = False
         for event in events:
-            self._note_event(event)
+            self.view.note_event(event)
             self.tell(event)
 
     def _look_after(self) -> None:
@@ -209,13 +162,13 @@ class Driver(PostingDriver):
         games = self.machine.board.games.values()
         self.workers.move_only({game.job.id for game in games if not game.is_stopped})
         self.look_again()
-        self._ask_hub()
-        self._keep_cursor()
-        self._note_board()
-        self._note_node()
+        self._choose()
+        self.traffic.ask()
+        self.traffic.keep_cursor()
+        self.view.note_changes()
         self._look_for_offers()
         self._fetch_inputs()
-        self._show_status()
+        self.view.show()
 
     # ------------------------------------------------------------------ actions
 
@@ -245,81 +198,24 @@ class Driver(PostingDriver):
         return is_new
 
     def posted(self) -> None:
-        self._unsent.set()
+        self.traffic.post_soon()
 
-    # ------------------------------------------------------------------ mail
+    # ------------------------------------------------------------------ posts of others
 
-    def _send_mail(self) -> None:
-        """Runs in a thread of its own: brings the hub all posts that wait in the journal."""
-        while not self.stop.is_set():
-            self._unsent.wait(PAUSE_SECONDS)
-            self._unsent.clear()
-            try:
-                self._send_all()
-            except Exception as error:  # not a hub of this chain, say: a party with games goes on without one
-                self._note_error(error)
-
-    def _send_all(self) -> None:
-        if self.journal.fact("hub") != self.hub_client.hub:
-            self.journal.say_all_again()  # another hub has none of the posts that the last one got
-            self.journal.keep_fact("hub", self.hub_client.hub)
-        elif not self._is_met and (last := self.journal.last_heard()) is not None and not self.hub_client.holds(*last):
-            self._say_all_again()
-        self._is_met = True
-        behind = 0
-        while found := self.journal.unheard(behind):
-            for waiting in found:
-                if self.stop.is_set():
-                    return
-                behind = waiting.id
-                try:
-                    place = self.hub_client.post(waiting.wire).place
-                except TiebreakError as error:
-                    # It may be too early, as for a move in a game that its challenger has not opened there yet.
-                    self.note_hub(f"does not take a post yet: {error}")
-                    continue
-                self.journal.heard(waiting, place)
-
-    def _say_all_again(self) -> None:
-        """The hub has lost posts: send all again."""
-        self.notes.warn("hub", "it has lost posts that it had taken; all is said again")
-        self.journal.say_all_again()
-        self._unsent.set()
-
-    def _read_mail(self) -> None:
-        """Runs in a thread of its own: reads everything that the hub has, whatever goes wrong with some of it."""
-        while not self.stop.is_set():
-            try:
-                self._read_all()
-            except Exception as error:
-                self._note_error(error)
-                self.stop.wait(PAUSE_SECONDS)
-
-    def _read_all(self) -> None:
-        cursor = f"read of {self.hub_client.hub.hex()}"
-        place, last = 0, self.journal.fact(cursor) or b""
-        if last and not self._reads_all:
-            place, last = int.from_bytes(last[:8], "big"), last[8:]
-        self._cursor = cursor
-        try:
-            for verified in self.hub_client.read(lambda: self._asked, place, last if place else b""):
-                self.inbox.put(partial(self._receive, verified))
-                if self.stop.is_set():
-                    return
-        except HubForgot:
-            self.journal.keep_fact(cursor, b"")
-            self.inbox.put(partial(setattr, self, "_read_up_to", (0, b"")))
-            self._say_all_again()
-            if isinstance(self.ground, HubGround):
-                self.notes.error("hub", "the posts that made the board are gone; start this party again")
-                self.stop.set()  # then it makes the board anew, of what comes now
+    def _forgotten(self) -> None:
+        """The hub has forgotten posts."""
+        if isinstance(self.ground, HubGround):
+            self.notes.error("hub", "the posts that made the board are gone; start this party again")
+            self.stop.set()  # then it makes the board anew, of what comes now
 
     @property
     def _reads_all(self) -> bool:
         """Whether every job of the hub is its own: without a chain, those who check all jobs learn of them by posts."""
         machine = self.machine
         return (
-            isinstance(self.ground, HubGround) and isinstance(machine, WatcherNode | AuditorNode) and not machine.chosen
+            isinstance(self.ground, HubGround)
+            and isinstance(machine, parties.WatcherNode | parties.AuditorNode)
+            and not machine.chosen
         )
 
     def _adopt(self, job_id: Digest) -> None:
@@ -342,34 +238,12 @@ class Driver(PostingDriver):
         wanted |= {job.id for job in board.jobs.values() if self.machine.follows(job.job)}
         if len(wanted) > MAX_JOBS:
             wanted = {job_id for job_id in wanted if job_id not in board.jobs or not board.jobs[job_id].is_over}
-        self._asked = frozenset(wanted)
-
-    def _ask_hub(self) -> None:
-        """Have the hub asked for the jobs that are wanted now, however often they have changed."""
-        self._choose()
-        if self._asked != self._asked_for:
-            self._asked_for = self._asked
-            self.hub_client.turn()
-
-    def _keep_cursor(self) -> None:
-        """Note up to where the hub was read, so that offers of strangers are read once and not at each start."""
-        if self._read_up_to != self._kept_up_to:
-            place, wire = self._kept_up_to = self._read_up_to
-            self.journal.keep_fact(self._cursor, place.to_bytes(8, "big") + wire)
+        self.traffic.wanted = frozenset(wanted)
+        self.traffic.reads_all = self._reads_all
 
     def _learn(self, job: Job) -> None:
         if isinstance(self.ground, ChainGround):
             self.ground.learn(job)
-
-    def note_hub(self, text: str) -> None:
-        """Note a trouble with the hub, once. Threads of the mail call this."""
-        if text != self._trouble:
-            self.notes.warn("hub", text)
-        self._trouble = text
-
-    def _note_error(self, error: Exception) -> None:
-        if not self.stop.is_set():  # else the journal was closed meanwhile
-            self.note_hub(str(error) if isinstance(error, TiebreakError) else repr(error))
 
     def _receive(self, verified: VerifiedPost) -> None:
         """Process a post. Its claims are checked by the machine, or by the library."""
@@ -396,13 +270,12 @@ class Driver(PostingDriver):
 
     def _concerns(self, verified: VerifiedPost) -> bool:
         """Whether a post is about a job of its own, which an offer may make one. Others leave nothing behind."""
-        if verified.place > self._read_up_to[0]:
-            self._read_up_to = verified.place, verified.received.wire
+        self.traffic.processed(verified)
         if isinstance(verified.body, posts.OfferBody):
             self._learn(verified.body.job)
             if self._is_offered(verified.body.job):
                 self._adopt(verified.post.job_id)
-        return verified.post.job_id in self._asked or self._reads_all
+        return verified.post.job_id in self.traffic.wanted or self._reads_all
 
     def _list(self, job_id: Digest, sender: Address, body: posts.LibraryBody) -> None:
         """Keep a list of files, and the newest of its publisher before it."""
@@ -421,15 +294,15 @@ class Driver(PostingDriver):
         A party that checks jobs on a chain learns of them by its board.
         """
         machine = self.machine
-        if isinstance(machine, TrainerNode):
+        if isinstance(machine, parties.TrainerNode):
             clients = machine.policy.clients
             return job.trainer == machine.address and (not clients or job.client in clients)
-        return machine.follows(job) and (isinstance(machine, ClientNode) or isinstance(self.ground, HubGround))
+        return machine.follows(job) and (isinstance(machine, parties.ClientNode) or isinstance(self.ground, HubGround))
 
     def _offered(self, offer: e.JobOffered) -> None:
         """Let a trainer answer an offer, once it has the files to judge it by."""
         machine, job = self.machine, offer.job
-        if not isinstance(machine, TrainerNode) or job.trainer != machine.address or job.id in self._offers:
+        if not isinstance(machine, parties.TrainerNode) or job.trainer != machine.address or job.id in self._offers:
             return
         is_answered = ("signature", job.id) in machine.records
         if is_answered or job.id in self._trials or not machine.wants(job):
@@ -442,12 +315,12 @@ class Driver(PostingDriver):
     def _look_for_offers(self) -> None:
         """Tell a client of the offers in its folder, which `tiebreak agree --client` puts there."""
         machine = self.machine
-        if not isinstance(machine, ClientNode):
+        if not isinstance(machine, parties.ClientNode):
             return
         for job_id, accounts in self._auditors.items() if isinstance(self.ground, HubGround) else ():
             if job_id in machine.board.jobs and accounts:
                 self.post(job_id, posts.AuditorsBody(accounts=accounts))
-        for path in sorted((self.journal.folder / JOBS).glob(f"*/{OFFER}")):
+        for path in sorted((self.journal.folder / JOBS).glob(f"*/{parties.OFFER}")):
             name = path.parent.name
             if len(name) != 64 or name in self._drafted:
                 continue
@@ -458,8 +331,8 @@ class Driver(PostingDriver):
                 if offer.job.client == machine.address and offer.domain == self.ground.domain:
                     self.jobs.setdefault(offer.job.id, offer.job)
                     self._adopt(offer.job.id)
-                    secret = draw_secret(offer.job, machine.key, path.parent)
-                    self._auditors[offer.job.id] = auditors_in(path.parent)
+                    secret = parties.draw_secret(offer.job, machine.key, path.parent)
+                    self._auditors[offer.job.id] = parties.auditors_in(path.parent)
                     self.tell(e.JobDrafted(at=self.ground.now(), job=offer.job, secret=secret))
             except VerificationError as error:
                 self.notes.warn("offer", f"{path}: {error}")
@@ -473,11 +346,11 @@ class Driver(PostingDriver):
         """
         machine = self.machine
         for job in sorted(machine.jobs(), key=is_active, reverse=True):
-            if isinstance(machine, WatcherNode | AuditorNode):
+            if isinstance(machine, parties.WatcherNode | parties.AuditorNode):
                 is_due = is_active(job) or machine.names(job.job) or all(self._trials.values())
                 is_ours = machine.follows(job.job) and is_due
             else:
-                is_ours = isinstance(machine, TrainerNode) and ("signature", job.id) in machine.records
+                is_ours = isinstance(machine, parties.TrainerNode) and ("signature", job.id) in machine.records
             if is_ours and not job.is_over:
                 self._prepare(job.job)
 
@@ -576,7 +449,7 @@ class Driver(PostingDriver):
             return False
         machine, agreed = self.machine, 0
         if isinstance(work, e.Replay) and work.attempt:
-            assert isinstance(machine, WatcherNode | AuditorNode)
+            assert isinstance(machine, parties.WatcherNode | parties.AuditorNode)
             true = [head for head in machine.heads_of(job_id) if machine.finding(head) is Finding.TRUE]
             agreed = max((h.head.count for h in true if h.head.count < work.head.head.count), default=0)
         task = Compute(work=work, job=job, agreed=agreed, turn=turn, signature=signature)
@@ -592,7 +465,7 @@ class Driver(PostingDriver):
             self.notes.warn("work", answer.problem)
         else:
             self.notes.info("work", log.work(work), **log.subject(work))
-        if isinstance(work, e.Replay) and not answer.problem and isinstance(self.machine, AuditorNode):
+        if isinstance(work, e.Replay) and not answer.problem and isinstance(self.machine, parties.AuditorNode):
             head = work.head.head
             agrees = int(answer.root == head.run_root)
             self.post(work.job_id, posts.ReplayedBody(count=head.count, run_root=Digest(answer.root), agrees=agrees))
@@ -602,8 +475,8 @@ class Driver(PostingDriver):
         """Show others how training goes. Called in a thread of the workers."""
 
         def show() -> None:
-            self.training[steps.job_id] = steps
-            if isinstance(self.machine, TrainerNode) and not self.shelf.is_sealed(steps.job_id):
+            self.view.training[steps.job_id] = steps
+            if isinstance(self.machine, parties.TrainerNode) and not self.shelf.is_sealed(steps.job_id):
                 rate = round(1000 * len(steps.losses) / max(steps.seconds, 1e-6))
                 body = posts.StepsBody(
                     first_step=steps.first_step, losses=steps.losses, millisteps=rate,
@@ -619,100 +492,3 @@ class Driver(PostingDriver):
         """Note a task that has to be tried again. Called in a thread of the workers."""
         note = self.notes.error if tries > 3 else self.notes.warn
         self.inbox.put(lambda: note("work", text))
-
-    # ------------------------------------------------------------------ the owner's view
-
-    def _note_event(self, event: e.Event) -> None:
-        match event:
-            case e.Mined(place=place):
-                self.notes.info("mined", log.place(place))
-            case e.Refused(place=place, error=error):
-                self.notes.info("refused", f"{log.place(place)}: {error or 'the balance does not cover it'}")
-
-    def _note_node(self) -> None:
-        """Note the blocks whose logs the node leaves out, once, and those where nobody could tell."""
-        linked = self.ground.linked
-        if linked is None:
-            return
-        hidden = linked.hidden()
-        if hidden and not self.shown.get("withheld"):
-            text = "its header says that it may hold logs of the board, and the node neither shows nor disproves them"
-            self.notes.error("ground", f"block {hidden[0]}: {text}; ask another node, or several")
-        if self._is_proven and not linked.is_proven:
-            self.notes.warn(
-                "ground", "the node's headers do not hash to what they say: what it leaves out goes unnoticed"
-            )
-        self._is_proven = linked.is_proven
-
-    def _note_board(self) -> None:
-        """Note changes of jobs and games, and the board's disagreements with the rules."""
-        lines = getattr(self.machine.board, "disagreements", ())
-        self._disagreed.intersection_update(lines)
-        for line in lines:
-            if line not in self._disagreed:
-                self._disagreed.add(line)
-                self.notes.error("board", line)
-        for job in self.machine.jobs():
-            words = JobStatus(job.status).name.lower()
-            if self._noted.get(job.id) != words:
-                self._noted[job.id] = words
-                self.notes.info("job", words, job=job.id.hex()[:8])
-        for game in self.machine.board.games.values():
-            words = log.game(game)
-            if self._noted.get(game.id) != words:
-                self._noted[game.id] = words
-                self.notes.info("game", words, job=game.job.id.hex()[:8], game=game.id.hex()[:8])
-
-    def status(self) -> dict[str, Any]:
-        """The status for the owner: money, stakes at risk, the time that is left, and the work that waits."""
-        machine, now, board = self.machine, self.ground.now(), self.machine.board
-        jobs = {
-            job.id.hex(): {
-                "status": JobStatus(job.status).name.lower(), "heads": job.head_count,
-                "checkpoints": job.job.checkpoints, "window_end": job.window_end,
-                "open_games": len(board.open_games(job.id)), "why": loss_of(job.job, job),
-            }
-            for job in board.jobs.values()
-        }  # fmt: skip
-        found: dict[str, Any] = {"role": machine.ROLE, "jobs": jobs, "is_away": self._is_away}
-        if self.ground.linked is not None:
-            found["withheld"] = self.ground.linked.hidden()
-        if self.machine.has_key:
-            own = machine.address
-            games = games_at_stake(board, own, now)
-            turns = [game["seconds_left"] for game in games if game["our_turn"]]
-            trained = (job for job in board.jobs.values() if is_active(job) and job.job.trainer == own)
-            turns += [job.due - now for job in trained if not job.has_final_head]
-            found |= {
-                "address": f"0x{own.hex()}",
-                "balance": self.ask_balance(),
-                "floor": self._floor,
-                "credit": board.credit(own),
-                "at_risk": at_risk(board, own),
-                "seconds_left": min(turns) if turns else None,
-                "unsent": len(self.journal.unheard()),
-                "games": games,
-            }
-        return found
-
-    def ask_balance(self) -> int | None:
-        """The account's wei; None without a chain. If the node does not answer, the last answer counts."""
-        with suppress(TiebreakError):
-            balance = self.ground.balance(self.machine.address)
-            is_poor = balance is not None and balance + self.machine.board.credit(self.machine.address) < self._floor
-            if balance is not None and is_poor and not self._is_poor:
-                needed = f"{ether(self._floor)} or more for the transactions of games"
-                self.notes.error("balance", f"expected {needed}, got {ether(balance)}; send ether to the account")
-            self._is_poor, self._balance = is_poor, balance
-        return self._balance
-
-    def _show_status(self) -> None:
-        """Write `status.json` for those who look from outside, whole or not at all."""
-        found = self.status()
-        if found == self.shown:
-            return
-        self.shown = found
-        path = self.journal.folder / STATUS
-        part = path.with_suffix(".part")
-        part.write_text(json.dumps(found | {"now": self.ground.now()}, indent=1) + "\n", encoding="utf-8")
-        part.replace(path)

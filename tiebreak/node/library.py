@@ -35,32 +35,8 @@ from tiebreak.engine.data.formats import map_tensors
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.encoding import max_sparse_bytes
 from tiebreak.engine.logged.files import FILE_HEADER_BYTES
-from tiebreak.engine.run.directory import (
-    DATA,
-    HEADS,
-    JOB,
-    LOGS,
-    MAX_NAMES_BYTES,
-    MAX_NOTICE_BYTES,
-    MAX_ORIGINS_BYTES,
-    MAX_PROGRAM_BYTES,
-    MAX_SIGNED_BYTES,
-    MAX_TITLE_BYTES,
-    NAMES,
-    OFFER,
-    ORIGINS,
-    PROGRAM,
-    RECORD_BYTES,
-    RECORDS,
-    STATES,
-    TITLE,
-    UNCHECKED,
-    RunDirectory,
-    check_root,
-    head_name,
-    read_state,
-    state_name,
-)
+from tiebreak.engine.run import directory
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.node.parts import FilePart, log_name
 from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
 from tiebreak.protocol.commitments.eip712 import Domain
@@ -105,7 +81,7 @@ def pack(run: RunDirectory, listed: Iterable[FilePart], output: Path) -> None:
         if made.names():
             raise ConfigurationError(f"expected a new or empty folder, got {output}; choose another or empty it")
         # The job comes last, because a directory with a job counts as complete.
-        for part in sorted(listed, key=lambda part: part.name in (JOB, OFFER)):
+        for part in sorted(listed, key=lambda part: part.name in (directory.JOB, directory.OFFER)):
             with ExitStack() as stack:
                 _make_inside(output, part.inside)
                 target = stack.enter_context(Folder(output, *part.inside, to_write=True))
@@ -146,7 +122,7 @@ def publish(
 
 def is_open(name: str) -> bool:
     """Whether a file of a sealed job is published in the clear: facts that the board shows anyway, and the readers."""
-    return name in (JOB, OFFER, SEAL) or name.startswith(f"{HEADS}/")
+    return name in (directory.JOB, directory.OFFER, SEAL) or name.startswith(f"{directory.HEADS}/")
 
 
 def secret_of(run: RunDirectory, unseal: Unseal) -> Sealed | None:
@@ -208,40 +184,40 @@ class Fetcher:
         with Folder(self.path, to_write=True) as folder, folder.lock():
             _complete_layout(self.path, self._job)
             self._base()
-            self._found.require(PROGRAM, f"{STATES}/{state_name(0)}", DATA)
+            self._found.require(directory.PROGRAM, f"{directory.STATES}/{directory.state_name(0)}", directory.DATA)
             if count:
                 self._progress(count)
             if count and states:
                 for name in sorted({name for listing in self._listings for name in listing}):
-                    if _STATE.fullmatch(name) and (step := int(name[len(STATES) + 1 :].split(".")[0])):
+                    if _STATE.fullmatch(name) and (step := int(name[len(directory.STATES) + 1 :].split(".")[0])):
                         self._state(step)
         return self._found
 
     def _base(self) -> None:
         """The files that are there before the first step."""
-        self._want(JOB, MAX_SIGNED_BYTES, self._check_signed)
-        self._want(OFFER, MAX_SIGNED_BYTES, self._check_job)
+        self._want(directory.JOB, directory.MAX_SIGNED_BYTES, self._check_signed)
+        self._want(directory.OFFER, directory.MAX_SIGNED_BYTES, self._check_job)
         self._want(SEAL, MAX_SEAL_BYTES, self._check_seal)
-        self._want(PROGRAM, MAX_PROGRAM_BYTES, self._check_program)
+        self._want(directory.PROGRAM, directory.MAX_PROGRAM_BYTES, self._check_program)
         if self._program is None:
             return
-        self._want(DATA, _most_bytes(self._program.data_spec()), self._check_data, large=True)
+        self._want(directory.DATA, _most_bytes(self._program.data_spec()), self._check_data, large=True)
         first = self._check_state(self._job.initial_state_root, first=True)
-        self._want(f"{STATES}/{state_name(0)}", self._state_bytes(), first, large=True)
-        self._want(NAMES, MAX_NAMES_BYTES, _unchecked)  # it is checked whenever it is read
-        self._want(UNCHECKED, MAX_NOTICE_BYTES, _unchecked)
-        self._want(ORIGINS, MAX_ORIGINS_BYTES, _unchecked)  # shown, never used
-        self._want(TITLE, MAX_TITLE_BYTES, _unchecked)  # the same
+        self._want(f"{directory.STATES}/{directory.state_name(0)}", self._state_bytes(), first, large=True)
+        self._want(directory.NAMES, directory.MAX_NAMES_BYTES, _unchecked)  # it is checked whenever it is read
+        self._want(directory.UNCHECKED, directory.MAX_NOTICE_BYTES, _unchecked)
+        self._want(directory.ORIGINS, directory.MAX_ORIGINS_BYTES, _unchecked)  # shown, never used
+        self._want(directory.TITLE, directory.MAX_TITLE_BYTES, _unchecked)  # the same
 
     def _progress(self, count: int) -> None:
         """The files that the trainer adds at a checkpoint. Records are believed only if the signed head is theirs."""
-        head = f"{HEADS}/{head_name(count)}"
-        self._want(head, MAX_SIGNED_BYTES, self._check_head(count))
+        head = f"{directory.HEADS}/{directory.head_name(count)}"
+        self._want(head, directory.MAX_SIGNED_BYTES, self._check_head(count))
         if head in self._found.missing:
             return
-        with Folder(self.path, HEADS) as folder:
-            signed = SignedHead.decode(folder.read(head_name(count), MAX_SIGNED_BYTES))
-        self._want(RECORDS, RECORD_BYTES * count, self._check_records(signed), grows=True)
+        with Folder(self.path, directory.HEADS) as folder:
+            signed = SignedHead.decode(folder.read(directory.head_name(count), directory.MAX_SIGNED_BYTES))
+        self._want(directory.RECORDS, directory.RECORD_BYTES * count, self._check_records(signed), grows=True)
         if not self._records:
             return
         if self._job.is_logged and self._program is not None:
@@ -249,7 +225,7 @@ class Fetcher:
             for checkpoint in range(count):
                 most = FILE_HEADER_BYTES + self._job.segment_steps(checkpoint) * (longest + FRAME_BYTES)
                 # A log is checked against its record when it is followed; here only its size is.
-                self._want(f"{LOGS}/{log_name(self._job, checkpoint)}", most, _unchecked, large=True)
+                self._want(f"{directory.LOGS}/{log_name(self._job, checkpoint)}", most, _unchecked, large=True)
         if count == self._job.checkpoints:
             self._state(self._job.steps)
 
@@ -258,7 +234,7 @@ class Fetcher:
         record = next((record for record in self._records if record.step == step), None)
         if record is not None:
             check = self._check_state(record.state_root)
-            self._want(f"{STATES}/{state_name(step)}", self._state_bytes(), check, large=True)
+            self._want(f"{directory.STATES}/{directory.state_name(step)}", self._state_bytes(), check, large=True)
 
     # ------------------------------------------------------------ one file
 
@@ -336,44 +312,47 @@ class Fetcher:
     # ------------------------------------------------------------ checks against the job
 
     def _check_job(self, folder: Folder, name: str) -> None:
-        found = SignedJob.decode(folder.read(name, MAX_SIGNED_BYTES))
+        found = SignedJob.decode(folder.read(name, directory.MAX_SIGNED_BYTES))
         if found.job.id != self._job.id or found.domain != self._domain:
             raise VerificationError(
                 f"expected job {self._job.id.hex()} on chain {self._domain.chain_id}, got {found.job.id.hex()} on "
                 f"{found.domain.chain_id}"
             )
-        if name not in (JOB, OFFER):  # the party's own file may have no signatures, if the board stands for them
+        if name not in (
+            directory.JOB,
+            directory.OFFER,
+        ):  # the party's own file may have no signatures, if the board stands for them
             found.verify_offer()
 
     def _check_signed(self, folder: Folder, name: str) -> None:
         self._check_job(folder, name)
-        if name != JOB:
-            SignedJob.decode(folder.read(name, MAX_SIGNED_BYTES)).verify()
+        if name != directory.JOB:
+            SignedJob.decode(folder.read(name, directory.MAX_SIGNED_BYTES)).verify()
 
     def _check_seal(self, folder: Folder, name: str) -> None:
         readers_of(folder.read(name, MAX_SEAL_BYTES), self._job.id)
 
     def _check_program(self, folder: Folder, name: str) -> None:
-        program = Program.decode(folder.read(name, MAX_PROGRAM_BYTES))
+        program = Program.decode(folder.read(name, directory.MAX_PROGRAM_BYTES))
         self._job.check_program(program)
         self._program = program
 
     def _check_data(self, folder: Folder, name: str) -> None:
         assert self._program is not None
         tensors = map_tensors(folder, name, self._program.data_spec())
-        check_root("data", self._job.data_root, data_tree(data_identities(tensors)).root)
+        directory.check_root("data", self._job.data_root, data_tree(data_identities(tensors)).root)
 
     def _check_state(self, root: Digest, *, first: bool = False) -> "Check":
         def check(folder: Folder, name: str) -> None:
             assert self._program is not None
-            tensors = read_state(folder, name, self._program, first=first, narrow=True)
-            check_root("state", root, state_tree(identities(tensors)).root)
+            tensors = directory.read_state(folder, name, self._program, first=first, narrow=True)
+            directory.check_root("state", root, state_tree(identities(tensors)).root)
 
         return check
 
     def _check_head(self, count: int) -> "Check":
         def check(folder: Folder, name: str) -> None:
-            found = SignedHead.decode(folder.read(name, MAX_SIGNED_BYTES))
+            found = SignedHead.decode(folder.read(name, directory.MAX_SIGNED_BYTES))
             found.verify(self._job, self._domain)
             if found.head.count != count:
                 raise VerificationError(f"expected a head of count {count}, got one of {found.head.count}")
@@ -383,12 +362,15 @@ class Fetcher:
     def _check_records(self, signed: SignedHead) -> "Check":
         def check(folder: Folder, name: str) -> None:
             job, count = self._job, signed.head.count
-            raw = folder.read(name, RECORD_BYTES * count)
-            found = [StepRecord.decode(raw[at : at + RECORD_BYTES]) for at in range(0, len(raw), RECORD_BYTES)]
+            raw = folder.read(name, directory.RECORD_BYTES * count)
+            found = [
+                StepRecord.decode(raw[at : at + directory.RECORD_BYTES])
+                for at in range(0, len(raw), directory.RECORD_BYTES)
+            ]
             if [record.step for record in found] != [job.last_step(checkpoint) for checkpoint in range(count)]:
                 raise VerificationError(f"expected records of {count} checkpoints in their order, got others")
             root = run_tree([record.digest for record in found], job.steps, job.checkpoint_interval).root
-            check_root("records", signed.head.run_root, root)
+            directory.check_root("records", signed.head.run_root, root)
             self._records = found
 
         return check
@@ -396,7 +378,7 @@ class Fetcher:
 
 Check = Callable[[Folder, str], None]
 """Raises `VerificationError` unless the file of this name in the folder is what the job asks for."""
-_STATE: Final = re.compile(STATES + r"/[0-9]{12,20}\.safetensors")
+_STATE: Final = re.compile(directory.STATES + r"/[0-9]{12,20}\.safetensors")
 
 
 def _unchecked(_folder: Folder, _name: str) -> None:
@@ -427,11 +409,11 @@ def _make_inside(path: Path, inside: Sequence[str]) -> None:
 
 def _complete_layout(path: Path, job: Job) -> None:
     """Makes the folders and the empty file of records that every run directory has."""
-    for name in (STATES, HEADS, *([LOGS] if job.is_logged else [])):
+    for name in (directory.STATES, directory.HEADS, *([directory.LOGS] if job.is_logged else [])):
         _make_inside(path, (name,))
     with Folder(path, to_write=True) as folder:
-        if not folder.holds(RECORDS):
-            folder.write(RECORDS, b"")
+        if not folder.holds(directory.RECORDS):
+            folder.write(directory.RECORDS, b"")
 
 
 def _copy(source: FileIO, target: FileIO, part: FilePart) -> None:

@@ -1,18 +1,16 @@
 """A party's metrics for Prometheus: its money, its risks, the time that is left, and counts of its log lines."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tiebreak.api.watching.alarms import Sample
+from tiebreak.node.owner_view import OwnerView
+from tiebreak.node.tasks import Steps
 from tiebreak.protocol.numbers.float32 import to_float
-
-if TYPE_CHECKING:
-    from tiebreak.node.driver import Driver
-    from tiebreak.node.tasks import Steps
 
 HOST: Final = "127.0.0.1"
 _WEI: Final = {
@@ -24,14 +22,14 @@ _WEI: Final = {
 
 
 class PartyMetrics(Collector):
-    """Reads the driver's last status; it asks nobody."""
+    """Reads the status that was last shown; it asks nobody."""
 
-    def __init__(self, driver: "Driver") -> None:
-        self._driver = driver
+    def __init__(self, view: OwnerView) -> None:
+        self._view = view
 
     def collect(self) -> Iterator[Metric]:
         """The metrics now. None of an account for a party without a key."""
-        found = self._driver.shown
+        found = self._view.shown
         for name, words in _WEI.items():
             if found.get(name) is not None:
                 yield GaugeMetricFamily(f"tiebreak_{name}_wei", words, value=float(found[name]))
@@ -51,11 +49,11 @@ class PartyMetrics(Collector):
             jobs.add_metric([status], statuses.count(status))
         yield jobs
         lines = CounterMetricFamily("tiebreak_log_lines", "Lines of the log.", labels=["level", "event"])
-        for (level, event), count in sorted(self._driver.notes.counts.items()):
+        for (level, event), count in sorted(self._view.notes.counts.items()):
             lines.add_metric([level, event], count)
         yield lines
         families: dict[str, GaugeMetricFamily] = {}
-        for told in list(self._driver.training.values()):
+        for told in list(self._view.training.values()):
             for name, value in _training(told).items():
                 words = f"Of the process that trains: {name.replace('_', ' ')}."
                 family = GaugeMetricFamily(f"tiebreak_training_{name}", words, labels=["job"])
@@ -64,7 +62,7 @@ class PartyMetrics(Collector):
         yield from families.values()
 
 
-def _training(told: "Steps") -> dict[str, float]:
+def _training(told: Steps) -> dict[str, float]:
     """A trainer's newest figures: of the steps in a report, and of its newest sample (`api.watching.sampling`)."""
     found: dict[str, float] = {
         "step": told.first_step + len(told.losses) - 1,
@@ -88,8 +86,8 @@ def _figures(sample: Sample) -> dict[str, float]:
     return {name: float(value) for name, value in found.items() if value is not None}
 
 
-def serve_metrics(port: int, driver: "Driver") -> None:
+def serve_metrics(port: int, view: OwnerView) -> None:
     """Serve the metrics on this machine, in a thread, until the process ends."""
     shown = CollectorRegistry()
-    shown.register(PartyMetrics(driver))
+    shown.register(PartyMetrics(view))
     start_http_server(port, HOST, shown)

@@ -20,7 +20,7 @@ from tiebreak.protocol.commitments.seats import drawable
 from tiebreak.protocol.commitments.terms import ether
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.parties import auditor, client, trainer
-from tiebreak.protocol.parties.board import Board, PublicJob
+from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.parties.machine import PartyMachine, is_active
 from tiebreak.protocol.parties.terms import Pace, objections
 from tiebreak.protocol.program.program import Program
@@ -265,31 +265,3 @@ def draw_secret(job: Job, key: PrivateKey, folder: Path) -> bytes:
     if drawn != job:
         raise VerificationError(f"{folder / DRAFT}: expected the nonce of the job's draft, got another")
     return secret
-
-
-# ---------------------------------------------------------------- risks of a party
-
-
-def games_at_stake(board: Board, own: Address, now: int) -> list[dict[str, Any]]:
-    """The games in which a party could lose a stake, the most urgent first. Times are in seconds, amounts in wei.
-
-    `seconds_left`: until the next deadline, its own or the other side's; negative if it is past.
-    """
-    found: list[dict[str, Any]] = []
-    for game in board.games.values():
-        job = game.job.job
-        if game.is_stopped or own not in (job.trainer, game.challenger):
-            continue
-        last = game.state.last if game.state.talks(now) else game.state.deadline
-        found.append({
-            "game": game.id.hex(), "job": game.job.id.hex(),
-            "stake": job.trainer_stake if own == job.trainer else game.stake,
-            "our_turn": game.mover() == own, "seconds_left": last - now,
-        })  # fmt: skip
-    return sorted(found, key=lambda game: (not game["our_turn"], game["seconds_left"]))
-
-
-def at_risk(board: Board, own: Address) -> int:
-    """The wei that a party has put up: stakes, bonds and deposits, and the rewards of jobs that it pays for."""
-    rewards = sum(job.job.reward for job in board.jobs.values() if is_active(job) and job.job.client == own)
-    return rewards + board.exposure(own)

@@ -49,7 +49,7 @@ def run(
         driver = open_party(settings, key, stop, as_json=as_json, verbose=verbose, serve=serve)
         try:
             if settings.metrics_port:
-                serve_metrics(settings.metrics_port, driver)
+                serve_metrics(settings.metrics_port, driver.view)
             driver.run()
         finally:
             driver.close()
@@ -65,7 +65,7 @@ def open_party(
     """
 
     def balance() -> int | None:
-        return driver.ask_balance()
+        return driver.view.balance()
 
     role, notes = settings.role, Log(settings.role, as_json=as_json, verbose=verbose)
     own = "" if key is None else f"0x{key.address.hex()}"
@@ -117,7 +117,7 @@ def open_party(
             floor=floor,
             stop=stop,
         )
-        hub_client.note = driver.note_hub
+        hub_client.note = driver.traffic.note
         if isinstance(ground, ChainGround):
             ground.know(machine)
         warm_up()

@@ -52,7 +52,7 @@ _FORKS.set_forkserver_preload([WORKER_TASKS])
 
 @dataclass(slots=True)
 class Listeners:
-    """What is called about work, in the threads of the queues."""
+    """The functions that are called about work, in the threads of the queues."""
 
     on_steps: Callable[[Steps], None] = lambda _: None
     """Called with the progress of a training."""

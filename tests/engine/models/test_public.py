@@ -44,7 +44,7 @@ def eager(name: str) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("name", slow_except(CASES, "contrast_with_a_queue"))
+@pytest.mark.parametrize("name", slow_except(CASES, "learning_to_learn"))
 def test_a_published_script_has_the_losses_of_pytorch(name: str) -> None:
     torch.manual_seed(0)
     model, loss, optimizer, data = CASES[name]()
@@ -53,5 +53,5 @@ def test_a_published_script_has_the_losses_of_pytorch(name: str) -> None:
     assert [step.loss for step in trainer] == pytest.approx(eager(name), rel=TOLERANCE, abs=TOLERANCE)
 
 
-def test_there_are_at_least_40_of_them() -> None:
-    assert len(CASES) >= 40
+def test_there_are_at_least_20_of_them() -> None:
+    assert len(CASES) >= 20

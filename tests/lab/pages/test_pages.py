@@ -182,12 +182,11 @@ def test_a_job_shows_what_was_posted_and_what_the_board_says() -> None:
 def test_a_job_says_how_many_slots_a_lie_takes_until_its_seats_are_drawn() -> None:
     board, agreed = Board(), final().board.games[ids(final())[1]].job.job
     job = PublicJob(job=replace(agreed, seats=1, seat_bond=64), last_progress=0)
-    assert views.pool_terms(board, job) == ["The pool of its seats is empty: nobody would be drawn."]
+    assert views.pool_of(board, job) == (0, board.pool_of(job)[1])
     board.pools[64] = [PoolSlot(owner=agreed.client, since=0)] * 10
-    (said,) = views.pool_terms(board, job)
-    assert f"has 10 slots. A lie that saves the reward would pay a trainer that owned {board.pool_of(job)[1]}" in said
+    assert views.pool_of(board, job) == (10, board.pool_of(job)[1])
     job.seating.seed = job.id
-    assert views.pool_terms(board, job) == views.pool_terms(board, None) == []
+    assert views.pool_of(board, job) is views.pool_of(board, None) is None
 
 
 def test_what_a_trainer_posts_of_its_training_raises_alarms() -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER
 from tests.protocol.town import PACE
 from tests.tiebreak.node.hubs import JOB, OFFER, own_job
-from tiebreak.node import driver
+from tiebreak.node import driver, hub_traffic
 from tiebreak.node.driver import Driver
 from tiebreak.node.ground import HubGround
 from tiebreak.node.hub_client import HubForgot, VerifiedPost
@@ -43,7 +43,7 @@ def raising(*_: Any, **__: Any) -> Any:
 @pytest.fixture
 def there(monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[tuple[str, str]]]:
     """A driver of which everything outside raises, with the errors and warnings that it notes."""
-    monkeypatch.setattr(driver, "PAUSE_SECONDS", 0)
+    monkeypatch.setattr(hub_traffic, "PAUSE_SECONDS", 0)
     noted: list[tuple[str, str]] = []
     notes = SimpleNamespace(info=lambda *_, **__: None, warn=lambda *said: noted.append(said), error=noted.append)
     notes.error = notes.warn
@@ -68,7 +68,7 @@ def test_the_loop_goes_on_after_whatever_a_post_or_the_ground_raises(there: Any)
         ("loop", "unexpected ValueError: of no family"),
         ("board", "Entered: of no lawful play"),
     ]
-    made._note_board()
+    made.view.note_board()
     assert [one for one in noted if one[0] == "board"] == [("board", "Entered: of no lawful play")]
 
 
@@ -84,13 +84,14 @@ def test_nothing_is_kept_of_what_strangers_post(there: Any, monkeypatch: pytest.
     monkeypatch.setattr(driver, "MAX_LISTINGS", 3)
     facts: dict[str, bytes] = {}
     made.shelf = Shelf(tmp_path)
-    made.journal = SimpleNamespace(keep_fact=facts.__setitem__)
+    made.journal = made.traffic._journal = SimpleNamespace(keep_fact=facts.__setitem__)
     policy = AcceptancePolicy(clients=(CLIENT.address,))
     known = {"domain": DOMAIN, "pace": PACE, "key": TRAINER, "shelf": made.shelf}
     made.machine = TrainerNode(board=FollowedBoard(), policy=policy, **known)
 
     def held() -> dict[str, int]:
-        return {name: len(value) for name, value in vars(made).items() if isinstance(value, Sized)}
+        parts = {**vars(made), **vars(made.traffic), **vars(made.view)}
+        return {name: len(value) for name, value in parts.items() if isinstance(value, Sized)}
 
     before = held()
     for number in range(5):
@@ -103,13 +104,14 @@ def test_nothing_is_kept_of_what_strangers_post(there: Any, monkeypatch: pytest.
         body = posts.LibraryBody(count=number, logs=0, files=())
         made._list(JOB.id, TRAINER.address, body)
     turned: list[int] = []
-    made.hub_client.turn = lambda: turned.append(1)
+    made.traffic.hub_client.turn = lambda: turned.append(1)
     for _ in range(2):
-        made._ask_hub()
-    assert (made._asked, len(turned)) == ({JOB.id}, 1)
+        made._choose()
+        made.traffic.ask()
+    assert (made.traffic.wanted, len(turned)) == ({JOB.id}, 1)
     assert [count for _, count in made._listings[JOB.id]] == [2, 3, 4]
-    made._cursor = "read"
-    made._keep_cursor()
+    made.traffic._cursor = "read"
+    made.traffic.keep_cursor()
     assert facts == {"own jobs": JOB.id, "read": (100).to_bytes(8, "big") + OFFER}
     monkeypatch.setattr(driver, "MAX_OWN", 2)
     made.machine.board.jobs[JOB.id] = PublicJob(job=JOB, last_progress=0)
@@ -125,14 +127,14 @@ def test_disagreements_are_listed_up_to_a_limit(there: Any, monkeypatch: pytest.
     monkeypatch.setattr(following, "MAX_DISAGREEMENTS", 3)
     for number in range(5):
         made.machine.board._disagree([SimpleNamespace(name=f"Entered {number}")], ValueError())
-    made._note_board()
-    assert len(made.machine.board.disagreements) == len(made._disagreed) == 3
+    made.view.note_board()
+    assert len(made.machine.board.disagreements) == len(made.view._disagreed) == 3
     made.machine.board.disagreements.clear()
-    made._note_board()
-    assert not made._disagreed
+    made.view.note_board()
+    assert not made.view._disagreed
 
 
-@pytest.mark.parametrize("thread", ["_read_mail", "_send_mail"])
+@pytest.mark.parametrize("thread", ["_read", "_send"])
 def test_no_thread_ends_by_what_the_hub_or_the_disk_raises(there: Any, thread: str) -> None:
     made, noted = there
     tries: list[int] = []
@@ -143,8 +145,8 @@ def test_no_thread_ends_by_what_the_hub_or_the_disk_raises(there: Any, thread: s
             made.stop.set()
         raising()
 
-    made.hub_client.read = made.journal.fact = ask
-    getattr(made, thread)()
+    made.traffic.hub_client.read = made.journal.fact = ask
+    getattr(made.traffic, thread)()
     assert len(tries) == 3
     assert noted == [("hub", "ValueError('of no family')")]
 
@@ -215,13 +217,13 @@ def test_posts_are_said_again_to_a_hub_that_lost_them_or_is_another(there: Any, 
 
     def meet(hub: bytes) -> list[bytes]:
         """What is said by a process that starts and sends what waits, twice."""
-        made._is_met, made.hub_client = False, SimpleNamespace(hub=hub, post=post, holds=holds)
+        made.traffic._is_met, made.traffic.hub_client = False, SimpleNamespace(hub=hub, post=post, holds=holds)
         said.clear()
-        made._send_all()
-        made._send_all()
+        made.traffic.send_all()
+        made.traffic.send_all()
         return list(said)
 
-    made.journal = journal
+    made.journal = made.traffic._journal = journal
     for number in range(3):
         journal.post(JOB.id, b"%d" % number, lambda _, number=number: b"wire %d" % number)  # type: ignore[misc]
     wires = [b"wire 0", b"wire 1", b"wire 2"]
@@ -239,22 +241,23 @@ def test_a_party_whose_hub_forgot_reads_anew_and_without_a_chain_starts_again(
     there: Any, tmp_path: Path, on_paper: bool
 ) -> None:
     made, noted = there
-    made.journal, made._read_up_to = Journal(tmp_path, {}), (9, b"last")
+    made.journal = made.traffic._journal = Journal(tmp_path, {})
+    made.traffic.read_up_to = (9, b"last")
     made.journal.post(JOB.id, b"0", lambda _: b"wire")
     made.journal.heard(made.journal.unheard()[0], 4)
 
     def forgot(*_: Any) -> Any:
         raise HubForgot("expected the post in place 9, got none")
 
-    made.hub_client = SimpleNamespace(read=forgot, hub=b"hub")
+    made.traffic.hub_client = SimpleNamespace(read=forgot, hub=b"hub")
     if on_paper:
         made.ground = HubGround(OFF_CHAIN, None, raising, pace=PACE)
     made.journal.keep_fact("read of " + b"hub".hex(), (9).to_bytes(8, "big") + b"last")
-    made._read_all()
+    made.traffic.read_all()
     assert made.journal.fact("read of " + b"hub".hex()) == b""
     assert [waiting.wire for waiting in made.journal.unheard()] == [b"wire"], "all is said again"
     made.inbox.get_nowait()()
-    assert made._read_up_to == (0, b"")
+    assert made.traffic.read_up_to == (0, b"")
     assert made.stop.is_set() == on_paper
     assert any("start this party again" in text for _, text in noted) == on_paper
     made.journal.close()

@@ -118,7 +118,7 @@ pytestmark = pytest.mark.slow
 
 
 def bodies(there: Town, kind: type[posts.Body]) -> list[tuple[bytes, posts.Body]]:
-    verified_posts, _ = there.drivers["client"].hub_client.page(0)  # type: ignore[attr-defined]
+    verified_posts, _ = there.drivers["client"].traffic.hub_client.page(0)  # type: ignore[attr-defined]
     return [(verified.post.sender, verified.body) for verified in verified_posts if isinstance(verified.body, kind)]
 
 
@@ -185,17 +185,17 @@ def test_a_cheat_is_slashed_and_a_watcher_only_alarms(tmp_path: Path) -> None:
         trainer = there.join("trainer", cheat="rate")
         auditor, watcher = there.join("auditor"), there.join("watcher")
         port = free_port()
-        serve_metrics(port, auditor)
+        serve_metrics(port, auditor.view)
         job = there.offer()
         there.live(lambda: bool(auditor.machine.board.games))
         replays = [place for place in auditor.machine.records if place[0] == "replayed" and place[2] == 3]
         assert {place[-1] for place in replays} == {0, 1}
-        there.live(lambda: auditor.shown.get("at_risk", 0) > 0 or there.job(job).is_over)  # type: ignore[union-attr]
+        there.live(lambda: auditor.view.shown.get("at_risk", 0) > 0 or there.job(job).is_over)  # type: ignore[union-attr]
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
             metrics = answer.read().decode()
         assert "tiebreak_balance_wei" in metrics
         assert "tiebreak_at_risk_wei" in metrics
-        shown = {metric.name: metric.samples[0] for metric in PartyMetrics(trainer).collect() if metric.samples}
+        shown = {metric.name: metric.samples[0] for metric in PartyMetrics(trainer.view).collect() if metric.samples}
         assert shown["tiebreak_training_step"].labels == {"job": job.id.hex()}
         for name in ("loss", "steps_per_second", "processor_share", "memory_bytes"):
             assert shown[f"tiebreak_training_{name}"].value > 0
@@ -236,7 +236,7 @@ def test_a_hub_that_goes_away_in_the_middle_of_a_game(tmp_path: Path, fate: str)
                 there.drivers.pop(role).close()
                 there.join(role, "rate" if role == "trainer" else "")
         there.end(job)
-        verified_posts, _ = there.drivers["client"].hub_client.page(0)  # type: ignore[attr-defined]
+        verified_posts, _ = there.drivers["client"].traffic.hub_client.page(0)  # type: ignore[attr-defined]
         senders = {verified.post.sender for verified in verified_posts}
         assert senders == {there.keys[role].address for role in ("client", "trainer", "auditor")}
         (game,) = there.drivers["auditor"].machine.board.games.values()

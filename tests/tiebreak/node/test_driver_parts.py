@@ -87,16 +87,16 @@ def say(journal: Journal, *texts: bytes) -> None:
 def test_each_post_leaves_once_and_again_only_if_the_hub_has_lost_it(journal: Journal) -> None:
     hub = Hub()
     say(journal, b"a", b"b")
-    driver_of(journal, hub)._send_all()
+    driver_of(journal, hub).traffic.send_all()
     assert hub.had == [b"a\0", b"b\1"]
     say(journal, b"a", b"c")
-    driver_of(journal, hub)._send_all()  # the same party, started again
+    driver_of(journal, hub).traffic.send_all()  # the same party, started again
     assert hub.had == [b"a\0", b"b\1", b"c\2"], "nothing is repeated"
     del hub.had[1:]
-    driver_of(journal, hub)._send_all()
+    driver_of(journal, hub).traffic.send_all()
     assert hub.had == [b"a\0", b"a\0", b"b\1", b"c\2"], "all is said again, since anything may be lost"
     other = Hub(OTHER_HUB)
-    driver_of(journal, other)._send_all()
+    driver_of(journal, other).traffic.send_all()
     assert other.had == [b"a\0", b"b\1", b"c\2"]
 
 
@@ -105,10 +105,10 @@ def test_a_post_that_is_refused_keeps_back_no_other(journal: Journal) -> None:
     party = driver_of(journal, hub)
     say(journal, b"a", b"b", b"c")
     hub.refused = {b"a\0"}
-    party._send_all()
+    party.traffic.send_all()
     assert hub.had == [b"b\1", b"c\2"]
     hub.refused = set()
-    party._send_all()
+    party.traffic.send_all()
     assert hub.had == [b"b\1", b"c\2", b"a\0"], "it may have come too early"
 
 
@@ -192,5 +192,5 @@ def test_an_offer_of_its_own_is_the_first_post(journal: Journal) -> None:
     for _ in range(2):
         party = driver_of(journal, hub, on_board())
         party.post(JOB.id, OfferBody(job=JOB))
-        party._send_all()
+        party.traffic.send_all()
     assert len(hub.had) == 1

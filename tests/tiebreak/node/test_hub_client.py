@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import io
 import json
 import os
 import socket
@@ -13,7 +12,6 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,13 +32,10 @@ from tests.tiebreak.node.hubs import (
     steps,
     upload,
 )
-from tiebreak.node import driver as driver_module
 from tiebreak.node import hub_client as client_module
 from tiebreak.node import hub_connection as connection_module
-from tiebreak.node.driver import Driver
 from tiebreak.node.hub_client import HubClient, HubForgot, HubRefused
 from tiebreak.node.hub_connection import HubClientStopped
-from tiebreak.node.log import Log
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError
@@ -348,31 +343,6 @@ def test_no_bytes_of_a_hub_deafen_a_party(monkeypatch: pytest.MonkeyPatch, cases
             assert len(until(lambda: hub_client(url, hub=None).hub)) == 20
     cases(damaged)
     assert damaged > 600
-
-
-def test_a_thread_of_the_mail_outlives_every_exception(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_module, "PAUSE_SECONDS", 0.0)
-    stop, written, errors = threading.Event(), io.StringIO(), list[Exception]()
-
-    class Broken:
-        def read(self, *_: Any) -> Iterator[Any]:
-            if not errors:
-                stop.set()
-                return iter(())
-            raise errors.pop(0)
-
-        @property
-        def hub(self) -> Any:
-            return next(self.read(), b"")
-
-    for run in (Driver._read_mail, Driver._send_mail):
-        stop.clear()
-        errors[:] = [ValueError("-5"), TypeError(), StateError("away")]
-        given: dict[str, Any] = dict.fromkeys(("machine", "ground", "shelf"))
-        given["workers"] = SimpleNamespace(listeners=SimpleNamespace())
-        given["journal"] = SimpleNamespace(fact=lambda _: None, append=None)
-        run(Driver(hub_client=Broken(), notes=Log("auditor", stream=written), stop=stop, **given))  # type: ignore[arg-type]
-    assert written.getvalue().count("WARNING hub") == 6
 
 
 def test_only_own_jobs_and_new_offers_are_read(tmp_path: Path) -> None:

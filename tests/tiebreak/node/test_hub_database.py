@@ -32,7 +32,7 @@ from tests.tiebreak.node.hubs import (
     take,
 )
 from tests.waiting import until
-from tiebreak.node.hub import app as app_module
+from tiebreak.node.hub import service as service_module
 from tiebreak.node.hub import store as store_module
 from tiebreak.node.hub.store import Store
 from tiebreak.node.hub_client import HubClient
@@ -338,7 +338,7 @@ def test_what_counted_is_told_without_another_post(
     database: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that never asks again does not keep a post from those who listen."""
-    monkeypatch.setattr(app_module, "TROUBLE_SECONDS", 0.1)
+    monkeypatch.setattr(service_module, "TROUBLE_SECONDS", 0.1)
     with running(settings(tmp_path / "hub", through(database, proxy))) as hub:
         hub.connect().post(OFFER)
         connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=20)
@@ -389,7 +389,7 @@ def test_a_hub_whose_posts_another_wrote_ends_with_one_error(
     """It serves what it has, and answers every further post at once."""
     with running(settings(tmp_path / "hub")) as hub:
         hub.connect().post(OFFER)
-        monkeypatch.setattr(app_module, "TROUBLE_SECONDS", 3600.0)  # the next post is what looks again
+        monkeypatch.setattr(service_module, "TROUBLE_SECONDS", 3600.0)  # the next post is what looks again
         with failing_commit(hub.hub.store, counts=False):
             assert ask(hub, "POST", "/posts", steps(0))[0] == 507
         other = Store(str(hub.hub.store.engine.url))

@@ -267,7 +267,7 @@ def test_throw_away_keys_delay_an_honest_trainer_by_a_game_at_most(run: Run, jud
 
 
 def test_a_ledger_is_read_like_a_chain() -> None:
-    """Each job and each game has the lines and the document that `tiebreak jobs` and `games` show of a chain."""
+    """Each job and each game has the lines and the document that `tiebreak chain jobs` and `games` show."""
     commune = lived(TALKED_FALSE)
     entries = [(one.place, one.at, one.post, one.body) for one in commune.verified_posts]
     board, job = boards.HubBoard(entries, OFF_CHAIN), commune.run.job

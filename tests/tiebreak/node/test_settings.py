@@ -49,7 +49,7 @@ def test_what_init_writes_is_read_as_given(tmp_path: Path, role: str) -> None:
 def test_who_stakes_needs_compiled_kernels_unless_told(tmp_path: Path) -> None:
     for role in settings.ROLES:
         written = settings.write(role, tmp_path / role)
-        assert written.machine.uncompiled == (role in ("client", "watch"))
+        assert written.machine.uncompiled == (role in ("client", "watcher"))
     assert settings.read("trainer", tmp_path / "trainer", {"TIEBREAK_UNCOMPILED": "true"}).machine.uncompiled
 
 

@@ -310,7 +310,7 @@ def test_posts_that_a_hub_does_not_take_hide_none_behind_them(tmp_path: Path) ->
     given: dict[str, Any] = dict.fromkeys(("machine", "ground", "shelf"))
     given["workers"] = SimpleNamespace(listeners=Listeners())
     notes = SimpleNamespace(warn=lambda *_: None)
-    Driver(hub_client=SimpleNamespace(hub=b"hub", post=post), journal=journal, notes=notes, **given)._send_all()  # type: ignore[arg-type]
+    Driver(hub_client=SimpleNamespace(hub=b"hub", post=post), journal=journal, notes=notes, **given).traffic.send_all()  # type: ignore[arg-type]
     assert asked == [b"%d" % number for number in range(70)]
     assert journal.last_heard() == (1, b"69")
     journal.close()

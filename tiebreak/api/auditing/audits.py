@@ -22,17 +22,8 @@ from tiebreak.api.machine.running import as_policy, make_interpreter
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
-from tiebreak.engine.run.audit import (
-    Comparison,
-    SegmentAudit,
-    SegmentAuditor,
-    SegmentReport,
-    compare,
-    detection_probability,
-    draw_segments,
-    signed_records,
-    steps_to_replay,
-)
+from tiebreak.engine.run import audit
+from tiebreak.engine.run.audit import SegmentAudit, SegmentAuditor, SegmentReport
 from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, RunDirectory
 from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs
 from tiebreak.engine.run.train import Progress, Worker
@@ -60,7 +51,7 @@ class WholeAudit:
     """
 
     head: SignedHead
-    comparison: Comparison
+    comparison: audit.RootComparison
     fraud: SegmentReport | None
     last_step: int
     resumed: int
@@ -125,7 +116,7 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
         )
     interpreter = make_interpreter(trainer.program, machine, trainer.job)
     last = trainer.job.last_step(head.head.count - 1)
-    records = signed_records(trainer)[0] if trainer.job.is_logged else []
+    records = audit.signed_records(trainer)[0] if trainer.job.is_logged else []
     replay = OwnReplay.begin(trainer, folder)
     resumed = min(last, replay.last_complete())
     logs: Logs = NO_LOGS
@@ -140,7 +131,7 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
 
         Worker(replay, interpreter, on_progress=told, on_commit=tally.commit, logs=logs).work(last)
     replay.check()  # the folder could have been overlaid meanwhile
-    comparison = compare(replay, head)
+    comparison = audit.compare(replay, head)
     fraud = None if comparison.agrees else _first_difference(trainer, replay)
     return WholeAudit(
         head=head, comparison=comparison, fraud=fraud, last_step=last, resumed=resumed, log=logs.report
@@ -200,7 +191,7 @@ def place_of_replay(trainer: RunDirectory) -> Path:
 def _first_difference(trainer: RunDirectory, replay: RunDirectory) -> SegmentReport | None:
     """The first segment that differs; None if the trainer's records are not the ones it signed and so prove nothing."""
     try:
-        committed, _ = signed_records(trainer)
+        committed, _ = audit.signed_records(trainer)
     except (CannotCheck, EncodingError):
         return None
     job = replay.job
@@ -249,11 +240,11 @@ def choose_segments(
 
     Segments are numbered from 0. Raises `ConfigurationError` for a segment or step that is not signed.
     """
-    records, head = signed_records(trainer)
+    records, head = audit.signed_records(trainer)
     count = len(records)
     detection: list[tuple[int, float]] = []
     if sample is not None:
-        chosen = draw_segments(count, sample, seed.encode(), head.head.run_root)
+        chosen = audit.draw_segments(count, sample, seed.encode(), head.head.run_root)
         detection = chances(count, sample)
     else:
         chosen = segments_of(trainer, count, first, last) if segment is None else (segment,)
@@ -265,7 +256,7 @@ def choose_segments(
 def chances(count: int, sample: int) -> list[tuple[int, float]]:
     """Pairs of a number of false segments of `count` and the chance to draw one: for one, and for each of `SHARES`."""
     false = dict.fromkeys([1, *(max(1, math.ceil(share * count)) for share in SHARES)])
-    return [(number, detection_probability(count, sample, number)) for number in false]
+    return [(number, audit.detection_probability(count, sample, number)) for number in false]
 
 
 def segments_of(trainer: RunDirectory, count: int, first: int | None, last: int | None) -> tuple[int, ...]:
@@ -309,7 +300,7 @@ def audit_chosen(
     if workers is not None:
         return _audit_by(workers, trainer, segments, records, machine, quiet=quiet)
     interpreter = make_interpreter(trainer.program, machine, trainer.job)
-    with on_stderr("replaying", steps_to_replay(trainer, segments), quiet=quiet) as on_step:
+    with on_stderr("replaying", audit.steps_to_replay(trainer, segments), quiet=quiet) as on_step:
         logs = CommittedLogs.of(trainer, records.__getitem__)
         return SegmentAuditor(trainer, interpreter, records).audit(segments, on_step, logs)
 
@@ -339,7 +330,7 @@ def _audit_by(
             return Processes(assignment, jobs)
 
         console = Console(stderr=True, quiet=quiet)
-        on_step = stack.enter_context(on_stderr("replaying", steps_to_replay(trainer, segments), quiet=quiet))
+        on_step = stack.enter_context(on_stderr("replaying", audit.steps_to_replay(trainer, segments), quiet=quiet))
         return audit_in_parallel(
             trainer, assignment.root, segments, records, begin, workers.ledger, lambda done: on_step(done, None),
             lambda words: console.print(f"warning: {words}", highlight=False, markup=False, soft_wrap=True),

@@ -30,7 +30,7 @@ class RayExecutor:
             ) from error
         self._options = {"num_cpus": threads, "max_retries": 0, "scheduling_strategy": "SPREAD"}
         self.most = max(1, int(self._ray.cluster_resources().get("CPU", 0)) // threads)
-        """How many tasks it can run at once."""
+        """The number of tasks that it can run at once."""
 
     def submit(self, fn: Callable[..., bytes], /, *given: bytes) -> "Future[bytes]":
         found: Future[bytes] = self._ray.remote(fn).options(**self._options).remote(*given).future()

@@ -143,7 +143,7 @@ class TaskOutcome(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOrder(Record):
-    """What a worker gets: the orders that all have in common, and its task."""
+    """A task for a worker, with the orders that all workers have in common."""
 
     assignment: Annotated[Assignment, OneOf((Assignment,))]
     task: AnyTask

@@ -37,7 +37,7 @@ from tiebreak.api.machine import environment
 from tiebreak.api.training.reading import CHECKS, check_of
 from tiebreak.api.training.runs import names_of
 from tiebreak.api.training.tasks import PEFT
-from tiebreak.engine.capture.captured import MODEL
+from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.data.disk import read_file, write_file
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.directory import RunDirectory, check_root

@@ -44,18 +44,13 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def own_version() -> str:
-    """The version of this package, which a plain copy of its sources does not know."""
-    try:
-        return version("tiebreak")
-    except PackageNotFoundError:
-        return "not installed"
-
-
 def describe() -> tuple[tuple[str, str], ...]:
     """Name and value of each relevant property, in a fixed order."""
+    own = "not installed"
+    with suppress(PackageNotFoundError):  # of a plain copy of the sources
+        own = version("tiebreak")
     return (
-        ("tiebreak", own_version()),
+        ("tiebreak", own),
         ("python", platform.python_version()),
         ("torch", torch.__version__),
         ("numpy", version("numpy")),
@@ -86,10 +81,11 @@ def describe_cuda() -> tuple[tuple[str, str], ...]:
     if not torch.cuda.is_available():
         return ()
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    driver = Path("/sys/module/nvidia/version")  # as Linux reports it
     return (
         *((f"cuda:{i}", name) for i, name in enumerate(names)),
         ("cuda", str(torch.version.cuda)),
-        ("cuda driver", cuda_driver()),
+        ("cuda driver", driver.read_text().strip() if driver.is_file() else "unknown"),
         ("cuda sums", f"Triton {version('triton')}" if launches(torch.device("cuda")) else "torch"),
         # This affects FP32 products only; the engine multiplies in FP64.
         ("TF32 in FP32 products", "on" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "off"),
@@ -99,12 +95,6 @@ def describe_cuda() -> tuple[tuple[str, str], ...]:
             if (value := os.environ.get(name)) is not None
         ),
     )
-
-
-def cuda_driver() -> str:
-    """The version of the kernel driver, as Linux reports it."""
-    file = Path("/sys/module/nvidia/version")
-    return file.read_text().strip() if file.is_file() else "unknown"
 
 
 def own_folder() -> Path:

@@ -19,7 +19,7 @@ from typing import Any, Final
 from torch import Tensor
 
 from tiebreak.api.training.tasks import capture
-from tiebreak.engine.capture.captured import MODEL
+from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.disk import Folder, read_file

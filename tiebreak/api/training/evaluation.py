@@ -6,10 +6,9 @@ This is not part of the job and nothing here is committed, so it may use plain P
 import copy
 from collections.abc import Mapping
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tiebreak.engine.capture.captured import MODEL
+from tiebreak.engine.capture.state import MODEL, load_state
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.capture.user_step import untouched
 from tiebreak.protocol.arguments import shown
@@ -34,19 +33,3 @@ def evaluate_state(task: Task, state: Mapping[str, Tensor]) -> dict[str, float]:
             f"expected evaluate(model) to return metrics by name, such as {{'accuracy': 0.9}}, got {shown(found)}"
         )
     return dict(found)
-
-
-def load_state(model: nn.Module, state: dict[str, Tensor]) -> None:
-    """Overwrites all parameters and buffers in place.
-
-    Raises `ConfigurationError` if the state lacks a name, has one too many, or has a tensor of another shape.
-    """
-    own = dict([*model.named_parameters(), *model.named_buffers()])
-    if own.keys() != state.keys():
-        raise ConfigurationError(f"expected a state of {sorted(own)}, got {sorted(state)}")
-    for name, tensor in own.items():
-        if tensor.shape != state[name].shape:
-            raise ConfigurationError(f"expected {name} of shape {tuple(tensor.shape)}, got {tuple(state[name].shape)}")
-    with torch.no_grad():
-        for name, tensor in own.items():
-            tensor.copy_(state[name])

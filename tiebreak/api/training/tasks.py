@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from tiebreak.api.machine import DEVICE
 from tiebreak.api.machine.running import usable_device
 from tiebreak.api.training.reading import CHECKS
-from tiebreak.engine.capture.captured import MODEL, Captured, capture_task
+from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.check import checked
 from tiebreak.engine.capture.slices import NoSlice, Slice
+from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.tensors import widened
 from tiebreak.engine.run.cost import Cost, cost_of, memory_here

@@ -13,7 +13,7 @@ from tiebreak.api.machine import MACHINE, Machine
 from tiebreak.api.machine.running import make_interpreter
 from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.tasks import CHECK, TASK, as_state_dict, capture, state_names
-from tiebreak.engine.capture.captured import NORM
+from tiebreak.engine.capture.state import NORM
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.interpreter import State

@@ -61,7 +61,7 @@ class _Tail:
                         yield self._number, line[: self._longest + 1]
 
 
-class Watch:
+class RunMonitor:
     """One reader of a run. `look` reads new lines; `rules` gives the standing of each rule."""
 
     def __init__(self, run: RunDirectory, *, step_seconds: float | None = None, states: bool = False) -> None:

@@ -39,13 +39,14 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tiebreak.engine.capture.captured import MODEL, OPTIMIZER, Captured, capture_in_place, first_state, rehearsed
+from tiebreak.engine.capture.captured import Captured, capture_in_place, rehearsed
 from tiebreak.engine.capture.draws import GivenDraws
 from tiebreak.engine.capture.optimizer_check import wrong_update
 from tiebreak.engine.capture.outcomes import StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
-from tiebreak.engine.capture.plain_run import CPU
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
 from tiebreak.engine.capture.slices import NoSlice, Slice
+from tiebreak.engine.capture.state import MODEL, OPTIMIZER, first_state
+from tiebreak.engine.capture.step_run import CPU
 from tiebreak.engine.capture.task import SGD, NamedLoss, Rows, Task
 from tiebreak.engine.capture.user_code import refusal, user_line
 from tiebreak.engine.capture.user_step import LossModule, exchanged, remembered, untouched
@@ -438,7 +439,7 @@ class _Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found = self._begun = 'Please report this with the model; check="none" skips the check'
-        """What the user can do."""
+        """Advice for the user."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")

@@ -51,7 +51,8 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._traced and any(isinstance(t, Tensor) and t.numel() for t in tree_leaves(result)):
             with _disable_current_modes():
                 torch.rand(())
-        return self._noted(begun, tree_map_only(Tensor, _layout, (func, args, kwargs)), result)
+        call = tree_map_only(Tensor, lambda t: (tuple(t.shape), t.stride(), t.dtype), (func, args, kwargs))
+        return self._noted(begun, call, result)
 
     def _noted(self, begun: bytes, call: Any, result: Any) -> Any:
         number, first = len(self.earlier), self._first.get(begun, -1)
@@ -94,10 +95,6 @@ def random_state() -> bytes:
         return b"".join(state.numpy().tobytes() for state in states)
 
 
-def _layout(tensor: Tensor) -> tuple[Any, ...]:
-    return tuple(tensor.shape), tensor.stride(), tensor.dtype
-
-
 # The check puts numbers in the place of draws
 
 
@@ -111,13 +108,6 @@ class GivenDraws(Draws):  # type: ignore[no-untyped-call]
         super().__init__(traced=False)
         self._numbers = list(numbers)
         self._given: list[Tensor | None] = []
-
-    def _next(self, shape: Sequence[int]) -> Tensor | None:
-        found = self._numbers[0] if self._numbers else None
-        if found is not None and found.shape != shape:
-            return None  # nothing reads it, and the trace left it out
-        del self._numbers[:1]
-        return found
 
     def check_all_drawn(self) -> None:
         """Raises `ConfigurationError` if the program draws what eager PyTorch did not."""
@@ -139,7 +129,12 @@ class GivenDraws(Draws):  # type: ignore[no-untyped-call]
         if output is not None and (given["train"] is False or given["p"] in (0, 1)):
             form = None  # nothing is drawn
         if form is not None and first is None:
-            number = self._next(_SHAPES[name](result.shape, given) if name in _SHAPES else result.shape)
+            shape = _SHAPES[name](result.shape, given) if name in _SHAPES else result.shape
+            number = self._numbers[0] if self._numbers else None
+            if number is not None and number.shape != shape:
+                number = None  # nothing reads it, and the trace left it out
+            else:
+                del self._numbers[:1]
         self._given.append(number)
         if form is not None and number is not None:
             wide = number.is_floating_point() and result.dtype == torch.float64

@@ -28,7 +28,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from tiebreak.engine.capture.plain_run import SEED
+from tiebreak.engine.capture.step_run import SEED
 from tiebreak.engine.capture.user_step import random_streams, set_random_streams
 from tiebreak.engine.data import ArrayFile, hugging_face, map_array, open_array, open_safetensors
 from tiebreak.protocol.arguments import shown

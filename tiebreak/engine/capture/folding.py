@@ -9,7 +9,7 @@ Constants that cost a program nothing (a full tensor, a range, views of those) a
 """
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 MAX_ELEMENTS: Final = 1 << 26
 """Larger constants are computed in each step instead of at capture."""
@@ -37,10 +38,14 @@ def _name(node: fx.Node) -> str:
     return node.target._schema.name.partition("::")[2] if isinstance(node.target, OpOverload) else ""
 
 
-def is_filled(func: OpOverload) -> bool:
+def is_filled(func: Any) -> bool:
     """Whether an operator fills a new tensor, and so reads only the shapes of its operands."""
-    name = func._schema.name.partition("::")[2]
+    name = func._schema.name.partition("::")[2] if isinstance(func, OpOverload) else ""
     return name in _FILLED or name in _FULL
+
+
+def _is_fill(node: fx.Node) -> bool:
+    return is_filled(node.target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,89 +60,59 @@ class Folded:
     """The constants of a graph that other nodes read, by node."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
-        self._module = graph
+        self._module, nodes = graph, graph.graph.nodes
         self._known: dict[fx.Node, Any] = {}
-        self._constant: set[fx.Node] = set()
-        self._free: set[fx.Node] = set()
-        self.values: dict[fx.Node, Constant] = {}
-        self._classify()
+        self._constant, self._free = set[fx.Node](), set[fx.Node]()
+        for node in filter(self._is_constant, nodes):
+            self._constant.add(node)
+            is_view = _name(node) in _VIEWS and self._free.issuperset(node.all_input_nodes)
+            if is_view or _is_fill(node) or _name(node) == "arange":
+                self._free.add(node)
+        # Computed are those that cost something and are read by a node that is not constant, or by the output.
+        costing = (node for node in nodes if node in self._constant and node not in self._free)
         with _disable_current_modes(), torch.no_grad():
-            for node in self._read():
-                self.values[node] = _canonical(self._value(node))
+            read = [node for node in costing if not self._constant.issuperset(node.users)]
+            self.values = {node: _canonical(self._value(node)) for node in read}
         self._known.clear()
 
     def covers(self, node: fx.Node) -> bool:
         """Whether a node is part of a constant, and so needs no instruction of its own."""
         return node in self._constant and node not in self._free and node not in self.values
 
-    def _classify(self) -> None:
-        for node in self._module.graph.nodes:
-            if node.op == "get_attr":
-                self._constant.add(node)
-            elif node.op == "call_function" and self._is_constant(node):
-                self._constant.add(node)
-                if self._is_free(node):
-                    self._free.add(node)
-
     def _is_constant(self, node: fx.Node) -> bool:
-        if node.target is operator.getitem:
-            return self._constant.issuperset(node.all_input_nodes)
-        if not isinstance(node.target, OpOverload) or torch.Tag.nondeterministic_seeded in node.target.tags:
-            return False
-        if _sizes(node) > MAX_ELEMENTS:
-            return False
-        name = _name(node)
-        if name in _FILLED or (name in _FULL and not isinstance(node.args[-1], fx.Node)):
+        if node.op == "get_attr":
             return True
-        return all(source in self._constant for source in node.all_input_nodes)
-
-    def _is_free(self, node: fx.Node) -> bool:
-        if _name(node) in _VIEWS:
-            return all(source in self._free for source in node.all_input_nodes)
-        return _name(node) in _FILLED or _name(node) in _FULL or _name(node) == "arange"
-
-    def _read(self) -> Iterator[fx.Node]:
-        """The constants that cost something and are read by a node that is not constant, or by the output."""
-        for node in self._module.graph.nodes:
-            costs = node in self._constant and node not in self._free
-            if costs and not self._constant.issuperset(node.users):
-                yield node
+        if isinstance(node.target, OpOverload):
+            results = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, Tensor)]
+            if torch.Tag.nondeterministic_seeded in node.target.tags or any(t.numel() > MAX_ELEMENTS for t in results):
+                return False
+            if _is_fill(node) and (_name(node) in _FILLED or not isinstance(node.args[-1], fx.Node)):
+                return True
+        elif node.op != "call_function" or node.target is not operator.getitem:
+            return False
+        return self._constant.issuperset(node.all_input_nodes)
 
     def _value(self, node: fx.Node) -> Any:
         """The value that torch computes for a node. Iterative over the inputs, which precede the node in the graph."""
         waiting = [node]
         while waiting:
             last = waiting[-1]
-            missing = [source for source in last.all_input_nodes if source not in self._known and _reads(last)]
-            if missing:
-                waiting += missing
-                continue
-            waiting.pop()
-            if last not in self._known:
+            # What fills a tensor reads no elements of its inputs.
+            missing = [] if _is_fill(last) else [source for source in last.all_input_nodes if source not in self._known]
+            waiting += missing
+            if not missing and waiting.pop() not in self._known:
                 self._known[last] = self._run(last)
         return self._known[node]
 
     def _run(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
             return getattr(self._module, str(node.target)).detach()
-        name = _name(node)
-        if name in _FILLED or name in _FULL:
-            value: Any = _FILLED[name] if name in _FILLED else node.args[-1]
+        if _is_fill(node):
+            value: Any = _FILLED[_name(node)] if _name(node) in _FILLED else node.args[-1]
             return torch.full(tuple(node.meta["val"].shape), value, dtype=node.meta["val"].dtype)
         target: Callable[..., Any] = node.target  # type: ignore[assignment]
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._known.__getitem__)
         return target(*args, **kwargs)
-
-
-def _reads(node: fx.Node) -> bool:
-    """Whether a node reads the elements of its inputs, and not only their shape."""
-    return _name(node) not in _FILLED and _name(node) not in _FULL
-
-
-def _sizes(node: fx.Node) -> int:
-    value = node.meta.get("val")
-    tensors = value if isinstance(value, tuple | list) else [value]
-    return max((t.numel() for t in tensors if isinstance(t, Tensor)), default=0)
 
 
 def _canonical(tensor: Tensor) -> Constant:

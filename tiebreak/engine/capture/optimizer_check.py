@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tiebreak.engine.capture.captured import MODEL
 from tiebreak.engine.capture.outcomes import BLOCK, StepOutcome, Tensors, allowance, distance_of, dtypes_of, size_of
+from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.task import SGD, Adagrad, Adam, AdamW, Lion, NAdam, RAdam, RMSprop, Task
 from tiebreak.engine.optimizers.settings import settings_of
 from tiebreak.engine.optimizers.translate import TorchOptimizers, torchs

@@ -1,4 +1,4 @@
-"""What a step reads and changes besides tensors: clocks, files, random numbers (check 6), Python state (check 7)."""
+"""The effects of a step besides tensors: reads of clocks, files, random numbers (check 6), Python state (check 7)."""
 
 import datetime
 import gc
@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from tiebreak.engine.capture.plain_run import PlainRun
 from tiebreak.engine.capture.reach import Parts, attribute, same
 from tiebreak.engine.capture.side_effects import stays
+from tiebreak.engine.capture.step_run import StepRun
 from tiebreak.engine.capture.user_code import described, first_line, is_users, module_of, user_line
 
 _TIMES: Final = (f for n, f in vars(time).items() if n.endswith(("time", "_ns", "monotonic", "_counter")))
@@ -104,7 +104,7 @@ def _deed_of_torch(owner: Any, name: str, frame: FrameType) -> tuple[str, str] |
     return None
 
 
-def refuse_python_state(run: PlainRun, changed: Mapping[str, tuple[Any, Callable[[], Parts]]]) -> None:
+def refuse_python_state(run: StepRun, changed: Mapping[str, tuple[Any, Callable[[], Parts]]]) -> None:
     """Refuses what a step changes and the next one reads. changed: what `Reach` has found."""
     for name in _carried(run, [*changed]):
         value, get = changed[name]
@@ -118,7 +118,7 @@ def refuse_python_state(run: PlainRun, changed: Mapping[str, tuple[Any, Callable
         raise stays(place, f"changes {name}", advice)
 
 
-def _carried(run: PlainRun, changed: list[str]) -> list[str]:
+def _carried(run: StepRun, changed: list[str]) -> list[str]:
     """The changed variables that a step reads before it assigns them; others do not reach the next step."""
     modules = dict(run.model.named_modules())
     owners = {attribute(key, path): (id(module), key) for path, module in modules.items() for key in vars(module)}

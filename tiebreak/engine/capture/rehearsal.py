@@ -1,7 +1,7 @@
 """Is the program the model? This page has the plan; its checks are tagged with their numbers wherever they are made.
 
 A program is captured once and then computed without the user's Python code. The step is run as it is, in plain PyTorch
-on copies (`plain_run`), twice before it is traced, and is then compared with the program.
+on copies (`step_run`), twice before it is traced, and is then compared with the program.
 
 The first run fills whatever the model caches, and is watched operator by operator (`side_effects.EffectWatch`):
 
@@ -44,7 +44,6 @@ from torch import Tensor, nn
 
 from tiebreak.engine.capture.draws import random_state
 from tiebreak.engine.capture.outside import outside_reads, refuse_python_state
-from tiebreak.engine.capture.plain_run import CPU, SEED, Losses, PlainRun
 from tiebreak.engine.capture.reach import Reach, settings
 from tiebreak.engine.capture.side_effects import (
     EffectWatch,
@@ -54,6 +53,7 @@ from tiebreak.engine.capture.side_effects import (
     refuse_shared_memory,
     refuse_strangers,
 )  # fmt: skip
+from tiebreak.engine.capture.step_run import CPU, SEED, Losses, StepRun
 from tiebreak.protocol.errors import ConfigurationError
 
 
@@ -63,10 +63,10 @@ def rehearse(
 ) -> frozenset[str]:  # fmt: skip
     """Makes checks 1 to 12, and returns the names of the buffers that a step assigns, and of a weight that it writes.
 
-    losses, device: as in `PlainRun`. scheduled: whether the settings of optimizers change from step to step. Raises
+    losses, device: as in `StepRun`. scheduled: whether the settings of optimizers change from step to step. Raises
     `ConfigurationError`, with the place, if the step fails or does what a program cannot.
     """
-    run = PlainRun(model, losses, batch, device)
+    run = StepRun(model, losses, batch, device)
 
     # The first run, watched.
     run.watch = watch = EffectWatch(run)
@@ -121,7 +121,7 @@ def _alike(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
     )
 
 
-def _refuse_flags(run: PlainRun, *, is_alike: bool) -> None:
+def _refuse_flags(run: StepRun, *, is_alike: bool) -> None:
     """Refuses a step whose gradients depend on `requires_grad` as it sets it. is_alike: whether both runs have them."""
     for name, now in (run.flags or {}).items():
         before = run.given[name].requires_grad

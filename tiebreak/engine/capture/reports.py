@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from tiebreak.engine.capture.plain_run import SEED, PlainRun
+from tiebreak.engine.capture.step_run import SEED, StepRun
 from tiebreak.engine.capture.user_code import user_line
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -256,7 +256,7 @@ def _results(
     model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor], mode: TorchFunctionMode,
     beginning: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
 ) -> list[Tensor]:  # fmt: skip
-    run = PlainRun(model, [loss], batch)
+    run = StepRun(model, [loss], batch)
     run.beginning, run.watch = beginning, mode
     torch.manual_seed(SEED)
     run()

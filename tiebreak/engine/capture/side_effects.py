@@ -1,4 +1,4 @@
-"""What a step does to tensors besides computing: writes, reads by other ways, memory, hooks (checks 2 to 5, 8, 9)."""
+"""The effects of a step on tensors: writes, reads by other ways, memory, hooks, gradients (checks 2 to 5, 8, 9)."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tiebreak.engine.capture.plain_run import PlainRun, storage_of
 from tiebreak.engine.capture.reach import Parts, Reach, put_back, settings
+from tiebreak.engine.capture.step_run import StepRun, storage_of
 from tiebreak.engine.capture.user_code import described, first_line, module_of, user_line
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -25,7 +25,7 @@ class EffectWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, run: PlainRun) -> None:
+    def __init__(self, run: StepRun) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._paths = {id(module): name for name, module in run.model.named_modules()}
         self._own = {storage_of(tensor): name for name, tensor in run.state.items() if tensor.numel()}
@@ -86,7 +86,7 @@ def stays(place: str, deed: str, advice: str) -> ConfigurationError:
     )
 
 
-def refuse_settings(run: PlainRun, before: Parts) -> None:
+def refuse_settings(run: StepRun, before: Parts) -> None:
     """Check 2: settings of torch that the step leaves otherwise are put back, and refused."""
     if settings() != before:
         put_back(before)
@@ -110,7 +110,7 @@ def shared_memory(named: Sequence[tuple[str, Tensor]]) -> Iterator[tuple[str, st
         end, last = max((end, last), (start + extent, name))
 
 
-def refuse_other_memory(run: PlainRun) -> None:
+def refuse_other_memory(run: StepRun) -> None:
     """Check 4: tensors that get other memory in a step, by `.data =`, by `set_`, or by the assignment of a view."""
 
     def is_moved(name: str) -> bool:
@@ -141,7 +141,7 @@ def refuse_other_memory(run: PlainRun) -> None:
             )
 
 
-def refuse_shared_memory(run: PlainRun) -> None:
+def refuse_shared_memory(run: StepRun) -> None:
     """Check 4: tensors of the model that lie in the same memory, if a step changes one."""
     for other, name in shared_memory([*run.state.items()]):
         if any(each in run.step.assigned or run.is_written(each) for each in (name, other)):
@@ -153,7 +153,7 @@ def refuse_shared_memory(run: PlainRun) -> None:
             )
 
 
-def refuse_marks(run: PlainRun) -> None:
+def refuse_marks(run: StepRun) -> None:
     """Check 5: hooks and attributes that the step leaves on its parameters and buffers, the next step has too."""
 
     def mark(name: str) -> str:
@@ -171,7 +171,7 @@ def refuse_marks(run: PlainRun) -> None:
             )
 
 
-def refuse_strangers(run: PlainRun, reach: Reach) -> None:
+def refuse_strangers(run: StepRun, reach: Reach) -> None:
     """Check 9: no optimizer would change a tensor that is not the model's."""
     waiting, seen = [getattr(loss, "grad_fn", None) for loss in run.losses], set[Any]()
     own = set(map(id, run.copies.values()))

@@ -25,7 +25,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from tiebreak.engine.capture.captured import MODEL, Captured
+from tiebreak.engine.capture.captured import Captured
+from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.capture.task import Group, Task
 from tiebreak.engine.optimizers.settings import settings_of
 from tiebreak.engine.optimizers.translate import TorchOptimizers

@@ -283,16 +283,8 @@ def _fits(source: torch.dtype, dtype: torch.dtype) -> bool:
 
 
 def _unknown_dtype(node: fx.Node) -> torch.dtype | None:
-    value = node.meta["val"]
-    tensors = value if isinstance(value, tuple | list) else [value]
-    return next(
-        (
-            t.dtype
-            for t in tensors
-            if isinstance(t, Tensor) and t.dtype != torch.complex64 and element_type(t.dtype) is None
-        ),
-        None,
-    )
+    dtypes = [t.dtype for t in tree_leaves(node.meta["val"]) if isinstance(t, Tensor)]
+    return next((d for d in dtypes if d != torch.complex64 and element_type(d) is None), None)
 
 
 _FAILED = object()

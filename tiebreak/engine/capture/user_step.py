@@ -130,8 +130,7 @@ def as_written(model: nn.Module) -> Iterator[None]:
         buffers = {name: (id(tensor), tensor._version) for name, tensor in model.named_buffers()}
         drawn = random_state()
         yield
-        changed = [n for n, tensor in model.named_buffers() if (id(tensor), tensor._version) != buffers.get(n)]
-        if changed:
+        if changed := [n for n, tensor in model.named_buffers() if (id(tensor), tensor._version) != buffers.get(n)]:
             raise ConfigurationError(
                 f"expected torch.utils.checkpoint around what changes no buffers, got a change of {', '.join(changed)} "
                 f"at {user_line(sys._getframe(1))}, which eager PyTorch makes twice in each step; leave batch norm and "

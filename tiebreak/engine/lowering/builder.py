@@ -473,31 +473,23 @@ class Builder:
         whole = {name: self.copy(state[name]) for name in sorted(state)}
         live = self._live([ref.value for ref in whole.values()] + [loss.value])
         renumber = self.indices = {old: new for new, old in enumerate(live)}
+        read = [name for name in sorted(self._data) if self._data[name].value in renumber]
         slots = {
-            SourceKind.STATE: {name: slot for slot, name in enumerate(whole)},
-            SourceKind.DATA: {
-                name: slot for slot, name in enumerate(sorted(n for n, r in self._data.items() if r.value in renumber))
-            },
+            kind: {name: slot for slot, name in enumerate(names)}
+            for kind, names in ((SourceKind.STATE, [*whole]), (SourceKind.DATA, read))
         }
         body = [_renumbered(self.instructions[old], renumber, slots) for old in live]
-        last = Ref(renumber[loss.value], DType.F32, loss.shape, loss.strides, loss.offset)
+        last = (replace(loss, value=renumber[loss.value]).access(),)
         body.append(
-            Instruction(
-                opcode=Opcode.MAP, function=MapFunction.COPY, dtype=DType.F32, operands=(last.access(),), origin="loss"
-            )
+            Instruction(opcode=Opcode.MAP, function=MapFunction.COPY, dtype=DType.F32, operands=last, origin="loss")
         )
-        commits = tuple(
-            Instruction(
-                opcode=Opcode.COMMIT,
-                dtype=ref.dtype,
-                shape=ref.shape,
-                operands=(Access(renumber[ref.value], 0, row_major(ref.shape)),),
-                params=Slot(slot=slot, name=name),
-                origin=name,
-            )
-            for slot, (name, ref) in enumerate(whole.items())
-        )
-        program = Program(tuple(body), commits)
+        commits = []
+        for slot, (name, ref) in enumerate(whole.items()):
+            operands, params = (Access(renumber[ref.value], 0, row_major(ref.shape)),), Slot(slot=slot, name=name)
+            commits.append(Instruction(
+                opcode=Opcode.COMMIT, dtype=ref.dtype, shape=ref.shape, operands=operands, params=params, origin=name
+            ))  # fmt: skip
+        program = Program(tuple(body), tuple(commits))
         program.validate()
         return program
 

@@ -124,18 +124,8 @@ class GradientPhase:
             skipped, front = 0, -padding % stride
         count = -(-(size + skipped) // stride)
         first = (padding - skipped + front) // stride
-        return cls(
-            stride=stride,
-            dilation=dilation,
-            size=size,
-            taps=taps,
-            kept=min(stride, kernel),
-            count=count,
-            skipped=skipped,
-            front=front,
-            before=(taps - 1) * dilation - first,
-            after=count - 1 + first - (outputs - 1),
-        )
+        before, after = (taps - 1) * dilation - first, count - 1 + first - (outputs - 1)
+        return cls(stride, dilation, size, taps, min(stride, kernel), count, skipped, front, before, after)
 
 
 def _fitted(c: Context, grad: Ref, weight: Ref, phases: Sequence[GradientPhase]) -> tuple[Ref, Ref]:

@@ -36,26 +36,13 @@ def div(c: Context, x: Operand, y: Operand) -> Ref:
     return c.b.div(c.ref(x), c.ref(y))
 
 
-_UNARY = {
-    "neg": MapFunction.NEG,
-    "abs": MapFunction.ABS,
-    "exp": MapFunction.EXP,
-    "log": MapFunction.LOG,
-    "tanh": MapFunction.TANH,
-    "erf": MapFunction.ERF,
-    "sin": MapFunction.SIN,
-    "cos": MapFunction.COS,
-    "sqrt": MapFunction.SQRT,
-}
-
-
 def _unary(c: Context, x: Ref, *, function: MapFunction) -> Ref:
     """The function of the same name, correctly rounded."""
     return c.b.map(function, c.ref(x))
 
 
-for _name, _function in _UNARY.items():
-    lowers(f"{_name}.default", function=_function)(_unary)
+for _name in ("neg", "abs", "exp", "log", "tanh", "erf", "sin", "cos", "sqrt"):
+    lowers(f"{_name}.default", function=MapFunction[_name.upper()])(_unary)
 lowers("_neg_view.default", function=MapFunction.NEG)(_unary)
 
 

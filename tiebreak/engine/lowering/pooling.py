@@ -153,22 +153,17 @@ def _bounds(c: Context, size: int, out: int) -> tuple[Ref, Ref]:
     return first, end
 
 
-def _belongs(c: Context, size: int, out: int) -> Ref:
-    """Whether element i lies in adaptive window o: 1 or 0, f32 (out, size)."""
-    first, end = (bound.unsqueeze(1) for bound in _bounds(c, size, out))
-    place = c.b.iota((size,), (1,))
-    inside = c.b.both(c.b.le(first, place), c.b.lt(place, end))
-    return c.b.cast(inside, DType.F32)
-
-
 def _masks(c: Context, space: Sizes, out: Sizes) -> tuple[Ref, Ref]:
     """The membership (out, space) in all dims together, and the sizes (out) of the windows; f32."""
     rank = len(space)
     mask: Ref | None = None
     for d, (n, o) in enumerate(zip(space, out, strict=True)):
-        sizes = [{d: o, rank + d: n}.get(e, 1) for e in range(2 * rank)]
-        belongs = c.b.reshape(_belongs(c, n, o), sizes)
-        mask = belongs if mask is None else c.b.mul(mask, belongs)
+        # Whether element i lies in adaptive window o of this dim: 1 or 0.
+        first, end = (bound.unsqueeze(1) for bound in _bounds(c, n, o))
+        place = c.b.iota((n,), (1,))
+        inside = c.b.cast(c.b.both(c.b.le(first, place), c.b.lt(place, end)), DType.F32)
+        inside = c.b.reshape(inside, [{d: o, rank + d: n}.get(e, 1) for e in range(2 * rank)])
+        mask = inside if mask is None else c.b.mul(mask, inside)
     assert mask is not None  # every pooling has a spatial dim
     counts = [c.b.sub(end, first) for first, end in (_bounds(c, n, o) for n, o in zip(space, out, strict=True))]
     return mask, c.b.cast(_outer(c, counts), DType.F32)

@@ -24,7 +24,7 @@ MAX_RANGE: Final = 1 << 32
 
 
 def noted(b: Builder, drawn: Ref) -> Ref:
-    """What a draw is made of, which eager PyTorch gets in the check."""
+    """Notes the numbers that a draw is made of, which eager PyTorch gets in the check."""
     b.draws.append(drawn.value)
     return drawn
 

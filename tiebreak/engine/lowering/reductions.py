@@ -166,12 +166,9 @@ def cumsum(c: Context, x: Ref, d: int, **_: Any) -> Ref:
     if x.rank == 0:
         return x
     d = x.dim(d)
-    return _prefixes(c, x, d) if x.dtype == DType.F32 else prefix_sums(c, x, d)
-
-
-def _prefixes(c: Context, x: Ref, d: int) -> Ref:
-    n = x.shape[d]
-    place = c.b.iota((n,), (1,))
+    if x.dtype != DType.F32:
+        return prefix_sums(c, x, d)
+    place = c.b.iota((x.shape[d],), (1,))
     ones = c.b.cast(c.b.le(place, place.unsqueeze(1)), DType.F32)
     dims = "abcdefgh"[: x.rank]
     return c.b.einsum(f"{dims.replace(dims[d], 'i')},{dims[d]}i->{dims}|i", x, ones)

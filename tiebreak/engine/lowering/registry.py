@@ -1,7 +1,7 @@
 """The table from ATen operators to instructions. Each rule takes refs and plain Python values, as the operator does."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial, update_wrapper
 from typing import Any, Final, TypeVar
 
@@ -31,21 +31,18 @@ def element_type(dtype: torch.dtype) -> DType | None:
     return DType.I64 if dtype in INTEGERS else PROTOCOL_DTYPES.get(dtype)
 
 
-def _no_table(_: torch.Tensor) -> Ref:
-    raise NotImplementedError("a table outside of a task's step")
-
-
 @dataclass(frozen=True)
 class Context:
     """The context of a rule: the builder, and the traced result (a fake tensor or a tuple of them) and operands.
 
-    table: makes data of the program from a tensor. cuts: whether a sign of a complex zero may count in the step.
+    table: makes data of the program from a tensor; None outside of a task's step. cuts: whether a sign of a complex
+    zero may count in the step.
     """
 
     b: Builder
     result: Any
     operands: Sequence[Any] = ()
-    table: Callable[[torch.Tensor], Ref] = field(default=_no_table)
+    table: Callable[[torch.Tensor], Ref] | None = None
     cuts: bool = False
 
     @property

@@ -218,14 +218,17 @@ def _as_settings(
     first = next((i for i, own in enumerate(rates) if max(own) > 0), None)
     if first is None:
         raise ConfigurationError("expected a positive learning rate in a group of the optimizer, got 0 in all")
-    factors = [_factor(own, rates[first]) for own in rates]
-    if None in factors:
-        return None
+    # The factor between each group's rates and the first one's must be the same in every step.
+    most, factors = max(rates[first]), [max(own) / max(rates[first]) for own in rates]
+    for own, factor in zip(rates, factors, strict=True):
+        near = _CLOSE * max(most, *own)
+        if not all(abs(rate - base * factor) <= near for rate, base in zip(own, rates[first], strict=True)):
+            return None
     decays = [float(group["weight_decay"]) for group in groups]
     own_groups = [
         Group(match=tuple(map(escape, names)), lr_factor=factor, weight_decay=decay)
         for names, factor, decay in zip(named, factors, decays, strict=True)
-        if factor is not None and (factor, decay) != (1.0, decays[first])
+        if (factor, decay) != (1.0, decays[first])
     ]
     held = {name for names in named for name in names}
     if left := [n for n, p in model.named_parameters() if p.requires_grad and n not in held]:
@@ -310,8 +313,19 @@ def _sampled(scheduler: LRScheduler, steps: int) -> Rates | None:
             "expected rates that are known before the run, got ReduceLROnPlateau, which reads its losses; give a "
             "schedule that depends on the step alone"
         )
+    parameters = [p for group in scheduler.optimizer.param_groups for p in group["params"]]
+    watched = {f.name for one in _KINDS for f in fields(getattr(settings, one))} | {"decoupled_weight_decay"}
+    found: list[list[dict[str, Any]]] = []
+    """The groups' settings in each step."""
     try:
-        found = list(_stepped(scheduler, steps))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the copy's optimizer has not stepped
+            twin = copy.deepcopy(scheduler, {id(p): p for p in parameters})
+            for step in range(steps):
+                if step:
+                    twin.step()
+                groups = [group for group in twin.optimizer.param_groups if group["params"]]
+                found.append([{n: copy.deepcopy(v) for n, v in group.items() if n in watched} for group in groups])
     except Exception as error:
         raise ConfigurationError(
             f"the {kind} cannot be sampled for {steps} steps: {type(error).__name__}: {error}; give the factors of the "
@@ -321,26 +335,6 @@ def _sampled(scheduler: LRScheduler, steps: int) -> Rates | None:
     if not all(_same(group[name], first[name]) for group, first in pairs for name in group if name != "lr"):
         return None
     return [[float(groups[i]["lr"]) for groups in found] for i in range(len(found[0]))]
-
-
-def _stepped(scheduler: LRScheduler, steps: int) -> Iterator[list[dict[str, Any]]]:
-    """The groups' settings in each step."""
-    parameters = [p for group in scheduler.optimizer.param_groups for p in group["params"]]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the copy's optimizer has not stepped
-        twin = copy.deepcopy(scheduler, {id(p): p for p in parameters})
-        watched = {f.name for kind in _KINDS for f in fields(getattr(settings, kind))} | {"decoupled_weight_decay"}
-        for step in range(steps):
-            if step:
-                twin.step()
-            groups = [group for group in twin.optimizer.param_groups if group["params"]]
-            yield [{n: copy.deepcopy(v) for n, v in group.items() if n in watched} for group in groups]
-
-
-def _factor(rates: Sequence[float], base: Sequence[float]) -> float | None:
-    """The factor between two groups' rates; None if it is not the same in every step."""
-    factor, near = max(rates) / max(base), _CLOSE * max(*rates, *base)
-    return factor if all(abs(own - b * factor) <= near for own, b in zip(rates, base, strict=True)) else None
 
 
 def of_lightning(given: Any, schedule: Any) -> tuple[Any, Any]:

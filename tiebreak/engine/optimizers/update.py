@@ -1,4 +1,4 @@
-"""What all optimizers share: inputs and outputs of their rules, clipping before them, and averages after them."""
+"""The parts that all optimizers share: inputs and outputs of rules, clipping before them, and averages after them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -37,7 +37,7 @@ _DRAW: Final = b"tiebreak: segments of an audit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RootComparison:
     """A signed head compared with the auditor's own replay."""
 
     count: int
@@ -49,7 +49,7 @@ class Comparison:
         return self.committed == self.replayed
 
 
-def compare(replay: RunDirectory, head: SignedHead) -> Comparison:
+def compare(replay: RunDirectory, head: SignedHead) -> RootComparison:
     """Compares a signed head with the auditor's own run.
 
     Raises `StateError` if the replay has fewer checkpoints than the head.
@@ -58,7 +58,7 @@ def compare(replay: RunDirectory, head: SignedHead) -> Comparison:
     count, recorded = head.head.count, len(replay.records())
     if recorded < count:
         raise StateError(f"the replay has {recorded} checkpoints; replay to {count} before comparing")
-    return Comparison(count=count, committed=head.head.run_root, replayed=replay.root(count))
+    return RootComparison(count=count, committed=head.head.run_root, replayed=replay.root(count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,32 @@
-"""Runs a program, step by step, on one device. A value is freed after its last use."""
+"""Runs a program, step by step, on one device. A value is freed after its last use.
+
+A program that halves its weights and adds them up, as the loss, for two steps:
+
+>>> from tiebreak.protocol.program.isa import Access, MapFunction, ReduceFunction, Slot, SourceConst
+>>> weights, half, halved = Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (1,))
+>>> w, kind = Slot(slot=0, name="w"), DType.F32
+>>> body = (
+...     Instruction(opcode=Opcode.SOURCE, function=SourceKind.STATE, dtype=kind, shape=(2,), params=w),
+...     Instruction(opcode=Opcode.SOURCE, function=SourceKind.CONST, dtype=kind, params=SourceConst(bits=0x3F000000)),
+...     Instruction(opcode=Opcode.MAP, function=MapFunction.MUL, dtype=kind, shape=(2,), operands=(weights, half)),
+...     Instruction(opcode=Opcode.REDUCE, function=ReduceFunction.SUM, dtype=kind, reduction=(2,), operands=(halved,)),
+... )
+>>> commit = Instruction(opcode=Opcode.COMMIT, dtype=kind, shape=(2,), operands=(halved,), params=w)
+>>> interpreter = Interpreter(Program(body=body, commits=(commit,)), Arithmetic(device=torch.device("cpu")))
+>>> state, data = interpreter.to_device({"w": torch.tensor([4.0, 6.0])}), interpreter.place_data({})
+>>> for number in (1, 2):
+...     result = interpreter.step(number, state, data, donate=True)
+...     state = result.state
+...     print(number, result.loss, interpreter.whole(state)["w"].tolist())
+1 5.0 [2.0, 3.0]
+2 2.5 [1.0, 1.5]
+
+The order of calls: (1) `to_device` and `place_data` come before the first step, and only their tensors go into one;
+(2) steps are numbered from 1, each on the state of the one before, and a state that was donated is never read again;
+(3) `whole` makes of a state what is committed, and all workers of a run call it at the same steps; (4) with several
+workers, whoever begins in the middle of a run asks `starts_at` first. A step that raises commits nothing: after it,
+begin again at a state that was kept.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

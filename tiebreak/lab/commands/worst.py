@@ -11,7 +11,7 @@ from tiebreak.cli.options import json_option, tell
 @click.command()
 @json_option
 def worst(as_json: bool) -> None:
-    """Measure how much longer hostile data take here than ordinary data.
+    """Measure how much longer hostile data take than ordinary data.
 
     A client who knows the order of its data can aim at one step data that no fast path decides, so the clocks and
     windows of a job must allow for this factor. It is measured on one thread, over a few sums and a few patterns, with

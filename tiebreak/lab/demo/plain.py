@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tiebreak.api.builtin.loader import load_task
-from tiebreak.api.training.evaluation import load_state
+from tiebreak.engine.capture.state import load_state
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.optimizers.settings import settings_of
 from tiebreak.engine.optimizers.translate import TorchOptimizers, torchs

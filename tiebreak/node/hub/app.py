@@ -276,7 +276,8 @@ class _Api:
                     held, at = await self._write(root, at, memoryview(written), size), at + whole
                     if held == size:
                         return size
-                    self.hub.in_memory.hold(connection, len(block))
+                    if block:
+                        self.hub.in_memory.hold(connection, len(block))
         finally:
             self.hub.in_memory.release(connection)
             whole = len(block) // PIECE_BYTES * PIECE_BYTES

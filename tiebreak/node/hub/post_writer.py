@@ -168,7 +168,10 @@ class PostWriter:
         return self._last.place, self._at
 
     def complete(self, job_id: Digest, stand: tuple[int, int]) -> Complete:
-        """The hub's word on the posts of a job, as things stood. May be called in any thread."""
+        """The hub's signature over the complete list of a job's posts. May be called in any thread.
+
+        stand: the last place and the instant up to which the list is complete.
+        """
         place, at = stand
         posts = Complete.hash_of(self._store.received(job_id, place))
         said = Complete(job_id=job_id, posts=posts, at=at, signature=bytes(keys.SIGNATURE_BYTES))

@@ -60,15 +60,9 @@ contract = "0x0000000000000000000000000000000000000000"
 """
 
 DEFAULTS: Final[dict[str, str | int]] = {
-    "host": "127.0.0.1",
-    "port": 8787,
-    "proxies": "",
-    "database": "",
-    "chain_id": 0,
-    "chain": "",
-    "first_block": 0,
-    "contract": "0x" + "00" * 20,
-}
+    "host": "127.0.0.1", "port": 8787, "proxies": "", "database": "",
+    "chain_id": 0, "chain": "", "first_block": 0, "contract": "0x" + "00" * 20,
+}  # fmt: skip
 
 
 def template() -> str:
@@ -175,19 +169,9 @@ def configure(
     most = limits.connections if files < 0 else min(limits.connections, max(1, files // FILES_EACH))
     counted = OpenConnections(most, limits.connections_per_address)
     connection = partial(Connection, open_connections=counted, proxies=proxies)
+    # No `proxy_headers`: uvicorn believes whatever comes from this machine; see `limits.address_of`.
     return uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        http=cast("type[Connection]", connection),
-        ws="none",
-        loop="asyncio",
-        lifespan="on",
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,  # uvicorn believes whatever comes from this machine; see `limits.address_of`
-        backlog=limits.connections,
-        timeout_keep_alive=60,
-        timeout_graceful_shutdown=2,
-    )
+        app, host=host, port=port, http=cast("type[Connection]", connection), ws="none", loop="asyncio", lifespan="on",
+        log_level="warning", access_log=False, server_header=False, proxy_headers=False, backlog=limits.connections,
+        timeout_keep_alive=60, timeout_graceful_shutdown=2,
+    )  # fmt: skip

@@ -98,38 +98,37 @@ class Open:
                 del self.held[address]
 
 
+def _a_minute(most: int) -> Buckets[str]:
+    return Buckets(most / 60, most)
+
+
 class Hub:
     """One hub: its store, its library, its post writer and those who listen. It is made and used in one event loop."""
 
     def __init__(self, settings: HubSettings) -> None:
-        self.domain, self.limits, self.address = settings.domain, settings.limits, Address(settings.key.address)
-        self.store = Store(settings.url)
+        limits = settings.limits
+        self.domain, self.limits, self.address = settings.domain, limits, Address(settings.key.address)
+        self.store, self.streams, self._queue = Store(settings.url), Streams(), PostQueue()
+        self.blobs = Blobs(settings.folder / "blobs", free_bytes=limits.free_bytes)
         self._writing = ThreadPoolExecutor(1, "post writer")
-        self.blobs = Blobs(settings.folder / "blobs", free_bytes=settings.limits.free_bytes)
         self.post_writer = PostWriter(
-            self.store, settings.domain, settings.key, settings.limits, has_room=lambda: self.blobs.has_room(0)
+            self.store, settings.domain, settings.key, limits, has_room=lambda: self.blobs.has_room(0)
         )
-        self.streams = Streams()
-        self.listening = Open("streams", settings.limits.streams_per_address)
-        self.reading = Open("pages of posts", settings.limits.reads_per_address)
-        reads = settings.limits.reads_per_minute
-        self.reads: Buckets[str] = Buckets(reads / 60, reads)
-        self.viewing = Open("pages", settings.limits.reads_per_address)
-        views = settings.limits.pages_per_minute
-        self.views: Buckets[str] = Buckets(views / 60, views)
-        self.uploading = Open("uploads", settings.limits.uploads_per_address)
+        # What each address has open at once, and what it may ask for in a minute.
+        self.listening = Open("streams", limits.streams_per_address)
+        self.reading = Open("pages of posts", limits.reads_per_address)
+        self.viewing = Open("pages", limits.reads_per_address)
+        self.uploading = Open("uploads", limits.uploads_per_address)
+        self.waiting_posts = Open("posts at once", limits.waiting_per_address)
+        self.reads = _a_minute(limits.reads_per_minute)
+        self.views = _a_minute(limits.pages_per_minute)
+        self.strikes = _a_minute(limits.refusals_per_minute)
+        self.budgets = Budgets(limits)
+        """Charges each address for a post before the post is decoded."""
         self.in_memory = UploadMemory(UPLOAD_BYTES)
         self._changing: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
-        strikes = settings.limits.refusals_per_minute
-        self.strikes: Buckets[str] = Buckets(strikes / 60, strikes)
-        self.place = self.store.last_place()
-        self.waiting = 0
-        self.waiting_posts = Open("posts at once", settings.limits.waiting_per_address)
-        self.budgets = Budgets(settings.limits)
-        """Charges each address for a post before the post is decoded."""
+        self.place, self.waiting, self._ended = self.store.last_place(), 0, ""
         self.metrics = Metrics(self)
-        self._queue = PostQueue()
-        self._ended = ""
 
     @property
     def trouble(self) -> str:

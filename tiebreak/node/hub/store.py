@@ -42,54 +42,51 @@ _TAKE_LOCK: Final = (
 )
 
 _TABLES: Final = sql.MetaData()
+
+
+def _column(name: str, kind: Any = sql.LargeBinary, **given: Any) -> sql.Column[Any]:
+    return sql.Column(name, kind, **{"nullable": False, **given})
+
+
 _facts = sql.Table(
-    "facts",
-    _TABLES,
-    sql.Column("name", sql.String(32), primary_key=True),
-    sql.Column("value", sql.String(200), nullable=False),
-)
+    "facts", _TABLES,
+    _column("name", sql.String(32), primary_key=True),
+    _column("value", sql.String(200)),
+)  # fmt: skip
 _jobs = sql.Table(
-    "jobs",
-    _TABLES,
-    sql.Column("job_id", sql.LargeBinary, primary_key=True),
-    sql.Column("client", sql.LargeBinary, nullable=False, index=True),
-    sql.Column("place", sql.BigInteger, nullable=False, index=True),
-    sql.Column("job", sql.LargeBinary, nullable=False),
-)
+    "jobs", _TABLES,
+    _column("job_id", primary_key=True),
+    _column("client", index=True),
+    _column("place", sql.BigInteger, index=True),
+    _column("job"),
+)  # fmt: skip
 _games = sql.Table(
-    "games",
-    _TABLES,
-    sql.Column("game_id", sql.LargeBinary, primary_key=True),
-    sql.Column("job_id", sql.LargeBinary, nullable=False, index=True),
-    sql.Column("challenger", sql.LargeBinary, nullable=False, index=True),
-    sql.Column("place", sql.BigInteger, nullable=False),
-)
+    "games", _TABLES,
+    _column("game_id", primary_key=True),
+    _column("job_id", index=True),
+    _column("challenger", index=True),
+    _column("place", sql.BigInteger),
+)  # fmt: skip
 _posts = sql.Table(
-    "posts",
-    _TABLES,
-    sql.Column("place", sql.BigInteger, primary_key=True, autoincrement=False),
-    sql.Column("at", sql.BigInteger, nullable=False),
-    sql.Column("job_id", sql.LargeBinary, nullable=False),
-    sql.Column("game_id", sql.LargeBinary, nullable=False),
-    sql.Column("sender", sql.LargeBinary, nullable=False),
-    sql.Column("number", sql.LargeBinary, nullable=False),  # u64, which no BIGINT holds
-    sql.Column("kind", sql.SmallInteger, nullable=False),
-    sql.Column("content", sql.LargeBinary, nullable=False),
-    sql.Column("wire", sql.LargeBinary, nullable=False),
-    sql.Column("signature", sql.LargeBinary, nullable=False),
+    "posts", _TABLES,
+    _column("place", sql.BigInteger, primary_key=True, autoincrement=False),
+    _column("at", sql.BigInteger),
+    *(_column(name) for name in ("job_id", "game_id", "sender")),
+    _column("number"),  # u64, which no BIGINT holds
+    _column("kind", sql.SmallInteger),
+    *(_column(name) for name in ("content", "wire", "signature")),
     sql.Index("one_content", "job_id", "sender", "number", unique=True),
     sql.Index("of_a_job", "job_id", "place"),
     sql.Index("of_a_game", "game_id", "place"),
-)
+)  # fmt: skip
 _named = sql.Table(
-    "named",
-    _TABLES,
-    sql.Column("root", sql.LargeBinary, primary_key=True),
-    sql.Column("size", sql.BigInteger, primary_key=True, autoincrement=False),
-    sql.Column("owner", sql.LargeBinary, primary_key=True),
-    sql.Column("charged", sql.Boolean, nullable=False),
+    "named", _TABLES,
+    _column("root", primary_key=True),
+    _column("size", sql.BigInteger, primary_key=True, autoincrement=False),
+    _column("owner", primary_key=True),
+    _column("charged", sql.Boolean),
     sql.Index("of_an_owner", "owner", "charged"),
-)
+)  # fmt: skip
 _NAME: Final = sql.text(
     "INSERT INTO named (root, size, owner, charged) VALUES (:root, :size, :owner, FALSE) ON CONFLICT DO NOTHING"
 )

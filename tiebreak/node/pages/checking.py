@@ -1,6 +1,5 @@
 """Checks a file (certificate, job, head or receipt) by the parties' own code, and says what it proves."""
 
-from collections.abc import Sequence
 from contextlib import suppress
 from re import IGNORECASE
 from re import compile as pattern
@@ -11,8 +10,7 @@ from tiebreak.node.pages import views, words
 from tiebreak.node.pages.feed import Feed
 from tiebreak.node.pages.words import Values
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES
-from tiebreak.protocol.commitments.eip712 import Domain
-from tiebreak.protocol.commitments.job import Job, LogReceipt, SignedHead, SignedJob
+from tiebreak.protocol.commitments.job import LogReceipt, SignedHead, SignedJob
 from tiebreak.protocol.errors import EncodingError, VerificationError
 
 MAX_FORM_BYTES: Final = MAX_ENVELOPE_BYTES + (1 << 14)
@@ -35,92 +33,52 @@ def file_in(body: bytes, content_type: str) -> bytes:
     raise EncodingError("expected a file, got a form without one")
 
 
-def finding(
-    holds: bool | None, title: str, facts: Sequence[tuple[str, str]] = (), proves: Sequence[str] = (),
-    leaves_open: Sequence[str] = (),
-) -> Values:  # fmt: skip
-    """The result of a check, and what follows from it. holds: None where this hub cannot know. facts: its subject."""
-    return {"holds": holds, "title": title, "facts": facts, "proves": proves, "leaves_open": leaves_open}
+def refusal(title: str, *, holds: bool | None = None) -> Values:
+    """A file that does not hold, or of which this hub cannot know whether it does (holds: None)."""
+    return {"holds": holds, "title": title, "kind": "", "job": None, "signed": None}
 
 
 def check(data: bytes, source: Feed) -> Values:
-    """Find out a file's kind and whether it holds. For heads and receipts the hub has to know the job."""
+    """Find out a file's kind and whether it holds. For heads and receipts the hub has to know the job.
+
+    The template says what it proves. place: here, elsewhere, or unknown to this hub; empty if the hub must know it.
+    """
     refused = "A certificate that does not hold"
     try:
         if data.lstrip().startswith(b"{"):
-            return _check_certificate(SignedCertificate.read(data), source)
+            certificate = SignedCertificate.read(data)
+            title = "A certificate whose signatures and roots hold"
+            return _holds("certificate", title, certificate, certificate.certificate.agreement, source)
         refused = "A job file that does not hold"
         with suppress(EncodingError):
-            return _check_job(SignedJob.decode(data), source)
+            signed_job = SignedJob.decode(data)
+            signed_job.verify()
+            return _holds("job", "A job that both parties signed", signed_job, signed_job, source)
         try:
             signed = SignedHead.decode(data)
         except VerificationError:
-            return finding(None, "Nothing that this page can check: no certificate, job, head or receipt")
+            return refusal("Nothing that this page can check: no certificate, job, head or receipt")
         job = views.agreed(source, signed.head.job_id)
         if job is None:
             about = f"about job {words.short(signed.head.job_id)}, which this hub does not know"
-            return finding(None, f"A head or a receipt that may hold: it is {about}")
+            return refusal(f"A head or a receipt that may hold: it is {about}")
         refused = "For this hub’s board, it does not hold"
-        return _check_head(signed, job, source.domain)
+        kind, title = "head", "A head that the job’s trainer signed"
+        try:
+            signed.verify(job, source.domain)
+        except VerificationError:
+            LogReceipt(head=signed.head, signature=signed.signature).verify(job, source.domain)
+            kind, title = "receipt", "A receipt that the client signed"
+        return {"holds": True, "title": title, "kind": kind, "job": job, "signed": signed, "place": ""}
     except VerificationError as error:
-        return finding(holds=False, title=f"{refused}: {words.clipped(str(error))}")
+        return refusal(f"{refused}: {words.clipped(str(error))}", holds=False)
 
 
-def _check_certificate(signed: SignedCertificate, source: Feed) -> Values:
-    here, unknown = _place(signed.certificate.agreement, source)
-    found, job = signed.certificate, signed.certificate.job
-    facts = [
-        ("Job", job.id.hex()), ("Program", job.program_root.hex()), ("First state", job.initial_state_root.hex()),
-        ("Data", job.data_root.hex()), ("Final state", found.record.state_root.hex()),
-        *((f"SHA-256 of {name}", digest.hex()) for name, digest in found.files.items()),
-        *((f"Signed by {signed.role(one)}", words.address(one)) for one in signed.signers),
-    ]  # fmt: skip
-    weights = "Whether weights that you have are its: `tiebreak verify` says so."
-    title = "A certificate whose signatures and roots hold"
-    return finding(True, title, facts, (*signed.proves(), *here), (weights, *signed.leaves_open(), *unknown))
-
-
-def _place(signed: SignedJob, source: Feed) -> tuple[list[str], list[str]]:
-    """Sentences on where a job counts, as far as this hub knows, and on what it does not know."""
-    if signed.domain != source.domain:
-        return ["It was signed for another chain or board than this hub’s."], []
-    if views.agreed(source, signed.job.id) is None:
-        return [], ["Whether it counts anywhere: this hub has not seen the job."]
-    where = "for the board that this hub follows" if source.domain.chain_id else "for no chain"
-    return [f"It was signed {where}, and the job was offered at this hub."], []
-
-
-def _check_job(signed: SignedJob, source: Feed) -> Values:
-    signed.verify()
-    job, (here, unknown) = signed.job, _place(signed, source)
-    facts = (
-        ("Job", job.id.hex()), ("Client", words.address(job.client)), ("Trainer", words.address(job.trainer)),
-        ("Program", job.program_root.hex()), ("First state", job.initial_state_root.hex()),
-        ("Data", job.data_root.hex()), ("Steps", f"{job.steps:,}"),
-    )  # fmt: skip
-    proves = (
-        "The client and the trainer both signed this program, first state, data and terms. "
-        "These three roots fix every byte of the run."
-    )
-    leaves_open = "Whether the run was done, and done right: a head and a replay of it have to say."
-    return finding(True, "A job that both parties signed", facts, [proves, *here], [leaves_open, *unknown])
-
-
-def _check_head(signed: SignedHead, job: Job, domain: Domain) -> Values:
-    facts = (
-        ("Job", job.id.hex()), ("Checkpoints", f"{signed.head.count} of {job.checkpoints}"),
-        ("Up to step", f"{job.last_step(signed.head.count - 1):,}"), ("Run root", signed.head.run_root.hex()),
-    )  # fmt: skip
-    try:
-        signed.verify(job, domain)
-    except VerificationError:
-        LogReceipt(head=signed.head, signature=signed.signature).verify(job, domain)
-        proves = "The client said that it holds the rounding logs of all segments up to this head."
-        leaves_open = "Whether the head is true: that is for a replay to find out."
-        return finding(True, "A receipt that the client signed", facts, [proves], [leaves_open])
-    proves = (
-        "The trainer committed itself to this run root. If a replay gives another one, the trainer can be convicted "
-        "with this file."
-    )
-    leaves_open = "Whether the run is right: only a replay, or a window in which nobody objected, says so."
-    return finding(True, "A head that the job’s trainer signed", facts, [proves], [leaves_open])
+def _holds(kind: str, title: str, signed: object, agreement: SignedJob, source: Feed) -> Values:
+    place = "elsewhere"
+    if agreement.domain == source.domain:
+        place = "unknown" if views.agreed(source, agreement.job.id) is None else "here"
+    return {
+        "holds": True, "title": title, "kind": kind, "job": agreement.job, "signed": signed, "place": place,
+        "has_board": source.domain.chain_id != 0,
+    }  # fmt: skip

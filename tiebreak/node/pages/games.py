@@ -9,7 +9,7 @@ from tiebreak.node.pages.words import Values
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Side
-from tiebreak.protocol.game.state import GameState, Reason
+from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties.board import Board, PublicGame, PublicJob
 
@@ -94,23 +94,12 @@ def _side(game: PublicGame, side: Side, mover: Side | None, *, talks: bool) -> V
 
 
 def _verdict(game: PublicGame) -> Values | None:
-    """The end of a game: its loser, in one line and in a sentence."""
+    """The end of a game: its winner and loser, empty if it is void, and the name of the reason."""
     if game.void:
-        sentence = "The trainer was convicted elsewhere first, so the challenger gets its stake back."
-        return {"loser": "", "title": "Nobody lost this game", "sentence": sentence}
+        return {"winner": "", "loser": "", "reason": ""}
     if (verdict := game.state.verdict) is None:
         return None
-    loser, other = _name(verdict.winner.other), _name(verdict.winner)
-    recomputed = "A referee recomputed this one place from what was opened, and got "
-    sentence = {
-        Reason.RECOMPUTED: recomputed
-        + ("other bits than were committed." if loser == "trainer" else "the bits that were committed."),
-        Reason.PADDING: "A place that must be empty was not, or the other way round.",
-        Reason.TIMEOUT: f"The {loser} let its clock run out. Silence loses.",
-        Reason.CONCEDED: f"The {loser} gave up.",
-        Reason.FORKED: f"The {loser} signed two different states in one place of the game.",
-    }.get(verdict.reason, f"The {other} was right.")
-    return {"loser": loser, "title": f"The {loser} was wrong", "sentence": sentence}
+    return {"winner": _name(verdict.winner), "loser": _name(verdict.winner.other), "reason": verdict.reason.name}
 
 
 def _money(game: PublicGame, agreed: Job) -> list[tuple[str, str, int]]:

@@ -184,7 +184,7 @@ class _Pages:
                 finding = await run_in_threadpool(checking.check, data, self._source)
             except (HTTPException, EncodingError) as error:
                 reason = error.detail if isinstance(error, HTTPException) else str(error)
-                finding = checking.finding(None, f"Nothing to check: {words.clipped(reason)}")
+                finding = checking.refusal(f"Nothing to check: {words.clipped(reason)}")
         shown = self._context(request, {"finding": finding, "stream": None})
         return self._html("check.html", shown, 200 if finding is None or finding["holds"] else 422)
 

@@ -179,8 +179,8 @@ def job(source: Feed, job_id: Digest) -> Values | None:
         "card": _card(source, agreed, public, seen, games), "stops": _stops(agreed, public, seen, games),
         "heads": _heads(seen, public, agreed)[-MAX_ROWS:],
         "replays": [one for one in seen if isinstance(one.body, p.ReplayedBody)][-MAX_ROWS:], "games": views,
-        "terms": [*terms_of(agreed), *pool_terms(known, public)],
-        "money": _job_money(board, agreed, public, on_paper=source.on_paper), "said": _sentences(seen, agreed),
+        "pool": pool_of(known, public), "said": _sentences(seen, agreed),
+        "money": _job_money(board, agreed, public, on_paper=source.on_paper),
         "next_what": next_what, "next_at": next_at,
     }  # fmt: skip
 
@@ -327,50 +327,11 @@ def _heads(seen: Sequence[ReadPost], public: PublicJob | None, agreed: Job) -> l
     ]  # fmt: skip
 
 
-def terms_of(agreed: Job) -> list[str]:
-    """The terms of a job in plain sentences."""
-    ether, lasts = words.amount, words.duration
-    said = [
-        f"The client puts up {ether(agreed.reward)}. The trainer gets it, and its own stake of "
-        f"{ether(agreed.trainer_stake)} back, when its last head has stood unchallenged until its window ends.",
-        f"A head is due at least every {lasts(agreed.challenge_window)}, and the last one within "
-        f"{lasts(agreed.deadline)} of acceptance. A head can be challenged for {lasts(agreed.challenge_window)}"
-        + (f", and for {lasts(agreed.audit_time)} for each of its segments." if agreed.audit_time else "."),
-        f"To challenge costs a stake of {ether(agreed.challenger_stake)}, and twice as much for each game already "
-        "open. Whoever was right gets it back.",
-        (f"In a game the two sides first talk for {lasts(agreed.talk_time)}. Then" if agreed.talk_time else "In a game")
-        + f" each side has {lasts(agreed.clock)} on its clock"
-        + (f", and {lasts(agreed.replay_time)} more where a move needs re-execution." if agreed.replay_time else ".")
-        + " A proof on the chain waits as long as a clock, so that nobody can copy it.",
-        "A trainer that is proven wrong loses its stake: half of it goes to the prover, the rest burns, and the client "
-        "gets its reward back. A challenger that is proven wrong loses its stake: half goes to the trainer, the rest "
-        "burns. Silence loses.",
-    ]
-    if agreed.seats:
-        said.append(
-            f"{words.tally(agreed.seats, 'auditor')} drawn by lot replay the whole run before the trainer shows its "
-            f"final head, for {ether(agreed.seat_fee)} each if they are right."
-        )
-    rounding = "exact" if agreed.precision == 32 else f"rounded to {agreed.precision} bits"
-    said.append(
-        f"Every result is the correctly rounded value of its exact result ({rounding}), so there is one right answer."
-        if not agreed.is_logged
-        else "The trainer logs how it rounded what lies near a tie, and the client signs a receipt for each log."
-    )
-    return said
-
-
-def pool_terms(board: Board, public: PublicJob | None) -> list[str]:
-    """The size of the pool from which the seats are drawn, until they are."""
+def pool_of(board: Board, public: PublicJob | None) -> tuple[int, int] | None:
+    """The size of the pool from which seats will be drawn, and the slots that make a lie pay; None if none will."""
     if public is None or not public.job.seats or public.seating.seed is not None or public.is_over:
-        return []
-    slots, own = board.pool_of(public)
-    if not slots:
-        return ["The pool of its seats is empty: nobody would be drawn."]
-    return [
-        f"The pool of its seats has {words.tally(slots, 'slot')}. A lie that saves the reward would pay a trainer that "
-        f"owned {own} of them."
-    ]
+        return None
+    return board.pool_of(public)
 
 
 _MONEY_AT_END: Final = {

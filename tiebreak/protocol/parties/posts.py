@@ -409,7 +409,7 @@ class ReceivedPost(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete(Record):
-    """A hub's statement that it has taken these posts of a job and no others, and takes none for an instant before."""
+    """A hub's signed statement that these are all posts of a job up to an instant."""
 
     job_id: Root
     posts: Root

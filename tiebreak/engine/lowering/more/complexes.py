@@ -218,6 +218,7 @@ def _waves(c: Context, n: int, rows: int, columns: int, shift: int) -> Ref:
     b = c.b
     product = b.mul(b.iota((rows, 1), (4, 0)), b.iota((1, columns), (0, 1)))
     place = b.map(MapFunction.MOD, b.add(product, b.i64(shift % (4 * n))), b.i64(4 * n))
+    assert c.table is not None  # transforms are within a task's step
     return b.gather(c.table(circle(n)), place, 1, 4 * n, (0, 0))
 
 

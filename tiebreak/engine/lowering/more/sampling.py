@@ -36,14 +36,14 @@ def _taps(c: Context, x: Ref, size: int, mode: int, padding: int, align: bool) -
         first = floor(c, at, up=False)
         places = [_inside(c, b.add(first, b.const(float(k))), one, size, padding, align)[0] for k in range(-1, 3)]
         return [
-            _Tap(_whole(b, place), weight, b.mul(steep, slope))
+            _Tap(b.cast(place, DType.I64), weight, b.mul(steep, slope))
             for place, (weight, steep) in zip(places, _keys(b, b.sub(at, first)), strict=True)
         ]
     at, slope = _inside(c, at, slope, size, padding, align)
     if mode == _NEAREST:
-        return [_Tap(_whole(b, round_(c, at)), one, b.const(0.0))]
+        return [_Tap(b.cast(round_(c, at), DType.I64), one, b.const(0.0))]
     first = floor(c, at, up=False)
-    rest, index = b.sub(at, first), _whole(b, first)
+    rest, index = b.sub(at, first), b.cast(first, DType.I64)
     after = b.add(index, b.i64(1))
     return [_Tap(index, b.sub(one, rest), b.neg(slope)), _Tap(after, rest, slope)]
 
@@ -126,10 +126,6 @@ def _corners(c: Context, image: Ref, grid: Ref, mode: int, padding: int, align: 
         found = b.gather(image, whole, 1, image.strides[1], strides)
         outside = b.i64(-1)
         yield _Corner(taps, b.where(inside, place, outside), b.where(inside.unsqueeze(1), found, b.const(0.0)))
-
-
-def _whole(b: Builder, x: Ref) -> Ref:
-    return b.cast(x, DType.I64)
 
 
 @lowers("grid_sampler_2d.default", "grid_sampler_3d.default")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.plan.views import View
-from tiebreak.engine.capture.captured import MODEL, OPTIMIZER, TELEMETRY
+from tiebreak.engine.capture.state import MODEL, OPTIMIZER, TELEMETRY
 from tiebreak.engine.run.interpreter import Observer
 from tiebreak.lab.sim.adversaries.base import computes, onward, step_of
 from tiebreak.lab.sim.adversaries.forgery import altered, tampered

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tiebreak.engine.capture.captured import MODEL, OPTIMIZER, TELEMETRY
+from tiebreak.engine.capture.state import MODEL, OPTIMIZER, TELEMETRY
 from tiebreak.engine.optimizers.settings import f32
 from tiebreak.engine.run.interpreter import Observer
 from tiebreak.lab.sim.adversaries.base import computes, once_or_onward, onward, step_of

@@ -28,7 +28,7 @@ CPU: Final = torch.device("cpu")
 Losses = Sequence[Callable[..., Tensor]]
 
 
-class PlainRun:
+class StepRun:
     """A step, forward and backward. Each call runs it once, on new copies.
 
     losses: of the step's phases, which run one after the other, here without the updates between them.
@@ -43,10 +43,10 @@ class PlainRun:
         self.given = {**self.state, **{f"batch tensor {i}": tensor for i, tensor in enumerate(batch)}}
         self.copies: dict[str, Tensor] = {}
         self.fixed: dict[int, str] = {}
-        """What the step may not write to at present: names by memory."""
+        """The tensors that the step may not write to at present: names by memory."""
         self.trained: dict[int, str] = {}
         self.flags: dict[str, bool] | None = None
-        """Which parameters have a gradient at the end of the last run, and so at the beginning of the next."""
+        """The `requires_grad` of parameters at the end of the last run, and so at the beginning of the next."""
         self.losses: list[Any] = []
         self.beginning: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor
         """The tensor that a run begins with in the place of one of the state's."""
@@ -115,7 +115,7 @@ class PlainRun:
         self.flags = {name: self.copies[name].requires_grad for name in weights}
 
     def is_written(self, name: str) -> bool:
-        """Whether the step, or the optimizer after it, writes to a tensor in place."""
+        """Whether a tensor is written to in place, by the step or by the optimizer after it."""
         return self.given[name].requires_grad or bool(self.copies[name]._version) or not self._is_same(name)
 
     def _is_same(self, name: str) -> bool:
