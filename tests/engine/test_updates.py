@@ -70,31 +70,6 @@ def others(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in trained(model) if p.ndim != 2]
 
 
-class Lamb(O.Optimizer):
-    """You et al. 2020, as older code is written: `.data`, a count in Python, a root of `math`."""
-
-    def __init__(self, parameters: Parameters, lr: float = 1e-2) -> None:
-        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.01})
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            b1, b2 = group["betas"]
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                gradient, state = p.grad.data, self.state[p]
-                if not state:
-                    state |= {"step": 0, "m": torch.zeros_like(p.data), "v": torch.zeros_like(p.data)}
-                state["step"] += 1
-                state["m"].mul_(b1).add_(gradient, alpha=1 - b1)
-                state["v"].mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
-                size = group["lr"] * math.sqrt(1 - b2 ** state["step"]) / (1 - b1 ** state["step"])
-                move = state["m"] / (state["v"].sqrt() + 1e-6) + group["weight_decay"] * p.data
-                weight, length = p.data.pow(2).sum().sqrt().clamp(0, 10), move.pow(2).sum().sqrt()
-                ratio = torch.where((weight > 0) & (length > 0), weight / length, torch.ones_like(weight))
-                p.data.add_(-size * ratio * move)
-
-
 class Lookahead(O.Optimizer):
     """Zhang et al. 2019: every fifth step has calls of its own; the slow weights begin as the parameters."""
 
@@ -290,7 +265,6 @@ CASES: dict[str, Case] = {
         make=of_groups(O.AdamW),
         schedules=lambda o: S.LambdaLR(o, [lambda step: 1 / (step + 1), lambda step: 0.9**step]),
     ),
-    "lamb": Case(make=lambda m: Lamb(trained(m)), schedules=lambda o: S.CosineAnnealingLR(o, STEPS)),
     "lookahead": Case(make=lambda m: Lookahead(O.AdamW(trained(m), lr=0.01))),
     "momentum out of place": Case(make=lambda m: Heavy(trained(m)), schedules=lambda o: S.StepLR(o, 5)),
     "a subclass": Case(make=lambda m: Centered(trained(m), lr=0.01, amsgrad=True)),

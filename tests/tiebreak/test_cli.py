@@ -128,6 +128,7 @@ def test_help_says_what_each_command_and_option_does(cases: Callable[[], None]) 
         if short in COMMANDS:
             assert len(usage.split()) > 60
             assert " ".join(about.split()).startswith(COMMANDS[short]), "the line in the table is its first sentence"
+        assert not re.search(r"^  \w+  .*\.\.\.$", usage, re.MULTILINE), f"{name}: a line in its table is cut off"
         flags = [flag for parameter in command.params for flag in parameter.opts]
         assert "--json" in flags or short in SILENT or short.endswith(" init"), name
         for parameter in command.params:

@@ -95,14 +95,6 @@ def test_training_says_what_it_logged(
     assert f"logs     {sum(entries[until:])} entries in {STEPS - until} steps; " in command(*aloud, again)
 
 
-def test_withheld_logs_are_no_fraud_and_no_audit(trained: RunDirectory, tmp_path: Path, command: Commands) -> None:
-    (trained.path / "logs" / f"{2 * INTERVAL:012d}.log").unlink()
-    for extra in (["--output", tmp_path / "replay"], ["--segment", 1]):
-        error = command("audit", trained.path, *extra, code=3)
-        assert f"CannotCheck: {trained.path}: log of step {INTERVAL + 1}: " in error
-    command("audit", trained.path, "--segment", 0)
-
-
 def test_a_lie_in_a_logged_run_is_fraud_and_loses_its_dispute(
     train: list[str], tmp_path: Path, command: Commands
 ) -> None:

@@ -35,7 +35,7 @@ class _Bond(opt.Ether):
 class _Trainer(click.ParamType[Any]):
     """A key file, or the address of a trainer whose key is elsewhere."""
 
-    name = "key file or address"
+    name = "key"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if re.fullmatch("(?:0x)?[0-9a-fA-F]{40}", str(value)):
@@ -99,8 +99,8 @@ def _job_options(function: opt.AnyFunction) -> opt.AnyFunction:
 @click.argument("folder", type=opt.FOLDER)
 @click.option("--client", type=click.Path(exists=True, path_type=Path), help="Key file of the client, who pays; or the "
               "folder of a client (`tiebreak client init`), which takes the offer, at once if it runs.")  # fmt: skip
-@click.option("--trainer", type=_Trainer(), help="Key file of the trainer, who signs; or its address, for an offer "
-              "that it signs elsewhere.")  # fmt: skip
+@click.option("--trainer", type=_Trainer(), metavar="FILE|ADDRESS", help="Key file of the trainer, who "
+              "signs; or its address, for an offer that it signs elsewhere.")  # fmt: skip
 @click.option("--output", "-o", type=opt.NEW_FOLDER, help="New or empty folder.  [default: run, or offer]")
 @click.option("--policy", type=opt.FILE, help="Policy `logged` by this file of `tiebreak calibrate`; such a job "
               "settles only with the client's receipts for the logs. In answer to an offer: your own thresholds.  "
@@ -126,7 +126,7 @@ def agree(
     machine: Machine, as_json: bool, block_seconds: int, step_seconds: int | None, slowdown: int, anyway: bool,
     **drafted: Any,
 ) -> None:  # fmt: skip
-    r"""Sign a job over a captured task: both parties, or one at a time.
+    """Sign a job over a captured task: both parties, or one at a time.
 
     FOLDER is a captured task, or an offer. Everything in it is checked first. A job fixes the roots of program, initial
     state and data, the number of steps and checkpoints, rewards, stakes and clocks; `tiebreak economics` recommends
@@ -134,10 +134,10 @@ def agree(
     auditor starts from. A client alone is bound to nothing: on a chain it pays when it creates the job there.
 
     \b
-      tiebreak agree captured --client client.pem --trainer trainer.pem     both, into the folder `run`
-      tiebreak agree captured --client client.pem --trainer 0x...           the client, into the folder `offer`
-      tiebreak agree offer                                                  the trainer judges the terms
-      tiebreak agree offer --trainer trainer.pem                            and signs them
+    tiebreak agree captured --client client.pem --trainer trainer.pem    a run
+    tiebreak agree captured --client client.pem --trainer 0x...          an offer
+    tiebreak agree offer                          the trainer judges its terms
+    tiebreak agree offer --trainer trainer.pem    and signs them: a run
 
     Give the folder of an offer to its trainer, or publish it on a hub; a running client does the rest by itself. The
     trainer's signature makes a run of it: send `job.bin` back to the client, whose copy it makes one as well. A trainer
@@ -149,7 +149,7 @@ def agree(
     trainer's log says: precision and tolerances are agreed on, thresholds are each party's own, and one segment is
     given on trust. With --seal-to a hub sees ciphertext; sizes, losses and heads stay visible, the trainer must read
     what it trains, and in the folder here nothing is encrypted.
-    """
+    """  # noqa: D301 (click takes \b for the begin of lines that are not wrapped)
     known = {parameter.name or "" for parameter in agree.params}
     if (folder / OFFER).exists() or (folder / JOB).exists():
         opt.refuse(known - _ANSWER - _EITHER, "no terms or parties with an offer, which has its own")

@@ -185,7 +185,7 @@ def ownership() -> None:
             required=False)  # fmt: skip
 @opt.json_option
 def prove(run: Path, output: Path, challenge: Path | None, key: Path | None, as_json: bool) -> None:
-    """Show a checker that RUN is one's own, by opening a few of its states and no more.
+    """Show that RUN is one's own, by opening a few of its states.
 
     First without --challenge: that writes the claim, which has neither states nor data. Send it. The checker makes a
     challenge of it (`tiebreak ownership check`). Then with --challenge and --key: that adds to the proof the state
@@ -226,7 +226,7 @@ def check(
     posts: tuple[Path, ...], hub_key: Address | None, rpc: str | None, from_block: int, machine: Machine,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Challenge the owner of PROOF, and check the answer by replaying what was drawn.
+    """Challenge the owner of PROOF, or check the answer.
 
     The first call checks the claim and writes a challenge, to be sent to the owner. When PROOF has the answer, the
     second call replays each drawn segment from its opened state, and compares every bit with the record that was

@@ -48,7 +48,7 @@ def chain() -> None:
 def deploy(
     rpc: str, key: Path | None, chain_id: int | None, output: Path, checked: Path | None, as_json: bool
 ) -> None:  # fmt: skip
-    """Put the four contracts on a chain, or verify that they stand there.
+    """Put the contracts on a chain, or verify what stands there.
 
     Each is created by a transaction with EIP-1559 fees that is waited for; address and gas are printed, and written
     to a JSON file together with the chain id, the blocks and hashes of the code. An account that cannot pay for all
@@ -114,11 +114,11 @@ def _board(rpc: str | None, board: Address | None, hub: str | None, *jobs: Diges
 def jobs(
     job: Digest | None, rpc: str | None, board: Address | None, hub: str | None, from_block: int, as_json: bool
 ) -> None:  # fmt: skip
-    """List the jobs on a board, or show JOB, an id: all that the board stores of it.
+    """List the jobs on a board, or show one JOB, an id.
 
-    The list has a line for each job that was created there: its status, its heads and its open games. Of one job, the
-    times that follow are shown, too: by when its trainer has to post the next head, or when it can be settled. For jobs
-    without a chain, --hub shows their state by the hub's posts.
+    The list has a line for each job that was created there: its status, its heads and its open games. Of one job, all
+    that the board stores is shown, and the times that follow: by when its trainer has to post the next head, or when it
+    can be settled. For jobs without a chain, --hub shows their state by the hub's posts.
     """
     if job is not None:
         opt.tell(api.boards.job_document(_board(rpc, board, hub, job), job), as_json=as_json)
@@ -137,10 +137,11 @@ def games(
     game: Digest | None, rpc: str | None, board: Address | None, hub: str | None, job: Digest | None, from_block: int,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """List the games on a board, or show GAME, an id: all that the board stores and every move that it logged.
+    """List the games on a board, or show one GAME, an id.
 
     A game is a dispute about a head. The list has a line for each: who challenged which head, at which level of the
-    walk it stands and how it ended. Whose turn a game is follows from its phase; the rests are the sides' clocks.
+    walk it stands and how it ended. Of one game, all that the board stores and every move that it logged is shown.
+    Whose turn a game is follows from its phase; the rests are the sides' clocks.
     """
     found = _board(rpc, board, hub)
     if game is None:
@@ -167,7 +168,7 @@ def _sent(sent: "SentTransaction", as_json: bool, **more: str) -> None:
 @opt.count_option("Number of checkpoints of the head to post.")
 @opt.json_option
 def post(run: Path, key: Path, rpc: str, count: int | None, as_json: bool) -> None:
-    """Send what the job in RUN needs next from the owner of a key.
+    """Send what the job in RUN needs next from the key's owner.
 
     The client creates the job and pays the reward; then the trainer accepts it and pays its stake; then the trainer
     posts its signed heads. The board and its chain are those that the job names.
@@ -188,7 +189,7 @@ def post(run: Path, key: Path, rpc: str, count: int | None, as_json: bool) -> No
 def challenge(
     run: Path, key: Path, rpc: str, replay: Path | None, anyway: bool, count: int | None, nonce: int, as_json: bool
 ) -> None:
-    """Start a game against a signed head of RUN, and put up the challenger's stake.
+    """Start a game against a head of RUN, and put up its stake.
 
     A challenge is for a head that your own replay contradicts. The replay is compared once more before anything is
     sent, because a challenge of a true head loses the stake. The trainer then has to answer, and so do you, each within
@@ -209,9 +210,10 @@ def challenge(
 @opt.board_option(required=True)
 @opt.json_option
 def claim(game: Digest, key: Path, rpc: str, board: Address, as_json: bool) -> None:
-    """Claim GAME, an id, in which the side to move has used up its clock.
+    """Claim GAME, an id, whose other side ran out of time.
 
-    Anybody may do it; the board decides the game against that side. If there is time left, nothing is sent.
+    The side to move has used up its clock. Anybody may claim it; the board decides the game against that side. If there
+    is time left, nothing is sent.
     """
     _sent(api.onchain.claim(api.boards.board_at(rpc, board), game, load_key(key)), as_json)
 

@@ -42,10 +42,11 @@ def run(
     names: tuple[str, ...], devices: tuple[str, ...], note: str, key: Path | None, output: Path, folder: Path,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """Compute the programs NAMES [default: all] on each device, by its kernels and by torch alone.
+    """Compute the programs NAMES (default: all) on each device.
 
-    Every run is compared with its root. Where one differs, the step is disputed against the integers of the
-    specification, and the first instruction and operands that differ go into the statement: please report that.
+    Each is computed by the device's kernels and by torch alone. Every run is compared with its root. Where one differs,
+    the step is disputed against the integers of the specification, and the first instruction and operands that differ
+    go into the statement: please report that.
 
     Exit codes: 0 all reach their roots, 2 some do not (the statement is written), 1 not possible as asked.
     """
@@ -66,8 +67,9 @@ def run(
 @_corpus_option
 @opt.json_option
 def check(file: Path, require: tuple[Address, ...], folder: Path, as_json: bool) -> int:
-    """Check the statement FILE: its signatures, and that the roots in it are those of this corpus.
+    """Check a statement FILE: its signatures and its roots.
 
+    The roots have to be those of this corpus.
     What the machine was, and that it computed at all, is the word of whoever signed. Run the corpus yourself.
 
     Exit codes: 0 it holds and every program reached its root, 2 it does not, 1 not possible as asked.

@@ -26,12 +26,13 @@ def data() -> None:
 @click.option("--shape", help="Shape of raw bytes, such as 60000,28,28.  [default: one dimension]")
 @opt.output_option("imported.safetensors", "New .safetensors file for the arrays.", kind=opt.NEW_FILE)
 def import_arrays(files: tuple[Path, ...], dtype: str | None, offset: int, shape: str | None, output: Path) -> None:
-    """Import .npy files, all entries of .safetensors FILES, or raw bytes, as arrays that tasks map into memory.
+    """Import FILES of arrays, or raw bytes, as data of tasks.
 
-    A job's data are float32 and int64, so that is what every array becomes, in one new file; the sources stay.
-    float16, bfloat16 and integers of any width are converted exactly, float64 is rounded to nearest. An int64 takes 8
-    bytes on disk: tokens of 2 bytes grow fourfold. Arrays are named after their files, or as in a .safetensors file.
-    Objects (pickled data) are refused. A task then says
+    FILES are .npy, .safetensors (all entries) or raw bytes. They become arrays that tasks map into memory. A job's data
+    are float32 and int64, so that is what every array becomes, in one new file; the sources stay. float16, bfloat16 and
+    integers of any width are converted exactly, float64 is rounded to nearest. An int64 takes 8 bytes on disk: tokens
+    of 2 bytes grow fourfold. Arrays are named after their files, or as in a .safetensors file. Objects (pickled data)
+    are refused. A task then says
 
         data="imported.safetensors"
 
@@ -47,10 +48,10 @@ def import_arrays(files: tuple[Path, ...], dtype: str | None, offset: int, shape
 @click.option("--no-cache", is_flag=True, help="Compute the ids again, whatever the cache has.")
 @opt.json_option
 def root(paths: tuple[Path, ...], no_cache: bool, as_json: bool) -> None:
-    """Show name, type, shape and id of the arrays in PATHS: .npy and .safetensors files.
+    """Show name, type, shape and id of the arrays in PATHS.
 
-    The id is what a job commits to: the root of the array's chunks, with its type and shape. It is computed once for
-    each file and kept in the cache as long as the file does not change.
+    PATHS are .npy and .safetensors files. The id is what a job commits to: the root of the array's chunks, with its
+    type and shape. It is computed once for each file and kept in the cache as long as the file does not change.
     """
     with own_file():
         if not as_json:

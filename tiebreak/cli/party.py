@@ -48,9 +48,9 @@ def _group(role: str) -> click.Group:
     def party() -> None:
         pass
 
-    key_words = "" if role == "watcher" else ", and a key if it has none"
+    more = "." if role == "watcher" else " and a key. A key that is there stays."
 
-    @party.command("init", help=f"Make FOLDER for the {role}: a commented party.toml{key_words}.")
+    @party.command("init", help=f"Make FOLDER for the {role}: a commented party.toml{more}")
     @click.argument("folder", type=opt.NEW_FOLDER)
     @click.option("--hub", help="URL of the hub.  [default: http://127.0.0.1:8787]")
     @click.option("--chain", help="Node of the chain, as an http(s) URL or an IPC path.  [default: no chain]")

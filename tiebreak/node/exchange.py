@@ -28,7 +28,7 @@ HUB_SECONDS: Final = 20.0
 """The time that a hub has for its first answer before a person hears of it."""
 
 
-class Roots:
+class RootStore:
     """A store that finds roots and keeps nothing: a hub wants to know the list of files before they come."""
 
     def put(self, file: FileIO, size: int) -> Digest:
@@ -99,7 +99,7 @@ def publish_to(
     if key.address not in (job.client, job.trainer):
         raise ConfigurationError(f"expected the key of the job's client or trainer, got 0x{key.address.hex()}")
     listed, sealed = parts(run, count, states=states), secret_of(run, opened_by(key))
-    listing = publish(run, listed, Roots(), count, sealed)
+    listing = publish(run, listed, RootStore(), count, sealed)
     publisher, said = Publisher(hub_client, job, agreement.domain, key), 0
     if key.address == job.client:
         said += publisher.say(OfferBody(job=job))

@@ -1,5 +1,6 @@
 """The files of a run that others need, listed from the disk. It needs no torch, so `tiebreak show` starts at once."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,25 +54,27 @@ def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[FilePa
     policy `logged`, the logs; with the last checkpoint the final state, which is what the client pays for. states: all
     kept states, from which an auditor can check a few segments alone. Raises `StateError` if there is no such head.
     """
-    job = run.job
+    job, found = run.job, list[FilePart]()
+
+    def add(inside: str, names: Iterable[str]) -> None:
+        with run.folder(inside) as folder:
+            found.extend(FilePart(f"{inside}/{name}", folder.size(name)) for name in names)
+
     with run.folder() as folder:
         names = (JOB, OFFER, SEAL, PROGRAM, DATA, NAMES, ORIGINS, UNCHECKED, TITLE)
-        found = [FilePart(name, folder.size(name)) for name in names if folder.holds(name)]
-    with run.folder(STATES) as folder:
-        kept = kept_steps(run, count) if states else [0]
-        if count == job.checkpoints and job.steps not in kept:
-            kept.append(job.steps)
-        found += [FilePart(f"{STATES}/{state_name(step)}", folder.size(state_name(step))) for step in kept]
+        found += [FilePart(name, folder.size(name)) for name in names if folder.holds(name)]
+    kept = kept_steps(run, count) if states else [0]
+    if count == job.checkpoints and job.steps not in kept:
+        kept.append(job.steps)
+    add(STATES, map(state_name, kept))
     if count:
         with run.folder(HEADS) as folder:
             if not folder.holds(head_name(count)):
                 raise StateError(f"{run.path}: expected a signed head of count {count}, got none")
-            found.append(FilePart(f"{HEADS}/{head_name(count)}", folder.size(head_name(count))))
+        add(HEADS, [head_name(count)])
         found.append(FilePart(RECORDS, RECORD_BYTES * count))
-    if count and job.is_logged:
-        with run.folder(LOGS) as folder:
-            for name in (log_name(job, checkpoint) for checkpoint in range(count)):
-                found.append(FilePart(f"{LOGS}/{name}", folder.size(name)))
+        if job.is_logged:
+            add(LOGS, (log_name(job, checkpoint) for checkpoint in range(count)))
     return found
 
 

@@ -36,7 +36,7 @@ from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.train import Progress, Worker
-from tiebreak.node.exchange import Roots
+from tiebreak.node.exchange import RootStore
 from tiebreak.node.hub_client import SECONDS, HubClient
 from tiebreak.node.library import Fetcher, publish, secret_of
 from tiebreak.node.parts import parts
@@ -194,7 +194,7 @@ class WorkerTasks:
         if task.head:
             run.write_head(SignedHead.decode(task.head))
         listed = [part for part in parts(run, task.count) if task.logs or not part.name.startswith(f"{LOGS}/")]
-        blobs = Roots() if task.is_listing else self._blobs()
+        blobs = RootStore() if task.is_listing else self._blobs()
         return Answer(body=publish(run, listed, blobs, task.count, secret_of(run, self._unseal)))
 
     # ------------------------------------------------------------------ work

@@ -9,7 +9,7 @@ from tiebreak.lab.sim.games.line import GameLine
 from tiebreak.lab.sim.games.playing import ADVERSARIES, gather
 from tiebreak.lab.sim.world.game import seat
 from tiebreak.lab.sim.world.world import World
-from tiebreak.node.pages.feed import ReadPost, snapshot
+from tiebreak.node.pages.source import ReadPost, snapshot
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.parties import posts as p

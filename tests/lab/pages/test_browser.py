@@ -137,24 +137,6 @@ def test_a_narrow_page_shows_money_before_lists(page: Page, site: Site) -> None:
     assert tops == sorted(tops)
 
 
-def test_a_narrow_page_stays_short(page: Page, site: Site) -> None:
-    """A convicted run with ten heads, audits and many posts was 5,659 pixels high; a row had a line for each cell."""
-    source = [source for source in moments() if source.board.games][-1]
-    site.stage.show(source)
-    page.set_viewport_size({"width": 390, "height": 844})
-    page.goto(f"{site.address}/jobs/{next(iter(source.board.jobs)).hex()}", wait_until="load")
-    assert "on their way" not in page.inner_text("main")
-    page.evaluate(
-        """() => { for (const name of ["#live_heads tbody", "#live_audits tbody", ".said"]) {
-        const list = document.querySelector(name);
-        while (list.children.length < 10) list.append(list.children[0].cloneNode(true)); } }"""
-    )
-    rows = page.evaluate("[...document.querySelectorAll('#live_heads tbody tr')].map(row => row.offsetHeight)")
-    assert len(rows) >= 10
-    assert max(rows) < 130
-    assert page.evaluate("document.documentElement.scrollHeight") < 4500
-
-
 def test_a_search_survives_what_happens_meanwhile(page: Page, site: Site) -> None:
     """The list stays the one that was asked for when the page changes, and so does what is being typed."""
     source = moments()[-1]

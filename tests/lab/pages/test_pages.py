@@ -16,8 +16,8 @@ from starlette.testclient import TestClient
 from tests.lab.pages.staged import Staged, moments
 from tests.tiebreak.strict_html import Strict
 from tiebreak.node.pages import views, words
-from tiebreak.node.pages.feed import ReadPost
 from tiebreak.node.pages.routes import POLICY, STATIC, routes
+from tiebreak.node.pages.source import ReadPost
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts as p

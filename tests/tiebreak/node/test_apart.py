@@ -202,40 +202,6 @@ def test_client_names_the_auditors_of_its_offer_once_the_ledger_has_the_job(ther
     journal.close()
 
 
-@pytest.mark.parametrize("has", ["all", "none", "another key"])
-def test_posts_are_said_again_to_a_hub_that_lost_them_or_is_another(there: Any, tmp_path: Path, has: str) -> None:
-    made, noted = there
-    journal, said, asked = Journal(tmp_path, {}), list[bytes](), list[tuple[int, bytes]]()
-
-    def post(wire: bytes) -> Any:
-        said.append(wire)
-        return SimpleNamespace(place=len(said))
-
-    def holds(place: int, wire: bytes) -> bool:
-        asked.append((place, wire))
-        return has == "all"
-
-    def meet(hub: bytes) -> list[bytes]:
-        """What is said by a process that starts and sends what waits, twice."""
-        made.traffic._is_met, made.traffic.hub_client = False, SimpleNamespace(hub=hub, post=post, holds=holds)
-        said.clear()
-        made.traffic.send_all()
-        made.traffic.send_all()
-        return list(said)
-
-    made.journal = made.traffic._journal = journal
-    for number in range(3):
-        journal.post(JOB.id, b"%d" % number, lambda _, number=number: b"wire %d" % number)  # type: ignore[misc]
-    wires = [b"wire 0", b"wire 1", b"wire 2"]
-    assert meet(b"hub") == wires
-    assert not asked, "nothing was heard of it before"
-    again = meet(b"other" if has == "another key" else b"hub")
-    assert again == ([] if has == "all" else wires)
-    assert asked == ([] if has == "another key" else [(3, b"wire 2")]), "a hub is asked once, for the last post"
-    assert bool(noted) == (has == "none")
-    journal.close()
-
-
 @pytest.mark.parametrize("on_paper", [True, False])
 def test_a_party_whose_hub_forgot_reads_anew_and_without_a_chain_starts_again(
     there: Any, tmp_path: Path, on_paper: bool

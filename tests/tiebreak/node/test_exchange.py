@@ -14,7 +14,7 @@ from tests.tiebreak.parties import Commands, Parties
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.node import exchange
-from tiebreak.node.exchange import Roots
+from tiebreak.node.exchange import RootStore
 from tiebreak.node.hub_client import HubClient
 from tiebreak.node.library import Fetched
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
@@ -127,11 +127,11 @@ def test_the_roots_of_parts_of_files(tmp_path: Path) -> None:
     for size in (0, 5, PIECE_BYTES, len(data)):
         pieces = [piece_digest(data[at : min(size, at + PIECE_BYTES)]) for at in range(0, max(1, size), PIECE_BYTES)]
         with (tmp_path / "file").open("rb", buffering=0) as file:
-            assert Roots().put(file, size) == blob_root(size, pieces)
+            assert RootStore().put(file, size) == blob_root(size, pieces)
     with (tmp_path / "file").open("rb", buffering=0) as file, pytest.raises(EncodingError, match="end of the file"):
-        Roots().put(file, len(data) + 1)
+        RootStore().put(file, len(data) + 1)
     with (tmp_path / "file").open("rb", buffering=0) as file, pytest.raises(CannotCheck):
-        Roots().get(Digest(bytes(32)), 1, file)
+        RootStore().get(Digest(bytes(32)), 1, file)
 
 
 def test_only_lists_of_client_and_trainer_are_fetched_by_the_longest_first(

@@ -3,7 +3,6 @@
 import asyncio
 import http.client
 import json
-import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -43,7 +42,6 @@ from tests.tiebreak.node.hubs import (
     upload,
 )
 from tests.waiting import until
-from tiebreak.node.hub import app as app_module
 from tiebreak.node.hub import connection as connection_module
 from tiebreak.node.hub import service as service_module
 from tiebreak.node.hub import streams as streams_module
@@ -53,8 +51,8 @@ from tiebreak.node.hub.post_queue import PostQueue, WaitingRequest
 from tiebreak.node.hub.post_writer import Arrival
 from tiebreak.node.hub.running import proxies_of
 from tiebreak.node.hub.store import Store, Writer
-from tiebreak.node.pages.feed import Feed, PageContext
 from tiebreak.node.pages.routes import routes
+from tiebreak.node.pages.source import PageContext, PageSource
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -521,17 +519,13 @@ def test_streams_and_pages_of_posts_are_limited(tmp_path: Path) -> None:
             assert most in json.loads(answers[-1][2])["error"]
 
 
-def test_pages_for_people_are_limited(tmp_path: Path) -> None:
-    with running(settings(tmp_path, pages_per_minute=2), pages=lambda _: [Route("/x", lambda _: Response())]) as hub:
-        assert [ask(hub, "GET", "/x")[0] for _ in range(3)] == [200, 200, 429]
-
-
-def test_a_page_that_takes_long_counts_as_several(tmp_path: Path) -> None:
-    async def dear(request: Request) -> Response:
-        request.scope[PROCESSOR] = 9 * PAGE_SECONDS
+@pytest.mark.parametrize(("most", "cost"), [(2, 0), (10, 9)])
+def test_pages_for_people_are_limited_by_number_and_cost(tmp_path: Path, most: int, cost: int) -> None:
+    async def page(request: Request) -> Response:
+        request.scope[PROCESSOR] = cost * PAGE_SECONDS
         return Response()
 
-    with running(settings(tmp_path, pages_per_minute=10), pages=lambda _: [Route("/x", dear)]) as hub:
+    with running(settings(tmp_path, pages_per_minute=most), pages=lambda _: [Route("/x", page)]) as hub:
         assert [ask(hub, "GET", "/x")[0] for _ in range(3)] == [200, 200, 429]
 
 
@@ -539,7 +533,7 @@ def test_pages_that_take_long_keep_no_thread_from_posts(tmp_path: Path) -> None:
     """More pages than the hub has threads, of six addresses, none of which is ready."""
     go_on, asked = threading.Event(), list[str]()
 
-    class Slow(Feed):
+    class Slow(PageSource):
         @property
         def board(self) -> None:
             asked.append("a page")
@@ -569,15 +563,6 @@ def test_the_newest_posts_and_those_of_some_kinds(store: Store) -> None:
     assert [row.place for row in store.posts(0, jobs=[JOB.id], kinds=[posts.PostKind.STEPS], newest=True, most=1)] == [
         8
     ]
-
-
-def test_what_never_has_a_body_gets_no_events(hub: Running) -> None:
-    hub.connect().post(OFFER)
-    with connect(hub, "127.0.0.1") as reader:
-        reader.sendall(b"HEAD /stream HTTP/1.1\r\nHost: hub\r\n\r\n")
-        until(lambda: len(hub.hub.streams) == 1)
-        assert [hub.connect().post(steps(number)).place for number in range(3)] == [2, 3, 4]
-        assert reader.recv(1 << 16).endswith(b"\r\n\r\n")
 
 
 LARGE = posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 7000)
@@ -786,31 +771,6 @@ def test_blobs_of_every_end(hub: Running, tmp_path: Path, cases: Callable[[], No
         download(hub.connect(), root, size, tmp_path / f"down{size}")
         assert (tmp_path / f"down{size}").read_bytes() == data
         cases()
-
-
-def test_a_blob_that_nobody_reads_is_cut(hub: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "PATIENCE_SECONDS", 0.5)
-    data, root, _ = blob(16 * PIECE_BYTES)
-    name_it(hub, root, len(data))
-    (tmp_path / "up").write_bytes(data)
-    upload(hub.connect(), tmp_path / "up")
-    with silent(hub, f"/blobs/{root.hex()}"):
-        until(lambda: hub.hub.metrics.given._value.get() > 0)
-        assert hub.hub.metrics.given._value.get() < len(data)
-        until_cut(hub)
-    assert ask(hub, "GET", f"/blobs/{root.hex()}")[2] == data
-
-
-def test_a_blob_that_was_cut_on_the_disk_ends_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(settings(tmp_path)) as hub:
-        name_it(hub)
-        ask(hub, "PUT", f"/blobs/{ROOT.hex()}/pieces?size={SIZE}", DIGESTS)
-        assert ask(hub, "PUT", f"/blobs/{ROOT.hex()}", DATA)[0] == 200
-        whole = hub.hub.blobs.path(ROOT).stat()
-        os.truncate(hub.hub.blobs.path(ROOT), PIECE_BYTES)
-        monkeypatch.setattr(app_module.os, "stat", lambda _: whole)
-        with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
-            ask(hub, "GET", f"/blobs/{ROOT.hex()}")
 
 
 def test_hostile_blobs(tmp_path: Path) -> None:

@@ -517,16 +517,6 @@ def test_an_upload_goes_on_after_the_hub_was_away(hub: Running, path: Path) -> N
     assert path.with_name("down").read_bytes() == DATA
 
 
-def test_two_bring_the_same_blob(hub: Running, path: Path) -> None:
-    found: list[Digest] = []
-    threads = [threading.Thread(target=lambda: found.append(upload(hub.connect(), path))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-    assert found == [ROOT] * 3
-
-
 @pytest.mark.parametrize("head", [b"Content-Length: 101\r\n", b""], ids=["that says so", "until the connection ends"])
 def test_an_answer_is_read_up_to_its_limit(head: bytes) -> None:
     whole = [b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + head + b"\r\n" + b"x" * 101]

@@ -36,8 +36,8 @@ from tiebreak.node.hub import service as service_module
 from tiebreak.node.hub import store as store_module
 from tiebreak.node.hub.store import Store
 from tiebreak.node.hub_client import HubClient
-from tiebreak.node.pages.feed import PageContext
 from tiebreak.node.pages.routes import pages
+from tiebreak.node.pages.source import PageContext
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import posts

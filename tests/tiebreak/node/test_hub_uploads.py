@@ -5,7 +5,6 @@ import json
 import os
 import random
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -122,38 +121,6 @@ def test_an_upload_starts_at_a_piece_that_is_there(hub: Running) -> None:
         status, headers, _ = ask(hub, "PUT", f"{WHERE}?offset={offset}", DATA[offset:])
         assert (status, headers["x-tiebreak-held"]) == (409, str(2 * PIECE_BYTES))
     assert json.loads(ask(hub, "PUT", f"{WHERE}?offset={PIECE_BYTES}", DATA[PIECE_BYTES:])[2])["held"] == SIZE
-    assert ask(hub, "GET", WHERE)[2] == DATA
-
-
-@pytest.mark.slow
-def test_uploads_of_many_make_one_blob(hub: Running, tmp_path: Path) -> None:
-    """Honest clients, and strangers who stop, send wrong bytes, break off and begin anywhere, all at once."""
-    (tmp_path / "up").write_bytes(DATA)
-    found, over, rng = list[Digest](), threading.Event(), random.Random(3)
-
-    def disturb(seed: int) -> None:
-        own = random.Random(seed)
-        while not over.is_set():
-            with suppress(OSError):
-                offset = own.randrange(PIECES) * PIECE_BYTES
-                sent = bytearray(DATA[offset:][: own.choice((2, PIECE_BYTES - 1, PIECE_BYTES + 5, 3 * PIECE_BYTES))])
-                sent[own.randrange(len(sent))] ^= own.choice((0, 1))
-                with begin(hub, ROOT, sent, offset=offset, address=f"127.0.3.{1 + seed}"):
-                    over.wait(own.random() / 5)
-
-    strangers = [threading.Thread(target=disturb, args=(seed,)) for seed in range(4)]
-    honest = [
-        threading.Thread(target=lambda: found.append(upload(hub.connect(seconds=60.0), tmp_path / "up")))
-        for _ in range(4)
-    ]
-    for thread in rng.sample(strangers + honest, 8):
-        thread.start()
-    for thread in honest:
-        thread.join(60)
-    over.set()
-    for thread in strangers:
-        thread.join(20)
-    assert found == [ROOT] * 4
     assert ask(hub, "GET", WHERE)[2] == DATA
 
 

@@ -23,8 +23,7 @@ from tiebreak.api.machine.workers import Channel
 from tiebreak.node import hub_connection, worker_tasks
 from tiebreak.node import workers as workers_module
 from tiebreak.node.driver import Driver
-from tiebreak.node.hub_client import HubClient, HubRefused
-from tiebreak.node.hub_connection import HubAway
+from tiebreak.node.hub_client import HubClient
 from tiebreak.node.journal import Journal
 from tiebreak.node.parties import AcceptancePolicy, AuditorNode, Shelf, TrainerNode
 from tiebreak.node.tasks import (
@@ -295,27 +294,6 @@ def test_no_mail_is_waited_for_without_a_deadline(fate: str, tmp_path: Path, mon
     file.close()
 
 
-def test_posts_that_a_hub_does_not_take_hide_none_behind_them(tmp_path: Path) -> None:
-    journal, asked = Journal(tmp_path, {}), list[bytes]()
-    for number in range(70):
-        journal.post(JOB.id, b"%d" % number, lambda _, number=number: b"%d" % number)  # type: ignore[misc]
-
-    def post(wire: bytes) -> Any:
-        asked.append(wire)
-        if wire != b"69":
-            raise HubAway("full") if len(asked) % 2 else HubRefused(400, "too early")
-        return SimpleNamespace(place=1)
-
-    journal.keep_fact("hub", b"hub")
-    given: dict[str, Any] = dict.fromkeys(("machine", "ground", "shelf"))
-    given["workers"] = SimpleNamespace(listeners=Listeners())
-    notes = SimpleNamespace(warn=lambda *_: None)
-    Driver(hub_client=SimpleNamespace(hub=b"hub", post=post), journal=journal, notes=notes, **given).traffic.send_all()  # type: ignore[arg-type]
-    assert asked == [b"%d" % number for number in range(70)]
-    assert journal.last_heard() == (1, b"69")
-    journal.close()
-
-
 def trainer(*taken: PublicJob, processes: int = 3) -> TrainerNode:
     board = Board()
     board.jobs |= {job.id: job for job in taken}
@@ -367,14 +345,6 @@ def test_a_trainer_signs_no_window_that_its_own_trial_took_longer_than() -> None
     roomy = replace(JOB, challenge_window=int(needed))
     made.shelf.starts[roomy.id] = 153.0
     assert made.sign_job(roomy)
-
-
-def test_a_trainer_accepts_only_what_a_process_of_its_own_can_train() -> None:
-    """A head that waits for the segment of another job could be late, which costs the stake."""
-    offered, other = public(JOB, JobStatus.OFFERED), replace(JOB, nonce=1)
-    assert trainer(public(other), offered, processes=2).accepts(offered)
-    assert not trainer(public(other), offered, processes=1).accepts(offered)
-    assert trainer(public(other, heads=other.checkpoints), offered, processes=1).accepts(offered)
 
 
 def test_a_trainer_wants_no_job_whose_stake_is_over_a_limit() -> None:

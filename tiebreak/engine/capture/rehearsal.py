@@ -38,6 +38,7 @@ Of the finished program, `check` asks whether
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +56,17 @@ from tiebreak.engine.capture.side_effects import (
 )  # fmt: skip
 from tiebreak.engine.capture.step_run import CPU, SEED, Losses, StepRun
 from tiebreak.protocol.errors import ConfigurationError
+
+_FIRST_RUN: Final = (
+    "the step cannot be captured: in plain PyTorch its first run has other results or draws than its second one, on "
+    "the same tensors. A program does the same in every step; call the model once on a batch before (and load its "
+    "initial weights again), or make what is done once a part of __init__"
+)
+_OTHER_RATES: Final = (
+    "expected a loss that reads nothing that a schedule changes, got one with other results if the optimizer's "
+    "settings (`param_groups`, `get_last_lr()`) are others: they would stay as they were at capture; count steps in a "
+    "buffer (`self.t += 1`), and compute the factor from it"
+)
 
 
 def rehearse(
@@ -93,11 +105,7 @@ def rehearse(
     is_alike = first[0] == second[0] and _alike(first[1], second[1])
     _refuse_flags(run, is_alike=is_alike)  # (11)
     if not is_alike:  # (10)
-        raise ConfigurationError(
-            "the step cannot be captured: in plain PyTorch its first run has other results or draws than its second "
-            "one, on the same tensors. A program does the same in every step; call the model once on a batch before "
-            "(and load its initial weights again), or make what is done once a part of __init__"
-        )
+        raise ConfigurationError(_FIRST_RUN)
     assigned = {*run.step.assigned, *watch.weight}
 
     if scheduled and reach.schedules:
@@ -105,11 +113,7 @@ def rehearse(
         with reach.other_rates():
             run()
         if not _alike(second[1], run.results()):  # (12)
-            raise ConfigurationError(
-                "expected a loss that reads nothing that a schedule changes, got one with other results if the "
-                "optimizer's settings (`param_groups`, `get_last_lr()`) are others: they would stay as they were at "
-                "capture; count steps in a buffer (`self.t += 1`), and compute the factor from it"
-            )
+            raise ConfigurationError(_OTHER_RATES)
     return frozenset(assigned)
 
 

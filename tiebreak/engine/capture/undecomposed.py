@@ -57,7 +57,7 @@ def _rounded_once(decomposition: Callable[..., Any]) -> Callable[..., Any]:
         if not any(_is_bf16(value) for value in tree_leaves((args, kwargs))):
             return decomposition(*args, **kwargs)
         with _disable_current_modes():
-            shapes, options = tree_map_only(Tensor, partial(torch.empty_like, device="meta"), (args, kwargs))
+            shapes, options = tree_map_only(Tensor, _shape_of, (args, kwargs))
             like = decomposition(*shapes, **options)
         args, kwargs = tree_map(lambda value: value.float() if _is_bf16(value) else value, (args, kwargs))
         found = decomposition(*args, **kwargs)
@@ -68,6 +68,11 @@ def _rounded_once(decomposition: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_bf16(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dtype == torch.bfloat16
+
+
+def _shape_of(tensor: Tensor) -> Tensor:
+    """A tensor of the same shape, strides and dtype that holds nothing."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 @contextmanager

@@ -137,13 +137,6 @@ def clamp(c: Context, x: Ref, low: Operand | None = None, high: Operand | None =
     return x if high is None else c.b.map(MapFunction.MIN, x, c.ref(high))
 
 
-def _common(x: Operand, y: Operand) -> DType:
-    """The dtype in which two operands are compared: the greater one in bool < i64 < f32."""
-    order = {DType.BOOL: 0, DType.I64: 1, DType.F32: 2}
-    kinds = [v.dtype if isinstance(v, Ref) else DType.F32 if isinstance(v, float) else DType.I64 for v in (x, y)]
-    return max(kinds, key=order.__getitem__)
-
-
 @lowers("lt.Tensor", "lt.Scalar", function=MapFunction.LT)
 @lowers("le.Tensor", "le.Scalar", function=MapFunction.LE)
 @lowers("gt.Tensor", "gt.Scalar", function=MapFunction.LT, swap=True)
@@ -152,7 +145,8 @@ def _common(x: Operand, y: Operand) -> DType:
 @lowers("ne.Tensor", "ne.Scalar", function=MapFunction.NE)
 def compare(c: Context, x: Operand, y: Operand, *, function: MapFunction, swap: bool = False) -> Ref:
     """A comparison in the greater of both dtypes (bool < i64 < f32)."""
-    dtype = _common(x, y)
+    kinds = [v.dtype if isinstance(v, Ref) else DType.F32 if isinstance(v, float) else DType.I64 for v in (x, y)]
+    dtype = max(kinds, key=[DType.BOOL, DType.I64, DType.F32].index)
     left, right = c.ref(x, dtype), c.ref(y, dtype)
     return c.b.compare(function, right, left) if swap else c.b.compare(function, left, right)
 

@@ -55,13 +55,9 @@ def logarithm(b: Builder, x: Ref) -> tuple[Ref, Ref]:
     of_two, twice = b.scale(n, _LOG_2), b.add(s, s)
     found = b.add(of_two, twice)
     small = b.add(b.add(b.scale(n, math.log(2) - _LOG_2), b.add(rest, rest)), b.mul(b.mul(series, square), z))
-    return _two(b, found, b.add(b.sub(twice, b.sub(found, of_two)), small))
-
-
-def _two(b: Builder, x: Ref, y: Ref) -> tuple[Ref, Ref]:
-    """x + y rounded, and what is left; |y| is not the greater."""
-    total = b.add(x, y)
-    return total, b.sub(y, b.sub(total, x))
+    missing = b.add(b.sub(twice, b.sub(found, of_two)), small)
+    total = b.add(found, missing)
+    return total, b.sub(missing, b.sub(total, found))
 
 
 def _of_positive(b: Builder, x: Ref, y: Ref) -> Ref:

@@ -197,7 +197,10 @@ def adafactor(b: Builder, o: Adafactor, steps: int, trained: Sequence[TrainedPar
         b.origin = f"optimizer:{p.name}"
         relative = b.map(MapFunction.MIN, p.rate, fading)
         size = b.map(MapFunction.MAX, _rms(b, p.value), b.const(o.eps[1]))
-        v = (_factored if p.value.rank > 1 else _whole)(b, p, weight, floor, result)
+        if p.value.rank > 1:
+            v = _factored(b, p, weight, floor, result)
+        else:
+            v = _towards(b, f"variance.{p.name}", b.mul(p.gradient, p.gradient), weight, result)
         u = b.div(p.gradient, b.map(MapFunction.SQRT, b.map(MapFunction.MAX, v, b.const(floor * floor))))
         excess = b.map(MapFunction.MAX, _rms(b, u, o.d), one)
         step = b.div(b.mul(size, relative), excess)
@@ -225,10 +228,6 @@ def _factored(b: Builder, p: TrainedParameter, weight: Ref, floor: float, result
     col = _towards(b, f"col_var.{p.name}", col_mean, weight, result)
     mean = b.map(MapFunction.MAX, b.mean(row, [-2], keepdim=True), b.const(floor))
     return b.mul(b.div(row, mean), col)
-
-
-def _whole(b: Builder, p: TrainedParameter, weight: Ref, _floor: float, result: Update) -> Ref:
-    return _towards(b, f"variance.{p.name}", b.mul(p.gradient, p.gradient), weight, result)
 
 
 _RULES: Final[dict[type, Callable[[Builder, Any, int, Sequence[TrainedParameter], Update], None]]] = {

@@ -331,7 +331,7 @@ class Town:
         terms = [part for name, value in self.terms().items() for part in (f"--{name}", str(value))]
         terms += ["--seats", str(self.plan.seats), *SEAT] if self.plan.seats else []
         offer = self._start(
-            "offer", "offer", str(self.plan.folder / "task"), "--key", str(own / "key.pem"), "--trainer",
+            "offer", "agree", str(self.plan.folder / "task"), "--client", str(own / "key.pem"), "--trainer",
             addresses["trainer"], "--output", str(folder), *self._domain(board), *terms, *self.wishes(),
         )  # fmt: skip
         self._wait(offer, offer.is_done)

@@ -23,18 +23,7 @@ from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import StateError, VerificationError
 from tiebreak.protocol.packing import pack
-from tiebreak.protocol.parties.posts import (
-    Body,
-    Complete,
-    GameBody,
-    LibraryBody,
-    OfferBody,
-    Post,
-    PostKind,
-    Received,
-    SignedPost,
-    check_author,
-)
+from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.tags import Digest
 
 _LOG: Final = logging.getLogger(__name__)
@@ -57,7 +46,7 @@ class Arrival:
     """A post on its way to the post writer: its bytes and their envelope, and when and from where they came."""
 
     wire: bytes
-    signed: SignedPost
+    signed: p.SignedPost
     at: float
     """Unix time by the hub's clock. Posts of others that are taken before do not make it later."""
     address: str
@@ -68,8 +57,8 @@ class Arrival:
         return self.signed.post.kind in OF_GAMES
 
 
-OF_GAMES: Final = frozenset({PostKind.GAME, PostKind.MOVE, PostKind.RECEIPT, PostKind.TRANSACTION})
-_WHEN_FULL: Final = OF_GAMES | {PostKind.ANSWER, PostKind.HEAD, PostKind.LOG_RECEIPT, PostKind.AUDITORS}
+OF_GAMES: Final = frozenset({p.PostKind.GAME, p.PostKind.MOVE, p.PostKind.RECEIPT, p.PostKind.TRANSACTION})
+_WHEN_FULL: Final = OF_GAMES | {p.PostKind.ANSWER, p.PostKind.HEAD, p.PostKind.LOG_RECEIPT, p.PostKind.AUDITORS}
 _DAY: Final = 86_400
 
 
@@ -167,17 +156,17 @@ class PostWriter:
         self._at = max(self._at, int(at))
         return self._last.place, self._at
 
-    def complete(self, job_id: Digest, stand: tuple[int, int]) -> Complete:
+    def complete(self, job_id: Digest, stand: tuple[int, int]) -> p.Complete:
         """The hub's signature over the complete list of a job's posts. May be called in any thread.
 
         stand: the last place and the instant up to which the list is complete.
         """
         place, at = stand
-        posts = Complete.hash_of(self._store.received(job_id, place))
-        said = Complete(job_id=job_id, posts=posts, at=at, signature=bytes(keys.SIGNATURE_BYTES))
+        posts = p.Complete.hash_of(self._store.received(job_id, place))
+        said = p.Complete(job_id=job_id, posts=posts, at=at, signature=bytes(keys.SIGNATURE_BYTES))
         return replace(said, signature=self._key.sign(said.digest(self._domain)))
 
-    def _checked(self, arrival: Arrival) -> Body | PostResult:
+    def _checked(self, arrival: Arrival) -> p.Body | PostResult:
         try:
             body = arrival.signed.verify(self._domain)  # (1)
         except VerificationError as error:
@@ -188,7 +177,7 @@ class PostWriter:
         return PostResult(status=429, error=excess) if excess else body
 
     def _placed(
-        self, writer: Writer, arrived: Sequence[Arrival], checked: Sequence[Body | PostResult]
+        self, writer: Writer, arrived: Sequence[Arrival], checked: Sequence[p.Body | PostResult]
     ) -> list[PostResult]:
         answers, new, at = [], dict[tuple[bytes, bytes, int], Row](), self._at
         for arrival, body in zip(arrived, checked, strict=True):
@@ -227,33 +216,33 @@ class PostWriter:
             highest = self._highest.put(name[:2], writer.highest(*name[:2]))
         return writer.found(*name) if name[2] <= highest else None
 
-    def _authorize(self, writer: Writer, post: Post, body: Body, arrival: Arrival) -> None:
-        job = body.job if isinstance(body, OfferBody) else self._jobs.get(post.job_id) or writer.job(post.job_id)
+    def _authorize(self, writer: Writer, post: p.Post, body: p.Body, arrival: Arrival) -> None:
+        job = body.job if isinstance(body, p.OfferBody) else self._jobs.get(post.job_id) or writer.job(post.job_id)
         if job is None:  # (4)
             raise _Refused(403, f"expected a job that its client offered here, got {post.job_id.hex()}")
         challenger = None
         if post.game_id != post.job_id:
             challenger = self._challengers.get(post.game_id) or writer.challenger(post.game_id)
-        check_author(post, body, job, challenger, self._domain)  # (5)
+        p.check_author(post, body, job, challenger, self._domain)  # (5)
         self._check_opening(writer, post, body, is_new_game=challenger is None)  # (6)
         self._charge(writer, arrival, body, is_stranger=post.sender not in (job.client, job.trainer))
         self._jobs.put(post.job_id, job)
 
-    def _check_opening(self, writer: Writer, post: Post, body: Body, *, is_new_game: bool) -> None:
+    def _check_opening(self, writer: Writer, post: p.Post, body: p.Body, *, is_new_game: bool) -> None:
         """Raise `_Refused` for a job, a game or a list of files above the limits."""
         limits = self._limits
-        if isinstance(body, OfferBody) and writer.job(post.job_id) is None:
+        if isinstance(body, p.OfferBody) and writer.job(post.job_id) is None:
             if writer.jobs_of(post.sender) >= limits.jobs_per_key:
                 raise _Refused(429, f"expected at most {limits.jobs_per_key} jobs by one key, got another")
-        elif isinstance(body, GameBody) and is_new_game:
+        elif isinstance(body, p.GameBody) and is_new_game:
             if writer.games_of(post.sender) >= limits.games_per_key:
                 raise _Refused(429, f"expected at most {limits.games_per_key} games by one key, got another")
-        elif isinstance(body, LibraryBody):
+        elif isinstance(body, p.LibraryBody):
             largest = max((file.size for file in body.files), default=0)
             if largest > limits.blob_bytes:
                 raise _Refused(413, f"expected files of at most {limits.blob_bytes} bytes, got one of {largest}")
 
-    def _charge(self, writer: Writer, arrival: Arrival, body: Body, *, is_stranger: bool) -> None:
+    def _charge(self, writer: Writer, arrival: Arrival, body: p.Body, *, is_stranger: bool) -> None:
         """Charge a post to its sender. Raises `_Refused` for one above a limit, and then charges nothing.
 
         is_stranger: whether the sender is no party of the job. On a full disk that makes no difference: anybody is the
@@ -284,24 +273,24 @@ class PostWriter:
 
     def _row(self, arrival: Arrival, place: int, at: int) -> Row:  # (7)
         post = arrival.signed.post
-        received = Received(content=post.content, place=place, at=at)
+        received = p.Received(content=post.content, place=place, at=at)
         return Row(
             place=place, at=at, job_id=post.job_id, game_id=post.game_id, sender=post.sender, number=post.number,
             kind=post.kind, content=received.content, wire=arrival.wire,
             signature=self._key.sign(received.digest(self._domain)),
         )  # fmt: skip
 
-    def _keep(self, writer: Writer, post: Post, body: Body, place: int) -> None:
+    def _keep(self, writer: Writer, post: p.Post, body: p.Body, place: int) -> None:
         match body:
-            case OfferBody(job=job) if writer.job(post.job_id) is None:
+            case p.OfferBody(job=job) if writer.job(post.job_id) is None:
                 writer.add_job(post.job_id, job.client, place, pack(job.pack()))
-            case GameBody() if writer.challenger(post.game_id) is None:
+            case p.GameBody() if writer.challenger(post.game_id) is None:
                 writer.add_game(post.game_id, post.job_id, post.sender, place)
                 self._challengers.put(post.game_id, post.sender)
-            case LibraryBody(files=files):
+            case p.LibraryBody(files=files):
                 writer.name([(file.root, file.size) for file in files], post.sender)
 
 
-def _rows(body: Body) -> int:
+def _rows(body: p.Body) -> int:
     """Rows of the database that a post fills."""
-    return 1 + len(body.files) if isinstance(body, LibraryBody) else 1
+    return 1 + len(body.files) if isinstance(body, p.LibraryBody) else 1

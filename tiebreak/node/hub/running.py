@@ -21,8 +21,8 @@ from tiebreak.node.hub.blobs import Blobs
 from tiebreak.node.hub.connection import Connection, OpenConnections
 from tiebreak.node.hub.limits import HubLimits, Network, networks_in
 from tiebreak.node.hub.service import HubSettings
-from tiebreak.node.pages.feed import PageContext
 from tiebreak.node.pages.routes import pages
+from tiebreak.node.pages.source import PageContext
 from tiebreak.protocol.chain.client import Chain
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import PrivateKey

@@ -7,7 +7,7 @@ from typing import Final
 
 from tiebreak.api.certification.certificates import SignedCertificate
 from tiebreak.node.pages import views, words
-from tiebreak.node.pages.feed import Feed
+from tiebreak.node.pages.source import PageSource
 from tiebreak.node.pages.words import Values
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES
 from tiebreak.protocol.commitments.job import LogReceipt, SignedHead, SignedJob
@@ -38,7 +38,7 @@ def refusal(title: str, *, holds: bool | None = None) -> Values:
     return {"holds": holds, "title": title, "kind": "", "job": None, "signed": None}
 
 
-def check(data: bytes, source: Feed) -> Values:
+def check(data: bytes, source: PageSource) -> Values:
     """Find out a file's kind and whether it holds. For heads and receipts the hub has to know the job.
 
     The template says what it proves. place: here, elsewhere, or unknown to this hub; empty if the hub must know it.
@@ -74,7 +74,7 @@ def check(data: bytes, source: Feed) -> Values:
         return refusal(f"{refused}: {words.clipped(str(error))}", holds=False)
 
 
-def _holds(kind: str, title: str, signed: object, agreement: SignedJob, source: Feed) -> Values:
+def _holds(kind: str, title: str, signed: object, agreement: SignedJob, source: PageSource) -> Values:
     place = "elsewhere"
     if agreement.domain == source.domain:
         place = "unknown" if views.agreed(source, agreement.job.id) is None else "here"

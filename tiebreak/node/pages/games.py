@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tiebreak.node.pages import words
-from tiebreak.node.pages.feed import Feed, ReadPost, talk_of
+from tiebreak.node.pages.source import PageSource, ReadPost, talk_of
 from tiebreak.node.pages.walk import walk_of
 from tiebreak.node.pages.words import Values
 from tiebreak.protocol.commitments.job import Job
@@ -19,7 +19,7 @@ def unboarded(board: Board, seen: Sequence[ReadPost]) -> list[ReadPost]:
     return [one for one in seen if isinstance(one.body, p.GameBody) and one.post.game_id not in board.games]
 
 
-def said_game(source: Feed, opening: ReadPost, seen: Sequence[ReadPost], agreed: Job) -> Values:
+def said_game(source: PageSource, opening: ReadPost, seen: Sequence[ReadPost], agreed: Job) -> Values:
     """A game that a challenger opened in the hub and that is not on the board."""
     assert isinstance(opening.body, p.GameBody)
     public = PublicJob(job=agreed, last_progress=0)
@@ -32,7 +32,7 @@ def said_game(source: Feed, opening: ReadPost, seen: Sequence[ReadPost], agreed:
 
 
 def game_view(
-    source: Feed, game: PublicGame, seen: Sequence[ReadPost], agreed: Job, *, on_board: bool = True
+    source: PageSource, game: PublicGame, seen: Sequence[ReadPost], agreed: Job, *, on_board: bool = True
 ) -> Values:
     """Everything about a game. on_board: whether the board has it, besides the post that opened it."""
     state, line, shown = game.state, tuple(game.moves), game.state

@@ -8,6 +8,7 @@ is empty if none does. Nothing is requested from elsewhere: the policy below wou
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 from time import thread_time
 from typing import TYPE_CHECKING, Final
@@ -26,7 +27,7 @@ from starlette.staticfiles import StaticFiles
 from tiebreak.node.hub.connection import body_of
 from tiebreak.node.hub.limits import PROCESSOR
 from tiebreak.node.pages import checking, pictures, views, words
-from tiebreak.node.pages.feed import Feed, PageContext
+from tiebreak.node.pages.source import PageContext, PageSource
 from tiebreak.node.pages.views import PageQuery
 from tiebreak.node.pages.words import Values
 from tiebreak.protocol.errors import EncodingError
@@ -56,12 +57,12 @@ View = Callable[[Request], Values | None]
 
 def pages(posts: "Store", context: PageContext) -> Sequence[BaseRoute]:
     """The routes of the pages of a hub. A thread reads its posts now, and follows the board from then on."""
-    feed = Feed(posts, context)
-    feed.start()
-    return routes(feed)
+    source = PageSource(posts, context)
+    source.start()
+    return routes(source)
 
 
-def routes(source: Feed) -> list[BaseRoute]:
+def routes(source: PageSource) -> list[BaseRoute]:
     """The routes of all pages, for an application of Starlette's."""
     made = _Pages(source)
     found: list[BaseRoute] = []
@@ -102,13 +103,8 @@ def apart(text: str, other: str) -> list[tuple[str, bool]]:
     """A text in runs of characters, each with whether it differs from the other text there."""
     if len(text) != len(other):
         return [(text, False)]
-    runs: list[tuple[str, bool]] = []
-    for a, b in zip(text, other, strict=True):
-        if runs and runs[-1][1] == (a != b):
-            runs[-1] = (runs[-1][0] + a, a != b)
-        else:
-            runs.append((a, a != b))
-    return runs
+    runs = groupby(zip(text, other, strict=True), key=lambda pair: pair[0] != pair[1])
+    return [("".join(a for a, _ in run), differs) for differs, run in runs]
 
 
 def _digest(text: str) -> Digest | None:
@@ -120,7 +116,7 @@ def _digest(text: str) -> Digest | None:
 
 
 class _Pages:
-    def __init__(self, source: Feed) -> None:
+    def __init__(self, source: PageSource) -> None:
         self._source = source
         self._templates = environment()
         self._threads = CapacityLimiter(THREADS)

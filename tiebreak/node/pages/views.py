@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from tiebreak.api.watching.alarms import Sample, losses_rule, silence_rule, utilisation_rule
 from tiebreak.node.pages import words
-from tiebreak.node.pages.feed import Feed, ReadPost
 from tiebreak.node.pages.games import game_view, loser_of, said_game, unboarded
+from tiebreak.node.pages.source import PageSource, ReadPost
 from tiebreak.node.pages.words import Values
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
@@ -50,7 +50,7 @@ class PageQuery(NamedTuple):
 # ---------------------------------------------------------------- lists
 
 
-def overview(source: Feed, query: PageQuery) -> Values:
+def overview(source: PageSource, query: PageQuery) -> Values:
     """One page of all jobs, or of those that match a text, the newest first, and the games that go on or ended last."""
     board = source.board
     known = board or Board()
@@ -71,7 +71,7 @@ def overview(source: Feed, query: PageQuery) -> Values:
     }  # fmt: skip
 
 
-def games(source: Feed, query: PageQuery, size: int = A_PAGE) -> Values:
+def games(source: PageSource, query: PageQuery, size: int = A_PAGE) -> Values:
     """One page of the board's games, or of those that match a text: open ones first, then the newest."""
     known = source.board or Board()
     every = sorted(known.games.values(), key=lambda game: (game.is_over, -game.started))
@@ -83,7 +83,7 @@ def games(source: Feed, query: PageQuery, size: int = A_PAGE) -> Values:
     return shown | {"rows": [game_view(source, game, posts[game.job.id], game.job.job) for game in shown["rows"]]}
 
 
-def parties(source: Feed, query: PageQuery) -> Values:
+def parties(source: PageSource, query: PageQuery) -> Values:
     """One page of the accounts of the newest jobs and of all games, by their roles."""
     roles: dict[bytes, dict[str, None]] = {}
     jobs: dict[bytes, set[bytes]] = {}
@@ -116,7 +116,7 @@ def parties(source: Feed, query: PageQuery) -> Values:
     return _listing(_matching(rows, query, lambda row: [row["account"], *row["roles"]]), query)
 
 
-def _newest(source: Feed, board: Board) -> list[Digest]:
+def _newest(source: PageSource, board: Board) -> list[Digest]:
     """Ids of the jobs with posts on this hub, then of those on the board alone, the newest of each first."""
     return list(dict.fromkeys([*source.jobs(), *reversed(board.jobs)]))
 
@@ -137,7 +137,7 @@ def _matching(rows: Sequence[T], query: PageQuery, texts: Callable[[T], Sequence
     return [row for row in rows if any(all(part in text.casefold() for part in parts) for text in texts(row))]
 
 
-def _texts_of(source: Feed, board: Board, job_id: Digest) -> list[str]:
+def _texts_of(source: PageSource, board: Board, job_id: Digest) -> list[str]:
     """The texts by which a reader may look for a job. None of them needs its posts."""
     agreed = board.jobs[job_id].job if job_id in board.jobs else source.offered(job_id)
     accounts = [] if agreed is None else [words.address(agreed.client), words.address(agreed.trainer)]
@@ -147,7 +147,7 @@ def _texts_of(source: Feed, board: Board, job_id: Digest) -> list[str]:
 # ---------------------------------------------------------------- a game, a job
 
 
-def game(source: Feed, game_id: Digest) -> Values | None:
+def game(source: PageSource, game_id: Digest) -> Values | None:
     """Everything about a game, on the board or only opened in the hub; None if neither knows it."""
     known = source.board or Board()
     if (found := known.games.get(game_id)) is not None:
@@ -160,7 +160,7 @@ def game(source: Feed, game_id: Digest) -> Values | None:
     return None if opening is None or agreed is None else said_game(source, opening, seen, agreed)
 
 
-def job(source: Feed, job_id: Digest) -> Values | None:
+def job(source: PageSource, job_id: Digest) -> Values | None:
     """Everything about a job; None if neither the board nor a post knows it."""
     board, seen = source.board, source.posts(job_id)
     known = board or Board()
@@ -185,7 +185,7 @@ def job(source: Feed, job_id: Digest) -> Values | None:
     }  # fmt: skip
 
 
-def agreed(source: Feed, job_id: Digest) -> Job | None:
+def agreed(source: PageSource, job_id: Digest) -> Job | None:
     """The terms of a job, if the board or a post knows it."""
     return _job_in(source.board or Board(), source.posts(job_id), job_id)
 
@@ -196,7 +196,7 @@ def _job_in(board: Board, seen: Sequence[ReadPost], job_id: Digest) -> Job | Non
     return next((one.body.job for one in seen if isinstance(one.body, p.OfferBody) and one.body.job.id == job_id), None)
 
 
-def _card_of(source: Feed, board: Board, job_id: Digest) -> Values | None:
+def _card_of(source: PageSource, board: Board, job_id: Digest) -> Values | None:
     seen = source.posts(job_id, is_brief=True)
     agreed = _job_in(board, seen, job_id)
     return None if agreed is None else _card(source, agreed, board.jobs.get(job_id), seen, board.games_of(job_id))
@@ -213,7 +213,7 @@ _ENDED: Final = {
 
 
 def _card(
-    source: Feed, agreed: Job, public: PublicJob | None, seen: Sequence[ReadPost], games: Sequence[PublicGame]
+    source: PageSource, agreed: Job, public: PublicJob | None, seen: Sequence[ReadPost], games: Sequence[PublicGame]
 ) -> Values:
     """The summary of a job in a list. tone: the style of its status, which is live, good, bad or calm."""
     if public is None:

@@ -92,7 +92,7 @@ def wrap_i64(x: int) -> int:
     return (x + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def _wrap_sum(x: int) -> int:
+def wrap_sum(x: int) -> int:
     """Wrap to 768 bits. True sums (2^32 products stay below 2^586) never change; forged ones become well-defined."""
     half = 1 << (8 * SUM_BYTES - 1)
     return (x + half) % (2 * half) - half
@@ -121,7 +121,7 @@ def _add_product(accumulator: Accumulator, factors: Sequence[int]) -> Accumulato
     for factor in factors:
         m, d = float32.decode(factor)
         n, e = n * m, e + d
-    return Accumulator(kind=accumulator.kind, value=_wrap_sum(accumulator.value + (n << (e - SUM_EXPONENT))))
+    return Accumulator(kind=accumulator.kind, value=wrap_sum(accumulator.value + (n << (e - SUM_EXPONENT))))
 
 
 def _element(kind: Kind, x: int) -> int:

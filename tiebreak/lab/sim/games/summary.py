@@ -202,9 +202,9 @@ def to_markdown(summary: Json, rough: Json | None = None, *, details: str | None
         more = (
             f"[The tables of all {len(_adversaries(summary))} adversaries]({details}) say what each one hopes for and "
             "where it ended, what its disputes took, and what each side gained and paid. They have a line for each, "
-            "with which one of its games is played again."
+            "with which `tiebreak simulate --replay LINE` plays one of its games again, move by move."
         )
-        blocks += [_disputes(summary, each=False), ["## Adversaries", more], _replay(summary, each=False)]
+        blocks += [_disputes(summary, each=False), ["## Adversaries", more]]
     return "\n\n".join(block for part in blocks for block in part) + "\n"
 
 
@@ -314,8 +314,8 @@ def _payments(s: Json) -> Iterator[str]:
     yield table(("adversary is", *(f"{side}: {unit}" for side in sides for unit in ("ether", "gas"))), rows)
 
 
-def _replay(s: Json, *, each: bool = True) -> Iterator[str]:
-    first = ((found["name"], found["first"]) for found in _adversaries(s) if each and found["first"])
+def _replay(s: Json) -> Iterator[str]:
+    first = ((found["name"], found["first"]) for found in _adversaries(s) if found["first"])
     lines = [*s["notable"].items(), *first]
     if lines:
         yield "## Play one again"

@@ -13,20 +13,19 @@ from starlette.testclient import TestClient
 from tests.lab.pages.staged import Staged, moments
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, make_job
 from tests.protocol.town import FALSE
-from tests.tiebreak.node.test_ledger import NAMED, Flooded, lived
+from tests.tiebreak.node.test_ledger import lived
 from tests.waiting import until
 from tiebreak.node.hub.store import Row
 from tiebreak.node.hub.store import Store as RealStore
-from tiebreak.node.pages import feed as feed_module
+from tiebreak.node.pages import source as source_module
 from tiebreak.node.pages import views, words
-from tiebreak.node.pages.feed import Feed, PageContext
 from tiebreak.node.pages.routes import routes
+from tiebreak.node.pages.source import PageContext, PageSource
 from tiebreak.node.pages.views import PageQuery
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.parties import posts as p
-from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
@@ -56,6 +55,12 @@ class Store:
     def last_place(self) -> int:
         return self.rows[-1].place if self.rows else 0
 
+    def say(self, body: p.Body, job_id: Digest, sender: Address = CLIENT.address) -> None:
+        place = len(self.rows) + 1
+        post = p.Post.of(body, job_id=job_id, number=900 + place, sender=sender)
+        wire = p.SignedPost(post=post, signature=bytes(65)).encode()
+        self.rows.append(p.ReceivedPost(place=place, at=place, wire=wire, signature=bytes(65)))
+
 
 class Ground:
     def __init__(self, source: Staged) -> None:
@@ -73,6 +78,10 @@ class Ground:
         return ["changed"]
 
 
+def on_paper(store: Any, folder: Path) -> PageSource:
+    return PageSource(store, PageContext(domain=OFF_CHAIN, blob=lambda root: folder / root.hex(), now=lambda: 7))
+
+
 def context(source: Staged, folder: Path, ground: Ground | None = None) -> PageContext:
     return PageContext(
         domain=source.domain, blob=lambda root: folder / root.hex(), now=lambda: 7, ground=ground, chain="c"
@@ -82,7 +91,7 @@ def context(source: Staged, folder: Path, ground: Ground | None = None) -> PageC
 def test_posts_are_read_once_and_jobs_come_newest_first(tmp_path: Path) -> None:
     source = moments()[-1]
     store = Store(source)
-    feed = Feed(store, context(source, tmp_path))
+    feed = PageSource(store, context(source, tmp_path))
     (job_id,) = source.board.jobs
     assert feed.jobs() == [job_id]
     assert [one.body for one in feed.posts(job_id)] == [one.body for one in source.posts(job_id)]
@@ -101,23 +110,21 @@ def test_posts_are_read_once_and_jobs_come_newest_first(tmp_path: Path) -> None:
 
 def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stranger's many offers with many posts each: whoever looks at one after another finds all of them."""
-    monkeypatch.setattr(feed_module, "_FIRST", 1)
+    monkeypatch.setattr(source_module, "_FIRST", 1)
     source, store = moments()[-1], Store()
     for place in range(1, 41):
         job = make_job(nonce=place % 8)
         body: p.Body = p.OfferBody(job=job)
         if place > 8:
             body = p.ReplayedBody(count=place, run_root=job.id, agrees=1)
-        post = p.Post.of(body, job_id=job.id, number=place, sender=CLIENT.address)
-        wire = p.SignedPost(post=post, signature=bytes(65)).encode()
-        store.rows.append(p.ReceivedPost(place=place, at=place, wire=wire, signature=bytes(65)))
+        store.say(body, job.id)
     sizes = [len(row.wire) for row in store.rows[7::8]]
-    weight = sum(size + feed_module._OVERHEAD for size in sizes) - sizes[1] - feed_module._OVERHEAD
-    monkeypatch.setattr(feed_module, "KEPT_BYTES", 3 * weight - 1)
-    feed = Feed(store, context(source, tmp_path))
+    weight = sum(size + source_module._OVERHEAD for size in sizes) - sizes[1] - source_module._OVERHEAD
+    monkeypatch.setattr(source_module, "KEPT_BYTES", 3 * weight - 1)
+    feed = PageSource(store, context(source, tmp_path))
     jobs = feed.jobs()
     assert len(jobs) == 8
-    monkeypatch.setattr(feed_module, "MAX_SEEN_BYTES", sum(sizes) - 1)
+    monkeypatch.setattr(source_module, "MAX_SEEN_BYTES", sum(sizes) - 1)
     for job_id in (*jobs, *jobs):
         seen = feed.posts(job_id)
         assert [(one.place - 1) // 8 for one in seen] == [0, 2, 3, 4], (
@@ -125,14 +132,14 @@ def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.
         )
         assert {one.post.job_id for one in seen} == {job_id}
     assert len(feed._seen._kept) == 2
-    monkeypatch.setattr(feed_module, "_KNOWN", 3)
-    assert Feed(store, context(source, tmp_path)).jobs() == jobs[:3], "the newest"
+    monkeypatch.setattr(source_module, "_KNOWN", 3)
+    assert PageSource(store, context(source, tmp_path)).jobs() == jobs[:3], "the newest"
 
 
 def test_the_board_is_a_copy_that_outlives_a_node_that_is_away(tmp_path: Path) -> None:
     source = moments()[-1]
     ground = Ground(source)
-    feed = Feed(Store(source), context(source, tmp_path, ground))
+    feed = PageSource(Store(source), context(source, tmp_path, ground))
     ground.answers = False
     feed.look()
     board = feed.board
@@ -156,23 +163,19 @@ def publish(source: Staged, store: Store, folder: Path, name: bytes, data: bytes
     (folder / root.hex()).write_bytes(data)
     (job_id,) = source.board.jobs
     body = p.LibraryBody(count=0, logs=0, files=(p.PublishedFile(name=name, size=len(data), root=Digest(root)),))
-    sender = source.board.jobs[job_id].job.client
-    post = p.Post.of(body, job_id=job_id, number=900 + len(store.rows), sender=Address(sender))
-    place = len(store.rows) + 1
-    wire = p.SignedPost(post=post, signature=bytes(65)).encode()
-    store.rows.append(p.ReceivedPost(place=place, at=1, wire=wire, signature=bytes(65)))
+    store.say(body, job_id, Address(source.board.jobs[job_id].job.client))
 
 
 def test_a_program_counts_if_it_is_the_jobs(tmp_path: Path) -> None:
     source = moments()[-1]
     assert source.known is not None
     store, (job_id,) = Store(source), source.board.jobs
-    feed = Feed(store, context(source, tmp_path))
+    feed = PageSource(store, context(source, tmp_path))
     assert feed.program(job_id) is None
-    publish(source, store, tmp_path, feed_module.PROGRAM, b"no program", b"\1" * 32)
+    publish(source, store, tmp_path, source_module.PROGRAM, b"no program", b"\1" * 32)
     assert feed.place()
     assert feed.program(job_id) is None
-    publish(source, store, tmp_path, feed_module.PROGRAM, source.known.encode(), b"\3" * 32)
+    publish(source, store, tmp_path, source_module.PROGRAM, source.known.encode(), b"\3" * 32)
     assert feed.place()
     found = feed.program(job_id)
     assert found is not None
@@ -182,10 +185,7 @@ def test_a_program_counts_if_it_is_the_jobs(tmp_path: Path) -> None:
 def offer(store: Store, job: Job, files: Sequence[p.PublishedFile] = ()) -> None:
     """Posts of a client: an offer, and a list of files."""
     for body in (p.OfferBody(job=job), p.LibraryBody(count=0, logs=0, files=tuple(files))):
-        place = len(store.rows) + 1
-        post = p.Post.of(body, job_id=job.id, number=place, sender=CLIENT.address)
-        wire = p.SignedPost(post=post, signature=bytes(65)).encode()
-        store.rows.append(p.ReceivedPost(place=place, at=1, wire=wire, signature=bytes(65)))
+        store.say(body, job.id)
 
 
 def test_programs_of_strangers_take_bounded_memory_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,10 +198,10 @@ def test_programs_of_strangers_take_bounded_memory_and_time(tmp_path: Path, monk
     for number, job in enumerate(jobs):
         root = Digest(bytes([number]) * 32)
         (tmp_path / root.hex()).write_bytes(data)
-        offer(store, job, [p.PublishedFile(name=feed_module.PROGRAM, size=len(data), root=root)])
+        offer(store, job, [p.PublishedFile(name=source_module.PROGRAM, size=len(data), root=root)])
     monkeypatch.setattr(Program, "decode", lambda data: (decoded.append(len(data)), decode(data))[1])
-    monkeypatch.setattr(feed_module, "KEPT_PROGRAM_BYTES", 3 * (len(data) + feed_module._INSTRUCTION * count))
-    feed = Feed(store, context(source, tmp_path))
+    monkeypatch.setattr(source_module, "KEPT_PROGRAM_BYTES", 3 * (len(data) + source_module._INSTRUCTION * count))
+    feed = PageSource(store, context(source, tmp_path))
     assert feed.place()
     for job in jobs:
         found = feed.program(job.id)
@@ -211,7 +211,7 @@ def test_programs_of_strangers_take_bounded_memory_and_time(tmp_path: Path, monk
     assert len(decoded) == 8
     feed.program(jobs[-1].id)
     assert len(decoded) == 8, "kept"
-    monkeypatch.setattr(feed_module, "MAX_NAMED", count - 1)
+    monkeypatch.setattr(source_module, "MAX_NAMED", count - 1)
     assert feed.program(jobs[0].id) is None
     assert len(decoded) == 8, "too many instructions: not even looked at"
     assert feed.program(jobs[0].id, names_only=False) is not None, "a board asks for what it needs"
@@ -225,8 +225,8 @@ def test_a_program_of_another_size_is_not_decoded_and_stays_anothers(tmp_path: P
     strangers, root = replace(agreed, nonce=99, body_count=agreed.body_count + 1), Digest(bytes([7]) * 32)
     (tmp_path / root.hex()).write_bytes(data)
     for job in (strangers, agreed):
-        offer(store, job, [p.PublishedFile(name=feed_module.PROGRAM, size=len(data), root=root)])
-    feed = Feed(store, context(source, tmp_path))
+        offer(store, job, [p.PublishedFile(name=source_module.PROGRAM, size=len(data), root=root)])
+    feed = PageSource(store, context(source, tmp_path))
     assert feed.place()
     with monkeypatch.context() as patch:
         patch.setattr(Program, "decode", lambda _: 1 // 0)
@@ -252,8 +252,8 @@ def stored(folder: Path, bodies: Sequence[p.Body]) -> RealStore:
 
 def test_lists_of_files_push_out_no_other_posts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each checkpoint has a list of all files, so lists are most of the bytes; 1 MiB of memory makes the test short."""
-    monkeypatch.setattr(feed_module, "MAX_SEEN_BYTES", 1 << 20)
-    monkeypatch.setattr(feed_module, "_FIRST", 1)
+    monkeypatch.setattr(source_module, "MAX_SEEN_BYTES", 1 << 20)
+    monkeypatch.setattr(source_module, "_FIRST", 1)
     files = [p.PublishedFile(name=b"%04d" % n, size=n, root=Digest(bytes(32))) for n in range(p.MAX_FILES)]
     bodies: list[p.Body] = [p.OfferBody(job=FALSE.job)]
     for count in range(20):
@@ -262,7 +262,7 @@ def test_lists_of_files_push_out_no_other_posts(tmp_path: Path, monkeypatch: pyt
             p.LibraryBody(count=count, logs=0, files=tuple(files)),
         ]
     store = stored(tmp_path, bodies)
-    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = on_paper(store, tmp_path)
     seen = [one.body for one in feed.posts(FALSE.job.id)]
     assert [one.count for one in seen if isinstance(one, p.ReplayedBody)] == list(range(20))
     lists = [one for one in seen if isinstance(one, p.LibraryBody)]
@@ -278,15 +278,15 @@ def test_the_first_page_reads_few_posts_of_many(tmp_path: Path, monkeypatch: pyt
     store = stored(tmp_path, [p.OfferBody(job=FALSE.job), *steps])
     decode = p.SignedPost.decode
     monkeypatch.setattr(p.SignedPost, "decode", lambda wire: (decoded.append(wire), decode(wire))[1])
-    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = on_paper(store, tmp_path)
     feed.start()
     until(lambda: feed._place == count + 1)  # read before anybody asks for a page
     assert [decode(wire).post.kind for wire in decoded] == [p.PostKind.OFFER]
     (card,) = views.overview(feed, PageQuery())["jobs"]["rows"]
-    assert len(decoded) == 1 + feed_module._FIRST + feed_module.MAX_BRIEF
+    assert len(decoded) == 1 + source_module._FIRST + source_module.MAX_BRIEF
     assert card["training"]["step"] == 0
     views.overview(feed, PageQuery())
-    assert len(decoded) == 1 + feed_module._FIRST + feed_module.MAX_BRIEF, "what was read is kept"
+    assert len(decoded) == 1 + source_module._FIRST + source_module.MAX_BRIEF, "what was read is kept"
     seen = feed.posts(FALSE.job.id)
     assert [one.place for one in seen] == list(range(1, count + 2)), "a job's own page has all that stay in memory"
     store.close()
@@ -294,35 +294,36 @@ def test_the_first_page_reads_few_posts_of_many(tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.parametrize("data", [b"[", b"{}", b'["a", null]', b"[" * 9999, b"\xff"])
 def test_origins_that_are_no_list_of_texts_are_none(tmp_path: Path, data: bytes) -> None:
-    source = moments()[-1]
-    store, (job_id,) = Store(source), source.board.jobs
-    publish(source, store, tmp_path, feed_module.ORIGINS, data, b"\2" * 32)
-    feed = Feed(store, context(source, tmp_path))
-    assert feed.place()
-    assert feed.origins(job_id) == ()
+    feed, job = published(tmp_path, source_module.ORIGINS, data)
+    assert feed.origins(job.id) == ()
 
 
 @pytest.mark.parametrize(
     ("data", "name"), [(b"digits\n", "digits"), (b"\xff\xfe", ""), (b"x" * 101, ""), ("ü".encode() * 50, "ü" * 50)]
 )
 def test_a_published_name_is_text_or_none(tmp_path: Path, data: bytes, name: str) -> None:
+    feed, job = published(tmp_path, source_module.TITLE, data)
+    assert feed.name(job.id) == name
+    assert (feed.offered(job.id), feed.offered(Digest(bytes(32)))) == (job, None)
+
+
+def published(folder: Path, name: bytes, data: bytes) -> tuple[PageSource, Job]:
+    """The pages' source of a job with one published file."""
     source = moments()[-1]
-    store, (job_id,) = Store(source), source.board.jobs
-    publish(source, store, tmp_path, feed_module.TITLE, data, b"\2" * 32)
-    feed = Feed(store, context(source, tmp_path))
+    store = Store(source)
+    publish(source, store, folder, name, data, b"\2" * 32)
+    feed = PageSource(store, context(source, folder))
     assert feed.place()
-    assert feed.name(job_id) == name
-    assert feed.offered(job_id) == source.board.jobs[job_id].job
-    assert feed.offered(Digest(bytes(32))) is None
+    return feed, next(iter(source.board.jobs.values())).job
 
 
 def test_origins_name_the_disputed_instruction(tmp_path: Path, cases: Callable[[], None]) -> None:
     source = moments()[-1]
     store, (job_id,) = Store(source), source.board.jobs
     names = [f"block.{n}:addmm (model.py:{n})" for n in range(231)]
-    publish(source, store, tmp_path, feed_module.ORIGINS, json.dumps(names).encode(), b"\2" * 32)
+    publish(source, store, tmp_path, source_module.ORIGINS, json.dumps(names).encode(), b"\2" * 32)
     ground = Ground(source)
-    feed = Feed(store, context(source, tmp_path, ground))
+    feed = PageSource(store, context(source, tmp_path, ground))
     feed.look()
     for game_id, game in source.board.games.items():
         view = views.game(feed, game_id)
@@ -337,7 +338,7 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
     """A page shows what every party's own ledger says, after each post, and in the end verdict and paper money."""
     run, store = FALSE, Store()
     commune = lived(run)
-    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = on_paper(store, tmp_path)
     statuses, walked, early = [], set(), set[int]()
     for post in commune.export:
         store.rows.append(post)
@@ -365,48 +366,14 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
     assert "stakes on a challenge" in " ".join(sentence for _, sentence in view["said"])
 
 
-def test_refused_transactions_are_read_like_any_post(tmp_path: Path) -> None:
-    """Each page answers, and shows the board of the posts up to there: refused ones alone, last, and in between."""
-    run, store, plain = FALSE, Store(), Store()
-    context_on_paper = PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7)
-    feed, twin = Feed(store, context_on_paper), Feed(plain, context_on_paper)
-    pages = TestClient(Starlette(routes=routes(feed)))
-    settle = p.TransactionBody(transaction=tx.Settle(job_id=run.job.id))
-    for number, row in enumerate(lived(run).export):
-        post = p.Post.of(settle, job_id=run.job.id, number=number, sender=CLIENT.address)
-        refused = p.SignedPost(post=post, signature=bytes(65)).encode()
-        place = len(store.rows) + 1
-        store.rows += [replace(row, place=place), replace(row, place=place + 1, wire=refused)]
-        plain.rows.append(row)
-        assert pages.get("/").status_code == 200
-        board, expected = feed.board, twin.board
-        assert board is not None
-        assert expected is not None
-        assert (board.jobs, board.games) == (expected.jobs, expected.games)
-    assert pages.get(f"/jobs/{run.job.id.hex()}").status_code == 200
-
-
-def test_page_of_a_job_says_whom_its_client_names(tmp_path: Path) -> None:
-    run, store = FALSE, Store()
-    commune = Flooded(run, named=NAMED)
-    commune.live()
-    named = next(n for n, verified in enumerate(commune.verified_posts, 1) if isinstance(verified.body, p.AuditorsBody))
-    store.rows = commune.export[:named]
-    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
-    view = views.job(feed, run.job.id)
-    assert view is not None
-    assert view["said"][0][1] == "The client names auditors."
-    assert TestClient(Starlette(routes=routes(feed))).get(f"/jobs/{run.job.id.hex()}").status_code == 200
-
-
 def test_a_board_that_could_not_be_shown_is_shown_the_next_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
-    feed = Feed(store, PageContext(domain=OFF_CHAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 7))
+    feed = on_paper(store, tmp_path)
     store.rows = list(lived(FALSE).export)
     with monkeypatch.context() as patch:
-        patch.setattr(feed_module, "snapshot", None)
+        patch.setattr(source_module, "snapshot", None)
         with pytest.raises(TypeError):
             feed.place()
     board = feed.board
@@ -417,7 +384,7 @@ def test_a_board_that_could_not_be_shown_is_shown_the_next_time(
 def test_posts_of_a_chain_that_is_not_followed_make_no_board(tmp_path: Path) -> None:
     store = Store()
     store.rows = list(lived(FALSE).export)
-    feed = Feed(store, context(moments()[-1], tmp_path))
+    feed = PageSource(store, context(moments()[-1], tmp_path))
     assert not feed.on_paper
     board = feed.board
     assert board is None

@@ -25,19 +25,9 @@ from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.messages import Transcript
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
+from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties.board import Board, PublicGame
 from tiebreak.protocol.parties.ledger import Ledger, Refusal
-from tiebreak.protocol.parties.posts import (
-    Body,
-    GameBody,
-    LibraryBody,
-    MoveBody,
-    OfferBody,
-    Post,
-    PostKind,
-    ReceivedPost,
-    SignedPost,
-)
 from tiebreak.protocol.program.program import MAGIC, Program
 from tiebreak.protocol.strict_json import parse_json
 from tiebreak.protocol.tags import Digest
@@ -67,7 +57,7 @@ _OVERHEAD: Final = 1 << 10
 """Bytes of the objects around a post in memory."""
 _LISTING, _LISTS = 512, 16
 """Bytes that a list of files counts as, without them; and the newest lists that are read, as pages only name them."""
-_BUT_LISTS: Final = frozenset(PostKind) - {PostKind.LIBRARY}
+_BUT_LISTS: Final = frozenset(p.PostKind) - {p.PostKind.LIBRARY}
 _FIRST: Final = 100
 _KNOWN: Final = 10_000
 """Jobs and games that are known by their ids; the pages no longer list what strangers offered before these."""
@@ -76,8 +66,8 @@ _NAMED: Final = 8
 KEPT_PROGRAM_BYTES, KEPT_ORIGINS_BYTES = 1 << 27, 1 << 26
 _INSTRUCTION, _ORIGIN = 1 << 10, 64
 """Bytes of an instruction in memory beside its encoding, and of its origin beside the text."""
-_KINDS: Final = (PostKind.OFFER, PostKind.GAME, PostKind.LIBRARY)
-_KINDS_OF_LEDGER: Final = (PostKind.TRANSACTION, PostKind.MOVE, PostKind.RECEIPT)
+_KINDS: Final = (p.PostKind.OFFER, p.PostKind.GAME, p.PostKind.LIBRARY)
+_KINDS_OF_LEDGER: Final = (p.PostKind.TRANSACTION, p.PostKind.MOVE, p.PostKind.RECEIPT)
 
 
 _TALKS: Final[Recent[tuple[object, ...], Transcript]] = Recent(1 << 25)
@@ -92,8 +82,8 @@ class ReadPost:
 
     place: int
     at: int
-    post: Post
-    body: Body
+    post: p.Post
+    body: p.Body
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +114,12 @@ def snapshot(board: Board, owed: Mapping[Address, int] | None = None) -> Board:
 
 def _bounded(seen: list[tuple[int, ReadPost]], most: int) -> list[tuple[int, ReadPost]]:
     """The first posts of a job and the newest ones, up to `most` bytes in all; lists of files without their files."""
-    light = [
-        (_LISTING, replace(one, body=replace(one.body, files=()))) if isinstance(one.body, LibraryBody) else (size, one)
-        for size, one in seen
-    ]
+    light = []
+    for size, one in seen:
+        if isinstance(one.body, p.LibraryBody):
+            light.append((_LISTING, replace(one, body=replace(one.body, files=()))))
+        else:
+            light.append((size, one))
     held, start, first = sum(size for size, _ in light), 0, 0
     while start < min(len(light), _FIRST) and (first := first + light[start][0]) <= most // 2:
         start += 1
@@ -140,7 +132,7 @@ def _bounded(seen: list[tuple[int, ReadPost]], most: int) -> list[tuple[int, Rea
 
 def talk_of(domain: Domain, game: PublicGame, seen: Sequence[ReadPost]) -> Transcript:
     """The messages that the sides of a game have signed to each other, from the posts about its job."""
-    wires = tuple(one.body.wire for one in seen if isinstance(one.body, MoveBody) and one.post.game_id == game.id)
+    wires = tuple(one.body.wire for one in seen if isinstance(one.body, p.MoveBody) and one.post.game_id == game.id)
     name = (domain, game.job.job, game.head.head, game.id, game.challenger, wires)
     with _TALKS_LOCK:
         known = _TALKS.get(name)
@@ -155,7 +147,7 @@ def talk_of(domain: Domain, game: PublicGame, seen: Sequence[ReadPost]) -> Trans
     return known
 
 
-class Feed:
+class PageSource:
     """The source of all pages: a hub's posts and its ground, which without a chain is the ledger that they make.
 
     Several threads call it at once. chain: in words; empty if none is followed. on_paper: whether nobody holds the
@@ -260,7 +252,7 @@ class Feed:
             ):
                 newest = partial(self._posts.posts, page[-1].place, jobs=[job_id], newest=True)
                 page += newest(kinds=_BUT_LISTS, limit=limit, most=most)
-                page += newest(kinds=[PostKind.LIBRARY], limit=_LISTS, most=most // 2)
+                page += newest(kinds=[p.PostKind.LIBRARY], limit=_LISTS, most=most // 2)
                 page.sort(key=lambda one: one.place)
                 after = page[-1].place
                 read = ((len(received.wire), self._read(received)) for received in page)
@@ -352,9 +344,9 @@ class Feed:
             if self._ledger is not None and self._place > self._shown:
                 self._board, self._shown = snapshot(self._ledger.board, self._ledger.gains()), self._place
 
-    def _read(self, received: ReceivedPost) -> ReadPost | None:
+    def _read(self, received: p.ReceivedPost) -> ReadPost | None:
         with suppress(VerificationError):
-            post = SignedPost.decode(received.wire).post
+            post = p.SignedPost.decode(received.wire).post
             body = post.read(self.domain)
             return ReadPost(place=received.place, at=received.at, post=replace(post, body=b""), body=body)
         return None
@@ -362,13 +354,13 @@ class Feed:
     def _take(self, seen: ReadPost) -> None:
         post, body = seen.post, seen.body
         match body:
-            case OfferBody(job=job):
+            case p.OfferBody(job=job):
                 self._offered.setdefault(job.id, job)
                 if len(self._offered) > _KNOWN:
                     del self._offered[next(iter(self._offered))]
-            case GameBody():
+            case p.GameBody():
                 self._games.put(post.game_id, post.job_id)
-            case LibraryBody(files=files):
+            case p.LibraryBody(files=files):
                 for file in files:
                     if file.name in (PROGRAM, ORIGINS, TITLE):
                         name = (post.job_id, file.name)
