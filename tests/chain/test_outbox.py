@@ -164,12 +164,27 @@ def post(box: Outbox, data: bytes = b"a move", **options: Any) -> Sent:
     return box.post(TO, data, gas=100_000, **options)
 
 
+@pytest.fixture
+def node() -> FakeNode:
+    return FakeNode()
+
+
+@pytest.fixture
+def box(node: FakeNode) -> Outbox:
+    return outbox(node)
+
+
+def pass_by(node: FakeNode, box: Outbox, blocks: int) -> None:
+    """Blocks without transactions, and a look after each."""
+    for _ in range(blocks):
+        node.mine(empty=True)
+        box.look()
+
+
 # ---------------------------------------------------------------- ordinary life
 
 
-def test_what_is_sent_is_mined_and_ends() -> None:
-    node = FakeNode()
-    box = outbox(node)
+def test_what_is_sent_is_mined_and_ends(node: FakeNode, box: Outbox) -> None:
     first, second = post(box), post(box, b"another")
     assert [first.number, second.number] == [0, 1], "several in flight"
     assert box.look() == ()
@@ -205,9 +220,7 @@ def test_without_a_cap_bids_stop_at_a_multiple_of_the_market_and_at_the_balance(
         node = FakeNode(funds=funds)
         box = outbox(node)
         post(box)
-        for _ in range(100):
-            node.mine(empty=True)
-            box.look()
+        pass_by(node, box, 100)
         assert max(bid_of(raw).most for raw in node.heard) == most
     with pytest.raises(InsufficientFunds):
         post(outbox(FakeNode(funds=1)))
@@ -230,22 +243,16 @@ def test_what_a_rollup_takes_for_data_is_kept_back() -> None:
     assert node.data_fee(len(node.heard[0])) <= left < node.data_fee(2 * len(node.heard[0])) + 100_000
     box = outbox(node := FakeNode(funds=2 * funds, fee=GWEI, tip=3 * GWEI))
     post(box)
-    for _ in range(5 * BLOCKS_TO_RAISE):
-        node.mine(empty=True)
-        box.look()
+    pass_by(node, box, 5 * BLOCKS_TO_RAISE)
     assert len(set(node.heard)) > 1
     assert all(100_000 * bid_of(raw).most + node.data_fee(len(raw)) <= 2 * funds for raw in node.heard)
     with pytest.raises(InsufficientFunds):
         post(outbox(FakeNode(funds=100_000 * 2 * GWEI, fee=1)))
 
 
-def test_an_old_version_may_be_the_one_that_is_mined() -> None:
-    node = FakeNode()
-    box = outbox(node)
+def test_an_old_version_may_be_the_one_that_is_mined(node: FakeNode, box: Outbox) -> None:
     sent, first = post(box), node.heard[0]
-    for _ in range(BLOCKS_TO_RAISE):
-        node.mine(empty=True)
-        box.look()
+    pass_by(node, box, BLOCKS_TO_RAISE)
     assert len(sent.hashes) == 2
     node.pool[0] = first
     node.mine()
@@ -254,9 +261,7 @@ def test_an_old_version_may_be_the_one_that_is_mined() -> None:
     assert sent.receipt["transactionHash"] == sent.hashes[0]
 
 
-def test_what_is_of_no_more_use_gives_its_number_to_the_next() -> None:
-    node = FakeNode()
-    box = outbox(node)
+def test_what_is_of_no_more_use_gives_its_number_to_the_next(node: FakeNode, box: Outbox) -> None:
     late = post(box, deadline=1000 + 3 * BLOCK)
     for _ in range(3):
         node.mine(empty=True)
@@ -270,9 +275,7 @@ def test_what_is_of_no_more_use_gives_its_number_to_the_next() -> None:
     assert [read_transaction(raw)["data"] for raw in node.mined()] == [b"next"]
 
 
-def test_at_its_deadline_a_transaction_is_still_of_use() -> None:
-    node = FakeNode()
-    box = outbox(node)
+def test_at_its_deadline_a_transaction_is_still_of_use(node: FakeNode, box: Outbox) -> None:
     sent = post(box, deadline=1000 + 2 * BLOCK)
     node.mine(empty=True)
     assert (node.newest().timestamp, box.look()) == (sent.deadline, ())
@@ -288,9 +291,7 @@ def test_after_a_restart_nothing_is_sent_twice_and_no_number_is_given_away() -> 
     node.mine()
     assert box.look() == (done,)
     sent = [post(box, bytes([n]), name=b"move %d" % n, deadline=10_000) for n in range(3)]
-    for _ in range(BLOCKS_TO_RAISE):
-        node.mine(empty=True)
-        box.look()
+    pass_by(node, box, BLOCKS_TO_RAISE)
     node.pool.clear()  # the node restarts too
 
     again = outbox(node, journal=journal, record=journal.append)
@@ -398,9 +399,7 @@ def test_a_number_that_the_node_made_up_is_corrected_once_it_tells_the_truth() -
         assert len(node.mined()) == (3 if lie == 7 else 2)
 
 
-def test_a_count_that_lags_does_not_reuse_the_number_of_what_waits() -> None:
-    node = FakeNode()
-    box = outbox(node)
+def test_a_count_that_lags_does_not_reuse_the_number_of_what_waits(node: FakeNode, box: Outbox) -> None:
     node.lies["count"] = lambda truth: 0
     assert [post(box, bytes([n])).number for n in range(4)] == [0, 1, 2, 3]
 
@@ -415,10 +414,8 @@ def test_a_count_that_lags_does_not_reuse_the_number_of_what_waits() -> None:
         lambda truth: {"transactionHash": truth["transactionHash"]},
     ],
 )
-def test_a_receipt_that_is_none(receipt: Callable[[Any], Any]) -> None:
+def test_a_receipt_that_is_none(receipt: Callable[[Any], Any], node: FakeNode, box: Outbox) -> None:
     """What is certain: its number is used up. The sender decides afresh; the contracts take no move twice."""
-    node = FakeNode()
-    box = outbox(node)
     sent = post(box)
     node.mine()
     node.lies["receipt"] = receipt
@@ -488,9 +485,7 @@ def test_a_number_that_is_not_said_again_is_not_believed() -> None:
     assert post(box).number == 1, "less than it knows of is not asked again"
 
 
-def test_looks_that_find_a_number_used_count_only_in_a_row() -> None:
-    node = FakeNode()
-    box = outbox(node)
+def test_looks_that_find_a_number_used_count_only_in_a_row(node: FakeNode, box: Outbox) -> None:
     sent = post(box)
     for used in (9, 9, 0, 9, 9):
         node.lies["count"] = lambda truth, used=used: used
@@ -512,10 +507,8 @@ def test_a_number_that_is_moved_is_moved_in_the_journal_too() -> None:
     assert [(one.name, one.number) for one in outbox(node, journal=journal).waiting] == [(b"move", 0)]
 
 
-def test_what_a_deeper_reorganisation_took_does_not_hold_up_what_follows() -> None:
+def test_what_a_deeper_reorganisation_took_does_not_hold_up_what_follows(node: FakeNode, box: Outbox) -> None:
     """And is lost from the mempool: the next transaction has a number that the chain has not come to."""
-    node = FakeNode()
-    box = outbox(node)
     post(box)
     node.mine()
     assert len(box.look()) == 1
