@@ -352,6 +352,7 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
         "sklearn": "scikit-learn",
         "eth_bloom": "eth-bloom",
         "eth_hash": "eth-hash",
+        "lazy_loader": "lazy-loader",
         "markupsafe": "jinja2",
         "prometheus_client": "prometheus-client",
         "pynvml": "nvidia-ml-py",
