@@ -174,7 +174,7 @@ def leaves(kind: str, *, stays: bool, left: bool, much: int = 1 << 14) -> int:
     a, b = factors(kind, 20, 70, 18)
     choose = launching.choose
 
-    def chosen(tables: Any, precision: int, device: torch.device) -> Any:
+    def chosen(tables: Any, precision: int, device: torch.device, **_: bool) -> Any:
         assert choose(tables, precision, device) is not None
         return launching.LaunchedIntegers(tables, precision, device, stays=stays)
 
