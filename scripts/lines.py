@@ -1,4 +1,4 @@
-"""Counts the lines of Python that carry code, for core, lab, benchmarks and tests, against a budget for each.
+"""Counts the lines of Python (stubs too) that carry code, for core, lab, benchmarks and tests, against a budget for each.
 
 A line counts if a token other than a comment or a docstring begins in it, so comments, docstrings and blank lines cost
 nothing. The core is what trains, audits, disputes, certifies and settles; the lab (`tiebreak/lab`) plays, studies and
@@ -57,7 +57,7 @@ def count(root: Path) -> tuple[dict[str, int], int]:
         area, path = next((area for start, area in AREAS.items() if name.startswith(start)), None), root / name
         if area is None or not path.is_file():
             continue
-        if path.suffix == ".py":
+        if path.suffix in {".py", ".pyi"}:
             found[area] += code_lines(path.read_text(encoding="utf-8"))
         elif path.suffix in {".c", ".h"} and area == "core":
             of_c += len(path.read_bytes().splitlines())

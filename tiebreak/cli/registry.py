@@ -1,4 +1,4 @@
-"""Which commands there are. A package registers its own by an entry point of the group `tiebreak.commands`.
+"""The commands, by package. A package registers its own by an entry point of the group `tiebreak.commands`.
 
 The entry point names a `CommandSet`; the command line (`tiebreak.cli.main`) shows all sets as one, and imports a
 command's own module only when the command is called.
