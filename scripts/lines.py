@@ -1,4 +1,4 @@
-"""Counts the lines of Python (stubs too) that carry code, for core, lab, benchmarks and tests, against a budget for each.
+"""Counts the lines of Python that carry code (of stubs too) in core, lab, benchmarks and tests, against budgets.
 
 A line counts if a token other than a comment or a docstring begins in it, so comments, docstrings and blank lines cost
 nothing. The core is what trains, audits, disputes, certifies and settles; the lab (`tiebreak/lab`) plays, studies and
