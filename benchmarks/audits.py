@@ -23,7 +23,7 @@ from benchmarks.workloads import gpt2, rows_task
 from tiebreak.api.auditing.audits import Workers, audit_chosen
 from tiebreak.api.builtin.loader import load_task
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
 from tiebreak.engine.capture.task import SGD, Task

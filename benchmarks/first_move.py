@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from benchmarks.table import placed, publish, rows_of
-from tiebreak.api.agreeing.offers import open_offer
+from tiebreak.api.agreement.offers import open_offer
 from tiebreak.api.builtin.loader import load_task
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.bundle import capture_bundle

@@ -29,10 +29,10 @@ from tiebreak.engine.arithmetic.gpu import random as draws
 from tiebreak.engine.arithmetic.gpu.kernels import chains as chain_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import hashing as hash_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import integers as integer_kernels
+from tiebreak.engine.arithmetic.gpu.kernels import near_ties as settling_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import products as product_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import random as draw_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import scatter as scatter_kernels
-from tiebreak.engine.arithmetic.gpu.kernels import settling as settling_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import sums as sum_kernels
 from tiebreak.engine.arithmetic.gpu.operands import OperandLayout
 from tiebreak.engine.arithmetic.gpu.sums import Form

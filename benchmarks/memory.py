@@ -34,7 +34,7 @@ from benchmarks.steps import ExactStep, eager_step
 from benchmarks.table import Row, placed, publish, rows_of
 from benchmarks.workloads import STEPS, WORKLOADS
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import capture_bundle, load_bundle
 from tiebreak.api.training.runs import agree_on

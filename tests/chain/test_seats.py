@@ -14,7 +14,7 @@ import pytest
 
 from tests.chain.support import CHALLENGER, CLIENT, JOB, OTHER_RUN, PAUPER, RUN, STRANGER, TRAINER, head, new_chain
 from tiebreak.protocol.chain import Call, JobStatus, Receipt, Reverted
-from tiebreak.protocol.chain.following import FollowedBoard, Seen
+from tiebreak.protocol.chain.board_state import FollowedBoard, Seen
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import POOL_SECONDS, head_seal, nonce_of, root_seal, seed_of
@@ -40,7 +40,7 @@ class Seated:
     entropy: bytes = b""
 
 
-class Town:
+class LocalNetwork:
     """The rules beside the contract: each call is predicted, made, and compared."""
 
     def __init__(self, seed: int) -> None:
@@ -289,7 +289,7 @@ def test_seats_follow_the_rules_in_many_orders(cases: Callable[[], None]) -> Non
     taken: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for seed in (2, 3):
-        town = Town(seed)
+        town = LocalNetwork(seed)
         for number in range(130):
             town.step()
             if number % 3 == 0 or number == 129:  # what is wrong once stays so

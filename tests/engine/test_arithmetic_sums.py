@@ -30,7 +30,7 @@ from tests.engine.arithmetic_cases import (
 )
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.plain import settling
+from tiebreak.engine.arithmetic.plain import near_ties
 from tiebreak.engine.arithmetic.plain.exact import TermReader
 from tiebreak.engine.arithmetic.plan.rounding import Round
 from tiebreak.engine.arithmetic.plan.sums import _order
@@ -99,7 +99,7 @@ def test_an_engine_without_the_integers_is_caught(monkeypatch: pytest.MonkeyPatc
     exact = Arithmetic()
     assert run(exact, i, terms) == expected(i, [tensor_of(DType.F32, terms)]) == [ONE + 1]
     assert exact.stats.of("reduce.sum.plain").undecided_twice == 1
-    monkeypatch.setattr(settling, "_settled", guess)
+    monkeypatch.setattr(near_ties, "_settled", guess)
     assert run(Arithmetic(), i, terms) == [ONE]
 
 

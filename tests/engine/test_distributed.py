@@ -20,10 +20,10 @@ from tiebreak.api.builtin.loader import load_task
 from tiebreak.engine.arithmetic.plan.views import Dim
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import AdamW, Clip, Task
-from tiebreak.engine.distributed import exchange, joining, partition, sizes, wire
+from tiebreak.engine.distributed import exchange, exchange_buckets, partition, sizes, wire
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import Exchange
-from tiebreak.engine.distributed.joining import joined
+from tiebreak.engine.distributed.exchange_buckets import joined
 from tiebreak.engine.distributed.layout import Split, along, cut, localized, share
 from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
 from tiebreak.engine.distributed.plan import Plan
@@ -302,8 +302,8 @@ def test_small_models_send_little_more_than_under_ddp(name: str, monkeypatch: py
     ("ahead", "large"), slow_except([(0, 0), (1 << 12, 100), (1 << 26, 0)], (1 << 26, 0), several=True)
 )
 def test_exchanges_are_joined(ahead: int, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joining, "AHEAD_BYTES", ahead)
-    monkeypatch.setattr(joining, "JOINED", large)
+    monkeypatch.setattr(exchange_buckets, "AHEAD_BYTES", ahead)
+    monkeypatch.setattr(exchange_buckets, "JOINED", large)
     captured = captured_attention()
     for workers in (2, 3):
         program = Partition(captured.program, workers).local(workers - 1)

@@ -127,7 +127,7 @@ def test_one_value_under_a_mask() -> None:
     agree(function)
 
 
-class Several(nn.Module):
+class NodePool(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Sequential(nn.Linear(4, 4), Scaled(torch.special.i0e))
@@ -141,7 +141,7 @@ class Several(nn.Module):
 
 def test_all_that_is_unsupported_is_listed_with_exact_paths_and_hints() -> None:
     with pytest.raises(ConfigurationError) as caught:
-        compiled_model(Several())
+        compiled_model(NodePool())
     lines = str(caught.value).splitlines()[1:]
     for operator, path, hint in (
         ("special_i0e.default", "first.1", "no form of stated accuracy"),
@@ -167,7 +167,7 @@ REFUSED = pytest.raises(ConfigurationError, match="needs the values of tensors")
 
 
 def test_tracing_leaves_nothing_behind() -> None:
-    model = Several()
+    model = NodePool()
     before = dict(torch.fx.traceback.current_meta)
     for loss, expected in ((lambda m, x: m(x), nullcontext()), (lambda m, x: m.first(x).sum().item(), REFUSED)):
         with expected:

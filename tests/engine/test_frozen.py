@@ -13,7 +13,7 @@ from tests.conftest import CaseCounter
 from tests.engine.together import train_alone, train_together
 from tiebreak.api.disputing.disputes import dispute
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.running import use_threads
+from tiebreak.api.machine.interpreters import use_threads
 from tiebreak.engine.data.disk import Folder
 from tiebreak.engine.data.formats import map_tensors, read_tensors, write_tensors
 from tiebreak.engine.data.tensors import identities, identity, widened

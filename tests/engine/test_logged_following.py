@@ -11,9 +11,9 @@ import torch
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
-from tiebreak.engine.logged import following
+from tiebreak.engine.logged import log_replay
 from tiebreak.engine.logged.elements import toward, went_up
-from tiebreak.engine.logged.following import MAX_FINDINGS, Follower
+from tiebreak.engine.logged.log_replay import MAX_FINDINGS, Follower
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.logged.screening import Screen
 from tiebreak.protocol.numbers.float32 import INF, SIGN, decode
@@ -102,7 +102,7 @@ def follows_any_log(r: random.Random) -> Counter[str]:
     arithmetic = machine(job, tolerance, threshold, r.choice([None, r.randint(0, 99)]))
     log = any_log(r, i.numel)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(following, "SCREENED_FROM", r.choice([1, 10**6]))
+        patch.setattr(log_replay, "SCREENED_FROM", r.choice([1, 10**6]))
         follower = Follower(SimpleNamespace(body=[i]), log, job, arithmetic, STEP)  # type: ignore[arg-type]
         found = run(i, operands, arithmetic, follower)
     assert found == right(i, operands, job, log)

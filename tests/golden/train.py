@@ -15,8 +15,8 @@ import torch
 
 from tests.golden.bundle import INTERVAL, STEPS, load
 from tests.protocol.runs import TRAINER
-from tiebreak.api.corpus.computing import inputs as corpus_inputs
-from tiebreak.api.corpus.computing import new_run
+from tiebreak.api.corpus.corpus_runs import inputs as corpus_inputs
+from tiebreak.api.corpus.corpus_runs import new_run
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import builds
 from tiebreak.engine.run.commit import make_record

@@ -11,7 +11,7 @@ from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, program
 from tests.protocol.town import PACE
 from tests.protocol.walks import WALKS
 from tests.vectors.snapshots import changed, logged_walk, refusal
-from tiebreak.protocol.chain.following import FollowedBoard, Seen, standing_at
+from tiebreak.protocol.chain.board_state import FollowedBoard, Seen, standing_at
 from tiebreak.protocol.chain.records import Event
 from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules

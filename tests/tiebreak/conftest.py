@@ -15,7 +15,7 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "checked", lambda task, *_: replace(tasks.capture_task(task), check="full"))
 
 
-QUALIFY = "tiebreak.api.machine.running.qualify"
+QUALIFY = "tiebreak.api.machine.interpreters.qualify"
 
 
 @pytest.fixture(autouse=True)

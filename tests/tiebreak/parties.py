@@ -13,7 +13,7 @@ import torch
 from tests.engine.tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
 from tests.tampered import Tampered, one_element
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.bundle import capture_bundle
 from tiebreak.api.training.runs import agree_on
 from tiebreak.cli.key import load_key

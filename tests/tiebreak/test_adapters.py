@@ -19,7 +19,7 @@ from tests.engine.tiny import CLIENT, TRAINER
 from tests.tiebreak.parties import Commands, Once
 from tiebreak import Run, StateError, VerificationError
 from tiebreak.api.certification.certificates import read_weights, verify
-from tiebreak.api.certification.certifying import base_names, certify
+from tiebreak.api.certification.issuance import base_names, certify
 from tiebreak.api.chain.weights import write_weights
 from tiebreak.api.training.runs import names_of
 from tiebreak.api.training.tasks import adapter_names, state_names

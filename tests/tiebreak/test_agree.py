@@ -11,7 +11,7 @@ import click
 import pytest
 
 from tests.tiebreak.parties import PASSPHRASE, Commands, Parties
-from tiebreak.api.agreeing.offers import objections, open_offer
+from tiebreak.api.agreement.offers import objections, open_offer
 from tiebreak.api.training.bundle import load_bundle
 from tiebreak.cli.key import PASSPHRASE_VARIABLE, load_key
 from tiebreak.cli.options import ADDRESS, Ether

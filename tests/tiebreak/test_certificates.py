@@ -25,8 +25,8 @@ from tests.tiebreak.parties import Commands, Parties
 from tiebreak import open_run
 from tiebreak.api.certification import folders
 from tiebreak.api.certification.certificates import read_weights
-from tiebreak.api.certification.certifying import attesting_key, public_pem
 from tiebreak.api.certification.folders import doubtful
+from tiebreak.api.certification.issuance import attesting_key, public_pem
 from tiebreak.api.training.reading import CHECKS
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import UNCHECKED
@@ -503,7 +503,7 @@ def test_evidence_of_another_run_is_what_the_verifier_sees(attested: Callable[[b
 def test_a_verifier_may_fail_hang_flood_and_write_what_it_likes(
     attested: Callable[[], Desk], monkeypatch: pytest.MonkeyPatch, script: str, expected: str
 ) -> None:
-    monkeypatch.setattr("tiebreak.api.certification.attesting.SECONDS", 0.3 if "sleep" in script else 20.0)
+    monkeypatch.setattr("tiebreak.api.certification.attestation.SECONDS", 0.3 if "sleep" in script else 20.0)
     desk = attested()
     told = asked(desk, script)
     assert expected in told

@@ -416,8 +416,8 @@ IMPORTS = {
     "simulate": "tiebreak.lab.commands.simulate, tiebreak.lab.sim.games.disputes",
     "finetune": "tiebreak.cli.finetune, tiebreak.api.training.finetuning, tiebreak.api.training.templates",
     "up": "tiebreak.lab.commands.up, tiebreak.lab.network.local_network",
-    "hub": "tiebreak.cli.party, tiebreak.node.hub.running",
-    "trainer": "tiebreak.cli.party, tiebreak.node.running, tiebreak.node.worker_tasks",
+    "hub": "tiebreak.cli.party, tiebreak.node.hub.process",
+    "trainer": "tiebreak.cli.party, tiebreak.node.process, tiebreak.node.worker_tasks",
     "publish": "tiebreak.cli.share, tiebreak.node.exchange, tiebreak.node.hub_client",
 }
 """What a command imports, at once and when it runs."""

@@ -18,9 +18,9 @@ from tests.waiting import free_port
 from tiebreak.api.signing.keys import load_key, new_key, save_key
 from tiebreak.cli.key import PASSPHRASE_VARIABLE
 from tiebreak.cli.main import run, tiebreak
-from tiebreak.node.hub import running
+from tiebreak.node.hub import process
 from tiebreak.node.hub.limits import HubLimits
-from tiebreak.node.hub.running import read_configuration, template
+from tiebreak.node.hub.process import read_configuration, template
 from tiebreak.node.hub_client import HubClient
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import ConfigurationError
@@ -133,7 +133,7 @@ def test_a_hub_is_made_runs_and_ends(tmp_path: Path, command: Commands) -> None:
 def test_a_hub_of_half_a_domain_is_refused_before_its_folder_belongs_to_that(
     tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch, given: list[str], said: str
 ) -> None:
-    monkeypatch.setattr(running, "serve", lambda *_, **__: pytest.fail("it would serve"))
+    monkeypatch.setattr(process, "serve", lambda *_, **__: pytest.fail("it would serve"))
     command("hub", "--folder", tmp_path, "--init")
     assert said in command("hub", "--folder", tmp_path, *given, code=1)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hub.pem", "hub.toml"]

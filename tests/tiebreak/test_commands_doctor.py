@@ -11,7 +11,7 @@ from tests.source_tree import ROOT
 from tests.tiebreak.parties import Commands, Parties
 from tiebreak.api.machine import Machine, qualification
 from tiebreak.api.machine.environment import kernels
-from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.bundle import load_bundle
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import builds, why_plain
@@ -105,7 +105,7 @@ def test_wrong_arithmetic_is_named_and_trains_nothing(
     document = json.loads(command.printed("doctor", "--json", code=1)[0])
     assert document["exact"] is False
     assert "map sqrt" in document["qualification"][0]["problem"]
-    monkeypatch.setattr("tiebreak.api.machine.running.qualify", qualify)  # which other tests do without
+    monkeypatch.setattr("tiebreak.api.machine.interpreters.qualify", qualify)  # which other tests do without
     with pytest.raises(ConfigurationError, match=named):
         make_interpreter(load_bundle(parties.path("captured")).program)
 

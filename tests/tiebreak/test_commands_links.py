@@ -130,7 +130,7 @@ def test_a_run_may_be_named_by_a_link_of_the_users(parties: Parties, tmp_path: P
 
 FILES: dict[str, Callable[[Path], object]] = {
     "trainer.pem": load_key,
-    "policy.json": api.running.as_policy,
+    "policy.json": api.interpreters.as_policy,
     "deployment.json": lambda path: check_deployment(None, path),  # type: ignore[arg-type]  # the file is read first
     "program.tbp": api.bundle.read_program,
 }

@@ -20,8 +20,8 @@ from tests.parts import slow_except
 from tests.source_tree import ROOT
 from tests.tiebreak.test_cli import HEAVY, running
 from tiebreak.api.corpus import programs, statements
-from tiebreak.api.corpus.computing import INTEGERS, TORCH, UNREPEATED, BackendChoice, C, choices, compute, run_of
-from tiebreak.api.corpus.differing import SHOWN
+from tiebreak.api.corpus.corpus_runs import INTEGERS, TORCH, UNREPEATED, BackendChoice, C, choices, compute, run_of
+from tiebreak.api.corpus.differences import SHOWN
 from tiebreak.api.corpus.programs import CORPUS, ExpectedRun
 from tiebreak.api.corpus.statements import ComputedRun, CorpusStatement
 from tiebreak.cli.main import run, tiebreak

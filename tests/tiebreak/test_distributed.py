@@ -14,7 +14,7 @@ import pytest
 from tests.source_tree import ROOT
 from tests.tiebreak.parties import Once, Parties, tiny_run
 from tests.waiting import until
-from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.distributed import joined
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import RunDirectory

@@ -29,7 +29,7 @@ from tests.tiebreak.hf_scripts import SCRIPTS, Made, measure, pictures, plain, t
 from tiebreak import ConfigurationError
 from tiebreak.api import huggingface
 from tiebreak.api.certification.certificates import verify
-from tiebreak.api.certification.certifying import certify
+from tiebreak.api.certification.issuance import certify
 from tiebreak.api.huggingface import hf_training
 from tiebreak.api.training.tasks import adapter_names
 from tiebreak.engine.run.directory import RunDirectory

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from tests.engine import frozen_cases
 from tests.tiebreak.parties import Parties, flip
-from tiebreak.api.agreeing import offers
+from tiebreak.api.agreement import offers
 from tiebreak.api.training.bundle import load_bundle
 from tiebreak.cli.key import load_key
 from tiebreak.engine.data.disk import read_exactly
@@ -39,7 +39,7 @@ def root_of(data: bytes) -> Digest:
     return blob_root(len(data), [piece_digest(piece) for piece in pieces])
 
 
-class Shelf:
+class JobFiles:
     """`PublishedFiles` in memory; `breaks` says after how many bytes the next transfers are cut off."""
 
     def __init__(self) -> None:
@@ -76,12 +76,12 @@ def trained(parties: Parties, tmp_path: Path) -> RunDirectory:
 
 
 @pytest.fixture
-def shelf() -> Shelf:
-    return Shelf()
+def job_files() -> JobFiles:
+    return JobFiles()
 
 
-def published(run: RunDirectory, shelf: Shelf, count: int, *, states: bool = False) -> LibraryBody:
-    return publish(run, parts(run, count, states=states), shelf, count)
+def published(run: RunDirectory, job_files: JobFiles, count: int, *, states: bool = False) -> LibraryBody:
+    return publish(run, parts(run, count, states=states), job_files, count)
 
 
 def changed(body: LibraryBody, name: str, **fields: object) -> LibraryBody:
@@ -89,8 +89,8 @@ def changed(body: LibraryBody, name: str, **fields: object) -> LibraryBody:
     return replace(body, files=tuple(files))
 
 
-def take(run: RunDirectory, folder: Path, shelf: Shelf, *bodies: LibraryBody, count: int = 0) -> library.Fetched:
-    return Fetcher(folder, shelf, run.job, run.agreement.domain, bodies).fetch(count)
+def take(run: RunDirectory, folder: Path, job_files: JobFiles, *bodies: LibraryBody, count: int = 0) -> library.Fetched:
+    return Fetcher(folder, job_files, run.job, run.agreement.domain, bodies).fetch(count)
 
 
 def names(folder: Path) -> set[str]:
@@ -98,10 +98,10 @@ def names(folder: Path) -> set[str]:
 
 
 def test_what_was_published_is_a_run_that_can_be_audited(
-    parties: Parties, trained: RunDirectory, shelf: Shelf, tmp_path: Path
+    parties: Parties, trained: RunDirectory, job_files: JobFiles, tmp_path: Path
 ) -> None:
-    body = published(trained, shelf, 3, states=True)
-    found = Fetcher(tmp_path / "there", shelf, trained.job, trained.agreement.domain, [body]).fetch(3, states=True)
+    body = published(trained, job_files, 3, states=True)
+    found = Fetcher(tmp_path / "there", job_files, trained.job, trained.agreement.domain, [body]).fetch(3, states=True)
     assert found.missing.keys() == {"offer.bin", "seal.bin", "state_dict.tsv", "unchecked.txt"}
     assert not any(found.missing.values())
     assert parties.audit(tmp_path / "there", tmp_path / "replay") == 0
@@ -112,11 +112,11 @@ def test_what_was_published_is_a_run_that_can_be_audited(
     assert parties.audit(there.path, tmp_path / "r", "--sample", "1", "--seed", "s") == 0
 
 
-def test_states_without_what_no_step_changes(shelf: Shelf, tmp_path: Path) -> None:
+def test_states_without_what_no_step_changes(job_files: JobFiles, tmp_path: Path) -> None:
     run = frozen_cases.new_run(tmp_path / "run")
     frozen_cases.work(run)
-    body, steps = published(run, shelf, 6, states=True), [0, 4, 8, 12, 16, 20, 24]
-    found = Fetcher(tmp_path / "there", shelf, run.job, run.agreement.domain, [body]).fetch(6, states=True)
+    body, steps = published(run, job_files, 6, states=True), [0, 4, 8, 12, 16, 20, 24]
+    found = Fetcher(tmp_path / "there", job_files, run.job, run.agreement.domain, [body]).fetch(6, states=True)
     assert not any(found.missing.values())
     there = RunDirectory.open(tmp_path / "there")
     assert there.kept() == steps
@@ -128,105 +128,111 @@ def test_states_without_what_no_step_changes(shelf: Shelf, tmp_path: Path) -> No
     for change, message in ((0.0, ""), (1.0, "state: expected root")):  # whole states pass too, if they are true
         whole[frozen_cases.EMBEDDING][1, 1] += change
         save_file(whole, last)
-        found = take(run, tmp_path / f"changed {change}", shelf, published(run, shelf, 6), count=6)
+        found = take(run, tmp_path / f"changed {change}", job_files, published(run, job_files, 6), count=6)
         reasons = found.missing.get(f"checkpoints/{last.name}", [])
         assert message in " ".join(reasons)
         assert bool(reasons) == bool(message)
 
 
-def test_fetching_again_moves_on_with_the_run(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
+def test_fetching_again_moves_on_with_the_run(trained: RunDirectory, job_files: JobFiles, tmp_path: Path) -> None:
     folder = tmp_path / "there"
-    first = take(trained, folder, shelf, published(trained, shelf, 1), count=1)
+    first = take(trained, folder, job_files, published(trained, job_files, 1), count=1)
     assert {PROGRAM, DATA, FIRST_STATE, JOB, RECORDS} <= set(first.taken)
     assert LAST_STATE not in names(folder)
-    second = take(trained, folder, shelf, published(trained, shelf, 3), count=3)
+    second = take(trained, folder, job_files, published(trained, job_files, 3), count=3)
     assert set(second.taken) == {"heads/000000000003.bin", RECORDS, LAST_STATE}
     assert [head.head.count for head in RunDirectory.open(folder).heads()] == [1, 3]
-    assert take(trained, folder, shelf, published(trained, shelf, 3), count=3).taken == []
+    assert take(trained, folder, job_files, published(trained, job_files, 3), count=3).taken == []
 
 
-def test_a_broken_transfer_goes_on_where_it_stopped(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
-    body = published(trained, shelf, 0)
-    shelf.breaks = [100]
-    found = take(trained, tmp_path / "t", shelf, body)
+def test_a_broken_transfer_goes_on_where_it_stopped(trained: RunDirectory, job_files: JobFiles, tmp_path: Path) -> None:
+    body = published(trained, job_files, 0)
+    job_files.breaks = [100]
+    found = take(trained, tmp_path / "t", job_files, body)
     assert found.missing[JOB] == ["the connection broke off"]
     assert [name for name in names(tmp_path / "t") if name.endswith(".fetch")]
-    assert take(trained, tmp_path / "t", shelf, body).taken == [JOB]
-    assert shelf.sent[0] == 100
-    assert shelf.sent[-1] == (trained.path / JOB).stat().st_size - 100
+    assert take(trained, tmp_path / "t", job_files, body).taken == [JOB]
+    assert job_files.sent[0] == 100
+    assert job_files.sent[-1] == (trained.path / JOB).stat().st_size - 100
     assert not [name for name in names(tmp_path / "t") if name.endswith(".fetch")]
 
 
 @pytest.mark.parametrize("name", [JOB, PROGRAM, DATA, FIRST_STATE, "heads/000000000003.bin", RECORDS, LAST_STATE])
 def test_a_false_file_is_not_kept_and_the_next_publishers_is_taken(
-    trained: RunDirectory, shelf: Shelf, tmp_path: Path, name: str
+    trained: RunDirectory, job_files: JobFiles, tmp_path: Path, name: str
 ) -> None:
-    honest = published(trained, shelf, 3)
+    honest = published(trained, job_files, 3)
     good = (trained.path / name).read_bytes()
     bad = good[:-1] + bytes([good[-1] ^ 1])
-    lying = changed(honest, name, root=shelf.add(bad))
-    found = take(trained, tmp_path / "both", shelf, lying, honest, count=3)
+    lying = changed(honest, name, root=job_files.add(bad))
+    found = take(trained, tmp_path / "both", job_files, lying, honest, count=3)
     assert name in found.taken
     assert (tmp_path / "both" / name).read_bytes() == good
     if name in (PROGRAM, DATA, FIRST_STATE):
         with pytest.raises(errors.CannotCheck, match=Path(name).name):
-            take(trained, tmp_path / "alone", shelf, lying, count=3)
+            take(trained, tmp_path / "alone", job_files, lying, count=3)
     else:
-        assert take(trained, tmp_path / "alone", shelf, lying, count=3).missing[name]
+        assert take(trained, tmp_path / "alone", job_files, lying, count=3).missing[name]
     kept = names(tmp_path / "alone")
     assert (name not in kept) or (name == RECORDS and not (tmp_path / "alone" / name).read_bytes())
     assert not [left for left in kept if left.endswith(".fetch")]
 
 
-def test_a_cheats_own_records_are_fetched_as_it_signed_them(parties: Parties, shelf: Shelf, tmp_path: Path) -> None:
+def test_a_cheats_own_records_are_fetched_as_it_signed_them(
+    parties: Parties, job_files: JobFiles, tmp_path: Path
+) -> None:
     run = RunDirectory.open(parties.cheating(tmp_path / "false", 5))
-    take(run, tmp_path / "there", shelf, published(run, shelf, 3), count=3)
+    take(run, tmp_path / "there", job_files, published(run, job_files, 3), count=3)
     assert parties.audit(tmp_path / "there", tmp_path / "replay") == 2
 
 
-def test_a_listing_cannot_choose_sizes(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
-    body = published(trained, shelf, 3)
+def test_a_listing_cannot_choose_sizes(trained: RunDirectory, job_files: JobFiles, tmp_path: Path) -> None:
+    body = published(trained, job_files, 3)
     with pytest.raises(errors.CannotCheck, match=r"data\.safetensors: expected at most \d+ bytes, got 1099511627776"):
-        take(trained, tmp_path / "a", shelf, changed(body, DATA, size=1 << 40))
+        take(trained, tmp_path / "a", job_files, changed(body, DATA, size=1 << 40))
     with pytest.raises(errors.CannotCheck, match=r"program\.tbp: expected at most 100 bytes"):
-        Fetcher(tmp_path / "b", shelf, trained.job, trained.agreement.domain, [body], most=100).fetch(0)
-    assert sum(shelf.sent) < 1 << 20
+        Fetcher(tmp_path / "b", job_files, trained.job, trained.agreement.domain, [body], most=100).fetch(0)
+    assert sum(job_files.sent) < 1 << 20
 
 
 @pytest.mark.parametrize("other", [1, 3])
 def test_a_head_of_another_count_is_not_fetched_for_the_wanted_one(
-    other: int, trained: RunDirectory, shelf: Shelf, tmp_path: Path
+    other: int, trained: RunDirectory, job_files: JobFiles, tmp_path: Path
 ) -> None:
     wanted, given = (f"{HEADS}/{head_name(count)}" for count in (2, other))
     data = (trained.path / given).read_bytes()
-    body = changed(published(trained, shelf, 2), wanted, root=shelf.add(data), size=len(data))
-    assert "expected a head of count 2" in take(trained, tmp_path / "there", shelf, body, count=2).missing[wanted][0]
+    body = changed(published(trained, job_files, 2), wanted, root=job_files.add(data), size=len(data))
+    assert (
+        "expected a head of count 2" in take(trained, tmp_path / "there", job_files, body, count=2).missing[wanted][0]
+    )
 
 
-def test_all_files_together_are_bounded_to_the_byte(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
-    body = published(trained, shelf, 0)
+def test_all_files_together_are_bounded_to_the_byte(trained: RunDirectory, job_files: JobFiles, tmp_path: Path) -> None:
+    body = published(trained, job_files, 0)
     total, domain = sum(file.size for file in body.files), trained.agreement.domain
-    found = Fetcher(tmp_path / "whole", shelf, trained.job, domain, [body], most=total).fetch(0)
+    found = Fetcher(tmp_path / "whole", job_files, trained.job, domain, [body], most=total).fetch(0)
     assert {file.name.decode() for file in body.files} == set(found.taken)
-    short = Fetcher(tmp_path / "short", shelf, trained.job, domain, [body], most=total - 1).fetch(0)
+    short = Fetcher(tmp_path / "short", job_files, trained.job, domain, [body], most=total - 1).fetch(0)
     (name,) = {file.name.decode() for file in body.files} - set(short.taken)
     assert "expected at most" in short.missing[name][0]
 
 
 def test_a_disk_without_room_is_told_before_a_byte_comes(
-    trained: RunDirectory, shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    trained: RunDirectory, job_files: JobFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "SPARE_BYTES", 1 << 62)
     with pytest.raises(errors.ConfigurationError, match="expected 46116860184273"):
-        take(trained, tmp_path / "a", shelf, published(trained, shelf, 0))
-    assert shelf.sent == []
+        take(trained, tmp_path / "a", job_files, published(trained, job_files, 0))
+    assert job_files.sent == []
 
 
-def test_names_that_are_not_the_formats_are_not_looked_at(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
-    body = published(trained, shelf, 3)
-    more = [PublishedFile(name=n, size=4, root=shelf.add(b"evil")) for n in (b"policy.json", b"zzz/run.py")]
+def test_names_that_are_not_the_formats_are_not_looked_at(
+    trained: RunDirectory, job_files: JobFiles, tmp_path: Path
+) -> None:
+    body = published(trained, job_files, 3)
+    more = [PublishedFile(name=n, size=4, root=job_files.add(b"evil")) for n in (b"policy.json", b"zzz/run.py")]
     full = replace(body, files=tuple(sorted([*body.files, *more], key=lambda file: file.name)))
-    take(trained, tmp_path / "there", shelf, full, count=3)
+    take(trained, tmp_path / "there", job_files, full, count=3)
     assert not {"policy.json", "zzz/run.py"} & names(tmp_path / "there")
 
 
@@ -240,27 +246,27 @@ def _second_name(place: Path) -> None:
 
 @pytest.mark.parametrize("trap", [_link, _second_name])
 def test_a_trap_in_the_folder_is_not_written_through(
-    trained: RunDirectory, shelf: Shelf, tmp_path: Path, trap: Callable[[Path], None]
+    trained: RunDirectory, job_files: JobFiles, tmp_path: Path, trap: Callable[[Path], None]
 ) -> None:
-    body, folder = published(trained, shelf, 0), tmp_path / "there"
+    body, folder = published(trained, job_files, 0), tmp_path / "there"
     folder.mkdir()
     (folder / "victim").write_bytes(b"mine")
     root = next(file.root for file in body.files if file.name == PROGRAM.encode())
     trap(folder / f".{root.hex()[:32]}.fetch")
     with pytest.raises((errors.CannotCheck, errors.VerificationError, errors.ConfigurationError)):
-        take(trained, folder, shelf, body)
+        take(trained, folder, job_files, body)
     assert (folder / "victim").read_bytes() == b"mine"
 
 
-def test_a_folder_of_another_job_is_refused(trained: RunDirectory, shelf: Shelf, tmp_path: Path) -> None:
-    body = published(trained, shelf, 0)
-    take(trained, tmp_path / "there", shelf, body)
+def test_a_folder_of_another_job_is_refused(trained: RunDirectory, job_files: JobFiles, tmp_path: Path) -> None:
+    body = published(trained, job_files, 0)
+    take(trained, tmp_path / "there", job_files, body)
     other = replace(trained.job, nonce=99)
     with pytest.raises(errors.VerificationError, match=f"expected job {other.id.hex()}"):
-        Fetcher(tmp_path / "there", shelf, other, trained.agreement.domain, [body]).fetch(0)
+        Fetcher(tmp_path / "there", job_files, other, trained.agreement.domain, [body]).fetch(0)
 
 
-def test_only_what_exists_is_published(parties: Parties, shelf: Shelf, tmp_path: Path) -> None:
+def test_only_what_exists_is_published(parties: Parties, job_files: JobFiles, tmp_path: Path) -> None:
     run = RunDirectory.open(parties.signed(tmp_path / "new"))
     assert {part.name for part in parts(run, 0)} == {JOB, PROGRAM, DATA, FIRST_STATE, ORIGINS, TITLE}
     with pytest.raises(errors.StateError, match="expected a signed head of count 1"):
@@ -299,11 +305,11 @@ def offered(parties: Parties, tmp_path: Path) -> Path:
     return tmp_path / "offered"
 
 
-def test_an_offer_travels_and_is_accepted(parties: Parties, offered: Path, shelf: Shelf, tmp_path: Path) -> None:
+def test_an_offer_travels_and_is_accepted(parties: Parties, offered: Path, job_files: JobFiles, tmp_path: Path) -> None:
     offer = offers.open_offer(offered)
     with pytest.raises(errors.ConfigurationError, match=r"which has no job\.bin"):
         RunDirectory.open(offered)
-    take(offer, tmp_path / "trainers", shelf, published(offer, shelf, 0))
+    take(offer, tmp_path / "trainers", job_files, published(offer, job_files, 0))
     run = offers.accept(tmp_path / "trainers", load_key(parties.path("trainer.pem")))
     assert run.agreement.trainer_signature
     assert parties.train(tmp_path / "trainers", "--quiet") == 0

@@ -31,7 +31,7 @@ from tiebreak.api.auditing.audits import Workers, audit_chosen
 from tiebreak.api.auditing.parallel import RETRIES, AuditLedger, audit_in_parallel, divide
 from tiebreak.api.auditing.ray import RayExecutor
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.machine.workers import WorkerProcess
 from tiebreak.engine.run.audit import SegmentAudit, SegmentAuditor, signed_records
 from tiebreak.engine.run.directory import RunDirectory

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiebreak.parties import Commands, Parties
-from tests.tiebreak.test_library import Shelf, names
-from tiebreak.api.agreeing import offers
-from tiebreak.api.agreeing.readers import SEAL, Card, opened_by, readers_of, wrapped
-from tiebreak.api.agreeing.sealing import SALT_BYTES, TAG_BYTES, Sealed, sealed_bytes
+from tests.tiebreak.test_library import JobFiles, names
+from tiebreak.api.agreement import offers
+from tiebreak.api.agreement.readers import SEAL, Card, opened_by, readers_of, wrapped
+from tiebreak.api.agreement.sealing import SALT_BYTES, TAG_BYTES, Sealed, sealed_bytes
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import DATA, JOB, ORIGINS, PROGRAM, RECORDS, TITLE, RunDirectory
 from tiebreak.node.library import Fetcher, publish, secret_of
@@ -150,16 +150,16 @@ def offered(parties: Parties, tmp_path: Path, command: Commands) -> Path:
 
 def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offered: Path, tmp_path: Path) -> None:
     client, trainer, auditor = (load_key(parties.path(f"{n}.pem")) for n in ("client", "trainer", "stranger"))
-    offer, shelf = offers.open_offer(offered), Shelf()
+    offer, job_files = offers.open_offer(offered), JobFiles()
     with pytest.raises(ConfigurationError, match="expected the key of a reader, because the job is sealed"):
-        publish(offer, parts(offer, 0), shelf, 0)
-    assert not shelf.held
-    body = publish(offer, parts(offer, 0), shelf, 0, secret_of(offer, opened_by(client)))
+        publish(offer, parts(offer, 0), job_files, 0)
+    assert not job_files.held
+    body = publish(offer, parts(offer, 0), job_files, 0, secret_of(offer, opened_by(client)))
     assert {file.name.decode() for file in body.files} == {
         "offer.bin", SEAL, f"{PROGRAM}.sealed", f"{DATA}.sealed", f"{ORIGINS}.sealed", f"{TITLE}.sealed",
         "checkpoints/000000000000.safetensors.sealed",
     }  # fmt: skip
-    kept = b"".join(shelf.held[file.root] for file in body.files if file.name.endswith(b".sealed"))
+    kept = b"".join(job_files.held[file.root] for file in body.files if file.name.endswith(b".sealed"))
     assert len(kept) > sum((offered / name).stat().st_size for name in (PROGRAM, DATA))
     for secret in (PROGRAM, DATA):
         plain = (offered / secret).read_bytes()
@@ -167,58 +167,66 @@ def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offer
 
     domain = offer.agreement.domain
     with pytest.raises(CannotCheck, match="it is sealed; the key of a reader opens it"):
-        Fetcher(tmp_path / "thief", shelf, offer.job, domain, [body]).fetch(0)
+        Fetcher(tmp_path / "thief", job_files, offer.job, domain, [body]).fetch(0)
     with pytest.raises(CannotCheck, match="sealed to 3 readers, and 0x"):
-        Fetcher(tmp_path / "thief", shelf, offer.job, domain, [body], unseal=opened_by(PrivateKey.from_int(9))).fetch(0)
+        Fetcher(
+            tmp_path / "thief", job_files, offer.job, domain, [body], unseal=opened_by(PrivateKey.from_int(9))
+        ).fetch(0)
     mine = tmp_path / "trainers"
-    Fetcher(mine, shelf, offer.job, domain, [body], unseal=opened_by(trainer)).fetch(0)
+    Fetcher(mine, job_files, offer.job, domain, [body], unseal=opened_by(trainer)).fetch(0)
     assert (mine / PROGRAM).read_bytes() == (offered / PROGRAM).read_bytes()
     offers.accept(mine, trainer)
     assert parties.train(mine, "--quiet") == 0
 
     made = RunDirectory.open(mine)
-    later = publish(made, parts(made, 3), shelf, 3, secret_of(made, opened_by(trainer)))
+    later = publish(made, parts(made, 3), job_files, 3, secret_of(made, opened_by(trainer)))
     later_names = {file.name.decode() for file in later.files}
     assert {JOB, f"{RECORDS}.sealed"} <= later_names
     assert RECORDS not in later_names, "records tell losses"
     same = {f.name: f.root for f in body.files if f.name.endswith(b".sealed")}
     assert same.items() <= {f.name: f.root for f in later.files}.items(), "the same plaintext is stored once"
-    Fetcher(tmp_path / "auditors", shelf, offer.job, domain, [later, body], unseal=opened_by(auditor)).fetch(3)
+    Fetcher(tmp_path / "auditors", job_files, offer.job, domain, [later, body], unseal=opened_by(auditor)).fetch(3)
     left = names(mine) | names(tmp_path / "auditors")
     assert not [name for name in left if ".fetch" in name or name.endswith(".sealed")]
 
 
 def test_a_sealed_lie_is_not_kept(parties: Parties, offered: Path, tmp_path: Path) -> None:
     client, trainer = (load_key(parties.path(f"{n}.pem")) for n in ("client", "trainer"))
-    offer, shelf = offers.open_offer(offered), Shelf()
+    offer, job_files = offers.open_offer(offered), JobFiles()
     secret = secret_of(offer, opened_by(client))
     assert secret is not None
-    body = publish(offer, parts(offer, 0), shelf, 0, secret)
+    body = publish(offer, parts(offer, 0), job_files, 0, secret)
     wrong = bytearray((offered / DATA).read_bytes())
     wrong[-1] ^= 1
     target = Bytes()
     secret.seal(DATA, Bytes(bytes(wrong)), len(wrong), target)  # type: ignore[arg-type]
-    root = shelf.add(target.getvalue())
+    root = job_files.add(target.getvalue())
     lying = replace(
         body, files=tuple(replace(f, root=root) if f.name == f"{DATA}.sealed".encode() else f for f in body.files)
     )
     with pytest.raises(CannotCheck, match="expected root"):
-        Fetcher(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying], unseal=opened_by(trainer)).fetch(0)
+        Fetcher(tmp_path / "a", job_files, offer.job, offer.agreement.domain, [lying], unseal=opened_by(trainer)).fetch(
+            0
+        )
     assert DATA not in names(tmp_path / "a")
     assert not [name for name in names(tmp_path / "a") if ".fetch" in name]
-    Fetcher(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying, body], unseal=opened_by(trainer)).fetch(0)
+    Fetcher(
+        tmp_path / "a", job_files, offer.job, offer.agreement.domain, [lying, body], unseal=opened_by(trainer)
+    ).fetch(0)
     assert (tmp_path / "a" / DATA).read_bytes() == (offered / DATA).read_bytes()
 
 
 def test_a_seal_of_another_publisher_closes_nothing(parties: Parties, offered: Path, tmp_path: Path) -> None:
     """A trainer that lists an envelope with a secret of its own does not keep auditors from the client's files."""
     client, auditor = (load_key(parties.path(f"{n}.pem")) for n in ("client", "stranger"))
-    offer, shelf = offers.open_offer(offered), Shelf()
-    body = publish(offer, parts(offer, 0), shelf, 0, secret_of(offer, opened_by(client)))
-    root = shelf.add(wrapped(bytes(32), offer.job.id, [Card.of(auditor)]))
-    size = len(shelf.held[root])
+    offer, job_files = offers.open_offer(offered), JobFiles()
+    body = publish(offer, parts(offer, 0), job_files, 0, secret_of(offer, opened_by(client)))
+    root = job_files.add(wrapped(bytes(32), offer.job.id, [Card.of(auditor)]))
+    size = len(job_files.held[root])
     lying = replace(body, files=tuple(replace(f, root=root, size=size) for f in body.files if f.name == SEAL.encode()))
-    Fetcher(tmp_path / "a", shelf, offer.job, offer.agreement.domain, [lying, body], unseal=opened_by(auditor)).fetch(0)
+    Fetcher(
+        tmp_path / "a", job_files, offer.job, offer.agreement.domain, [lying, body], unseal=opened_by(auditor)
+    ).fetch(0)
     assert (tmp_path / "a" / DATA).read_bytes() == (offered / DATA).read_bytes()
 
 

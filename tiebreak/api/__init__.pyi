@@ -1,29 +1,29 @@
 """The modules of `tiebreak.api` by their short names, for type checkers and editors."""
 
 from tiebreak.api import data as data
-from tiebreak.api.agreeing import offers as offers
-from tiebreak.api.agreeing import readers as readers
-from tiebreak.api.agreeing import sealing as sealing
+from tiebreak.api.agreement import offers as offers
+from tiebreak.api.agreement import readers as readers
+from tiebreak.api.agreement import sealing as sealing
 from tiebreak.api.auditing import audits as audits
 from tiebreak.api.auditing import forward as forward
 from tiebreak.api.auditing import progress as progress
 from tiebreak.api.builtin import loader as loader
-from tiebreak.api.certification import attesting as attesting
+from tiebreak.api.certification import attestation as attestation
 from tiebreak.api.certification import certificates as certificates
-from tiebreak.api.certification import certifying as certifying
+from tiebreak.api.certification import issuance as issuance
 from tiebreak.api.certification import ownership as ownership
 from tiebreak.api.chain import boards as boards
 from tiebreak.api.chain import chains as chains
 from tiebreak.api.chain import endings as endings
 from tiebreak.api.chain import onchain as onchain
 from tiebreak.api.chain import weights as weights
-from tiebreak.api.corpus import computing as computing
+from tiebreak.api.corpus import corpus_runs as corpus_runs
 from tiebreak.api.data import importing as importing
 from tiebreak.api.disputing import disputes as disputes
 from tiebreak.api.disputing import judging as judging
 from tiebreak.api.machine import environment as environment
+from tiebreak.api.machine import interpreters as interpreters
 from tiebreak.api.machine import qualification as qualification
-from tiebreak.api.machine import running as running
 from tiebreak.api.signing import keys as keys
 from tiebreak.api.training import bundle as bundle
 from tiebreak.api.training import calibrating as calibrating

@@ -64,14 +64,14 @@ def certify(
     owner = None if key is None else load_key(key)
     if owner is None and (provenance or model_signature):
         raise ConfigurationError("expected the key of whoever signs provenance or model, got none")
-    signed, found = api.certifying.certify(opened, weights, output, owner, ending, evidence)
+    signed, found = api.issuance.certify(opened, weights, output, owner, ending, evidence)
     if owner is not None and provenance is not None:
-        write_file(provenance, api.certifying.provenance(signed.certificate, owner))
+        write_file(provenance, api.issuance.provenance(signed.certificate, owner))
     if owner is not None and model_signature is not None:
-        made = api.certifying.model_signature(signed.certificate, weights.resolve().stem, owner)
+        made = api.issuance.model_signature(signed.certificate, weights.resolve().stem, owner)
         write_file(model_signature, made)
     if card:
-        click.echo(api.certifying.card(signed, found, output.name), nl=False)
+        click.echo(api.issuance.card(signed, found, output.name), nl=False)
         return
     opt.tell({"certificate": str(output), **_document(signed, found)}, as_json=as_json)
 
@@ -121,7 +121,7 @@ def verify(
     if rpc is not None:
         api.endings.check_ending(api.boards.board_of(rpc, signed.certificate), signed.certificate)
         proves.append("The node says that the board settled the job with this head.")
-    said = None if verifier is None else api.attesting.ask(signed.certificate, verifier)
+    said = None if verifier is None else api.attestation.ask(signed.certificate, verifier)
     required = [f"0x{address.hex()}" for address in require]
     if as_json:
         document = {"holds": True, "required": required, **_document(signed, found)}

@@ -54,7 +54,7 @@ def run(
         raise ConfigurationError("expected a note of at most 255 printable ASCII characters, got another text")
     chosen = [programs.read(name, folder) for name in dict.fromkeys(names or programs.names(folder))]
     owner = api.keys.new_key() if key is None else load_key(key)
-    made = api.computing.state(chosen, devices, note, lambda found: click.echo(str(found), err=True))
+    made = api.corpus_runs.state(chosen, devices, note, lambda found: click.echo(str(found), err=True))
     write_file(output, sign(Envelope(payload=made.payload), owner).encode())
     if key is None:
         click.echo(f"signed by {hexed(owner.address)}, a key that is thrown away (see --key)", err=True)

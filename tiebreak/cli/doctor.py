@@ -20,7 +20,7 @@ def doctor(machine: Machine, device: str | None, pure: bool, as_json: bool) -> N
     compared with integer arithmetic: on the CPU with the compiled kernels and without, and on each CUDA device.
     Training and auditing do the same before they start, and refuse to start on a mismatch.
     """
-    api.running.use_threads(machine.threads)
+    api.interpreters.use_threads(machine.threads)
     kernels = api.environment.kernels()
 
     def row(name: str, value: object) -> None:

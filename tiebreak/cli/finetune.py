@@ -104,8 +104,8 @@ def finetune(
         )  # fmt: skip
     api.finetuning.save(settings, model, adapter)
     certificate = adapter / "certificate.json"
-    signed, found = api.certifying.certify(api.reading.open_directory(folder), adapter, certificate, signer)
-    card = api.finetuning.model_card(prepared, run, data) + api.certifying.card(signed, found, certificate.name)
+    signed, found = api.issuance.certify(api.reading.open_directory(folder), adapter, certificate, signer)
+    card = api.finetuning.model_card(prepared, run, data) + api.issuance.card(signed, found, certificate.name)
     write_file(adapter / "README.md", card.encode())
     if merge is not None:
         api.finetuning.save(settings, model.merge_and_unload(), merge)

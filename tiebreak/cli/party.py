@@ -71,7 +71,7 @@ def _group(role: str) -> click.Group:
     def run(folder: Path, *, as_json: bool, verbose: bool) -> None:
         found = party_settings.read(role, folder)
         key = None if role == "watcher" else load_key(folder / found.key)
-        running = import_module("tiebreak.node.running")
+        running = import_module("tiebreak.node.process")
         running.run(found, key, as_json=as_json or found.json_log, verbose=verbose)
 
     return party
@@ -101,7 +101,7 @@ def hub(folder: Path, config: Path | None, is_init: bool, **given: Any) -> None:
     TIEBREAK_PASSPHRASE or a prompt. Needs the extra `node`.
     """
     # The server's libraries take a second to import, which --help does not wait for.
-    running = import_module("tiebreak.node.hub.running")
+    running = import_module("tiebreak.node.hub.process")
     if is_init:
         folder.mkdir(parents=True, exist_ok=True)
         key = new_key(folder / "hub.pem")

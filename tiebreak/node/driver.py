@@ -1,7 +1,7 @@
 """Drives one machine over real time: the one driver of parties, with a chain or a ledger, a hub, and processes.
 
-One thread owns the machine, its journal and the board. It asks the ground (a chain, or the hub's ledger) every second,
-and gets the rest from other threads: posts of the hub, finished work. All that takes time or may fail, such as
+One thread owns the machine, its journal and the board. It asks the board source (a chain, or the hub's ledger) every
+second, and gets the rest from other threads: posts of the hub, finished work. All that takes time or may fail, such as
 sending a post or training a segment, is done by threads and processes of their own, and repeated until it succeeds.
 
 The rules of crashes are those of `tiebreak.protocol.parties.driver`. The posts of its own jobs are read again from the
@@ -18,7 +18,7 @@ from threading import Event as Flag
 from typing import Final
 
 from tiebreak.node import log, parties
-from tiebreak.node.ground import AnyGround, ChainGround, HubGround
+from tiebreak.node.board_source import AnyBoardSource, ChainSource, HubSource
 from tiebreak.node.hub_client import MAX_JOBS, HubClient, VerifiedPost
 from tiebreak.node.hub_traffic import HubTraffic
 from tiebreak.node.journal import JOBS, Journal
@@ -37,7 +37,7 @@ from tiebreak.protocol.parties.machine import is_active
 from tiebreak.protocol.tags import Digest
 
 POLL_SECONDS: Final = 1.0
-"""The pause between two looks at the ground."""
+"""The pause between two looks at the board source."""
 MAX_OWN: Final = 1024
 """The number of offered jobs that a party remembers; it forgets the oldest that the board does not show."""
 MAX_LISTINGS: Final = 16
@@ -47,26 +47,26 @@ _OWN: Final = "own jobs"
 
 
 class Driver(PostingDriver):
-    machine: parties.OnShelf
+    machine: parties.WithJobFiles
 
     def __init__(
-        self, machine: parties.OnShelf, *, ground: AnyGround, hub_client: HubClient, journal: Journal,
-        shelf: parties.Shelf, workers: WorkerPool, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
+        self, machine: parties.WithJobFiles, *, board_source: AnyBoardSource, hub_client: HubClient, journal: Journal,
+        job_files: parties.JobFiles, workers: WorkerPool, notes: "log.Log", floor: int = 0, stop: Flag | None = None,
     ) -> None:  # fmt: skip
-        """`machine` has the journal's records and the ground's board. `floor`: see `running.floor_of`."""
-        super().__init__(machine, journal, ground)
-        self.ground: AnyGround = ground
-        self.journal, self.shelf, self.workers, self.notes = journal, shelf, workers, notes
+        """`machine` has the journal's records and the board source's board. `floor`: see `running.floor_of`."""
+        super().__init__(machine, journal, board_source)
+        self.board_source: AnyBoardSource = board_source
+        self.journal, self.job_files, self.workers, self.notes = journal, job_files, workers, notes
         workers.listeners.on_steps, workers.listeners.on_trouble = self.told_steps, self.told_trouble
         self.stop = Flag() if stop is None else stop
         self.inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         """Calls that wait for the machine's thread."""
-        self.view = OwnerView(machine, ground, journal, notes, floor)
+        self.view = OwnerView(machine, board_source, journal, notes, floor)
         self.traffic = HubTraffic(
             hub_client, journal, notes, self.stop, put=self.inbox.put, on_post=self._receive, on_forgot=self._forgotten
         )
         self._due = 0.0
-        """When to follow the ground again, by the machine's steady clock."""
+        """When to follow the board source again, by the machine's steady clock."""
         self.jobs: dict[Digest, Job] = {}
         """Jobs by id, from the board or from offers."""
         self._own: dict[Digest, None] = {}
@@ -98,7 +98,7 @@ class Driver(PostingDriver):
             self.view.balance()
         kept = self.journal.fact(_OWN) or b""
         self._own = dict.fromkeys(Digest(kept[at : at + 32]) for at in range(0, len(kept), 32))
-        for part in (self._poll, lambda: self.tell(e.Started(at=self.ground.now()))):
+        for part in (self._poll, lambda: self.tell(e.Started(at=self.board_source.now()))):
             with self._apart("start"):
                 part()
         self._choose()
@@ -106,7 +106,7 @@ class Driver(PostingDriver):
         self._due = time.monotonic() + POLL_SECONDS
 
     def step(self, seconds: float) -> None:
-        """Process all that came, or comes within these seconds, and follow the ground if it is time to."""
+        """Process all that came, or comes within these seconds, and follow the board source if it is time to."""
         with suppress(Empty):
             wait = max(0.0, min(seconds, self._due - time.monotonic()))
             came = self.inbox.get(timeout=wait) if wait else self.inbox.get_nowait()
@@ -141,7 +141,7 @@ class Driver(PostingDriver):
 
     def _poll(self) -> None:
         try:
-            events = self.ground.poll()
+            events = self.board_source.poll()
         except TiebreakError as error:
             if not self.view.is_away:
                 self.notes.warn("ground", f"cannot be followed, and is asked again: {error}")
@@ -204,7 +204,7 @@ class Driver(PostingDriver):
 
     def _forgotten(self) -> None:
         """The hub has forgotten posts."""
-        if isinstance(self.ground, HubGround):
+        if isinstance(self.board_source, HubSource):
             self.notes.error("hub", "the posts that made the board are gone; start this party again")
             self.stop.set()  # then it makes the board anew, of what comes now
 
@@ -213,7 +213,7 @@ class Driver(PostingDriver):
         """Whether every job of the hub is its own: without a chain, those who check all jobs learn of them by posts."""
         machine = self.machine
         return (
-            isinstance(self.ground, HubGround)
+            isinstance(self.board_source, HubSource)
             and isinstance(machine, parties.WatcherNode | parties.AuditorNode)
             and not machine.chosen
         )
@@ -225,8 +225,8 @@ class Driver(PostingDriver):
             if len(self._own) > MAX_OWN:
                 known = self.machine.board.jobs
                 gone = next((other for other in self._own if other not in known), job_id)
-                shelf = self.shelf.seconds, self.shelf.starts
-                for kept in (self._own, self.jobs, self._offers, self._trials, self._listings, *shelf):
+                job_files = self.job_files.seconds, self.job_files.starts
+                for kept in (self._own, self.jobs, self._offers, self._trials, self._listings, *job_files):
                     kept.pop(gone, None)
             self.journal.keep_fact(_OWN, b"".join(self._own))
             self._choose()
@@ -242,16 +242,16 @@ class Driver(PostingDriver):
         self.traffic.reads_all = self._reads_all
 
     def _learn(self, job: Job) -> None:
-        if isinstance(self.ground, ChainGround):
-            self.ground.learn(job)
+        if isinstance(self.board_source, ChainSource):
+            self.board_source.learn(job)
 
     def _receive(self, verified: VerifiedPost) -> None:
         """Process a post. Its claims are checked by the machine, or by the library."""
         post, body, job_id = verified.post, verified.body, verified.post.job_id
         if not self._concerns(verified):
             return
-        if isinstance(self.ground, HubGround):
-            self.ground.hear(verified.place, verified.at, post, body)
+        if isinstance(self.board_source, HubSource):
+            self.board_source.hear(verified.place, verified.at, post, body)
         match body:
             case posts.LibraryBody():
                 self._list(job_id, post.sender, body)
@@ -260,7 +260,7 @@ class Driver(PostingDriver):
                 self._look_after()
             case posts.OfferBody(job=job):
                 self.jobs.setdefault(job.id, job)
-                self._offered(e.JobOffered(at=self.ground.now(), job=job))
+                self._offered(e.JobOffered(at=self.board_source.now(), job=job))
                 return
             case posts.AnswerBody(job=job, signature=signature) if signature and post.sender == job.trainer:
                 self.jobs.setdefault(job.id, job)
@@ -297,7 +297,9 @@ class Driver(PostingDriver):
         if isinstance(machine, parties.TrainerNode):
             clients = machine.policy.clients
             return job.trainer == machine.address and (not clients or job.client in clients)
-        return machine.follows(job) and (isinstance(machine, parties.ClientNode) or isinstance(self.ground, HubGround))
+        return machine.follows(job) and (
+            isinstance(machine, parties.ClientNode) or isinstance(self.board_source, HubSource)
+        )
 
     def _offered(self, offer: e.JobOffered) -> None:
         """Let a trainer answer an offer, once it has the files to judge it by."""
@@ -317,7 +319,7 @@ class Driver(PostingDriver):
         machine = self.machine
         if not isinstance(machine, parties.ClientNode):
             return
-        for job_id, accounts in self._auditors.items() if isinstance(self.ground, HubGround) else ():
+        for job_id, accounts in self._auditors.items() if isinstance(self.board_source, HubSource) else ():
             if job_id in machine.board.jobs and accounts:
                 self.post(job_id, posts.AuditorsBody(accounts=accounts))
         for path in sorted((self.journal.folder / JOBS).glob(f"*/{parties.OFFER}")):
@@ -328,12 +330,12 @@ class Driver(PostingDriver):
             try:
                 offer = SignedJob.decode(path.read_bytes())
                 offer.verify_offer()
-                if offer.job.client == machine.address and offer.domain == self.ground.domain:
+                if offer.job.client == machine.address and offer.domain == self.board_source.domain:
                     self.jobs.setdefault(offer.job.id, offer.job)
                     self._adopt(offer.job.id)
                     secret = parties.draw_secret(offer.job, machine.key, path.parent)
                     self._auditors[offer.job.id] = parties.auditors_in(path.parent)
-                    self.tell(e.JobDrafted(at=self.ground.now(), job=offer.job, secret=secret))
+                    self.tell(e.JobDrafted(at=self.board_source.now(), job=offer.job, secret=secret))
             except VerificationError as error:
                 self.notes.warn("offer", f"{path}: {error}")
 
@@ -358,7 +360,7 @@ class Driver(PostingDriver):
         """Fetch the files that are needed to begin, and then measure a step here, once for these settings."""
         if job.id in self._trials:
             return
-        if not self.shelf.has(job):
+        if not self.job_files.has(job):
             self.want_run(job.id, 0)
         else:
             self._trials[job.id] = False
@@ -377,11 +379,11 @@ class Driver(PostingDriver):
             self.notes.warn("try", f"this machine takes no part in it: {answer.problem}", job=job.id.hex()[:8])
         else:
             self.journal.keep_fact(fact, f"{answer.seconds!r} {answer.took!r}".encode())
-            self.shelf.seconds[job.id] = answer.seconds
-            start = self.shelf.starts[job.id] = max(0.0, answer.took - answer.seconds)
-            self.shelf.look_again(job.id)
+            self.job_files.seconds[job.id] = answer.seconds
+            start = self.job_files.starts[job.id] = max(0.0, answer.took - answer.seconds)
+            self.job_files.look_again(job.id)
             self.notes.info("try", f"a step takes {answer.seconds:.3g} s, a start {start:.3g} s", job=job.id.hex()[:8])
-        self.tell(self._offers.pop(job.id) if job.id in self._offers else e.Tick(at=self.ground.now()))
+        self.tell(self._offers.pop(job.id) if job.id in self._offers else e.Tick(at=self.board_source.now()))
 
     def fetch_run(self, job_id: Digest, count: int) -> bool:
         """Begin a fetch from those who have listed files of the job."""
@@ -402,7 +404,7 @@ class Driver(PostingDriver):
         if problem:
             self.notes.warn("fetch", problem, job=job_id.hex()[:8])
         else:
-            self.shelf.look_again(job_id)
+            self.job_files.look_again(job_id)
             self.notes.info("fetch", f"has the files up to checkpoint {count}", job=job_id.hex()[:8])
         super().fetched(job_id, count, problem)
         if not problem and job_id in self._offers:
@@ -445,7 +447,7 @@ class Driver(PostingDriver):
         job = self._job(job_id)
         signature = self._signatures.get(job_id) or self.machine.records.get(("signature", job_id), b"")
         needs_run = isinstance(work, e.Train | e.Replay | e.Audit)
-        if needs_run and not signature and not (self.shelf.folder(job_id) / "job.bin").exists():
+        if needs_run and not signature and not (self.job_files.folder(job_id) / "job.bin").exists():
             return False
         machine, agreed = self.machine, 0
         if isinstance(work, e.Replay) and work.attempt:
@@ -476,7 +478,7 @@ class Driver(PostingDriver):
 
         def show() -> None:
             self.view.training[steps.job_id] = steps
-            if isinstance(self.machine, parties.TrainerNode) and not self.shelf.is_sealed(steps.job_id):
+            if isinstance(self.machine, parties.TrainerNode) and not self.job_files.is_sealed(steps.job_id):
                 rate = round(1000 * len(steps.losses) / max(steps.seconds, 1e-6))
                 body = posts.StepsBody(
                     first_step=steps.first_step, losses=steps.losses, millisteps=rate,

@@ -5,9 +5,9 @@ from contextlib import suppress
 from typing import Any, Final
 
 from tiebreak.node import log
-from tiebreak.node.ground import AnyGround
+from tiebreak.node.board_source import AnyBoardSource
 from tiebreak.node.journal import Journal
-from tiebreak.node.parties import OnShelf
+from tiebreak.node.parties import WithJobFiles
 from tiebreak.node.tasks import Steps
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.terms import ether
@@ -23,11 +23,19 @@ STATUS: Final = "status.json"
 class OwnerView:
     """Notes changes once, and keeps the status that was last shown."""
 
-    def __init__(self, machine: OnShelf, ground: AnyGround, journal: Journal, notes: "log.Log", floor: int) -> None:
+    def __init__(
+        self, machine: WithJobFiles, board_source: AnyBoardSource, journal: Journal, notes: "log.Log", floor: int
+    ) -> None:
         """floor: the balance below which the party cannot play games, in wei."""
-        self.machine, self.ground, self._journal, self.notes, self._floor = machine, ground, journal, notes, floor
+        self.machine, self.board_source, self._journal, self.notes, self._floor = (
+            machine,
+            board_source,
+            journal,
+            notes,
+            floor,
+        )
         self.is_away = False
-        """Whether the ground does not answer."""
+        """Whether the board source does not answer."""
         self._is_proven = True
         self._is_poor = False
         self._balance: int | None = 0
@@ -48,18 +56,18 @@ class OwnerView:
 
     def _note_node(self) -> None:
         """Note the blocks whose logs the node leaves out, once, and those where nobody could tell."""
-        linked = self.ground.linked
-        if linked is None:
+        light_client = self.board_source.light_client
+        if light_client is None:
             return
-        hidden = linked.hidden()
+        hidden = light_client.hidden()
         if hidden and not self.shown.get("withheld"):
             text = "its header says that it may hold logs of the board, and the node neither shows nor disproves them"
             self.notes.error("ground", f"block {hidden[0]}: {text}; ask another node, or several")
-        if self._is_proven and not linked.is_proven:
+        if self._is_proven and not light_client.is_proven:
             self.notes.warn(
                 "ground", "the node's headers do not hash to what they say: what it leaves out goes unnoticed"
             )
-        self._is_proven = linked.is_proven
+        self._is_proven = light_client.is_proven
 
     def note_changes(self) -> None:
         self.note_board()
@@ -86,7 +94,7 @@ class OwnerView:
 
     def status(self) -> dict[str, Any]:
         """The status for the owner: money, stakes at risk, the time that is left, and the work that waits."""
-        machine, now, board = self.machine, self.ground.now(), self.machine.board
+        machine, now, board = self.machine, self.board_source.now(), self.machine.board
         jobs = {
             job.id.hex(): {
                 "status": JobStatus(job.status).name.lower(), "heads": job.head_count,
@@ -96,8 +104,8 @@ class OwnerView:
             for job in board.jobs.values()
         }  # fmt: skip
         found: dict[str, Any] = {"role": machine.ROLE, "jobs": jobs, "is_away": self.is_away}
-        if self.ground.linked is not None:
-            found["withheld"] = self.ground.linked.hidden()
+        if self.board_source.light_client is not None:
+            found["withheld"] = self.board_source.light_client.hidden()
         if self.machine.has_key:
             own = machine.address
             games = games_at_stake(board, own, now)
@@ -119,7 +127,7 @@ class OwnerView:
     def balance(self) -> int | None:
         """The account's wei; None without a chain. If the node does not answer, the last answer counts."""
         with suppress(TiebreakError):
-            balance = self.ground.balance(self.machine.address)
+            balance = self.board_source.balance(self.machine.address)
             is_poor = balance is not None and balance + self.machine.board.credit(self.machine.address) < self._floor
             if balance is not None and is_poor and not self._is_poor:
                 needed = f"{ether(self._floor)} or more for the transactions of games"
@@ -135,7 +143,7 @@ class OwnerView:
         self.shown = found
         path = self._journal.folder / STATUS
         part = path.with_suffix(".part")
-        part.write_text(json.dumps(found | {"now": self.ground.now()}, indent=1) + "\n", encoding="utf-8")
+        part.write_text(json.dumps(found | {"now": self.board_source.now()}, indent=1) + "\n", encoding="utf-8")
         part.replace(path)
 
 

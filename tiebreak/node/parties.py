@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tiebreak.api.agreeing.readers import SEAL
+from tiebreak.api.agreement.readers import SEAL
 from tiebreak.node.journal import JOBS
 from tiebreak.protocol.codec import check_bytes
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address
@@ -29,13 +29,13 @@ from tiebreak.protocol.tags import Digest
 _INPUTS: Final = ("program.tbp", "data.safetensors", "checkpoints/000000000000.safetensors")
 OFFER: Final = "offer.bin"
 DRAFT: Final = "draft.txt"
-"""The nonce of the draft of a job with seats (`tiebreak.api.agreeing.offers`)."""
+"""The nonce of the draft of a job with seats (`tiebreak.api.agreement.offers`)."""
 AUDITORS: Final = "auditors.txt"
 """The file in a client's folder of a job that names its auditors where there is no chain, an account a line."""
 _AGREED: Final = ("job.bin", OFFER)
 
 
-class Shelf:
+class JobFiles:
     """The programs of the jobs whose files are in a party's folder."""
 
     def __init__(self, folder: Path) -> None:
@@ -102,15 +102,15 @@ class AcceptancePolicy:
         return ""
 
 
-class OnShelf(PartyMachine):
+class WithJobFiles(PartyMachine):
     """A machine that knows the programs whose files it has."""
 
-    def __init__(self, *, shelf: Shelf, **known: Any) -> None:
+    def __init__(self, *, job_files: JobFiles, **known: Any) -> None:
         super().__init__(**known)
-        self.shelf = shelf
+        self.job_files = job_files
 
     def program_of(self, job: Job) -> Program | None:
-        return self.shelf.program(job)
+        return self.job_files.program(job)
 
     def follows(self, job: Job) -> bool:
         """Whether it looks at posts about a job, once that is on the board or was offered to it."""
@@ -128,17 +128,17 @@ class OnShelf(PartyMachine):
         """The measured pace, on a machine that also computes for the games of all jobs taken, and of `more`."""
         games = {other.id for other in (job, *self.taken(), *more)}
         active = {other.id for other in self.jobs() if is_active(other)}
-        longest = max(self._seconds(number) for number in games | (self.shelf.seconds.keys() & active))
+        longest = max(self._seconds(number) for number in games | (self.job_files.seconds.keys() & active))
         return replace(
             self.pace, step_seconds=self._seconds(job.id), games=len(games), beside=longest * self.pace.slowdown,
-            start_seconds=self.shelf.starts.get(job.id, 0.0),
+            start_seconds=self.job_files.starts.get(job.id, 0.0),
         )  # fmt: skip
 
     def _seconds(self, job_id: Digest) -> float:
-        return max(self.pace.step_seconds, self.shelf.seconds.get(job_id, 0.0))
+        return max(self.pace.step_seconds, self.job_files.seconds.get(job_id, 0.0))
 
 
-class TrainerNode(OnShelf, trainer.TrainerParty):
+class TrainerNode(WithJobFiles, trainer.TrainerParty):
     """Takes the offers that its owner's policy allows."""
 
     def __init__(self, *, policy: AcceptancePolicy, processes: int = 1, **known: Any) -> None:
@@ -184,7 +184,7 @@ class TrainerNode(OnShelf, trainer.TrainerParty):
         return False
 
 
-class _Chosen(OnShelf):
+class _Chosen(WithJobFiles):
     """Looks only at some jobs, if its owner names any. clients: those whose jobs come first."""
 
     def __init__(self, *, jobs: tuple[Digest, ...] = (), clients: tuple[Address, ...] = (), **known: Any) -> None:
@@ -221,7 +221,7 @@ class WatcherNode(_Chosen, auditor.WatcherParty):
     """Replays the jobs that it follows, and raises alarms. It has no key."""
 
 
-class ClientNode(OnShelf, client.ClientParty):
+class ClientNode(WithJobFiles, client.ClientParty):
     """Offers the jobs whose offers lie in its folder."""
 
 

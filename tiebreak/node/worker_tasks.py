@@ -20,10 +20,10 @@ from typing import Any, ClassVar, Final
 
 import torch
 
-from tiebreak.api.agreeing.offers import complete, seconds_per_step
+from tiebreak.api.agreement.offers import complete, seconds_per_step
 from tiebreak.api.auditing.audits import open_replay
 from tiebreak.api.machine.environment import usable_cores
-from tiebreak.api.machine.running import make_interpreter, use_threads
+from tiebreak.api.machine.interpreters import make_interpreter, use_threads
 from tiebreak.api.machine.workers import Channel
 from tiebreak.api.watching.alarms import as_line
 from tiebreak.api.watching.sampling import Sampler

@@ -12,8 +12,8 @@ from tests.engine.interpreted import Mutants, NoReads, Suite, killed, main, trie
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.gpu import random as draws
 from tiebreak.engine.arithmetic.gpu import scatter
+from tiebreak.engine.arithmetic.gpu.kernels import near_ties, rounding
 from tiebreak.engine.arithmetic.gpu.kernels import random as draw_kernels
-from tiebreak.engine.arithmetic.gpu.kernels import rounding, settling
 from tiebreak.engine.arithmetic.gpu.kernels import scatter as scatter_kernels
 from tiebreak.engine.arithmetic.plain.scatter import PlainScatter
 from tiebreak.engine.data.tensors import from_bytes
@@ -162,7 +162,7 @@ SUITE = Suite(
     mutants={*SCATTER_MUTANTS, *DRAW_MUTANTS},
     killed=within(
         lambda: (
-            killed(SCATTER_MUTANTS, scatter, rounding, settling, scatter_kernels)
+            killed(SCATTER_MUTANTS, scatter, rounding, near_ties, scatter_kernels)
             | killed(DRAW_MUTANTS, draws, draw_kernels)
         )
     ),

@@ -34,7 +34,7 @@ from tests.engine.interpreted import Mutants, NoReads, Suite, changed, killed, m
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.gpu import operands as reading
 from tiebreak.engine.arithmetic.gpu import sums as launching
-from tiebreak.engine.arithmetic.gpu.kernels import products, rounding, settling
+from tiebreak.engine.arithmetic.gpu.kernels import near_ties, products, rounding
 from tiebreak.engine.arithmetic.gpu.kernels import sums as summing
 from tiebreak.engine.arithmetic.plain import indexing
 from tiebreak.engine.arithmetic.plain.sums import PlainSum
@@ -707,7 +707,7 @@ def overflows() -> int:
 
 def flushes() -> int:
     """Sums in fixed point that are carried after every second term of a lane."""
-    with mock.patch.object(settling, "SAFE", type(settling.SAFE)(16)):
+    with mock.patch.object(near_ties, "SAFE", type(near_ties.SAFE)(16)):
         return settles(5)
 
 
@@ -1038,7 +1038,7 @@ SUITE = Suite(
     fast={name: within(check) for name, check in FAST.items()},
     slow={name: within(check) for name, check in SLOW.items()},
     mutants=[*MUTANTS, *PROMISES],
-    killed=within(lambda: killed(MUTANTS, launching, rounding, summing, products, settling) | broken()),
+    killed=within(lambda: killed(MUTANTS, launching, rounding, summing, products, near_ties) | broken()),
 )
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import pytest
 from tests.lab.network.test_up import said_twice
 from tests.tiebreak.node import hubs
 from tests.waiting import free_port
-from tiebreak.api.agreeing.offers import offer_on
+from tiebreak.api.agreement.offers import offer_on
 from tiebreak.api.chain.chains import Devnet, devnet
 from tiebreak.api.training.bundle import Bundle, capture_bundle
 from tiebreak.lab.network import cheating_trainer as cheating
@@ -30,7 +30,7 @@ from tiebreak.node.hub.service import HubSettings
 from tiebreak.node.hub_client import HubClient
 from tiebreak.node.metrics import PartyMetrics, serve_metrics
 from tiebreak.node.parties import deliver
-from tiebreak.node.running import open_party
+from tiebreak.node.process import open_party
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -46,7 +46,7 @@ TERMS = Terms(
 ROLES = ("client", "trainer", "auditor", "watcher")
 
 
-class Town:
+class LocalNetwork:
     """A chain, a hub, and the parties that have moved in."""
 
     def __init__(self, folder: Path, chain: Devnet, hub: hubs.Running, wanted: HubSettings) -> None:
@@ -99,14 +99,14 @@ class Town:
 
 
 @contextmanager
-def town(folder: Path) -> Iterator[Town]:
+def town(folder: Path) -> Iterator[LocalNetwork]:
     """A chain with blocks of one second, and a hub."""
     with ExitStack() as stack:
         chain = stack.enter_context(devnet(port=free_port(), accounts=6, block_seconds=1, embedded=True))
         wanted = HubSettings(
             folder=folder / "hub", domain=chain.chain.domain, key=hubs.HUB, limits=HubLimits(free_bytes=0),
         )  # fmt: skip
-        made = Town(folder, chain, stack.enter_context(hubs.running(wanted)), wanted)
+        made = LocalNetwork(folder, chain, stack.enter_context(hubs.running(wanted)), wanted)
         try:
             yield made
         finally:
@@ -117,7 +117,7 @@ def town(folder: Path) -> Iterator[Town]:
 pytestmark = pytest.mark.slow
 
 
-def bodies(there: Town, kind: type[posts.Body]) -> list[tuple[bytes, posts.Body]]:
+def bodies(there: LocalNetwork, kind: type[posts.Body]) -> list[tuple[bytes, posts.Body]]:
     verified_posts, _ = there.drivers["client"].traffic.hub_client.page(0)  # type: ignore[attr-defined]
     return [(verified.post.sender, verified.body) for verified in verified_posts if isinstance(verified.body, kind)]
 

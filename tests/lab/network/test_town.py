@@ -81,7 +81,7 @@ class Wire:
         self._server.close()
 
 
-class Town:
+class LocalNetwork:
     """Processes that are started by the commands of docs/operate.md."""
 
     def __init__(self, folder: Path, database: str, cheat: str) -> None:
@@ -172,7 +172,7 @@ CASES = [
 def test_every_lie_is_convicted_without_a_chain_by_parties_as_init_makes_them(
     tmp_path: Path, server: str, cheat: str
 ) -> None:
-    town = Town(tmp_path, f"postgresql+psycopg://tiebreak@/postgres{server}", cheat)
+    town = LocalNetwork(tmp_path, f"postgresql+psycopg://tiebreak@/postgres{server}", cheat)
     try:
         town.init()
         town.offer()
@@ -198,7 +198,7 @@ def test_every_lie_is_convicted_without_a_chain_by_parties_as_init_makes_them(
         town.close()
 
 
-def the_hub_convicts(town: Town, cheat: str) -> None:
+def the_hub_convicts(town: LocalNetwork, cheat: str) -> None:
     """What the hub hands out is enough to judge, for anybody, by the command of docs/operate.md."""
     hub = f"http://127.0.0.1:{town.port}"
     job = next(iter(json.loads((town.folder / "client" / "status.json").read_text())["jobs"]))

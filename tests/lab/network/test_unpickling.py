@@ -9,7 +9,7 @@ import pytest
 from tests.lab.network.test_up import plan_of, play
 from tests.tiebreak.test_parallel_audits import answer, honest, liar, make_run
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.lab.network.local_network import Town
+from tiebreak.lab.network.local_network import LocalNetwork
 
 __all__ = ["honest", "liar", "make_run"]
 pytestmark = pytest.mark.slow
@@ -56,7 +56,7 @@ def test_no_party_unpickles_anything_in_a_whole_game(tmp_path: Path, ban: Path) 
     """Client, trainer and auditor, without a chain: trained, published, replayed, disputed and won."""
     story = list[str]()
     plan = plan_of(tmp_path / "town", cheat="rate", chain=False, embedded=False)
-    assert play(Town(plan, story.append), story).ending.status == "slashed"
+    assert play(LocalNetwork(plan, story.append), story).ending.status == "slashed"
     lines = banned(ban)
     for role in ("client run", "cheating_trainer rate", "auditor run"):
         assert any(role in line for line in lines), role

@@ -22,10 +22,10 @@ from typing import Any
 import pytest
 
 from tests.waiting import until
-from tiebreak.api.agreeing.readers import Card
+from tiebreak.api.agreement.readers import Card
 from tiebreak.engine.run.directory import DATA, PROGRAM, RECORDS
 from tiebreak.lab.network import local_network as up
-from tiebreak.lab.network.local_network import TERMS, Child, Town, UpPlan, free_port
+from tiebreak.lab.network.local_network import TERMS, Child, LocalNetwork, UpPlan, free_port
 from tiebreak.protocol.chain.devnet import BALANCE, find_anvil
 from tiebreak.protocol.commitments.terms import MAX_GAMES, Terms
 from tiebreak.protocol.errors import ConfigurationError, StateError
@@ -44,7 +44,7 @@ WINDOW = 24
 """Bytes that are looked for at once."""
 
 
-class Stormy(Town):
+class Stormy(LocalNetwork):
     """Kills a party with SIGKILL every now and then, and starts it again."""
 
     def __init__(self, plan: UpPlan, seed: int, kills: int) -> None:
@@ -122,7 +122,7 @@ def plan_of(folder: Path, **changes: Any) -> UpPlan:
     return UpPlan(**given | changes)
 
 
-def play(town: Town, story: list[str]) -> Town:
+def play(town: LocalNetwork, story: list[str]) -> LocalNetwork:
     try:
         town.run()
     finally:
@@ -130,7 +130,7 @@ def play(town: Town, story: list[str]) -> Town:
     return town
 
 
-class Sealing(Town):
+class Sealing(LocalNetwork):
     """Seals its job to the trainer and the auditors."""
 
     def wishes(self) -> list[str]:
@@ -180,12 +180,12 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
     with socket.create_server(("127.0.0.1", 0)) as taken:
         plan = plan_of(tmp_path / "town", port=taken.getsockname()[1])
         with pytest.raises(ConfigurationError, match="to be free"):
-            Town(plan, print).run()
+            LocalNetwork(plan, print).run()
     assert not (tmp_path / "town").exists()
 
 
 def test_a_process_may_end_well_right_after_it_was_asked(tmp_path: Path) -> None:
-    town = Town(plan_of(tmp_path, task=""), print)
+    town = LocalNetwork(plan_of(tmp_path, task=""), print)
     child = Child("capture", ["--version"], tmp_path, os.environ)
     looks = 0
 
@@ -241,7 +241,7 @@ def test_kills_at_any_instant_change_nothing(tmp_path: Path) -> None:
     the_hub_is_blind(folder)
 
 
-class Stalled(Town):
+class Stalled(LocalNetwork):
     """A machine whose trainer gets no processor for longer than a head has, by the usual terms."""
 
     def disturb(self) -> None:
@@ -270,10 +270,10 @@ NEEDS_ANVIL = pytest.mark.skipif(find_anvil() is None, reason="needs anvil")
 
 
 @pytest.mark.parametrize(
-    ("town", "cheat"), [(Sealing, ""), pytest.param(Town, "rate", marks=NEEDS_ANVIL)], ids=["sealed", "anvil"]
+    ("town", "cheat"), [(Sealing, ""), pytest.param(LocalNetwork, "rate", marks=NEEDS_ANVIL)], ids=["sealed", "anvil"]
 )
 def test_auditors_are_paid_for_seats(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, town: type[Town], cheat: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, town: type[LocalNetwork], cheat: str
 ) -> None:
     """Heads are sealed, the client draws, the seats' auditors seal what they computed, and only then a head is shown.
 

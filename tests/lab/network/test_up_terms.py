@@ -11,19 +11,19 @@ import pytest
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.lab.network import cheating_trainer
 from tiebreak.lab.network import local_network as up
-from tiebreak.lab.network.local_network import TERMS, UNHURRIED, USUAL_SECONDS, Ending, Town, UpPlan
+from tiebreak.lab.network.local_network import TERMS, UNHURRIED, USUAL_SECONDS, Ending, LocalNetwork, UpPlan
 from tiebreak.node import settings
 from tiebreak.protocol.chain.devnet import dev_secrets
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 
 
-def town_of(story: list[str], **changes: Any) -> Town:
+def town_of(story: list[str], **changes: Any) -> LocalNetwork:
     given: dict[str, Any] = {
         "task": "digits", "steps": None, "cheat": "", "chain": True, "embedded": True, "port": 1,
         "folder": Path("nowhere"), "until_over": True,
     }  # fmt: skip
-    return Town(UpPlan(**given | changes), story.append)
+    return LocalNetwork(UpPlan(**given | changes), story.append)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from tests.lab.pages.staged import Staged, moments
 from tests.lab.pages.test_pages import HOSTILE, paths
 from tests.waiting import until
-from tiebreak.lab.network.local_network import TERMS, Town, UpPlan
+from tiebreak.lab.network.local_network import TERMS, LocalNetwork, UpPlan
 from tiebreak.node.pages.routes import routes
 
 pytestmark = pytest.mark.slow
@@ -238,7 +238,7 @@ def test_the_keyboard_reaches_every_link(page: Page, site: Site) -> None:
 # ---------------------------------------------------------------- a whole run
 
 
-class Tour(Town):
+class Tour(LocalNetwork):
     """`tiebreak up` without a chain, until the reader has seen enough."""
 
     def __init__(self, folder: Path) -> None:

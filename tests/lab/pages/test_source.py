@@ -62,7 +62,7 @@ class Store:
         self.rows.append(p.ReceivedPost(place=place, at=place, wire=wire, signature=bytes(65)))
 
 
-class Ground:
+class BoardSource:
     def __init__(self, source: Staged) -> None:
         self.board = Board()
         self.source = source
@@ -82,9 +82,9 @@ def on_paper(store: Any, folder: Path) -> PageSource:
     return PageSource(store, PageContext(domain=OFF_CHAIN, blob=lambda root: folder / root.hex(), now=lambda: 7))
 
 
-def context(source: Staged, folder: Path, ground: Ground | None = None) -> PageContext:
+def context(source: Staged, folder: Path, board_source: BoardSource | None = None) -> PageContext:
     return PageContext(
-        domain=source.domain, blob=lambda root: folder / root.hex(), now=lambda: 7, ground=ground, chain="c"
+        domain=source.domain, blob=lambda root: folder / root.hex(), now=lambda: 7, board_source=board_source, chain="c"
     )
 
 
@@ -138,15 +138,15 @@ def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.
 
 def test_the_board_is_a_copy_that_outlives_a_node_that_is_away(tmp_path: Path) -> None:
     source = moments()[-1]
-    ground = Ground(source)
-    feed = PageSource(Store(source), context(source, tmp_path, ground))
-    ground.answers = False
+    board_source = BoardSource(source)
+    feed = PageSource(Store(source), context(source, tmp_path, board_source))
+    board_source.answers = False
     feed.look()
     board = feed.board
     assert board is None
-    ground.answers = True
+    board_source.answers = True
     feed.look()
-    ground.answers = False
+    board_source.answers = False
     feed.look()
     (job_id,) = source.board.jobs
     board = feed.board
@@ -322,8 +322,8 @@ def test_origins_name_the_disputed_instruction(tmp_path: Path, cases: Callable[[
     store, (job_id,) = Store(source), source.board.jobs
     names = [f"block.{n}:addmm (model.py:{n})" for n in range(231)]
     publish(source, store, tmp_path, source_module.ORIGINS, json.dumps(names).encode(), b"\2" * 32)
-    ground = Ground(source)
-    feed = PageSource(store, context(source, tmp_path, ground))
+    board_source = BoardSource(source)
+    feed = PageSource(store, context(source, tmp_path, board_source))
     feed.look()
     for game_id, game in source.board.games.items():
         view = views.game(feed, game_id)

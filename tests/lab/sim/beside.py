@@ -15,7 +15,7 @@ from tiebreak.lab.sim.world.board import WorldBoard
 from tiebreak.lab.sim.world.game import GameResult, watch
 from tiebreak.lab.sim.world.world import World
 from tiebreak.protocol.chain import Call, GameRecord, Receipt, Reverted
-from tiebreak.protocol.chain.following import FollowedBoard, Seen
+from tiebreak.protocol.chain.board_state import FollowedBoard, Seen
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt
 from tiebreak.protocol.commitments.records import ZERO_DIGEST

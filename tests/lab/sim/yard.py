@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import SGD, Batch, Rows, Task

@@ -22,7 +22,7 @@ from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
 from tiebreak.node.hub.app import make_app
 from tiebreak.node.hub.limits import HubLimits, networks_in
 from tiebreak.node.hub.post_writer import Arrival, PostResult, PostWriter
-from tiebreak.node.hub.running import configure
+from tiebreak.node.hub.process import configure
 from tiebreak.node.hub.service import Hub, HubSettings
 from tiebreak.node.hub.store import Store
 from tiebreak.node.hub_client import HubClient

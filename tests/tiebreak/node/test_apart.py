@@ -12,21 +12,21 @@ from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER
 from tests.protocol.town import PACE
 from tests.tiebreak.node.hubs import JOB, OFFER, own_job
 from tiebreak.node import driver, hub_traffic
+from tiebreak.node.board_source import HubSource
 from tiebreak.node.driver import Driver
-from tiebreak.node.ground import HubGround
 from tiebreak.node.hub_client import HubForgot, VerifiedPost
 from tiebreak.node.journal import Journal
 from tiebreak.node.parties import (
     AUDITORS,
     AcceptancePolicy,
     ClientNode,
-    Shelf,
+    JobFiles,
     TrainerNode,
     auditors_in,
     deliver,
 )
-from tiebreak.protocol.chain import following
-from tiebreak.protocol.chain.following import FollowedBoard
+from tiebreak.protocol.chain import board_state
+from tiebreak.protocol.chain.board_state import FollowedBoard
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import SignedJob
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -49,11 +49,11 @@ def there(monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[tuple[str, str]
     notes.error = notes.warn
     made = Driver(
         WatcherParty(board=FollowedBoard(), domain=DOMAIN, pace=PACE),
-        ground=SimpleNamespace(poll=raising, now=lambda: 7, domain=DOMAIN),  # type: ignore[arg-type]
+        board_source=SimpleNamespace(poll=raising, now=lambda: 7, domain=DOMAIN),  # type: ignore[arg-type]
         hub_client=SimpleNamespace(read=raising, turn=lambda: None, hub=b""),  # type: ignore[arg-type]
         journal=SimpleNamespace(append=raising, fact=raising),  # type: ignore[arg-type]
         workers=SimpleNamespace(listeners=SimpleNamespace(), drop=lambda _: [], move_only=lambda _: None),  # type: ignore[arg-type]
-        shelf=SimpleNamespace(), notes=notes,  # type: ignore[arg-type]
+        job_files=SimpleNamespace(), notes=notes,  # type: ignore[arg-type]
     )  # fmt: skip
     return made, noted
 
@@ -83,10 +83,10 @@ def test_nothing_is_kept_of_what_strangers_post(there: Any, monkeypatch: pytest.
     made, _ = there
     monkeypatch.setattr(driver, "MAX_LISTINGS", 3)
     facts: dict[str, bytes] = {}
-    made.shelf = Shelf(tmp_path)
+    made.job_files = JobFiles(tmp_path)
     made.journal = made.traffic._journal = SimpleNamespace(keep_fact=facts.__setitem__)
     policy = AcceptancePolicy(clients=(CLIENT.address,))
-    known = {"domain": DOMAIN, "pace": PACE, "key": TRAINER, "shelf": made.shelf}
+    known = {"domain": DOMAIN, "pace": PACE, "key": TRAINER, "job_files": made.job_files}
     made.machine = TrainerNode(board=FollowedBoard(), policy=policy, **known)
 
     def held() -> dict[str, int]:
@@ -124,7 +124,7 @@ def test_nothing_is_kept_of_what_strangers_post(there: Any, monkeypatch: pytest.
 
 def test_disagreements_are_listed_up_to_a_limit(there: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = there
-    monkeypatch.setattr(following, "MAX_DISAGREEMENTS", 3)
+    monkeypatch.setattr(board_state, "MAX_DISAGREEMENTS", 3)
     for number in range(5):
         made.machine.board._disagree([SimpleNamespace(name=f"Entered {number}")], ValueError())
     made.view.note_board()
@@ -171,9 +171,9 @@ def test_client_names_the_auditors_of_its_offer_once_the_ledger_has_the_job(ther
     accounts = (CHALLENGER.address, TRAINER.address)
     place = deliver(tmp_path / "offer", own, accounts)
     assert auditors_in(place) == accounts
-    known = {"domain": OFF_CHAIN, "pace": PACE, "key": CLIENT, "shelf": Shelf(own)}
-    journal, ground = Journal(own, {}), HubGround(OFF_CHAIN, CLIENT.address, raising, pace=PACE)
-    made.journal, made._posts, made.machine = journal, journal, ClientNode(board=ground.board, **known)
+    known = {"domain": OFF_CHAIN, "pace": PACE, "key": CLIENT, "job_files": JobFiles(own)}
+    journal, board_source = Journal(own, {}), HubSource(OFF_CHAIN, CLIENT.address, raising, pace=PACE)
+    made.journal, made._posts, made.machine = journal, journal, ClientNode(board=board_source.board, **known)
     made._keep_record, made.workers.ask = journal.append, lambda *_: None
 
     def look() -> list[posts.Body]:
@@ -181,13 +181,13 @@ def test_client_names_the_auditors_of_its_offer_once_the_ledger_has_the_job(ther
         waiting = [posts.SignedPost.decode(row.wire).verify(OFF_CHAIN) for row in journal.unheard()]
         return [body for body in waiting if isinstance(body, posts.AuditorsBody)]
 
-    made.ground = ground
+    made.board_source = board_source
     for _ in range(2):
         assert not look(), "the ledger knows of no such job, and would not listen"
-    ground.board.jobs[job.id] = PublicJob(job=job, last_progress=0)
-    made.ground = SimpleNamespace(now=lambda: 7, domain=OFF_CHAIN)
+    board_source.board.jobs[job.id] = PublicJob(job=job, last_progress=0)
+    made.board_source = SimpleNamespace(now=lambda: 7, domain=OFF_CHAIN)
     assert not look()
-    made.ground = ground
+    made.board_source = board_source
     assert look() == look() == [posts.AuditorsBody(accounts=accounts)]
     made._drafted.clear()
     made._auditors.clear()
@@ -217,7 +217,7 @@ def test_a_party_whose_hub_forgot_reads_anew_and_without_a_chain_starts_again(
 
     made.traffic.hub_client = SimpleNamespace(read=forgot, hub=b"hub")
     if on_paper:
-        made.ground = HubGround(OFF_CHAIN, None, raising, pace=PACE)
+        made.board_source = HubSource(OFF_CHAIN, None, raising, pace=PACE)
     made.journal.keep_fact("read of " + b"hub".hex(), (9).to_bytes(8, "big") + b"last")
     made.traffic.read_all()
     assert made.journal.fact("read of " + b"hub".hex()) == b""

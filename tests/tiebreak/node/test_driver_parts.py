@@ -16,7 +16,7 @@ from tiebreak.node.driver import Driver
 from tiebreak.node.hub_client import HubRefused
 from tiebreak.node.journal import Journal
 from tiebreak.node.log import Log
-from tiebreak.node.parties import AcceptancePolicy, Shelf, TrainerNode
+from tiebreak.node.parties import AcceptancePolicy, JobFiles, TrainerNode
 from tiebreak.node.tasks import Answer, Publish
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.parties import events as e
@@ -55,7 +55,7 @@ def trainer_of(folder: Path, *jobs: PublicJob, **more: Any) -> TrainerNode:
     board = Board()
     board.jobs = {job.id: job for job in jobs}
     more = {"policy": AcceptancePolicy(), **more}
-    return TrainerNode(shelf=Shelf(folder), board=board, domain=DOMAIN, pace=PACE, key=TRAINER, **more)
+    return TrainerNode(job_files=JobFiles(folder), board=board, domain=DOMAIN, pace=PACE, key=TRAINER, **more)
 
 
 def driver_of(journal: Journal, hub: Hub, *jobs: PublicJob) -> Driver:
@@ -66,10 +66,11 @@ def driver_of(journal: Journal, hub: Hub, *jobs: PublicJob) -> Driver:
         asked.append((task, done))
 
     workers = SimpleNamespace(listeners=SimpleNamespace(), ask=ask, asked=asked)
-    ground: Any = SimpleNamespace(now=lambda: START, linked=None, send=asked.append)
+    board_source: Any = SimpleNamespace(now=lambda: START, light_client=None, send=asked.append)
     notes = Log("trainer", stream=StringIO())
     return Driver(
-        machine, ground=ground, hub_client=hub, journal=journal, shelf=machine.shelf, workers=workers, notes=notes,  # type: ignore[arg-type]
+        machine, board_source=board_source, hub_client=hub, journal=journal, job_files=machine.job_files,
+        workers=workers, notes=notes,  # type: ignore[arg-type]
     )  # fmt: skip
 
 

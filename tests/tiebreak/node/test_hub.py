@@ -49,7 +49,7 @@ from tiebreak.node.hub.connection import GRACE_SECONDS, OpenConnections
 from tiebreak.node.hub.limits import PAGE_SECONDS, PROCESSOR, Buckets, HubLimits, Recent, address_of, networks_in
 from tiebreak.node.hub.post_queue import PostQueue, WaitingRequest
 from tiebreak.node.hub.post_writer import Arrival
-from tiebreak.node.hub.running import proxies_of
+from tiebreak.node.hub.process import proxies_of
 from tiebreak.node.hub.store import Store, Writer
 from tiebreak.node.pages.routes import routes
 from tiebreak.node.pages.source import PageContext, PageSource

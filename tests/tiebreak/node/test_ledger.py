@@ -21,7 +21,7 @@ from tests.tiebreak.node.village import BLOCK, HUB, START, Village, Villager
 from tests.tiebreak.parties import Commands
 from tiebreak.api.chain import boards
 from tiebreak.api.disputing import judging
-from tiebreak.node.ground import HubGround
+from tiebreak.node.board_source import HubSource
 from tiebreak.node.hub_client import VerifiedPost
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address
 from tiebreak.protocol.commitments.job import game_id
@@ -62,23 +62,23 @@ class Member(Villager):
         self.alarms: list[e.Alarm] = []
         super().__init__(village, name)
 
-    def new_ground(self, pace: Pace) -> HubGround:
+    def new_ground(self, pace: Pace) -> HubSource:
         account = None if self.key is None else self.key.address
 
         def post(job: Digest, body: posts.Body, tag: bytes) -> None:
             self.post(job, body, tag=tag)
 
-        return HubGround(OFF_CHAIN, account, post, pace=pace, steady=self.steady)
+        return HubSource(OFF_CHAIN, account, post, pace=pace, steady=self.steady)
 
     def step(self) -> None:
-        self.ground.note_time(self.village.now)
+        self.board_source.note_time(self.village.now)
         super().step()
 
     def raise_alarm(self, alarm: e.Alarm) -> None:
         self.alarms.append(alarm)
 
     def receive(self, verified: VerifiedPost) -> None:
-        self.ground.hear(verified.place, verified.at, verified.post, verified.body)
+        self.board_source.hear(verified.place, verified.at, verified.post, verified.body)
         super().receive(verified)
 
 
@@ -103,7 +103,7 @@ class Commune(Village):
             self.disturb()
             for villager in self.villagers.values():
                 villager.step()
-            board = self.villagers["client"].ground.board
+            board = self.villagers["client"].board_source.board
             if board.jobs and all(job.is_over for job in board.jobs.values()):
                 return
         raise AssertionError("expected an end, got none")
@@ -126,7 +126,7 @@ class Flooded(Commune):
 
     def disturb(self) -> None:
         client = self.villagers["client"]
-        job = client.ground.board.jobs.get(self.run.job.id)
+        job = client.board_source.board.jobs.get(self.run.job.id)
         if job is None or job.is_over:
             return
         if self.named:
@@ -139,7 +139,7 @@ class Flooded(Commune):
             for nonce in range(2):
                 for key in rng.sample(self.keys, rng.randint(1, 5)) if rng else self.keys:
                     self.said(key, tx.Challenge(head=head, nonce=nonce))
-        for game in client.ground.board.open_games(job.id):
+        for game in client.board_source.board.open_games(job.id):
             if game.challenger in own and (is_over or (rng and rng.random() < 0.05)):
                 self.said(own[game.challenger], tx.MakeMove(game_id=game.id, sequence=0, move=Concede()))
 
@@ -192,12 +192,12 @@ def test_a_lie_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
     commune = lived(run)
     stake = run.job.trainer_stake
     for villager in commune.villagers.values():
-        ground = villager.ground
-        (game,) = ground.board.games.values()
+        board_source = villager.board_source
+        (game,) = board_source.board.games.values()
         assert game.job.status is JobStatus.SLASHED
         assert game.state.verdict is not None
         assert game.state.verdict.winner is Side.CHALLENGER
-        claims = [ground._ledger.claim(key.address) for key in (CLIENT, TRAINER, CHALLENGER)]  # type: ignore[attr-defined]
+        claims = [board_source._ledger.claim(key.address) for key in (CLIENT, TRAINER, CHALLENGER)]  # type: ignore[attr-defined]
         assert claims == [0, -stake, stake // 2]
     found = judge(commune.export)
     assert [game["right"] for game in found["games"]] == ["challenger"]
@@ -213,7 +213,7 @@ NAMED = (Address(CHALLENGER.address),)
 def test_throw_away_keys_do_not_keep_a_named_auditor_from_a_lie(run: Run, judge: Judge) -> None:
     commune = Flooded(run, named=NAMED)
     commune.live()
-    board = commune.villagers["trainer"].ground.board
+    board = commune.villagers["trainer"].board_source.board
     won = [game for game in board.games.values() if game.challenger == CHALLENGER.address]
     assert [game.state.verdict.winner for game in won] == [Side.CHALLENGER]  # type: ignore[union-attr]
     assert len(board.games) == 1 + ledger.MAX_STRANGERS
@@ -232,9 +232,9 @@ def test_throw_away_keys_change_no_outcome_whenever_they_come_and_go(run: Run, c
         commune = Flooded(run, named=NAMED, rng=Random(seed))
         commune.live()
         for villager in commune.villagers.values():
-            (job,) = villager.ground.board.jobs.values()
+            (job,) = villager.board_source.board.jobs.values()
             assert job.status is (JobStatus.SLASHED if run in (FALSE, TALKED_FALSE) else JobStatus.SETTLED), seed
-            assert len(villager.ground.board.games) <= ledger.MAX_STRANGERS + 1
+            assert len(villager.board_source.board.games) <= ledger.MAX_STRANGERS + 1
         assert commune.number > 10
         cases()
 
@@ -243,7 +243,7 @@ def test_an_auditor_whom_nobody_named_says_that_it_is_shut_out() -> None:
     """Strangers share what there is, first come, first served. What helps is to be named, and its owner hears that."""
     commune = Flooded(FALSE, named=())
     commune.live()
-    (job,) = commune.villagers["client"].ground.board.jobs.values()
+    (job,) = commune.villagers["client"].board_source.board.jobs.values()
     assert job.status is JobStatus.SETTLED
     alarms = [event for event in commune.villagers["auditor"].alarms if event.is_error]
     assert any("its client can name this account" in alarm.text for alarm in alarms)
@@ -253,7 +253,7 @@ def test_an_auditor_whom_nobody_named_says_that_it_is_shut_out() -> None:
 def test_throw_away_keys_delay_an_honest_trainer_by_a_game_at_most(run: Run, judge: Judge) -> None:
     commune = Flooded(run, named=NAMED)
     commune.live()
-    board = commune.villagers["trainer"].ground.board
+    board = commune.villagers["trainer"].board_source.board
     (job,) = board.jobs.values()
     assert job.status is JobStatus.SETTLED
     assert len(board.games) == ledger.MAX_STRANGERS

@@ -79,7 +79,7 @@ class Tossed(Member):
         super().__init__(village, name)
         self.kept = kept or Posts()
         kind = village.plan.kinds.get(name, self.kind)
-        known: dict[str, Any] = {"board": self.ground.board, "domain": OFF_CHAIN, "pace": self.ground.pace}
+        known: dict[str, Any] = {"board": self.board_source.board, "domain": OFF_CHAIN, "pace": self.board_source.pace}
         machine = kind(key=self.key, journal=list(self.kept), **known)
         self.machine, self._keep_record, self._posts = machine, self.kept.append, self.kept
         if name == "client":  # its owner's offer lies in its folder
@@ -179,7 +179,7 @@ class Storm(Commune):
             self.disturb()
             for villager in list(self.villagers.values()):
                 villager.step()
-            boards = [villager.ground.board for villager in self.villagers.values()]
+            boards = [villager.board_source.board for villager in self.villagers.values()]
             if all(board.jobs and all(job.is_over for job in board.jobs.values()) for board in boards):
                 return
         raise AssertionError("expected an end, got none")
@@ -195,7 +195,7 @@ def play(seed: int) -> str:
     wanted = JobStatus.SLASHED if is_lie else JobStatus.SETTLED
     gains: list[dict[Address, int]] = []
     for villager in storm.villagers.values():
-        ledger = villager.ground._ledger
+        ledger = villager.board_source._ledger
         (found,) = ledger.board.jobs.values()
         assert found.status is wanted
         gains.append(ledger.gains())

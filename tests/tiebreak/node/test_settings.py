@@ -14,7 +14,7 @@ from tests.source_tree import ROOT, committed_files, parse
 from tiebreak.node import settings
 from tiebreak.node.log import Log
 from tiebreak.node.parties import AcceptancePolicy
-from tiebreak.node.running import floor_of, means_of, open_party, policy
+from tiebreak.node.process import floor_of, means_of, open_party, policy
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.chain.gas import EXECUTED, UNMEASURED, gas_limit
 from tiebreak.protocol.commitments.eip712 import Address
@@ -162,15 +162,15 @@ DEVIATIONS = {
     ("tests/tiebreak/node/test_settings.py", "confirmations"): "reads back what was written",
     ("tests/tiebreak/node/test_settings.py", "spike_gwei"): "reads back what was written",
     ("tests/tiebreak/node/test_workers.py", "trial_seconds"): "a trial that takes too long ends",
-    ("tests/tiebreak/node/test_ground.py", "confirmations"): "three blocks vanish at a time",
-    ("tests/tiebreak/node/test_ground_anvil.py", "confirmations"): "three blocks vanish at a time",
+    ("tests/tiebreak/node/test_board_source.py", "confirmations"): "three blocks vanish at a time",
+    ("tests/tiebreak/node/test_board_source_anvil.py", "confirmations"): "three blocks vanish at a time",
     ("tests/chain/test_outbox.py", "confirmations"): "counts the blocks on a transaction's",
     ("tests/protocol/test_terms.py", "slowdown"): "terms follow it",
     ("tests/protocol/test_terms.py", "step_seconds"): "terms follow it",
     ("tests/lab/sim/adversaries/test_builders.py", "block_seconds"): "a move to the second needs a block a second",
     ("tests/lab/sim/world/test_clocks.py", "block_seconds"): "clocks to the second, and a slow chain",
     ("tests/lab/sim/world/test_clocks.py", "step_seconds"): "clocks and windows that are a second too short",
-    ("tiebreak/api/agreeing/offers.py", "step_seconds"): "what a trial step took, as parties judge terms",
+    ("tiebreak/api/agreement/offers.py", "step_seconds"): "what a trial step took, as parties judge terms",
     ("tiebreak/cli/agree.py", "step_seconds"): "the measured seconds, printed",
     ("tests/tiebreak/node/village.py", "confirmations"): "hands on what a test names here",
     ("tiebreak/cli/devnet.py", "block_seconds"): "a chain's, not a party's setting",

@@ -25,7 +25,7 @@ from tiebreak.node import workers as workers_module
 from tiebreak.node.driver import Driver
 from tiebreak.node.hub_client import HubClient
 from tiebreak.node.journal import Journal
-from tiebreak.node.parties import AcceptancePolicy, AuditorNode, Shelf, TrainerNode
+from tiebreak.node.parties import AcceptancePolicy, AuditorNode, JobFiles, TrainerNode
 from tiebreak.node.tasks import (
     ANSWERS,
     MAX_ANSWER_BYTES,
@@ -249,7 +249,7 @@ def test_named_clients_and_seats_wait_for_no_stranger(kind: type, tmp_path: Path
 
 def test_a_named_client_a_seat_and_a_signature_are_no_strangers() -> None:
     """Whoever else offers a job is a stranger: a key costs nothing."""
-    known: dict[str, Any] = {"shelf": SimpleNamespace(seconds={}), "board": Board(), "domain": DOMAIN, "pace": PACE}
+    known: dict[str, Any] = {"job_files": SimpleNamespace(seconds={}), "board": Board(), "domain": DOMAIN, "pace": PACE}
     taken = trainer(public(replace(JOB, nonce=1)))
     assert [taken.names(replace(JOB, nonce=nonce)) for nonce in (1, 2)] == [True, False]
     taken.policy = AcceptancePolicy(clients=(JOB.client,))
@@ -297,9 +297,15 @@ def test_no_mail_is_waited_for_without_a_deadline(fate: str, tmp_path: Path, mon
 def trainer(*taken: PublicJob, processes: int = 3) -> TrainerNode:
     board = Board()
     board.jobs |= {job.id: job for job in taken}
-    shelf: Any = SimpleNamespace(program=lambda _: program(), seconds={}, starts={})
+    job_files: Any = SimpleNamespace(program=lambda _: program(), seconds={}, starts={})
     return TrainerNode(
-        policy=AcceptancePolicy(), processes=processes, shelf=shelf, board=board, domain=DOMAIN, pace=PACE, key=TRAINER
+        policy=AcceptancePolicy(),
+        processes=processes,
+        job_files=job_files,
+        board=board,
+        domain=DOMAIN,
+        pace=PACE,
+        key=TRAINER,
     )
 
 
@@ -323,7 +329,7 @@ def test_terms_count_the_longest_step_and_the_games_of_all_jobs_taken() -> None:
     assert trainer(public(replace(alone, nonce=1), JobStatus.SETTLED)).sign_job(alone)
     assert objections(alone, program(), PACE) == ()
     slow = trainer(beside := public(replace(both, nonce=1, clock=10 * both.clock)))
-    slow.shelf.seconds |= {beside.id: step + 0.3, NOTHING: 1e9}  # what it tried, of a job that is not active too
+    slow.job_files.seconds |= {beside.id: step + 0.3, NOTHING: 1e9}  # what it tried, of a job that is not active too
     assert not slow.sign_job(both)
     assert slow.sign_job(replace(both, clock=both.clock + 3))
 
@@ -333,9 +339,9 @@ def test_a_trainer_signs_no_window_that_its_own_trial_took_longer_than() -> None
     hurried, alarms = replace(JOB, challenge_window=60), list[str]()
     made = trainer()
     made.alarm = alarms.append  # type: ignore[method-assign, assignment]
-    made.shelf.starts[hurried.id] = 5.0
+    made.job_files.starts[hurried.id] = 5.0
     assert made.sign_job(hurried)
-    made.shelf.starts[hurried.id] = 153.0
+    made.job_files.starts[hurried.id] = 153.0
     assert not made.sign_job(hurried)
     needed = 153 + JOB.checkpoint_interval * PACE.step_seconds + PACE.sending(1)
     assert alarms == [
@@ -343,7 +349,7 @@ def test_a_trainer_signs_no_window_that_its_own_trial_took_longer_than() -> None
         f"here a start takes 153 s and a step {PACE.step_seconds} s"
     ]
     roomy = replace(JOB, challenge_window=int(needed))
-    made.shelf.starts[roomy.id] = 153.0
+    made.job_files.starts[roomy.id] = 153.0
     assert made.sign_job(roomy)
 
 
@@ -381,13 +387,13 @@ def test_a_program_is_tried_once_in_a_process_that_ends(fate: str, tmp_path: Pat
 
 
 def driving(machine: Any, folder: Path, asked: list[tuple[Task, Any]], told: list[e.Event]) -> Driver:
-    machine.shelf = Shelf(folder)
+    machine.job_files = JobFiles(folder)
     ask = lambda *given, **_: asked.append(given)  # noqa: E731
     pool = SimpleNamespace(settings=bench(folder), listeners=Listeners(), ask=ask)
     notes = SimpleNamespace(info=lambda *_, **__: None, warn=lambda *_, **__: None)
-    ground = SimpleNamespace(now=lambda: START, domain=DOMAIN)
-    given: dict[str, Any] = {"ground": ground, "hub_client": SimpleNamespace()}
-    made = Driver(machine, journal=Journal(folder, {}), shelf=machine.shelf, workers=pool, notes=notes, **given)  # type: ignore[arg-type]
+    board_source = SimpleNamespace(now=lambda: START, domain=DOMAIN)
+    given: dict[str, Any] = {"ground": board_source, "hub_client": SimpleNamespace()}
+    made = Driver(machine, journal=Journal(folder, {}), job_files=machine.job_files, workers=pool, notes=notes, **given)  # type: ignore[arg-type]
     made.tell = told.append  # type: ignore[method-assign]
     return made
 
@@ -395,7 +401,7 @@ def driving(machine: Any, folder: Path, asked: list[tuple[Task, Any]], told: lis
 def test_no_job_is_signed_or_followed_before_a_step_was_tried(tmp_path: Path, monkeypatch: Any) -> None:
     """What it took counts in the terms and is remembered; what failed stays out, and its offer is declined."""
     asked, told = list[tuple[Task, Any]](), list[e.Event]()
-    monkeypatch.setattr(Shelf, "has", lambda self, _: bool(asked))
+    monkeypatch.setattr(JobFiles, "has", lambda self, _: bool(asked))
     jobs = [replace(job, trainer=TRAINER.address) for job in JOBS]
 
     def offer(made: Driver, job: Any) -> e.JobOffered:
@@ -419,29 +425,29 @@ def test_no_job_is_signed_or_followed_before_a_step_was_tried(tmp_path: Path, mo
     made.inbox.get()()
     made.inbox.get()()
     assert [event for event in told if isinstance(event, e.JobOffered)] == [first, second]
-    assert made.shelf.seconds == {jobs[0].id: 0.5}
-    assert made.shelf.starts == {jobs[0].id: 153.0}
-    made.shelf._programs |= {job.id: program() for job in jobs}
+    assert made.job_files.seconds == {jobs[0].id: 0.5}
+    assert made.job_files.starts == {jobs[0].id: 153.0}
+    made.job_files._programs |= {job.id: program() for job in jobs}
     assert [made.machine.agrees(job) for job in jobs[:2]] == [True, False]  # type: ignore[attr-defined]
     offer(made, jobs[1])
     made.journal.close()
     made = driving(trainer(), tmp_path, asked, told)
     made._prepare(jobs[0])
     assert len(asked) == 3
-    assert made.shelf.seconds == {jobs[0].id: 0.5}
-    assert made.shelf.starts == {jobs[0].id: 153.0}
+    assert made.job_files.seconds == {jobs[0].id: 0.5}
+    assert made.job_files.starts == {jobs[0].id: 153.0}
     made.journal.close()
 
 
 def test_a_job_that_is_only_offered_holds_up_no_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offers are free of charge: an auditor tries one of them at a time, and accepted jobs before."""
     asked, told = list[tuple[Task, Any]](), list[e.Event]()
-    monkeypatch.setattr(Shelf, "has", lambda *_: True)
+    monkeypatch.setattr(JobFiles, "has", lambda *_: True)
     statuses = (JobStatus.OFFERED, JobStatus.OFFERED, JobStatus.ACTIVE)
     board = Board()
     board.jobs |= {job.id: public(job, status) for job, status in zip(JOBS, statuses, strict=True)}
     made = driving(
-        AuditorNode(shelf=None, board=board, domain=DOMAIN, pace=PACE, key=CHALLENGER), tmp_path, asked, told
+        AuditorNode(job_files=None, board=board, domain=DOMAIN, pace=PACE, key=CHALLENGER), tmp_path, asked, told
     )  # type: ignore[arg-type]
     for number, expected in enumerate((2, 0, 1)):
         made._fetch_inputs()

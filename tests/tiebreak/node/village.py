@@ -10,7 +10,7 @@ from typing import Any
 from tests.chain.support import ETHER, STRANGER
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
 from tests.protocol.town import KINDS, TALKED, TALKED_TRUTH, TRUTH, Kept, result_of
-from tiebreak.node.ground import ChainGround
+from tiebreak.node.board_source import ChainSource
 from tiebreak.node.hub_client import VerifiedPost
 from tiebreak.protocol.chain import Chain, EmbeddedChain, NodeError
 from tiebreak.protocol.chain.node import Node
@@ -63,12 +63,17 @@ class Villager(PostingDriver):
         """The number of posts that it has read."""
         self.is_started, self.kept = False, Kept()
         pace = Pace(block_seconds=BLOCK, step_seconds=1)
-        ground = self.new_ground(pace)
-        known: dict[str, Any] = {"board": ground.board, "domain": ground.domain, "pace": pace, "key": self.key}
-        super().__init__(self.kind(**known), self.kept, ground)
-        self.ground: Any = ground
-        if isinstance(ground, ChainGround):
-            ground.know(self.machine)
+        board_source = self.new_ground(pace)
+        known: dict[str, Any] = {
+            "board": board_source.board,
+            "domain": board_source.domain,
+            "pace": pace,
+            "key": self.key,
+        }
+        super().__init__(self.kind(**known), self.kept, board_source)
+        self.board_source: Any = board_source
+        if isinstance(board_source, ChainSource):
+            board_source.know(self.machine)
 
     def new_ground(self, pace: Pace) -> Any:
         """The way to the chain, before a node that may fail."""
@@ -76,7 +81,7 @@ class Villager(PostingDriver):
         chain = Chain(self.node)  # type: ignore[arg-type]
         chain._deployment = self.village.chain.deployment
         wanted = self.village.confirmations
-        return ChainGround(chain, self.key, self.kept, pace=pace, confirmations=wanted, steady=self.steady)
+        return ChainSource(chain, self.key, self.kept, pace=pace, confirmations=wanted, steady=self.steady)
 
     def steady(self) -> float:
         return self.village.seconds + self.clock
@@ -105,12 +110,12 @@ class Villager(PostingDriver):
         for verified in verified_posts:
             self.receive(verified)
         try:
-            found = self.ground.poll()
+            found = self.board_source.poll()
         except NodeError:
             return
         if not self.is_started:
             self.is_started = True
-            self.tell(e.Started(at=self.ground.now()))
+            self.tell(e.Started(at=self.board_source.now()))
         for event in found:
             self.tell(event)
         inbox, self.inbox = self.inbox, []
@@ -152,7 +157,7 @@ class Village:
             for villager in self.villagers.values():
                 villager.step()
             yield number
-            board = self.villagers["client"].ground.board
+            board = self.villagers["client"].board_source.board
             owed = any(self.chain.credit(key.address) for key in (CLIENT, TRAINER, CHALLENGER))
             ends = (job.is_over and self.chain.job_state(job.id).status is job.status for job in board.jobs.values())
             if board.jobs and all(ends) and not owed:  # also on the chain: its last blocks may just have vanished
@@ -190,5 +195,5 @@ def new_village_chain() -> EmbeddedChain:
 
 
 def game_of(villager: Villager) -> PublicGame:
-    (found,) = villager.ground.board.games.values()
+    (found,) = villager.board_source.board.games.values()
     return found

@@ -18,7 +18,7 @@ from tiebreak.api.auditing.ray import RayExecutor
 from tiebreak.api.auditing.replayers import Assignment, Executing, Processes, TaskExecutor
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.environment import own_folder, own_mark, usable_cores
-from tiebreak.api.machine.running import as_policy, make_interpreter
+from tiebreak.api.machine.interpreters import as_policy, make_interpreter
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress

@@ -14,7 +14,7 @@ import torch
 
 from tiebreak.api.auditing.audits import chances
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.engine.capture.state import TELEMETRY
 from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.run.audit import draw_segments, signed_records

@@ -18,7 +18,7 @@ from queue import SimpleQueue
 from typing import Annotated, Any, Final, Protocol
 
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.machine.workers import Channel, WorkerProcess, spawn, worker_name
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.policy import LoggedPolicy

@@ -41,7 +41,7 @@ from torch import Tensor
 
 from tiebreak.api.certification import certificates
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.data.disk import Folder, read_file, storing, write_file

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.engine.arithmetic.backend import identity
 from tiebreak.engine.data.tensors import tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs

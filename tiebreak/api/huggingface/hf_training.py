@@ -10,10 +10,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer
 from transformers.trainer_utils import TrainOutput
 
-from tiebreak.api.huggingface.driving import drive
 from tiebreak.api.huggingface.objective import check_padding, objective, ready
 from tiebreak.api.huggingface.recording import RecordedColumns, Recording, columns, record, replaced, same_draws
 from tiebreak.api.huggingface.refusals import check_trainer, warn_of_unread
+from tiebreak.api.huggingface.trainer_loop import drive
 from tiebreak.api.machine import Machine
 from tiebreak.api.training.runs import Run, agree
 from tiebreak.engine.capture.task import Clip, Task

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tiebreak.api.machine.environment import KernelStatus, describe, describe_cuda
-from tiebreak.api.machine.running import usable_device
+from tiebreak.api.machine.interpreters import usable_device
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import integer_products, launches
 from tiebreak.engine.run.qualify import qualify

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from tiebreak.api.machine.environment import describe, describe_cuda, usable_cores
-from tiebreak.api.machine.running import usable_device
+from tiebreak.api.machine.interpreters import usable_device
 from tiebreak.api.training.bundle import MANIFEST, Bundle, capture_bundle, load_bundle
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import builds

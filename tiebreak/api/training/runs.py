@@ -16,7 +16,7 @@ from tiebreak.api.auditing.audits import audit_chosen, segments_of
 from tiebreak.api.auditing.progress import Tally, on_stderr
 from tiebreak.api.disputing.disputes import Dispute, dispute, open_both
 from tiebreak.api.machine import MACHINE, Machine
-from tiebreak.api.machine.running import Policy, as_policy, make_interpreter
+from tiebreak.api.machine.interpreters import Policy, as_policy, make_interpreter
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import Bundle, capture_bundle
 from tiebreak.api.training.distributed import joined

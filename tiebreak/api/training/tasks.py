@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tiebreak.api.machine import DEVICE
-from tiebreak.api.machine.running import usable_device
+from tiebreak.api.machine.interpreters import usable_device
 from tiebreak.api.training.reading import CHECKS
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.check import checked

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tiebreak.api.auditing.progress import on_stderr
 from tiebreak.api.machine import MACHINE, Machine
-from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.tasks import CHECK, TASK, as_state_dict, capture, state_names
 from tiebreak.engine.capture.state import NORM

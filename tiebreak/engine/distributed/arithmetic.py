@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plain.exact import Digits, exact_digits
-from tiebreak.engine.arithmetic.plain.settling import decide
+from tiebreak.engine.arithmetic.plain.near_ties import decide
 from tiebreak.engine.arithmetic.plan.options import Operands
 from tiebreak.engine.arithmetic.plan.stats import Stats
 from tiebreak.engine.arithmetic.plan.sums import Partial, kind_of, norms

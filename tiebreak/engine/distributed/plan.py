@@ -7,7 +7,7 @@ from functools import cached_property
 
 from tiebreak.engine.arithmetic.plan.sums import norms
 from tiebreak.engine.distributed.exchange import SHORT, numbering
-from tiebreak.engine.distributed.joining import joined, reads_state
+from tiebreak.engine.distributed.exchange_buckets import joined, reads_state
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
 from tiebreak.engine.distributed.sizes import BOUND_BYTES, SUM_BYTES

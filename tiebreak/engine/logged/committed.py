@@ -12,7 +12,7 @@ from typing import Protocol
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.logged.following import Follower
+from tiebreak.engine.logged.log_replay import Follower
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs, RunIdentity
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree

@@ -13,7 +13,7 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.logged.following import Follower
+from tiebreak.engine.logged.log_replay import Follower
 from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tiebreak.api.auditing.progress import training_progress
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.running import make_interpreter
+from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.tasks import capture
 from tiebreak.engine.capture.captured import Captured

@@ -15,7 +15,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from tiebreak.api.signing.keys import load_key
-from tiebreak.node import running, settings
+from tiebreak.node import process, settings
 from tiebreak.node.parent_watch import hold
 from tiebreak.node.tasks import WorkerSettings
 from tiebreak.protocol.chain.devnet import dev_secrets
@@ -48,7 +48,7 @@ def main(name: str, folder: Path) -> None:
     found = settings.read("trainer", folder)
     key = load_key(folder / found.key, os.environ.pop("TIEBREAK_PASSPHRASE"))
     check(found, key)
-    running.run(found, key, as_json=True, serve=partial(serve, name))
+    process.run(found, key, as_json=True, serve=partial(serve, name))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ ON_PAPER: Final = {"clock": 420, "talk-time": 240}
 HERE: Final[dict[str, Any]] = {
     "step_seconds": 0,  # what a trial measures counts: with a second a step, these terms would be too short for some
     "threads": 1,  # all parties share this machine
+    "uncompiled": True,  # nobody loses money by slow kernels
 }
 """Settings in which parties of one machine differ from those of `init`, besides `BLOCK_SECONDS` on its chain."""
 USUAL_SECONDS: Final = 12
@@ -65,7 +66,7 @@ OPEN_TO_ALL: Final[dict[str, dict[str, Any]]] = {
 """The settings by which parties of a demonstration, whose money is worth nothing, allow everybody everything."""
 SEAT: Final = ("--seat-fee", "0.1", "--seat-bond", "0.1")
 BOARD: Final = "Board"
-HUB: Final = "tiebreak.node.hub.running"
+HUB: Final = "tiebreak.node.hub.process"
 """The module that takes most of the time in which a hub starts."""
 AFTER_SECONDS: Final = 3.0
 """The time that the story goes on after the job has ended: some money may still move."""
@@ -202,7 +203,7 @@ class Child:
             self._process.stdin.close()
 
 
-class Town:
+class LocalNetwork:
     """The processes, and what they tell."""
 
     def __init__(self, plan: UpPlan, say: Callable[[str], None]) -> None:
@@ -433,7 +434,7 @@ class Town:
 
 
 def up(plan: UpPlan, say: Callable[[str], None]) -> Ending:
-    return Town(plan, say).run()
+    return LocalNetwork(plan, say).run()
 
 
 def _prepare(folder: Path) -> None:

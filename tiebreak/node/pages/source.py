@@ -33,7 +33,7 @@ from tiebreak.protocol.strict_json import parse_json
 from tiebreak.protocol.tags import Digest
 
 if TYPE_CHECKING:
-    from tiebreak.node.ground import AnyGround
+    from tiebreak.node.board_source import AnyBoardSource
     from tiebreak.node.hub.store import Store
 
 PROGRAM: Final = b"program.tbp"
@@ -94,7 +94,7 @@ class PageContext:
     blob: Callable[[Digest], Path]
     """The path at which a whole blob is, or would be."""
     now: Callable[[], int]
-    ground: "AnyGround | None" = None
+    board_source: "AnyBoardSource | None" = None
     chain: str = ""
 
 
@@ -156,7 +156,7 @@ class PageSource:
 
     def __init__(self, posts: "Store", context: PageContext) -> None:
         self.domain, self.chain = context.domain, context.chain
-        self._posts, self._context, self._ground = posts, context, context.ground
+        self._posts, self._context, self._board_source = posts, context, context.board_source
         self._lock = threading.Lock()
         self._place = self._shown = 0
         """The last post that was read, and the last one that the ledger's board shows."""
@@ -175,44 +175,44 @@ class PageSource:
         self._origins: Recent[Digest, Sequence[str]] = Recent(KEPT_ORIGINS_BYTES)
         self._names: Recent[Digest, str] = Recent(_KNOWN)
         self._board: Board | None = None
-        self.on_paper = self._ground is None and self.domain == OFF_CHAIN
+        self.on_paper = self._board_source is None and self.domain == OFF_CHAIN
         self._ledger = Ledger(self.domain) if self.on_paper else None
         self._kinds = _KINDS + _KINDS_OF_LEDGER if self.on_paper else _KINDS
-        board: Any = None if self._ground is None else self._ground.board
+        board: Any = None if self._board_source is None else self._board_source.board
         if hasattr(board, "talk_of"):  # it asks for what logs leave out
             board.program_of, board.talk_of = lambda job: self.program(job.id, names_only=False), self._talk_of
 
     def start(self) -> None:
-        """Read what is there, so that no page waits for it, and follow the ground, in a thread of its own."""
+        """Read what is there, so that no page waits for it, and follow the board source, in a thread of its own."""
         threading.Thread(target=self._follow, daemon=True, name="pages").start()
 
     def _follow(self) -> None:
         rest, trouble, is_first = threading.Event(), "", True
-        while is_first or self._ground is not None:
+        while is_first or self._board_source is not None:
             try:
                 self.look()
             except Exception as error:  # the pages show the last state, and it is tried again
                 if trouble != (trouble := repr(error)):
                     logging.getLogger(__name__).exception("the board cannot be followed")
-            is_first = rest.wait(POLL_SECONDS if self._ground is not None else 0)
+            is_first = rest.wait(POLL_SECONDS if self._board_source is not None else 0)
 
     def look(self) -> None:
-        """Follow what is new on the ground. A node that does not answer is asked again the next time."""
+        """Follow what is new on the board source. A node that does not answer is asked again the next time."""
         self._read_on()
-        if (ground := self._ground) is None:
+        if (board_source := self._board_source) is None:
             return
-        if hasattr(ground, "learn"):
+        if hasattr(board_source, "learn"):
             for job in list(self._offered.values()):
-                ground.learn(job)
+                board_source.learn(job)
         with suppress(TiebreakError):
-            if ground.poll() or self._board is None:
-                self._board = snapshot(ground.board)
+            if board_source.poll() or self._board is None:
+                self._board = snapshot(board_source.board)
 
     # ------------------------------------------------------------------ what pages ask for
 
     def now(self) -> int:
         """Seconds by the same clock as the board's times."""
-        return (self._ground.now() if self._ground is not None else 0) or self._context.now()
+        return (self._board_source.now() if self._board_source is not None else 0) or self._context.now()
 
     def place(self) -> int:
         """The place of the newest post."""

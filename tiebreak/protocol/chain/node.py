@@ -96,12 +96,12 @@ class Node:
 
     @classmethod
     def connect(cls, endpoint: str) -> Self:
-        """Connect to an http(s) URL or an IPC socket, or to several, separated by commas (`Several`).
+        """Connect to an http(s) URL or an IPC socket, or to several, separated by commas (`NodePool`).
 
         Raises `NodeError` if there is no answer.
         """
         if "," in endpoint:
-            return cast("Self", Several([partial(cls.connect, one.strip()) for one in endpoint.split(",")]))
+            return cast("Self", NodePool([partial(cls.connect, one.strip()) for one in endpoint.split(",")]))
         from web3 import HTTPProvider, IPCProvider, Web3  # noqa: PLC0415
 
         if urlsplit(endpoint).scheme in ("http", "https"):
@@ -332,7 +332,7 @@ class Node:
         return tx
 
 
-class Several:
+class NodePool:
     """Several nodes of one chain in the place of one `Node`.
 
     If one does not answer, the next one is asked. Each look at the newest block goes on to the next node, and a

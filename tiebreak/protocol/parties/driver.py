@@ -303,7 +303,7 @@ class PostJournal(Protocol):
         """
 
 
-class Ground(Protocol):
+class BoardSource(Protocol):
     """The place where transactions count: a chain, or a ledger that a hub keeps."""
 
     def now(self) -> int:
@@ -316,16 +316,16 @@ class Ground(Protocol):
 class PostingDriver(PartyDriver):
     """Drives a machine that speaks through a hub. A post is in the journal with its exact bytes before it leaves."""
 
-    def __init__(self, machine: PartyMachine, journal: PostJournal, ground: Ground) -> None:
+    def __init__(self, machine: PartyMachine, journal: PostJournal, board_source: BoardSource) -> None:
         super().__init__(machine, journal.append)
-        self._posts, self.ground = journal, ground
+        self._posts, self.board_source = journal, board_source
 
     @abstractmethod
     def posted(self) -> None:
         """Bring the hub what is new in the journal, now or later, until it has it."""
 
     def instant(self) -> int:
-        return self.ground.now()
+        return self.board_source.now()
 
     def transact(self, wanted: e.Transact) -> None:
         """Send a transaction. A challenge is posted first: until then a hub takes no message of its game."""
@@ -333,7 +333,7 @@ class PostingDriver(PartyDriver):
             head, nonce = wanted.transaction.head, wanted.transaction.nonce
             found = game_id(head.head, self.machine.domain, self.machine.address, nonce)
             self.post(head.head.job_id, posts.GameBody(head=head, nonce=nonce), found)
-        self.ground.send(wanted)
+        self.board_source.send(wanted)
 
     def say(self, statement: e.Statement) -> bool:
         """Post a statement, unless it was posted before. Returns whether it is new."""

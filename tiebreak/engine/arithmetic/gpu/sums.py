@@ -21,7 +21,7 @@ from tiebreak.engine.arithmetic.gpu.integers import choose
 from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, programs, target
 from tiebreak.engine.arithmetic.gpu.operands import OperandLayout, arrange
 from tiebreak.engine.arithmetic.plain.exact import ElementReader
-from tiebreak.engine.arithmetic.plain.settling import settle
+from tiebreak.engine.arithmetic.plain.near_ties import settle
 from tiebreak.engine.arithmetic.plan.options import Operands, Options
 from tiebreak.engine.arithmetic.plan.stats import Counts
 from tiebreak.engine.arithmetic.plan.sums import Partial, ReduceTables, progression, shuffle

@@ -6,7 +6,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.plain.settling import decide, settle
+from tiebreak.engine.arithmetic.plain.near_ties import decide, settle
 from tiebreak.engine.arithmetic.plan.options import Operands, Options
 from tiebreak.engine.arithmetic.plan.scatter import plan_scatter
 from tiebreak.engine.arithmetic.plan.stats import Counts

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.plain.exact import ElementReader
-from tiebreak.engine.arithmetic.plain.settling import decide, settle
+from tiebreak.engine.arithmetic.plain.near_ties import decide, settle
 from tiebreak.engine.arithmetic.plan.options import Operands, Options
 from tiebreak.engine.arithmetic.plan.stats import Counts
 from tiebreak.engine.arithmetic.plan.sums import Partial, coalesced, grouped

@@ -5,7 +5,7 @@ contract refuses must be illegal there. `disagreements` lists the places where t
 """
 
 from tiebreak.protocol.chain import Call, GameRecord, Outcome, Receipt, Reverted
-from tiebreak.protocol.chain.following import FollowedBoard, Seen, TalkOf
+from tiebreak.protocol.chain.board_state import FollowedBoard, Seen, TalkOf
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.keys import verify
 from tiebreak.protocol.errors import IllegalMove, InvalidSnapshot, VerificationError

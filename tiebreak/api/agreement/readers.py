@@ -1,4 +1,4 @@
-"""The readers of a sealed job (`tiebreak.api.agreeing.sealing`), and how its secret reaches them. Imports no torch.
+"""The readers of a sealed job (`tiebreak.api.agreement.sealing`), and how its secret reaches them. Imports no torch.
 
 reader's key   X25519. Its secret is a hash of a signature that nobody sees, which the owner's key makes again at
 any time; so it needs no file of its own, and every kind of key file and signer has one.

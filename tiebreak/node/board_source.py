@@ -11,7 +11,7 @@ A chain is known by what a node says of it, which may be late, incomplete or cha
    block.
 5. The board is rebuilt from the chain at each start. The only rows kept are the outbox's.
 6. Headers that hash to what they say link the newest blocks to each other, and show which of them hold logs. What a
-   node leaves out there is taken from receipts, or noticed (`tiebreak.node.linked`).
+   node leaves out there is taken from receipts, or noticed (`tiebreak.node.light_client`).
 7. A transaction is tried on the newest block before it is sent, is sent once under its name, and has counted once the
    board has followed the block that it is in. That it would be refused is believed of the block that the board is at:
    a machine that is told so may never try again.
@@ -28,15 +28,15 @@ from typing import Any, Final, cast
 from eth_abi.exceptions import DecodingError
 
 from tiebreak.node.journal import Journal, read_place, write_place
-from tiebreak.node.linked import LINKED, Linked
-from tiebreak.node.patient import Patient
+from tiebreak.node.light_client import LINKED, LightClient
+from tiebreak.node.retrying_node import RetryingNode
 from tiebreak.protocol.chain import Chain, ChainError, InsufficientFunds, NodeError, Reverted
+from tiebreak.protocol.chain.board_state import FollowedBoard, Seen, head_in
 from tiebreak.protocol.chain.calls import Call
-from tiebreak.protocol.chain.following import FollowedBoard, Seen, head_in
+from tiebreak.protocol.chain.contract_calls import call_of
 from tiebreak.protocol.chain.gas import gas_limit
 from tiebreak.protocol.chain.node import Node, Tip
 from tiebreak.protocol.chain.outbox import Fate, Outbox, Sent
-from tiebreak.protocol.chain.transacting import call_of
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -79,7 +79,7 @@ class _Shown:
     data: bytes
 
 
-class ChainGround:
+class ChainSource:
     """A board on a chain, and the way of one account's transactions there."""
 
     def __init__(
@@ -93,7 +93,7 @@ class ChainGround:
         """
         self.board = FollowedBoard()
         self.domain, self.pace = chain.domain, pace
-        self._node = Patient(chain.node, steady)
+        self._node = RetryingNode(chain.node, steady)
         self._chain = chain = chain.through(cast("Node", self._node))
         self._signer, self._steady = signer, steady
         self._outbox: Outbox | None = None
@@ -111,7 +111,7 @@ class ChainGround:
         self._reads: deque[int] = deque(maxlen=READS)
         """The first blocks of the last reads: what a node left out of one of them comes with the next."""
         self._followed: list[_Block] = []
-        self.linked = Linked(chain)
+        self.light_client = LightClient(chain)
         self._balances: dict[Address, tuple[bytes, int]] = {}
         """The hash of the block of the last answer for each account, and the account's wei then."""
         self._unsent: dict[e.Place, e.Transact] = {}
@@ -187,16 +187,16 @@ class ChainGround:
             return
         began = self._next
         while self._next <= newest.number:
-            unseen = (number for number in self.linked.withheld if number > newest.number - LINKED)
+            unseen = (number for number in self.light_client.withheld if number > newest.number - LINKED)
             again = min(self._next - OVERLAP, self._next, *self._reads, *unseen)
             first = max(self._first_block, again, self._next - RANGE)
             last = min(newest.number, self._next + RANGE - 1)
             end = newest if last == newest.number else self._node.block(last)
             if end == newest:
-                linked = LINKED if self._marks else OVERLAP  # a start is to be quick: each block is a request
-                self.linked.link(newest, max(first, last - linked + 1))
+                light_client = LINKED if self._marks else OVERLAP  # a start is to be quick: each block is a request
+                self.light_client.link(newest, max(first, last - light_client + 1))
             read = self._read(first, last)
-            if end is None or (end != self.linked.at(last) and end != self._node.block(last)):
+            if end is None or (end != self.light_client.at(last) and end != self._node.block(last)):
                 raise NodeError(f"expected one block number {last}, got two")
             if not self._take_in(first, read):
                 continue
@@ -212,13 +212,13 @@ class ChainGround:
         while self._marks:
             mark = self._marks[-1]
             is_near = 0 < newest.number - mark.number <= LINKED
-            if is_near and self.linked.link(newest, mark.number + 1) == mark.hash:
+            if is_near and self.light_client.link(newest, mark.number + 1) == mark.hash:
                 return
             found = newest if newest.number == mark.number else self._node.block(mark.number)
             if found == mark or (found is None and self._agrees_below(newest)):
                 return
             self._marks.pop()
-            self.linked.drop(mark.number)
+            self.light_client.drop(mark.number)
             self._next = self._marks[-1].number + 1 if self._marks else self._first_block
             self._take_back(self._next)
         if self._followed:
@@ -294,7 +294,9 @@ class ChainGround:
 
         Raises `NodeError` for logs that cannot be of one chain.
         """
-        logs = sorted(self.linked.logs(first, last), key=lambda log: (int(log["blockNumber"]), int(log["logIndex"])))
+        logs = sorted(
+            self.light_client.logs(first, last), key=lambda log: (int(log["blockNumber"]), int(log["logIndex"]))
+        )
         numbered: dict[int, list[Mapping[str, Any]]] = {}
         for log in logs:
             numbered.setdefault(int(log["blockNumber"]), []).append(log)
@@ -312,7 +314,7 @@ class ChainGround:
         for known in followed:
             if {known.tip.hash} == hashes and known.logs == places:
                 return known
-        tip = self.linked.at(number) or self._node.block(number)
+        tip = self.light_client.at(number) or self._node.block(number)
         if tip is None or hashes != {tip.hash}:
             raise NodeError(f"expected logs of one block number {number}, got those of another")
         return _Block(tip, places)
@@ -366,7 +368,7 @@ class ChainGround:
     def send(self, wanted: e.Transact) -> None:
         """Send a transaction if it would not be refused, once; `poll` returns its fate."""
         if self._outbox is None:
-            raise NodeError("expected an account to send from, got a ground that only follows")
+            raise NodeError("expected an account to send from, got a board source that only follows")
         name = write_place(wanted.place)
         is_known = any(sent.name == name for sent in (*self._outbox.waiting, *self._ended))
         if not is_known and wanted.place not in self._unsent:
@@ -429,7 +431,7 @@ class ChainGround:
                 self._told.append(e.Refused(at=now, place=place, error=AGAIN))
 
 
-class HubGround:
+class HubSource:
     """The ledger that a hub's posts make, and the way of one account's transactions into it.
 
     Its driver hands it every post of the jobs that it follows (`hear`). Time is the hub's.
@@ -440,7 +442,7 @@ class HubGround:
         pace: Pace, steady: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """`post` keeps something to be said about a job, once for each tag, and says it until the hub has it."""
-        self.linked = None
+        self.light_client = None
         self._ledger = Ledger(domain)
         self.board: Board = self._ledger.board
         self.domain, self.pace = domain, pace
@@ -494,7 +496,7 @@ class HubGround:
     def send(self, wanted: e.Transact) -> None:
         """Post a transaction if the ledger would take it now, once."""
         if self._account is None:
-            raise StateError("expected an account to post from, got a ground that only follows")
+            raise StateError("expected an account to post from, got a board source that only follows")
         if wanted.place in self._waiting.values():
             return
         now, job = self.now(), job_of(wanted.transaction, self.board)
@@ -513,7 +515,7 @@ class HubGround:
         self._post(job, body, write_place(wanted.place) + self._place.to_bytes(8, "big"))
 
 
-AnyGround = ChainGround | HubGround
+AnyBoardSource = ChainSource | HubSource
 """The grounds that a party of a network may stand on."""
 
 

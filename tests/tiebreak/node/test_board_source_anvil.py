@@ -9,7 +9,7 @@ import pytest
 from tests.chain.support import CLIENT, ETHER, TRAINER, numbered
 from tests.protocol.town import Kept
 from tests.waiting import free_port, until
-from tiebreak.node.ground import ChainGround
+from tiebreak.node.board_source import ChainSource
 from tiebreak.protocol.chain import Chain
 from tiebreak.protocol.chain.devnet import MNEMONIC, dev_secrets, find_anvil, run_anvil
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -39,28 +39,28 @@ def rpc(chain: Chain, method: str, *params: Any) -> Any:
     return answer["result"]
 
 
-def ground_on(chain: Chain, key: PrivateKey | None) -> ChainGround:
+def ground_on(chain: Chain, key: PrivateKey | None) -> ChainSource:
     own = Chain.connect(chain.node.web3.provider.endpoint_uri)  # type: ignore[attr-defined]
     own.attach(chain.deployment.board)
-    return ChainGround(own, key, Kept(), pace=PACE, confirmations=3)
+    return ChainSource(own, key, Kept(), pace=PACE, confirmations=3)
 
 
-def sees(ground: ChainGround, job_id: bytes, status: JobStatus) -> bool:
+def sees(board_source: ChainSource, job_id: bytes, status: JobStatus) -> bool:
     """Poll, and tell whether the job has this status. anvil makes a transaction's block after it has answered."""
-    ground.poll()
-    job = ground.board.jobs.get(job_id)
+    board_source.poll()
+    job = board_source.board.jobs.get(job_id)
     return job is not None and job.status is status
 
 
 def test_a_reorganisation_of_three_blocks_on_anvil(chain: Chain) -> None:
     client, trainer, watcher = ground_on(chain, CLIENT), ground_on(chain, TRAINER), ground_on(chain, None)
     job = numbered(77)
-    places: dict[str, ChainGround] = {"create": client, "accept": trainer}
+    places: dict[str, ChainSource] = {"create": client, "accept": trainer}
     client.poll()
     signature = TRAINER.sign(job.digest(client.domain))
     client.send(e.Transact(place=("create",), transaction=tx.CreateJob(job=job, signature=signature)))
-    for ground in (trainer, watcher):
-        until(partial(sees, ground, job.id, JobStatus.OFFERED))
+    for board_source in (trainer, watcher):
+        until(partial(sees, board_source, job.id, JobStatus.OFFERED))
     trainer.send(e.Transact(place=("accept",), transaction=tx.AcceptJob(job_id=job.id)))
     until(partial(sees, watcher, job.id, JobStatus.ACTIVE))
 
@@ -72,8 +72,8 @@ def test_a_reorganisation_of_three_blocks_on_anvil(chain: Chain) -> None:
     told: dict[str, list[e.Event]] = {name: [] for name in places}
     for _ in range(30):
         rpc(chain, "evm_mine")
-        for name, ground in places.items():
-            told[name] += [event for event in ground.poll() if isinstance(event, e.Mined | e.Refused)]
+        for name, board_source in places.items():
+            told[name] += [event for event in board_source.poll() if isinstance(event, e.Mined | e.Refused)]
         if all(told.values()):
             break
     assert [type(event) for event in told["create"]] == [e.Mined]

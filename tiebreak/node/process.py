@@ -10,14 +10,14 @@ from threading import Event as Flag
 from types import FrameType
 from typing import Any, Final
 
-from tiebreak.api.agreeing.readers import opened_by
+from tiebreak.api.agreement.readers import opened_by
+from tiebreak.node.board_source import AnyBoardSource, ChainSource, HubSource
 from tiebreak.node.driver import Driver
-from tiebreak.node.ground import AnyGround, ChainGround, HubGround
 from tiebreak.node.hub_client import SECONDS, HubClient
 from tiebreak.node.journal import Journal
 from tiebreak.node.log import Log
 from tiebreak.node.metrics import serve_metrics
-from tiebreak.node.parties import AcceptancePolicy, AuditorNode, ClientNode, Shelf, TrainerNode, WatcherNode
+from tiebreak.node.parties import AcceptancePolicy, AuditorNode, ClientNode, JobFiles, TrainerNode, WatcherNode
 from tiebreak.node.settings import ANY, Settings
 from tiebreak.node.tasks import WorkerSettings
 from tiebreak.node.workers import WorkerPool, warm_up
@@ -75,19 +75,20 @@ def open_party(
     with ExitStack() as stack:
         journal = Journal(settings.folder, belongs)
         stack.callback(journal.close)
-        shelf = Shelf(settings.folder)
+        job_files = JobFiles(settings.folder)
         pace = Pace(
             block_seconds=settings.block_seconds, step_seconds=settings.step_seconds, slowdown=settings.slowdown,
             step_wei=settings.step_wei,
         )  # fmt: skip
-        ground = _ground(settings, key, journal, pace, lambda: driver)
-        journal.require("chain", str(ground.domain.chain_id))
+        board_source = _board_source(settings, key, journal, pace, lambda: driver)
+        journal.require("chain", str(board_source.domain.chain_id))
         hub_key = settings.address("hub_key") if settings.hub_key else None
-        hub_client = HubClient(settings.hub, ground.domain, hub=hub_key, stop=stop, patience=SECONDS)
-        floor = floor_of(settings, ground.data_fee(MAX_MESSAGE_BYTES))
+        hub_client = HubClient(settings.hub, board_source.domain, hub=hub_key, stop=stop, patience=SECONDS)
+        floor = floor_of(settings, board_source.data_fee(MAX_MESSAGE_BYTES))
         more: dict[str, Any] = {
-            "board": ground.board, "domain": ground.domain, "pace": pace, "key": key, "journal": journal.records(),
-            "shelf": shelf, "means": means_of(settings, floor, balance),
+            "board": board_source.board, "domain": board_source.domain, "pace": pace, "key": key,
+            "journal": journal.records(),
+            "job_files": job_files, "means": means_of(settings, floor, balance),
         }  # fmt: skip
         machine: PartyMachine
         match settings.role:
@@ -100,7 +101,7 @@ def open_party(
             case _:
                 machine = WatcherNode(jobs=settings.digests("jobs"), clients=policy(settings).clients, **more)
         computing = WorkerSettings(
-            folder=settings.folder, domain=ground.domain, hub=settings.hub, processes=max(1, settings.processes),
+            folder=settings.folder, domain=board_source.domain, hub=settings.hub, processes=max(1, settings.processes),
             machine=settings.machine, serve=serve, most_bytes=settings.most_bytes,
             trial_seconds=settings.trial_seconds,
             secret=journal.fact_once(SECRET, lambda: secrets.token_bytes(SALT_BYTES)),
@@ -108,38 +109,38 @@ def open_party(
         workers = WorkerPool(computing, None if key is None else opened_by(key))
         driver = Driver(
             machine,
-            ground=ground,
+            board_source=board_source,
             hub_client=hub_client,
             journal=journal,
-            shelf=shelf,
+            job_files=job_files,
             workers=workers,
             notes=notes,
             floor=floor,
             stop=stop,
         )
         hub_client.note = driver.traffic.note
-        if isinstance(ground, ChainGround):
-            ground.know(machine)
+        if isinstance(board_source, ChainSource):
+            board_source.know(machine)
         warm_up()
         stack.pop_all()
     return driver
 
 
-def _ground(
+def _board_source(
     settings: Settings, key: PrivateKey | None, journal: Journal, pace: Pace, driver: Callable[[], Driver]
-) -> AnyGround:
+) -> AnyBoardSource:
     """A chain, or without one the ledger of the posts that the hub has signed for."""
     if settings.chain:
         chain = Chain.connect(settings.chain)
         chain.attach(settings.address("board"))
-        return ChainGround(
+        return ChainSource(
             chain, key, journal, pace=pace, first_block=settings.first_block, confirmations=settings.confirmations
         )
 
     def post(job_id: Digest, body: Body, tag: bytes) -> None:
         driver().post(job_id, body, tag=tag)
 
-    return HubGround(OFF_CHAIN, None if key is None else key.address, post, pace=pace)
+    return HubSource(OFF_CHAIN, None if key is None else key.address, post, pace=pace)
 
 
 def floor_of(settings: Settings, data_fee: int) -> int:

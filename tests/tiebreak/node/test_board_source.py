@@ -10,9 +10,9 @@ import pytest
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, Run
 from tests.protocol.town import FALSE, TALKED_FALSE, TRUTH
 from tests.tiebreak.node.village import Faulty, Village, Villager, game_of, new_village_chain
-from tiebreak.node.ground import ChainGround
+from tiebreak.node.board_source import ChainSource
 from tiebreak.protocol.chain import Chain, EmbeddedChain, NodeError, Reverted
-from tiebreak.protocol.chain.node import Several
+from tiebreak.protocol.chain.node import NodePool
 from tiebreak.protocol.chain.outbox import LOOKS
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.state import Reason
@@ -27,7 +27,7 @@ def chain() -> EmbeddedChain:
 
 def as_the_chain_has_it(village: Village) -> None:
     for villager in village.villagers.values():
-        board = villager.ground.board
+        board = villager.board_source.board
         assert board.disagreements == []
         for job in board.jobs.values():
             theirs = village.chain.job_state(job.id)
@@ -53,7 +53,7 @@ def test_a_true_run_is_settled(chain: EmbeddedChain) -> None:
     village = Village(chain, TRUTH)
     village.live()
     as_the_chain_has_it(village)
-    (job,) = village.villagers["auditor"].ground.board.jobs.values()
+    (job,) = village.villagers["auditor"].board_source.board.jobs.values()
     assert job.status is JobStatus.SETTLED
 
 
@@ -120,8 +120,8 @@ def test_of_several_nodes_one_suffices(chain: EmbeddedChain) -> None:
 
     for villager in village.villagers.values():
         liar: Any = Faulty(chain.node, lie)
-        several: Any = Several([away, lambda liar=liar: liar, lambda: chain.node])
-        villager.ground._node._node = several
+        several: Any = NodePool([away, lambda liar=liar: liar, lambda: chain.node])
+        villager.board_source._node._node = several
     village.live()
     ends_in_conviction(village)
 
@@ -136,7 +136,7 @@ def test_a_node_that_withholds_the_same_logs_always_is_found_out(chain: Embedded
     def withhold(name: str, args: tuple[Any, ...]) -> Any:
         if name == "logs":
             said = chain.node.logs(*args)
-            if not hidden and said and auditor.ground.board.jobs:
+            if not hidden and said and auditor.board_source.board.jobs:
                 hidden.append(int(said[-1]["blockNumber"]))
             return lambda: [log for log in said if int(log["blockNumber"]) not in hidden]
         if name == "logs_under" and not proves:
@@ -150,16 +150,16 @@ def test_a_node_that_withholds_the_same_logs_always_is_found_out(chain: Embedded
         hidden += range(1, 10_000)  # it shows no logs at all
         village.live()
         ends_in_conviction(village)
-        assert not auditor.ground.linked.withheld
+        assert not auditor.board_source.light_client.withheld
         return
     for _ in village.rounds():
-        if auditor.ground.linked.withheld.get((hidden or [0])[0], 0) >= LOOKS:
+        if auditor.board_source.light_client.withheld.get((hidden or [0])[0], 0) >= LOOKS:
             break
-    assert list(auditor.ground.linked.withheld) == hidden
+    assert list(auditor.board_source.light_client.withheld) == hidden
     auditor.node.fault = lambda *_: None
     village.live()
     as_the_chain_has_it(village)
-    assert not auditor.ground.linked.withheld
+    assert not auditor.board_source.light_client.withheld
 
 
 @pytest.mark.slow
@@ -175,13 +175,16 @@ def test_headers_that_do_not_verify_prove_nothing(chain: EmbeddedChain) -> None:
     watching = village.villagers["auditor"]
     watching.node.fault = unproven
     village.live()
-    assert not watching.ground.linked.withheld
-    assert (watching.ground.linked.is_proven, village.villagers["client"].ground.linked.is_proven) == (True, True)
+    assert not watching.board_source.light_client.withheld
+    assert (
+        watching.board_source.light_client.is_proven,
+        village.villagers["client"].board_source.light_client.is_proven,
+    ) == (True, True)
     as_the_chain_has_it(village)
     watching.node.fault = unproven
     village.mine()
     watching.step()
-    assert not watching.ground.linked.is_proven
+    assert not watching.board_source.light_client.is_proven
 
 
 @pytest.mark.slow
@@ -240,7 +243,7 @@ def test_what_comes_by_way_of_other_contracts_is_followed_from_the_logs(chain: E
 
     for villager in village.villagers.values():
         villager.node.fault = forwarded
-        villager.ground.board.job_of = {FALSE.job.id: FALSE.job}.get
+        villager.board_source.board.job_of = {FALSE.job.id: FALSE.job}.get
     village.live()
     ends_in_conviction(village)
     for villager in village.villagers.values():
@@ -252,16 +255,16 @@ def test_what_comes_by_way_of_other_contracts_is_followed_from_the_logs(chain: E
 def test_a_job_whose_fields_come_late_is_followed_then(chain: EmbeddedChain) -> None:
     village = Village(chain, TRUTH)
     village.live()
-    pace = village.villagers["client"].ground.pace
+    pace = village.villagers["client"].board_source.pace
     late = Chain(Faulty(chain.node, lambda name, _: (lambda: None) if name == "transaction" else None))  # type: ignore[arg-type]
     late._deployment = chain.deployment
-    ground = ChainGround(late, pace=pace, steady=lambda: village.seconds)
-    ground.poll()
-    assert ground.board.unread == {TRUTH.job.id}
-    assert ground.board.jobs == {}
-    ground.learn(TRUTH.job)
-    ground.poll()
-    assert [job.status for job in ground.board.jobs.values()] == [JobStatus.SETTLED]
+    board_source = ChainSource(late, pace=pace, steady=lambda: village.seconds)
+    board_source.poll()
+    assert board_source.board.unread == {TRUTH.job.id}
+    assert board_source.board.jobs == {}
+    board_source.learn(TRUTH.job)
+    board_source.poll()
+    assert [job.status for job in board_source.board.jobs.values()] == [JobStatus.SETTLED]
     village.mine()
-    ground.poll()
-    assert ground.board.credits == village.villagers["client"].ground.board.credits
+    board_source.poll()
+    assert board_source.board.credits == village.villagers["client"].board_source.board.credits

@@ -16,7 +16,7 @@ LINKED: Final = 64
 """The number of newest blocks that are linked; Ethereum finalises after as many."""
 
 
-class Linked:
+class LightClient:
     def __init__(self, chain: Chain) -> None:
         """`chain` is attached to the board."""
         self._chain, self._node = chain, chain.node

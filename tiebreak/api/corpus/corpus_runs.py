@@ -9,11 +9,11 @@ from typing import Final
 
 import torch
 
-from tiebreak.api.corpus.differing import Watched, first_difference
+from tiebreak.api.corpus.differences import Watched, first_difference
 from tiebreak.api.corpus.programs import DATA, STATE, CorpusProgram
 from tiebreak.api.corpus.statements import MAX_PROBLEM, ComputedRun, CorpusStatement
 from tiebreak.api.machine.environment import describe, describe_cuda
-from tiebreak.api.machine.running import make_logging, usable_device
+from tiebreak.api.machine.interpreters import make_logging, usable_device
 from tiebreak.api.signing.keys import new_key
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import builds, is_host, launches

@@ -15,7 +15,7 @@ import filelock
 import uvicorn
 from starlette.applications import Starlette
 
-from tiebreak.node.ground import ChainGround
+from tiebreak.node.board_source import ChainSource
 from tiebreak.node.hub.app import make_app
 from tiebreak.node.hub.blobs import Blobs
 from tiebreak.node.hub.connection import Connection, OpenConnections
@@ -125,12 +125,12 @@ def run_hub(
     settings: dict[str, Any] = dict(DEFAULTS) | found
     settings |= {name: value for name, value in given.items() if value is not None}
     limits, proxies = HubLimits(**settings.get("limits", {})), proxies_of(settings["proxies"])
-    domain, ground = domain_of(settings["chain_id"], settings["contract"]), None
+    domain, board_source = domain_of(settings["chain_id"], settings["contract"]), None
     if settings["chain"]:
         chain = Chain.connect(settings["chain"])
         chain.attach(domain.contract)
         domain = chain.domain
-        ground = ChainGround(chain, pace=_PACE, first_block=settings["first_block"])
+        board_source = ChainSource(chain, pace=_PACE, first_block=settings["first_block"])
     if bool(domain.chain_id) != any(domain.contract):  # the folder would belong to that for good
         raise ConfigurationError(
             f"expected a chain's id and its board, or neither, got chain {domain.chain_id} and board "
@@ -138,7 +138,9 @@ def run_hub(
         )
     chain_name = f"chain {domain.chain_id}" if domain.chain_id else ""
     blob = Blobs(folder / "blobs", free_bytes=0).path
-    context = PageContext(domain=domain, blob=blob, now=lambda: int(time.time()), ground=ground, chain=chain_name)
+    context = PageContext(
+        domain=domain, blob=blob, now=lambda: int(time.time()), board_source=board_source, chain=chain_name
+    )
     hub_settings = HubSettings(folder=folder, domain=domain, key=key, database=settings["database"], limits=limits)
     app = make_app(hub_settings, pages=lambda store: pages(store, context))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

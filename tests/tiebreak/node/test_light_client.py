@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from eth_bloom import BloomFilter
 
-from tiebreak.node.linked import LINKED, Linked
+from tiebreak.node.light_client import LINKED, LightClient
 from tiebreak.protocol.chain import NodeError
 from tiebreak.protocol.chain.headers import Header
 from tiebreak.protocol.chain.node import Tip
@@ -48,19 +48,19 @@ class Node:
         return self.proven[header.hash]
 
 
-def linked_to(node: Node) -> Linked:
+def linked_to(node: Node) -> LightClient:
     deployment = SimpleNamespace(board=BOARD, games=GAMES)
-    return Linked(SimpleNamespace(node=node, deployment=deployment, logs=lambda *_: node.said))  # type: ignore[arg-type]
+    return LightClient(SimpleNamespace(node=node, deployment=deployment, logs=lambda *_: node.said))  # type: ignore[arg-type]
 
 
 def test_blocks_are_linked_from_the_newest_back() -> None:
     node = Node(9)
-    linked = linked_to(node)
-    assert linked.link(node.blocks[9], 5) == name(4)
-    assert [number for number in range(10) if linked.at(number)] == [5, 6, 7, 8, 9]
+    light_client = linked_to(node)
+    assert light_client.link(node.blocks[9], 5) == name(4)
+    assert [number for number in range(10) if light_client.at(number)] == [5, 6, 7, 8, 9]
     assert node.asked == 4
     node.blocks[10] = tip(10)
-    assert linked.link(node.blocks[10], 5) == name(4)
+    assert light_client.link(node.blocks[10], 5) == name(4)
     assert node.asked == 4, "those that are linked are not asked for again"
 
 
@@ -76,54 +76,54 @@ def test_a_block_that_is_not_the_parent_is_refused(wrong: Tip | None) -> None:
 
 def test_blocks_of_another_fork_take_the_place_of_those_that_vanished() -> None:
     node = Node(9)
-    linked = linked_to(node)
-    linked.link(node.blocks[9], 5)
+    light_client = linked_to(node)
+    light_client.link(node.blocks[9], 5)
     node.blocks |= {8: tip(8, 1, 0), 9: tip(9, 1)}
-    assert linked.link(node.blocks[9], 5) == name(4)
-    assert [linked.at(number) for number in (7, 8, 9)] == [node.blocks[number] for number in (7, 8, 9)]
+    assert light_client.link(node.blocks[9], 5) == name(4)
+    assert [light_client.at(number) for number in (7, 8, 9)] == [node.blocks[number] for number in (7, 8, 9)]
 
 
 def test_blocks_are_dropped_from_the_first_that_vanished_on() -> None:
     node = Node(9)
-    linked = linked_to(node)
-    linked.link(node.blocks[9], 5)
-    linked.withheld = {6: 1, 7: 2, 8: 3}
-    linked.drop(7)
-    assert [number for number in range(10) if linked.at(number)] == [5, 6]
-    assert linked.withheld == {6: 1}
+    light_client = linked_to(node)
+    light_client.link(node.blocks[9], 5)
+    light_client.withheld = {6: 1, 7: 2, 8: 3}
+    light_client.drop(7)
+    assert [number for number in range(10) if light_client.at(number)] == [5, 6]
+    assert light_client.withheld == {6: 1}
 
 
 def test_headers_that_prove_nothing_unlink_all() -> None:
     node = Node(9)
-    linked = linked_to(node)
-    linked.link(node.blocks[9], 5)
-    assert linked.is_proven
-    assert linked.link(replace(node.blocks[9], header=None), 5) == b""
-    assert not linked.is_proven
-    assert linked.at(9) is None
+    light_client = linked_to(node)
+    light_client.link(node.blocks[9], 5)
+    assert light_client.is_proven
+    assert light_client.link(replace(node.blocks[9], header=None), 5) == b""
+    assert not light_client.is_proven
+    assert light_client.at(9) is None
 
 
 def test_old_blocks_are_forgotten() -> None:
     node = Node(2 * LINKED + 3)
-    linked = linked_to(node)
-    linked.link(node.blocks[2 * LINKED], 1)
-    assert linked.at(1)
-    linked.link(node.blocks[2 * LINKED + 1], 2)
-    assert linked.at(1) is None
-    assert linked.at(2)
+    light_client = linked_to(node)
+    light_client.link(node.blocks[2 * LINKED], 1)
+    assert light_client.at(1)
+    light_client.link(node.blocks[2 * LINKED + 1], 2)
+    assert light_client.at(1) is None
+    assert light_client.at(2)
 
 
 def test_logs_that_are_not_proven_are_what_the_node_says_and_a_block_that_hides_them_is_named() -> None:
     node = Node(9)
-    linked = linked_to(node)
-    linked.link(node.blocks[9], 7)
+    light_client = linked_to(node)
+    light_client.link(node.blocks[9], 7)
     proven, said = {"blockNumber": 8, "logIndex": 0}, {"blockNumber": 7, "logIndex": 0}
     node.proven = {name(8): [proven]}
     node.said = [said, {"blockNumber": 8, "logIndex": 5}]
     for look in range(1, LOOKS + 1):
-        assert linked.logs(7, 9) == [proven, said], "of block 8 only what is proven"
-        assert linked.withheld == {9: look}
-        assert linked.hidden() == ([9] if look == LOOKS else [])
+        assert light_client.logs(7, 9) == [proven, said], "of block 8 only what is proven"
+        assert light_client.withheld == {9: look}
+        assert light_client.hidden() == ([9] if look == LOOKS else [])
     node.proven |= {name(7): [said], name(9): []}
-    assert linked.logs(7, 9) == [said, proven]
-    assert linked.withheld == {}
+    assert light_client.logs(7, 9) == [said, proven]
+    assert light_client.withheld == {}

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tiebreak.node.patient import AGAIN, SECONDS, Patient
+from tiebreak.node.retrying_node import AGAIN, SECONDS, RetryingNode
 from tiebreak.protocol.chain import NodeError
 
 
@@ -24,8 +24,8 @@ class Silent:
         raise NodeError(f"no answer about block {number}")
 
 
-def looked(node: Silent, looks: int = 1) -> Patient:
-    patient = Patient(node, lambda: node.clock)
+def looked(node: Silent, looks: int = 1) -> RetryingNode:
+    patient = RetryingNode(node, lambda: node.clock)
     for _ in range(looks):
         patient.begin()
         with pytest.raises(NodeError, match="block 7"):
@@ -67,7 +67,7 @@ def test_an_answer_ends_the_questions() -> None:
             except ZeroDivisionError as error:
                 raise NodeError("no answer") from error
 
-    patient = Patient(Shaky())
+    patient = RetryingNode(Shaky())
     patient.begin()
     assert patient.number() == 5
     assert patient.name == "shaky"

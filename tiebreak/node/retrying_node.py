@@ -12,7 +12,7 @@ SECONDS: Final = 5.0
 """The time after which a look repeats no request: a node that is silent, not only shaky, holds up its party."""
 
 
-class Patient:
+class RetryingNode:
     """A node in front of another. Without it, each answer that fails costs a look, and a look may cost a block."""
 
     def __init__(self, node: Any, steady: Callable[[], float] = time.monotonic) -> None:
