@@ -144,11 +144,11 @@ class Driver(PostingDriver):
             events = self.board_source.poll()
         except TiebreakError as error:
             if not self.view.is_away:
-                self.notes.warn("ground", f"cannot be followed, and is asked again: {error}")
+                self.notes.warn("board", f"cannot be followed, and is asked again: {error}")
             self.view.is_away = True
             return
         if self.view.is_away:
-            self.notes.info("ground", "answers again")
+            self.notes.info("board", "answers again")
         self.view.is_away = False
         for event in events:
             self.view.note_event(event)

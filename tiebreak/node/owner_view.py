@@ -62,10 +62,10 @@ class OwnerView:
         hidden = light_client.hidden()
         if hidden and not self.shown.get("withheld"):
             text = "its header says that it may hold logs of the board, and the node neither shows nor disproves them"
-            self.notes.error("ground", f"block {hidden[0]}: {text}; ask another node, or several")
+            self.notes.error("board", f"block {hidden[0]}: {text}; ask another node, or several")
         if self._is_proven and not light_client.is_proven:
             self.notes.warn(
-                "ground", "the node's headers do not hash to what they say: what it leaves out goes unnoticed"
+                "board", "the node's headers do not hash to what they say: what it leaves out goes unnoticed"
             )
         self._is_proven = light_client.is_proven
 

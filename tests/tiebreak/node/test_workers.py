@@ -392,7 +392,7 @@ def driving(machine: Any, folder: Path, asked: list[tuple[Task, Any]], told: lis
     pool = SimpleNamespace(settings=bench(folder), listeners=Listeners(), ask=ask)
     notes = SimpleNamespace(info=lambda *_, **__: None, warn=lambda *_, **__: None)
     board_source = SimpleNamespace(now=lambda: START, domain=DOMAIN)
-    given: dict[str, Any] = {"ground": board_source, "hub_client": SimpleNamespace()}
+    given: dict[str, Any] = {"board_source": board_source, "hub_client": SimpleNamespace()}
     made = Driver(machine, journal=Journal(folder, {}), job_files=machine.job_files, workers=pool, notes=notes, **given)  # type: ignore[arg-type]
     made.tell = told.append  # type: ignore[method-assign]
     return made
