@@ -17,7 +17,7 @@ _PROTOCOL = (
     "errors arguments strict_json tags codec packing numbers hashing trees program commitments game parties chain"
 )
 _API = (
-    "machine signing data builtin auditing disputing training huggingface agreeing certification chain watching corpus"
+    "machine signing data builtin auditing disputing training huggingface agreement certification chain watching corpus"
 )
 FOLDERS = {
     "tiebreak.protocol": _PROTOCOL.split(),

@@ -40,7 +40,7 @@ class Seated:
     entropy: bytes = b""
 
 
-class LocalNetwork:
+class Town:
     """The rules beside the contract: each call is predicted, made, and compared."""
 
     def __init__(self, seed: int) -> None:
@@ -289,7 +289,7 @@ def test_seats_follow_the_rules_in_many_orders(cases: Callable[[], None]) -> Non
     taken: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for seed in (2, 3):
-        town = LocalNetwork(seed)
+        town = Town(seed)
         for number in range(130):
             town.step()
             if number % 3 == 0 or number == 129:  # what is wrong once stays so

@@ -10,7 +10,7 @@ from tests.chain.tiny import EVERY, Run
 from tests.parts import slow_except
 from tests.protocol import runs
 from tests.protocol.runs import DOMAIN, ordinary_element
-from tests.protocol.town import BLOCK, TALKED_FALSE, LocalNetwork
+from tests.protocol.town import BLOCK, TALKED_FALSE, Town
 from tiebreak.protocol.chain import Call, EmbeddedChain, Outcome, Reverted
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.keys import PrivateKey
@@ -90,7 +90,7 @@ def test_a_dispute_of_two_transactions(chain: EmbeddedChain, leaf: int) -> None:
 def test_the_highest_number_that_enters_is_one_for_the_contract_and_for_the_ledger(chain: EmbeddedChain) -> None:
     """The other side signs any number: the contract takes 2^15, and neither takes more. No posted moves lead there."""
     duel, walk = talked(chain)
-    talk = LocalNetwork(TALKED_FALSE)
+    talk = Town(TALKED_FALSE)
     assert any(talk.play(seconds).board.games for seconds in range(0, 1200, BLOCK)), "until its game has begun"
     other = talk.game.first_state
 

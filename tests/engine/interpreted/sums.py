@@ -81,7 +81,7 @@ def tabled() -> Iterator[None]:
 @contextmanager
 def replaced(name: str, function: Callable[..., Any]) -> Iterator[None]:
     """Kernels that call `function` in place of another, which is its first argument."""
-    modules = set(map(launching.kernels, ("sums", "products", "settling")))  # a mutant is all of them
+    modules = set(map(launching.kernels, ("sums", "products", "near_ties")))  # a mutant is all of them
     with ExitStack() as stack:
         for module in modules:
             if hasattr(module, name):
@@ -443,13 +443,13 @@ def settles_far() -> int:
             digits = torch.zeros((2 * options["SLICES"] + 1, room), dtype=torch.int64)
         ends = batch, rows, columns, out, torch.tensor([1, 0]), listed, None
         launching.launch(
-            launching.kernels("settling").settle, 1, x, x, batch, rows, terms, batch, columns, terms, *ends, digits,
+            launching.kernels("near_ties").settle, 1, x, x, batch, rows, terms, batch, columns, terms, *ends, digits,
             m, n, 1, 1, 3, 2 * m * n, 1, room, 1.0, None, PAIRS=True, CHAIN=None, A_STEP=1, B_STEP=1, **options,
             **blocks,
         )  # fmt: skip
         if digits is not None:
             launching.launch(
-                launching.kernels("settling").round_listed, 1, digits, digits[-1], *ends, m, n, 2 * m * n, room,
+                launching.kernels("near_ties").round_listed, 1, digits, digits[-1], *ends, m, n, 2 * m * n, room,
                 **options, **launching.PARTS,
             )  # fmt: skip
         assert out.tolist() == [0, 0, 0, 0, 0, 21], (room, out)

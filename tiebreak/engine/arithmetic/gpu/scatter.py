@@ -57,7 +57,7 @@ class LaunchedScatter:
         shared = programs(device)
         launch(found.add_open, shared, source, *terms, slots, opened, digits, room, tasks, **OPTIONS)
         launch(
-            kernels("settling").round_listed, shared, digits, *4 * [None], out, opened, listed, counters, 1, 1, count,
+            kernels("near_ties").round_listed, shared, digits, *4 * [None], out, opened, listed, counters, 1, 1, count,
             room, MATRIX=False, FIRST=3, SLICES=6, PRECISION=precision, MANY=0, **OPTIONS,
         )  # fmt: skip
         return out

@@ -1,7 +1,7 @@
 """`reduce` on GPUs by Triton kernels that add, test and round, on the tables of a plan.
 
 `kernels/products.py` has those of matrix products, `kernels/sums.py` those of plain sums and extremes, and
-`kernels/settling.py` those that settle exactly what others list.
+`kernels/near_ties.py` those that settle exactly what others list.
 
 Under policy `exact` the host waits for nothing: kernels read the list's length, and settle all elements if it has no
 room. Under policy `logged` the host reads the list; torch computes a result again if it has no room.
@@ -422,13 +422,13 @@ class LaunchedSum:
         blocks = settling(target(device)[0], tables.terms, prologue=call.prologue is not None)
         factor = _up(coefficient(ceil(tables.terms / blocks["BLOCK_K"]) + 2 * blocks["BLOCK_K"]))
         launch(
-            kernels("settling").settle, programs(device), read[0], read[-1], *all_tables, out, found, listed, counters,
+            kernels("near_ties").settle, programs(device), read[0], read[-1], *all_tables, out, found, listed, counters,
             digits, m, n, *runs, tables.terms, out.numel(), len(listed), room, factor, call.chain[1],
             PAIRS=pairs, CHAIN=call.options.get("CHAIN"), **steps, **options, **blocks,
         )  # fmt: skip
         if digits is not None:
             launch(
-                kernels("settling").round_listed, ceil(room / PARTS["BLOCK"]), digits, digits[-1], *all_tables[-3:],
+                kernels("near_ties").round_listed, ceil(room / PARTS["BLOCK"]), digits, digits[-1], *all_tables[-3:],
                 out, found, listed, counters, m, n, out.numel(), room, **options, **PARTS,
             )  # fmt: skip
 

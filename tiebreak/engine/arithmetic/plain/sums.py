@@ -13,7 +13,7 @@ takes.
 **Ziv's test** (`tiebreak.engine.arithmetic.plan.ziv`, with proofs) rounds C - e and C + e, where e bounds the error by
 N'. Where both round to the same number, that is the result.
 
-**Exact digits.** The few elements that this leaves open are summed exactly (`settling`, `exact`).
+**Exact digits.** The few elements that this leaves open are summed exactly (`near_ties`, `exact`).
 """
 
 from collections.abc import Iterator, Sequence

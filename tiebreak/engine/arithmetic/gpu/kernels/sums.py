@@ -1,4 +1,4 @@
-"""Plain sums, extremes and Ziv's test on GPUs: with `products.py` and `settling.py` the Triton twin of c/sums.c.
+"""Plain sums, extremes and Ziv's test on GPUs: with `products.py` and `near_ties.py` the Triton twin of c/sums.c.
 
 Only `gpu/sums.py` launches the kernels of these modules. `add_up` sums without rows and columns, `add_parts` joins the
 parts of any sum, `find_greatest` finds extremes, and `finish` tests and lists. Each program computes one tile over one
