@@ -2,8 +2,8 @@
 
 Sums of FP64 and of absolute terms are added by atomic additions, each rounded once, in whatever order: no term passes
 through more roundings than there are sources (`tiebreak.engine.arithmetic.plan.ziv`). Outputs that Ziv's test leaves
-open get slots, in which the terms are added once more, exactly, to digits as `near_ties.py` has them: integers add so in
-any order.
+open get slots, in which the terms are added once more, exactly, to digits as `near_ties.py` has them: integers add so
+in any order.
 
 SAFETY: the caller has checked that every sum of table entries lies inside the operand and the result. Indices come from
 data that nobody has checked: those outside the box are left out, as SPEC 4.3 says.
