@@ -65,6 +65,7 @@ GATES: Final = (
     Gate(name="vectors", command="make vectors"),
     Gate(name="test", command="make test"),
     Gate(name="contracts", command="FOUNDRY_PROFILE=ci make contracts", after=("setup", "npm")),
+    Gate(name="core", command=".ci/core", after=("test",)),
     Gate(name="test-all", command="make test-all", after=("test", "debian")),
     Gate(name="slither", command="make -C contracts slither", after=("contracts",)),
     Gate(name="symbolic", command="make -C contracts symbolic CHANGED=--changed", after=("slither",)),

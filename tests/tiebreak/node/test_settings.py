@@ -215,7 +215,8 @@ def test_parties_have_the_settings_of_init_unless_a_reason_is_named(cases: Calla
         found |= {(place, name) for name, value in given_in(tree) if not is_same(name, value, constants_of(tree))}
         cases()
     assert found - set(DEVIATIONS) == set(), "expected a setting of `init`, or a reason in DEVIATIONS"
-    assert set(DEVIATIONS) - found == set(), "expected each reason to be needed"
+    here = {key for key in DEVIATIONS if (ROOT / key[0]).exists()}  # the lab may be deleted
+    assert here - found == set(), "expected each reason to be needed"
     assert "TIEBREAK_CONFIRMATIONS" not in (ROOT / "docs" / "operate.md").read_text()
 
 
