@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-BUDGETS: Final = {"core": 48_300, "lab": 9_700, "benchmarks": 3_910, "tests": 54_300}
+BUDGETS: Final = {"core": 45_000, "lab": 9_250, "benchmarks": 3_570, "tests": 52_750}
 AREAS: Final = {"tiebreak/lab/": "lab", "tiebreak/": "core", "benchmarks/": "benchmarks", "tests/": "tests"}
 """Beginning of a path -> its area; the first that fits counts."""
 PLANNED: Final = {

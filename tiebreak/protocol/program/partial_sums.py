@@ -167,7 +167,7 @@ def after_leaves(
 
 
 def _greatest(start: Accumulator, elements: list[int], ends: Sequence[int], first: int) -> Iterator[Accumulator]:
-    """The accumulators of a maximum or its position after so many elements: the greatest so far of (key, order).
+    """The accumulators of a maximum or its position after each block of elements: the greatest so far of (key, order).
 
     Of equal keys the one held wins, whose order is 1, then the one that came first.
     """
