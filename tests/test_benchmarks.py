@@ -27,7 +27,9 @@ def row(case: str, value: float, metric: str = "a step") -> Row:
     return Row(metric=metric, case=case, value=value, unit="s")
 
 
-def test_only_commit_writes_the_results_and_keeps_other_rows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_the_commit_flag_writes_results_and_keeps_other_rows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     results = tmp_path / "results"
     publish("board", [row("one", 1.0), row("two", 2.0), row("two", 7.0, "bytes")], folder=results)
     monkeypatch.chdir(tmp_path)
@@ -46,7 +48,7 @@ def test_only_commit_writes_the_results_and_keeps_other_rows(monkeypatch: pytest
 @pytest.mark.parametrize(
     "name", [path.stem for path in sorted(RESULTS.glob("*.json")) if path.stem not in ("simulate", "rough")]
 )
-def test_committed_results_are_rows_with_one_value_for_each_metric_and_case(name: str) -> None:
+def test_committed_results_have_one_value_per_metric_and_case(name: str) -> None:
     rows = read(RESULTS / f"{name}.json")
     assert len({(r.metric, r.case) for r in rows}) == len(rows) > 0
 
@@ -77,7 +79,7 @@ def test_lines_of_code_over_the_budget_of_an_area_fail(
     assert said in capsys.readouterr().out
 
 
-def test_slices_of_a_gpu_go_on_with_what_was_never_tried(tmp_path: Path) -> None:
+def test_gpu_slices_resume_with_untried_ones(tmp_path: Path) -> None:
     """Then come those that failed, then those measured from other sources. An interrupted slice counts as not tried."""
     files: dict[str, tuple[str, dict[str, object]]] = {
         "done": ("now", {"finished": True}),
@@ -93,7 +95,7 @@ def test_slices_of_a_gpu_go_on_with_what_was_never_tried(tmp_path: Path) -> None
     assert set(states.values()) == set(gpu.STATES)
 
 
-def test_what_was_predicted_of_a_gpu_stands_beside_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_predictions_are_shown_beside_measurements(capsys: pytest.CaptureFixture[str]) -> None:
     show("gpt2", [row("gpt2", 3.25), row("gpt2", 7.5, "peak")], predicted={"gpt2: a step": 2.75})
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines()]
     assert [each for each in cells if each] == [
@@ -109,7 +111,7 @@ def test_slices_of_a_gpu_name_functions_and_workloads_that_exist() -> None:
         assert each.workload in {"", *FULL}
 
 
-def test_numbers_of_jobs_are_the_same_everywhere() -> None:
+def test_random_job_data_is_the_same_on_every_machine() -> None:
     """Philox's raw integers, by NumPy; the values were computed once and are pinned."""
     uniform = made({"uniform": 0.5, "bits": 24}, torch.float32, (3,), 7)
     whole = made({"below": 10}, torch.int64, (2, 2), 7)
@@ -132,7 +134,7 @@ def test_the_cpu_computes_the_committed_records(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_measurement_that_is_killed_goes_on(tmp_path: Path) -> None:
+def test_killed_measurement_keeps_its_rows_and_is_queued_again(tmp_path: Path) -> None:
     """Its slice ends with it and keeps its rows; another slice is not touched by that."""
     command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--output", str(tmp_path)]
     folder = tmp_path / "gpu" / "trial-on-a-CPU"

@@ -33,7 +33,7 @@ NONE_RAN = "NOT GREEN: no test of tests/sub/test_it.py ran"
         ("def test_a(cases):\n    pass\n", "fast", 0, 1, "*expected at least one case, got none*"),
     ],
 )
-def test_a_run_is_green_where_it_should_be(
+def test_pytest_run_is_green_only_with_enough_tests_and_cases(
     pytester: pytest.Pytester, source: str, part: str, floor: int | None, status: int, line: str
 ) -> None:
     """Run `source` as tests/sub/test_it.py below a copy of the conftest."""

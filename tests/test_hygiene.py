@@ -146,7 +146,7 @@ def test_every_custom_error_has_a_test_that_names_it(cases: Callable[[int], None
     assert missing == set(), "errors of the contracts that no test expects"
 
 
-def test_an_error_that_is_only_mentioned_is_seen() -> None:
+def test_error_that_is_only_mentioned_does_not_count_as_tested() -> None:
     source = "// error Old(uint256 x);\n    error Late();\n/* Late.selector */ f(Early.selector); // Late.selector\n"
     assert declared_errors(source) == {"Late"}
     assert errors_expected_in_solidity(source) == {"Early"}
@@ -198,7 +198,7 @@ def test_tags_are_unique_and_prefix_free() -> None:
     assert all(v.isascii() and v.startswith(b"tb.") for v in values)
 
 
-def test_tags_stand_in_one_place(cases: Callable[[], None]) -> None:
+def test_hash_tags_are_defined_in_one_module(cases: Callable[[], None]) -> None:
     for path in python_files():
         if path == ROOT / "tiebreak" / "protocol" / "tags.py" or path.is_relative_to(ROOT / "tests"):
             continue
@@ -220,7 +220,7 @@ def test_no_machine_paths_and_no_registry_hosts(cases: Callable[[], None]) -> No
         cases()
 
 
-def test_bytes_never_become_code(cases: Callable[[], None]) -> None:
+def test_no_module_uses_pickle_eval_or_unsafe_loading(cases: Callable[[], None]) -> None:
     for path in python_files():
         if RISKY.search(path.read_text()):
             assert unsafe(parse(path)) == [], f"{path.relative_to(ROOT)}"
@@ -237,7 +237,7 @@ def test_no_process_unpickles_what_another_one_sends(cases: Callable[[], None]) 
     assert unpickling(ast.parse("end.recv(1 << 16)")) == []
 
 
-def test_no_name_of_a_public_class_has_two_homes() -> None:
+def test_public_class_names_are_unique() -> None:
     found = Counter(
         node.name
         for path in package_modules().values()
@@ -248,7 +248,7 @@ def test_no_name_of_a_public_class_has_two_homes() -> None:
     assert [name for name, homes in found.items() if homes > 1] == []
 
 
-def test_constraints_are_exact() -> None:
+def test_constraints_file_pins_exact_versions() -> None:
     lines = [ln for ln in (ROOT / "constraints.txt").read_text().splitlines() if ln and not ln.startswith("#")]
     assert len(lines) > 30
     assert [ln for ln in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[0-9][A-Za-z0-9.]*", ln)] == []
@@ -293,7 +293,7 @@ def test_every_dependency_has_a_lower_bound_that_the_exact_versions_keep(cases: 
         assert version(bounds[name]) >= version(first), f"{name}: versions before {first} have known advisories"
 
 
-def test_the_checks_see_what_they_look_for() -> None:
+def test_hygiene_checks_detect_their_violations() -> None:
     for source in ("import pickle", "from joblib import load", "eval('1')", "import torch\ntorch.load('x')"):
         assert RISKY.search(source)
         assert unsafe(ast.parse(source)) != []
@@ -322,7 +322,7 @@ HOSTS = {"tiebreak.axolotl": ["axolotl"]}
 """Plugins, which nothing but the program that they extend imports."""
 
 
-def test_what_to_install_is_said_in_the_form_that_works_in_a_checkout(cases: Callable[[], None]) -> None:
+def test_install_instructions_work_in_a_checkout(cases: Callable[[], None]) -> None:
     """Nothing is on an index, so `pip install tiebreak` would fetch nothing, or what somebody else put there."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     files = [
@@ -373,7 +373,7 @@ def test_every_import_is_a_declared_dependency(cases: Callable[[], None]) -> Non
                 cases()
 
 
-def test_a_slow_search_of_the_model_is_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_model_check_waits_for_a_slow_search(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = runpy.run_path(str(ROOT / "model" / "check.py"))["command"]
     command.__globals__["SECONDS"] = 1e-3
     assert command([sys.executable, "-c", "print(7)"], tmp_path) == "7\n"
@@ -409,7 +409,7 @@ Runs a step, as `Interpreter.step` does. On a GPU, waits for the device."""
 
 
 @pytest.mark.slow
-def test_docstrings_can_be_read_by_a_stranger(capfd: pytest.CaptureFixture[str]) -> None:
+def test_docstrings_are_complete_sentences(capfd: pytest.CaptureFixture[str]) -> None:
     assert docstrings.main(ROOT) == 0, capfd.readouterr().out
     assert [line for line in FRAGMENTS.splitlines() if docstrings.fault(line) is None] == []
     assert [line for line in SENTENCES.splitlines() if docstrings.fault(line) is not None] == []

@@ -169,7 +169,7 @@ def import_graph() -> dict[str, set[str]]:
     return graph
 
 
-def test_order_of_layers(cases: Callable[[], None]) -> None:
+def test_no_module_imports_a_higher_layer(cases: Callable[[], None]) -> None:
     """Each module of a layer; those on top of the package (`tiebreak`, `tiebreak.hf` ...) stand in `FOLDERS`."""
     for module, path in package_modules().items():
         if layer(module) is not None:
@@ -201,7 +201,7 @@ def test_no_import_hidden_in_a_function(cases: Callable[[], None]) -> None:
         cases()
 
 
-def test_no_cycles() -> None:
+def test_imports_have_no_cycles() -> None:
     graph = import_graph()
     assert len(graph) > 5
     assert "tiebreak.node.worker_tasks" in graph["tiebreak.node.workers"], "imported by name"
@@ -209,7 +209,7 @@ def test_no_cycles() -> None:
 
 
 @pytest.mark.parametrize("package", FOLDERS)
-def test_order_of_folders(package: str) -> None:
+def test_imports_between_folders_follow_their_order(package: str) -> None:
     pairs = folder_imports(package, import_graph())
     assert len(pairs) >= 3
     assert against(FOLDERS[package], pairs) == set()
@@ -217,12 +217,12 @@ def test_order_of_folders(package: str) -> None:
     assert not [pair for pair in pairs if "capture" in pair and computing & {*pair}], "they do not know each other"
 
 
-def test_the_api_finds_a_module_without_its_folder() -> None:
+def test_api_module_names_are_unique_across_folders() -> None:
     names = Counter(name.split(".")[-1] for name in package_modules() if name.startswith("tiebreak.api."))
     assert [name for name, count in names.items() if count > 1] == []
 
 
-def test_only_adapters_touch_the_world_outside(cases: Callable[[], None]) -> None:
+def test_only_adapters_use_processes_network_or_environment(cases: Callable[[], None]) -> None:
     below = [m for m in package_modules() if any(is_in(m, package) for package in BELOW_API)]
     for module in below:
         if not any(is_in(module, adapter) for adapter in ADAPTERS):
@@ -266,11 +266,11 @@ def test_weights_are_checked_without_torch() -> None:
         (touches, "import os\nos.execvp('sh', [])"),
     ],
 )
-def test_the_checks_see_what_they_look_for(check: Callable[[ast.AST], list[str]], source: str) -> None:
+def test_layering_checks_detect_their_violations(check: Callable[[ast.AST], list[str]], source: str) -> None:
     assert check(ast.parse(source)) != []
 
 
-def test_what_goes_against_the_order_or_in_a_circle_is_found() -> None:
+def test_wrong_import_order_and_cycles_are_detected() -> None:
     pairs = folder_imports("p", {"p.a.x": {"p.b.y", "p.a.z", "q.b"}, "p.b.y": {"p.c"}, "p.d": {"p.a.x"}})
     assert pairs == {("a", "b"), ("b", "c"), ("d", "a")}
     assert against(("c", "b", "a"), pairs) == {("d", "a")}

@@ -30,7 +30,7 @@ ALARMS = [
 ]
 
 
-def test_commands_on_the_page_exist(cases: Callable[[], None]) -> None:
+def test_commands_in_the_operators_page_exist(cases: Callable[[], None]) -> None:
     for command in re.findall("`tiebreak (\\w+)", (ROOT / "docs" / "operate.md").read_text()):
         assert command in {*all_commands(), "client", "trainer", "auditor", "watcher"}
         cases()
@@ -107,7 +107,7 @@ def as_its_comment_says(given: Mapping[str, str]) -> Iterator[Started]:
             yield service, arguments, services[service].get("environment", {}), stays
 
 
-def test_no_service_that_belongs_to_a_board_starts_before_there_is_one() -> None:
+def test_long_running_services_start_only_with_a_deployed_board() -> None:
     board = "0x" + "ab" * 20
     found = list(as_its_comment_says({
         "TIEBREAK_PASSPHRASE": "x", "TIEBREAK_ANVIL": "anvil", "TIEBREAK_BOARD": board, "TIEBREAK_CLIENTS": board,
@@ -182,7 +182,7 @@ class Containers:
 
 
 @pytest.mark.slow
-def test_a_network_comes_up_as_the_comment_of_compose_says(tmp_path: Path) -> None:
+def test_network_starts_with_the_commands_in_compose_yaml(tmp_path: Path) -> None:
     """Its very commands, in order; the hub and the parties then stay, and belong to the board that was deployed."""
     here, given = Containers(tmp_path), {"TIEBREAK_ANVIL": "anvil", "TIEBREAK_CLIENTS": "0x" + "ab" * 20}
     given |= here.passphrase
@@ -223,7 +223,7 @@ def walk_of_the_page(rpc: int, hub: int) -> str:
     return f'set -eu\ntiebreak() {{ {shlex.quote(sys.executable)} -c {shlex.quote(COMMAND)} "$@"; }}\n{lines}'
 
 
-def test_the_walk_of_the_page_is_a_script() -> None:
+def test_operators_page_walkthrough_is_a_valid_shell_script() -> None:
     script = walk_of_the_page(1, 2)
     subprocess.run(["bash", "-n", "-c", script], check=True)
     for command in ("tiebreak hub --init", "tiebreak trainer run", "tiebreak capture task.py", "tiebreak agree job"):
@@ -232,7 +232,7 @@ def test_the_walk_of_the_page_is_a_script() -> None:
 
 
 @pytest.mark.nightly
-def test_the_walk_of_the_page_settles_or_costs_nobody_anything(tmp_path: Path) -> None:
+def test_operators_page_walkthrough_settles_or_costs_nothing(tmp_path: Path) -> None:
     """Its very commands. However loaded the machine is, an honest trainer earns the reward, or it signs nothing."""
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     (tmp_path / "task.py").write_text(example)
@@ -295,7 +295,7 @@ def test_units_run_what_they_are_named_after(cases: Callable[[], None]) -> None:
         cases()
 
 
-def test_alarms_that_the_page_explains_are_raised(cases: Callable[[], None]) -> None:
+def test_alarms_in_the_operators_page_exist_in_the_source(cases: Callable[[], None]) -> None:
     """Each quoted text stands in the source, as the part of a message that is always the same."""
     table = (ROOT / "docs" / "operate.md").read_text().split("## Alarms")[1].split("Metrics worth")[0]
     sources = "".join(path.read_text() for path in ALARMS)

@@ -65,7 +65,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(python, folder / "user")
 
 
-def test_it_is_the_wheel_and_beside_it_lie_a_users_own_modules(installed: Installed) -> None:
+def test_installed_wheel_works_beside_user_modules_of_the_same_names(installed: Installed) -> None:
     """A user's own `protocol.py`, `engine.py` and `sim.py` are the user's, and break nothing."""
     for name in ("protocol", "engine", "sim", "api", "cli", "demo"):
         (installed.folder / f"{name}.py").write_text(f"WHO = 'the user, {name}'\n")
@@ -83,7 +83,7 @@ def test_it_is_the_wheel_and_beside_it_lie_a_users_own_modules(installed: Instal
     assert Path(where).is_relative_to(installed.python.parents[1])
 
 
-def test_an_index_can_show_the_description(installed: Installed) -> None:
+def test_wheel_description_is_markdown_with_absolute_links(installed: Installed) -> None:
     code = "from importlib.metadata import metadata as m; print(m('tiebreak')); print(m('tiebreak').get_payload())"
     shown = installed.run(str(installed.python), "-c", code)
     assert "Description-Content-Type: text/markdown" in shown
@@ -95,7 +95,7 @@ def test_an_index_can_show_the_description(installed: Installed) -> None:
     assert all(link.startswith("https://") for link in links)
 
 
-def test_a_job_from_capture_to_dispute(installed: Installed) -> None:
+def test_installed_wheel_runs_a_job_from_capture_to_dispute(installed: Installed) -> None:
     (installed.folder / "task.py").write_text(TASK)
     assert installed.tiebreak("--version").startswith("tiebreak, version ")
     for name in ("client", "trainer"):
@@ -109,13 +109,13 @@ def test_a_job_from_capture_to_dispute(installed: Installed) -> None:
     assert "exact: " in installed.tiebreak("doctor", "--device", "cpu")
 
 
-def test_the_corpus_is_in_it(installed: Installed) -> None:
+def test_installed_wheel_contains_the_corpus(installed: Installed) -> None:
     assert "2 of 2 programs reach their root" in installed.tiebreak("corpus", "run", "every", "logged", "-o", "s.json")
     assert "2 of 2 programs reach their root" in installed.tiebreak("corpus", "check", "s.json")
     assert '"equal": true' in installed.tiebreak("corpus", "check", str(ROOT / "corpus/sealed/x86-avx2.json"), "--json")
 
 
-def test_studies(installed: Installed) -> None:
+def test_installed_wheel_runs_economics_scale_and_simulation(installed: Installed) -> None:
     assert "tiebreak agree" in installed.tiebreak("economics", "--preset", "fine-tune")
     assert "cost" in installed.tiebreak("scale")
     assert "hopes for" in installed.tiebreak("simulate", "--list")
@@ -124,7 +124,7 @@ def test_studies(installed: Installed) -> None:
     assert "BROKEN PROMISE" not in text
 
 
-def test_a_chain(installed: Installed) -> None:
+def test_installed_wheel_deploys_to_an_embedded_chain(installed: Installed) -> None:
     environment = os.environ | {"TIEBREAK_PASSPHRASE": PASSPHRASE}
     command = [str(installed.python.parent / "tiebreak"), "devnet", "--embedded", "--json", "--port", "18547"]
     command += ["--keys", "accounts"]
@@ -141,6 +141,6 @@ def test_a_chain(installed: Installed) -> None:
         assert node.wait(60) == 0
 
 
-def test_the_demo(installed: Installed) -> None:
+def test_installed_wheel_runs_the_demo(installed: Installed) -> None:
     assert "Disputes" in installed.tiebreak("demo", "--steps", "14", "-o", "shown")
     assert json.loads((installed.folder / "shown" / "result.json").read_text())["succeeded"] is True

@@ -42,7 +42,7 @@ def canonical(field: dict[str, Any]) -> str:
 # ---------------------------------------------------------------- functions, events, errors
 
 
-def test_every_selector_and_field_is_the_compilers(cases: Callable[..., None]) -> None:
+def test_selectors_and_fields_match_the_compiled_abi(cases: Callable[..., None]) -> None:
     signatures: dict[tuple[str, str], str] = {}
     for _, entry in ENTRIES:
         if entry["type"] == "constructor":
@@ -100,7 +100,7 @@ def test_every_event_is_read_with_its_name_and_values(cases: Callable[..., None]
     assert read_log([bytes(32)], b"") is None
 
 
-def test_reverts_without_a_known_error() -> None:
+def test_unknown_reverts_decode_to_generic_errors() -> None:
     assert decode_revert(b"", "out of gas").name == "Halted"
     assert decode_revert(b"\x01\x02\x03\x04", "").values == {"data": b"\x01\x02\x03\x04"}
     panic = bytes.fromhex("4e487b71") + encode(["uint256"], [0x11])
@@ -111,7 +111,7 @@ def test_reverts_without_a_known_error() -> None:
 
 
 @pytest.mark.parametrize(("function", "record"), [("job", JobRecord), ("game", GameRecord)])
-def test_records_have_the_fields_that_their_types_name(function: str, record: type) -> None:
+def test_contract_structs_have_the_declared_record_fields(function: str, record: type) -> None:
     (struct,) = entries("function")[function].outputs
     assert record.__annotations__.keys() <= {snake_case(member.name) for member in struct.members}
 
@@ -162,7 +162,7 @@ def test_moves_are_the_boards_functions_field_by_field(cases: Callable[..., None
     assert StateWitness in Prove.kinds()["witness"].types  # type: ignore[attr-defined]
 
 
-def test_other_calls_are_no_moves() -> None:
+def test_calls_that_are_not_moves_are_refused() -> None:
     settle = Call("settle", (bytes(32),))
     with pytest.raises(ChainError, match="got a call of settle"):
         read_move(settle)
@@ -180,7 +180,7 @@ def test_other_calls_are_no_moves() -> None:
 
 
 @pytest.mark.parametrize(("record", "function"), [(Job, "hashJob"), (Head, "headDigest")], ids=["job", "head"])
-def test_jobs_and_heads_are_the_signed_types(record: type[Record], function: str) -> None:
+def test_solidity_structs_match_the_signed_eip712_types(record: type[Record], function: str) -> None:
     (struct,) = declared("function", function)["inputs"]
     fields = ",".join(f"{field['type']} {field['name']}" for field in struct["components"])
     assert encode_type(record.__name__, record.kinds()) == f"{record.__name__}({fields})"
@@ -232,13 +232,13 @@ def test_a_number_that_is_no_member_of_its_enum_is_refused() -> None:
         call.result(b"".join(words))
 
 
-def test_names_go_both_ways() -> None:
+def test_snake_and_camel_case_names_convert_both_ways() -> None:
     for _, entry in ENTRIES:
         for field in entry.get("inputs", []):
             assert camel_case(snake_case(field["name"])) == field["name"]
 
 
-def test_what_takes_seconds_is_imported_when_a_node_is_talked_to() -> None:
+def test_importing_the_chain_adapter_does_not_import_web3() -> None:
     code = (
         "import sys, tiebreak.protocol.chain as chain; chain.EmbeddedChain, chain.Call('settle', (bytes(32),)).data\n"
         "assert not {'web3', 'eth_tester', 'eth', 'eth_account', 'requests'} & set(sys.modules)\n"

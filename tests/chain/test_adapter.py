@@ -64,7 +64,7 @@ def test_a_call_that_no_function_takes_halts(chain: EmbeddedChain) -> None:
         (None, {"pending"}, ["pending", "latest", "sent"]),
     ],
 )
-def test_without_block_overrides_what_waits_holds_nobody_back(
+def test_mempool_decoy_blocks_nobody_without_block_overrides(
     waiting: list[bytes] | None, refusing: set[str], tried: list[str]
 ) -> None:
     """A pending state that refuses is believed only if nothing waits there; a node need not show what does."""
@@ -101,7 +101,7 @@ def test_without_block_overrides_what_waits_holds_nobody_back(
 @pytest.mark.parametrize(
     ("pending", "number", "time"), [(None, 8, 101), (100, 7, 101), (100, 8, 100), (112, 8, 112), (99, 7, 101)]
 )
-def test_a_call_is_tried_at_the_time_of_the_next_block(pending: int | None, number: int, time: int) -> None:
+def test_dry_run_uses_the_time_of_the_next_block(pending: int | None, number: int, time: int) -> None:
     """It is tried on the newest block alone, and gets more than the measured gas only where that runs out."""
     seen: list[Any] = []
 
@@ -128,7 +128,7 @@ def test_a_call_is_tried_at_the_time_of_the_next_block(pending: int | None, numb
     assert seen == [("latest", {"time": time}, 125), ("latest", {"time": time}, MOST)]
 
 
-def test_what_no_message_can_carry_is_no_move() -> None:
+def test_call_too_large_for_a_message_is_not_a_move() -> None:
     large = Call("openChunk", (GAME, bytes(513), bytes(32), ()))
     with pytest.raises(EncodingError, match=r"OpenChunk\.chunk: expected at most 512 bytes, got 513"):
         read_move(large)
@@ -137,23 +137,23 @@ def test_what_no_message_can_carry_is_no_move() -> None:
         Call.decode(b"abcd")
 
 
-def test_a_node_that_is_not_there() -> None:
+def test_connecting_to_an_unreachable_node_raises_a_node_error() -> None:
     with pytest.raises(NodeError, match="is it running"):
         Chain.connect("http://127.0.0.1:9")
 
 
-def test_nothing_is_called_before_a_board_is_known(chain: EmbeddedChain) -> None:
+def test_reading_the_chain_needs_a_known_board(chain: EmbeddedChain) -> None:
     fresh = Chain(chain._node)
     with pytest.raises(StateError, match="deploy"):
         fresh.job_state(RUN)
 
 
-def test_an_account_is_no_board(chain: EmbeddedChain) -> None:
+def test_attaching_to_an_address_without_code_is_refused(chain: EmbeddedChain) -> None:
     with pytest.raises(ContractMismatch, match="without code"):
         Chain(chain._node).attach(STRANGER.address)
 
 
-def test_another_contract_is_no_board(chain: EmbeddedChain) -> None:
+def test_attaching_to_another_contract_is_refused(chain: EmbeddedChain) -> None:
     with pytest.raises(ContractMismatch, match="Board"):
         Chain(chain._node).attach(chain.deployment.referee)
 
@@ -192,7 +192,7 @@ def test_time_does_not_run_backward(chain: EmbeddedChain) -> None:
     assert chain.now() == start + 501
 
 
-def test_a_rollup_says_what_it_takes_for_data(chain: EmbeddedChain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_fee_is_read_from_the_rollup_oracle(chain: EmbeddedChain, monkeypatch: pytest.MonkeyPatch) -> None:
     """A contract at a fixed address says it; here one takes a wei a byte, and another knows no such fee."""
     assert chain._node.data_fee(9000) == 0
     # As above; the code loads its argument, stores it, and returns what is in memory.

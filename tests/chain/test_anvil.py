@@ -48,7 +48,7 @@ def rpc(chain: Chain, method: str, *params: object) -> object:
     return chain._node.web3.provider.make_request(method, list(params))["result"]  # type: ignore[arg-type]
 
 
-def test_a_duel_on_anvil(chain: Chain) -> None:
+def test_dispute_on_anvil_convicts_the_liar(chain: Chain) -> None:
     duel, players = lying_duel(chain, FUNCTIONS, 4, LOSS, levels=3, precision=24, bend_from=41)
     play(duel, players)
     assert duel.state.verdict is not None
@@ -56,7 +56,7 @@ def test_a_duel_on_anvil(chain: Chain) -> None:
     assert len(moves_in(chain, duel.id, duel.started.block)) == duel.state.moves
 
 
-def test_a_proof_in_the_second_of_its_seal_is_too_early(chain: Chain) -> None:
+def test_proof_in_the_same_block_as_its_seal_is_too_early(chain: Chain) -> None:
     """The move that seals and the proof in one block: the first counts, the second does not, and does a clock later."""
     duel, players = lying_duel(chain, EVERY, 3, 24, levels=4)
     last = None
@@ -87,7 +87,7 @@ def test_a_proof_in_the_second_of_its_seal_is_too_early(chain: Chain) -> None:
     assert chain.game_state(duel.id).phase == Phase.OVER
 
 
-def test_a_decoy_in_the_mempool_holds_nobody_back(chain: Chain) -> None:
+def test_mempool_decoy_does_not_block_an_honest_transaction(chain: Chain) -> None:
     """The pending state refuses the honest transaction until the decoy is gone; the newest block alone takes it."""
     job = numbered(77)
     offer(chain, job)
@@ -112,7 +112,7 @@ def fresh_outbox(chain: Chain, secret: int, **settings: object) -> Outbox:
     return Outbox(chain._node, key, **settings)  # type: ignore[arg-type]
 
 
-def test_a_transaction_that_the_market_outran_is_replaced(chain: Chain) -> None:
+def test_underpriced_transaction_is_replaced_with_a_higher_bid(chain: Chain) -> None:
     box = fresh_outbox(chain, 0xF00D)
     with mined_by_hand(chain):
         sent = [box.post(TRAINER.address, b"", 1, gas=21_000) for _ in range(2)]
@@ -148,7 +148,7 @@ def test_a_reorganised_transaction_is_sent_again(chain: Chain) -> None:
     [("not a mnemonic", False, "ended with code"), (MNEMONIC, True, "choose another --port")],
     ids=["dead", "busy port"],
 )
-def test_what_keeps_anvil_from_running_is_named(anvil: RunningNode, mnemonic: str, is_busy: bool, message: str) -> None:
+def test_anvil_startup_error_names_its_cause(anvil: RunningNode, mnemonic: str, is_busy: bool, message: str) -> None:
     binary = find_anvil()
     assert binary is not None
     port = int(anvil.url.rpartition(":")[2]) if is_busy else free_port()

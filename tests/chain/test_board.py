@@ -126,7 +126,7 @@ def test_unknown_jobs_and_games_read_as_none(chain: EmbeddedChain) -> None:
     assert chain._read(Call("mover", (support.OTHER_RUN,))) == bytes(20)
 
 
-def test_a_board_that_is_there_can_be_attached_to(chain: EmbeddedChain) -> None:
+def test_existing_board_can_be_attached_to(chain: EmbeddedChain) -> None:
     again = Chain(chain._node)
     assert again.attach(chain.deployment.board) == chain.deployment
     assert again.domain == chain.domain
@@ -140,7 +140,7 @@ def receipt(chain: EmbeddedChain, job: Job, count: int, key: PrivateKey = suppor
     return LogReceipt.sign(Head(job_id=job.id, count=count, run_root=support.RUN), chain.domain, key)
 
 
-def test_receipts_are_signed_and_read_as_python_says(chain: EmbeddedChain) -> None:
+def test_log_receipt_digests_and_checks_match_python(chain: EmbeddedChain) -> None:
     job = logged(0)
     found = receipt(chain, job, 2)
     found.verify(job, chain.domain)

@@ -41,7 +41,7 @@ def at_the_last_second(duel: Duel, move: Move) -> None:
         several=True,
     ),
 )  # fmt: skip
-def test_every_clock_at_its_edge(chain: EmbeddedChain, phase: Phase, replay_time: int) -> None:
+def test_contract_and_python_clocks_agree_to_the_second(chain: EmbeddedChain, phase: Phase, replay_time: int) -> None:
     """Moves take 7 seconds each, half of which the allowances pay for."""
     duel, players = lying_duel(chain, EVERY, 3, SUM, levels=3, clock=400, replay_time=replay_time)
     last: Move | None = None
@@ -62,7 +62,7 @@ def test_every_clock_at_its_edge(chain: EmbeddedChain, phase: Phase, replay_time
     at_the_last_second(duel, move)
 
 
-def test_the_last_second_is_in_time(chain: EmbeddedChain) -> None:
+def test_move_in_the_last_second_is_accepted(chain: EmbeddedChain) -> None:
     job = new_job(EVERY, levels=1, clock=300, replay_time=50)
     duel = Duel(chain, Run(EVERY, job))
     chain.travel_to(duel.state.deadline)

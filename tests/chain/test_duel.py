@@ -86,7 +86,7 @@ def test_a_sum_to_bfloat16_is_judged_at_it_whatever_the_jobs_precision(chain: Em
 
 
 @pytest.mark.parametrize("levels", slow_except([2, 3, 4, 5], nightly=(3, 4)))
-def test_every_width_of_the_descent(chain: EmbeddedChain, levels: int) -> None:
+def test_dispute_works_with_any_number_of_levels_per_move(chain: EmbeddedChain, levels: int) -> None:
     """Down all five trees: 75 accumulators of a sum of 300 products; bent in the middle."""
     duel = convicted(chain, FUNCTIONS, 4, LOSS, levels=levels, bend_from=41)
     assert duel.state.level is Level.TERMS
@@ -110,7 +110,7 @@ def test_a_false_challenge_loses_its_stake(chain: EmbeddedChain, leaf: int) -> N
 
 
 @pytest.mark.slow
-def test_a_step_of_the_walk_stays_under_its_gas_bar(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
+def test_dispute_move_stays_under_65000_gas(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
     """65,000 gas a move of the binary game: the low end of the best published dispute game.
 
     Two selections are not held to it: the first and the one at the leaf of the run write what later moves only change.

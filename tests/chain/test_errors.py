@@ -14,7 +14,7 @@ ERRORS: list[ChainError] = [
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-def test_a_copy_says_the_same(error: ChainError) -> None:
+def test_copied_chain_errors_keep_message_and_fields(error: ChainError) -> None:
     copies = (type(error)(*error.args), copy.copy(error))
     assert [str(other) for other in copies] == [str(error)] * 2
     assert [vars(other) for other in copies] == [vars(error)] * 2

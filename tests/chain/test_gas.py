@@ -41,14 +41,14 @@ def test_each_function_has_a_measured_limit() -> None:
     assert sending() - set(EXECUTED) == set()
 
 
-def test_no_measurement_is_above_the_table() -> None:
+def test_measured_gas_never_exceeds_the_committed_table() -> None:
     rows = [(name, gas) for name, gas in measured() if name in EXECUTED]
     assert len(rows) > 80
     assert len({name for name, _ in rows}) >= 15
     assert [(name, gas) for name, gas in rows if gas > EXECUTED[name]] == []
 
 
-def test_a_limit_follows_from_the_call_alone() -> None:
+def test_gas_limit_follows_from_the_call_alone() -> None:
     settle = Call.of(tx.Settle(job_id=JOB.id))
     zeros = settle.data.count(0)
     calldata = 10 * zeros + 40 * (len(settle.data) - zeros)

@@ -50,14 +50,14 @@ def addresses(chain: Chain) -> tuple[Address, Address]:
     return chain.deployment.board, chain.deployment.games
 
 
-def test_headers_hash_to_what_they_say_and_link(logging: Logging) -> None:
+def test_block_headers_hash_correctly_and_link_to_parents(logging: Logging) -> None:
     found = logging.headers
     assert len(found) == logging.chain.node.newest().number - logging.first + 1
     for before, after in pairwise(found):
         assert after.parent == before.hash
 
 
-def test_a_header_that_was_changed_is_none(logging: Logging) -> None:
+def test_altered_block_header_is_rejected(logging: Logging) -> None:
     block = dict(logging.chain.node.web3.eth.get_block("latest"))
     assert header_in(block) is not None
     for name in ("logsBloom", "receiptsRoot", "timestamp", "parentHash", "baseFeePerGas", "hash"):
@@ -68,7 +68,7 @@ def test_a_header_that_was_changed_is_none(logging: Logging) -> None:
     assert header_in({}) is None
 
 
-def test_the_logs_of_a_block_are_all_there_and_no_others(logging: Logging) -> None:
+def test_logs_proved_from_receipts_equal_the_nodes_logs(logging: Logging) -> None:
     chain, full = logging.chain, 0
     for header in logging.headers:
         given = chain.logs(header.number, header.number)

@@ -74,7 +74,7 @@ EACH_WITH_ONE = set(zip((PRODUCTS, PLAIN, SCATTER), CHEATS, strict=True))
         LEAVES_AND_CHEATS, (PLAIN, "off without an entry"), nightly={*LEAVES_AND_CHEATS} - EACH_WITH_ONE, several=True
     ),
 )
-def test_who_does_not_follow_the_log_loses(chain: EmbeddedChain, leaf: int, what: str) -> None:
+def test_party_that_ignores_the_rounding_log_loses(chain: EmbeddedChain, leaf: int, what: str) -> None:
     """The partial sums are true. A long sum's last one does not give the claimed bits: there is nothing to show."""
     place = find(leaf, what, DUEL_JOB)
     liar, honest, code = place.misled(place.wrong), place.run, place.code
@@ -99,7 +99,7 @@ def lie_at_140(job: Job) -> Misled:
     return Misled(job, LOGS, 4, SCATTER, 140, bits, bent=True)
 
 
-def test_what_is_opened_is_told_in_events_and_calldata(chain: EmbeddedChain) -> None:
+def test_opened_logs_appear_in_events_and_calldata(chain: EmbeddedChain) -> None:
     job = logged_duel_job(levels=3)
     liar = lie_at_140(job)
     duel, players = duel_about(chain, liar), parties(liar, Run(job, logs=LOGS))

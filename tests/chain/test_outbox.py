@@ -40,7 +40,7 @@ bids = st.builds(lambda most, tip: Bid(max(most, tip), min(most, tip)), prices, 
 
 
 @given(bids, markets, st.integers(1, 1 << 64), st.none() | st.integers(-3, 50))
-def test_a_raise_replaces_the_bid_and_keeps_to_the_cap(last: Bid, market: Market, cap: int, left: int | None) -> None:
+def test_raised_bid_replaces_the_old_one_within_the_cap(last: Bid, market: Market, cap: int, left: int | None) -> None:
     """The rule is go-ethereum's: both prices rise to at least 110%, in integers."""
     raised = raised_bid(last, market, cap, left)
     if raised is None:
@@ -184,7 +184,7 @@ def pass_by(node: FakeNode, box: Outbox, blocks: int) -> None:
 # ---------------------------------------------------------------- ordinary life
 
 
-def test_what_is_sent_is_mined_and_ends(node: FakeNode, box: Outbox) -> None:
+def test_sent_transactions_are_mined_and_leave_the_outbox(node: FakeNode, box: Outbox) -> None:
     first, second = post(box), post(box, b"another")
     assert [first.number, second.number] == [0, 1], "several in flight"
     assert box.look() == ()
@@ -196,7 +196,7 @@ def test_what_is_sent_is_mined_and_ends(node: FakeNode, box: Outbox) -> None:
     assert post(box).number == 2
 
 
-def test_a_transaction_that_blocks_pass_by_is_outbid_up_to_the_cap() -> None:
+def test_unmined_transaction_gets_higher_bids_up_to_the_cap() -> None:
     node, cap = FakeNode(), 40 * GWEI
     box = outbox(node, cap=cap * 6 // 5)
     sent = post(box, deadline=1000 + BLOCK * 60)
@@ -215,7 +215,7 @@ def test_a_transaction_that_blocks_pass_by_is_outbid_up_to_the_cap() -> None:
     assert bid_of(node.mined()[0]) == bids[-1]
 
 
-def test_without_a_cap_bids_stop_at_a_multiple_of_the_market_and_at_the_balance() -> None:
+def test_bids_without_a_cap_stop_at_a_market_multiple_or_the_balance() -> None:
     for funds, most in ((10**20, CAP_FACTOR * 3 * GWEI * 5 // 6), (100_000 * 5 * GWEI, 5 * GWEI)):
         node = FakeNode(funds=funds)
         box = outbox(node)
@@ -226,7 +226,7 @@ def test_without_a_cap_bids_stop_at_a_multiple_of_the_market_and_at_the_balance(
         post(outbox(FakeNode(funds=1)))
 
 
-def test_who_cannot_bear_a_doubled_price_bids_what_it_has_while_the_next_block_takes_that() -> None:
+def test_low_balance_bids_all_it_has_if_the_next_block_takes_it() -> None:
     """The market's price is 2 gwei with the tip; a first bid that has the money is 3."""
     for tenths, most in ((29, 29), (20, 20), (35, 30)):
         post(outbox(node := FakeNode(funds=100_000 * tenths * GWEI // 10 + 7)), value=7)
@@ -235,7 +235,7 @@ def test_who_cannot_bear_a_doubled_price_bids_what_it_has_while_the_next_block_t
         post(outbox(FakeNode(funds=100_000 * 2 * GWEI - 1)))
 
 
-def test_what_a_rollup_takes_for_data_is_kept_back() -> None:
+def test_bids_reserve_the_rollup_data_fee() -> None:
     """The first bid and each raise leave enough for it, and who has less sends nothing."""
     funds = 100_000 * 3 * GWEI + 7
     post(outbox(node := FakeNode(funds=funds, fee=GWEI)), value=7)
@@ -261,7 +261,7 @@ def test_an_old_version_may_be_the_one_that_is_mined(node: FakeNode, box: Outbox
     assert sent.receipt["transactionHash"] == sent.hashes[0]
 
 
-def test_what_is_of_no_more_use_gives_its_number_to_the_next(node: FakeNode, box: Outbox) -> None:
+def test_expired_transaction_gives_its_nonce_to_the_next(node: FakeNode, box: Outbox) -> None:
     late = post(box, deadline=1000 + 3 * BLOCK)
     for _ in range(3):
         node.mine(empty=True)
@@ -275,7 +275,7 @@ def test_what_is_of_no_more_use_gives_its_number_to_the_next(node: FakeNode, box
     assert [read_transaction(raw)["data"] for raw in node.mined()] == [b"next"]
 
 
-def test_at_its_deadline_a_transaction_is_still_of_use(node: FakeNode, box: Outbox) -> None:
+def test_transaction_is_still_valid_at_its_deadline(node: FakeNode, box: Outbox) -> None:
     sent = post(box, deadline=1000 + 2 * BLOCK)
     node.mine(empty=True)
     assert (node.newest().timestamp, box.look()) == (sent.deadline, ())
@@ -284,7 +284,7 @@ def test_at_its_deadline_a_transaction_is_still_of_use(node: FakeNode, box: Outb
 # ---------------------------------------------------------------- restarts, and other processes
 
 
-def test_after_a_restart_nothing_is_sent_twice_and_no_number_is_given_away() -> None:
+def test_restarted_outbox_sends_nothing_twice_and_reuses_no_nonce() -> None:
     node, journal = FakeNode(), list[bytes]()
     box = outbox(node, record=journal.append)
     done = post(box, name=b"done")
@@ -324,7 +324,7 @@ def test_everything_is_recorded_before_it_is_sent() -> None:
     assert len(node.heard) == 1, "it is sent now"
 
 
-def test_a_number_that_another_process_used() -> None:
+def test_transaction_is_displaced_if_another_process_used_its_nonce() -> None:
     node = FakeNode()
     ours, theirs = outbox(node), outbox(node)
     lost = post(ours, b"ours")
@@ -373,7 +373,7 @@ def test_a_transaction_of_a_block_that_vanished_is_sent_again() -> None:
 # ---------------------------------------------------------------- hostile nodes
 
 
-def test_a_number_that_the_node_made_up_is_corrected_once_it_tells_the_truth() -> None:
+def test_false_nonce_from_the_node_is_corrected_later() -> None:
     """Too high, nothing would ever be mined; too low, it would be refused."""
     for lie in (7, 0):
         node = FakeNode()
@@ -399,7 +399,7 @@ def test_a_number_that_the_node_made_up_is_corrected_once_it_tells_the_truth() -
         assert len(node.mined()) == (3 if lie == 7 else 2)
 
 
-def test_a_count_that_lags_does_not_reuse_the_number_of_what_waits(node: FakeNode, box: Outbox) -> None:
+def test_lagging_transaction_count_does_not_reuse_pending_nonces(node: FakeNode, box: Outbox) -> None:
     node.lies["count"] = lambda truth: 0
     assert [post(box, bytes([n])).number for n in range(4)] == [0, 1, 2, 3]
 
@@ -414,7 +414,9 @@ def test_a_count_that_lags_does_not_reuse_the_number_of_what_waits(node: FakeNod
         lambda truth: {"transactionHash": truth["transactionHash"]},
     ],
 )
-def test_a_receipt_that_is_none(receipt: Callable[[Any], Any], node: FakeNode, box: Outbox) -> None:
+def test_missing_or_malformed_receipt_does_not_count_as_mined(
+    receipt: Callable[[Any], Any], node: FakeNode, box: Outbox
+) -> None:
     """What is certain: its number is used up. The sender decides afresh; the contracts take no move twice."""
     sent = post(box)
     node.mine()
@@ -460,7 +462,7 @@ def test_a_node_that_times_out_costs_time_only(method: str, calls: int) -> None:
     assert len(node.mined()) == 1
 
 
-def test_a_node_that_forwards_nothing_is_named_and_the_number_is_kept() -> None:
+def test_node_that_forwards_nothing_is_reported_and_the_nonce_kept() -> None:
     node = FakeNode(deaf=True)
     box = outbox(node)
     sent = post(box)
@@ -472,7 +474,7 @@ def test_a_node_that_forwards_nothing_is_named_and_the_number_is_kept() -> None:
     assert (following.number, following.bid.replaces(sent.bid)) == (0, True)
 
 
-def test_a_number_that_is_not_said_again_is_not_believed() -> None:
+def test_inconsistent_transaction_counts_are_not_believed() -> None:
     node, lies = FakeNode(), [*range(50, 50 + 3 * LOOKS), *(LOOKS - 1) * [50, 3]]
     box, left = outbox(node), iter(lies)
     node.lies["count"] = lambda truth: next(left, truth)
@@ -485,7 +487,7 @@ def test_a_number_that_is_not_said_again_is_not_believed() -> None:
     assert post(box).number == 1, "less than it knows of is not asked again"
 
 
-def test_looks_that_find_a_number_used_count_only_in_a_row(node: FakeNode, box: Outbox) -> None:
+def test_used_nonce_is_believed_only_after_consecutive_polls(node: FakeNode, box: Outbox) -> None:
     sent = post(box)
     for used in (9, 9, 0, 9, 9):
         node.lies["count"] = lambda truth, used=used: used
@@ -495,7 +497,7 @@ def test_looks_that_find_a_number_used_count_only_in_a_row(node: FakeNode, box: 
     assert (box.look(), sent.fate) == ((sent,), Fate.MINED)
 
 
-def test_a_number_that_is_moved_is_moved_in_the_journal_too() -> None:
+def test_changed_nonce_is_also_changed_in_the_journal() -> None:
     node, journal = FakeNode(), list[bytes]()
     box = outbox(node, record=journal.append)
     node.lies["count"] = lambda truth: 7
@@ -507,7 +509,7 @@ def test_a_number_that_is_moved_is_moved_in_the_journal_too() -> None:
     assert [(one.name, one.number) for one in outbox(node, journal=journal).waiting] == [(b"move", 0)]
 
 
-def test_what_a_deeper_reorganisation_took_does_not_hold_up_what_follows(node: FakeNode, box: Outbox) -> None:
+def test_deep_reorganisation_does_not_block_later_transactions(node: FakeNode, box: Outbox) -> None:
     """And is lost from the mempool: the next transaction has a number that the chain has not come to."""
     post(box)
     node.mine()

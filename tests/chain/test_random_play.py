@@ -127,7 +127,7 @@ GAMES = [(play, seed) for play in (random_game, random_logged_game) for seed in 
 
 
 @pytest.mark.parametrize(("play", "seed"), slow_except(GAMES, GAMES[4], several=True))
-def test_random_moves_have_one_fate(
+def test_contract_and_python_agree_on_random_moves(
     chain: EmbeddedChain, play: Callable[..., Duel], seed: int, cases: Callable[[int], None]
 ) -> None:
     duel = play(chain, seed, attempts=4)

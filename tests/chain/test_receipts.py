@@ -93,7 +93,7 @@ class Life:
         assert self.chain._read(Call("receipts", (job.id,))) == job.receipts
 
 
-def test_random_lives_go_on_as_in_python(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
+def test_contract_and_python_agree_on_random_logged_jobs(chain: EmbeddedChain, cases: Callable[..., None]) -> None:
     rng, seen, calls_made = Random(14), dict[str, int](), 0
     for nonce in range(30):
         life = Life(chain, logged(nonce, audit_time=rng.choice((0, WINDOW)), deadline=rng.choice((1500, 10**5))))

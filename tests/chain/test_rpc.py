@@ -50,7 +50,7 @@ def test_accounts_are_those_of_the_mnemonic_and_have_money(server: RpcServer) ->
 
 
 @pytest.mark.slow
-def test_the_contracts_through_it(server: RpcServer, tmp_path: Any) -> None:
+def test_contracts_deploy_and_verify_through_the_rpc_server(server: RpcServer, tmp_path: Any) -> None:
     chain = Chain.connect(server.url)
     made: list[Any] = []
     with pytest.raises(InsufficientFunds) as poor:
@@ -90,7 +90,7 @@ def test_blocks_follow_the_clock(server: RpcServer) -> None:
 
 
 @pytest.mark.slow
-def test_blocks_come_by_themselves() -> None:
+def test_rpc_server_mines_blocks_periodically() -> None:
     with RpcServer(new_tester(MNEMONIC, 2, BALANCE), 0) as server:
         server.mine_every(0.1)  # type: ignore[arg-type]
         chain = Chain.connect(server.url)
@@ -99,7 +99,7 @@ def test_blocks_come_by_themselves() -> None:
         assert int(call(server, "eth_blockNumber")["result"], 16) >= first + 3
 
 
-def test_a_chain_that_makes_no_more_blocks_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mining_failure_is_reported_in_rpc_errors(monkeypatch: pytest.MonkeyPatch) -> None:
     tester = new_tester(MNEMONIC, 1, BALANCE)
     with RpcServer(tester, 0) as server:
         server.mine_every(0.1)  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_a_chain_that_makes_no_more_blocks_says_so(monkeypatch: pytest.MonkeyPat
             server.check()
 
 
-def test_a_block_is_executed_again_with_the_prevrandao_that_its_transactions_saw() -> None:
+def test_reexecuted_block_keeps_its_prevrandao() -> None:
     """A final seal keeps it, and the tester executes the last block again for each transaction that comes."""
     tester = new_tester(MNEMONIC, 2, BALANCE)
     tester.disable_auto_mine_transactions()
@@ -138,7 +138,7 @@ def test_a_block_is_executed_again_with_the_prevrandao_that_its_transactions_saw
         assert tester.get_transaction_receipt(sent)["status"] == 1
 
 
-def test_answers_have_the_forms_of_json_rpc(server: RpcServer) -> None:
+def test_rpc_answers_follow_the_ethereum_json_rpc_format(server: RpcServer) -> None:
     block = call(server, "eth_getBlockByNumber", "latest", False)["result"]
     assert int(block["number"], 16) >= 0
     assert len(block["logsBloom"]) == 2 + 512
@@ -180,7 +180,7 @@ def test_what_is_no_request_gets_an_error(server: RpcServer, body: bytes, code: 
     assert call(server, "eth_chainId")["result"]  # and the server lives
 
 
-def test_bodies_have_a_limit_and_a_length(server: RpcServer) -> None:
+def test_rpc_refuses_oversized_bodies_and_missing_lengths(server: RpcServer) -> None:
     assert post(server, b"", **{"Content-Length": str(MAX_BODY_BYTES + 1)})[0] == 413
     assert post(server, b"", **{"Content-Length": "-1"})[0] == 411
     assert post(server, b"", **{"Transfer-Encoding": "chunked"})[0] == 411

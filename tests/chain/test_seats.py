@@ -285,7 +285,7 @@ class Town:
         return held + sum(map(self.pot, jobs)) + deposits + sum(self.board.credits.values())
 
 
-def test_seats_follow_the_rules_in_many_orders(cases: Callable[[], None]) -> None:
+def test_contract_and_python_agree_on_seat_calls_in_random_order(cases: Callable[[], None]) -> None:
     taken: Counter[str] = Counter()
     refused: Counter[str] = Counter()
     for seed in (2, 3):

@@ -54,7 +54,7 @@ def signer(state: GameState) -> PrivateKey:
 
 
 @pytest.mark.parametrize("leaf", slow_except(LEAVES, 24))
-def test_every_state_of_a_walk_enters_and_is_proved_on_the_chain(chain: EmbeddedChain, leaf: int) -> None:
+def test_every_signed_state_of_a_game_can_enter_the_contract(chain: EmbeddedChain, leaf: int) -> None:
     """Every state of a walk enters in order; the contract then stores what its own moves would have led to."""
     duel, walk = talked(chain, leaf)
     for state, _ in walk[1:]:
@@ -73,7 +73,7 @@ def test_every_state_of_a_walk_enters_and_is_proved_on_the_chain(chain: Embedded
 
 
 @pytest.mark.parametrize("leaf", slow_except(LEAVES, 24, LEAVES[-1]))
-def test_a_dispute_of_two_transactions(chain: EmbeddedChain, leaf: int) -> None:
+def test_off_chain_dispute_takes_two_transactions(chain: EmbeddedChain, leaf: int) -> None:
     """The defender acknowledged the state in which the answer is sealed, and lost."""
     duel, walk = talked(chain, leaf)
     state, proof = walk[-1]
@@ -87,7 +87,7 @@ def test_a_dispute_of_two_transactions(chain: EmbeddedChain, leaf: int) -> None:
     assert duel.started.gas_used + receipt.gas_used < 500_000
 
 
-def test_the_highest_number_that_enters_is_one_for_the_contract_and_for_the_ledger(chain: EmbeddedChain) -> None:
+def test_contract_and_ledger_share_the_highest_accepted_sequence(chain: EmbeddedChain) -> None:
     """The other side signs any number: the contract takes 2^15, and neither takes more. No posted moves lead there."""
     duel, walk = talked(chain)
     talk = Town(TALKED_FALSE)
@@ -109,7 +109,7 @@ def test_the_highest_number_that_enters_is_one_for_the_contract_and_for_the_ledg
     assert chain.game_state(duel.id).sequence == MAX_SEQUENCE
 
 
-def test_a_dispute_that_is_conceded(chain: EmbeddedChain) -> None:
+def test_defender_can_concede_out_of_turn_on_chain(chain: EmbeddedChain) -> None:
     """The defender concedes, though it is the challenger's turn."""
     duel, walk = talked(chain)
     assert duel.try_move(walk[0][1])

@@ -26,7 +26,7 @@ def board() -> Board:
     return found
 
 
-def test_every_transaction_has_one_way_to_a_call() -> None:
+def test_every_transaction_encodes_to_one_contract_call() -> None:
     for wanted in transactions():
         call = call_of(wanted, board())
         assert (call.kind, call.heads) == (wanted.function, wanted.heads)
@@ -34,13 +34,13 @@ def test_every_transaction_has_one_way_to_a_call() -> None:
 
 
 @pytest.mark.parametrize("wanted", ON_BOARD, ids=lambda wanted: type(wanted).__name__)
-def test_what_vanished_from_the_board_is_refused_as_the_contract_would(wanted: tx.Transaction) -> None:
+def test_transaction_on_a_vanished_job_is_refused_like_the_contract(wanted: tx.Transaction) -> None:
     with pytest.raises(Reverted) as refused:
         call_of(wanted, Board())
     assert refused.value.name == ON_BOARD[wanted]
 
 
-def test_stakes_are_those_of_the_board() -> None:
+def test_calls_send_the_stakes_that_the_board_requires() -> None:
     assert call_of(tx.AcceptJob(job_id=JOB.id), board()) == Call("acceptJob", (JOB.id,), JOB.trainer_stake)
     one_is_open = 2 * JOB.challenger_stake
     assert call_of(tx.Challenge(head=HEAD, nonce=3, more=2), board()).value == 4 * one_is_open

@@ -46,11 +46,11 @@ def registry() -> dict[str, int]:
     return found | {f"WINDOW_{member.name}": int(member) for member in isa.WindowFunction}
 
 
-def test_instruction_set() -> None:
+def test_solidity_instruction_set_matches_python() -> None:
     assert {name: number(text) for name, text in constants("Isa").items()} == registry()
 
 
-def test_tags() -> None:
+def test_solidity_hash_tags_match_python() -> None:
     assert constants("Tags") == {tag.name: f'"{tag.value.decode()}"' for tag in Tag}
     trees = constants("Trees")
     assert set(trees) == {"EMPTY", "EMPTY_ROOTS"}
@@ -59,7 +59,7 @@ def test_tags() -> None:
     assert "".join(re.findall(r'hex"([0-9a-f]+)"', trees["EMPTY_ROOTS"])) == roots.hex()
 
 
-def test_the_highest_number_that_enters_is_out_of_reach_of_lawful_play() -> None:
+def test_sequence_limit_exceeds_the_longest_lawful_game() -> None:
     """In the tallest trees that programs and jobs may have, a level at a time; 16 bits hold it and a game after it."""
     source = (CONTRACTS / "src" / "game" / "Games.sol").read_text("utf-8")
     (text,) = re.findall(r"^ +uint256 private constant MAX_SEQUENCE = ([^;]+);$", source, re.MULTILINE)
@@ -78,7 +78,7 @@ def test_the_highest_number_that_enters_is_out_of_reach_of_lawful_play() -> None
     assert f"its number of moves is higher than the game's and {claim}" in spec
 
 
-def test_every_contract_has_code_to_spare() -> None:
+def test_every_contract_has_margin_below_the_eip170_size_limit() -> None:
     """EIP-170 allows 24,576 bytes. The games check what enters them, and that takes 3,076."""
     assert len(DEPLOYED) == 4
     for name in DEPLOYED:

@@ -10,12 +10,12 @@ from tiebreak.protocol.program.isa import MAP_SIGNATURES, MapFunction
 SOLIDITY = Path(__file__).resolve().parents[2] / "contracts" / "test" / "Differential.t.sol"
 
 
-def test_every_kind_is_asked() -> None:
+def test_solidity_test_asks_every_kind_of_case() -> None:
     asked = re.findall(r'_(?:calls|scalars)\("(\w+)"\)', SOLIDITY.read_text("utf-8"))
     assert sorted(asked) == sorted([*differential.CALLS, *(f"map_{f.name.lower()}" for f in MapFunction)])
 
 
-def test_files(tmp_path: Path, cases: Callable[[], None]) -> None:
+def test_differential_case_files_are_well_formed_and_deterministic(tmp_path: Path, cases: Callable[[], None]) -> None:
     """The counts, the widths, answers and refusals; and the same bytes again."""
     for name in differential.CALLS:
         count = differential.write_calls(tmp_path, name, 40)

@@ -35,7 +35,9 @@ def inside(function: MapFunction, x: int) -> bool:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.name.lower())
-def test_listed(function: MapFunction, cases: Callable[[int], None]) -> None:
+def test_hardest_arguments_file_matches_recomputed_distances(
+    function: MapFunction, cases: Callable[[int], None]
+) -> None:
     listed = content(function)
     near = [distance(function, int(line.split()[0], 16)) for line in listed["nearest"]]
     assert listed["nearest"] == [f"0x{n.x:08x} at {n.precision or 'none'}: 2^-{n.distance:.2f}" for n in near]
@@ -54,7 +56,7 @@ def test_listed(function: MapFunction, cases: Callable[[int], None]) -> None:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.name.lower())
-def test_published_cases_are_no_nearer(function: MapFunction, cases: Callable[[], None]) -> None:
+def test_published_hard_cases_are_no_nearer_than_those_found(function: MapFunction, cases: Callable[[], None]) -> None:
     """What other libraries know to be hard is hard here too, and nothing of it is nearer than what the search found."""
     nearest = distance(function, int(content(function)["nearest"][0].split()[0], 16))
     for x in PUBLISHED[function]:
@@ -62,7 +64,7 @@ def test_published_cases_are_no_nearer(function: MapFunction, cases: Callable[[]
         cases()
 
 
-def test_the_ties_of_every_precision_are_boundaries(cases: Callable[[], None]) -> None:
+def test_ties_of_every_precision_have_at_most_25_significant_bits(cases: Callable[[], None]) -> None:
     """The middle between two numbers of b bits has at most b - 7 significant bits, so at most 25."""
     stream = random.Random("ties")
     for precision in range(MIN_PRECISION, MAX_PRECISION + 1):
@@ -78,14 +80,14 @@ def test_the_ties_of_every_precision_are_boundaries(cases: Callable[[], None]) -
             cases()
 
 
-def test_least_magnitudes() -> None:
+def test_arguments_nearest_multiples_of_half_pi_match_published_ones() -> None:
     """The f32 next to a multiple of pi/2, known from range reduction elsewhere (Arm's optimized-routines, rredf.c)."""
     assert content(MapFunction.COS)["least"] == 0x6F79BE45
     assert content(MapFunction.COS)["leastExponent"] == -30
     assert content(MapFunction.SIN)["leastExponent"] >= -30
 
 
-def test_a_nearer_boundary_would_be_seen() -> None:
+def test_distance_to_a_rounding_boundary_matches_fractions() -> None:
     """`distance` against fractions, at a known neighbourhood: exp of 2^-23 - 2^-47 is 1 + 2^-23 + O(2^-70)."""
     near = distance(MapFunction.EXP, 0x33FFFFFF)
     x = Fraction(0xFFFFFF, 1 << 47)
@@ -95,7 +97,7 @@ def test_a_nearer_boundary_would_be_seen() -> None:
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.name.lower())
-def test_bits_are_enough_for_the_reference_too(function: MapFunction) -> None:
+def test_listed_bits_suffice_for_the_reference_and_one_less_does_not(function: MapFunction) -> None:
     """Ziv's loop decides the hardest argument; one bit less than the distance would not."""
     listed = content(function)
     near = distance(function, int(listed["nearest"][0].split()[0], 16))
@@ -113,7 +115,9 @@ def test_bits_are_enough_for_the_reference_too(function: MapFunction) -> None:
 
 @pytest.mark.skipif(native._compiler() is None, reason="needs a C compiler")
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.name.lower())
-def test_filter_keeps_what_is_near(function: MapFunction, tmp_path: Path, cases: Callable[[int], None]) -> None:
+def test_compiled_filter_keeps_arguments_near_a_boundary(
+    function: MapFunction, tmp_path: Path, cases: Callable[[int], None]
+) -> None:
     """The compiled filter around each listed argument keeps it, and exactly those that the integers say it must."""
     program = search.compile_filter(tmp_path)
     xs = [int(line.split()[0], 16) for line in content(function)["nearest"]]

@@ -45,7 +45,7 @@ def literal(file: Path, name: str) -> int:
     return int(found[1], 0)
 
 
-def test_constants() -> None:
+def test_solidity_constants_match_the_reference() -> None:
     exponential, sine = LIBRARIES / "Exponential.sol", LIBRARIES / "Sine.sol"
     assert literal(exponential, "LN2") == _ln2(400) >> 280
     assert literal(LIBRARIES / "Logarithm.sol", "LN2_200") == _ln2(400) >> 200
@@ -55,7 +55,7 @@ def test_constants() -> None:
     assert literal(sine, "TWO_OVER_PI") == (1 << 857) // pi(600)
 
 
-def test_what_is_evaluated_was_searched() -> None:
+def test_search_ranges_cover_all_arguments_the_contract_evaluates() -> None:
     """The ranges of the exhaustive search end where the contract answers without evaluating."""
     limit = {
         name: literal(SOURCES / "Transcendentals.sol", name)
@@ -76,7 +76,7 @@ def test_what_is_evaluated_was_searched() -> None:
     } == RANGES
 
 
-def test_each_end_of_each_range(cases: Callable[[], None]) -> None:
+def test_contract_functions_are_correct_at_each_range_end(cases: Callable[[], None]) -> None:
     """Both sides of every limit, where a bound may be wrong by one."""
     for function, ranges in RANGES.items():
         for end in {end + step for ends in ranges for end in ends for step in (-1, 0, 1)}:
@@ -85,8 +85,8 @@ def test_each_end_of_each_range(cases: Callable[[], None]) -> None:
                 cases()
 
 
-def test_the_bulk_file_is_not_of_a_few_results(cases: Callable[[int], None]) -> None:
-    """That the file is what the generator makes is in tests/protocol/test_vectors.py."""
+def test_bulk_vectors_have_many_distinct_results(cases: Callable[[int], None]) -> None:
+    """That the file is what the generator makes is in tests/protocol/test_c_recheck_agrees_with_all_test_vectors.py."""
     for function in FUNCTIONS:
         near = anchors(function)
         assert len({FUNCTIONS[function](*argument(function, case, near)) for case in range(CASES)}) > CASES // 3

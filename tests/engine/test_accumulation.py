@@ -62,7 +62,7 @@ def one_batch(task: Task) -> Program:
     return b.finish(refs | made.buffers | gradients, made.loss)
 
 
-def test_it_is_the_eager_loop_with_batch_norms_statistics() -> None:
+def test_accumulation_matches_the_eager_loop_and_batch_norm_statistics() -> None:
     task = make_task(accumulation=3)
     ours, theirs = against_torch(task)
     for name, tensor in theirs.items():
@@ -70,7 +70,7 @@ def test_it_is_the_eager_loop_with_batch_norms_statistics() -> None:
     assert ours["norm.num_batches_tracked"].item() == 3 * 20
 
 
-def test_gradients_are_added_in_the_order_of_the_batches_bit_for_bit() -> None:
+def test_accumulated_gradients_are_added_in_batch_order() -> None:
     task = make_task(accumulation=3)
     captured = capture_task(task)
     machine = Interpreter(one_batch(task), Arithmetic())
@@ -95,7 +95,7 @@ def test_gradients_are_added_in_the_order_of_the_batches_bit_for_bit() -> None:
             assert bytes(tensor_bytes(accumulated.state[f"model.{name}"])) == bytes(tensor_bytes(tensor)), (step, name)
 
 
-def test_a_step_is_the_integer_reference_bit_for_bit() -> None:
+def test_an_accumulated_step_equals_the_integer_reference() -> None:
     captured = capture_task(make_task(accumulation=2, size=2, steps=2, dropout=0.3))
     assert same_bits(run_engine(captured), run_integers(captured)) == []
 
@@ -108,12 +108,12 @@ def test_every_batch_has_its_own_dropout_mask() -> None:
     assert set(kept.tolist()) == {0.0, 1.0, 2.0, 3.0, 4.0}
 
 
-def test_one_batch_is_no_accumulation() -> None:
+def test_accumulation_over_one_batch_adds_no_instructions() -> None:
     program = capture_task(make_task(accumulation=1)).program
     assert not [i for i in program.body if i.origin == "accumulation"]
 
 
-def test_the_step_is_traced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accumulation_traces_the_step_only_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, trace = [], tiebreak.engine.capture.step.trace
     monkeypatch.setattr(tiebreak.engine.capture.step, "trace", lambda *given: (calls.append(given), trace(*given))[1])
     roots = {a: capture_task(make_task(accumulation=a)).program.root for a in (1, 4)}

@@ -50,7 +50,7 @@ NAN = 0x7FC00000
 
 @settings(max_examples=60)
 @given(SEEDS, st.sampled_from([ReduceFunction.MAX, ReduceFunction.ARGMAX]), st.sampled_from([DType.F32, DType.I64]))
-def test_max_and_argmax(seed: int, function: ReduceFunction, dtype: DType) -> None:
+def test_max_and_argmax_match_the_integer_reference(seed: int, function: ReduceFunction, dtype: DType) -> None:
     check(Arithmetic(), *random_reduction(Maker(random.Random(seed)), function, dtype))
 
 
@@ -58,13 +58,13 @@ def test_max_and_argmax(seed: int, function: ReduceFunction, dtype: DType) -> No
     "values", [[0x80000000, 0], [0, 0x80000000], [NAN, 0x7F800000], [1, NAN, NAN], [0xFF800000] * 3]
 )
 @pytest.mark.parametrize("function", [ReduceFunction.MAX, ReduceFunction.ARGMAX])
-def test_order_of_zeros_and_nan(values: list[int], function: ReduceFunction) -> None:
+def test_extremes_order_signed_zeros_and_nan_as_the_reference(values: list[int], function: ReduceFunction) -> None:
     check(Arithmetic(), extreme_of(function, (), (len(values),), (1,)), [tensor_of(DType.F32, values)])
 
 
 @settings(max_examples=60)
 @given(SEEDS, st.sampled_from(DTYPES))
-def test_gather(seed: int, dtype: DType) -> None:
+def test_gather_matches_the_integer_reference(seed: int, dtype: DType) -> None:
     make = Maker(random.Random(seed))
     r = make.random
     shape = make.dims(3, 4)
@@ -85,7 +85,7 @@ def test_gather(seed: int, dtype: DType) -> None:
 
 @settings(max_examples=60)
 @given(SEEDS)
-def test_scatter_sum(seed: int) -> None:
+def test_scatter_sum_matches_the_integer_reference(seed: int) -> None:
     make = Maker(random.Random(seed))
     r = make.random
     shape = tuple(r.randint(1, 4) for _ in range(r.randint(1, 3)))
@@ -110,7 +110,7 @@ def test_scatter_sum(seed: int) -> None:
 
 @settings(max_examples=60)
 @given(SEEDS, st.sampled_from(DTYPES), st.sampled_from(list(WindowFunction)))
-def test_window(seed: int, dtype: DType, function: WindowFunction) -> None:
+def test_window_matches_the_integer_reference(seed: int, dtype: DType, function: WindowFunction) -> None:
     make = Maker(random.Random(seed))
     r = make.random
     shape = make.dims(3, 6)
@@ -128,7 +128,7 @@ def test_window(seed: int, dtype: DType, function: WindowFunction) -> None:
 
 @settings(max_examples=40)
 @given(SEEDS)
-def test_iota_wraps(seed: int) -> None:
+def test_iota_wraps_around_at_64_bits(seed: int) -> None:
     make = Maker(random.Random(seed))
     shape = make.dims(4, 4)
     choice = [0, 1, -1, 3, (1 << 63) - 1, -(1 << 63)]
@@ -142,18 +142,18 @@ def test_iota_wraps(seed: int) -> None:
     + [(DType.I64, b) for b in (0, (1 << 64) - 1, 1 << 63)]
     + [(DType.BOOL, 1)],
 )
-def test_constants(dtype: DType, bits: int) -> None:
+def test_constants_keep_their_exact_bits(dtype: DType, bits: int) -> None:
     i = Instruction(opcode=Opcode.SOURCE, function=SourceKind.CONST, dtype=dtype, params=SourceConst(bits=bits))
     check(Arithmetic(), i, [])
 
 
-def test_step() -> None:
+def test_the_step_source_yields_the_step_number() -> None:
     i = Instruction(opcode=Opcode.SOURCE, function=SourceKind.STEP, dtype=DType.I64)
     assert check(Arithmetic(), i, [], step=41) == [41]
 
 
 @pytest.mark.parametrize(("opcode", "function"), [(Opcode.SOURCE, SourceKind.STATE), (Opcode.COMMIT, 0)])
-def test_what_the_interpreter_provides_is_refused(opcode: Opcode, function: int) -> None:
+def test_arithmetic_refuses_instructions_that_the_interpreter_provides(opcode: Opcode, function: int) -> None:
     with pytest.raises(ValueError, match="expected"):
         Arithmetic().execute(Instruction(opcode=opcode, function=function, dtype=DType.F32), [], 0)
 
@@ -166,12 +166,12 @@ def draws(shape: tuple[int, ...], stream: int, offset: int = 0) -> Instruction:
 
 
 @pytest.mark.parametrize(("seed", "shape"), [(0, ()), (-1, (3,)), (1 << 40, (5, 7)), (-(1 << 63), (2, 3, 4))])
-def test_random(seed: int, shape: tuple[int, ...]) -> None:
+def test_random_draws_match_the_integer_reference(seed: int, shape: tuple[int, ...]) -> None:
     i = draws(shape, (1 << 32) - 1, offset=1)
     check(Arithmetic(), i, [tensor_of(DType.I64, [9, seed]), tensor_of(DType.I64, [(1 << 33) + 5])])
 
 
-def test_random_crosses_pieces() -> None:
+def test_random_element_numbers_continue_across_blocks() -> None:
     """Blocks are made some 32 thousand at a time: the element numbers go on."""
     make = [tensor_of(DType.I64, [x]) for x in (7, 3)]
     i = draws((4 * (1 << 15) + 9,), 2)
@@ -189,7 +189,7 @@ def shuffled(shape: tuple[int, ...], n: int, *strides: tuple[int, ...]) -> Instr
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 17, 100, TABLE + 1, 1 << 40])
-def test_shuffle(n: int, cases: Callable[[int], None]) -> None:
+def test_shuffle_is_a_permutation_and_matches_the_reference(n: int, cases: Callable[[int], None]) -> None:
     last = [*range(min(n, 100)), n - 1, n, -1, -(1 << 63)]
     index = tensor_of(DType.I64, last)
     i = shuffled((len(last), 2), n, (1, 0), (0, 0), (0, 1))
@@ -199,7 +199,7 @@ def test_shuffle(n: int, cases: Callable[[int], None]) -> None:
     cases(len(found))
 
 
-def test_shuffles_of_many_epochs_and_of_remembered_ones() -> None:
+def test_cached_shuffle_tables_stay_right_over_many_epochs() -> None:
     """More epochs than tables, on one instance, each twice."""
     i = shuffled((30,), 30, (1,), (0,), (1,))
     arithmetic, index = Arithmetic(), tensor_of(DType.I64, list(range(30)))
@@ -213,7 +213,7 @@ def test_shuffles_of_many_epochs_and_of_remembered_ones() -> None:
 
 @pytest.mark.parametrize("function", [ReduceFunction.MAX, ReduceFunction.ARGMAX])
 @pytest.mark.parametrize("style", STYLES)
-def test_extremes_of_windows_against_the_pure_twin(
+def test_compiled_window_extremes_match_pure_torch(
     function: ReduceFunction, style: str, cases: Callable[[int], None]
 ) -> None:
     """More outputs than a tile has, whose terms lie side by side or apart, on several threads."""
@@ -252,7 +252,7 @@ def embedding(keys: int, width: int, count: int) -> Instruction:
     ],
 )
 @pytest.mark.parametrize("style", slow_except(["ties", "any"], "ties"))
-def test_scatter_sums_against_the_pure_twin(
+def test_compiled_scatter_sums_match_pure_torch(
     instruction: Instruction, sources: int, indices: int, top: int, style: str, monkeypatch: pytest.MonkeyPatch,
     cases: Callable[[], None],
 ) -> None:  # fmt: skip

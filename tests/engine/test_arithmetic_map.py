@@ -28,7 +28,7 @@ EDGES = {DType.F32: EDGE_F32 + NON_FINITE, DType.I64: EDGE_I64, DType.BOOL: [0, 
 
 
 @pytest.mark.parametrize(("function", "types", "result"), SIGNATURES)
-def test_every_pair_of_edges(
+def test_map_functions_are_exact_on_all_edge_values(
     function: MapFunction, types: tuple[DType, ...], result: DType, cases: Callable[[int], None]
 ) -> None:
     """The whole product of the edge values: broadcast views, one dim per operand."""
@@ -45,7 +45,7 @@ def test_every_pair_of_edges(
 
 @settings(max_examples=80, deadline=None)
 @given(st.integers(0, 2**32))
-def test_random_views(seed: int) -> None:
+def test_map_functions_are_exact_on_random_views(seed: int) -> None:
     make = Maker(random.Random(seed))
     function, types, result = make.random.choice(SIGNATURES)
     shape = make.dims(4, 4)
@@ -57,7 +57,7 @@ def test_random_views(seed: int) -> None:
 
 @pytest.mark.parametrize("function", [MapFunction.DIV, MapFunction.SQRT, MapFunction.ADD, MapFunction.MUL])
 @pytest.mark.parametrize("scalar_divisor", [False, True])
-def test_native_operations_on_long_vectors(function: MapFunction, scalar_divisor: bool) -> None:
+def test_vectorized_operations_are_exact_on_long_vectors(function: MapFunction, scalar_divisor: bool) -> None:
     """Long enough for vector units; a divisor of rank 0 must not become a reciprocal."""
     make = Maker(random.Random(int(function)))
     count = 1500
@@ -68,7 +68,7 @@ def test_native_operations_on_long_vectors(function: MapFunction, scalar_divisor
     check(Arithmetic(), map_of(function, DType.F32, (count,), *(Access(0, 0, (1,)), second)[:arity]), operands)
 
 
-def test_long_integers_are_rounded_once(cases: Callable[[int], None]) -> None:
+def test_int64_to_float32_casts_round_once(cases: Callable[[int], None]) -> None:
     """Through FP64 the first would fall on a tie of f32 and go down."""
     values = [
         sign * ((1 << top) + (1 << (top - 24)) + rest)
@@ -86,7 +86,7 @@ def test_long_integers_are_rounded_once(cases: Callable[[int], None]) -> None:
     st.integers(1, 1 << 53) | st.integers(-4, 20),
     st.sampled_from([MapFunction.FLOORDIV, MapFunction.MOD]),
 )
-def test_division_by_one_number(values: list[int], divisor: int, function: MapFunction) -> None:
+def test_integer_division_by_a_scalar_is_exact(values: list[int], divisor: int, function: MapFunction) -> None:
     """Around multiples of the divisor and around 2^52, up to which FP64 divides."""
     numbers = [n + d for n in values for d in (-n % divisor - 1, -n % divisor, 0)] if divisor > 0 else values
     i = map_of(function, DType.I64, (len(numbers),), Access(0, 0, (1,)), Access(1, 0, (0,)))

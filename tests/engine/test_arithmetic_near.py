@@ -92,7 +92,7 @@ def check_logged(arithmetic: Arithmetic, i: Instruction, operands: Sequence[torc
 
 @settings(max_examples=80)
 @given(st.integers(0, 2**32), st.integers(16, 32), st.integers(2, 30))
-def test_sums_over_random_views(seed: int, precision: int, n: int) -> None:
+def test_logged_sums_over_random_views_report_true_near_ties(seed: int, precision: int, n: int) -> None:
     make = Maker(random.Random(seed))
     i, operands = random_reduction(make, ReduceFunction.SUM, DType.F32)
     check_logged(Arithmetic(precision=precision, logging=logging(n)), i, operands)
@@ -104,14 +104,16 @@ def test_sums_over_random_views(seed: int, precision: int, n: int) -> None:
 
 @settings(max_examples=50)
 @given(st.integers(0, 2**32), st.integers(16, 32), st.integers(2, 30), st.sampled_from([None, 1e9]))
-def test_scatters_over_random_views(seed: int, precision: int, n: int, kappa: float | None) -> None:
+def test_logged_scatters_over_random_views_report_true_near_ties(
+    seed: int, precision: int, n: int, kappa: float | None
+) -> None:
     i, operands = random_scatter(Maker(random.Random(seed)))
     check_logged(Arithmetic(precision=precision, logging=logging(n, kappa)), i, operands)
     check_logged(Arithmetic(permute=seed, precision=precision, logging=logging(n)), i, operands)
 
 
 @pytest.mark.parametrize("style", slow_except(STYLES, "ties"))
-def test_larger_products(style: str, cases: Callable[[int], None]) -> None:
+def test_logged_matrix_products_report_true_near_ties(style: str, cases: Callable[[int], None]) -> None:
     """Overflow, subnormals, cancellation and ties among them; non-finite ones are NaN and never reported."""
     make = Maker(random.Random(style))
     left, right = make.tensor(DType.F32, 9 * 300, style), make.tensor(DType.F32, 300 * 8, style)
@@ -125,7 +127,7 @@ def test_larger_products(style: str, cases: Callable[[int], None]) -> None:
 TIE = [ONE, HALF_ULP]
 
 
-def test_a_tie_on_a_grid_is_settled_and_not_reported() -> None:
+def test_a_tie_of_exactly_added_terms_is_not_reported() -> None:
     found, ties = run(Arithmetic(logging=logging()), sum_of(TIE), [tensor_of(DType.F32, TIE)])
     assert (found, len(ties)) == ([ONE], 0)
     factors = [tensor_of(DType.F32, [*TIE] * 2), tensor_of(DType.F32, [ONE, 0, ONE, 0])]
@@ -133,7 +135,7 @@ def test_a_tie_on_a_grid_is_settled_and_not_reported() -> None:
     assert (found, len(ties)) == ([ONE, 0, ONE, 0], 0)
 
 
-def test_a_tie_off_the_grid_is_reported() -> None:
+def test_a_tie_of_inexactly_added_terms_is_reported() -> None:
     """Its terms cancel to a tie, but in other orders they would not add exactly."""
     terms = [*TIE, 0x20000000, 0x20000000 | SIGN]
     arithmetic = Arithmetic(logging=logging())
@@ -147,7 +149,7 @@ def test_a_tie_off_the_grid_is_reported() -> None:
         assert unlogged.stats.of("reduce.sum.plain").logged == 0
 
 
-def test_cancellation_beyond_the_tolerance_is_settled() -> None:
+def test_near_ties_beyond_the_tolerance_are_settled_exactly() -> None:
     """c is known to 2^-52, the result's gap is 2^-49: too close to call, so nobody is asked."""
     terms = [ONE, bits_f32(2.0**-26 + 2.0**-49), ONE | SIGN, bits_f32(2.0**-51)]
     i, operands = sum_of(terms), [tensor_of(DType.F32, terms)]
@@ -157,13 +159,13 @@ def test_cancellation_beyond_the_tolerance_is_settled() -> None:
     assert [check_logged(Arithmetic(logging=logging(n)), i, operands) for n in (2, 20, 40)] == [1, 1, 0]
 
 
-def test_without_a_taker_everything_is_exact() -> None:
+def test_sums_are_exact_when_nobody_records_near_ties() -> None:
     terms = [*TIE, 0x20000000, 0x20000000 | SIGN]
     arithmetic = Arithmetic(logging=logging())
     assert elements_of(arithmetic.execute(sum_of(terms), [tensor_of(DType.F32, terms)], 0).reshape(-1)) == [ONE]
 
 
-def test_elements_computed_once_are_reported_everywhere() -> None:
+def test_near_ties_of_broadcast_sums_are_reported_for_each_element() -> None:
     """An output dim that no operand reads."""
     terms = [*TIE, 0x20000000, 0x20000000 | SIGN]
     i = sum_over((2, 1, 3), (4,), Access(0, 0, (0, 0, 0, 1)))
@@ -171,7 +173,7 @@ def test_elements_computed_once_are_reported_everywhere() -> None:
 
 
 @pytest.mark.parametrize(("precision", "kappa"), [(32, 4.0), (26, 1e3)])
-def test_a_threshold_sets_the_error(precision: int, kappa: float) -> None:
+def test_the_reported_error_scales_with_the_threshold(precision: int, kappa: float) -> None:
     """e = kappa * u * N for every kind; the reported set grows with kappa."""
     make = Maker(random.Random(7))
     left, right = make.tensor(DType.F32, 40 * 50, "gauss"), make.tensor(DType.F32, 50 * 60, "gauss")
@@ -186,7 +188,7 @@ def test_a_threshold_sets_the_error(precision: int, kappa: float) -> None:
 
 
 @pytest.mark.parametrize("precision", [16, 32])
-def test_calibration_sees_every_element(precision: int) -> None:
+def test_calibration_receives_every_element_with_its_error(precision: int) -> None:
     """c and N of all elements: of products, plain sums and scatters."""
     make = Maker(random.Random(8))
     all_of = Logging.reporting_all()
@@ -209,7 +211,7 @@ def test_calibration_sees_every_element(precision: int) -> None:
     assert torch.allclose(torch.from_numpy(ties.errors) / 2.0**7, size, rtol=1e-12)  # plain sums are FP64
 
 
-def test_more_near_ties_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overflow_of_the_near_tie_buffer_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiled kernels then compute everything once more; counted is what was done last."""
     monkeypatch.setattr(progress, "NEAR_ROOM", -150)  # none for the first 16 x 150 elements
     left, right = torch.randn(40 * 50), torch.randn(50 * 60)
@@ -222,7 +224,7 @@ def test_more_near_ties_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_the_same_with_any_number_of_threads(threads: int) -> None:
+def test_logged_sums_err_only_at_near_ties_on_any_thread_count(threads: int) -> None:
     """Long sums too, whose terms are cut into parts."""
     before = torch.get_num_threads()
     left, right = torch.randn(30 * 9000), torch.randn(9000 * 30)
@@ -240,7 +242,7 @@ def test_the_same_with_any_number_of_threads(threads: int) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32))
-def test_exact_sums(seed: int) -> None:
+def test_exact_sums_equal_rational_arithmetic(seed: int) -> None:
     make = Maker(random.Random(seed))
     scattered = seed % 3 == 0
     i, operands = random_scatter(make) if scattered else random_reduction(make, ReduceFunction.SUM, DType.F32)
@@ -252,7 +254,7 @@ def test_exact_sums(seed: int) -> None:
             assert Fraction(found[0]) * Fraction(2) ** found[1] == right
 
 
-def test_exact_sums_of_many_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exact_sums_of_many_terms_in_pieces_equal_rational_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are added in several pieces, with terms 2^500 apart."""
     monkeypatch.setattr("tiebreak.engine.arithmetic.plain.exact.ROW_BUDGET", 64)
     make = Maker(random.Random(5))
@@ -264,7 +266,7 @@ def test_exact_sums_of_many_terms(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Fraction(found[0]) * Fraction(2) ** found[1] == total
 
 
-def test_only_sums_have_exact_sums() -> None:
+def test_exact_sums_refuse_instructions_other_than_sums() -> None:
     i = map_of(MapFunction.NEG, DType.F32, (1,), Access(0, 0, (1,)))
     with pytest.raises(ValueError, match="an f32 sum, got MAP"):
         Arithmetic().exact_sums(i, [torch.ones(1)], [0])
@@ -279,7 +281,7 @@ def test_only_sums_have_exact_sums() -> None:
         ({}, {SumKind.PRODUCTS: 65}, "0 or 2 to 64 as tolerance of PRODUCTS sums, got 65"),
     ],
 )
-def test_settings_that_make_no_sense(
+def test_invalid_logging_thresholds_and_tolerances_are_refused(
     thresholds: dict[SumKind, float | None], tolerances: dict[SumKind, int], match: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=match):

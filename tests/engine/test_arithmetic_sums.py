@@ -60,7 +60,7 @@ def run(arithmetic: Arithmetic, i: Instruction, *operands: list[int]) -> list[in
 
 @settings(max_examples=150)
 @given(st.integers(0, 2**32), st.just(32) | st.integers(16, 32))
-def test_sums_over_random_views(seed: int, precision: int) -> None:
+def test_sums_over_random_views_match_the_integer_reference(seed: int, precision: int) -> None:
     make = Maker(random.Random(seed))
     instruction, operands = random_reduction(make, ReduceFunction.SUM, DType.F32)
     check(Arithmetic(precision=precision), instruction, operands)
@@ -71,7 +71,7 @@ def test_sums_over_random_views(seed: int, precision: int) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32), st.just(32) | st.integers(16, 32))
-def test_scatters_over_random_views(seed: int, precision: int) -> None:
+def test_scatter_sums_over_random_views_match_the_integer_reference(seed: int, precision: int) -> None:
     i, operands = random_scatter(Maker(random.Random(seed)))
     check(Arithmetic(precision=precision), i, operands)
     check(Arithmetic(permute=seed, precision=precision), i, operands)
@@ -79,7 +79,7 @@ def test_scatters_over_random_views(seed: int, precision: int) -> None:
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32))
-def test_wrapping_sums_over_random_views(seed: int) -> None:
+def test_int64_sums_wrap_as_in_the_integer_reference(seed: int) -> None:
     check(Arithmetic(), *random_reduction(Maker(random.Random(seed)), ReduceFunction.SUM, DType.I64))
 
 
@@ -92,7 +92,7 @@ def test_a_non_finite_factor_makes_nan(a: int, b: int) -> None:
 
 
 @pytest.mark.usefixtures("pure")
-def test_an_engine_without_the_integers_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_without_the_exact_fallback_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only exact sums get this right; what replaces them is wrong in some order of the terms."""
     terms = [*NEXT_TO_A_TIE, *[0] * 2000]
     i = sum_of(terms)
@@ -103,7 +103,7 @@ def test_an_engine_without_the_integers_is_caught(monkeypatch: pytest.MonkeyPatc
     assert run(Arithmetic(), i, terms) == [ONE]
 
 
-def test_what_is_counted(kernel: str) -> None:
+def test_statistics_count_undecided_and_double_rounded_sums(kernel: str) -> None:
     """FP64-then-round gets the second row wrong (a false tie), and the last. The third is on a grid."""
     exactly = 2 if kernel == "compiled" else 3
     rows = [ONE, ONE, ONE, ONE, HALF_ULP, bits_f32(2.0**-80), ONE, HALF_ULP, 0, *NEXT_TO_A_TIE[:3]]
@@ -118,7 +118,7 @@ def test_what_is_counted(kernel: str) -> None:
 
 
 @pytest.mark.parametrize("style", slow_except(["ties", "wide"], "ties"))
-def test_long_products_in_slabs(style: str) -> None:
+def test_long_products_cut_into_slabs_are_exact(style: str) -> None:
     """The second half of each row of the left is minus the first, but one."""
     make, k = Maker(random.Random(style)), 5000
     left, right = (make.tensor(DType.F32, 2 * k, style).reshape(-1, k) for _ in range(2))
@@ -131,7 +131,7 @@ def test_long_products_in_slabs(style: str) -> None:
 
 
 @pytest.mark.parametrize("width", slow_except([7, 24], 7))
-def test_rows_of_an_image_end_within_panels(width: int) -> None:
+def test_convolutions_with_partial_panels_are_exact(width: int) -> None:
     """A convolution of 2 images with 3 channels, 5 filters of 3x3, and what its filters get: columns, then terms."""
     make, line, out = Maker(random.Random(width)), width + 2, 7 * width
     image = make.tensor(DType.F32, 2 * 3 * 9 * line, "gauss")
@@ -162,7 +162,7 @@ def test_a_random_order_has_each_term_once(count: int, apart: bool) -> None:
 
 @pytest.mark.usefixtures("pure")
 @pytest.mark.parametrize("k", [1, 700, 70000])
-def test_the_number_of_roundings_of_a_blocked_product(k: int) -> None:
+def test_the_claimed_roundings_of_a_product_bound_its_error(k: int) -> None:
     """The claimed depth bounds the true error against integers, and is far below K where K is long."""
     generator = torch.Generator().manual_seed(k)
     a, b = torch.randn((2, k), generator=generator), torch.randn((2, k), generator=generator)
@@ -189,7 +189,7 @@ def boundaries(precision: int) -> list[int]:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_rounding_against_rationals(precision: int, cases: Callable[[int], None]) -> None:
+def test_rounding_at_boundaries_matches_rational_arithmetic(precision: int, cases: Callable[[int], None]) -> None:
     """FP64 numbers at, and one FP64 number beside, every kind of boundary; infinities, NaN of every payload."""
     exact = torch.tensor(
         [float(Fraction(2) ** e * n) for n, e in map(decode, boundaries(precision))], dtype=torch.float64
@@ -212,7 +212,7 @@ def test_rounding_against_rationals(precision: int, cases: Callable[[int], None]
 
 @settings(max_examples=300)
 @given(st.floats(allow_nan=False, allow_infinity=False), st.integers(16, 32))
-def test_rounding_of_any_number(value: float, precision: int) -> None:
+def test_rounding_any_float64_matches_rational_arithmetic(value: float, precision: int) -> None:
     x = torch.tensor([value], dtype=torch.float64)
     right = round_ratio(*value.as_integer_ratio(), precision=precision)
     assert elements_of(Round(precision)(x) + 0.0) == [0 if right == SIGN else right]
@@ -225,7 +225,7 @@ def decode_ratio(bits: int) -> tuple[int, int]:
 
 @settings(max_examples=300)
 @given(st.floats(allow_nan=False, allow_infinity=False, min_value=-3e38, max_value=3e38), st.integers(16, 32))
-def test_gaps_are_those_between_neighbours(value: float, precision: int) -> None:
+def test_gaps_are_the_distances_between_neighbouring_floats(value: float, precision: int) -> None:
     n, d = abs(value).as_integer_ratio()
     shift = 1200
     below = round_f32((n << shift) // d, -shift, precision=32) & (-1 << (32 - precision))
@@ -237,14 +237,14 @@ def test_gaps_are_those_between_neighbours(value: float, precision: int) -> None
         assert Fraction(Round(precision).gaps(torch.tensor([value], dtype=torch.float64)).item()) == gap
 
 
-def test_other_precisions_are_refused() -> None:
+def test_precisions_outside_16_to_32_bits_are_refused() -> None:
     for precision in (15, 33):
         with pytest.raises(ValueError, match="a precision of 16 to 32 bits, got"):
             Arithmetic(precision=precision)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_sums_beside_every_boundary(precision: int, cases: Callable[[int], None]) -> None:
+def test_sums_next_to_rounding_boundaries_are_exact(precision: int, cases: Callable[[int], None]) -> None:
     """One term at a boundary or a middle, and what lies by less than FP64 can tell on either side of it."""
     far = 0x20000000
     others = ((0, 0), (1, 0), (1 | SIGN, 0), (1, 1), (far, far | SIGN), (far + 1, far | SIGN))
@@ -259,7 +259,9 @@ def test_sums_beside_every_boundary(precision: int, cases: Callable[[int], None]
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("function", sorted(TRANSCENDENTALS))
-def test_transcendentals(function: MapFunction, precision: int, cases: Callable[[int], None]) -> None:
+def test_transcendental_functions_are_correctly_rounded(
+    function: MapFunction, precision: int, cases: Callable[[int], None]
+) -> None:
     """Arguments that are middles themselves are taken to next to one by tanh, sin, and, beside 1, by exp and cos."""
     halves = [
         0x38000000 | 1 << (31 - precision) if precision < 32 else 0x38000001,
@@ -273,7 +275,7 @@ def test_transcendentals(function: MapFunction, precision: int, cases: Callable[
     cases(len(bits))
 
 
-def test_elementwise_results_keep_all_their_bits() -> None:
+def test_reduced_precision_does_not_round_elementwise_results() -> None:
     """Only sums and transcendentals are rounded to b bits."""
     third = 0x3EAAAAAB
     i = map_of(MapFunction.COPY, DType.F32, (1,), Access(0, 0, (1,)))

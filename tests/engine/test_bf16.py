@@ -88,7 +88,7 @@ BINARY: dict[str, tuple[Callable[[Any, Any], Tensor], Callable[[Fraction, Fracti
 
 
 @pytest.mark.parametrize("name", BINARY)
-def test_arithmetic_is_rounded_from_the_exact_value(name: str, cases: Callable[[int], None]) -> None:
+def test_bfloat16_arithmetic_is_correctly_rounded(name: str, cases: Callable[[int], None]) -> None:
     """Through f32, which rounds first: with 24 bits >= 2 * 8 + 2 the second rounding does no harm."""
     function, exact = BINARY[name]
     x, y = drawn(4000), drawn(4000, seed=1)
@@ -99,7 +99,7 @@ def test_arithmetic_is_rounded_from_the_exact_value(name: str, cases: Callable[[
     cases(len(wanted))
 
 
-def test_products_are_rounded_from_the_exact_sum(cases: Callable[[int], None]) -> None:
+def test_bfloat16_matrix_products_are_correctly_rounded(cases: Callable[[int], None]) -> None:
     """Rows with ties between two numbers of bfloat16, and next to them."""
     a, b = drawn(12, 40), drawn(40, 9, seed=1)
     a[:4] = 0
@@ -132,7 +132,7 @@ COMPOSED: dict[str, Callable[..., Tensor]] = {
 
 
 @pytest.mark.parametrize("name", COMPOSED)
-def test_compositions_are_computed_in_f32_and_rounded_once(name: str) -> None:
+def test_composed_bfloat16_functions_are_rounded_once_from_float32(name: str) -> None:
     """PyTorch's kernels do so: next to the FP64 value, rounded, and not further away where steps in between round."""
     x = drawn(12, 40)
     found, wide = outputs(COMPOSED[name], x).double(), COMPOSED[name](x.double())
@@ -146,7 +146,7 @@ SLACK = {"gelu": 2.0**-20, "silu": 2.0**-20, "mish": 2.0**-20, "layer_norm": 2.0
 
 
 @pytest.mark.parametrize("name", SLACK)
-def test_backwards_are_computed_in_f32_and_rounded_once(name: str) -> None:
+def test_bfloat16_gradients_are_rounded_once_from_float32(name: str) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -210,14 +210,14 @@ def small(how: str, **more: Any) -> Task:
 
 
 @pytest.mark.parametrize("how", slow_except(["autocast", "held"], "held"))
-def test_a_step_is_that_of_eager_pytorch(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bfloat16_step_matches_eager_pytorch(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert share(small(how)) < 0.5
     monkeypatch.setattr(Builder, "bf16", lambda _, x: x)
     assert share(small(how)) > 0.7  # without the roundings it is FP32's
 
 
 @pytest.mark.parametrize("how", slow_except(["autocast", "held"], "held"))
-def test_what_is_held_in_bfloat16_stays_so(how: str) -> None:
+def test_weights_held_in_bfloat16_stay_bfloat16_in_the_state(how: str) -> None:
     captured = checked(small(how, optimizer=AdamW(lr=1e-2), average=0.9))
     functions = {(i.opcode, i.function) for i in captured.program.body if i.is_bf16_sum or i.opcode == Opcode.MAP}
     assert (Opcode.MAP, MapFunction.BF16) in functions
@@ -239,14 +239,14 @@ def roots(captured: Captured, arithmetic: Arithmetic) -> list[bytes]:
 
 
 @pytest.mark.parametrize("how", slow_except(["autocast", "held"], "held"))
-def test_twenty_steps_are_the_same_in_every_order_and_in_slabs(how: str) -> None:
+def test_bfloat16_training_does_not_depend_on_summation_order(how: str) -> None:
     captured = capture_task(replace(small(how, optimizer=AdamW(lr=1e-2)), steps=20))
     wanted = roots(captured, Arithmetic())
     assert roots(captured, Arithmetic(permute=5)) == wanted
     assert roots(captured, Arithmetic(fp64_elements=64)) == wanted
 
 
-def test_a_log_names_no_sum_to_bfloat16() -> None:
+def test_rounding_logs_contain_no_bfloat16_sums() -> None:
     settled: list[Instruction] = []
 
     class Seen:
@@ -278,7 +278,7 @@ def test_autocast_of_another_device_is_refused() -> None:
 
 
 @pytest.mark.parametrize("within", [False, True])
-def test_autocast_of_another_device_may_be_switched_off_where_none_is_on(within: bool) -> None:
+def test_disabling_cuda_autocast_outside_cpu_autocast_is_allowed(within: bool) -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         with torch.autocast("cpu", BF16, enabled=within), torch.autocast("cuda", enabled=False):
             return model(x).float().sum()
@@ -291,7 +291,7 @@ def test_autocast_of_another_device_may_be_switched_off_where_none_is_on(within:
         assert not any(i.is_bf16_sum for i in capture_task(given).program.body)
 
 
-def test_half_is_refused() -> None:
+def test_float16_is_refused() -> None:
     def loss(model: nn.Module, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.float16):
             return model(x).float().sum()

@@ -45,7 +45,7 @@ def compared(instruction: Instruction, operands: Sequence[Tensor], ways: Sequenc
 
 
 @given(st.floats(LOW / 4, HIGH / 4))
-def test_the_search_finds_the_smallest_that_covers(largest: float) -> None:
+def test_the_threshold_search_finds_the_smallest_covering_value(largest: float) -> None:
     asked: list[float] = []
 
     def covers(kappa: float) -> bool:
@@ -59,7 +59,7 @@ def test_the_search_finds_the_smallest_that_covers(largest: float) -> None:
     assert FRACTION * log2(found) == pytest.approx(round(FRACTION * log2(found)), abs=1e-9)
 
 
-def test_what_no_threshold_covers_is_an_error() -> None:
+def test_calibration_fails_when_no_threshold_covers_the_errors() -> None:
     with pytest.raises(CalibrationError, match="tiebreak doctor"):
         threshold(LOW, HIGH, lambda _: False)
 
@@ -69,7 +69,7 @@ def test_what_no_threshold_covers_is_an_error() -> None:
     st.floats(0.5, 1e4),
     st.floats(0.01, 1),
 )
-def test_the_tolerance_is_the_narrowest_that_leaves_the_share(
+def test_the_tolerance_keeps_the_requested_share_loggable(
     bins: list[tuple[int, int]], kappa: float, share: float
 ) -> None:
     """Against fractions: element by element, whether e <= 2^-n gap / 2."""
@@ -88,7 +88,7 @@ def test_the_tolerance_is_the_narrowest_that_leaves_the_share(
 
 @settings(max_examples=15, deadline=None)
 @given(st.integers(0, 1 << 30), st.integers(2, 700), st.integers(-20, 20))
-def test_the_threshold_covers_each_value_from_each_other_and_from_exact(seed: int, terms: int, scale: int) -> None:
+def test_the_threshold_covers_errors_between_variants_and_from_exact(seed: int, terms: int, scale: int) -> None:
     """Against rational sums of all elements, not only of those that the comparison took."""
     i, operands = product(3, terms, 5), matrices(seed, 3, terms, 5)
     operands[0] *= 2.0**scale
@@ -108,7 +108,7 @@ def test_the_threshold_covers_each_value_from_each_other_and_from_exact(seed: in
             assert abs(Fraction(value) - exact[at]) <= Fraction(kappa) * Fraction(error) / 2**60
 
 
-def test_divergences_are_seen_between_orders_and_kernels() -> None:
+def test_summation_orders_and_kernels_differ_measurably() -> None:
     """Else a threshold proves nothing: computations of one sum do differ."""
     seen = compared(product(40, 3000, 50), matrices(1, 40, 3000, 50))
     assert seen.total == seen.elements == 2000
@@ -120,7 +120,7 @@ def test_divergences_are_seen_between_orders_and_kernels() -> None:
     assert alone.error > 0
 
 
-def test_cancellation_breaks_the_papers_unit_and_not_this_one() -> None:
+def test_cancellation_inflates_exponent_units_but_not_error_units() -> None:
     """Terms of 10^6 that leave about 10^-2: the same sums in units of 2^exponent and in units of their own error."""
     operands = matrices(2, 30, 2000, 30)
     usual = compared(product(30, 2000, 30), operands)
@@ -147,7 +147,7 @@ class Shifted(Comparer):
         return NearTies(near.elements, near.values + self.off * near.errors / sampling, near.errors)
 
 
-def test_one_setting_that_is_off_raises_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_inaccurate_variant_raises_the_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     off = 50.0
     i, operands = product(8, 100, 8), matrices(3, 8, 100, 8)
     monkeypatch.setattr(Shifted, "off", off)
@@ -170,7 +170,7 @@ def test_an_inaccurate_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         calibration.policy()
 
 
-def test_large_sums_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_a_large_result_estimates_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """A sum may have more elements than are looked at: those near a middle are, and stand for the others."""
     i, operands = product(64, 200, 512), matrices(4, 64, 200, 512)
     whole = compared(i, operands)
@@ -184,7 +184,7 @@ def test_large_sums_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert abs(part.tolerance(kappa, 0.9) - whole.tolerance(kappa, 0.9)) <= 1
 
 
-def test_sums_without_error_and_sums_that_are_not_finite() -> None:
+def test_calibration_skips_zero_error_and_non_finite_sums() -> None:
     """Zero columns have an error of 0, infinities no finite one: neither is compared, the others are."""
     operands = matrices(6, 6, 50, 6)
     operands[1][:, 2] = 0
@@ -197,7 +197,7 @@ def test_sums_without_error_and_sums_that_are_not_finite() -> None:
     assert nothing.seen[SumKind.PRODUCTS].elements == 0
 
 
-def test_settings_hold_every_kernel_thread_count_device_and_order() -> None:
+def test_variants_cover_every_kernel_thread_count_device_and_order() -> None:
     found = variants_of(3, threads=(1, 2), compiled=True, devices=("cuda:0",), seed=10)
     assert len(found) == len(set(found)) == len(set(map(str, found))) == 2 * (2 + 3) + 4
     for compiled in (True, False):
@@ -208,7 +208,7 @@ def test_settings_hold_every_kernel_thread_count_device_and_order() -> None:
     assert {s.compiled for s in variants_of(1, threads=(1,), compiled=False)} == {False}
 
 
-def test_a_setting_takes_effect_and_leaves_the_process_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_calibration_variant_takes_effect_and_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[int, bool, bool]] = []
     execute = Arithmetic.execute_logged
 
@@ -224,7 +224,7 @@ def test_a_setting_takes_effect_and_leaves_the_process_as_it_was(monkeypatch: py
     assert torch.get_num_threads() == 1
 
 
-def test_what_cannot_be_calibrated_is_named() -> None:
+def test_invalid_calibration_options_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="precision of 16 to 32"):
         Calibration(ORDERS, precision=12)
     with pytest.raises(ConfigurationError, match="at least two variants"):

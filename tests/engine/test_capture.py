@@ -28,7 +28,7 @@ class Linear(nn.Module):
         return (torch.sigmoid(self.layer(x)) ** 2).mean()
 
 
-def test_the_schedule_is_data_and_scales_the_rate() -> None:
+def test_a_schedule_is_captured_as_a_table_of_learning_rates() -> None:
     captured = capture_task(make_task(Linear(), {"x": torch.randn(5, 3)}, rate=0.1, schedule=(0.0, 0.5, 1.0)))
     assert captured.data["learning_rate"].tolist() == pytest.approx([0.0, 0.05, 0.1])
     frozen, moved = run_integers(captured), run_integers(captured, 2)
@@ -96,7 +96,7 @@ def test_every_loss_since_the_last_checkpoint_is_in_the_state() -> None:
     assert run_engine(captured, 5)["telemetry.loss"].tolist() == losses[::-1]
 
 
-def test_an_untested_torch_is_told_once_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_untested_torch_version_warns_once_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, told in (("2.13.1", 0), ("2.14.0+cpu", 0), ("2.12.9", 1), ("3.0.0a0", 1)):
         tracing._check_version.cache_clear()
         monkeypatch.setattr(torch, "__version__", version)

@@ -78,7 +78,7 @@ def swapped(self: Any, x: Tensor) -> Tensor:
     return x * self.first
 
 
-def test_buffers_can_change_places() -> None:
+def test_buffers_may_be_swapped_in_a_step() -> None:
     state = run_engine(captured(with_buffers(swapped, first=torch.zeros(4), second=torch.ones(4))))
     assert state["model.first"].tolist() == [1.0] * 4
     assert state["model.second"].tolist() == [0.0] * 4
@@ -450,7 +450,7 @@ LINELESS = {
 
 
 @pytest.mark.parametrize("name", slow_except(REFUSED, *list(REFUSED)[::2]))
-def test_what_a_program_cannot_hold_is_refused_with_its_place(name: str) -> None:
+def test_steps_that_cannot_be_captured_are_refused_with_module_and_line(name: str) -> None:
     make, message = REFUSED[name]
     model = nn.Sequential(make())
     head = nn.Linear(4, 4)
@@ -500,7 +500,7 @@ UNFIT: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("name", UNFIT)
-def test_what_eager_pytorch_does_to_parameters_behind_the_step_is_refused(name: str) -> None:
+def test_gradient_hooks_lazy_and_shared_parameters_are_refused(name: str) -> None:
     make, message = UNFIT[name]
     with pytest.raises(ConfigurationError, match=message):
         captured(make())
@@ -561,21 +561,21 @@ KEPT_COPY: dict[str, Callable[[Any, Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(KEPT_MEMORY, "weight"))
-def test_a_buffer_that_is_assigned_anothers_memory_is_refused_by_both_names(name: str) -> None:
+def test_a_buffer_assigned_anothers_memory_is_refused_naming_both(name: str) -> None:
     keep, names = KEPT_MEMORY[name]
     with pytest.raises(ConfigurationError, match=names):
         captured(nn.Sequential(Keeping(keep)))
 
 
 @pytest.mark.parametrize("name", slow_except(KEPT_COPY, "weight"))
-def test_a_buffer_that_is_assigned_a_copy_is_pytorchs_over_twenty_steps(name: str) -> None:
+def test_a_buffer_assigned_a_copy_matches_eager_pytorch(name: str) -> None:
     torch.manual_seed(0)
     ours, theirs = against_torch(replace(task(nn.Sequential(Keeping(KEPT_COPY[name]))), steps=20))
     for entry, tensor in theirs.items():  # of one tensor with two names, one
         torch.testing.assert_close(ours[entry].to(tensor.dtype), tensor, rtol=1e-3, atol=1e-4)
 
 
-def test_tensors_side_by_side_in_one_memory_are_taken() -> None:
+def test_parameters_in_disjoint_slices_of_one_storage_are_accepted() -> None:
     """`from_pretrained` leaves such slices of one file."""
     model, held = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), torch.randn(40)
     for k, layer in enumerate(model):
@@ -584,7 +584,7 @@ def test_tensors_side_by_side_in_one_memory_are_taken() -> None:
     assert torch.isfinite(run_engine(captured(model))["loss"])
 
 
-def test_a_result_that_is_kept_and_was_drawn_is_no_state() -> None:
+def test_a_random_result_kept_on_a_module_is_not_state() -> None:
     """A module keeps its last result, which no step reads; looking at that must not move the random numbers on."""
     model = Layer(lambda self, x: setattr(self, "kept", F.dropout(x)) or self.kept, kept=None)
     assert torch.isfinite(run_engine(captured(model))["loss"])
@@ -599,7 +599,7 @@ def counted(self: Any, x: Tensor) -> Tensor:
     return self.norm(x) * warm * 0.9 ** float(self.steps) / (self.steps.item() // 2 + 1 + before * also)
 
 
-def test_numbers_of_a_counter_stay_tensors() -> None:
+def test_numbers_read_from_a_counter_buffer_change_as_in_eager() -> None:
     """For one, the counter of a batch norm without momentum, which averages over all batches so far."""
     torch.manual_seed(0)
     model = with_buffers(counted, steps=torch.tensor(0))
@@ -622,14 +622,14 @@ def masked_by_values(_: Any, x: Tensor) -> Tensor:
     return masked(_, x if torch.compiler.is_compiling() else x * x[x > 0].sum())
 
 
-def test_where_a_path_for_export_leaves_out_an_argument_that_for_eager_is_taken() -> None:
+def test_the_eager_path_is_captured_if_the_export_path_drops_an_argument() -> None:
     """Libraries do so with masks. If the eager path cannot be captured, its own reason is given."""
     assert torch.isfinite(run_engine(checked(task(nn.Sequential(Layer(masked)))))["loss"])
     with pytest.raises(ConfigurationError, match="needs the values of tensors"):
         captured(nn.Sequential(Layer(masked_by_values)))
 
 
-def test_what_a_library_asserts_of_values_is_skipped_in_the_trace_alone() -> None:
+def test_library_value_assertions_are_skipped_only_while_tracing() -> None:
     def bounded(_: Any, x: Tensor, bound: float = 1e9) -> Tensor:
         torch._check_tensor_all(x.abs() < bound)
         return x
@@ -642,7 +642,7 @@ def test_what_a_library_asserts_of_values_is_skipped_in_the_trace_alone() -> Non
         captured(nn.Sequential(Layer(partial(bounded, bound=0.0))))
 
 
-def test_state_of_the_loss_is_refused() -> None:
+def test_a_loss_that_changes_python_state_is_refused() -> None:
     batches = iter(DataLoader(TensorDataset(torch.rand(64, 4)), batch_size=2))
     calls = [0]
 
@@ -668,7 +668,7 @@ def test_state_of_the_loss_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("array", "wrong"), [("labels", 4), ("labels", -1), ("text", 9)])
-def test_a_label_out_of_range_is_found_wherever_it_is(array: str, wrong: int) -> None:
+def test_an_out_of_range_label_anywhere_in_the_data_is_refused(array: str, wrong: int) -> None:
     """A program would read no element there, and only stop at the step that reaches it, or, in `one_hot`, never."""
     data = {"x": X, "labels": torch.arange(8) % 4, "text": torch.arange(64) % 9}
     data[array][-3] = wrong
@@ -690,7 +690,7 @@ def cached(self: Any, x: Tensor) -> Tensor:
     return x * self.table
 
 
-def test_caches_and_what_forward_leaves_behind_are_taken() -> None:
+def test_forward_may_cache_tensors_on_its_module() -> None:
     model = Layer(cached, table=None, last=None)
     state = run_engine(captured(model, lambda model, x: model(x).mean() + model.last))
     assert torch.isfinite(state["loss"])
@@ -698,13 +698,13 @@ def test_caches_and_what_forward_leaves_behind_are_taken() -> None:
     assert model.last is None
 
 
-def test_gradients_without_memory_and_what_is_compiled_whole_are_taken() -> None:
+def test_fullgraph_compiled_functions_and_zero_gradients_are_captured() -> None:
     compiled = torch.compile(lambda x: looked_up(1) * torch.tanh(x), fullgraph=True, backend="aot_eager")
     model = Layer(lambda _, x: compiled(x) + x.sgn())  # the gradient of sgn is a tensor of zeros that has no memory
     assert checked(task(model)).check == "full"
 
 
-def test_what_leaves_no_trace_in_a_step_is_taken() -> None:
+def test_logging_and_mask_caching_in_a_step_are_accepted() -> None:
     """Logging reads a clock, a mask is cached, and the loss reaches the model by another name."""
     log = logging.getLogger("tiebreak.tests.steps")
     log.propagate = False
@@ -721,7 +721,7 @@ def test_what_leaves_no_trace_in_a_step_is_taken() -> None:
     assert torch.isfinite(run_engine(captured(model, loss))["loss"])
 
 
-def test_what_a_garbage_collection_runs_is_not_the_users() -> None:
+def test_garbage_collection_callbacks_are_not_blamed_on_the_step() -> None:
     """Hypothesis, for one, reads a clock in its callback."""
     ticks: list[float] = []
 
@@ -743,7 +743,7 @@ def test_what_a_garbage_collection_runs_is_not_the_users() -> None:
         gc.callbacks.remove(callback)
 
 
-def test_a_model_is_captured_in_the_modes_it_has_and_stays_as_it_is() -> None:
+def test_capture_keeps_train_modes_and_leaves_the_model_unchanged() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.BatchNorm1d(4))
     model[1].eval()
     model[2].eval()
@@ -764,7 +764,7 @@ def test_a_model_is_captured_in_the_modes_it_has_and_stays_as_it_is() -> None:
     assert not any(i.opcode.name == "RANDOM" for i in compiled.program.body)
 
 
-def test_nothing_is_left_of_a_refused_step() -> None:
+def test_a_refused_capture_leaves_no_side_effects() -> None:
     model = nn.Sequential(Layer(counting, calls=0))
     for refused in (model, nn.Sequential(Layer(left_on))):
         with pytest.raises(ConfigurationError):
@@ -783,7 +783,7 @@ RATES: dict[str, Callable[[Any], float]] = {
 
 
 @pytest.mark.parametrize("read", RATES)
-def test_a_loss_that_reads_what_a_schedule_changes_is_refused(read: str) -> None:
+def test_a_loss_that_reads_the_scheduled_rate_is_refused(read: str) -> None:
     layer = Layer(lambda _, x: x)
     layer.optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     layer.scheduler = torch.optim.lr_scheduler.ExponentialLR(layer.optimizer, 0.9)

@@ -31,7 +31,7 @@ needs_kernel = pytest.mark.skipif(not NATIVE, reason="needs a C compiler")
 
 @settings(max_examples=60)
 @given(st.integers(0, 2**32))
-def test_random_programs(seed: int) -> None:
+def test_random_programs_with_chains_match_the_integer_reference(seed: int) -> None:
     check_program(seed, 40)
 
 
@@ -75,7 +75,9 @@ def threads() -> Iterator[Callable[[int], None]]:
     torch.set_num_threads(before)
 
 
-def test_long_chains_on_any_number_of_threads(threads: Callable[[int], None], cases: Callable[[int], None]) -> None:
+def test_long_chains_give_the_same_bits_on_any_thread_count(
+    threads: Callable[[int], None], cases: Callable[[int], None]
+) -> None:
     program = long_program()
     state, data = long_inputs(program, 3)
     twin, machine = Interpreter(program, Arithmetic()), Interpreter(program, Arithmetic())
@@ -114,7 +116,7 @@ def test_torch_leaves_its_threads_to_the_kernels_during_a_step(threads: Callable
 
 
 @needs_kernel
-def test_what_fp64_cannot_decide_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_request_exact_values_that_fp64_cannot_decide(monkeypatch: pytest.MonkeyPatch) -> None:
     """exp(2^-24) lies next to a tie. The rest of the tile keeps its results, and a repeated argument is asked once."""
     near = [bits_f32(2.0**-24), bits_f32(-(2.0**-25))]
     values = [*near, bits_f32(0.5), 0, 0x80000000, 0x7FC00000] * 300
@@ -141,7 +143,7 @@ def test_what_fp64_cannot_decide_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("name", "taken"), [("ADD_F32", "SUB_F32"), ("MAX_I64", "MIN_I64"), ("LE_F32", "LT_F32"), ("CAST_I64_F32", "COPY4")]
 )
-def test_a_wrong_kernel_does_not_qualify(monkeypatch: pytest.MonkeyPatch, name: str, taken: str) -> None:
+def test_qualification_refuses_a_wrong_chain_kernel(monkeypatch: pytest.MonkeyPatch, name: str, taken: str) -> None:
     arithmetic = Arithmetic()
     codes = dict(arithmetic.chains.kernel.codes)
     codes[name] = codes[taken]
@@ -151,7 +153,7 @@ def test_a_wrong_kernel_does_not_qualify(monkeypatch: pytest.MonkeyPatch, name: 
 
 
 @needs_kernel
-def test_operands_that_do_not_fit_are_refused() -> None:
+def test_chains_refuse_operands_of_wrong_size_dtype_or_device() -> None:
     arithmetic = Arithmetic()
     kinds = {"operand_dtypes": (DType.F32,), "exported": True, "committed": False}
     i = map_of(MapFunction.NEG, DType.F32, (4,), Access(0, 0, (1,)))
@@ -169,7 +171,7 @@ def test_operands_that_do_not_fit_are_refused() -> None:
 
 
 @needs_kernel
-def test_committed_results_are_finite_or_named_and_have_the_one_nan() -> None:
+def test_chains_name_non_finite_results_and_canonicalize_nan() -> None:
     b = Builder()
     x, y = b.state("x", DType.F32, (3000,)), b.state("y", DType.F32, (3000,))
     program = b.finish({"x": b.add(x, y), "y": b.mul(y, y), "z": b.sub(x, y)}, b.max(x))
@@ -190,7 +192,7 @@ def test_committed_results_are_finite_or_named_and_have_the_one_nan() -> None:
 
 
 @needs_kernel
-def test_a_state_that_is_given_away_is_overwritten_in_place() -> None:
+def test_a_donated_state_is_overwritten_in_place() -> None:
     b = Builder()
     names = ["early", "late", "turned", "whole"]
     entries = {name: b.state(name, DType.F32, (300, 300)) for name in names}
@@ -223,7 +225,7 @@ def test_a_state_that_is_given_away_is_overwritten_in_place() -> None:
 
 
 @pytest.mark.parametrize("observe", [None, lambda _, tensor: tensor])
-def test_a_trace_shows_each_unit_and_changes_nothing(
+def test_execution_tracing_prints_each_unit_without_changing_results(
     observe: Callable[[int, torch.Tensor], torch.Tensor] | None, tiny: Captured, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

@@ -49,7 +49,7 @@ def whole(new_run: NewRun) -> RunDirectory:
     return run
 
 
-def test_the_order_is_state_record_head_and_then_what_is_dropped(
+def test_a_checkpoint_writes_state_record_and_head_before_dropping_states(
     new_run: NewRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[str, int]] = []
@@ -95,7 +95,7 @@ class Gate:
         monkeypatch.setattr(RunDirectory, "write_state", write)
 
 
-def test_the_next_steps_are_computed_meanwhile_and_one_checkpoint_is_in_flight(
+def test_training_continues_with_at_most_one_checkpoint_in_flight(
     new_run: NewRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, told, seen = Gate(monkeypatch, 6), list[int](), list[Commit]()
@@ -115,7 +115,7 @@ def test_the_next_steps_are_computed_meanwhile_and_one_checkpoint_is_in_flight(
     assert gate.most == 1
 
 
-def test_what_fails_in_the_background_stops_the_run_and_loses_nothing(
+def test_a_failed_background_checkpoint_stops_the_run_without_loss(
     new_run: NewRun, whole: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, told = new_run("run"), list[int]()
@@ -152,7 +152,9 @@ def test_a_failing_step_lets_the_checkpoint_before_it_finish(new_run: NewRun, mo
         pass
 
 
-def test_two_errors_at_once_are_both_told(new_run: NewRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simultaneous_step_and_checkpoint_errors_are_both_reported(
+    new_run: NewRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate, run = Gate(monkeypatch, 3), new_run("run")
 
     def stop(progress: Progress) -> None:
@@ -240,7 +242,7 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-def test_killed_at_any_moment_it_resumes_to_the_same_root(
+def test_a_run_killed_at_any_moment_resumes_to_the_same_root(
     new_run: NewRun, whole: RunDirectory, tmp_path: Path, cases: Callable[[int], None]
 ) -> None:
     run, expected = new_run("template"), whole.root().hex()
@@ -251,7 +253,7 @@ def test_killed_at_any_moment_it_resumes_to_the_same_root(
 
 
 @pytest.mark.parametrize("keep", [EVERY_TWO, LAST])
-def test_a_damaged_last_checkpoint_is_computed_again_from_what_is_kept(
+def test_a_damaged_last_checkpoint_is_recomputed_from_an_earlier_one(
     new_run: NewRun, whole: RunDirectory, keep: Keep
 ) -> None:
     run = new_run("run")
@@ -264,7 +266,7 @@ def test_a_damaged_last_checkpoint_is_computed_again_from_what_is_kept(
     assert [head.encode() for head in run.heads()] == [head.encode() for head in whole.heads()]
 
 
-def test_another_policy_on_resuming_drops_what_it_does_not_keep(new_run: NewRun, whole: RunDirectory) -> None:
+def test_resuming_with_another_keep_policy_drops_excess_checkpoints(new_run: NewRun, whole: RunDirectory) -> None:
     run = new_run("run")
     worker(run).work(9)
     for step in (12, 99):  # the next one's is written over
@@ -276,7 +278,7 @@ def test_another_policy_on_resuming_drops_what_it_does_not_keep(new_run: NewRun,
     ]
 
 
-def test_what_was_dropped_is_computed_again_for_disputes_and_audits(new_run: NewRun, whole: RunDirectory) -> None:
+def test_dropped_checkpoints_are_recomputed_for_disputes_and_audits(new_run: NewRun, whole: RunDirectory) -> None:
     run = new_run("run")
     worker(run, keep=LAST).work()
     machine = Interpreter(run.program, Arithmetic(device=torch.device("cpu")))
@@ -295,7 +297,7 @@ def test_what_was_dropped_is_computed_again_for_disputes_and_audits(new_run: New
         SegmentAuditor(run, machine, run.records()).audit([4])
 
 
-def test_states_out_of_place_are_not_taken_for_checkpoints(new_run: NewRun) -> None:
+def test_stray_state_files_are_not_taken_for_checkpoints(new_run: NewRun) -> None:
     run = new_run("run")
     worker(run).work(6)
     folder = run.path / "checkpoints"
@@ -309,7 +311,7 @@ def test_states_out_of_place_are_not_taken_for_checkpoints(new_run: NewRun) -> N
         run.record_of(4)
 
 
-def test_policies_are_written_as_they_are_read(cases: Callable[[], None]) -> None:
+def test_keep_policies_round_trip_through_text(cases: Callable[[], None]) -> None:
     for text, every in (("all", 1), ("last", 0), ("every:7", 7), ("every:1", 1)):
         assert Keep.parse(text) == Keep(every)
         assert Keep.parse(str(Keep(every))) == Keep(every)
@@ -322,7 +324,7 @@ def test_policies_are_written_as_they_are_read(cases: Callable[[], None]) -> Non
         Keep(-1)
 
 
-def test_a_checkpoint_costs_the_same_after_many(new_run: NewRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_cost_does_not_grow_with_the_run(new_run: NewRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither all records are read nor the whole run tree hashed again."""
     run = new_run("run")
     worker(run).work(6)

@@ -80,7 +80,7 @@ class Through(nn.Module):
 
 
 @pytest.mark.parametrize("case", slow_except(FUNCTIONS, "spectral"))
-def test_a_step_with_complex_numbers_is_pytorchs(case: str) -> None:
+def test_a_step_with_complex_numbers_matches_eager_pytorch(case: str) -> None:
     torch.manual_seed(0)
     assert checked(make_task(Through(FUNCTIONS[case]), {"x": torch.randn(8, 5, 6)}, 4, rate=0.1)).check == "full"
 
@@ -122,7 +122,7 @@ def transforms(norm: str | None) -> dict[str, Callable[[Tensor], Tensor]]:
 
 @pytest.mark.parametrize("norm", [None, "ortho", "forward"])
 @pytest.mark.parametrize("length", slow_except([1, 2, 3, 7, 8, 30, 129], 7, 8))
-def test_transforms_are_torchs_in_double_precision(length: int, norm: str | None) -> None:
+def test_fourier_transforms_match_torch_in_double_precision(length: int, norm: str | None) -> None:
     torch.manual_seed(length)
     model = Transforms(transforms(norm), (3, 2, length))
     state = run_engine(capture_task(make_task(model, {"x": torch.ones(2)})))
@@ -131,14 +131,14 @@ def test_transforms_are_torchs_in_double_precision(length: int, norm: str | None
         assert error < 3e-7, name  # some roundings of FP32: of the table, the sums, and the norm
 
 
-def test_transforms_are_the_integers_bit_for_bit() -> None:
+def test_fourier_transforms_equal_the_integer_reference() -> None:
     torch.manual_seed(1)
     captured = capture_task(make_task(Transforms(transforms("ortho"), (2, 2, 5)), {"x": torch.ones(2)}))
     assert same_bits(run_engine(captured), run_integers(captured)) == []
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 6, 64, 1000])
-def test_the_circle_is_within_its_rounding_and_exact_where_cosines_are(n: int) -> None:
+def test_the_cosine_table_is_rounded_and_exact_on_the_axes(n: int) -> None:
     found = circle(n).double()
     for m in range(4 * n):
         assert abs(found[m].item() - math.cos(math.pi * m / (2 * n))) <= 2.0**-25 + 1e-15
@@ -146,7 +146,7 @@ def test_the_circle_is_within_its_rounding_and_exact_where_cosines_are(n: int) -
     assert not torch.signbit(found[n::n][[0, 2]]).any()
 
 
-def test_equal_tables_are_one_entry_of_the_data() -> None:
+def test_equal_fourier_tables_are_stored_once() -> None:
     captured = capture_task(make_task(Transforms(transforms(None), (3, 2, 8)), {"x": torch.ones(2)}))
     sizes = [t.numel() for name, t in captured.data.items() if name.startswith("constant.")]
     assert sorted(sizes) == [4 * n for n in (2, 3, 6, 8, 11)]  # of `fft2`, `other_dim`, `cut`, the others, `padded`
@@ -202,7 +202,7 @@ class OnTheAxis(nn.Module):
 
 @pytest.mark.parametrize("cut", slow_except(CUTS, "sqrt"))
 @pytest.mark.parametrize("before", slow_except(BEFORE, "alone", "conjugate rfft"))
-def test_cuts_take_the_side_of_a_zeros_sign_as_pytorch_does(before: str, cut: str) -> None:
+def test_branch_cuts_follow_the_sign_of_zero_as_in_pytorch(before: str, cut: str) -> None:
     model = OnTheAxis(lambda z: CUTS[cut](BEFORE[before](z)))
     model(torch.ones(2)).backward()
     after = run_engine(capture_task(make_task(model, {"x": torch.ones(2)}, rate=1.0)))
@@ -213,7 +213,7 @@ def test_cuts_take_the_side_of_a_zeros_sign_as_pytorch_does(before: str, cut: st
 
 
 @pytest.mark.parametrize("cut", slow_except(CUTS, "log"))
-def test_the_cut_of_what_has_either_sign_in_pytorch_is_refused(cut: str) -> None:
+def test_branch_cuts_at_a_zero_of_undefined_sign_are_refused(cut: str) -> None:
     task = make_task(OnTheAxis(lambda z: CUTS[cut](2 + torch.stack([-z, z]))), {"x": torch.ones(2)})
     with pytest.raises(
         ConfigurationError, match=r"(default|Scalar) .*of `-x`, a zero has either sign in PyTorch; write"
@@ -223,7 +223,7 @@ def test_the_cut_of_what_has_either_sign_in_pytorch_is_refused(cut: str) -> None
 
 
 @pytest.mark.slow
-def test_a_root_of_a_conjugate_transform_of_real_data_is_checked() -> None:
+def test_sqrt_and_log_of_a_conjugated_real_fft_match_pytorch() -> None:
     """Where its sum is negative, the first number of a transform lies on the axis."""
     torch.manual_seed(0)
     model = Through(lambda x: torch.fft.rfft(x - 2).conj().sqrt().abs() + torch.fft.rfft(x - 2).conj().log().imag)
@@ -259,7 +259,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_other_complex_numbers_are_refused_by_name(case: str) -> None:
+def test_unsupported_uses_of_complex_numbers_are_refused(case: str) -> None:
     make, words = REFUSED[case]
     with pytest.raises(ConfigurationError, match=words):
         make()

@@ -35,7 +35,7 @@ SHAPES = [
 
 @pytest.mark.parametrize("shape", slow_except(SHAPES, *SHAPES[1:3]))
 @pytest.mark.parametrize("style", ["gauss", "ties"])
-def test_products_against_the_pure_twin(
+def test_compiled_matrix_products_match_pure_torch(
     shape: tuple[int, int, int, int], style: str, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]
 ) -> None:
     m, k, n, batch = shape
@@ -66,7 +66,7 @@ FLAT = [
 
 @pytest.mark.parametrize(("shape", "reduction", "strides"), slow_except(FLAT, FLAT[0], several=True))
 @pytest.mark.parametrize("operands", slow_except([1, 2], 2))
-def test_flat_sums_against_the_pure_twin(
+def test_compiled_sums_of_any_stride_match_pure_torch(
     shape: tuple[int, ...], reduction: tuple[int, ...], strides: tuple[int, ...], operands: int,
     monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None],
 ) -> None:  # fmt: skip
@@ -85,7 +85,7 @@ def test_flat_sums_against_the_pure_twin(
             cases()
 
 
-def test_a_table_that_leaves_its_operand_is_refused() -> None:
+def test_sums_that_read_outside_their_operand_are_refused() -> None:
     """Validation of programs comes first; the kernel's caller checks again."""
     with pytest.raises(ValueError, match=r"places 0 \.\.\. 18"):
         Arithmetic().execute(matmul(3, 4, 5), [torch.ones(12), torch.ones(19)], 0)
@@ -206,7 +206,7 @@ def wrong(kind: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["32 bits", "16 bits", "scattered"])
-def test_the_kernel_is_right_where_its_mutants_are_not(kind: str) -> None:
+def test_the_unmodified_kernel_passes_the_mutation_cases(kind: str) -> None:
     assert wrong(kind) == 0
 
 
@@ -219,7 +219,7 @@ ALL_FAULTS = [
 
 
 @pytest.mark.parametrize(("old", "new", "plain", "kind"), slow_except(ALL_FAULTS, ALL_FAULTS[0], several=True))
-def test_a_faulty_kernel_is_caught(
+def test_kernel_mutants_are_caught(
     old: str, new: str, plain: bool, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     built = kernel_with(tmp_path, (old, new), *([PLAIN] if plain else []))

@@ -22,7 +22,7 @@ def by_hand() -> Program:
     return b.finish({"w": b.add(w, b.const(1.0))}, loss)
 
 
-def test_counts_by_hand() -> None:
+def test_step_cost_equals_a_count_by_hand() -> None:
     cost = cost_of(by_hand())
     products, tanh, total, grown, loss = 8 * (3 + 2), 8, 7, 6, 1
     assert cost.flops == products + tanh + total + grown + loss
@@ -46,7 +46,7 @@ def alive_at(program: Program, index: int) -> int:
     return total
 
 
-def test_the_peak_is_the_most_that_is_alive(cases: Callable[[int], None]) -> None:
+def test_peak_memory_is_the_most_bytes_alive_at_once(cases: Callable[[int], None]) -> None:
     for program in (by_hand(), capture_task(digits.task(2)).program):
         peaks = [alive_at(program, index) for index in range(len(program.body))]
         assert cost_of(program).live_bytes == max(peaks)
@@ -54,7 +54,7 @@ def test_the_peak_is_the_most_that_is_alive(cases: Callable[[int], None]) -> Non
         cases(len(peaks))
 
 
-def test_a_step_that_needs_more_memory_than_there_is_is_told_with_its_largest_value() -> None:
+def test_a_step_too_large_for_memory_is_refused_naming_its_largest_value() -> None:
     program = capture_task(digits.task(2)).program
     require_memory(program)
     least = 2 * cost_of(program).state_bytes + cost_of(program).live_bytes

@@ -36,7 +36,7 @@ REAL_STEPS = 20
 
 
 @pytest.mark.slow
-def test_the_stand_in_for_a_device_reaches_the_roots(tmp_path: Path, cases: Callable[[int], None]) -> None:
+def test_an_emulated_device_reaches_the_golden_roots(tmp_path: Path, cases: Callable[[int], None]) -> None:
     names = (*TINY, "resnet")
     found = json.loads(printed("-m", "tests.engine.on_another_device", "reach", str(tmp_path), str(STEPS), *names))
     assert found["cases"] > qualify(Arithmetic()).cases  # and a large product
@@ -57,13 +57,13 @@ class TestOnTheGPU:
 
     @pytest.mark.parametrize("name", MODELS)
     @pytest.mark.parametrize("permute", [None, 7])
-    def test_golden_runs_reach_the_root(self, name: str, permute: int | None, tmp_path: Path) -> None:
+    def test_golden_runs_reach_their_root_on_cuda(self, name: str, permute: int | None, tmp_path: Path) -> None:
         root = train(make_run(tmp_path / name, inputs(name)), Arithmetic("cuda", permute=permute))
         assert root == load(name).expected.run_root
 
     @pytest.mark.timeout(3600)
     @pytest.mark.parametrize("name", REAL)
-    def test_models_of_real_sizes_end_in_the_same_state(self, name: str) -> None:
+    def test_full_size_models_end_in_the_same_state_on_cpu_and_cuda(self, name: str) -> None:
         """GPT-2 124M, ResNet-50 and a small Llama, 20 steps: the CPU takes minutes for them."""
         captured = capture_task(make_real_task(name, steps=REAL_STEPS))
         states = (nth(REAL_STEPS, captured, Arithmetic(device)).state for device in ("cpu", "cuda"))
@@ -71,7 +71,7 @@ class TestOnTheGPU:
         assert one == other
 
 
-def test_what_the_host_reads_is_named() -> None:
+def test_reads_of_device_values_by_the_host_are_recorded() -> None:
     x = torch.arange(4.0)
     with Reads() as reads:
         x.add(1).exp().sum()  # nothing
@@ -91,13 +91,13 @@ def test_what_the_host_reads_is_named() -> None:
     assert reads.seen
 
 
-def test_memory_that_torch_keeps_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_cached_by_torch_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, size in (("mem_get_info", (100, 900)), ("memory_reserved", 70), ("memory_allocated", 30)):
         monkeypatch.setattr(torch.cuda, name, lambda _, size=size: size)
     assert (free_memory(torch.device("cuda")), free_memory(torch.device("cpu"))) == (140, None)
 
 
-def test_a_capture_leaves_the_random_streams_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_restores_the_random_state_of_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = [torch.tensor([3], dtype=torch.uint8), torch.tensor([5], dtype=torch.uint8)]
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: [stream.clone() for stream in streams])

@@ -61,7 +61,7 @@ def reads(draw: st.DrawFn) -> tuple[list[Dim], int, Split]:
 
 @given(reads(), st.integers(1, 3))
 @settings(max_examples=200)
-def test_what_is_read_in_shards_is_read_right(case: tuple[list[Dim], int, Split], workers: int) -> None:
+def test_sharded_reads_address_the_right_elements(case: tuple[list[Dim], int, Split], workers: int) -> None:
     dims, offset, split = case
     pieces = cut(dims, 0, split)
     everywhere = [offset + sum(c * d.strides[0] for c, d in zip(at, dims, strict=True)) for at in _coordinates(dims)]
@@ -87,7 +87,7 @@ def _coordinates(dims: list[Dim]) -> list[tuple[int, ...]]:
     return list(product(*(range(d.size) for d in dims)))
 
 
-def test_shares_cover_a_dim_once() -> None:
+def test_worker_shares_cover_a_dimension_once() -> None:
     for size, workers in product(range(1, 20), range(1, 9)):
         held = [share(size, w, workers) for w in range(workers)]
         assert [n for begin, end in held for n in range(begin, end)] == list(range(size))
@@ -134,7 +134,7 @@ WAYS = [(True, "in shards"), (True, "rounded by all"), (True, "gathered"), (Fals
 @pytest.mark.parametrize("kind", slow_except(KINDS, "ties", "not finite"))
 @pytest.mark.parametrize("products", [False, True], ids=["sums", "products"])
 @pytest.mark.parametrize(("compiled", "result"), slow_except(WAYS, WAYS[0], several=True))
-def test_sums(
+def test_sums_across_workers_equal_those_of_one_worker(
     kind: str, products: bool, compiled: bool, result: str, monkeypatch: pytest.MonkeyPatch, cases: CaseCounter
 ) -> None:
     if not compiled:
@@ -171,7 +171,7 @@ def test_sums(
     )
 
 
-def test_what_a_message_cannot_say_is_in_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_bounds_include_the_rounding_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums a little beside a middle: without `ROUNDINGS`, workers would round some of them wrongly."""
     program = sum_program(4, 299, 1, products=True)
     a = torch.zeros(4, 299)
@@ -208,7 +208,7 @@ def test_any_number_of_workers_makes_the_same_run(workers: int) -> None:
     assert records == expected
 
 
-def test_another_number_of_workers_goes_on(tiny: Captured) -> None:
+def test_a_run_resumes_with_another_number_of_workers(tiny: Captured) -> None:
     expected, _ = train_alone(tiny, 12)
     records, state = train_together(tiny, 3, 5)
     more, _ = train_together(tiny, 2, 7, begin=5, state=state, chains=False)
@@ -246,7 +246,7 @@ class Counting(Seat):
 @pytest.mark.parametrize(
     ("held", "workers"), slow_except([(1, 1), (1, 3), (64, 8), (1 << 10, 2)], (1, 3), several=True)
 )
-def test_a_plan_has_the_bytes_that_a_step_sends(held: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_predicts_the_bytes_that_a_step_sends(held: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "LEAST", held)
     monkeypatch.setattr(partition, "SMALL", 100)
     monkeypatch.setattr(partition, "TOLD", 1)
@@ -301,7 +301,7 @@ def test_small_models_send_little_more_than_under_ddp(name: str, monkeypatch: py
 @pytest.mark.parametrize(
     ("ahead", "large"), slow_except([(0, 0), (1 << 12, 100), (1 << 26, 0)], (1 << 26, 0), several=True)
 )
-def test_exchanges_are_joined(ahead: int, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_exchanges_between_workers_are_batched(ahead: int, large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange_buckets, "AHEAD_BYTES", ahead)
     monkeypatch.setattr(exchange_buckets, "JOINED", large)
     captured = captured_attention()
@@ -337,7 +337,7 @@ def test_exchanges_are_joined(ahead: int, large: int, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("joins", [0, 1 << 20])
-def test_joined_messages_bring_what_single_ones_do(joins: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batched_messages_deliver_the_same_as_single_ones(joins: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "JOINED", joins)
     shapes = [(1, 5, 1), (2, 7, 3), (3, 4, 40)]
 
@@ -361,7 +361,7 @@ def test_joined_messages_bring_what_single_ones_do(joins: int, monkeypatch: pyte
     together(3, work)
 
 
-def test_values_cannot_be_observed(tiny: Captured) -> None:
+def test_observing_values_requires_a_single_worker(tiny: Captured) -> None:
     def work(exchange: Exchange) -> None:
         machine = SharedInterpreter(tiny.program, SharedArithmetic(exchange))
         with pytest.raises(ConfigurationError, match="expected one worker where values are observed"):

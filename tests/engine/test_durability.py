@@ -61,7 +61,7 @@ def holds_old_or_new(folder: Path, acknowledged: int) -> None:
 
 
 @pytest.mark.parametrize("store", [store_by_writing, store_by_replacing, store_by_renaming])
-def test_a_file_is_old_or_new_after_a_power_cut_and_each_sync_is_needed(
+def test_power_cuts_leave_a_whole_file_and_every_fsync_is_needed(
     store: Store, tmp_path: Path, cases: CaseCounter
 ) -> None:
     (tmp_path / "whole").mkdir()
@@ -74,7 +74,7 @@ def test_a_file_is_old_or_new_after_a_power_cut_and_each_sync_is_needed(
         assert fails(forgotten, tmp_path / "after", holds_old_or_new), f"sync {number}"
 
 
-def test_a_name_before_its_content_is_found_out(tmp_path: Path) -> None:
+def test_renaming_before_fsync_fails_the_power_cut_check(tmp_path: Path) -> None:
     def store(folder: Path, done: Callable[[], None]) -> None:
         for content in CONTENTS[1:]:
             (folder / "part").write_bytes(content)
@@ -90,7 +90,7 @@ def test_a_name_before_its_content_is_found_out(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- runs
 
 
-def test_a_new_run_is_there_or_not_yet(
+def test_a_power_cut_leaves_a_new_run_complete_or_absent(
     tiny: Captured, agreement: SignedJob, tmp_path: Path, cases: CaseCounter
 ) -> None:
     """Not yet: without a job, which comes last, nobody takes the folder for a run."""
@@ -114,7 +114,7 @@ def record(step: int) -> StepRecord:
     return StepRecord(step=step, state_root=Digest(bytes([step]) * 32), loss_bits=0x3F800000)
 
 
-def test_an_appended_record_is_whole_or_as_if_it_had_not_happened(
+def test_a_power_cut_leaves_an_appended_record_whole_or_absent(
     new_run: NewRun, tmp_path: Path, cases: CaseCounter
 ) -> None:
     def append(folder: Path, done: Callable[[], None]) -> None:
@@ -138,7 +138,7 @@ def test_an_appended_record_is_whole_or_as_if_it_had_not_happened(
         assert fails(forgotten, tmp_path / "after", are_a_beginning), f"sync {number}"
 
 
-def test_a_signed_head_is_never_forgotten(new_run: NewRun, tmp_path: Path, cases: CaseCounter) -> None:
+def test_a_power_cut_never_loses_a_signed_head(new_run: NewRun, tmp_path: Path, cases: CaseCounter) -> None:
     """A trainer that forgot one could sign another of the same count."""
 
     def sign(folder: Path, done: Callable[[], None]) -> None:
@@ -193,7 +193,7 @@ def is_resumable(committed: list[StepRecord]) -> Check:
     return check
 
 
-def test_a_power_cut_takes_no_checkpoint_of_a_run(
+def test_a_power_cut_loses_no_acknowledged_checkpoint(
     new_run: NewRun, committed: list[StepRecord], tmp_path: Path, cases: CaseCounter
 ) -> None:
     power = power_cuts(new_run("run").path, train)
@@ -202,7 +202,7 @@ def test_a_power_cut_takes_no_checkpoint_of_a_run(
 
 
 @pytest.mark.slow
-def test_each_sync_of_a_run_is_needed(
+def test_every_fsync_of_a_run_is_needed(
     new_run: NewRun, committed: list[StepRecord], tmp_path: Path, cases: CaseCounter
 ) -> None:
     for number in range(10):
@@ -212,7 +212,7 @@ def test_each_sync_of_a_run_is_needed(
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_after_any_power_cut_to_the_same_root(
+def test_a_run_resumes_after_any_power_cut_to_the_same_root(
     new_run: NewRun, committed: list[StepRecord], tmp_path: Path, cases: CaseCounter
 ) -> None:
     def ends_alike(folder: Path, acknowledged: int) -> None:
@@ -228,7 +228,7 @@ def test_a_run_goes_on_after_any_power_cut_to_the_same_root(
 # ---------------------------------------------------------------- rounding logs
 
 
-def test_a_record_never_commits_to_logs_that_a_power_cut_takes(tmp_path: Path, cases: CaseCounter) -> None:
+def test_no_record_commits_to_logs_lost_in_a_power_cut(tmp_path: Path, cases: CaseCounter) -> None:
     """The logs' own order: appended, synced, committed to."""
     run = logged_cases.new_run(tmp_path / "run", logged_cases.logged_job())
 

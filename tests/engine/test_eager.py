@@ -146,7 +146,7 @@ RIGHT: dict[str, Callable[[], Task]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(RIGHT, "everything"))
-def test_what_is_right_passes(name: str) -> None:
+def test_correct_captures_pass_the_check_against_eager(name: str) -> None:
     torch.manual_seed(0)
     made = RIGHT[name]()
     before = [*made.model.parameters(), *made.model.buffers()]
@@ -157,7 +157,7 @@ def test_what_is_right_passes(name: str) -> None:
     assert captured.program.root == compiling.capture_task(made).program.root
 
 
-def test_another_device_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_can_run_on_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for one: the steps, both precisions and torch's optimizer run there, and nothing is mixed."""
     monkeypatch.setattr(elsewhere, "DEVICE", torch.device("meta"))  # on which autograd needs no hardware
     monkeypatch.setattr(elsewhere, "_DIVISIONS", ())  # eager PyTorch may
@@ -188,7 +188,7 @@ def test_another_device_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=["high", "medium", "older", "newer", "newest"],
 )  # fmt: skip
-def test_products_that_torch_may_round_are_not_rounded_in_the_check(change: Callable[[], None]) -> None:
+def test_the_check_disables_tf32_and_restores_the_settings(change: Callable[[], None]) -> None:
     """Torch's older switches refuse to answer once a newer one is set; whatever was set is so again after the check."""
     generic, before = torch.backends.fp32_precision, settings(ROUNDED)
     try:
@@ -206,7 +206,7 @@ def test_products_that_torch_may_round_are_not_rounded_in_the_check(change: Call
     assert settings(ROUNDED) == before
 
 
-def test_what_another_device_cannot_check_is_checked_here() -> None:
+def test_a_check_that_fails_on_a_device_runs_on_the_cpu() -> None:
     """For one: `meta` has no results."""
     with pytest.warns(UserWarning, match="on the CPU, because") as said:
         assert check.checked(task(network()), exact_step, torch.device("meta")).check == "full"
@@ -282,7 +282,7 @@ UNDONE: dict[str, tuple[Callable[..., None], Callable[[], Task], str]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(UNDONE, "assigned", "second step"))
-def test_the_check_finds_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_finds_errors_without_the_other_safeguards(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     undo, make, words = UNDONE[name]
     torch.manual_seed(0)
     undo(monkeypatch)
@@ -290,12 +290,12 @@ def test_the_check_finds_by_itself(name: str, monkeypatch: pytest.MonkeyPatch) -
         checked(make())
 
 
-def test_what_a_model_does_in_double_precision_alone_is_no_noise() -> None:
+def test_a_model_that_differs_only_in_float64_fails_the_check() -> None:
     with pytest.raises(ConfigurationError, match="the program is not the model: in step 1, the loss"):
         checked(task(Layer(otherwise_when_wide)))
 
 
-def test_a_wrong_rule_is_found_in_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_locates_a_wrong_lowering_rule_in_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RULES, "tanh.default", RULES["sin.default"])
     with pytest.raises(ConfigurationError, match=r"the loss is .* allowed .* departs is 3\.0\."):
         checked(task(network()))
@@ -325,7 +325,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", slow_except(OPTIMIZERS, "groups"))
-def test_the_update_is_compared_with_torchs_optimizer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_finds_an_update_unlike_torchs_optimizer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     declared, used, step = OPTIMIZERS[name]
     made = task(nn.Linear(4, 4), optimizer=declared, schedule=(1.0, 0.7, 0.3))
@@ -338,7 +338,7 @@ def test_the_update_is_compared_with_torchs_optimizer(name: str, monkeypatch: py
 
 
 @pytest.mark.parametrize("seed", [242, 286])
-def test_a_parameter_that_an_update_nearly_cancels_is_no_other_update(seed: int) -> None:
+def test_an_update_that_nearly_zeroes_a_parameter_passes_the_check(seed: int) -> None:
     torch.manual_seed(seed)
     model = nn.Linear(2, 1)
     data = {"x": torch.randn(16, 2), "y": torch.randn(16, 1)}
@@ -348,7 +348,7 @@ def test_a_parameter_that_an_update_nearly_cancels_is_no_other_update(seed: int)
 
 
 @pytest.mark.parametrize("undone", slow_except(["clipped", "averaged"], "clipped"))
-def test_clipping_and_averages_are_compared(undone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_compares_clipping_and_moving_averages(undone: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     made = task(nn.Linear(4, 4), clip=Clip(norm=0.01, value=0.05), average=0.9)
     small_blocks(monkeypatch)
@@ -362,7 +362,7 @@ def test_clipping_and_averages_are_compared(undone: str, monkeypatch: pytest.Mon
         checked(made)
 
 
-def test_eager_must_draw_what_the_program_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_requires_the_same_random_draws_in_eager(monkeypatch: pytest.MonkeyPatch) -> None:
     real = check.EagerComparison.engine
 
     def fewer(*given: Any, **more: Any) -> Any:
@@ -374,7 +374,7 @@ def test_eager_must_draw_what_the_program_draws(monkeypatch: pytest.MonkeyPatch)
         checked(task(network()))
 
 
-def test_a_model_that_cannot_run_in_double_precision_is_compared_in_single(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_run_in_float64_is_checked_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.eye(4)
     checked(task(Layer(lambda _, x: x.float() @ weight), lambda model, x, y: F.mse_loss(model(x), y.float())))
     undo_examining(monkeypatch)
@@ -397,7 +397,7 @@ def two_norms() -> nn.Module:
     return nn.Sequential(*one_norm()[:3], nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
 
 
-def test_rare_errors_of_single_precision_are_noise() -> None:
+def test_the_check_tolerates_rare_float32_rounding_errors() -> None:
     checked(normed(8, two_norms))
 
 
@@ -409,14 +409,14 @@ def advantages(model: nn.Module, x: Tensor, reward: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", slow_except([0, 5, 8], 0))
-def test_a_loss_that_is_zero_but_for_rounding_passes(seed: int) -> None:
+def test_a_loss_of_zero_up_to_rounding_passes_the_check(seed: int) -> None:
     torch.manual_seed(seed)
     rewards = torch.randn(16) if seed % 2 else torch.randint(0, 4, (16,)).float()
     checked(make_task(network(), {"x": torch.randn(16, 4), "reward": rewards}, 8, rate=0.1, loss=advantages))
 
 
 @pytest.mark.parametrize("name", slow_except(["relu.default", "mm.default"], "mm.default"))
-def test_among_such_errors_a_wrong_rule_is_still_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_lowering_rule_is_found_among_rounding_errors(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def leaking(*given: Any, **more: Any) -> Any:
         return given[0].b.scale(real(*given, **more), 1.0001)
 
@@ -441,7 +441,7 @@ class Padded(nn.Module):
 
 
 @pytest.mark.slow
-def test_what_pytorch_does_only_without_hooks_is_found() -> None:
+def test_the_check_finds_fast_paths_that_hooks_disable() -> None:
     torch.manual_seed(0)
     checked(task(Padded(nested=False)))
     with pytest.raises(ConfigurationError, match=r"in step 1, the loss is .* no module .* enable_nested_tensor=False"):
@@ -452,7 +452,7 @@ def unable(*_: Any) -> Any:
     raise AssertionError("expected nothing to be computed")
 
 
-def test_too_little_memory_is_told_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_check_too_large_for_memory_is_refused_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     made = task(nn.Linear(4, 4), optimizer=AdamW(lr=0.1))
     wide = 20 * 16 + 3 * 16 * 8  # weights and gradients of eager PyTorch, with parts of the largest
     least = tasks.PROCESS + 20 * 4 + 3 * 20 * 4 + wide  # the weights, those after a step, and gradients of two
@@ -489,7 +489,7 @@ print((peak - before) * 1024 / sum(p.numel() for p in large.model.parameters()))
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="counts kilobytes, which other systems do not")
-def test_the_check_takes_few_bytes_for_each_parameter() -> None:
+def test_the_check_takes_under_60_bytes_per_parameter() -> None:
     """25 million of them; what else a process holds, and its heap keeps, is counted, too."""
     done = subprocess.run([sys.executable, "-c", MEASURED], capture_output=True, text=True, check=True, cwd=ROOT)
     assert float(done.stdout) < 60

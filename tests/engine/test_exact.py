@@ -77,7 +77,7 @@ def right_bits(rows: Sequence[Sequence[float]], precision: int) -> list[int]:
 
 @settings(max_examples=40)
 @given(st.integers(0, 2**32), st.integers(1, 70), st.integers(16, 32))
-def test_every_way_against_rationals(seed: int, k: int, precision: int) -> None:
+def test_exact_sums_match_rational_arithmetic(seed: int, k: int, precision: int) -> None:
     """The digits of terms, and the instruction itself."""
     m, n = 3, seed % 37 + 1
     left, right = numbers(seed, m * k).view(m, k), numbers(seed + 1, k * n).view(k, n)
@@ -101,7 +101,7 @@ LONG = [(0, 1000), (1, 3000), (2, 20_000)]
 
 
 @pytest.mark.parametrize(("seed", "k"), slow_except(LONG, LONG[0], several=True))
-def test_long_sums(seed: int, k: int) -> None:
+def test_long_cancelling_sums_match_rational_arithmetic(seed: int, k: int) -> None:
     """Products, sums along rows and down columns, of terms that cancel over all exponents."""
     right = numbers(seed + 9, k * 9).view(k, 9)
     right = right[:, :1].expand(k, 9).contiguous() if seed % 2 else right
@@ -124,7 +124,7 @@ FAULTS_OF_CHUNKS = [
 
 
 @pytest.mark.parametrize(("old", "new"), slow_except(FAULTS_OF_CHUNKS, several=True))
-def test_a_fault_between_chunks_is_caught(
+def test_a_kernel_fault_between_chunks_is_caught(
     old: str, new: str, kernel: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Terms of more than one chunk cancel over all exponents."""
@@ -144,7 +144,7 @@ def test_a_fault_between_chunks_is_caught(
 
 
 @pytest.mark.slow
-def test_bins_are_carried() -> None:
+def test_accumulator_bins_carry_before_they_overflow() -> None:
     """Ties of terms just below 2^53 in one bin, which overflows without carrying; columns 12 bits apart."""
     k, columns = 2048, 16
     right = [torch.full((k,), 11184809.0 * 2.0 ** (12 * j + 3 - 149), dtype=torch.float64) for j in range(columns)]

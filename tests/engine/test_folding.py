@@ -60,7 +60,7 @@ MASK = torch.tensor([True, False, False, True])
 TABLE = torch.tensor([0.5, 2.0, -4.0, 8.0])
 
 
-def test_equal_constants_are_one_and_constants_of_integers_are_exact() -> None:
+def test_equal_constants_are_stored_once_and_integers_exactly() -> None:
     def function(x: Tensor) -> Tensor:
         places = torch.arange(4, dtype=torch.int32).cumsum(0) % 5  # 0, 1, 3, 1: not a range
         y = x * x
@@ -72,7 +72,7 @@ def test_equal_constants_are_one_and_constants_of_integers_are_exact() -> None:
     assert [t for t in held if t.dtype == torch.bool and torch.equal(t, MASK)]
 
 
-def test_ranges_and_full_tensors_are_no_data() -> None:
+def test_ranges_and_uniform_constants_are_not_stored_as_data() -> None:
     def function(x: Tensor) -> Tensor:
         grid = torch.arange(3)[:, None] * 10 + 2 * torch.arange(4)[None]
         half = torch.tensor([0.25, 0.25]).repeat(2) * 2
@@ -87,14 +87,14 @@ def test_a_constant_that_repeats_along_a_dim_is_kept_once() -> None:
     assert torch.equal(made.data[name], TABLE)
 
 
-def test_constants_of_other_dtypes_are_taken_where_that_is_exact() -> None:
+def test_constants_of_other_dtypes_must_be_exact_in_float32() -> None:
     agree(lambda x: (x * TABLE.to(torch.bfloat16).float() * torch.tensor(0.5, dtype=torch.float64)).sum())
     third = torch.tensor([1 / 3, 0.5, 0.5, 0.5], dtype=torch.float64)
     with pytest.raises(ConfigurationError, match="float64"):
         captured(lambda x: torch.where(x > third, x, 0.0).sum())
 
 
-def test_shapes_of_what_varies_are_constant() -> None:
+def test_values_that_depend_only_on_shapes_are_folded() -> None:
     made = agree(lambda x: (x * (torch.ones_like(x[0]).cumsum(0) ** 2)).sum())
     assert [made.data[name].tolist() for name in constants(made)] == [[1, 4, 9, 16]]
 
@@ -103,7 +103,7 @@ def test_a_constant_matrix_is_decomposed_at_capture() -> None:
     agree(lambda x: (x @ torch.linalg.cholesky(torch.eye(4) * 4) @ torch.linalg.inv(torch.eye(4) * 2)).sum())
 
 
-def test_a_draw_is_not_a_constant() -> None:
+def test_random_draws_are_not_folded_into_constants() -> None:
     made = captured(lambda x: (x * (torch.rand(4) + 0.0)).sum())
     assert [i.opcode for i in made.program.body].count(Opcode.RANDOM) == 1
     assert constants(made) == []
@@ -118,7 +118,7 @@ def test_narrow_integers_wrap_around_as_in_torch(dtype: torch.dtype) -> None:
     agree(lambda x: x.sum() + (wrapping(x).flatten()[:, None] == known).any(1).sum())
 
 
-def test_one_value_under_a_mask() -> None:
+def test_assigning_a_scalar_under_a_boolean_mask_matches_torch() -> None:
     def function(x: Tensor) -> Tensor:
         y = x.clone()
         y[y > 2] = 0.5
@@ -139,7 +139,7 @@ class NodePool(nn.Module):
         return sum(part(x).mean() for part in (self.first, self.second, self.third, self.fourth)).exp()
 
 
-def test_all_that_is_unsupported_is_listed_with_exact_paths_and_hints() -> None:
+def test_all_unsupported_operators_are_listed_with_paths_and_hints() -> None:
     with pytest.raises(ConfigurationError) as caught:
         compiled_model(NodePool())
     lines = str(caught.value).splitlines()[1:]
@@ -158,7 +158,7 @@ def test_all_that_is_unsupported_is_listed_with_exact_paths_and_hints() -> None:
         assert found, f"{operator} at {path}: not in {lines}"
 
 
-def test_what_depends_on_data_is_told() -> None:
+def test_shapes_that_depend_on_data_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="one program must be right for every step"):
         captured(lambda x: x.sum() * x.nonzero().shape[0])
 
@@ -166,7 +166,7 @@ def test_what_depends_on_data_is_told() -> None:
 REFUSED = pytest.raises(ConfigurationError, match="needs the values of tensors")
 
 
-def test_tracing_leaves_nothing_behind() -> None:
+def test_tracing_leaves_no_hooks_or_flags_behind() -> None:
     model = NodePool()
     before = dict(torch.fx.traceback.current_meta)
     for loss, expected in ((lambda m, x: m(x), nullcontext()), (lambda m, x: m.first(x).sum().item(), REFUSED)):
@@ -178,7 +178,7 @@ def test_tracing_leaves_nothing_behind() -> None:
         assert torch.fx.traceback.current_meta == before
 
 
-def test_hints_are_for_operators_that_torch_has_and_that_have_no_rule(cases: Callable[..., None]) -> None:
+def test_hints_exist_only_for_torch_operators_without_a_rule(cases: Callable[..., None]) -> None:
     ruled = {name.partition(".")[0] for name in RULES}
     partial_rules = {"index_put", "pow", "random", "randint_like"}  # some overloads or arguments have a form
     for name in HINTS:
@@ -193,7 +193,7 @@ def test_a_step_that_trains_nothing_is_refused() -> None:
         captured(lambda x: x.detach().sum())
 
 
-def test_instructions_of_both_passes_know_their_module() -> None:
+def test_forward_and_backward_instructions_name_their_module() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Tanh(), nn.Linear(4, 1)))
     body = compiled_model(model, lambda m, x: m(x).square().mean()).program.body
     places = [i.origin.partition(":")[0] for i in body if i.opcode == Opcode.REDUCE]

@@ -45,7 +45,7 @@ def narrowed(state: Mapping[str, Tensor]) -> State:
     return {**state, **{n: x for n, x in short.items() if torch.equal(x.float(), state[n])}}
 
 
-def test_the_entries_that_no_step_changes() -> None:
+def test_frozen_state_entries_are_detected_and_held_in_bfloat16() -> None:
     made = adapted()
     assert {EMBEDDING, BIAS, "model.base.weight", "model.norm.weight"} <= made.program.frozen
     assert not {name for name in made.program.frozen if "down" in name or "up" in name or "optimizer" in name}
@@ -53,7 +53,7 @@ def test_the_entries_that_no_step_changes() -> None:
     assert held == made.program.frozen - {BIAS}
 
 
-def test_what_no_step_changes_takes_memory_once() -> None:
+def test_frozen_entries_count_once_in_the_memory_estimate() -> None:
     program, frozen = adapted().program, 4 * (11 * 8 + 8 * 8 + 8 + 2 * 8 + 11)
     cost = cost_of(program)
     assert cost.state_bytes - cost.changed_bytes == frozen
@@ -65,7 +65,7 @@ def test_what_no_step_changes_takes_memory_once() -> None:
         require_memory(program, least - 1)
 
 
-def test_all_bit_patterns_survive(tmp_path: Path, cases: CaseCounter) -> None:
+def test_all_bfloat16_bit_patterns_survive_storage(tmp_path: Path, cases: CaseCounter) -> None:
     """Of NaN only those with a payload are written as the one that is committed."""
     bits = torch.arange(1 << 16, dtype=torch.int32)
     short = bits.to(torch.int16).view(torch.bfloat16)
@@ -89,7 +89,7 @@ def test_all_bit_patterns_survive(tmp_path: Path, cases: CaseCounter) -> None:
 
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("threads", [1, 2])
-def test_steps_are_the_same_bits_however_entries_are_held(threads: int, cases: CaseCounter) -> None:
+def test_holding_frozen_entries_in_bfloat16_changes_no_step(threads: int, cases: CaseCounter) -> None:
     made = adapted()
     use_threads(threads)
     held, short = machine(), machine()
@@ -105,7 +105,7 @@ def test_steps_are_the_same_bits_however_entries_are_held(threads: int, cases: C
     cases(STEPS)
 
 
-def test_an_observer_sees_f32_and_may_replace_it() -> None:
+def test_observers_see_frozen_entries_as_float32_and_may_replace_them() -> None:
     made, wide, short = adapted(), dict[int, bytes](), dict[int, bytes]()
     machines = machine(), machine()
     for found, interpreter, state in zip((wide, short), machines, (made.state, narrowed(made.state)), strict=True):
@@ -126,7 +126,7 @@ def test_an_observer_sees_f32_and_may_replace_it() -> None:
     assert torch.equal(changed.state[EMBEDDING], made.state[EMBEDDING] + 1)
 
 
-def test_what_is_not_finite_is_refused_however_it_is_held() -> None:
+def test_non_finite_frozen_entries_are_refused_in_either_dtype() -> None:
     made = adapted()
     for state in (made.state, narrowed(made.state)):
         broken = state[EMBEDDING].clone()
@@ -152,7 +152,7 @@ def test_a_checkpoint_holds_only_what_changed(run: RunDirectory) -> None:
     assert state_tree(identities(wide)).root == run.record_of(STEPS).state_root
 
 
-def test_a_run_goes_on_after_a_kill_and_is_audited(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_killed_run_with_frozen_weights_resumes_and_is_audited(run: RunDirectory, tmp_path: Path) -> None:
     records, state = train_alone(adapted(), STEPS)  # in f32, all of it
     assert [record.digest for record in run.records()] == records[INTERVAL - 1 :: INTERVAL]
     again = new_run(tmp_path / "again")
@@ -166,7 +166,7 @@ def test_a_run_goes_on_after_a_kill_and_is_audited(run: RunDirectory, tmp_path: 
         assert audit.starts == [0, 2 * INTERVAL, 5 * INTERVAL]
 
 
-def test_ids_of_what_no_step_changes_are_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frozen_entries_are_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
     real = commit.identities
     monkeypatch.setattr(commit, "identities", lambda tensors: hashed.extend(tensors) or real(tensors))
@@ -238,7 +238,7 @@ def test_a_damaged_initial_state_is_found_through_each_checkpoint(run: RunDirect
         run.state(0)
 
 
-def test_bf16_is_no_other_type_and_no_data(tmp_path: Path) -> None:
+def test_bfloat16_files_are_refused_as_other_dtypes_and_as_data(tmp_path: Path) -> None:
     save_file({"x": torch.ones(4).bfloat16()}, tmp_path / "f")
     with Folder(tmp_path) as folder:
         for dtype in (DType.I64, DType.BOOL):
@@ -267,7 +267,7 @@ def lie(run: RunDirectory, at: int) -> None:
                     write_tensors(states, state_name(step), state)
 
 
-def test_a_frozen_weight_that_moved_is_found_down_to_its_element(run: RunDirectory, tmp_path: Path) -> None:
+def test_a_dispute_locates_a_changed_frozen_weight(run: RunDirectory, tmp_path: Path) -> None:
     liar = new_run(tmp_path / "liar")
     lie(liar, 2 * INTERVAL)
     assert identities(liar.state(STEPS)) != identities(liar.state(0))

@@ -27,7 +27,7 @@ FEW = [["sums", "operands", "hashing"], ["chains", "indices", "graphs", "integer
 
 
 @pytest.mark.parametrize("names", slow_except(FEW, FEW[0]), ids=["sums", "others"])
-def test_each_kernel_agrees_with_integers_in_the_interpreter(names: list[str], cases: Callable[[int], None]) -> None:
+def test_triton_kernels_match_integers_in_the_interpreter(names: list[str], cases: Callable[[int], None]) -> None:
     found = json.loads(python("-m", "tests.engine.interpreted", *names))
     assert list(found) == names
     for ran in found.values():
@@ -46,7 +46,7 @@ MORE = [*((name, "more") for name in MUTANTS), ("workers", "more"), *LONG]
     ("name", "part"),
     slow_except(MORE, nightly=[*LONG[1:], ("integers", "more")], several=True),
 )
-def test_the_interpreter_agrees_with_integers_on_more(name: str, part: str, cases: Callable[[int], None]) -> None:
+def test_triton_kernels_match_integers_on_further_cases(name: str, part: str, cases: Callable[[int], None]) -> None:
     ran = json.loads(python("-m", f"tests.engine.interpreted.{name}", part))
     assert min(ran.values()) > 0
     cases(sum(ran.values()))
@@ -54,14 +54,14 @@ def test_the_interpreter_agrees_with_integers_on_more(name: str, part: str, case
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_of_kernels_die(name: str) -> None:
+def test_all_triton_kernel_mutants_are_caught(name: str) -> None:
     dead, mutants = json.loads(python("-m", f"tests.engine.interpreted.{name}", "mutants"))
     assert sorted(dead) == mutants
     assert len(mutants) == MUTANTS[name]
 
 
 @pytest.mark.slow
-def test_copies_in_a_step_of_resnet_50(cases: Callable[[int], None]) -> None:
+def test_resnet_50_operand_copies_match_the_documented_figures(cases: Callable[[int], None]) -> None:
     """The figures of docs/speed.md."""
     program = (
         "import json; from math import prod; from benchmarks.real_models import make_real_task; "
@@ -88,7 +88,9 @@ TARGETS = [("sm_90", "gfx942"), ("sm_80", "sm_100"), ("sm_86", "sm_89", "sm_120"
 
 
 @pytest.mark.parametrize("targets", slow_except(TARGETS, nightly=TARGETS[1:]), ids=" ".join)
-def test_machine_code(targets: tuple[str, ...], tmp_path: Path, cases: Callable[[int], None]) -> None:
+def test_compiled_triton_kernels_match_the_recorded_results(
+    targets: tuple[str, ...], tmp_path: Path, cases: Callable[[int], None]
+) -> None:
     """Captured ahead of time, kernels keep the rules of `benchmarks.kernels` and are those of its results."""
     options = (word for target in targets for word in ("--target", target))
     python("-m", "benchmarks.kernels", *options, "--output", str(tmp_path))
@@ -101,12 +103,12 @@ def test_machine_code(targets: tuple[str, ...], tmp_path: Path, cases: Callable[
 
 
 @pytest.mark.slow
-def test_a_launch_compiles(cases: Callable[[int], None]) -> None:
+def test_triton_kernel_launches_compile(cases: Callable[[int], None]) -> None:
     cases(int(python("-m", "tests.engine.launches")))
 
 
 @pytest.mark.slow
-def test_contraction_is_seen() -> None:
+def test_fused_multiply_adds_in_machine_code_are_detected() -> None:
     """So is that of packed instructions on sm_100, whatever the compiler is told."""
     program = (
         "from benchmarks.kernels import MATRIX, assemble, faults; "
@@ -119,7 +121,7 @@ def test_contraction_is_seen() -> None:
 
 
 @pytest.mark.slow
-def test_prologues_that_draw_compile() -> None:
+def test_kernels_with_random_prologues_compile_without_faults() -> None:
     """A sum, a maximum and what settles sums, of a dropout mask and a product that are computed while they are read."""
     program = (
         "from benchmarks import kernels; kernels._softmax = lambda: kernels._chain('dropout'); "
@@ -133,7 +135,7 @@ def test_prologues_that_draw_compile() -> None:
 
 
 @pytest.mark.slow
-def test_delays_of_main_loops_are_seen() -> None:
+def test_main_loop_delays_in_machine_code_are_detected() -> None:
     """Each rule refuses something; tiles for results of few rows keep all rules."""
     program = (
         "import json; from benchmarks.kernels import assemble, delays; "
@@ -153,7 +155,7 @@ def test_delays_of_main_loops_are_seen() -> None:
 
 
 @pytest.mark.slow
-def test_programs_that_do_not_fit_are_seen() -> None:
+def test_kernels_exceeding_shared_memory_are_detected() -> None:
     program = (
         "from benchmarks.kernels import _problems, assemble; "
         "print(_problems(assemble('sm_89', 'product NN', 32, num_stages=12), 'product NN')[0])"
@@ -162,7 +164,7 @@ def test_programs_that_do_not_fit_are_seen() -> None:
 
 
 @pytest.mark.slow
-def test_settling_keeps_little_in_registers(cases: Callable[[int], None]) -> None:
+def test_the_settling_kernel_uses_few_registers_without_spilling(cases: Callable[[int], None]) -> None:
     """Four programs fit on a multiprocessor, and nothing is spilled, whatever number of terms blocks are made for."""
     program = (
         "import json; from benchmarks.kernels import assemble; from tiebreak.engine.arithmetic.gpu import sums; "
@@ -177,7 +179,7 @@ def test_settling_keeps_little_in_registers(cases: Callable[[int], None]) -> Non
     cases(len(found))
 
 
-def test_nobody_else_imports_triton() -> None:
+def test_triton_is_not_imported_on_a_cpu() -> None:
     """Neither the package nor a sum on a CPU does, so nobody else needs it or waits for it."""
     program = (
         "import sys, tiebreak, tiebreak.engine.arithmetic.backend as b; from torch import device; "
@@ -186,7 +188,7 @@ def test_nobody_else_imports_triton() -> None:
     assert python("-c", program) == "False False"
 
 
-def test_devices_that_have_no_kernels() -> None:
+def test_cpu_and_mps_use_no_triton_kernels() -> None:
     assert not launches(torch.device("cpu"))
     assert not launches(torch.device("mps"))
     assert sums._up(0.0) == 0.0
@@ -194,7 +196,7 @@ def test_devices_that_have_no_kernels() -> None:
         assert x <= sums._up(x) <= x * (1 + 2.0**-23)
 
 
-def test_counts_are_kept_on_both_sides() -> None:
+def test_statistics_add_host_and_device_counts() -> None:
     counts = Counts()
     counts.undecided += 2
     counts.on(torch.device("cpu")).add_(torch.tensor([1, 2, 3, 4]))

@@ -40,7 +40,7 @@ def records_of(run: RunDirectory) -> list[tuple[int, str, int]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_engine_reaches_the_root(name: str, tmp_path: Path) -> None:
+def test_the_engine_reaches_the_golden_roots(name: str, tmp_path: Path) -> None:
     made, expected = inputs(name), load(name).expected
     first = first_record(made)
     assert (first.step, first.state_root.hex(), first.loss_bits) == expected.records[0]
@@ -51,7 +51,7 @@ def test_the_engine_reaches_the_root(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", slow_except(TINY, TINY[0]))
-def test_integers_alone_reach_every_record(name: str, cases: Callable[[int], None]) -> None:
+def test_the_integer_reference_reaches_every_golden_record(name: str, cases: Callable[[int], None]) -> None:
     """All steps of the smallest ones: the three roots of the inputs, each record, and the run root."""
     expected = 3 + len(load(name).expected.records) + 1
     assert printed("-m", "conformance", "corpus", name) == f"{name}: {expected}"
@@ -60,14 +60,14 @@ def test_integers_alone_reach_every_record(name: str, cases: Callable[[int], Non
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_integers_alone_reach_the_first_record(name: str) -> None:
+def test_the_integer_reference_reaches_the_first_golden_record(name: str) -> None:
     """A step of each model: some ten million terms one by one."""
     assert printed("-m", "conformance", "corpus", name, "--steps", "1") == f"{name}: 4"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("variables", [{}, {"ATEN_CPU_CAPABILITY": "default", "OMP_NUM_THREADS": "1"}], ids=str)
-def test_capture_makes_the_same_programs_here_and_under_another_instruction_set(
+def test_capture_gives_the_golden_programs_under_any_instruction_set(
     variables: dict[str, str], cases: Callable[[], None]
 ) -> None:
     assert torch.__version__.rpartition(".")[0] in TESTED_TORCH, "capture is only promised for tested versions of torch"

@@ -66,7 +66,9 @@ BOUNDARIES = sorted(
 )
 
 
-def test_roots_and_levels_around_every_boundary(kernels: list[HashKernel], cases: Callable[[], None]) -> None:
+def test_compiled_hash_trees_match_python_around_size_boundaries(
+    kernels: list[HashKernel], cases: Callable[[], None]
+) -> None:
     for size in BOUNDARIES:
         data = noise(size, size)
         expected = naive_tree(data)
@@ -79,14 +81,14 @@ def test_roots_and_levels_around_every_boundary(kernels: list[HashKernel], cases
 
 @settings(max_examples=30)
 @given(st.lists(st.integers(1, 9000), min_size=1, max_size=12), st.integers(1, 4), st.integers(0, 99))
-def test_many_tensors_at_once(sizes: list[int], threads: int, seed: int) -> None:
+def test_hashing_many_tensors_at_once_matches_python(sizes: list[int], threads: int, seed: int) -> None:
     fast = compiled(SOURCE)
     inputs = [noise(size, seed + n) for n, size in enumerate(sizes)]
     found = fast.roots([HashInput(memoryview(data)) for data in inputs], threads)
     assert found == [naive_tree(data)[-1][0] for data in inputs]
 
 
-def test_threads_share_many_megabytes(kernels: list[HashKernel]) -> None:
+def test_multithreaded_hashing_of_megabytes_matches_python(kernels: list[HashKernel]) -> None:
     data = noise(5 << 20)
     inputs = [data, data[: 3 << 20], data[:4], data[1 << 20 :]]
     views = [HashInput(memoryview(one)) for one in inputs]
@@ -97,7 +99,7 @@ def test_threads_share_many_megabytes(kernels: list[HashKernel]) -> None:
     assert kernels[1].roots(views, 2) == expected
 
 
-def test_parents_of_any_count(kernels: list[HashKernel], cases: Callable[[], None]) -> None:
+def test_parent_levels_of_any_count_match_python(kernels: list[HashKernel], cases: Callable[[], None]) -> None:
     for count in (1, 2, 3, 4, 5, 63, 64, 65, 129):
         level = noise(32 * count, count)
         for kernel in kernels:
@@ -105,7 +107,7 @@ def test_parents_of_any_count(kernels: list[HashKernel], cases: Callable[[], Non
             cases()
 
 
-def test_records_of_every_width(kernels: list[HashKernel], cases: Callable[[], None]) -> None:
+def test_record_hashes_of_every_width_match_python(kernels: list[HashKernel], cases: Callable[[], None]) -> None:
     for width in range(1, MAX_RECORD_BYTES + 1):
         data = noise(5 * width, width)
         naive = [hashlib.sha256(b"tb.accum" + data[at : at + width]).digest() for at in range(0, len(data), width)]
@@ -124,7 +126,9 @@ NANS = (0x7F800001, 0x7FC00000, 0x7FC00001, 0x7FFFFFFF, 0xFF800001, 0xFFC00000, 
 NUMBERS = (0x7F800000, 0xFF800000, 0x7F7FFFFF, 0x80000000, 1, 0x80000001, 0)
 
 
-def test_every_nan_is_the_one_nan_wherever_it_stands(kernels: list[HashKernel], cases: Callable[[], None]) -> None:
+def test_every_nan_is_hashed_as_the_canonical_nan_at_any_position(
+    kernels: list[HashKernel], cases: Callable[[], None]
+) -> None:
     size = 3 * CHUNK_BYTES + 40
     clean = np.frombuffer(noise(size), dtype="<u4") & 0xBFFFFFFF  # no exponent of all ones
     for place in (0, 1, 2, 13, 14, 15, 125, 126, 127, 128, 255, 256, 383, 384, 393):
@@ -142,7 +146,7 @@ def test_every_nan_is_the_one_nan_wherever_it_stands(kernels: list[HashKernel], 
 
 
 @pytest.mark.slow
-def test_a_kernel_that_errs_is_refused(tmp_path: Path, cases: Callable[[], None]) -> None:
+def test_a_faulty_hash_kernel_is_refused(tmp_path: Path, cases: Callable[[], None]) -> None:
     for number, (right, wrong) in enumerate(
         {
             "0x428a2f98": "0x428a2f99",  # a constant of SHA-256
@@ -162,7 +166,9 @@ def test_a_kernel_that_errs_is_refused(tmp_path: Path, cases: Callable[[], None]
     assert agrees(compiled(SOURCE))
 
 
-def test_it_is_used_and_may_be_switched_off(monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]) -> None:
+def test_the_compiled_hasher_is_used_and_can_be_disabled(
+    monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]
+) -> None:
     assert hashing.kernel() is not None, "expected a C compiler"
     tensors = [
         TensorData(dtype=DType.F32, shape=(5, 1000), data=memoryview(noise(20000))),
@@ -188,14 +194,14 @@ def test_it_is_used_and_may_be_switched_off(monkeypatch: pytest.MonkeyPatch, cas
         cases()
 
 
-def test_sizes_that_do_not_fit_are_refused() -> None:
+def test_tensor_bytes_that_do_not_match_the_shape_are_refused() -> None:
     for shape, size in (((2,), 4), ((), 8), ((0,), 0)):
         with pytest.raises(EncodingError, match="F32"):
             identify_all([TensorData(dtype=DType.F32, shape=shape, data=memoryview(bytes(size)))])
 
 
 @given(st.integers(2 * LEAST_NODES - 3, 4 * LEAST_NODES + 3), st.integers(0, 9), st.sampled_from([PLAIN, hasher()]))
-def test_wide_trees_are_the_naive_ones(count: int, seed: int, by: Hasher) -> None:
+def test_wide_merkle_trees_equal_the_naive_construction(count: int, seed: int, by: Hasher) -> None:
     leaves = [hashlib.sha256(bytes([seed]) + n.to_bytes(2, "big")).digest() for n in range(count)]
     tree = Tree(leaves, hasher=by)
     naive = trees.naive_root(trees.padded(leaves, tree.depth))

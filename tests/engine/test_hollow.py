@@ -71,7 +71,7 @@ QUICK: dict[str, Callable[[], Task]] = {**RIGHT, "a table": lambda: keeping(ramp
 
 
 @pytest.mark.parametrize("name", slow_except(QUICK, "assigned", "a table"))
-def test_the_program_is_that_of_a_capture_on_the_cpu(name: str, places: Places) -> None:
+def test_capture_for_a_device_gives_the_cpus_program(name: str, places: Places) -> None:
     torch.manual_seed(0)
     made = QUICK[name]()
     with warnings.catch_warnings(record=True) as said:
@@ -85,7 +85,7 @@ def test_the_program_is_that_of_a_capture_on_the_cpu(name: str, places: Places) 
 
 
 @pytest.mark.parametrize("make", [ramp, lambda _: torch.arange(4.0)])
-def test_what_a_model_keeps_on_a_device_stays_out_of_the_program(
+def test_tensors_cached_on_a_device_stay_out_of_the_program(
     make: Callable[[Any], Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(elsewhere, "DEVICE", torch.device("meta"))  # on which autograd needs no hardware
@@ -99,7 +99,7 @@ def test_what_a_model_keeps_on_a_device_stays_out_of_the_program(
 
 
 @pytest.mark.slow
-def test_a_slice_is_rehearsed_like_the_whole(places: Places) -> None:
+def test_a_slice_of_the_model_is_rehearsed_like_the_whole(places: Places) -> None:
     made = of_layers(plain())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -123,7 +123,7 @@ SLOW: dict[str, tuple[Callable[[], Task], str]] = {
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_what_needs_numbers_is_rehearsed_on_the_cpu(name: str, places: Places) -> None:
+def test_steps_that_read_tensor_values_are_rehearsed_on_the_cpu(name: str, places: Places) -> None:
     """Nothing that was kept has wrong numbers."""
     make, reason = SLOW[name]
     with pytest.warns(UserWarning, match=f"rehearsed on the CPU, because that failed on cpu:0: .*{reason}"):
@@ -132,7 +132,7 @@ def test_what_needs_numbers_is_rehearsed_on_the_cpu(name: str, places: Places) -
     assert found.program.root == check.checked(make(), exact_step).program.root
 
 
-def test_what_is_logged_is_read_on_the_cpu(places: Places) -> None:
+def test_steps_that_log_values_are_rehearsed_on_the_cpu(places: Places) -> None:
     data = {"x": torch.randn(8, 4), "y": torch.arange(8) % 4}
     made = task(nn.Linear(4, 4), logs, data)
     with pytest.warns(UserWarning, match="rehearsed on the CPU"):
@@ -150,7 +150,7 @@ def switching(layer: Any, x: Tensor) -> Tensor:
     return x
 
 
-def test_an_error_for_want_of_numbers_has_no_effect(places: Places) -> None:
+def test_a_step_that_catches_the_missing_value_error_is_refused(places: Places) -> None:
     with pytest.raises(ConfigurationError, match="catches the error that a trace raises there") as caught:
         of_here(task(Layer(switching, clips=True)))
     assert places == [None, CPU], "the rehearsal on the CPU passes it"
@@ -164,7 +164,7 @@ SOON = "counter", "clamp", "kept", "first", "first draw", "data", "mark", "in ba
 
 
 @pytest.mark.parametrize("name", slow_except([n for n in REFUSED if n not in OWN_LOSSES], *SOON))
-def test_what_is_refused_is_refused_in_the_words_of_the_cpu(name: str, places: Places) -> None:
+def test_refusals_for_a_device_read_as_on_the_cpu(name: str, places: Places) -> None:
     make, _ = REFUSED[name]
     with pytest.raises(ConfigurationError) as expected:
         captured.capture_task(task(nn.Sequential(make())))
@@ -191,7 +191,7 @@ OUTSIDE: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_a_device_never_sees_indices_out_of_range(name: str, places: Places) -> None:
+def test_out_of_range_indices_never_reach_the_device(name: str, places: Places) -> None:
     """A GPU stops at them, and its process can do nothing there any more."""
     y = torch.full((8,), 3.0) if name == "floats" else torch.arange(8) % 4
     made = task(nn.Linear(4, 4), looked_up(OUTSIDE[name]), {"x": torch.randn(8, 4), "y": y})
@@ -205,7 +205,7 @@ def silently(run: Callable[[], object]) -> None:
         run()
 
 
-def test_tensors_without_numbers() -> None:
+def test_tensors_without_values_refuse_reads_and_writes() -> None:
     hollow = Hollow(allow_non_fake_inputs=True)
     weight, index = hollow.copy(torch.randn(4, 4)), hollow.copy(torch.arange(4))
     assert index.tolist() == [0, 1, 2, 3]
@@ -223,7 +223,7 @@ def test_tensors_without_numbers() -> None:
         weight.numpy()
 
 
-def test_what_is_left_outside_of_the_model_is_refused() -> None:
+def test_a_step_that_caches_tensors_outside_the_model_is_refused() -> None:
     kept: dict[int, Tensor] = {}
 
     def run(layer: Any, x: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ def test_what_is_left_outside_of_the_model_is_refused() -> None:
     assert captured.capture_task(task(with_buffers(run, base=torch.ones(4)))).program.body
 
 
-def test_a_write_to_a_tensor_of_another_device_is_a_change() -> None:
+def test_writes_to_tensors_on_another_device_are_detected() -> None:
     with elsewhere.elsewhere(), torch.inference_mode(False):
         there = elsewhere.Elsewhere(torch.ones(4))
         before = reach._parts(there)

@@ -100,7 +100,7 @@ def multiply(a: Matrix, b: Matrix, precision: int = 32, *, permute: int | None =
 # ---- the numbers ----
 
 
-def test_moduli_are_coprime_and_tables_are_theirs() -> None:
+def test_moduli_are_coprime_and_their_tables_are_correct() -> None:
     assert all(gcd(x, y) == 1 for x, y in combinations(MODULI, 2))
     for k, precision in ((1, 16), (64, 32), (65, 32), (768, 32), (4001, 32), (768, 16), (5000, 20)):
         plan = plan_for(k, precision)
@@ -126,11 +126,11 @@ def test_moduli_that_are_not_coprime_are_refused(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(("terms", "precision", "count"), [
     (64, 32, 10), (65, 32, 11), (4000, 32, 11), (4001, 32, 12), (64, 16, 7), (4000, 16, 7), (4001, 16, 8), (64, 24, 9),
 ])  # fmt: skip
-def test_how_many_moduli_a_sum_takes(terms: int, precision: int, count: int) -> None:
+def test_the_number_of_moduli_fits_terms_and_precision(terms: int, precision: int, count: int) -> None:
     assert count_of(terms, precision) == count <= len(MODULI)
 
 
-def test_every_sum_of_bytes_becomes_its_residue() -> None:
+def test_every_byte_sum_is_reduced_to_its_residue() -> None:
     """The quotient by one FP32 multiplication and addition, rounded once, for all sums that bytes can have."""
     plan = plan_for(5000)
     for t, m in enumerate(MODULI):
@@ -156,7 +156,7 @@ def test_every_sum_of_bytes_becomes_its_residue() -> None:
         assert ((residue - x) % m == 0).all()
 
 
-def test_the_fraction_is_short_by_what_the_proof_says() -> None:
+def test_the_reconstruction_error_is_within_the_proved_slack() -> None:
     r = np.random.default_rng(4)
     for k, precision in ((64, 32), (768, 32), (3000, 16), (50257, 32), (1 << 22, 32)):
         plan = plan_for(k, precision)
@@ -178,7 +178,7 @@ def test_the_fraction_is_short_by_what_the_proof_says() -> None:
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_norms_bound_sums_and_what_was_cut(kind: str) -> None:
+def test_norms_bound_sums_and_truncation_errors(kind: str) -> None:
     a, b = factors(kind, 4, 70, 4)
     plan = plan_for(70)
     whole = prod(MODULI[: plan.count])
@@ -197,7 +197,7 @@ def test_norms_bound_sums_and_what_was_cut(kind: str) -> None:
 
 
 @needs_kernel
-def test_residues_of_the_kernel() -> None:
+def test_the_kernel_computes_every_residue_of_every_modulus() -> None:
     """Every residue of every modulus, small and large, of rows packed by the kernel."""
     k, library = 512, integers.build().library
     r = np.random.default_rng(7)
@@ -233,7 +233,9 @@ SIZES = [(40, 70, 33), (33, 800, 40), (5, 1, 3)]
 @needs_kernel
 @pytest.mark.parametrize("kind", slow_except(list(HOSTILE), "gauss", "ties", "wide"))
 @pytest.mark.parametrize("size", slow_except(SIZES, SIZES[0]))
-def test_products_of_hostile_factors(kind: str, size: tuple[int, int, int], forced: None, runs: list[bool]) -> None:
+def test_integer_products_of_hostile_factors_are_exact(
+    kind: str, size: tuple[int, int, int], forced: None, runs: list[bool]
+) -> None:
     a, b = factors(kind, *size)
     for precision in (32, 20, 16):
         want = exact_product(a, b, precision)
@@ -247,7 +249,7 @@ SHAPES = [(1, 1, 700, 1), (97, 192, 25, 2), (2, 20011, 30, 1), (2100, 70, 3, 1),
 
 @needs_kernel
 @pytest.mark.parametrize("shape", slow_except(SHAPES, SHAPES[1]))
-def test_products_against_those_in_fp64(
+def test_integer_products_equal_those_in_fp64(
     shape: tuple[int, int, int, int], monkeypatch: pytest.MonkeyPatch, runs: list[bool], cases: Callable[[], None]
 ) -> None:
     m, k, n, batch = shape
@@ -276,7 +278,7 @@ def test_products_against_those_in_fp64(
 
 
 @needs_kernel
-def test_rows_whose_residues_do_not_fit_together(
+def test_products_are_exact_when_residues_exceed_the_buffer(
     forced: None, runs: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = factors("ties", 100, 70, 40)
@@ -289,7 +291,7 @@ def test_rows_whose_residues_do_not_fit_together(
 
 
 @needs_kernel
-def test_what_is_not_finite_is_nan_and_nothing_else(forced: None, runs: list[bool]) -> None:
+def test_non_finite_factors_make_only_their_own_results_nan(forced: None, runs: list[bool]) -> None:
     a, b = factors("gauss", 20, 100, 40)
     b[:, 11] = 0
     want = exact_product(a, b, 32)
@@ -321,7 +323,7 @@ def left_to_fp64(a: Matrix, b: Matrix, **changes: object) -> bool:
 
 
 @needs_kernel
-def test_what_would_leave_much_undecided_is_left_to_fp64(forced: None) -> None:
+def test_products_with_many_undecided_results_are_left_to_fp64(forced: None) -> None:
     assert not left_to_fp64(*factors("gauss", 64, 96, 64))
     ties, ones = factors("ties", 64, 96, 64)
     ties[2::3] = ties[1]
@@ -347,7 +349,7 @@ def _reported(rules: Logging, a: Matrix, b: Matrix) -> tuple[Any, Any]:
 
 @needs_kernel
 @pytest.mark.parametrize(("kind", "threshold"), [("gauss", 2.0**19), ("ties", None), ("ties", 30.0)])
-def test_near_ties_are_reported_as_by_fp64(
+def test_integer_products_report_the_near_ties_of_fp64(
     kind: str, threshold: float | None, monkeypatch: pytest.MonkeyPatch, runs: list[bool]
 ) -> None:
     """The same but at the edge, where the values of two machines lie on both sides of the error."""
@@ -374,7 +376,7 @@ def test_near_ties_are_reported_as_by_fp64(
 
 
 @needs_kernel
-def test_near_ties_of_blocks_before_the_one_that_is_left_to_fp64_are_forgotten(
+def test_falling_back_to_fp64_discards_near_ties_reported_before(
     monkeypatch: pytest.MonkeyPatch, runs: list[bool]
 ) -> None:
     cancelling, alike = factors("cancelling", 128, 96, 64)
@@ -399,7 +401,7 @@ def test_near_ties_of_blocks_before_the_one_that_is_left_to_fp64_are_forgotten(
 
 
 @needs_kernel
-def test_calibration_measures_fp64(forced: None, runs: list[bool]) -> None:
+def test_calibration_does_not_use_integer_products(forced: None, runs: list[bool]) -> None:
     i, operands = matmul(8, 70, 8), [torch.ones(560), torch.ones(560)]
     arithmetic = Arithmetic(logging=Logging.reporting_all())
     arithmetic.execute_logged(i, operands, 0)
@@ -411,7 +413,7 @@ def test_calibration_measures_fp64(forced: None, runs: list[bool]) -> None:
 # ---- which products ----
 
 
-def test_only_a_matrix_unit_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integer_products_require_a_matrix_unit(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = plan_tables(matmul(512, 768, 3072))
     small = plan_tables(matmul(64, 64, 64, 96))
     assert tables is not None
@@ -441,7 +443,7 @@ def test_nothing_is_compiled_where_there_is_no_matrix_unit(monkeypatch: pytest.M
     assert compiled == []
 
 
-def test_the_table_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_says_which_products_use_integers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(integers, "kernel", lambda: None)
     assert dict(integer_products())["products by integers"].startswith("none: no AMX")
     monkeypatch.setattr(integers, "kernel", object)
@@ -453,7 +455,7 @@ def test_the_table_of_products(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_kernel
 @pytest.mark.slow
-def test_qualification_tries_integers_whatever_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qualification_tests_integer_products_at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(integers, "_has_amx", lambda: False)
         assert not any("by integers" in name for name in qualify(Arithmetic()).operations)
@@ -463,7 +465,7 @@ def test_qualification_tries_integers_whatever_the_size(monkeypatch: pytest.Monk
 
 
 @needs_kernel
-def test_the_machine_code_for_amx(tmp_path: Path) -> None:
+def test_amx_machine_code_keeps_the_inner_loop_in_tiles(tmp_path: Path) -> None:
     """Compiled for a matrix unit: eight tiles, no other memory in the loop, permission asked, tiles released."""
     assert COMPILER is not None
     source = Path(integers.__file__).with_suffix(".c")
@@ -496,7 +498,7 @@ TILES = [
 @needs_kernel
 @pytest.mark.skipif(HAS_AMX, reason="has the instructions")
 @pytest.mark.parametrize("fault", slow_except([(), *((f,) for f in TILES)], ()))
-def test_the_code_for_amx_with_its_instructions_emulated(
+def test_amx_code_is_exact_under_emulation_unless_faulty(
     fault: tuple[tuple[str, str], ...], forced: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     built = kernel_with(tmp_path, *EMULATED, *fault, name="integers")
@@ -511,7 +513,7 @@ def test_the_code_for_amx_with_its_instructions_emulated(
 TERMS = (1, 64, 768, 4001, 50257, 1 << 16, 1 << 22)
 
 
-def test_numbers_of_gpus_keep_the_bounds_of_the_proof() -> None:
+def test_gpu_constants_keep_the_bounds_of_the_proof() -> None:
     for k, precision in product(TERMS, (16, 24, 32)):
         s = Scales(Moduli(count_of(k, precision)), k, precision)
         whole, (power, part) = s.moduli.product, s.reach
@@ -527,7 +529,7 @@ def test_numbers_of_gpus_keep_the_bounds_of_the_proof() -> None:
         assert s.most_loose > 0
 
 
-def test_residues_of_gpus_are_bytes() -> None:
+def test_gpu_residues_fit_in_bytes() -> None:
     """The quotient by the high half of a product, short by one at most, for every sum that 16 bits thrice can have."""
     numbers = np.array(Scales(Moduli(12), 5000, 32).of_residues(), np.uint64).reshape(-1, 5)
     r = np.random.default_rng(1)
@@ -547,7 +549,7 @@ def test_residues_of_gpus_are_bytes() -> None:
 
 
 @pytest.mark.parametrize("k", TERMS)
-def test_the_fraction_of_gpus_is_short_by_what_the_proof_says(k: int) -> None:
+def test_the_gpu_reconstruction_error_is_within_the_proved_slack(k: int) -> None:
     """Integers within P / 2, whose residues' sums are any that are congruent, come back within the slack."""
     r = np.random.default_rng(k)
     for precision in (16, 32):
@@ -569,7 +571,7 @@ def test_the_fraction_of_gpus_is_short_by_what_the_proof_says(k: int) -> None:
             assert abs(Fraction(x) / Fraction(2) ** s.unit - (size if z >= 0 else -size)) <= s.slack
 
 
-def test_which_gpus_go_by_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integer_products_are_chosen_on_the_right_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     device, large, small = torch.device("cpu"), plan_tables(matmul(512, 768, 3072)), plan_tables(matmul(64, 64, 64))
     assert None not in (large, small)
     for (backend, arch), chosen in {("cuda", 80): 0, ("cuda", 90): 0, ("cuda", 100): 0, ("hip", 0): 0, ("cpu", 0): 0,
@@ -625,7 +627,7 @@ def wrong(kind: str) -> int:
 
 @needs_kernel
 @pytest.mark.parametrize(("old", "new", "kind"), slow_except(FAULTS, FAULTS[0], several=True))
-def test_a_kernel_with_a_fault_is_caught(
+def test_faulty_integer_kernels_are_caught(
     old: str, new: str, kind: str, forced: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert wrong(kind) == 0
@@ -644,7 +646,7 @@ def test_qualification_refuses_a_kernel_with_a_fault(monkeypatch: pytest.MonkeyP
 
 @needs_kernel
 @pytest.mark.slow
-def test_qualification_looks_at_all_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_qualification_tests_all_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A thread without tiles computes zeros."""
     once = "static _Atomic int begun; if (!begun++) begin_tiles();"
     built = kernel_with(tmp_path, *BODY, ("    begin_tiles();", once), name="integers")
@@ -658,7 +660,7 @@ def test_qualification_looks_at_all_threads(monkeypatch: pytest.MonkeyPatch, tmp
 
 @needs_kernel
 @pytest.mark.parametrize("where", slow_except(["Python", "C"], "Python"))
-def test_without_memory_fp64_computes(
+def test_integer_products_fall_back_to_fp64_without_memory(
     where: str, forced: None, runs: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     if where == "C":
@@ -677,7 +679,9 @@ def test_without_memory_fp64_computes(
 
 @needs_kernel
 @pytest.mark.parametrize(("fault", "kind"), [("reach", "aligned"), ("added", "ties")])
-def test_tables_with_a_fault_are_caught(fault: str, kind: str, forced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faulty_tables_make_integer_products_wrong(
+    fault: str, kind: str, forced: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Norms beyond what P allows; and an offset cut once for each modulus."""
     real = integers._moduli
 

@@ -5,6 +5,6 @@ import doctest
 from tiebreak.engine.run import interpreter
 
 
-def test_the_example_gives_what_it_says() -> None:
+def test_the_interpreter_docstring_example_runs_as_written() -> None:
     found = doctest.testmod(interpreter)
     assert (found.failed, found.attempted > 5) == (0, True)

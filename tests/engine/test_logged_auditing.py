@@ -72,7 +72,7 @@ def both_audits(run: RunDirectory, path: Path) -> list[str]:
     ],
     ids=["withheld", "truncated", "damaged"],
 )
-def test_logs_that_cannot_be_read_cannot_be_checked(
+def test_auditors_cannot_check_missing_or_damaged_logs(
     damage: Callable[[bytes], bytes | None], step: int, words: str, flipped: RunDirectory, tmp_path: Path
 ) -> None:
     path = log_of_segment(flipped, 1)
@@ -86,7 +86,7 @@ def test_logs_that_cannot_be_read_cannot_be_checked(
 
 
 @pytest.mark.parametrize("what", ["fewer", "other", "none"])
-def test_logs_other_than_committed_cannot_be_checked(what: str, flipped: RunDirectory, tmp_path: Path) -> None:
+def test_auditors_cannot_check_logs_unlike_the_committed_root(what: str, flipped: RunDirectory, tmp_path: Path) -> None:
     def turned(log: StepLog) -> StepLog:
         return StepLog({value: Entries(found.elements, ~found.up) for value, found in log.entries.items()})
 
@@ -97,7 +97,7 @@ def test_logs_other_than_committed_cannot_be_checked(what: str, flipped: RunDire
         assert "nobody can say whether these steps are right" in text
 
 
-def test_logs_that_change_while_they_are_read_cannot_be_checked(flipped: RunDirectory) -> None:
+def test_auditors_refuse_logs_that_change_during_reading(flipped: RunDirectory) -> None:
     logs = published(flipped)
     steps = [step for step in range(1, INTERVAL + 1) if log_of(flipped, step).count]
     logs.step_log(1)
@@ -120,7 +120,7 @@ class Hostile(Flipping):
         self._entries[index] = Entries(np.array(elements, np.int64), np.array([said[k] for k in elements]))
 
 
-def test_findings_name_the_entry_and_convict_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_findings_name_the_entry_but_convict_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its run is not what its logs say, so its roots convict it; the log alone would not."""
     monkeypatch.setattr(journal, "Recorder", Hostile)
     run = new_run(tmp_path / "run", logged_job())
@@ -143,9 +143,7 @@ def test_findings_name_the_entry_and_convict_nobody(tmp_path: Path, monkeypatch:
     assert missing.detail.startswith("expected an entry, for this machine cannot tell; to nearest it is 0x")
 
 
-def test_a_run_whose_log_has_entries_elsewhere_is_right_if_it_computed_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_entries_away_from_near_ties_are_no_fraud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries without effect are no fraud: this trainer's values are those that the log allows."""
     run = new_run(tmp_path / "run", logged_job())
 
@@ -165,13 +163,13 @@ def test_a_run_whose_log_has_entries_elsewhere_is_right_if_it_computed_so(
     assert done.report.missing == 0
 
 
-def test_reports_add_up() -> None:
+def test_log_reports_of_several_steps_add_up() -> None:
     one, two = LogReport(steps=1, entries=5, needed=2, elsewhere=1), LogReport(steps=2, entries=1, missing=4)
     one.add(two)
     assert one == LogReport(steps=3, entries=6, needed=2, elsewhere=1, missing=4)
 
 
-def test_a_report_counts_all_findings_and_keeps_so_many() -> None:
+def test_a_report_counts_all_findings_but_keeps_a_limited_number() -> None:
     """A hostile log may be all findings."""
     report = LogReport()
     for element in range(MAX_FINDINGS + 3):
@@ -189,7 +187,7 @@ def test_the_logs_of_all_segments_up_to_a_checkpoint_are_published(flipped: RunD
         assert names == {f"logs/{log_of_segment(flipped, checkpoint).name}" for checkpoint in range(count)}
 
 
-def test_each_policy_has_its_logs(flipped: RunDirectory, agreement: SignedJob) -> None:
+def test_logs_are_required_exactly_for_logged_jobs(flipped: RunDirectory, agreement: SignedJob) -> None:
     check_logs(flipped.job, published(flipped))
     check_logs(agreement.job, NO_LOGS)
     with pytest.raises(ConfigurationError, match="got none for one"):
@@ -198,7 +196,7 @@ def test_each_policy_has_its_logs(flipped: RunDirectory, agreement: SignedJob) -
         check_logs(agreement.job, published(flipped))
 
 
-def test_whoever_has_no_records_of_the_trainers_is_told(flipped: RunDirectory, tmp_path: Path) -> None:
+def test_logs_cannot_be_checked_without_the_trainers_records(flipped: RunDirectory, tmp_path: Path) -> None:
     """A whole audit needs the log roots: a trainer who shows its head and no records has not published its logs."""
     (flipped.path / "records.bin").write_bytes(b"")
     with pytest.raises(CannotCheck, match="records"):

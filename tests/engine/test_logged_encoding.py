@@ -17,7 +17,7 @@ SMALL_BLOCKS = (1, 7, 64)
 
 
 @given(programs_and_logs())
-def test_places_are_the_elements_of_logged_sums_in_program_order(case: tuple[Program, StepLog]) -> None:
+def test_log_positions_number_logged_elements_in_program_order(case: tuple[Program, StepLog]) -> None:
     program, log = case
     places = encoding.ElementOrder.of(program)
     naive = row(program)
@@ -30,7 +30,7 @@ def test_places_are_the_elements_of_logged_sums_in_program_order(case: tuple[Pro
 
 
 @given(programs_and_logs(), st.integers(0, 2**64 - 1), st.sampled_from([*SMALL_BLOCKS, encoding.BLOCK]))
-def test_sparse_round_trip(case: tuple[Program, StepLog], step: int, block: int) -> None:
+def test_sparse_log_encoding_round_trips(case: tuple[Program, StepLog], step: int, block: int) -> None:
     program, log = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(encoding, "BLOCK", block)
@@ -44,7 +44,7 @@ def test_sparse_round_trip(case: tuple[Program, StepLog], step: int, block: int)
     assert encoding.HEADER_BYTES <= len(data) <= limit
 
 
-def test_known_bytes() -> None:
+def test_sparse_log_encoding_gives_the_specified_bytes() -> None:
     """The format, by hand: three sums of 2, 4 and 1 elements; entries at places 1 (up), 2 (down) and 6 (up)."""
     program = program_of((2, 4, 1))
     log = log_of(program, [(1, Direction.UP), (2, Direction.DOWN), (6, Direction.UP)])
@@ -52,7 +52,7 @@ def test_known_bytes() -> None:
     assert encoding.encode_sparse(log, program, 9) == header + bytes([1, 0, 0, 3, 1, 0, 3, 0, 0, 1, 0b10100000])
 
 
-def test_gaps_of_every_width() -> None:
+def test_log_gaps_of_every_byte_width_round_trip() -> None:
     """Places up to 5 * 2^30: one to five planes."""
     program = program_of((1 << 30,) * 5)
     values = encoding.ElementOrder.of(program).indices.tolist()
@@ -64,7 +64,7 @@ def test_gaps_of_every_width() -> None:
         assert encoding.decode_sparse(data, program, 1) == log
 
 
-def test_memory_of_a_long_log_goes_with_its_entries() -> None:
+def test_encoding_a_long_log_takes_memory_in_proportion_to_its_entries() -> None:
     """Two million entries in 40 sums: 18 MB as arrays."""
     each, sums = 50_000, 40
     program = program_of((1 << 20,) * sums)

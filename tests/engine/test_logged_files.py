@@ -60,7 +60,7 @@ def starts(raw: bytes) -> list[int]:
     return found
 
 
-def test_a_reader_sees_what_was_appended_since(tmp_path: Path) -> None:
+def test_an_open_log_reader_sees_later_appends(tmp_path: Path) -> None:
     writer = filled(tmp_path, 5)
     reader = opened(writer.path)
     assert reader.steps == range(5, 6)
@@ -70,7 +70,7 @@ def test_a_reader_sees_what_was_appended_since(tmp_path: Path) -> None:
     assert reader.steps == range(5, 8)
 
 
-def test_steps_are_appended_in_order_and_once(tmp_path: Path) -> None:
+def test_log_steps_are_appended_once_and_in_order(tmp_path: Path) -> None:
     logs = filled(tmp_path, 6)
     for step in (6, 8, 5, 4, 9):
         with pytest.raises(StateError, match=f"expected the log of step 7, got that of step {step}"):
@@ -85,7 +85,7 @@ def test_steps_are_appended_in_order_and_once(tmp_path: Path) -> None:
     assert read_all(logs.path) == LOGS
 
 
-def test_a_log_that_cannot_be_one_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+def test_refusing_an_invalid_log_leaves_the_file_unchanged(tmp_path: Path) -> None:
     logs = filled(tmp_path, 6)
     raw = logs.path.read_bytes()
     with pytest.raises(LogError, match="step 7, instruction 0"):
@@ -95,7 +95,7 @@ def test_a_log_that_cannot_be_one_leaves_the_file_as_it_was(tmp_path: Path) -> N
     assert logs.read(7) == LOGS[7]
 
 
-def test_sync_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_sync_calls_fsync_on_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs = filled(tmp_path)
     synced = []
     monkeypatch.setattr(files.os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
@@ -103,7 +103,7 @@ def test_sync_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert synced == [logs.path.stat().st_ino]
 
 
-def test_reading_a_step_decodes_no_other(tmp_path: Path) -> None:
+def test_reading_one_steps_log_decodes_no_other_step(tmp_path: Path) -> None:
     path = filled(tmp_path).path
     raw = bytearray(path.read_bytes())
     first, second, third, *_ = starts(bytes(raw))
@@ -118,7 +118,7 @@ def test_reading_a_step_decodes_no_other(tmp_path: Path) -> None:
             logs.read(step)
 
 
-def test_a_file_cut_at_any_byte(tmp_path: Path) -> None:
+def test_a_log_file_cut_at_any_byte_stays_usable(tmp_path: Path) -> None:
     """Whole frames before the cut are read, the torn one is named as such, and appending goes on in its place."""
     path = filled(tmp_path).path
     raw = path.read_bytes()
@@ -144,7 +144,7 @@ def test_a_file_cut_at_any_byte(tmp_path: Path) -> None:
         assert path.read_bytes() == raw
 
 
-def test_every_changed_byte_is_refused(tmp_path: Path) -> None:
+def test_any_changed_byte_of_a_log_file_is_refused(tmp_path: Path) -> None:
     """The header is compared whole, a frame has a checksum: no single byte can change without being noticed."""
     path = filled(tmp_path).path
     raw = path.read_bytes()
@@ -155,7 +155,7 @@ def test_every_changed_byte_is_refused(tmp_path: Path) -> None:
             read_all(path)
 
 
-def test_a_disk_that_fills_up_loses_nothing(tmp_path: Path) -> None:
+def test_a_full_disk_loses_no_logged_step(tmp_path: Path) -> None:
     logs = filled(tmp_path, 6)
     raw = logs.path.read_bytes()
     with file_size(len(raw) + 10), pytest.raises(StorageError, match=r"000000000008\.log"):
@@ -165,7 +165,7 @@ def test_a_disk_that_fills_up_loses_nothing(tmp_path: Path) -> None:
     assert logs.read(7) == LOGS[7]
 
 
-def test_a_disk_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_log_file_is_an_error_for_each_operation(tmp_path: Path) -> None:
     logs = filled(tmp_path, 6)
     logs.path.unlink()
     with pytest.raises(StorageError, match=r"000000000008\.log"):

@@ -115,7 +115,7 @@ def follows_any_log(r: random.Random) -> Counter[str]:
     return Counter({f"needed {kind.name}": report.needed, f"elsewhere {kind.name}": report.elsewhere})
 
 
-def test_whatever_the_log_says_the_result_is_the_references() -> None:
+def test_following_any_log_gives_the_reference_result() -> None:
     """And entries of every kind were needed, and others without effect: no green without cases."""
     seen: Counter[str] = Counter()
     for seed in range(CASES):
@@ -140,7 +140,7 @@ def records_what_it_did(r: random.Random) -> int:
     return log.count
 
 
-def test_what_a_trainer_computes_is_what_its_log_says() -> None:
+def test_following_the_trainers_log_gives_the_trainers_result() -> None:
     """So an honest trainer cannot lose, nor one that takes any liberty; and an auditor with other thresholds agrees."""
     assert sum(records_what_it_did(random.Random(seed)) for seed in range(CASES)) > CASES / 20
 
@@ -150,7 +150,7 @@ EDGES = [0, 1, 2, 0x7FFFFF, 0x800000, 0x800001, 0x3F800000, 0x3FFFFFFF, 0x7F7FFF
 
 @pytest.mark.parametrize("precision", [32, 26, 16])
 @pytest.mark.parametrize("sign", [0, SIGN])
-def test_the_neighbour_on_the_other_side_is_that_of_the_specification(precision: int, sign: int) -> None:
+def test_rounding_across_a_middle_follows_the_specification(precision: int, sign: int) -> None:
     """It holds at zero, among subnormals, at powers of two, and between the greatest number and infinity."""
     step = 1 << (32 - precision)
     lower = sorted({bits & -step for bits in EDGES})
@@ -170,7 +170,7 @@ def test_the_neighbour_on_the_other_side_is_that_of_the_specification(precision:
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [(32, 2), (32, 20), (26, 5), (16, 12)])
-def test_screening_agrees_with_exact_sums_and_leaves_few(precision: int, tolerance: int) -> None:
+def test_fast_screening_of_log_entries_agrees_with_exact_sums(precision: int, tolerance: int) -> None:
     i, generator = product(40, 64, 50), torch.Generator().manual_seed(5)
     operands = [torch.randn(size, generator=generator) for size in (40 * 64, 64 * 50)]
     arithmetic = Arithmetic(precision=precision)
@@ -187,7 +187,7 @@ def test_screening_agrees_with_exact_sums_and_leaves_few(precision: int, toleran
     assert tolerance > 5 or screened.near.any()
 
 
-def test_a_log_of_everything_is_not_summed_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_of_every_element_does_not_force_exact_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hostile log of every element costs its auditor one more product, not one exact sum for each."""
     i, generator = product(60, 32, 60), torch.Generator().manual_seed(6)
     operands = [torch.randn(60 * 32, generator=generator) for _ in range(2)]
@@ -205,7 +205,7 @@ def test_a_log_of_everything_is_not_summed_exactly(monkeypatch: pytest.MonkeyPat
     assert len(follower.report.findings) == MAX_FINDINGS
 
 
-def test_sums_of_a_kind_without_tolerance_ignore_their_entries() -> None:
+def test_log_entries_for_sums_without_tolerance_are_ignored() -> None:
     i, operands = sum_of([0x3F800000, 0x33800000]), [tensor_of(DType.F32, [0x3F800000, 0x33800000])]  # 1 + 2^-24: a tie
     log = StepLog({0: Entries(np.zeros(1, np.int64), np.ones(1, np.bool_))})
     for tolerance, bits, elsewhere in ((0, 0x3F800000, 1), (2, 0x3F800001, 0)):
@@ -220,7 +220,7 @@ def test_sums_of_a_kind_without_tolerance_ignore_their_entries() -> None:
         ]
 
 
-def test_a_log_that_cannot_be_one_is_refused() -> None:
+def test_a_log_with_an_out_of_range_element_is_refused() -> None:
     i = sum_of([0, 0])
     log = StepLog({0: Entries(np.array([1]), np.ones(1, np.bool_))})
     with pytest.raises(LogError, match="step 7, instruction 0, element 1: out of range"):

@@ -65,14 +65,14 @@ def decode(data: object) -> LoggedPolicy:
 
 
 @given(POLICIES)
-def test_a_policy_is_read_as_it_was_written(policy: LoggedPolicy) -> None:
+def test_logged_policies_round_trip_through_their_encoding(policy: LoggedPolicy) -> None:
     read = LoggedPolicy.decode(policy.encode())
     assert read == policy
     assert read.digest == policy.digest
     assert read.encode() == policy.encode()
 
 
-def test_layout_and_order_of_a_file_do_not_change_its_digest() -> None:
+def test_json_layout_and_field_order_do_not_change_a_policys_digest() -> None:
     policy = measured()
     turned = dict(reversed(fields(policy).items()))
     assert decode(turned).digest == policy.digest
@@ -82,7 +82,7 @@ def test_layout_and_order_of_a_file_do_not_change_its_digest() -> None:
     assert decode(turned).digest != policy.digest
 
 
-def test_what_the_arithmetic_and_the_job_take() -> None:
+def test_a_policy_gives_thresholds_to_arithmetic_and_tolerances_to_jobs() -> None:
     policy = measured()
     logging = policy.logging()
     assert logging.thresholds == {SumKind.PLAIN: 12.0, SumKind.PRODUCTS: 48.5, SumKind.SCATTER: None}
@@ -91,7 +91,7 @@ def test_what_the_arithmetic_and_the_job_take() -> None:
     assert set(proven_policy(32).thresholds.values()) == {None}
 
 
-def test_files(tmp_path: Path) -> None:
+def test_policy_files_round_trip_and_unreadable_ones_are_refused(tmp_path: Path) -> None:
     path, policy = tmp_path / "policy.json", measured()
     policy.save(path)
     assert LoggedPolicy.load(path) == policy
@@ -129,7 +129,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("where", "value"), [(where, value) for where, values in WRONG.items() for value in values])
-def test_a_field_out_of_its_range_is_refused(where: str, value: object) -> None:
+def test_policy_fields_out_of_range_are_refused(where: str, value: object) -> None:
     data = fields()
     at, *path = [data], *where.split(".")
     inner: Any = at[0]
@@ -141,7 +141,7 @@ def test_a_field_out_of_its_range_is_refused(where: str, value: object) -> None:
 
 
 @pytest.mark.parametrize("where", ["", "sums", "sums.plain", "evidence", "evidence.sums", "evidence.sums.plain"])
-def test_unknown_and_missing_fields_are_refused(where: str) -> None:
+def test_policies_with_unknown_or_missing_fields_are_refused(where: str) -> None:
     def at(data: dict[str, Any]) -> dict[str, Any]:
         for name in filter(None, where.split(".")):
             data = data[name]
@@ -167,12 +167,12 @@ def test_unknown_and_missing_fields_are_refused(where: str) -> None:
         b'{"version": 1, "version": 1}', b'{"version": ' + b"9" * 5000 + b"}", b"[" * 60000,
     ],
 )  # fmt: skip
-def test_what_is_no_policy_is_refused(content: bytes) -> None:
+def test_file_content_that_is_no_policy_is_refused(content: bytes) -> None:
     with pytest.raises(EncodingError, match="expected"):
         LoggedPolicy.decode(content)
 
 
-def test_numbers_that_are_not_finite_are_refused() -> None:
+def test_policies_with_infinite_numbers_or_deep_nesting_are_refused() -> None:
     text = measured().encode().decode()
     assert "48.5" in text
     with pytest.raises(EncodingError, match="expected"):
@@ -183,7 +183,7 @@ def test_numbers_that_are_not_finite_are_refused() -> None:
 
 
 @given(st.integers(0, 1 << 14), st.integers(0, 255))
-def test_a_damaged_file_is_refused_or_another_policy(place: int, byte: int) -> None:
+def test_a_policy_with_a_changed_byte_is_refused_or_still_valid(place: int, byte: int) -> None:
     content = bytearray(measured().encode())
     content[place % len(content)] = byte
     try:
@@ -193,7 +193,7 @@ def test_a_damaged_file_is_refused_or_another_policy(place: int, byte: int) -> N
     assert LoggedPolicy.decode(read.encode()) == read
 
 
-def test_policies_that_nobody_can_compute_with() -> None:
+def test_policies_with_unusable_values_are_refused() -> None:
     thresholds, tolerances = dict.fromkeys(SumKind, 8.0), dict.fromkeys(SumKind, 8)
 
     def make(**other: Any) -> None:

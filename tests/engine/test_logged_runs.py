@@ -83,7 +83,7 @@ def test_an_auditor_who_follows_the_log_reaches_the_trainers_root(
     assert all(log_of(done.run, step).entries == log_of(run, step).entries for step in range(1, STEPS + 1))
 
 
-def test_an_auditor_who_does_not_follow_forks(flipped: RunDirectory, tmp_path: Path) -> None:
+def test_a_replay_that_ignores_the_log_diverges(flipped: RunDirectory, tmp_path: Path) -> None:
     alone = new_run(tmp_path / "alone", flipped.agreement)
     Worker(alone, machine(flipped.job), logs=LogsInProgress.of(alone)).work()
     assert [ours == theirs for ours, theirs in zip(records_of(alone), records_of(flipped), strict=True)] == [False] * 6
@@ -101,7 +101,7 @@ def test_auditors_with_other_thresholds_reach_the_same_root(flipped: RunDirector
 
 
 @pytest.mark.usefixtures("pure")
-def test_pure_kernels_follow_as_compiled_ones_do(flipped: RunDirectory, tmp_path: Path) -> None:
+def test_pure_torch_kernels_follow_logs_to_the_same_root(flipped: RunDirectory, tmp_path: Path) -> None:
     with limited(2):
         done = replay(flipped, tmp_path / "audit", permute=11)
     assert compare(done.run, flipped.heads()[-1]).agrees
@@ -109,7 +109,7 @@ def test_pure_kernels_follow_as_compiled_ones_do(flipped: RunDirectory, tmp_path
 
 
 @pytest.mark.slow
-def test_a_run_that_logs_nothing_is_the_run_of_policy_exact(tmp_path: Path) -> None:
+def test_a_logged_run_without_entries_equals_an_exact_run(tmp_path: Path) -> None:
     """Proven bounds leave no FP64 sum of the tiny task open: the states are those of policy `exact`."""
     for precision in (32, 16):
         run = new_run(tmp_path / f"logged{precision}", logged_job(precision))
@@ -126,7 +126,7 @@ def test_a_run_that_logs_nothing_is_the_run_of_policy_exact(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("precision", "threshold"), slow_except([(32, WIDE), (16, 2.0**40)], (32, WIDE), several=True))
-def test_steps_are_the_integer_reference_bit_for_bit(
+def test_logged_steps_equal_the_integer_reference(
     precision: int, threshold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flipping: type[Flipping]
 ) -> None:
     monkeypatch.setattr(flipping, "precision", precision)
@@ -154,7 +154,7 @@ def test_stopping_and_resuming_changes_nothing(flipped: RunDirectory, tmp_path: 
     assert [h.encode() for h in parts.heads()] == [h.encode() for h in flipped.heads()]
 
 
-def test_logs_of_a_segment_without_a_record_are_made_again(
+def test_torn_logs_of_an_uncommitted_segment_are_recomputed(
     flipped: RunDirectory, tmp_path: Path, flipping: type[Flipping]
 ) -> None:
     run = new_run(tmp_path / "run", flipped.agreement)
@@ -166,7 +166,7 @@ def test_logs_of_a_segment_without_a_record_are_made_again(
     assert records_of(run) == records_of(flipped)
 
 
-def test_a_log_that_a_record_commits_is_never_written_again(flipped: RunDirectory) -> None:
+def test_committed_logs_are_never_rewritten(flipped: RunDirectory) -> None:
     before = {path.name: path.read_bytes() for path in (flipped.path / "logs").iterdir()}
     with pytest.raises(StateError, match="its log is committed"):
         LogFiles(flipped).write(INTERVAL + 1, StepLog())
@@ -175,7 +175,7 @@ def test_a_log_that_a_record_commits_is_never_written_again(flipped: RunDirector
     assert {path.name: path.read_bytes() for path in (flipped.path / "logs").iterdir()} == before
 
 
-def test_a_trainer_whose_states_are_lost_follows_its_own_log_on_another_machine(flipped: RunDirectory) -> None:
+def test_a_trainer_that_lost_states_recomputes_them_from_its_own_log(flipped: RunDirectory) -> None:
     for step in range(2 * INTERVAL, STEPS + 1, INTERVAL):
         flipped.state_path(step).unlink()
     expected = records_of(flipped)
@@ -184,14 +184,14 @@ def test_a_trainer_whose_states_are_lost_follows_its_own_log_on_another_machine(
     assert flipped.last_complete() == STEPS
 
 
-def test_a_trainer_whose_logs_are_lost_is_told_so(flipped: RunDirectory) -> None:
+def test_a_trainer_that_lost_its_logs_is_told_to_restore_them(flipped: RunDirectory) -> None:
     flipped.state_path(STEPS).unlink()
     (flipped.path / "logs" / f"{STEPS:012d}.log").unlink()
     with pytest.raises(StateError, match=f"log of step {STEPS - INTERVAL + 1}: .* restore the logs"):
         train(RunDirectory.open(flipped.path))
 
 
-def test_checkpoints_that_were_dropped_do_not_keep_anyone_from_auditing_segments(
+def test_segments_of_logged_runs_are_audited_despite_dropped_checkpoints(
     tmp_path: Path, flipping: type[Flipping]
 ) -> None:
     for keep in (Keep(0), Keep(2)):
@@ -206,7 +206,7 @@ def test_checkpoints_that_were_dropped_do_not_keep_anyone_from_auditing_segments
         assert done.log.needed == done.log.entries > 0
 
 
-def test_a_lie_is_found_by_whole_audits_and_by_audits_of_its_segment(tmp_path: Path, flipping: type[Flipping]) -> None:
+def test_whole_and_segment_audits_both_find_a_false_step(tmp_path: Path, flipping: type[Flipping]) -> None:
     run = new_run(tmp_path / "run", logged_job())
     leaf = run.program.leaf_of_commit(0)
 
@@ -228,7 +228,7 @@ def test_a_lie_is_found_by_whole_audits_and_by_audits_of_its_segment(tmp_path: P
     assert audit.fraud.replayed.log_root == audit.fraud.committed.log_root
 
 
-def test_an_interpreter_by_other_rules_than_the_jobs_is_refused(tmp_path: Path) -> None:
+def test_an_interpreter_with_other_precision_or_tolerances_is_refused(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run", logged_job(26))
     other = Interpreter(run.program, Arithmetic(precision=32, logging=logging_of(run.job)))
     with pytest.raises(ConfigurationError, match=r"expected an arithmetic of the job's precision 26, got .* 32"):
@@ -242,7 +242,7 @@ def test_an_interpreter_by_other_rules_than_the_jobs_is_refused(tmp_path: Path) 
         Evidence(run, other)
 
 
-def test_a_run_has_logs_if_and_only_if_its_policy_is_logged(tmp_path: Path) -> None:
+def test_logs_are_required_exactly_when_the_policy_is_logged(tmp_path: Path) -> None:
     run, plain = new_run(tmp_path / "run", logged_job()), exact_run(tmp_path / "plain")
     for wrong, logs in ((run, NO_LOGS), (plain, LogsInProgress(plain))):
         computer = machine(wrong.job)
@@ -269,7 +269,7 @@ def test_a_replay_resumes_with_its_own_copy_of_the_logs(flipped: RunDirectory, t
 
 
 @pytest.mark.slow
-def test_another_device_follows_to_the_same_root(flipped: RunDirectory, tmp_path: Path) -> None:
+def test_another_device_follows_the_logs_to_the_same_root(flipped: RunDirectory, tmp_path: Path) -> None:
     """One that is no CPU, whose FP64 sums take their terms backwards."""
     module, places = "tests.engine.on_another_device", [str(flipped.path), str(tmp_path / "own")]
     found = json.loads(printed("-m", module, "follow", *places, str(WIDE), str(2.0**4)))

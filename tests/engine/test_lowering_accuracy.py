@@ -230,27 +230,27 @@ def far(name: str, seed: int, count: int) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["expm1", "exp2", "log1p", "sinh", "cosh", "erfc"])
-def test_our_compositions(name: str, cases: CaseCounter) -> None:
+def test_composed_functions_are_as_accurate_as_documented(name: str, cases: CaseCounter) -> None:
     assert far(name, 1, 8) == []
     cases(2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_are_as_accurate_as_the_page_says(name: str, cases: CaseCounter) -> None:
+def test_all_functions_are_as_accurate_as_documented(name: str, cases: CaseCounter) -> None:
     assert far(name, 2, 20) == []
     cases(2)
 
 
-def test_the_page_names_the_functions_that_are_measured() -> None:
+def test_the_operators_page_names_the_measured_functions() -> None:
     assert list(FUNCTIONS) == list(ACCURACY)
 
 
-def test_the_page_is_up_to_date() -> None:
+def test_the_operators_page_is_up_to_date() -> None:
     assert (ROOT / "docs" / "OPERATORS.md").read_text() == table(), "run python -m scripts.operators docs/OPERATORS.md"
 
 
-def test_every_operator_is_on_the_page_with_a_meaning() -> None:
+def test_every_operator_is_documented_on_the_operators_page() -> None:
     page = table()
     assert all(f"`{operator.rpartition('.')[0]}" in page for operator in RULES)
     assert RULES.keys() >= WHOLE

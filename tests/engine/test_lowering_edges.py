@@ -51,21 +51,21 @@ def _differ(function: Callable[[Tensor], Tensor], x: Tensor) -> list[tuple[float
 
 
 @pytest.mark.parametrize("name", ONE)
-def test_of_one_number(name: str, cases: CaseCounter) -> None:
+def test_unary_functions_match_torch_at_edge_values(name: str, cases: CaseCounter) -> None:
     x = torch.tensor(ALL)
     assert _differ(ONE[name], x) == []
     cases(len(x))
 
 
 @pytest.mark.parametrize("name", TWO)
-def test_of_two_numbers(name: str, cases: CaseCounter) -> None:
+def test_binary_functions_match_torch_at_edge_values(name: str, cases: CaseCounter) -> None:
     x, y = (part.flatten() for part in torch.meshgrid(torch.tensor(ALL), torch.tensor(ALL), indexing="ij"))
     assert _differ(lambda v: TWO[name](v, _meant(y.to(v.dtype))), x) == []
     cases(len(x))
 
 
 @pytest.mark.parametrize("name", QUOTIENTS)
-def test_remainders(name: str, cases: CaseCounter) -> None:
+def test_remainders_match_torch_near_whole_quotients(name: str, cases: CaseCounter) -> None:
     """Multiples and their neighbours have rounded quotients that are whole. Remainders of large quotients are NaN."""
     g = torch.Generator().manual_seed(2)
     x, y = (part.flatten() for part in torch.meshgrid(torch.tensor(ALL), torch.tensor(ALL), indexing="ij"))
@@ -86,7 +86,7 @@ def test_remainders(name: str, cases: CaseCounter) -> None:
     cases(len(x))
 
 
-def test_between_the_poles(cases: CaseCounter) -> None:
+def test_gamma_functions_match_torch_between_their_poles(cases: CaseCounter) -> None:
     g = torch.Generator().manual_seed(1)
     wide = torch.ldexp(1 + torch.rand(97, generator=g), torch.arange(-75, 22))
     x = -torch.cat([12 * torch.rand(300, generator=g), wide])
@@ -107,7 +107,7 @@ def test_between_the_poles(cases: CaseCounter) -> None:
         (lambda x: x + torch.arange(0, 0.2, 0.1), "arange with fractions other than multiples of 2"),
     ],
 )
-def test_what_has_no_form_is_refused(function: Callable[[Tensor], Tensor], message: str) -> None:
+def test_functions_without_a_lowering_are_refused(function: Callable[[Tensor], Tensor], message: str) -> None:
     task = make_task(Elementwise(function, torch.ones(2)), {"u": torch.zeros(1, 1)}, batch=1)
     with pytest.raises(ConfigurationError, match=message):
         capture_task(task)
@@ -147,7 +147,7 @@ class Bits(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", slow_except(DTYPES, torch.uint8), ids=str)
-def test_bits(dtype: torch.dtype, cases: CaseCounter) -> None:
+def test_bitwise_operations_match_torch_and_the_integer_reference(dtype: torch.dtype, cases: CaseCounter) -> None:
     model = Bits(dtype)
     captured = capture_task(make_task(model, {"u": torch.ones(1, 1)}, batch=1))
     found = run_engine(captured)

@@ -140,19 +140,19 @@ IMAGES_AND_BAGS: dict[str, Function] = {
 
 
 @pytest.mark.parametrize("part", slow_except(range(4), 0))
-def test_functions(part: int, cases: CaseCounter) -> None:
+def test_tensor_functions_match_eager_pytorch(part: int, cases: CaseCounter) -> None:
     functions = dict(list(FUNCTIONS.items())[part::4])
     check_modules(functions, (3, 5))
     cases(len(functions))
 
 
-def test_constant_ranges_of_indices_take_no_gather() -> None:
+def test_indexing_by_constant_ranges_needs_no_gather() -> None:
     program = check_modules({"picked": partial(_picked, PICKS["constant ranges"])}, (3, 5))
     assert not [i for i in program.body if i.opcode == Opcode.GATHER and i.origin.startswith("parts.0")]
 
 
 @pytest.mark.slow
-def test_images_and_bags(cases: CaseCounter) -> None:
+def test_image_and_embedding_bag_functions_match_eager_pytorch(cases: CaseCounter) -> None:
     check_modules(IMAGES_AND_BAGS, (3, 5))
     cases(len(IMAGES_AND_BAGS))
 
@@ -179,14 +179,14 @@ def test_rounding_to_integers_is_exact(cases: CaseCounter) -> None:
         cases(len(x) + 3)
 
 
-def test_integers_are_added_up_exactly(cases: CaseCounter) -> None:
+def test_integer_cumulative_sums_are_exact(cases: CaseCounter) -> None:
     x = torch.tensor([[1 << 62, 3, -5], [7, 1 << 60, 2]])
     assert apply("cumsum.default", x, 1).tolist() == x.cumsum(1).tolist()
     assert apply("cumsum.default", x, 0).tolist() == x.cumsum(0).tolist()
     cases(2)
 
 
-def test_nearest_positions_are_ratios_of_integers(cases: CaseCounter) -> None:
+def test_nearest_upsampling_picks_exact_integer_positions(cases: CaseCounter) -> None:
     for size in range(1, 9):
         x = torch.arange(float(size)).view(1, 1, size)
         for out in range(1, 20):
@@ -198,7 +198,7 @@ def test_nearest_positions_are_ratios_of_integers(cases: CaseCounter) -> None:
             cases()
 
 
-def test_empty_tensors_take_no_instruction(cases: CaseCounter) -> None:
+def test_operations_on_empty_tensors_match_eager_pytorch(cases: CaseCounter) -> None:
     def nothing(x: Tensor) -> Tensor:
         none = x[:, 3:]  # (2, 0, 5)
         product = torch.einsum("bkw,bkv->bwv", none, none)  # a sum of no terms
@@ -209,23 +209,23 @@ def test_empty_tensors_take_no_instruction(cases: CaseCounter) -> None:
     cases()
 
 
-def test_matrices_are_not_decomposed() -> None:
+def test_matrix_inverses_in_a_step_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"linalg_inv_ex.default .*write it with products"):
         check_modules({"inverse": torch.linalg.inv}, (3, 3))
 
 
-def test_the_extreme_of_nothing_is_refused() -> None:
+def test_the_maximum_of_an_empty_tensor_is_refused() -> None:
     b = Builder()
     with pytest.raises(NotImplementedError, match="an extreme of no elements"):
         b.max(b.full((0,), 0.0))
 
 
-def test_a_tensor_of_the_state_has_elements() -> None:
+def test_empty_state_tensors_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"expected elements in model.w, got shape \(0, 3\)"):
         Builder().state("model.w", DType.F32, (0, 3))
 
 
-def test_an_instruction_without_a_form_is_refused_where_it_is_made() -> None:
+def test_building_an_unsupported_instruction_is_refused() -> None:
     b = Builder()
     with pytest.raises(NotImplementedError, match=r"this function of .*BOOL"):
         b.add(b.const(True, DType.BOOL), b.const(True, DType.BOOL))
@@ -233,7 +233,7 @@ def test_an_instruction_without_a_form_is_refused_where_it_is_made() -> None:
         b.copy(b.iota((2,) * 4, (8, 4, 2, 1)).expand((2,) * 9))
 
 
-def test_extremes_of_integers_and_bools(cases: CaseCounter) -> None:
+def test_extremes_of_integers_and_bools_match_torch(cases: CaseCounter) -> None:
     least = -(1 << 63)
     for values in ([[3, least, 5], [least, 1, (1 << 63) - 1]], [[True, False, True], [False, False, False]]):
         x = torch.tensor(values)
@@ -244,7 +244,7 @@ def test_extremes_of_integers_and_bools(cases: CaseCounter) -> None:
     assert apply("isinf.default", torch.tensor([3])).tolist() == [False]
 
 
-def test_a_rule_that_fails_is_a_problem_of_its_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_lowering_rule_is_reported_with_its_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_c: Context, x: Ref) -> Ref:
         return x.select(x.rank - 1, 99)
 

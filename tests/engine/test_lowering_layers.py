@@ -26,7 +26,7 @@ ACTIVATIONS: dict[str, nn.Module] = {
 }  # fmt: skip
 
 
-def test_activations(cases: CaseCounter) -> None:
+def test_activation_layers_match_eager_pytorch(cases: CaseCounter) -> None:
     check_modules(ACTIVATIONS, (3, 4))
     cases(len(ACTIVATIONS))
 
@@ -56,7 +56,7 @@ def _stirred(norm: nn.Module) -> nn.Module:
     return norm
 
 
-def test_normalization(cases: CaseCounter) -> None:
+def test_normalization_layers_match_eager_pytorch(cases: CaseCounter) -> None:
     modules: dict[str, nn.Module] = {
         "batch": nn.BatchNorm2d(4), "batch, not affine": nn.BatchNorm2d(4, affine=False, momentum=0.3),
         "batch, no statistics": nn.BatchNorm2d(4, track_running_stats=False),
@@ -91,7 +91,7 @@ def _layer(layer: type[nn.Module], settings: dict[str, Any]) -> nn.Module:
     return layer(3, 3, **({"kernel_size": 2} | settings))
 
 
-def test_convolutions(cases: CaseCounter) -> None:
+def test_convolution_layers_match_eager_pytorch(cases: CaseCounter) -> None:
     check_modules({str(s): _layer(nn.Conv2d, s) for s in CONVOLUTIONS}, (3, 4, 3))
     check_modules({"conv1d": nn.Conv1d(2, 3, 3, stride=2, padding=1)}, (2, 5))
     check_modules({"conv3d": nn.Conv3d(1, 2, 2, stride=2, padding=1)}, (1, 3, 2, 2))
@@ -99,7 +99,7 @@ def test_convolutions(cases: CaseCounter) -> None:
 
 
 @pytest.mark.slow
-def test_transposed_convolutions(cases: CaseCounter) -> None:
+def test_transposed_convolution_layers_match_eager_pytorch(cases: CaseCounter) -> None:
     check_modules({str(s): _layer(nn.ConvTranspose2d, s) for s in TRANSPOSED}, (3, 2, 3))
     one = nn.ConvTranspose1d(2, 3, 3, stride=2, padding=1, output_padding=1)
     check_modules({"1d": one}, (2, 4))
@@ -115,7 +115,7 @@ def _gradient(form: Any, grad: Tensor, weight: Tensor, shape: tuple[int, ...], s
     return executed(b, grad, weight)[found.value].view(shape)
 
 
-def test_both_forms_of_an_input_gradient_are_one_function(cases: CaseCounter) -> None:
+def test_both_forms_of_a_convolution_input_gradient_are_equal(cases: CaseCounter) -> None:
     generator = torch.Generator().manual_seed(9)
 
     def draw(low: int, high: int) -> int:
@@ -136,7 +136,7 @@ def test_both_forms_of_an_input_gradient_are_one_function(cases: CaseCounter) ->
         cases()
 
 
-def test_a_strided_gradient_multiplies_little_more_than_it_must() -> None:
+def test_a_strided_convolution_gradient_wastes_few_multiplications() -> None:
     # 3x3 taps in 2x2 phases: 16 products per output of the layer, where 9 are needed and a spread gradient takes 36.
     program = check_modules({"conv": nn.Conv2d(2, 2, 3, stride=2, padding=1)}, (2, 4, 4), batch=1)
     terms = [i.numel * i.terms for i in program.body if i.opcode == Opcode.REDUCE and len(i.operands) == 2]
@@ -157,7 +157,7 @@ POOLS: dict[str, nn.Module] = {
 }  # fmt: skip
 
 
-def test_pooling(cases: CaseCounter) -> None:
+def test_pooling_layers_match_eager_pytorch(cases: CaseCounter) -> None:
     check_modules(POOLS, (1, 4, 3))
     one = {"max": nn.MaxPool1d(2), "mean": nn.AvgPool1d(3, 2, 1), "adaptive": nn.AdaptiveAvgPool1d(3),
            "adaptive max": nn.AdaptiveMaxPool1d(3)}  # fmt: skip
@@ -183,7 +183,7 @@ RESAMPLED: dict[str, nn.Module] = {
 
 
 @pytest.mark.slow
-def test_resampling_and_borders(cases: CaseCounter) -> None:
+def test_upsampling_and_padding_layers_match_eager_pytorch(cases: CaseCounter) -> None:
     check_modules(RESAMPLED, (1, 4, 3))
     one = {"nearest": nn.Upsample(scale_factor=2), "linear": nn.Upsample(scale_factor=2, mode="linear"),
            "reflected": nn.ReflectionPad1d(2), "repeated": nn.ReplicationPad1d(2)}  # fmt: skip
@@ -195,12 +195,12 @@ def test_resampling_and_borders(cases: CaseCounter) -> None:
 
 
 @pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5)], ids=str)
-def test_dropout_in_the_engine_and_in_integers(layer: nn.Module) -> None:
+def test_dropout_layers_equal_the_integer_reference(layer: nn.Module) -> None:
     captured = capture_task(make_task(Bench({"dropout": layer}, (8, 2, 2)), {"x": torch.ones(2, 8, 2, 2)}))
     assert not same_bits(run_engine(captured, 2), run_integers(captured, 2))
 
 
-def test_whole_channels_are_dropped() -> None:
+def test_dropout2d_drops_whole_channels() -> None:
     class Channels(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -217,7 +217,7 @@ def test_whole_channels_are_dropped() -> None:
     assert 30 < int(kept.sum()) < 62
 
 
-def test_pooling_by_windows_far_larger_than_the_image(cases: CaseCounter) -> None:
+def test_pooling_windows_beyond_the_image_cost_few_terms(cases: CaseCounter) -> None:
     modules: dict[str, Any] = {
         f"{settings}": lambda x, settings=settings: F.avg_pool2d(x, **settings)
         for settings in (

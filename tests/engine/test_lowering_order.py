@@ -86,7 +86,9 @@ def test_topk_is_the_beginning_of_a_stable_sort(case: tuple[Tensor, int], larges
 
 @settings(max_examples=40)
 @given(tied((*VALUES[:-2], NAN)), st.booleans(), st.data())
-def test_medians_and_kth_values(case: tuple[Tensor, int], keepdim: bool, data: st.DataObject) -> None:
+def test_medians_and_kth_values_equal_eager_pytorchs(
+    case: tuple[Tensor, int], keepdim: bool, data: st.DataObject
+) -> None:
     x, d = case
     k = data.draw(st.integers(1, x.shape[d]))
     for operator, arguments in (("median.dim", ()), ("kthvalue.default", (k,))):
@@ -98,7 +100,9 @@ def test_medians_and_kth_values(case: tuple[Tensor, int], keepdim: bool, data: s
 
 @settings(max_examples=30)
 @given(tied((*VALUES, NAN)), st.booleans(), st.booleans(), st.integers(0, 1 << 20))
-def test_places_in_sequences(case: tuple[Tensor, int], right: bool, is_sorted: bool, seed: int) -> None:
+def test_searchsorted_and_bucketize_equal_eager_pytorchs(
+    case: tuple[Tensor, int], right: bool, is_sorted: bool, seed: int
+) -> None:
     """Of NaN and of sequences that are not sorted, too: what torch finds follows from its halvings."""
     sequence, _ = case
     seeded = torch.Generator().manual_seed(seed)
@@ -115,7 +119,7 @@ def test_places_in_sequences(case: tuple[Tensor, int], right: bool, is_sorted: b
     assert_same("searchsorted.Scalar", line, 2, right=right)
 
 
-def test_orders_of_single_numbers_and_of_nothing(cases: CaseCounter) -> None:
+def test_sorting_scalars_and_empty_tensors_equals_eager_pytorch(cases: CaseCounter) -> None:
     for x in (torch.tensor(3.0), torch.empty(0, 4), torch.empty(2, 0)):
         assert_same("sort.stable", x, stable=True)
         assert_same("sort.default", x, 0 if x.ndim else -1, True)
@@ -125,7 +129,7 @@ def test_orders_of_single_numbers_and_of_nothing(cases: CaseCounter) -> None:
     assert_same("median.dim", torch.tensor(3), 0)
 
 
-def test_too_many_comparisons_are_refused() -> None:
+def test_orderings_that_need_too_many_comparisons_are_refused() -> None:
     b = Builder()
     x = b.data("x", PROTOCOL_DTYPES[torch.float32], (1 << 15,))
     with pytest.raises(NotImplementedError, match="to order 32768 elements takes as many comparisons"):
@@ -139,7 +143,7 @@ def test_too_many_comparisons_are_refused() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from([*range(-1, 8), 2.5, 6.999]), min_size=1, max_size=12), st.integers(1, 9))
-def test_counts_by_bins(values: list[float], bins: int) -> None:
+def test_histc_equals_eager_pytorchs(values: list[float], bins: int) -> None:
     assert_same("histc.default", torch.tensor(values, dtype=torch.float32), bins, 0, 6)
 
 
@@ -160,7 +164,9 @@ def writes(draw: st.DrawFn) -> tuple[Tensor, int, Tensor, Tensor]:
 
 @settings(max_examples=40)
 @given(writes(), st.booleans())
-def test_of_several_writes_to_an_element_the_last_counts(case: tuple[Tensor, int, Tensor, Tensor], whole: bool) -> None:
+def test_the_last_of_several_scatter_writes_to_an_element_counts(
+    case: tuple[Tensor, int, Tensor, Tensor], whole: bool
+) -> None:
     x, d, index, source = case
     if whole:  # integers, as for a mask that is built by scattering ones
         x, source = (8 * x).to(torch.int64), (8 * source).to(torch.int64)
@@ -176,7 +182,7 @@ def test_of_several_writes_to_an_element_the_last_counts(case: tuple[Tensor, int
 @pytest.mark.parametrize("kind", slow_except(["sum", "mean", "amax", "amin", "prod"], "sum", "amax"))
 @settings(max_examples=40)
 @given(writes(), st.booleans())
-def test_reductions_of_what_is_scattered(
+def test_scatter_reductions_match_eager_pytorch(
     kind: str, case: tuple[Tensor, int, Tensor, Tensor], include_self: bool
 ) -> None:
     x, d, index, source = case
@@ -190,7 +196,7 @@ def test_reductions_of_what_is_scattered(
 
 @settings(max_examples=40)
 @given(st.data())
-def test_rows_put_at_indices(data: st.DataObject) -> None:
+def test_index_put_matches_eager_pytorch(data: st.DataObject) -> None:
     shape = data.draw(st.lists(st.integers(1, 4), min_size=2, max_size=4))
     used = data.draw(st.lists(st.booleans(), min_size=len(shape), max_size=len(shape)).filter(any))
     count = data.draw(st.integers(1, 2))
@@ -263,6 +269,6 @@ FUNCTIONS: dict[str, Function] = {
 
 
 @pytest.mark.slow
-def test_gradients(cases: CaseCounter) -> None:
+def test_gradients_of_ordering_functions_match_eager_pytorch(cases: CaseCounter) -> None:
     check_modules(FUNCTIONS, (4, 5))
     cases(len(FUNCTIONS))

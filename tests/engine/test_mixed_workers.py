@@ -54,14 +54,14 @@ def least(monkeypatch: pytest.MonkeyPatch) -> None:
     ("first", "second", "workers"),
     slow_except([(*pair, n) for pair in PAIRS for n in (2, 3)], *((*pair, 2) for pair in PAIRS), several=True), **ids,
 )  # fmt: skip
-def test_workers_with_two_back_ends_share_every_family_of_sum(
+def test_workers_with_two_back_ends_agree_on_every_kind_of_sum(
     first: type[TorchBackend], second: type[TorchBackend], workers: int, cases: CaseCounter
 ) -> None:
     cases(agree([first, second], workers))
 
 
 @needs_kernel
-def test_back_ends_leave_partial_sums_in_one_form(cases: CaseCounter) -> None:
+def test_all_back_ends_give_partial_sums_of_the_same_form(cases: CaseCounter) -> None:
     """Of each element one sum; and the same rows and columns, whichever operand a back-end would rather have first."""
     for name, given in sum_cases():
         (i,) = (i for i in given.program.body if i.opcode == Opcode.REDUCE)
@@ -127,7 +127,7 @@ def model(name: str) -> tuple[Captured, list[Any]]:
         *(("perceptron", *pair, 2) for pair in PAIRS), several=True,
     ), **ids,
 )  # fmt: skip
-def test_workers_with_two_back_ends_make_the_run_of_one(
+def test_workers_with_two_back_ends_reproduce_a_single_workers_run(
     name: str, first: type[TorchBackend], second: type[TorchBackend], workers: int
 ) -> None:
     captured, expected = model(name)
@@ -139,7 +139,7 @@ def test_workers_with_two_back_ends_make_the_run_of_one(
 
 
 @pytest.mark.parametrize("fewest", [0, 1], ids=["the first has most", "the last has most"])
-def test_every_worker_allows_for_the_roundings_of_the_worst(fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_bounds_use_the_most_roundings_of_any_worker(fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds count the most roundings that any worker's terms pass through, and an addition for each worker."""
     most, workers = 1 << 40, 3
     given = dict(cases())["tr,tc->rc far"]
@@ -162,7 +162,7 @@ def test_every_worker_allows_for_the_roundings_of_the_worst(fewest: int, monkeyp
         assert undecided == elements > 0, "a worker decided by its own roundings"
 
 
-def test_workers_that_were_started_differently_are_refused_by_name(tiny: Captured) -> None:
+def test_workers_with_different_settings_are_refused_by_name(tiny: Captured) -> None:
     def work(seat: Exchange) -> None:
         machine = SharedInterpreter(tiny.program, SharedArithmetic(seat))
         machine.compare({"job": "one", "last step": 7})
@@ -184,7 +184,7 @@ PLANS: dict[str, Callable[[Any], None]] = {
 
 
 @pytest.mark.parametrize("what", PLANS)
-def test_workers_with_other_plans_are_refused(what: str, tiny: Captured) -> None:
+def test_workers_with_different_exchange_plans_are_refused(what: str, tiny: Captured) -> None:
     def work(seat: Exchange) -> None:
         machine = SharedInterpreter(tiny.program, SharedArithmetic(seat))
         machine.compare({})
@@ -197,7 +197,7 @@ def test_workers_with_other_plans_are_refused(what: str, tiny: Captured) -> None
     together(2, work)
 
 
-def test_partial_sums_have_no_form_but_that_of_the_instruction() -> None:
+def test_the_form_of_partial_sums_follows_from_the_instruction_alone() -> None:
     """What a worker reads of a message follows from the instruction, not from what its own back-end left."""
     for name, given in sum_cases():
         (i,) = (i for i in given.program.body if i.opcode == Opcode.REDUCE)

@@ -106,7 +106,7 @@ def gpt2(layers: int, tokens: int, **sizes: int) -> Program:
     return capture_in_place(task, None, frozenset()).program
 
 
-def test_bytes_of_a_few_units() -> None:
+def test_counted_bytes_of_a_small_step_equal_a_count_by_hand() -> None:
     """Two products and what lies between them, of 64 x 64 numbers, one row of which is read everywhere."""
     b = Builder()
     weight, row = b.state("w", DType.F32, (64, 64)), b.state("row", DType.F32, (3, 64))
@@ -123,7 +123,7 @@ def test_bytes_of_a_few_units() -> None:
 
 
 @pytest.mark.slow
-def test_layers_are_equal() -> None:
+def test_each_gpt2_layer_moves_the_same_bytes() -> None:
     """So that many can be counted by one and two."""
     one, two, three = (
         moved(p, planned(p)) for p in (gpt2(n, 16, n_embd=48, n_head=3, vocab_size=97) for n in (1, 2, 3))
@@ -132,7 +132,7 @@ def test_layers_are_equal() -> None:
 
 
 @pytest.mark.slow
-def test_gpt2_holds_little_more_than_eager_pytorch(cases: Callable[[int], None]) -> None:
+def test_gpt2_holds_little_more_memory_than_eager_pytorch(cases: Callable[[int], None]) -> None:
     """GPT-2 124M on 8 x 1024 tokens: with the second state of a checkpoint, at most 1.3 times eager FP32's memory."""
     program = gpt2(12, 1024)
     units, usual = planned(program), plan(program, MapFunction)

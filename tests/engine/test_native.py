@@ -35,7 +35,7 @@ def kernel(folder: Path, value: int, name: str = "one.c") -> Path:
     return source
 
 
-def test_threads_of_kernels_keep_subnormals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernel_threads_do_not_flush_subnormals(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the thread does that makes them; and so does a step."""
     met, b, small = Barrier(2), Builder(), torch.tensor([2.0**-140])
     monkeypatch.setattr(threads, "_pool", cache(threads._pool.__wrapped__))
@@ -55,7 +55,7 @@ def test_threads_of_kernels_keep_subnormals(monkeypatch: pytest.MonkeyPatch) -> 
         torch.set_flush_denormal(False)
 
 
-def test_no_kernel_runs_on_when_this_thread_is_interrupted() -> None:
+def test_an_interrupted_thread_waits_for_its_kernels() -> None:
     met, done = Barrier(2), list[bool]()
 
     def work() -> None:
@@ -71,7 +71,7 @@ def test_no_kernel_runs_on_when_this_thread_is_interrupted() -> None:
 
 
 @needs_compiler
-def test_a_kernel_is_built_once_and_kept_by_content(tmp_path: Path, own_cache: Path) -> None:
+def test_a_compiled_kernel_is_cached_by_content(tmp_path: Path, own_cache: Path) -> None:
     for value in (1, 2, 1):  # a header counts as content
         built = native.load(kernel(tmp_path / str(value), value))
         assert built.library is not None
@@ -80,12 +80,12 @@ def test_a_kernel_is_built_once_and_kept_by_content(tmp_path: Path, own_cache: P
     assert (own_cache / "native").stat().st_mode & 0o077 == 0
 
 
-def test_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_kernels_can_be_disabled_by_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TIEBREAK_NATIVE", "0")
     assert native.load(kernel(tmp_path, 3)) == native.Build(None, "switched off by TIEBREAK_NATIVE=0")
 
 
-def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_c_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", str(tmp_path / "nothing"))
     built = native.load(kernel(tmp_path, 4))
     assert built.library is None
@@ -93,7 +93,7 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_compiler
-def test_what_does_not_compile_is_explained(tmp_path: Path) -> None:
+def test_a_kernel_that_does_not_compile_is_reported_with_the_error(tmp_path: Path) -> None:
     source = tmp_path / "broken.c"
     source.write_text("int value(void) { return nothing; }\n")
     built = native.load(source)
@@ -103,7 +103,7 @@ def test_what_does_not_compile_is_explained(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_a_cache_that_others_may_write_is_refused(tmp_path: Path, own_cache: Path) -> None:
+def test_a_world_writable_kernel_cache_is_refused(tmp_path: Path, own_cache: Path) -> None:
     """Whoever can write there could have us load any code."""
     folder = own_cache / "native"
     folder.mkdir(parents=True)
@@ -115,7 +115,7 @@ def test_a_cache_that_others_may_write_is_refused(tmp_path: Path, own_cache: Pat
 
 @needs_compiler
 @pytest.mark.parametrize("shared", ["parent", "library", "link"])
-def test_a_way_to_the_library_that_others_may_write_is_refused(tmp_path: Path, own_cache: Path, shared: str) -> None:
+def test_a_kernel_below_a_world_writable_path_is_refused(tmp_path: Path, own_cache: Path, shared: str) -> None:
     source = kernel(tmp_path, 7)
     assert native.load(source).library is not None
     native._load.cache_clear()
@@ -138,7 +138,7 @@ def test_a_way_to_the_library_that_others_may_write_is_refused(tmp_path: Path, o
 
 
 @needs_compiler
-def test_signed_integers_wrap(tmp_path: Path) -> None:
+def test_kernels_are_compiled_with_wrapping_signed_integers(tmp_path: Path) -> None:
     source = tmp_path / "wraps.c"
     source.write_text("int value(int x) { return x + 1 > x; }\n")
     built = native.load(source)
@@ -147,14 +147,16 @@ def test_signed_integers_wrap(tmp_path: Path) -> None:
 
 
 @needs_compiler
-def test_a_cache_that_cannot_be_made(tmp_path: Path, own_cache: Path) -> None:
+def test_a_kernel_cache_that_cannot_be_created_is_reported(tmp_path: Path, own_cache: Path) -> None:
     own_cache.write_text("a file where the folder should be")
     built = native.load(kernel(tmp_path, 6))
     assert built.library is None
     assert str(own_cache) in built.reason
 
 
-def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, own_cache: Path, tmp_path: Path) -> None:
+def test_the_cache_directory_follows_environment_variables(
+    monkeypatch: pytest.MonkeyPatch, own_cache: Path, tmp_path: Path
+) -> None:
     assert native.cache_directory() == own_cache
     monkeypatch.delenv("TIEBREAK_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -163,7 +165,7 @@ def test_the_cache_directory(monkeypatch: pytest.MonkeyPatch, own_cache: Path, t
     assert native.cache_directory() == Path.home() / ".cache" / "tiebreak"
 
 
-def test_kernels_are_compiled_by_several_processes(
+def test_kernels_compile_in_parallel_despite_failures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What fails spoils nothing else. A user who waits is told why, once."""
@@ -174,7 +176,7 @@ def test_kernels_are_compiled_by_several_processes(
     assert capsys.readouterr().err == "compiling 7 GPU kernels once\n"
 
 
-def test_one_process_at_a_time_compiles(tmp_path: Path) -> None:
+def test_only_one_process_at_a_time_compiles_kernels(tmp_path: Path) -> None:
     with (tmp_path / ".tiebreak").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         other = Thread(target=native.compile_in_parallel, args=([(tmp_path / "compiled").touch], tmp_path))

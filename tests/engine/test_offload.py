@@ -80,7 +80,9 @@ def captured_tiny() -> Captured:
         (captured_tiny, 0.0), (captured_tiny, 10.0), several=True,
     ),
 )  # fmt: skip
-def test_twenty_steps_in_little_memory(make: Callable[[], Captured], share: float, cases: CaseCounter) -> None:
+def test_offloading_to_disk_changes_no_bit_in_twenty_steps(
+    make: Callable[[], Captured], share: float, cases: CaseCounter
+) -> None:
     captured = make()
     interpreter = limited(captured, share)
     expected = states(Interpreter(captured.program, Arithmetic()), captured, 20)
@@ -92,7 +94,7 @@ def test_twenty_steps_in_little_memory(make: Callable[[], Captured], share: floa
 
 
 @pytest.mark.usefixtures("pure")
-def test_without_a_compiler(cases: CaseCounter) -> None:
+def test_offloading_without_a_compiler_changes_no_bit(cases: CaseCounter) -> None:
     captured = captured_tiny()
     interpreter = limited(captured)
     assert interpreter.arithmetic.chains is None
@@ -100,7 +102,9 @@ def test_without_a_compiler(cases: CaseCounter) -> None:
     cases(5)
 
 
-def test_a_run_and_its_audit(tiny: Captured, new_run: Callable[[str], RunDirectory]) -> None:
+def test_an_offloaded_run_and_its_audit_reach_the_same_root(
+    tiny: Captured, new_run: Callable[[str], RunDirectory]
+) -> None:
     """The trainer stops and goes on, commits in the background, and the auditor has little memory too."""
     plain, run = new_run("plain"), new_run("limited")
     root = Worker(plain, Interpreter(tiny.program, Arithmetic()), key=TRAINER).work()
@@ -113,7 +117,7 @@ def test_a_run_and_its_audit(tiny: Captured, new_run: Callable[[str], RunDirecto
     assert offload_of(auditor).bytes_read > 0
 
 
-def test_a_state_is_not_kept_in_memory(tiny: Captured) -> None:
+def test_an_offloaded_state_is_not_held_twice(tiny: Captured) -> None:
     interpreter = limited(tiny, share=10.0)
     state = {name: tensor.clone() for name, tensor in tiny.state.items()}
     data = interpreter.place_data(tiny.data)
@@ -134,12 +138,12 @@ def test_too_little_memory_for_one_instruction_is_refused(tiny: Captured) -> Non
         Interpreter(tiny.program, Arithmetic(), budget=budget(least - 1))
 
 
-def test_a_folder_that_takes_no_file(tiny: Captured, tmp_path: Path) -> None:
+def test_a_missing_offload_folder_is_an_error(tiny: Captured, tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="missing"):
         Interpreter(tiny.program, Arithmetic(), budget=Budget(1 << 40, tmp_path / "missing"))
 
 
-def test_pieces_of_the_file_are_used_again(tiny: Captured) -> None:
+def test_the_offload_file_does_not_grow_with_the_steps(tiny: Captured) -> None:
     interpreter = limited(tiny)
     states(interpreter, tiny, 3)
     end = offload_of(interpreter)._file._end
@@ -147,7 +151,7 @@ def test_pieces_of_the_file_are_used_again(tiny: Captured) -> None:
     assert offload_of(interpreter)._file._end <= 2 * end, "the file grows with every step"
 
 
-def test_an_entry_that_stays_in_the_file_is_not_finite() -> None:
+def test_non_finite_entries_in_the_offload_file_are_detected() -> None:
     """What no step changes is looked at too, wherever it waits: the step is refused as in much memory."""
     b = Builder()
     moving, kept = b.state("moving", DType.F32, (64,)), b.state("kept", DType.F32, (64,))

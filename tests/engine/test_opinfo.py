@@ -203,7 +203,7 @@ def check(ops: Iterable[Any], dtype: torch.dtype = torch.float32) -> Counter[str
     ],
     ids=str,
 )
-def test_a_few_operators(
+def test_selected_opinfo_operators_are_right_or_refused(
     names: tuple[str, ...], dtype: torch.dtype, expected: dict[str, int], cases: CaseCounter
 ) -> None:
     counts = check((op for op in operators() if full_name(op) in names), dtype)
@@ -213,7 +213,7 @@ def test_a_few_operators(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
-def test_every_operator(shard: int, cases: CaseCounter) -> None:
+def test_every_opinfo_operator_is_right_or_refused(shard: int, cases: CaseCounter) -> None:
     counts = check(operators()[shard::SHARDS])
     assert counts["right"] > 30
     cases(counts.total())

@@ -112,7 +112,7 @@ CLIPS = Clip(norm=0.7), Clip(value=0.2), Clip(norm=2.0, value=0.5)
 @pytest.mark.parametrize(
     ("name", "clip"), [*((name, None) for name in OPTIMIZERS), *(("momentum", clip) for clip in CLIPS)], ids=str
 )
-def test_every_step_is_the_emulation_bit_for_bit(name: str, clip: Clip | None, cases: CaseCounter) -> None:
+def test_optimizer_steps_equal_a_numpy_emulation(name: str, clip: Clip | None, cases: CaseCounter) -> None:
     job = job_of(OPTIMIZERS[name], clip)
     for step, (expected, result) in enumerate(zip(emulate(job), stepped(job), strict=False), start=1):
         state = result.state
@@ -123,7 +123,7 @@ def test_every_step_is_the_emulation_bit_for_bit(name: str, clip: Clip | None, c
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_steps_are_those_of_permuted_sums_and_of_the_integer_reference(name: str) -> None:
+def test_optimizer_steps_equal_the_integer_reference_in_any_order(name: str) -> None:
     job = job_of(OPTIMIZERS[name], Clip(norm=0.5), steps=2)
     machine, auditor = (Interpreter(job.program, Arithmetic(permute=p)) for p in (None, 7))
     state, data = machine.to_device(job.state), machine.to_device(job.data)
@@ -142,7 +142,7 @@ def elementwise(optimizer: Optimizer, clip: Clip | None = None) -> int:
     return sum(i.opcode == Opcode.MAP and i.shape == (6, 5) for i in program.body)
 
 
-def test_the_number_of_passes_over_a_parameter_is_what_is_said() -> None:
+def test_optimizers_take_the_expected_operations_per_parameter() -> None:
     assert elementwise(SGD(lr=0.1)) == 2
     assert elementwise(SGD(lr=0.1, momentum=0.9, weight_decay=0.1)) == 6
     assert elementwise(SGD(lr=0.1, momentum=0.9, weight_decay=0.1, nesterov=True)) == 8
@@ -162,13 +162,13 @@ def test_the_number_of_passes_over_a_parameter_is_what_is_said() -> None:
     assert elementwise(SGD(lr=0.1), Clip(value=1.0)) == 4
 
 
-def test_no_optimizer_takes_a_power() -> None:
+def test_no_optimizer_step_computes_exponentials_or_logarithms() -> None:
     for optimizer in OPTIMIZERS.values():
         used = {MapFunction(i.function) for i in job_of(optimizer).program.body if i.opcode == Opcode.MAP}
         assert not used & {MapFunction.EXP, MapFunction.LOG}
 
 
-def test_adafactors_weights_are_rounded_from_the_exact_powers(cases: CaseCounter) -> None:
+def test_adafactor_weights_are_correctly_rounded(cases: CaseCounter) -> None:
     for decay in (-0.8, -0.5, -1.0, 0.0):
         table = second_moment_weights(300, decay)
         with mpmath.workprec(200):
@@ -181,7 +181,7 @@ def test_adafactors_weights_are_rounded_from_the_exact_powers(cases: CaseCounter
     assert second_moment_weights(2, -1.0).tolist() == [1.0, 0.5]
 
 
-def test_tables_are_rounded_from_the_formulas(cases: CaseCounter) -> None:
+def test_optimizer_tables_are_rounded_from_their_formulas(cases: CaseCounter) -> None:
     steps = 150
     for nadam in (
         NAdam(),
@@ -248,7 +248,7 @@ FAST = "adamw, groups, norm", "adafactor, all", "nadam all", "radam all", "rmspr
 
 
 @pytest.mark.parametrize("name", slow_except(AGAINST_TORCH, *FAST))
-def test_twenty_four_steps_are_close_to_torch_in_fp64(name: str) -> None:
+def test_optimizers_stay_close_to_torch_in_fp64_over_24_steps(name: str) -> None:
     """Within 5e-6: the rounding of FP32 (6e-8 an operation) through 24 steps, and constants that are FP32 here."""
     optimizer, changes = AGAINST_TORCH[name]
     task = net_task(optimizer, **changes)
@@ -263,7 +263,7 @@ def test_twenty_four_steps_are_close_to_torch_in_fp64(name: str) -> None:
     assert all(not torch.equal(ours[n], start[n]) for n in ("layer.weight", "norm.bias", "stack", "gain"))
 
 
-def test_the_moving_average_is_the_emulation_and_changes_nothing_else() -> None:
+def test_weight_averaging_equals_the_emulation_and_changes_nothing_else() -> None:
     captured = capture_task(net_task(AdamW(lr=0.02), average=0.9))
     held = {n: t.numpy() for n, t in captured.state.items() if n.startswith("average.")}
     assert sorted(held) == [f"average.{n}" for n in sorted(["layer.weight", "layer.bias", "norm.weight", "norm.bias",
@@ -288,7 +288,7 @@ def clip_once(clip: Clip, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix("model."): -t for name, t in nth(1, job, check_finite=False).state.items()}
 
 
-def test_zeros_that_are_left_to_the_system_train_as_others_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lazily_allocated_zero_moments_train_as_ordinary_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     data = {"x": torch.randn(8, 3), "y": torch.randn(8, 2)}
     made = make_task(nn.Linear(3, 2), data, loss=squared_error, optimizer=AdamW(lr=0.1), steps=20)
@@ -299,18 +299,18 @@ def test_zeros_that_are_left_to_the_system_train_as_others_do(monkeypatch: pytes
     assert same_bits(nth(20, found, donate=True).state, expected) == []
 
 
-def test_gradients_of_zero_stay_zero_under_a_norm() -> None:
+def test_clipping_zero_gradients_by_norm_keeps_them_zero() -> None:
     found = clip_once(Clip(norm=1.0), {"a": torch.zeros(3), "b": torch.zeros(2, 2)})
     assert all(bool((t == 0).all()) for t in found.values())
 
 
-def test_a_norm_below_the_limit_changes_no_bit() -> None:
+def test_clipping_below_the_norm_limit_changes_no_bit() -> None:
     g = {"a": torch.tensor([0.3, -0.4]), "b": torch.tensor(0.1)}
     assert all(torch.equal(t, g[name]) for name, t in clip_once(Clip(norm=0.6), g).items())
 
 
 @pytest.mark.parametrize("bad", [-float("inf"), float("nan")])
-def test_a_gradient_that_is_not_finite(bad: float) -> None:
+def test_a_non_finite_gradient_makes_all_norm_clipped_gradients_nan(bad: float) -> None:
     g = {"a": torch.tensor([1.0, bad]), "b": torch.tensor([2.0])}
     by_norm = clip_once(Clip(norm=1.0), g)
     assert all(bool(t.isnan().all()) for t in by_norm.values())
@@ -323,7 +323,7 @@ def test_a_gradient_that_is_not_finite(bad: float) -> None:
 # what is refused
 
 
-def test_groups_are_the_first_that_matches() -> None:
+def test_a_parameter_belongs_to_the_first_matching_group() -> None:
     o = AdamW(
         lr=0.1, weight_decay=0.2, groups=(Group(match=("a.*",), lr_factor=3.0), Group(match=("*.b",), weight_decay=0.0))
     )
@@ -332,7 +332,7 @@ def test_groups_are_the_first_that_matches() -> None:
     assert settings_of(o, "c.w") == (1.0, 0.2)
 
 
-def test_no_decay_is_for_biases_and_norms() -> None:
+def test_no_decay_spares_biases_and_norm_weights() -> None:
     o = AdamW(lr=0.1, groups=(no_decay(Net()),))
     spared = {name for name, _ in Net().named_parameters() if settings_of(o, name)[1] == 0}
     assert spared == {"layer.bias", "frozen.bias", "norm.weight", "norm.bias", "gain", "idle"}
@@ -378,7 +378,7 @@ def test_no_decay_is_for_biases_and_norms() -> None:
         (Clip, {"value": float("inf")}, "value as a positive number"),
     ],
 )  # fmt: skip
-def test_settings_that_make_no_sense_are_refused(make: type, settings: dict[str, object], message: str) -> None:
+def test_invalid_optimizer_settings_are_refused(make: type, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make(**settings)
 
@@ -393,7 +393,7 @@ def test_settings_that_make_no_sense_are_refused(make: type, settings: dict[str,
         ({"model": nn.Linear(4, 3).requires_grad_(False)}, "a parameter that requires a gradient"),
     ],
 )  # fmt: skip
-def test_tasks_that_make_no_sense_are_refused(changes: dict[str, object], message: str) -> None:
+def test_tasks_with_invalid_optimizer_options_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         net_task(changes.pop("optimizer", SGD(lr=0.1)), **changes)  # type: ignore[arg-type]
 

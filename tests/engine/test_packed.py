@@ -66,7 +66,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(LAYERS, "rnn, relu"))
-def test_recurrent_layers_over_packed_sequences_are_pytorchs(name: str) -> None:
+def test_recurrent_layers_on_packed_sequences_match_eager_pytorch(name: str) -> None:
     torch.manual_seed(0)
     made = reading(LAYERS[name](), steps=20)
     assert checked(made).check == "full"
@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_depends_on_the_packed_shape_is_refused(name: str) -> None:
+def test_steps_that_depend_on_the_packed_shape_are_refused(name: str) -> None:
     make, message = REFUSED[name]
     with pytest.raises(ConfigurationError, match=message):
         capture_task(replace(reading(make()), steps=1))

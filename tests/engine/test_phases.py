@@ -184,7 +184,7 @@ def assert_near(state: dict[str, Tensor], model: nn.Module) -> None:
 
 @pytest.mark.parametrize("case", slow_except(CASES, "an actor and a critic over one trunk"))
 @pytest.mark.usefixtures("kept_dtype")
-def test_phases_are_eager_pytorchs(case: str) -> None:
+def test_steps_of_several_phases_match_eager_pytorch(case: str) -> None:
     assert_near(*along_torch(task_of(case), CASES[case][3]))
 
 
@@ -196,7 +196,7 @@ def test_each_phase_accumulates_over_the_batches_of_the_step() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kept_dtype")
-def test_phases_that_count_items_accumulate() -> None:
+def test_phases_with_item_counts_accumulate_gradients() -> None:
     """The number of items divides each phase's loss; batch norm and dropout go from batch to batch."""
     counted = data()["images"] | {"count": torch.ones(16, dtype=torch.int64)}
     losses = [lambda m, x: judges(m, x) * 4, lambda m, x: makes(m, x) * 4]
@@ -207,7 +207,7 @@ def test_phases_that_count_items_accumulate() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kept_dtype")
-def test_schedules_clipping_and_averages() -> None:
+def test_phases_with_schedules_clipping_and_averages_match_eager() -> None:
     def schedules(optimizers: Sequence[Any]) -> list[Any]:
         first, *_, last = optimizers
         return [lr_scheduler.StepLR(first, 7, 0.5), lr_scheduler.OneCycleLR(last, 0.01, total_steps=STEPS)]
@@ -226,7 +226,7 @@ def test_schedules_clipping_and_averages() -> None:
         torch.testing.assert_close(state[f"average.{name}"].double(), average, rtol=1e-3, atol=1e-5)
 
 
-def test_a_phase_of_the_weights_before_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_phase_that_reads_outdated_weights_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both sides from the same weights, which is another training than in turns."""
     capture, first = captured_module.capture, list[Any]()
 
@@ -249,7 +249,7 @@ def reads(model: Any) -> Tensor:
     return -model.judge(model.kept.detach()).mean() * model.maker[0].bias.sum()  # type: ignore[no-any-return]
 
 
-def test_what_a_phase_keeps_in_python_is_refused() -> None:
+def test_a_tensor_kept_in_python_between_phases_is_refused() -> None:
     model = Keeping()
     task = Task(model, [lambda m, x: m(x), reads], optimizer=sides(model), data=data()["points"], batch=12, steps=2)
     with pytest.raises(ConfigurationError, match="cannot follow a tensor that is kept aside"):
@@ -268,7 +268,7 @@ def counts(model: Any) -> Tensor:
     return fools(model)
 
 
-def test_a_count_of_one_phase_that_another_reads_is_refused() -> None:
+def test_a_python_counter_shared_by_phases_is_refused() -> None:
     model = Counting()
     task = Task(model, [lambda m, x: m(x), counts], optimizer=sides(model), data=data()["points"], batch=12, steps=2)
     with pytest.raises(ConfigurationError, match="changes attribute calls of the model"):
@@ -289,7 +289,7 @@ REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_no_phase_can_be_is_refused(case: str) -> None:
+def test_invalid_phase_definitions_are_refused(case: str) -> None:
     model = Images()
     change, words = REFUSED[case]
     given = {"optimizer": sides(model), "data": data()["images"]} | change(model)
@@ -297,7 +297,7 @@ def test_what_no_phase_can_be_is_refused(case: str) -> None:
         Task(model, [judges, makes], batch=8, steps=2, **given)
 
 
-def test_turns_of_one_optimizer_with_other_parameters_are_refused() -> None:
+def test_phases_of_one_optimizer_must_train_the_same_parameters() -> None:
     model = Points()
     optimizer = O.SGD(model.parameters(), 0.1)
     task = Task(
@@ -403,7 +403,7 @@ OWN_WRITES: dict[str, tuple[type[nn.Module], list[Loss], Optimizers]] = {
 
 
 @pytest.mark.parametrize("case", slow_except(OWN_WRITES, "toggled at once"))
-def test_weights_written_and_gradients_switched_in_a_step_are_eager_pytorchs(case: str) -> None:
+def test_weight_writes_and_gradient_switches_match_eager_pytorch(case: str) -> None:
     make, losses, optimizers = OWN_WRITES[case]
     torch.manual_seed(2)
     model, given = make(), {"x": torch.randn(12, 5, generator=torch.Generator().manual_seed(3))}
@@ -423,7 +423,7 @@ def test_weights_written_and_gradients_switched_in_a_step_are_eager_pytorchs(cas
         assert result.loss == pytest.approx(total, rel=1e-5, abs=1e-6)
 
 
-def test_a_gradient_that_is_switched_off_for_good_is_refused() -> None:
+def test_permanently_disabling_a_gradient_in_a_step_is_refused() -> None:
     """In eager PyTorch the judge is not trained from the second step on."""
     model = Sides()
     task = Task(model, [clamped, follows], optimizer=sides(model), data={"x": torch.randn(6, 5)}, batch=6, steps=2)
@@ -432,7 +432,7 @@ def test_a_gradient_that_is_switched_off_for_good_is_refused() -> None:
 
 
 @pytest.mark.slow
-def test_a_write_that_the_program_leaves_out_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_without_a_weight_write_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     capture = captured_module.capture
 
     def without(*given: Any) -> Any:

@@ -24,7 +24,7 @@ from tiebreak.protocol.program.rounding import SumKind
 from tiebreak.protocol.tags import Digest
 
 
-def test_this_device_qualifies() -> None:
+def test_the_cpu_passes_qualification() -> None:
     report = qualify(Arithmetic())
     assert report.cases > 15000
     assert len(report.operations) > 50
@@ -57,33 +57,33 @@ def refused(match: str) -> None:
 
 
 @pytest.mark.usefixtures("pure")
-def test_without_the_integers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qualification_refuses_sums_without_the_exact_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(near_ties, "_settled", guess)
     refused(r"cpu does not compute reduce sum exactly: expected 0x.*operands 0x")
 
 
 @pytest.mark.usefixtures("pure")
 @pytest.mark.parametrize(("module", "name"), [(sums, "reduce sum"), (scatter, "scatter_sum")])
-def test_fp64_then_round(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
+def test_qualification_refuses_rounding_from_fp64(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
     monkeypatch.setattr(module, "settle", lambda c, *_, **__: c.float())
     refused(name)
 
 
 @pytest.mark.usefixtures("pure")
-def test_a_bound_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qualification_refuses_an_error_bound_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long sums with few undecided elements: the bound of one addition is not enough."""
     monkeypatch.setattr(sums, "coefficient", lambda _: 0.0)
     refused("reduce sum")
 
 
 @pytest.mark.usefixtures("pure")
-def test_a_matrix_product_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qualification_refuses_matrix_products_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sums, "_matmul", lambda a, b: torch.matmul(a.float(), b.float()).double())
     refused("reduce sum of products")
 
 
 @pytest.mark.parametrize("precision", slow_except([16, 31], 16))
-def test_fewer_bits_qualify(precision: int) -> None:
+def test_arithmetic_of_fewer_bits_passes_qualification(precision: int) -> None:
     assert qualify(Arithmetic(precision=precision)).cases > 15000
 
 
@@ -91,7 +91,7 @@ ALL = dict.fromkeys(SumKind, 2)
 
 
 @pytest.mark.parametrize(("precision", "kappa"), slow_except([(32, 8.0), (16, 2.0**33)], (32, 8.0), several=True))
-def test_near_ties_qualify(precision: int, kappa: float) -> None:
+def test_arithmetic_that_reports_near_ties_passes_qualification(precision: int, kappa: float) -> None:
     """Adversarial cancellation is within the claimed error; there are near ties among the vectors."""
     arithmetic = Arithmetic(precision=precision, logging=Logging(dict.fromkeys(SumKind, kappa), ALL))
     assert qualify(arithmetic).cases > 15000
@@ -108,12 +108,12 @@ class Overconfident(Arithmetic):
         return result, replace(ties, errors=ties.errors / 2**60, values=ties.values + ties.errors / 4)
 
 
-def test_an_error_that_is_claimed_too_small() -> None:
+def test_qualification_refuses_near_ties_with_understated_errors() -> None:
     with pytest.raises(ConfigurationError, match=r"expected a sum within .* of the exact .* near tie, got"):
         qualify(Overconfident(logging=Logging(dict.fromkeys(SumKind, 8.0), ALL)))
 
 
-def test_results_of_other_bits_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qualification_refuses_results_of_another_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     arithmetic = Arithmetic(precision=25)
     arithmetic.options = replace(arithmetic.options, precision=26)
     with pytest.raises(ConfigurationError, match="does not compute"):
@@ -130,7 +130,7 @@ def test_results_of_other_bits_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
         (MapFunction.ADD, lambda x, out: torch.add(x[0], x[1].to(torch.bfloat16), out=out), "map add"),
     ],
 )
-def test_an_elementwise_shortcut(
+def test_qualification_refuses_elementwise_shortcuts(
     monkeypatch: pytest.MonkeyPatch,
     function: MapFunction,
     kernel: Callable[[Sequence[Tensor], Tensor], object],
@@ -150,13 +150,15 @@ def _flushed(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("function", sorted(maps.FP64))
-def test_a_transcendental_a_quarter_of_an_ulp_off(monkeypatch: pytest.MonkeyPatch, function: MapFunction) -> None:
+def test_qualification_refuses_functions_a_quarter_ulp_off(
+    monkeypatch: pytest.MonkeyPatch, function: MapFunction
+) -> None:
     right = maps.FP64[function]
     monkeypatch.setitem(maps.FP64, function, lambda x: right(x) * (1 + 2.0**-26))
     refused(f"map {function.name.lower()}")
 
 
-def test_a_maximum_that_keeps_minus_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qualification_refuses_a_maximum_that_keeps_minus_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     def extreme(i: Instruction, x: Sequence[Tensor]) -> Tensor:
         return -right(i, [-x[0]]) if x[0].dtype == torch.float32 and i.dtype == 0 else right(i, x)
 
@@ -165,12 +167,12 @@ def test_a_maximum_that_keeps_minus_zero(monkeypatch: pytest.MonkeyPatch) -> Non
     refused("reduce max")
 
 
-def test_a_result_of_another_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qualification_refuses_non_contiguous_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexing, "window", lambda i, _: torch.zeros(tuple(reversed(i.shape))).t())
     refused("window: expected a contiguous")
 
 
-def test_ids_with_nan_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_qualification_refuses_hashing_without_canonical_nans(monkeypatch: pytest.MonkeyPatch) -> None:
     def identities(tensors: Mapping[str, Tensor], **_: bool) -> dict[str, Digest]:
         return {name: identify(PROTOCOL_DTYPES[x.dtype], x.shape, memory_of(x)) for name, x in tensors.items()}
 

@@ -42,7 +42,7 @@ class Rounding(nn.Module):
 
 
 @pytest.mark.parametrize("name", QUANTIZED)
-def test_levels_and_what_is_inside_them_are_pytorchs(name: str) -> None:
+def test_fake_quantization_and_its_gradients_equal_pytorchs(name: str) -> None:
     model = Rounding(QUANTIZED[name])
     state = run_engine(capture_task(make_task(model, {"x": torch.ones(4, 1)}, loss=lambda m, x: m(x), rate=1.0)))
     model(torch.ones(4, 1)).backward()
@@ -73,7 +73,7 @@ OBSERVING: dict[str, Callable[[], Task]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(OBSERVING, "watching"))
-def test_quantization_aware_training_is_pytorchs(name: str) -> None:
+def test_quantization_aware_training_matches_pytorch(name: str) -> None:
     made = OBSERVING[name]()
     assert checked(made).check == "full"
     ours, theirs = against_torch(replace(made, steps=20), torch.float32)
@@ -81,7 +81,7 @@ def test_quantization_aware_training_is_pytorchs(name: str) -> None:
         torch.testing.assert_close(ours[key].to(tensor.dtype), tensor, rtol=1e-4, atol=1e-4)
 
 
-def test_observers_that_are_empty_or_branch_are_refused() -> None:
+def test_empty_or_branching_observers_are_refused() -> None:
     fused = quantization.get_default_qat_qconfig("x86")
     with pytest.raises(ConfigurationError, match=r"min_val .call the model once on a batch if an observer"):
         observing(fused, lambda m: m.reset_min_max_vals() if hasattr(m, "reset_min_max_vals") else None)

@@ -92,7 +92,7 @@ DRAWS: dict[str, Callable[[], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(DRAWS, *list(DRAWS)[::5]))
-def test_a_step_with_draws_is_eager_pytorchs_on_the_same_numbers(name: str) -> None:
+def test_a_step_with_random_draws_matches_eager_on_the_same_numbers(name: str) -> None:
     captured = checked(task_of(Drawing(DRAWS[name])))
     assert same_bits(run_engine(captured), run_integers(captured)) == []
 
@@ -112,7 +112,7 @@ def exact(x: Fraction) -> mpmath.mpf:
     return mpmath.mpf(x.numerator) / x.denominator
 
 
-def test_normal_numbers_are_those_of_the_definition_bit_for_bit(cases: CaseCounter) -> None:
+def test_normal_draws_follow_their_definition_bit_for_bit(cases: CaseCounter) -> None:
     found, stream = seen(lambda: torch.randn(40, 6))
     two_pi = rn(Fraction(2 * math.pi))
     with mpmath.workprec(200):
@@ -127,7 +127,7 @@ def test_normal_numbers_are_those_of_the_definition_bit_for_bit(cases: CaseCount
                 cases()
 
 
-def test_the_other_draws_are_those_of_their_definitions_bit_for_bit(cases: CaseCounter) -> None:
+def test_uniform_exponential_and_shuffle_draws_follow_their_definitions(cases: CaseCounter) -> None:
     width = rn(Fraction(0.7 - -2.0))
     found, stream = seen(lambda: torch.empty(90).uniform_(-2.0, 0.7))
     for step, values in enumerate(found):
@@ -154,7 +154,7 @@ def test_the_other_draws_are_those_of_their_definitions_bit_for_bit(cases: CaseC
         cases(90)
 
 
-def test_categories_have_their_frequencies_and_none_of_probability_zero_is_drawn() -> None:
+def test_multinomial_draws_have_the_given_frequencies() -> None:
     rows = torch.stack([CHANCES, torch.tensor([0.0, 0.0, 1.0, 1e-30, 0.0]), CHANCES * 1e-42, CHANCES * 3e38])
     (found,), _ = seen(lambda: torch.multinomial(rows, 20_000, replacement=True), 1)
     counts = F.one_hot(found, 5).sum(1)
@@ -169,7 +169,7 @@ def test_categories_have_their_frequencies_and_none_of_probability_zero_is_drawn
 
 
 @pytest.mark.parametrize("a", [0.03, 0.9, 1.0, 6.0, 3e4])
-def test_gamma_numbers_have_their_distribution(a: float) -> None:
+def test_gamma_draws_follow_the_gamma_distribution(a: float) -> None:
     (found,), _ = seen(lambda: torch._standard_gamma(torch.full((20_000,), a)), 1)
     order = found.double().sort().values
     below = torch.special.gammainc(torch.tensor(a, dtype=torch.float64), order)
@@ -177,13 +177,13 @@ def test_gamma_numbers_have_their_distribution(a: float) -> None:
     assert apart[order > 1e-37].max() < 1.63 / 20_000**0.5  # Kolmogorov and Smirnov, one in a hundred
 
 
-def test_a_gamma_draw_whose_tries_all_fail_is_the_middle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gamma_draw_with_no_accepted_try_takes_the_central_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiebreak.engine.lowering.more.draws.normal_numbers", lambda b, shape: b.full(shape, -9.0))
     (found,), _ = seen(lambda: torch._standard_gamma(torch.full((90,), 2.0)), 1)
     assert 2.6 < found.max() < 2.0 + 2 / 3
 
 
-def test_what_is_made_of_the_ends_of_the_uniform_numbers_is_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_draws_from_extreme_uniform_numbers_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rules at u = 0 and the greatest u below 1, in place of numbers that a test would wait years for."""
     ends = torch.tensor([0.0, 1 - 2.0**-24])
     monkeypatch.setattr(Builder, "random", lambda b, shape: b.data(f"u{len(shape)}", DType.F32, tuple(shape)))
@@ -197,7 +197,7 @@ def test_what_is_made_of_the_ends_of_the_uniform_numbers_is_finite(monkeypatch: 
     assert found["z"].abs().tolist() == [0.0, pytest.approx(5.768, abs=1e-3)]
 
 
-def test_draws_that_nothing_reads_take_none_of_the_others() -> None:
+def test_unused_draws_do_not_shift_the_others() -> None:
     def draw() -> Tensor:
         torch.randn(3)
         torch.empty(2).uniform_()
@@ -223,7 +223,7 @@ REFUSED: dict[str, tuple[Callable[[], Tensor], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_draws_without_a_form_are_refused(name: str) -> None:
+def test_unsupported_random_draws_are_refused(name: str) -> None:
     draw, message = REFUSED[name]
     with pytest.raises(ConfigurationError, match=message):
         capture_task(task_of(Drawing(draw)))
@@ -290,7 +290,7 @@ def random_numbers(captured: Captured) -> int:
 
 
 @pytest.mark.parametrize("name", slow_except(EQUAL, "set", "unread at first"))
-def test_draws_from_one_state_are_one_draw(name: str) -> None:
+def test_draws_repeated_from_one_rng_state_are_one_draw(name: str) -> None:
     draw, count = EQUAL[name]
     found, _ = seen(draw)
     assert all(values.abs().max() < 1e-6 for values in found)
@@ -299,7 +299,7 @@ def test_draws_from_one_state_are_one_draw(name: str) -> None:
     assert same_bits(run_engine(captured), run_integers(captured)) == []
 
 
-def test_draws_that_differ_are_not_taken_for_one() -> None:
+def test_separate_draws_are_not_merged() -> None:
     found, _ = seen(lambda: torch.rand(9) - torch.rand(9))
     assert all(values.abs().max() > 0.1 for values in found)
 
@@ -360,7 +360,7 @@ COMPUTED_AGAIN: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], int]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(COMPUTED_AGAIN, "by hand", "reentrant"))
-def test_a_part_that_is_computed_again_has_the_masks_that_pytorch_draws(name: str) -> None:
+def test_activation_checkpointing_repeats_dropout_masks_as_in_pytorch(name: str) -> None:
     torch.manual_seed(0)
     run, masks = COMPUTED_AGAIN[name]
     captured = checked(task_of(Part(run)))
@@ -368,14 +368,14 @@ def test_a_part_that_is_computed_again_has_the_masks_that_pytorch_draws(name: st
     assert random_numbers(captured) == masks
 
 
-def test_a_part_whose_gradients_are_added_behind_the_step_is_refused() -> None:
+def test_calling_backward_inside_a_backward_pass_is_refused() -> None:
     part = Part(lambda part, x: Behind.apply(part, False, x.clone().requires_grad_(), *part.parameters()))
     with pytest.raises(ConfigurationError, match=r"test_random_draws\.py:\d+\) it calls `backward` in a backward pass"):
         capture_task(task_of(part))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_checkpoint_that_draws_anew_is_refused(reentrant: bool) -> None:
+def test_activation_checkpoints_that_do_not_preserve_rng_are_refused(reentrant: bool) -> None:
     with pytest.raises(ConfigurationError, match=r"preserve_rng_state=False at .*test_random_draws\.py:\d+"):
         capture_task(task_of(Part(parted(reentrant, preserve_rng_state=False))))
     capture_task(task_of(Part(lambda part, x: checkpoint(part[0], x, use_reentrant=False, preserve_rng_state=False))))
@@ -412,7 +412,7 @@ NO_DRAW: dict[str, tuple[Callable[[], Tensor], str]] = {
 
 
 @pytest.mark.parametrize("name", NO_DRAW)
-def test_states_that_would_mix_draws_are_refused_with_the_line(name: str) -> None:
+def test_rng_states_that_would_mix_draws_are_refused_with_the_line(name: str) -> None:
     draw, message = NO_DRAW[name]
     with pytest.raises(ConfigurationError, match=rf"test_random_draws\.py:\d+ it draws from a state .*{message}"):
         capture_task(task_of(Drawing(draw)))
@@ -440,7 +440,7 @@ SHAPED: dict[str, tuple[Callable[[Tensor], Any], str, Callable[[Tensor], Any]]] 
 
 
 @pytest.mark.parametrize("name", slow_except(SHAPED))
-def test_gradients_in_shapes_of_distributions_are_refused_by_name_with_what_works(name: str) -> None:
+def test_unsupported_distribution_gradients_are_refused_with_alternatives(name: str) -> None:
     made, words, instead = SHAPED[name]
 
     def task_by(distribution: Callable[[Tensor], Any]) -> Task:
@@ -458,7 +458,7 @@ def test_a_step_that_reads_no_data_is_checked() -> None:
     assert checked(task).check == "full"
 
 
-def test_gradients_flow_through_what_is_made_of_draws() -> None:
+def test_gradients_flow_through_random_draws() -> None:
     class Variational(nn.Module):
         def __init__(self) -> None:
             super().__init__()

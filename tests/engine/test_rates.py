@@ -25,7 +25,7 @@ def torchs(steps: int, make: Callable[[torch.optim.Optimizer], torch.optim.lr_sc
 
 
 @pytest.mark.parametrize("name", ["constant", "linear", "cosine", "inverse_sqrt"])
-def test_every_schedule_warms_up_alike(name: str, cases: CaseCounter) -> None:
+def test_every_schedule_warms_up_linearly(name: str, cases: CaseCounter) -> None:
     for steps, warmup in SIZES:
         factors = getattr(rates, name)(steps, warmup)
         assert len(factors) == steps
@@ -35,14 +35,14 @@ def test_every_schedule_warms_up_alike(name: str, cases: CaseCounter) -> None:
         cases()
 
 
-def test_cosine_is_torchs() -> None:
+def test_cosine_schedule_matches_torch() -> None:
     expected = torchs(30, lambda o: torch.optim.lr_scheduler.CosineAnnealingLR(o, 29, eta_min=0.1))
     assert rates.cosine(30, floor=0.1) == pytest.approx(expected, rel=1e-12)
     assert rates.cosine(30, floor=0.1)[-1] == 0.1
     assert rates.cosine(31)[15] == 0.5
 
 
-def test_cosine_is_rounded_from_the_exact_value(cases: CaseCounter) -> None:
+def test_cosine_schedule_is_correctly_rounded(cases: CaseCounter) -> None:
     """No C library decides a bit: the factor is the float64 nearest to (1 + cos) / 2."""
     for count in (2, 3, 10, 101, 1000):
         factors = rates.cosine(count)
@@ -54,7 +54,7 @@ def test_cosine_is_rounded_from_the_exact_value(cases: CaseCounter) -> None:
         assert factors[-1] == 0.0
 
 
-def test_one_cycle_is_torchs() -> None:
+def test_one_cycle_schedule_matches_torch() -> None:
     steps, warmup = 50, 14
     expected = torchs(
         steps, lambda o: torch.optim.lr_scheduler.OneCycleLR(o, max_lr=1.0, total_steps=steps, pct_start=15 / 50)
@@ -63,7 +63,7 @@ def test_one_cycle_is_torchs() -> None:
     assert rates.one_cycle(3, 0)[0] == 1.0
 
 
-def test_step_decay_is_torchs() -> None:
+def test_step_decay_schedule_matches_torch() -> None:
     expected = torchs(20, lambda o: torch.optim.lr_scheduler.MultiStepLR(o, [5, 11, 19], gamma=0.3))
     assert rates.step_decay(20, [5, 11, 19], gamma=0.3) == pytest.approx(expected, rel=1e-12)
     assert rates.step_decay(6, [4], warmup=2) == (1 / 3, 2 / 3, 1.0, 1.0, 0.1, 0.1)
@@ -73,7 +73,7 @@ def test_inverse_sqrt_falls_from_the_end_of_the_warm_up() -> None:
     assert rates.inverse_sqrt(16, 3) == (0.25, 0.5, 0.75, *((4 / (s + 1)) ** 0.5 for s in range(3, 16)))
 
 
-def test_linear_keeps_its_older_name() -> None:
+def test_the_linear_schedule_keeps_its_older_name() -> None:
     assert warmup_linear(9, 2, 0.5) == rates.linear(9, warmup=2, floor=0.5)
     assert rates.linear(5, floor=0.5) == (1.0, 0.875, 0.75, 0.625, 0.5)
 
@@ -90,6 +90,6 @@ def test_linear_keeps_its_older_name() -> None:
         (lambda: rates.one_cycle(5, 2, start=2.0), "start as a number from 0 to 1, got 2.0"),
     ],
 )
-def test_schedules_that_make_no_sense_are_refused(make: Callable[[], object], message: str) -> None:
+def test_invalid_schedules_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         make()

@@ -52,7 +52,7 @@ def plain(model: Any, x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("loss", [logs, checks])
-def test_what_only_reports_read_leaves_no_trace(loss: Loss) -> None:
+def test_values_read_only_for_reports_do_not_change_the_program(loss: Loss) -> None:
     found = captured(loss)
     assert found.check == "full"
     assert found.program.root == captured(plain).program.root
@@ -95,7 +95,7 @@ LATE = "the hardest", "in torch", "few picked", "two spikes", "caught"
 
 
 @pytest.mark.parametrize("name", slow_except(DEPENDING, *(DEPENDING.keys() - LATE)))
-def test_a_step_that_depends_on_what_it_reads_is_refused(name: str) -> None:
+def test_a_step_that_depends_on_tensor_values_it_reads_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="it needs the values of tensors"):
         captured(lambda model, x, y: plain(model, x, y) * DEPENDING[name](model, x, y))
 
@@ -173,7 +173,7 @@ CHOICES: dict[str, Choice] = {
 
 
 @pytest.mark.parametrize("choice", slow_except(CHOICES, "and", "count", "greatest in NumPy"))
-def test_a_choice_by_several_numbers_is_refused(choice: str) -> None:
+def test_branching_on_several_tensor_values_is_refused(choice: str) -> None:
     with pytest.raises(ConfigurationError, match="it needs the values of tensors"):
         captured(weighing(CHOICES[choice]))
 
@@ -226,7 +226,7 @@ REPORTS: dict[str, Callable[[list[float], Tensor, Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("report", slow_except(REPORTS, "a mean"))
-def test_a_report_is_taken(report: str) -> None:
+def test_steps_that_only_report_values_are_captured(report: str) -> None:
     assert captured(reporting(REPORTS[report])).check == "full"
 
 
@@ -235,14 +235,14 @@ def sixty(v: list[float], out: Tensor, y: Tensor) -> list[bool]:
 
 
 @pytest.mark.slow
-def test_many_questions_of_a_report_are_taken_and_too_many_refused() -> None:
+def test_reports_may_branch_on_many_values_up_to_a_limit() -> None:
     assert captured(reporting(sixty)).check == "full"
     with pytest.raises(ConfigurationError, match="it needs the values of tensors"):
         captured(reporting(lambda v, *rest: sixty(v * 2, *rest)))
 
 
 @pytest.mark.parametrize("due", [lambda count: count == 5, lambda count: count.item() % 5 == 0], ids=["tensor", "int"])
-def test_a_copy_into_a_target_that_still_equals_the_model_is_seen(due: Callable[[Tensor], Any]) -> None:
+def test_a_value_dependent_copy_of_equal_weights_is_refused(due: Callable[[Tensor], Any]) -> None:
     """In steps 1 to 4 nothing tells whether the weights were copied."""
     model = nn.Linear(4, 3)
     model.register_buffer("target", model.weight.detach().clone())
@@ -325,7 +325,7 @@ INSTEAD: dict[str, tuple[Callable[..., Tensor], str, Callable[..., Tensor]]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(INSTEAD, "queue"))
-def test_a_question_for_values_is_refused_with_what_works(name: str) -> None:
+def test_steps_that_need_tensor_values_are_refused_with_an_alternative(name: str) -> None:
     """The advised form is then checked against eager PyTorch."""
     refused, words, works = INSTEAD[name]
     data = {"x": torch.randn(6, 4, generator=torch.Generator().manual_seed(1)), "y": torch.arange(6) % 3}
@@ -358,7 +358,7 @@ def routed(choose: Callable[[Tensor], Any]) -> Loss:
 
 
 @pytest.mark.slow
-def test_a_choice_among_equal_values_is_named_with_what_works() -> None:
+def test_topk_among_equal_values_is_refused_advising_a_stable_sort() -> None:
     with pytest.raises(
         ConfigurationError, match=r"test_reports.py:\d+, `topk` chooses among equal values.*stable=True"
     ):

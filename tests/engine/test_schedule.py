@@ -153,7 +153,7 @@ def test_an_old_value_that_is_read_later_keeps_its_memory() -> None:
     assert replacements(program, check_order(program)) == {}
 
 
-def test_results_take_the_memory_of_what_nobody_reads_any_more() -> None:
+def test_results_reuse_the_memory_of_dead_values() -> None:
     """Not of what another part of the chain reads elsewhere, of what lives on, of another dtype, nor of any twice."""
     b = Builder()
     x, row = b.state("x", DType.F32, (8, 8)), b.state("row", DType.F32, (1, 8))
@@ -174,7 +174,7 @@ def test_results_take_the_memory_of_what_nobody_reads_any_more() -> None:
     assert all(body[n].dtype == body[v].dtype and body[v].opcode != Opcode.SOURCE for n, v in taken.items())
 
 
-def test_sums_of_gradients_are_made_while_they_come() -> None:
+def test_large_gradients_are_summed_as_they_arrive() -> None:
     """Else all of them would wait for the update."""
     b = Builder()
     x = b.state("x", DType.F32, (SIZE, 2))
@@ -187,7 +187,7 @@ def test_sums_of_gradients_are_made_while_they_come() -> None:
     assert peak_bytes(program, units) <= 4 * SIZE * 5
 
 
-def test_small_sums_wait_for_their_use() -> None:
+def test_small_gradients_are_summed_in_one_later_pass() -> None:
     """To make them at once would free next to nothing."""
     b = Builder()
     x = b.state("x", DType.F32, (8, 2))
@@ -199,7 +199,7 @@ def test_small_sums_wait_for_their_use() -> None:
     assert max(len(unit.members) for unit in units) >= 6, "all of them in one pass"
 
 
-def test_what_reads_a_part_of_a_value_does_not_read_it_in_place() -> None:
+def test_reading_part_of_a_value_is_not_an_in_place_read() -> None:
     b = Builder()
     x = b.state("x", DType.F32, (8,))
     whole, part, behind = b.neg(x), b.neg(x.slice(0, 0, 4)), b.neg(x.slice(0, 4, 8))
@@ -209,7 +209,7 @@ def test_what_reads_a_part_of_a_value_does_not_read_it_in_place() -> None:
     assert reads == {whole.value: True, part.value: False, behind.value: False}
 
 
-def test_long_chains_are_cut_and_instructions_that_broadcast_wait() -> None:
+def test_long_chains_are_cut_at_the_limit_and_before_transposed_reads() -> None:
     b = Builder()
     x = b.state("x", DType.F32, (8, 8))
     y = x
@@ -222,7 +222,7 @@ def test_long_chains_are_cut_and_instructions_that_broadcast_wait() -> None:
     check_again(program)
 
 
-def test_functions_are_joined_where_chains_have_them() -> None:
+def test_only_functions_that_chains_support_are_fused() -> None:
     b = Builder()
     x = b.state("x", DType.F32, (8,))
     y = b.mul(b.map(MapFunction.LOG, b.mul(x, x)), x)
@@ -230,7 +230,7 @@ def test_functions_are_joined_where_chains_have_them() -> None:
     assert len(plan(program)) == len(plan(program, MapFunction)) + 2
 
 
-def test_a_real_step_and_random_ones(tiny: Captured, cases: Callable[[int], None]) -> None:
+def test_schedules_of_real_and_random_steps_are_valid(tiny: Captured, cases: Callable[[int], None]) -> None:
     units, again = check_order(tiny.program), check_again(tiny.program)
     assert len(units) < len(tiny.program.body) * 0.75
     assert sum(len(unit.outputs) for unit in again) < sum(len(unit.outputs) for unit in units)
@@ -255,7 +255,7 @@ def test_a_real_step_and_random_ones(tiny: Captured, cases: Callable[[int], None
         cases(len(check_order(program)) + len(check_again(program)) + len(check_again(program, prologues=True)))
 
 
-def test_masks_and_activations_are_computed_again() -> None:
+def test_masks_and_activations_are_recomputed_instead_of_stored() -> None:
     """A dropout mask, and a function of a product and its square, of which the gradient reads three values."""
     b = Builder()
     weight, x = b.state("w", DType.F32, (64, 64)), b.data("x", DType.F32, (64, 64))
@@ -271,7 +271,7 @@ def test_masks_and_activations_are_computed_again() -> None:
     assert [len(unit.outputs) for unit in plan(program, MapFunction) if len(unit.members) > 1] == [4, 1]
 
 
-def test_what_others_are_made_of_again_stays() -> None:
+def test_sources_of_recomputed_values_stay_stored() -> None:
     """The last chain reads a sum in place of its square and its double, so the one before reads it, too."""
     b = Builder()
     weight = b.state("w", DType.F32, (64, 64))
@@ -284,7 +284,7 @@ def test_what_others_are_made_of_again_stays() -> None:
     assert sorted(n for n in again if again.count(n) > 1) == [square.value, square.value, double.value, double.value]
 
 
-def test_a_chain_that_is_full_takes_no_more() -> None:
+def test_recomputation_does_not_extend_a_full_chain() -> None:
     b = Builder()
     weight = b.state("w", DType.F32, (64, 64))
     h = b.matmul(weight, weight)
@@ -297,7 +297,7 @@ def test_a_chain_that_is_full_takes_no_more() -> None:
     assert max(len(unit.members) for unit in check_again(program)) == 51
 
 
-def test_what_is_stored_in_any_case_is_read() -> None:
+def test_values_stored_anyway_are_not_recomputed() -> None:
     """A transcendental, and a multiple of a value that would have to be read in its place, which other sums read."""
     b = Builder()
     weight = b.state("w", DType.F32, (64, 64))
@@ -318,7 +318,7 @@ def softmax(b: Builder, x: Ref) -> tuple[Ref, Ref]:
     return b.mul(share, b.cast(some, DType.F32)), scores
 
 
-def test_maxima_and_sums_have_prologues() -> None:
+def test_softmax_is_fused_into_its_maxima_and_sums() -> None:
     """Of a softmax, its result alone is stored, and everything is computed from the product before it."""
     b = Builder()
     weight = b.state("w", DType.F32, (512, 512))
@@ -360,7 +360,7 @@ def test_dropout_after_a_softmax_is_drawn_while_its_gradient_is_summed() -> None
     assert taken in {b.indices[of_dropped.value], *computed}
 
 
-def test_prologues_that_do_not_pay() -> None:
+def test_unprofitable_fusions_into_reductions_are_not_made() -> None:
     """Views that read an element twice, what is committed, and an entry that is written to earlier."""
     b = Builder()
     x, y = b.state("x", DType.F32, (64, 64)), b.state("y", DType.F32, (64, 64))
@@ -373,7 +373,7 @@ def test_prologues_that_do_not_pay() -> None:
     assert set(replacements(program, units, MapFunction)) == {new.value, program.commits[1].operands[0].value}
 
 
-def test_reductions_that_may_have_prologues_have_tables(cases: Callable[[int], None]) -> None:
+def test_reductions_that_may_fuse_prologues_have_index_tables(cases: Callable[[int], None]) -> None:
     for seed in range(300):
         i, (operand, *others) = random_reduction(Maker(random.Random(seed)), ReduceFunction.SUM, DType.F32)
         if reads_each_once(i, operand.numel()):
@@ -423,7 +423,7 @@ def test_memory_is_used_again_when_the_last_tensor_over_it_dies() -> None:
     assert buffers.empty((count + 1,), torch.float32).data_ptr() not in (second.data_ptr(), address)
 
 
-def test_memory_that_nobody_asks_for_is_freed_after_a_step() -> None:
+def test_unused_buffers_are_freed_after_a_step() -> None:
     def idle_bytes() -> int:
         return sum(block.nbytes for idle in buffers._idle.values() for _, block in idle)
 

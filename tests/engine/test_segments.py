@@ -41,7 +41,7 @@ def test_each_segment_is_replayed_from_the_nearest_state(new_run: NewRun) -> Non
     assert steps_to_replay(run, [0, 1, 3]) == 9
 
 
-def test_segments_without_a_state_between_them_are_counted_once(new_run: NewRun) -> None:
+def test_steps_shared_by_audited_segments_are_replayed_once(new_run: NewRun) -> None:
     run = trained(new_run("run"), Keep(0))
     assert steps_to_replay(run, [1, 3]) == 12
     audited = SegmentAuditor(run, machine(run), run.records()).audit([1, 3])
@@ -68,7 +68,7 @@ def test_a_segment_of_one_step_is_replayed_from_the_state_before_it(tiny: Captur
     assert audited.fraud.checkpoint == 2
 
 
-def test_evidence_has_the_state_of_the_step_that_is_asked_for(new_run: NewRun) -> None:
+def test_evidence_gives_the_state_of_any_step_in_any_order(new_run: NewRun) -> None:
     """In any order: a dispute goes back and forth."""
     run = trained(new_run("run"))
     evidence = Evidence(run, machine(run))
@@ -78,7 +78,7 @@ def test_evidence_has_the_state_of_the_step_that_is_asked_for(new_run: NewRun) -
     assert forwards[6] == run.record_of(6).state_root
 
 
-def test_a_head_is_compared_once_its_last_checkpoint_is_replayed(new_run: NewRun) -> None:
+def test_comparing_a_head_requires_replay_to_its_last_checkpoint(new_run: NewRun) -> None:
     run, replay = trained(new_run("run")), new_run("replay")
     head = run.heads()[2]
     Worker(replay, machine(replay)).work(6)
@@ -88,7 +88,7 @@ def test_a_head_is_compared_once_its_last_checkpoint_is_replayed(new_run: NewRun
     assert compare(replay, head).agrees
 
 
-def test_a_sample_that_must_hold_a_false_segment_detects_it() -> None:
+def test_detection_is_certain_when_a_sample_must_hit_a_false_segment() -> None:
     assert detection_probability(5, 3, 3) == 1.0
     assert detection_probability(5, 3, 2) == pytest.approx(1 - 1 / 10)
     assert detection_probability(5, 5, 1) == detection_probability(5, 1, 5) == 1.0

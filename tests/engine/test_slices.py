@@ -100,7 +100,7 @@ RIGHT: dict[str, Callable[[], Task]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(RIGHT, "plain"))
-def test_equal_layers_are_checked_by_a_few(name: str) -> None:
+def test_models_of_equal_layers_are_checked_on_a_slice(name: str) -> None:
     torch.manual_seed(0)
     made = RIGHT[name]()
     before = {path: dict(vars(module)) for path, module in made.model.named_modules()}
@@ -172,7 +172,7 @@ WRONG: dict[str, tuple[Callable[[], Task], str]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(WRONG, "one other function"))
-def test_layers_that_are_not_the_same_are_all_checked(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_of_differing_layers_are_checked_whole(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything of the slice is computed."""
     computed = list[Program]()
     monkeypatch.setattr(
@@ -186,7 +186,7 @@ def test_layers_that_are_not_the_same_are_all_checked(name: str, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_a_wrong_rule_is_found_in_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_rule_is_found_when_the_whole_model_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RULES, "tanh.default", RULES["cos.default"])
     with (
         pytest.warns(UserWarning, match="a slice"),
@@ -220,7 +220,7 @@ def t5() -> nn.Module:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "runs"), [(llama, 1), (t5, 2)])
-def test_models_of_transformers_have_slices(make: Callable[[], nn.Module], runs: int) -> None:
+def test_transformers_models_can_be_checked_on_slices(make: Callable[[], nn.Module], runs: int) -> None:
     model = make().train()
     made = task(model, data=TOKENS, batch=2, loss=lambda m, x, y: m(input_ids=x, labels=y, use_cache=False).loss)
     part = Slice.of(made)
@@ -234,7 +234,7 @@ def unlike(x: Tensor, number: int) -> Tensor:
 
 
 @pytest.mark.slow
-def test_what_only_eager_pytorch_does_in_a_layer_that_was_left_out_is_not_seen() -> None:
+def test_a_slice_check_misses_eager_only_behaviour_of_left_out_layers() -> None:
     assert tasks.capture(task(plain(unlike)), check="slice").check == "slice"
     with pytest.raises(ConfigurationError, match="the program is not the model"):
         tasks.capture(task(plain(unlike)))
@@ -261,7 +261,7 @@ def swapped(found: Captured, number: int) -> Captured | None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [LEAST, LEAST + 2])
-def test_no_instruction_of_the_whole_program_can_read_another_value(count: int, cases: CaseCounter) -> None:
+def test_the_slice_comparison_detects_any_swapped_operand(count: int, cases: CaseCounter) -> None:
     made = task(plain(count=count), optimizer=AdamW(lr=0.1), clip=Clip(norm=1.0))
     part, whole = Slice.of(made), capture_task(made)
     small = capture_task(part.task)

@@ -57,7 +57,7 @@ def test_create_refuses_inputs_that_are_not_the_jobs(tiny: Captured, agreement: 
         RunDirectory.create(tmp_path / "c", agreement, tiny.program, tiny.state, data)
 
 
-def test_a_new_run_syncs_the_folder_of_each_folder_that_it_makes(
+def test_creating_a_run_fsyncs_the_parent_of_every_new_folder(
     new_run: NewRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -86,7 +86,7 @@ def test_a_new_run_syncs_the_folder_of_each_folder_that_it_makes(
 
 @pytest.mark.parametrize("file", ["job.bin", "program.tbp", "data.safetensors", "checkpoints/000000000000.safetensors"])
 @pytest.mark.parametrize("damage", ["truncate", "flip", "append", "remove", "empty"])
-def test_damaged_files_are_refused(new_run: NewRun, file: str, damage: str) -> None:
+def test_damaged_run_files_are_refused_by_name(new_run: NewRun, file: str, damage: str) -> None:
     run = new_run("run")
     path = run.path / file
     raw = bytearray(path.read_bytes())
@@ -176,7 +176,7 @@ def test_a_job_signed_by_the_wrong_key_is_refused(tiny: Captured, agreement: Sig
             RunDirectory.create(tmp_path / "run", wrong, tiny.program, tiny.state, tiny.data)
 
 
-def test_a_run_is_worked_on_by_one_process(new_run: NewRun) -> None:
+def test_only_one_process_can_lock_a_run(new_run: NewRun) -> None:
     run = new_run("run")
     with run.lock(), pytest.raises(StateError, match="another process"), RunDirectory.open(run.path).lock():
         pass
@@ -202,7 +202,7 @@ def test_a_disk_that_fills_up_mid_append_loses_no_record(new_run: NewRun) -> Non
     assert run.records() == [record(3), record(6)]
 
 
-def test_telemetry_goes_on_behind_half_a_line(new_run: NewRun) -> None:
+def test_metrics_continue_after_a_torn_line(new_run: NewRun) -> None:
     run = new_run("run")
     run.add_metric(1, 0.5, 0.1)
     with (run.path / "metrics.jsonl").open("ab") as file:
@@ -212,7 +212,7 @@ def test_telemetry_goes_on_behind_half_a_line(new_run: NewRun) -> None:
     assert [(entry["step"], entry["loss"]) for entry in run.metrics()] == [(1, 0.5), (2, 0.25), (3, 0.125)]
 
 
-def test_records_end_with_the_jobs_last_checkpoint(new_run: NewRun) -> None:
+def test_records_beyond_the_jobs_last_checkpoint_are_refused(new_run: NewRun) -> None:
     run = new_run("run")
     for step in (3, 6, 9, 12):
         run.append_record(record(step))
@@ -227,7 +227,7 @@ def test_records_end_with_the_jobs_last_checkpoint(new_run: NewRun) -> None:
         list(run._raw_records(5, 4))
 
 
-def test_inputs_that_do_not_fit_are_refused_by_name(tiny: Captured) -> None:
+def test_state_tensors_that_do_not_fit_the_program_are_refused(tiny: Captured) -> None:
     check_spec("state", tiny.state, tiny.program.state_spec())
     check_spec("data", tiny.data, tiny.program.data_spec())
     name = next(iter(tiny.state))

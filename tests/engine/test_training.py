@@ -53,7 +53,7 @@ def test_heads_are_signed_at_every_checkpoint(new_run: NewRun) -> None:
     assert seen[-1].loss < seen[0].loss + 1
 
 
-def test_a_machine_that_computes_otherwise_on_resuming_is_stopped(new_run: NewRun) -> None:
+def test_resuming_stops_if_the_machine_cannot_reproduce_its_records(new_run: NewRun) -> None:
     run = new_run("run")
     train(run)
     run.state_path(12).unlink()
@@ -81,7 +81,7 @@ def test_a_run_that_diverges_stops_with_the_step_and_the_tensor(tmp_path: Path) 
     assert len(run.heads()) == len(run.records())
 
 
-def test_an_audit_agrees_with_an_honest_trainer_and_not_with_another(new_run: NewRun) -> None:
+def test_an_audit_agrees_with_honest_heads_and_not_with_a_false_one(new_run: NewRun) -> None:
     run, replay = new_run("run"), new_run("replay")
     train(run)
     with pytest.raises(StateError, match="replay to 4"):
@@ -94,7 +94,7 @@ def test_an_audit_agrees_with_an_honest_trainer_and_not_with_another(new_run: Ne
     assert replay.heads() == []  # an auditor signs nothing
 
 
-def test_evidence_needs_a_run_that_came_as_far(new_run: NewRun) -> None:
+def test_evidence_requires_a_run_with_enough_checkpoints(new_run: NewRun) -> None:
     run = new_run("run")
     Worker(run, interpreter(run)).work(3)
     with pytest.raises(StateError, match="expected 2 checkpoints"):

@@ -66,14 +66,14 @@ EQUAL: dict[str, tuple[Callable[[Any], O.Optimizer], Any]] = {
 
 
 @pytest.mark.parametrize("name", EQUAL)
-def test_an_optimizer_is_its_settings(name: str) -> None:
+def test_torch_optimizers_translate_to_the_same_settings(name: str) -> None:
     make, settings = EQUAL[name]
     model = Net()
     for parameters in (trained(model), model.parameters()):
         assert task_of(model, make(parameters)).optimizer == settings
 
 
-def test_groups_keep_their_rates_and_decays() -> None:
+def test_parameter_groups_keep_their_rates_and_decays() -> None:
     model = Net()
     given = O.AdamW([
         {"params": [model.layer.weight], "name": "any further entry"},
@@ -127,7 +127,7 @@ def test_a_scheduler_becomes_the_table_of_its_rates(name: str, cases: CaseCounte
     assert len(set(table.tolist())) > 1
 
 
-def test_a_scheduled_task_of_torchs_objects_passes_the_check() -> None:
+def test_a_task_of_torch_optimizer_and_scheduler_passes_the_check() -> None:
     torch.manual_seed(0)
     model = Net()
     optimizer = O.NAdam([{"params": model.layer.parameters()}, {"params": model.odd.parameters(), "lr": 0.2}], lr=0.1)
@@ -169,7 +169,7 @@ REFUSED: dict[str, tuple[Callable[[Net], Any], Any, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_has_no_translation_is_refused_with_the_reason(name: str) -> None:
+def test_untranslatable_optimizers_and_schedulers_are_refused(name: str) -> None:
     make, scheduler, message = REFUSED[name]
     model = Net()
     optimizer = make(model)

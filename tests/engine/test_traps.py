@@ -40,7 +40,7 @@ def result_of(function: Callable[[Tensor], Tensor], x: Tensor) -> list[int]:
 X = torch.tensor([5.0, 7.0, 11.0, 0.1, 1e-39, 16777215.0, 0.99999994, 3.3333333])
 
 
-def test_division_by_a_number_is_a_division() -> None:
+def test_division_by_a_constant_is_not_a_reciprocal_multiplication() -> None:
     three, third = float32.divide(0x40400000, 0x3F800000), float32.divide(0x3F800000, 0x40400000)
     exact = [float32.divide(x, three) for x in bits(X)]
     by_reciprocal = [float32.multiply(x, third) for x in bits(X)]
@@ -48,7 +48,7 @@ def test_division_by_a_number_is_a_division() -> None:
     assert result_of(lambda x: x / 3, X) == exact
 
 
-def test_alpha_is_an_instruction_of_its_own() -> None:
+def test_add_with_alpha_rounds_the_product_separately() -> None:
     many = torch.arange(1, 400, dtype=torch.float32) * 0.7
     tenth = bits(torch.tensor([0.1]))[0]
     squares = [float32.multiply(x, x) for x in bits(many)]
@@ -58,7 +58,7 @@ def test_alpha_is_an_instruction_of_its_own() -> None:
     assert result_of(lambda x: torch.add(x, x * x, alpha=0.1), many) == exact
 
 
-def test_roots_are_correctly_rounded_and_the_inverse_one_is_a_quotient() -> None:
+def test_sqrt_is_correctly_rounded_and_rsqrt_divides_one_by_it() -> None:
     roots = [float32.square_root(x) for x in bits(X)]
     assert result_of(torch.sqrt, X) == roots
     assert result_of(torch.rsqrt, X) == [float32.divide(0x3F800000, root) for root in roots]

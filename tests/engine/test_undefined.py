@@ -24,7 +24,7 @@ FORBIDDEN = {"new_empty", "empty_permuted", "new_empty_strided", "empty_quantize
 """Other ways to memory without contents, which `undefined` does not see."""
 
 
-def test_the_engine_allocates_only_in_ways_that_are_filled(cases: CaseCounter) -> None:
+def test_all_uninitialized_engine_memory_is_filled_with_a_pattern(cases: CaseCounter) -> None:
     for module in modules():
         assert not any(x is torch.empty or x is np.empty for x in vars(module).values()), module.__name__
         for node in ast.walk(ast.parse(inspect.getsource(module))):
@@ -38,7 +38,7 @@ def bytes_of(x: Any) -> set[int]:
     return set(bytes(x.view(torch.uint8).view(-1).tolist() if isinstance(x, Tensor) else x.tobytes()))
 
 
-def test_memory_is_filled_also_where_it_is_used_again() -> None:
+def test_reused_memory_is_filled_with_the_pattern_too() -> None:
     pool, addresses = Buffers(), []
     for shape in ((3,), (SMALL,), (SMALL,)):
         made = pool.empty(shape, torch.float32)
@@ -71,9 +71,7 @@ class Lucky(ModuleType):
 
 @pytest.mark.skipif(sums.build().library is None, reason="needs a C compiler")
 @pytest.mark.parametrize("name", CASES)
-def test_a_kernel_that_writes_nothing_is_noticed_whatever_was_in_memory(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_that_writes_no_result_is_detected(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     i, sizes = CASES[name]
     generator = torch.Generator().manual_seed(2)
     operands = [torch.randn(size, generator=generator) for size in sizes]

@@ -313,7 +313,7 @@ def test_a_recorded_optimizer_steps_as_in_eager_pytorch(name: str) -> None:
         torch.testing.assert_close(results[-1].state[f"model.{parameter}"], wanted, rtol=0, atol=5 * case.near)
 
 
-def test_a_long_recording_says_how_far_it_is(
+def test_a_long_optimizer_recording_reports_progress(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = seeded()
@@ -328,7 +328,7 @@ def test_a_long_recording_says_how_far_it_is(
     ]
 
 
-def test_a_step_of_bfloat16_is_rounded_as_torch_rounds_it() -> None:
+def test_bfloat16_optimizer_steps_are_rounded_as_in_torch() -> None:
     model = seeded().bfloat16()
     optimizer = O.Adamax(trained(model), lr=0.01)
     given = {"x": data()["x"].bfloat16().float(), "y": data()["y"]}
@@ -344,7 +344,7 @@ def test_a_step_of_bfloat16_is_rounded_as_torch_rounds_it() -> None:
             assert torch.equal(tensor.bfloat16().float(), tensor), entry
 
 
-def test_state_begins_as_the_first_step_makes_it() -> None:
+def test_optimizer_state_starts_as_the_first_step_creates_it() -> None:
     model = seeded()
     captured = capture_task(task_of(model, Lookahead(O.AdamW(trained(model), lr=0.01))))
     assert torch.equal(captured.state["optimizer.slow.last.weight"], model.last.weight)
@@ -431,7 +431,7 @@ REFUSED: dict[str, tuple[Callable[[Own, nn.Parameter, Tensor], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(REFUSED, *list(REFUSED)[::3]))
-def test_what_no_program_can_do_is_refused_with_its_place(name: str) -> None:
+def test_unsupported_optimizer_updates_are_refused_with_their_location(name: str) -> None:
     update, message = REFUSED[name]
     KEPT.clear()
     task = task_of(LIVE, Own(LIVE, update))
@@ -450,7 +450,7 @@ def test_an_optimizer_that_cannot_be_copied_is_refused() -> None:
         task_of(LIVE, replaced)
 
 
-def test_another_update_than_torchs_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_update_unlike_torchs_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     model, changing = seeded(), torch_updates._changing
 
     def wrong(*given: Any) -> Any:
@@ -463,7 +463,7 @@ def test_another_update_than_torchs_fails_the_check(monkeypatch: pytest.MonkeyPa
         checked(task_of(model, optimizer))
 
 
-def test_an_update_that_has_no_fp64_is_checked_in_fp32() -> None:
+def test_an_update_that_fails_in_float64_is_checked_in_float32() -> None:
     def update(_: Own, p: nn.Parameter, g: Tensor) -> None:
         mixed = g @ torch.ones(g.shape[1:] * 2).to(torch.float32) if g.ndim == 2 else g
         p.add_(mixed.to(p.dtype), alpha=-0.01)
@@ -502,7 +502,7 @@ FOLLOWING: dict[str, Callable[[Tensor, Tensor], Any]] = {
 
 @pytest.mark.parametrize("optimizer", slow_except(["settings", "recorded"], "settings"))
 @pytest.mark.parametrize("how", slow_except(FOLLOWING, "assigned"))
-def test_a_teacher_that_follows_its_student_is_state(how: str, optimizer: str) -> None:
+def test_a_teacher_model_that_follows_its_student_is_captured_as_state(how: str, optimizer: str) -> None:
     def make() -> tuple[nn.Module, O.Optimizer]:
         torch.manual_seed(0)
         model = Teacher(FOLLOWING[how])
@@ -532,7 +532,7 @@ def alias(own: Tensor, given: Tensor) -> None:
     own.data = given.data
 
 
-def test_a_teacher_in_the_memory_of_its_student_is_refused() -> None:
+def test_a_teacher_model_sharing_its_students_memory_is_refused() -> None:
     model = Teacher(alias)
     task = Task(
         model, lambda m, x: m(x), optimizer=O.SGD(model.parameters(), lr=0.1), data={"x": data()["x"]}, batch=6, steps=2
@@ -541,7 +541,7 @@ def test_a_teacher_in_the_memory_of_its_student_is_refused() -> None:
         capture_task(task)
 
 
-def test_a_teacher_without_its_write_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_update_of_a_teacher_model_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     model, capture = Teacher(FOLLOWING["in place"]), captured_module.capture
 
     def without(*given: Any) -> Any:
@@ -640,7 +640,7 @@ LAWFUL: dict[str, Callable[[Own, nn.Parameter, Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(ALIASES, "at step 5"))
-def test_an_optimizer_that_shares_memory_is_refused_by_both_names(name: str) -> None:
+def test_optimizer_tensors_sharing_memory_are_refused_naming_both(name: str) -> None:
     update, entry = ALIASES[name]
     message = rf"holds one tensor's memory twice, as .*\b(first|parameter )\S* and {entry}\S*, so .*clone"
     with pytest.raises(ConfigurationError, match=message):
@@ -648,7 +648,7 @@ def test_an_optimizer_that_shares_memory_is_refused_by_both_names(name: str) -> 
 
 
 @pytest.mark.parametrize("name", slow_except(LAWFUL))
-def test_an_optimizer_whose_tensors_have_memory_of_their_own_is_pytorchs(name: str) -> None:
+def test_optimizers_with_separate_tensor_memory_match_eager_pytorch(name: str) -> None:
     model, update = seeded(), LAWFUL[name]
     captured = checked(task_of(model, Own(model, update)))
     losses, parameters = eager(Case(make=lambda model: Own(model, update)))

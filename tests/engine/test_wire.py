@@ -36,7 +36,7 @@ def received(sums: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tenso
 
 @given(st.lists(st.tuples(sizes, sizes, st.floats(-1, 1)), min_size=1, max_size=20))
 @settings(max_examples=300)
-def test_a_sum_comes_as_near_as_its_bound_says(cases: list[tuple[float, float, float]]) -> None:
+def test_received_sums_are_within_their_error_bound(cases: list[tuple[float, float, float]]) -> None:
     rows, columns, sums = doubles(*(r for r, _, _ in cases)), doubles(*(c for _, c, _ in cases)), []
     for r, c, share in cases:
         size = Fraction(r) * Fraction(c)
@@ -48,12 +48,12 @@ def test_a_sum_comes_as_near_as_its_bound_says(cases: list[tuple[float, float, f
 
 
 @given(st.lists(sizes, min_size=1, max_size=20))
-def test_a_bound_is_a_little_greater(given: list[float]) -> None:
+def test_bounds_exceed_sizes_only_slightly(given: list[float]) -> None:
     for size, bound in zip(given, above(doubles(*given)).tolist(), strict=True):
         assert size * (1 + 2.0**-16) < bound <= max(size * (1 + 2.0**-16) * (1 + 2.0**-4), 2.0**-400)
 
 
-def test_the_sum_farthest_from_its_units_uses_the_bound() -> None:
+def test_the_error_bound_of_messages_cannot_be_halved() -> None:
     """Sums half a unit beside an integer: a bound of half as many roundings would not hold."""
     rows = torch.ones(1000, dtype=torch.float64)
     sums = (torch.arange(1000, dtype=torch.float64) * 997 + 2.0**40 + 0.5) * (above(rows) / SCALE)
@@ -64,20 +64,20 @@ def test_the_sum_farthest_from_its_units_uses_the_bound() -> None:
 
 @pytest.mark.parametrize("size", [inf, nan, -nan])
 @pytest.mark.parametrize("value", [inf, -inf, nan, 3.0])
-def test_what_is_not_finite_is_so_for_the_others(size: float, value: float) -> None:
+def test_non_finite_sums_arrive_as_non_finite(size: float, value: float) -> None:
     found, bounds = received(doubles(value, 0.5), doubles(size, 1.0), doubles(0.0, 1.0))
     assert not found[0].isfinite()
     assert bounds[0] == inf
     assert found[1] == pytest.approx(0.5, rel=2.0**-46)
 
 
-def test_no_bits_of_a_nan_are_sent() -> None:
+def test_nan_payloads_are_not_sent_between_workers() -> None:
     """Machines make different ones, and workers compare what they would send."""
     one, other = (torch.tensor([bits]).view(torch.float64) for bits in (0x7FF8 << 48, -(1 << 48) + 77))
     assert torch.equal(message(integers(one, one), above(one)), message(integers(other, other), above(other)))
 
 
-def test_the_bytes_of_a_message() -> None:
+def test_worker_messages_have_the_specified_bytes() -> None:
     bounds = above(doubles(1.0, 3.0))  # 17/16 and 50/16
     sums = doubles(17 / 16 * 5 / SCALE, -50 / 16 / SCALE)
     assert bytes(message(integers(sums, SCALE / bounds), bounds).tolist()).hex() == (

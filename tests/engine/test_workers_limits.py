@@ -19,7 +19,7 @@ from tiebreak.engine.distributed.train import SharedInterpreter, follow
 from tiebreak.protocol.program.isa import DType, Opcode
 
 
-def test_a_dim_is_cut_where_it_crosses_a_border() -> None:
+def test_a_dimension_is_cut_where_it_crosses_a_shard_border() -> None:
     split = Split(2, 3, 2)
     assert cut([Dim(12, (1,))], 0, split) == [Dim(2, (6,)), Dim(3, (2,)), Dim(2, (1,))]
     assert cut([Dim(6, (2,))], 0, split) == [Dim(2, (6,)), Dim(3, (2,))]
@@ -27,7 +27,7 @@ def test_a_dim_is_cut_where_it_crosses_a_border() -> None:
     assert cut([Dim(7, (1,))], 0, split) == [Dim(7, (1,))], "no whole number of periods"
 
 
-def test_a_read_is_local_up_to_the_end_of_the_inner_dim() -> None:
+def test_a_sharded_read_is_local_within_the_inner_dimension() -> None:
     split = Split(1, 4, 3)
     assert along([Dim(4, (3,)), Dim(2, (1,))], 0, 1, split) == 0  # elements 1 and 2 of each row of 3
     assert along([Dim(4, (3,)), Dim(2, (1,))], 0, 2, split) is None  # the second one is in the next row
@@ -80,7 +80,7 @@ def test_weights_are_gathered_ahead_within_a_limit(tiny: Captured, monkeypatch: 
 # ---------------------------------------------------------------- bounds
 
 
-def test_workers_count_the_roundings_of_the_longest_path_and_their_own_additions() -> None:
+def test_workers_agree_on_the_most_roundings_plus_their_additions() -> None:
     shared: Any = SharedArithmetic(Counted())
     asked: list[list[int]] = []
 
@@ -97,7 +97,7 @@ def test_workers_count_the_roundings_of_the_longest_path_and_their_own_additions
     assert asked == [[7, 4]], "once for each sum"
 
 
-def test_a_sum_without_a_finite_bound_is_nan_and_nobody_computes_it_exactly(tiny: Captured) -> None:
+def test_a_sum_without_a_finite_bound_is_nan_and_not_recomputed(tiny: Captured) -> None:
     shared = SharedArithmetic(Counted())
     summed = next(i for i in tiny.program.body if i.opcode == Opcode.REDUCE and i.dtype == DType.F32)
     each = SimpleNamespace(
@@ -112,7 +112,7 @@ def test_a_sum_without_a_finite_bound_is_nan_and_nobody_computes_it_exactly(tiny
     assert undecided.tolist() == [2], "of the last one, FP64 does not tell the neighbours apart"
 
 
-def test_a_follower_starts_from_the_state_that_the_first_worker_has() -> None:
+def test_a_following_worker_starts_from_the_first_workers_state() -> None:
     asked: list[int] = []
 
     def state(step: int) -> dict[str, Tensor]:

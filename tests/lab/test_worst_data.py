@@ -29,19 +29,19 @@ def check_hostile(case: worst.Case, pattern: worst.Pattern, seed: int) -> None:
         check(Arithmetic(permute=permute), case.instruction, operands, right=right)
 
 
-def test_hostile_data() -> None:
+def test_some_hostile_data_get_the_exactly_rounded_results() -> None:
     for case, pattern in zip(SMALL[::3], worst.PATTERNS.values(), strict=False):
         check_hostile(case, pattern, 3)
 
 
 @pytest.mark.slow
-def test_all_hostile_data() -> None:
+def test_all_hostile_data_get_the_exactly_rounded_results() -> None:
     for case in SMALL:
         for pattern in worst.PATTERNS.values():
             check_hostile(case, pattern, 4)
 
 
-def test_most_patterns_are_hostile() -> None:
+def test_most_hostile_patterns_leave_nearly_all_elements_undecided() -> None:
     """Three of four, or more, leave nearly every element of a product undecided."""
     hostile = 0
     for pattern in worst.PATTERNS.values():
@@ -52,7 +52,7 @@ def test_most_patterns_are_hostile() -> None:
     assert hostile >= 0.75 * len(worst.PATTERNS)
 
 
-def test_terms_that_are_not_finite_beside_hostile_ones() -> None:
+def test_infinite_or_nan_terms_do_not_disturb_other_hostile_sums() -> None:
     """Rows and columns with them are NaN, the others exact, where the block is summed as a whole."""
     case = worst.product(1, 24, 40, 40)
     operands = case.operands(worst.PATTERNS["cancelling over all exponents"], torch.Generator().manual_seed(6))

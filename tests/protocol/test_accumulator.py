@@ -77,7 +77,7 @@ def test_only_the_last_rounding_overflows() -> None:
     assert finish(run(Kind.F32_SUM, [(large, large), (large, large | SIGN), (1,) * 2, (0x3F800000,) * 2])) == 0x3F800000
 
 
-def test_a_forged_accumulator_wraps() -> None:
+def test_accumulator_addition_wraps_at_768_bits() -> None:
     """Addition is modulo 2^768, so no bytes from the defender can make the next ones unencodable."""
     top = Accumulator(kind=Kind.F32_SUM, value=2 ** (8 * SUM_BYTES - 1) - 1)
     wrapped = add_term(top, (1, 1), 0)
@@ -86,7 +86,7 @@ def test_a_forged_accumulator_wraps() -> None:
 
 
 @given(st.lists(i64s, min_size=1, max_size=8))
-def test_i64_sum_max_and_argmax(terms: list[int]) -> None:
+def test_i64_sum_max_and_argmax_match_python_integers(terms: list[int]) -> None:
     found = finish(run(Kind.I64_SUM, [(x,) for x in terms]))
     assert -(2**63) <= found < 2**63
     assert (found - sum(terms)) % 2**64 == 0
@@ -98,7 +98,7 @@ few = st.sampled_from([0, SIGN, 1, SIGN | 1, 0x3F800000, 0x40000000, INF, SIGN |
 
 
 @given(st.lists(st.one_of(few, anything), min_size=1, max_size=8))
-def test_f32_max_and_argmax(terms: list[int]) -> None:
+def test_f32_max_and_argmax_match_rationals_and_propagate_nan(terms: list[int]) -> None:
     largest, where = run(Kind.F32_MAX, [(x,) for x in terms]), run(Kind.F32_ARGMAX, [(x,) for x in terms])
     nans = [k for k, x in enumerate(terms) if x & 0x7FFFFFFF > INF]
     if nans:
@@ -117,7 +117,7 @@ def test_argmax_of_the_smallest_elements_is_the_first() -> None:
     assert encode(run(Kind.F32_ARGMAX, [(SIGN,), (0,)])).hex() == "80000000" + "0" * 16
 
 
-def test_initial_encodings() -> None:
+def test_initial_accumulators_have_fixed_encodings() -> None:
     assert {kind: encode(initial(kind)).hex() for kind in Kind} == {
         Kind.F32_SUM: "00" * 97, Kind.I64_SUM: "00" * 8, Kind.F32_MAX: "ff800000", Kind.I64_MAX: "80" + "00" * 7,
         Kind.F32_ARGMAX: "ff800000" + "ff" * 8, Kind.I64_ARGMAX: "80" + "00" * 7 + "ff" * 8, Kind.BF16_SUM: "00" * 97,
@@ -125,7 +125,7 @@ def test_initial_encodings() -> None:
 
 
 @given(st.sampled_from(list(Kind)), st.binary(max_size=100), st.binary(min_size=97, max_size=97))
-def test_decoding_is_injective(kind: Kind, data: bytes, integer: bytes) -> None:
+def test_accumulator_decoding_is_injective(kind: Kind, data: bytes, integer: bytes) -> None:
     with suppress(EncodingError):
         assert encode(decode(kind, data)) == data
     assert encode(decode(Kind.F32_SUM, b"\0" + integer[1:])) == b"\0" + integer[1:], "any integer without a flag"
@@ -136,7 +136,7 @@ def reduction(function: ReduceFunction, dtype: DType) -> Instruction:
     return reduced(dtype, (), (9,), *operands, function=function)
 
 
-def test_kinds(cases: Callable[[], None]) -> None:
+def test_each_reduction_has_its_accumulator_kind(cases: Callable[[], None]) -> None:
     f32, i64 = DType.F32, DType.I64
     scatter = scattered((), (), match=())
     table = [

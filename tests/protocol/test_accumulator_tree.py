@@ -39,7 +39,7 @@ def plain(encoded: list[bytes]) -> Tree:
 
 
 @pytest.mark.parametrize("count", SIZES)
-def test_it_is_the_tree_over_its_leaves(count: int, cases: Callable[[], None]) -> None:
+def test_block_based_tree_equals_a_fully_stored_tree(count: int, cases: Callable[[], None]) -> None:
     encoded = encodings(count)
     tree, kept = tree_over(encoded), plain(encoded)
     assert (tree.count, tree.depth, tree.root) == (kept.count, kept.depth, kept.root)
@@ -58,7 +58,7 @@ def test_it_is_the_tree_over_its_leaves(count: int, cases: Callable[[], None]) -
     assert tree.last == encoded[-1]
 
 
-def test_of_an_element_it_is_the_tree_over_the_reference_s_accumulators() -> None:
+def test_element_tree_commits_to_the_reference_accumulators() -> None:
     terms = 4 * BLOCK_LEAVES + 6
     instruction = reduced(F32, (3,), (terms,), Access(0, 0, (1, 3)), Access(1, 0, (0, 1)))
     bits = [sha256(k.to_bytes(4, "big")).digest()[:3] for k in range(3 * terms)]
@@ -73,7 +73,7 @@ def test_of_an_element_it_is_the_tree_over_the_reference_s_accumulators() -> Non
     ]
 
 
-def test_blocks_are_computed_again_and_few_are_held() -> None:
+def test_blocks_are_recomputed_and_only_a_few_are_cached() -> None:
     asked: list[int] = []
     encoded = encodings(9 * BLOCK_LEAVES)
 
@@ -126,7 +126,7 @@ def test_padding_is_empty_at_every_height_and_needs_no_block() -> None:
     assert tree.node(1, 2 * BLOCK_LEAVES + 1) == empty_root(1)
 
 
-def test_what_is_no_place_of_the_tree_is_refused() -> None:
+def test_leaves_and_nodes_outside_the_tree_are_refused() -> None:
     tree = tree_over(encodings(5))
     for leaf in (-1, 5):
         with pytest.raises(ValueError, match=f"expected a leaf below 5, got {leaf}"):
@@ -136,7 +136,7 @@ def test_what_is_no_place_of_the_tree_is_refused() -> None:
             tree.node(height, position)
 
 
-def test_accumulators_have_one_length() -> None:
+def test_accumulator_encodings_must_have_equal_lengths() -> None:
     with pytest.raises(ValueError, match="expected at least one leaf, got 0"):
         tree_over([])
     for data in (b"", bytes(7)):
@@ -202,7 +202,7 @@ class LongRun(Run):
 
 
 @pytest.mark.parametrize("first", [LAST, LAST // BLOCK_LEAVES * BLOCK_LEAVES, 50_000])
-def test_a_lie_in_many_terms_is_caught_where_the_sum_bends(first: int) -> None:
+def test_dispute_over_a_long_sum_ends_at_the_first_false_partial_sum(first: int) -> None:
     cheat, true = LongRun(first), LongRun()
     opened: list[Move] = []
     end = duel(cheat, Defender(cheat), Challenger(true, SECRET), on_move=lambda _, move, __: opened.append(move))
@@ -212,7 +212,7 @@ def test_a_lie_in_many_terms_is_caught_where_the_sum_bends(first: int) -> None:
     assert duel(true, Defender(true), Challenger(cheat, SECRET)).verdict.winner is Side.DEFENDER
 
 
-def test_the_sum_of_many_terms_is_the_integer_that_it_is() -> None:
+def test_long_sum_of_integers_equals_the_rounded_integer() -> None:
     total = int(INTEGERS @ INTEGERS[::-1])
     assert abs(total) > 1 << 24, "large enough to be rounded"
     assert int.from_bytes(LongRun().tensor(1, SUM), "little") == float32.from_i64(total)

@@ -61,7 +61,7 @@ def envelope_of(payload: Payload) -> bytes:
     return found.encode()
 
 
-def test_a_certificate_comes_back_as_it_was_made() -> None:
+def test_certificate_round_trips_through_its_encoding() -> None:
     data = envelope(MADE, TRAINER, CLIENT, AUDITOR).encode()
     assert read(data) == MADE
     assert Envelope.decode(data).encode() == data
@@ -71,7 +71,7 @@ def test_a_certificate_comes_back_as_it_was_made() -> None:
     assert read(envelope(bare).encode()) == bare
 
 
-def test_a_certificate_of_a_folder_names_its_other_files_and_one_without_is_as_it_was() -> None:
+def test_certificate_lists_other_files_only_when_there_are_any() -> None:
     others = {"config.json": Digest(b"\x01" * 32), ".gitattributes": Digest(bytes(32)), "a/b c.json": Digest(bytes(32))}
     for named in ({}, others):
         made = replace(MADE, others=named)
@@ -85,14 +85,14 @@ def test_a_certificate_of_a_folder_names_its_other_files_and_one_without_is_as_i
     ["", ".", "..", "/a", "a/", "a//b", "../a", "a/..", "a/./b", "a\n", "\u00e9", "a\u001b[2J", "x" * 256, None],
     ids=ascii,
 )
-def test_no_other_name_is_one_of_a_file_in_the_folder(name: str | None) -> None:
+def test_certificate_refuses_unsafe_names_of_other_files(name: str | None) -> None:
     names = [f"{number}" for number in range(MAX_OTHERS + 1)] if name is None else [name]
     made = replace(MADE, others=dict.fromkeys(names, Digest(bytes(32))))
     with pytest.raises(EncodingError, match="others: expected at most 100 paths in a folder"):
         read(envelope(made, TRAINER).encode())
 
 
-def test_pae_is_that_of_the_specification() -> None:
+def test_dsse_pre_authentication_encoding_matches_the_specification() -> None:
     payload = Payload(kind="http://example.com/HelloWorld", data=b"hello world")
     assert payload.pae == b"DSSEv1 29 http://example.com/HelloWorld 11 hello world"
 
@@ -106,7 +106,7 @@ def test_a_certificate_of_a_million_steps_is_small() -> None:
     read(data).check_tensors(tensors(1000))
 
 
-def test_the_adapter_of_a_model_with_126_layers_has_a_certificate() -> None:
+def test_certificate_fits_a_lora_adapter_of_126_layers() -> None:
     """On all linear layers, as PEFT names them, between the frozen tensors that it adapts."""
     linear = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
     paths = [f"base_model.model.model.layers.{i}.{name}" for i in range(126) for name in linear]
@@ -153,7 +153,7 @@ def test_signatures_that_are_stripped_swapped_or_another_key_s_are_refused() -> 
 
 
 @pytest.mark.parametrize("name", ["client_signature", "trainer_signature"])
-def test_the_job_inside_is_signed_by_both(name: str) -> None:
+def test_certified_job_needs_signatures_of_client_and_trainer(name: str) -> None:
     job = MADE.agreement.job
     for signature in (job.sign(DOMAIN, STRANGER), job.sign(replace(DOMAIN, chain_id=1), CLIENT)):
         other = replace(MADE, agreement=replace(MADE.agreement, **{name: signature}))
@@ -170,7 +170,7 @@ def test_job_and_head_of_another_chain_or_board_are_refused() -> None:
             read(envelope(replace(MADE, head=head)).encode())
 
 
-def test_nothing_is_settled_or_paid_without_a_chain() -> None:
+def test_off_chain_certificate_cannot_claim_settlement_or_audits() -> None:
     bare: dict[str, Any] = {"domain": OFF_CHAIN, "audits": (), "settlement": None}
     read(envelope(certificate(**bare)).encode())
     for invented in ({"audits": MADE.audits}, {"settlement": MADE.settlement}):
@@ -178,7 +178,7 @@ def test_nothing_is_settled_or_paid_without_a_chain() -> None:
             read(envelope(certificate(**bare | invented)).encode())
 
 
-def test_the_head_is_the_trainers_last_and_the_record_its_last() -> None:
+def test_certificate_requires_the_trainers_final_head_and_record() -> None:
     head = MADE.head.head
     with pytest.raises(SignatureError):
         read(envelope(replace(MADE, head=SignedHead.sign(head, DOMAIN, CLIENT))).encode())
@@ -232,7 +232,7 @@ def test_no_field_can_differ_from_the_signed_files(cases: Callable[[], None]) ->
             cases()
 
 
-def test_what_differs_is_named() -> None:
+def test_statement_mismatch_error_names_the_field() -> None:
     with pytest.raises(EncodingError, match=r"predicate, job, steps '11' instead of '10'"):
         read(signed_again(altered(("predicate", "job", "steps"))))
     for more in ({"extra": 1}, {"predicate": {**MADE.document()["predicate"], "verdict": "right"}}):
@@ -310,7 +310,7 @@ def test_too_long_a_certificate_is_not_made() -> None:
 # ---------------------------------------------------------------- the weights
 
 
-def test_tensors_that_are_missing_added_renamed_retyped_or_changed_are_refused() -> None:
+def test_missing_added_renamed_retyped_or_changed_tensors_are_refused() -> None:
     right = tensors(5)
     first, second = list(right)[:2]
     for wrong, said in (
@@ -324,7 +324,7 @@ def test_tensors_that_are_missing_added_renamed_retyped_or_changed_are_refused()
             MADE.check_tensors(wrong)
 
 
-def test_an_entry_may_have_several_names_but_one_value() -> None:
+def test_tied_weights_may_have_several_names_but_one_value() -> None:
     ids = {PREFIX + "a": root("a"), PREFIX + "b": root("b"), "step": root("step")}
     tree = state_tree(ids)
     weights = Weights.of(tree, sorted(ids), {"a": PREFIX + "a", "tied": PREFIX + "a"}, PREFIX)
@@ -340,7 +340,7 @@ PATH = st.lists(WORD, min_size=1, max_size=4).map(".".join)
 
 
 @given(st.dictionaries(PATH, PATH, min_size=1, max_size=12))
-def test_names_of_any_kind_lead_to_their_entries(tensors: dict[str, str]) -> None:
+def test_any_tensor_name_resolves_to_its_state_entry(tensors: dict[str, str]) -> None:
     ids = {PREFIX + entry: root(entry) for entry in tensors.values()} | {"step": root("step")}
     entries = {name: PREFIX + entry for name, entry in tensors.items()}
     weights = Weights.of(state_tree(ids), sorted(ids), entries, PREFIX)
@@ -378,7 +378,7 @@ OWN = {f"{n}.lora.weight": root(f"{PREFIX}{n}.lora.default.weight") for n in ran
 BASE = {f"{n}.weight": root(f"{PREFIX}{n}.base_layer.weight") for n in range(4)}
 
 
-def test_an_adapter_has_its_base_in_the_same_state() -> None:
+def test_adapter_certificate_also_checks_the_base_weights() -> None:
     made = adapted()
     assert read(envelope(made).encode()) == made
     assert (made.weights.suffixes, made.weights.names) == ({".lora.weight": ".lora.default.weight"}, {})
@@ -412,7 +412,7 @@ def test_an_adapter_has_its_base_in_the_same_state() -> None:
         (".a.b", ".a.c.b.d"),
     ],
 )  # fmt: skip
-def test_a_name_stands_for_an_entry_of_the_same_path(end: str, entry: str) -> None:
+def test_adapter_suffix_rules_may_only_insert_words_into_names(end: str, entry: str) -> None:
     made = adapted()
     assert made.adapter is not None
     wrong = replace(made.weights, suffixes={end: entry})
@@ -424,7 +424,7 @@ def test_a_name_stands_for_an_entry_of_the_same_path(end: str, entry: str) -> No
 @given(
     st.integers(1, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), min_size=1))), st.data()
 )
-def test_any_selection_of_a_state_leads_to_its_root(case: tuple[int, set[int]], data: st.DataObject) -> None:
+def test_any_subset_of_tensors_proves_the_state_root(case: tuple[int, set[int]], data: st.DataObject) -> None:
     count, chosen = case
     ids = {f"{PREFIX}{n:03d}": root(str(n)) for n in range(count)}
     shown = {f"{n:03d}": ids[f"{PREFIX}{n:03d}"] for n in chosen}
@@ -442,7 +442,7 @@ def test_any_selection_of_a_state_leads_to_its_root(case: tuple[int, set[int]], 
 
 
 @pytest.mark.parametrize("places", [((0, 2), (1, 3)), ((3, 5),), ((4, 1), (0, 4)), ((1 << 31, 5),), ((0, 5), (5, 0))])
-def test_places_are_ascending_and_within_the_state(places: tuple[tuple[int, int], ...]) -> None:
+def test_tensor_positions_must_ascend_within_the_state(places: tuple[tuple[int, int], ...]) -> None:
     with pytest.raises(VerificationError, match="ascending places below 6"):
         replace(MADE.weights, places=places).root(6, tensors(5))
     beyond = replace(MADE, weights=replace(MADE.weights, places=((0, 5), (1 << 31, 5))))

@@ -45,7 +45,9 @@ PARTS = (
 SIGNATURES = ("coincurve", "cryptography", "_cffi_backend", "cffi", "Crypto", "eth_hash", "msgpack")
 
 
-def test_every_file_of_vectors_agrees(capfd: pytest.CaptureFixture[str], cases: Callable[[int], None]) -> None:
+def test_conformance_check_passes_on_every_vector_file(
+    capfd: pytest.CaptureFixture[str], cases: Callable[[int], None]
+) -> None:
     assert {path.stem for path in VECTORS.glob("*.json")} == set(CHECKS) == set(RESULTS)
     assert check(VECTORS)
     lines = capfd.readouterr().out.splitlines()
@@ -54,7 +56,7 @@ def test_every_file_of_vectors_agrees(capfd: pytest.CaptureFixture[str], cases: 
 
 
 @pytest.mark.parametrize("name", CHECKS)
-def test_a_result_that_differs_is_named(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_conformance_check_reports_a_differing_result(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     content = json.loads((VECTORS / f"{name}.json").read_text())
     at: Any = content
     *way, last = RESULTS[name]
@@ -65,7 +67,9 @@ def test_a_result_that_differs_is_named(name: str, capfd: pytest.CaptureFixture[
     assert ": expected " in capfd.readouterr().out
 
 
-def test_a_file_of_another_form_is_no_crash(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_malformed_vector_file_fails_the_check_without_a_crash(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     shutil.copytree(VECTORS, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
     for name, text in (("philox", "{}"), ("trees", "["), ("rounding", '{"count": 1, "cases": "0x00"}')):
         (tmp_path / f"{name}.json").write_text(text)
@@ -87,7 +91,7 @@ def _link(site: Path, *names: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_wheel_needs_numpy_alone(tmp_path: Path) -> None:
+def test_conformance_wheel_needs_only_numpy(tmp_path: Path) -> None:
     """Built from the committed files, in an environment without torch; what is signed needs its own libraries."""
     for path in committed_files():
         place = path.relative_to(ROOT).as_posix()

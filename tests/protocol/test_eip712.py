@@ -48,7 +48,7 @@ def test_type_strings_are_those_of_the_specification() -> None:
     assert len(Job.kinds()) == 27
 
 
-def test_values_that_do_not_fit_are_refused() -> None:
+def test_eip712_refuses_values_outside_their_type() -> None:
     for number in (-1, 1 << 64, b"\0", True):
         with pytest.raises(EncodingError, match="count: expected an unsigned 64-bit integer"):
             eip712.hash_struct("Head", Head.kinds(), (bytes(32), number, bytes(32)))

@@ -37,12 +37,12 @@ def special(bits: int) -> bool:
 @example(3, -150, 32)
 @example(3, -151, 24)
 @example(0, 0, 32)
-def test_round(n: int, e: int, precision: int) -> None:
+def test_round_f32_rounds_correctly(n: int, e: int, precision: int) -> None:
     assert float32.round_f32(n, e, precision=precision) == nearest(Fraction(n) * Fraction(2) ** e, precision)
 
 
 @given(finite, st.integers(-2, 2), st.integers(0, 200), precisions)
-def test_round_next_to_ties(bits: int, nudge: int, depth: int, precision: int) -> None:
+def test_round_f32_is_correct_next_to_ties(bits: int, nudge: int, depth: int, precision: int) -> None:
     """Midpoints of the format, and numbers 2^-depth of a midpoint's distance away on either side."""
     step, greatest = grid(precision)
     low = min(bits & ~SIGN & -step, greatest - step)
@@ -55,7 +55,7 @@ def test_round_next_to_ties(bits: int, nudge: int, depth: int, precision: int) -
 
 
 @given(st.integers(2**25, 2**90), st.integers(-300, 60), st.integers(1, 2**40 - 1), precisions)
-def test_round_sticky(n: int, e: int, fraction: int, precision: int) -> None:
+def test_round_f32_is_correct_with_a_sticky_bit(n: int, e: int, fraction: int, precision: int) -> None:
     exact = (n + Fraction(fraction, 2**40)) * Fraction(2) ** e
     assert float32.round_f32(n, e, sticky=True, precision=precision) == nearest(exact, precision)
     assert float32.round_f32(-n, e, sticky=True, precision=precision) == SIGN | nearest(exact, precision)
@@ -73,11 +73,11 @@ def test_a_sticky_bit_breaks_a_tie(mantissa: int, depth: int, precision: int) ->
 
 
 @given(st.integers(-(2**200), 2**200), st.integers(1, 2**200), precisions)
-def test_round_ratio(p: int, q: int, precision: int) -> None:
+def test_round_ratio_rounds_correctly(p: int, q: int, precision: int) -> None:
     assert float32.round_ratio(p, q, precision=precision) == nearest(Fraction(p, q), precision)
 
 
-def test_what_cannot_be_rounded() -> None:
+def test_rounding_refuses_bad_precision_and_too_short_magnitudes() -> None:
     for precision in (15, 33):
         with pytest.raises(ValueError, match="16 to 32 bits"):
             float32.round_f32(1, 0, precision=precision)
@@ -98,7 +98,7 @@ def test_arithmetic_is_the_rounded_rational(x: int, y: int) -> None:
 
 
 @given(finite.filter(lambda b: not b & SIGN and b))
-def test_square_root(x: int) -> None:
+def test_square_root_is_correctly_rounded(x: int) -> None:
     """The root lies between the two midpoints next to the answer: checked by squaring, no root taken."""
     found, exact = float32.square_root(x), value(x)
     below, above = (value(found) + value(found - 1)) / 2, (value(found) + value(found + 1)) / 2
@@ -108,7 +108,7 @@ def test_square_root(x: int) -> None:
         assert value(found) == Fraction(square, exact.denominator) or nearest(Fraction(square, exact.denominator))
 
 
-def test_special_values_of_arithmetic() -> None:
+def test_arithmetic_on_zeros_and_infinities_follows_ieee_754() -> None:
     one, minus = 0x3F800000, 0xBF800000
     minus_inf = SIGN | INF
     assert float32.add(INF, minus_inf) == NAN == float32.subtract(INF, INF)
@@ -124,7 +124,7 @@ def test_special_values_of_arithmetic() -> None:
     assert [float32.square_root(x) for x in (SIGN, 0, INF, minus_inf, minus, SIGN | 1)] == [SIGN, 0, INF, NAN, NAN, NAN]
 
 
-def test_nan_is_one_pattern() -> None:
+def test_every_operation_returns_the_canonical_nan() -> None:
     one = 0x3F800000
     for nan in (0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFC00000, NAN):
         assert float32.canonical(nan) == NAN == float32.negate(nan) == float32.absolute(nan) == float32.square_root(nan)
@@ -138,7 +138,7 @@ def test_nan_is_one_pattern() -> None:
 
 
 @given(finite, finite)
-def test_order(x: int, y: int) -> None:
+def test_comparisons_and_extrema_match_rationals(x: int, y: int) -> None:
     a, b = value(x), value(y)
     assert float32.less(x, y) == (a < b)
     assert float32.less_equal(x, y) == (a <= b)
@@ -150,7 +150,7 @@ def test_order(x: int, y: int) -> None:
     assert value(float32.absolute(x)) == abs(a)
 
 
-def test_order_of_infinities_and_zeros() -> None:
+def test_comparisons_handle_infinities_and_signed_zeros() -> None:
     assert float32.less(SIGN | INF, 0xFF7FFFFF)
     assert float32.less(0x7F7FFFFF, INF)
     assert float32.equal(0, SIGN)
@@ -163,7 +163,7 @@ def test_order_of_infinities_and_zeros() -> None:
 
 
 @given(patterns)
-def test_to_i64(x: int) -> None:
+def test_to_i64_truncates_and_saturates(x: int) -> None:
     if special(x):
         expected = 0 if x & 0x7FFFFF else (-(2**63) if x & SIGN else 2**63 - 1)
     else:
@@ -176,5 +176,5 @@ def test_to_i64(x: int) -> None:
 @example(-(2**63))
 @example(2**24 + 1)
 @example(2**24 + 3)
-def test_from_i64(x: int) -> None:
+def test_from_i64_rounds_to_nearest(x: int) -> None:
     assert float32.from_i64(x) == nearest(Fraction(x))

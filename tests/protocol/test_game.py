@@ -28,7 +28,7 @@ from tiebreak.protocol.trees import Tree, fold
 
 
 @pytest.mark.parametrize("name", WALKS)
-def test_walks_end_at_the_lie_within_the_bound(name: str) -> None:
+def test_games_end_at_the_lie_within_the_move_bound(name: str) -> None:
     steps = WALKS[name]
     assert 5 <= len(steps) <= max_moves(JOB)
     for before, move, after in steps:
@@ -48,7 +48,7 @@ def all_moves() -> list[Move]:
 
 
 @pytest.mark.parametrize("name", WALKS)
-def test_3_a_move_of_another_kind_is_illegal(name: str, cases: Callable[[], None]) -> None:
+def test_invariant_3_a_move_of_another_kind_is_illegal(name: str, cases: Callable[[], None]) -> None:
     assert len(all_moves()) == 9
     for state, made, _ in WALKS[name]:
         for move in all_moves():
@@ -58,7 +58,7 @@ def test_3_a_move_of_another_kind_is_illegal(name: str, cases: Callable[[], None
                 cases()
 
 
-def test_8_nothing_is_legal_when_it_is_over(cases: Callable[[], None]) -> None:
+def test_invariant_8_no_move_is_legal_after_the_game_is_over(cases: Callable[[], None]) -> None:
     over = WALKS["terms"][-1][2]
     for move in (*all_moves(), Concede()):
         with pytest.raises(IllegalMove, match="the game is over"):
@@ -104,7 +104,7 @@ def other_elements(state: GameState) -> list[GameState]:
     return [replace(state, element=k, claimed=data[k * size : (k + 1) * size]) for k in every]
 
 
-def test_15_an_answer_to_another_choice_is_right_or_illegal(cases: Callable[[], None]) -> None:
+def test_invariant_15_answers_to_another_choice_are_illegal(cases: Callable[[], None]) -> None:
     """A reorganisation may put another choice before an answer that everybody has seen."""
     found = {phase: list(answers) for phase, answers in answers_of_an_honest_defender().items()}
     defender = Defender(HONEST)
@@ -121,7 +121,7 @@ def test_15_an_answer_to_another_choice_is_right_or_illegal(cases: Callable[[], 
         assert len(answers) > 1, phase
 
 
-def test_15_partial_sums_of_another_element_tie_to_the_same_bits() -> None:
+def test_invariant_15_another_elements_partial_sums_can_match_equal_bits() -> None:
     """Which is why OPEN_TERMS names its element: all else of it would be legal where it is wrong."""
     taken, defender = 0, Defender(HONEST)
     for state, right in answers_of_an_honest_defender()[Phase.OPEN_TERMS]:
@@ -158,14 +158,14 @@ TIES: dict[str, tuple[str, Phase, Callable[[Move], Move]]] = {
 
 
 @pytest.mark.parametrize("detail", TIES)
-def test_a_broken_tie_is_illegal(detail: str) -> None:
+def test_opening_that_contradicts_its_commitment_is_illegal(detail: str) -> None:
     name, phase, change = TIES[detail]
     state, move = at(name, phase)
     with pytest.raises(IllegalMove, match=re.escape(detail.strip())):
         game.apply(state, change(move), state.last)
 
 
-def test_a_rounding_log_breaks_the_policy() -> None:
+def test_rounding_log_is_illegal_under_policy_exact() -> None:
     state, move = at("terms", Phase.OPEN_VALUES)
     record = replace(HONEST.record(state.step), log_root=Digest(b"\1" * 32))
     state = replace(state, node=record.digest)
@@ -190,7 +190,7 @@ def test_wrong_siblings_and_a_wrong_number_of_them_are_illegal(phase: Phase) -> 
 
 @pytest.mark.parametrize("phase", [kind.KIND for kind in get_args(Opening)])
 @pytest.mark.parametrize("name", ["terms", "element", "data source"])
-def test_another_number_of_nodes_is_illegal(name: str, phase: Phase) -> None:
+def test_opening_with_a_wrong_number_of_nodes_is_illegal(name: str, phase: Phase) -> None:
     found = [(state, move) for state, move, _ in WALKS[name] if state.phase is phase]
     for state, move in found:
         count = len(move.nodes)
@@ -252,7 +252,7 @@ REFUSED: dict[str, tuple[str, Phase, Callable[[Move], Move]]] = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_4_an_illegal_move_is_refused_and_changes_nothing(message: str) -> None:
+def test_invariant_4_an_illegal_move_is_refused_and_changes_nothing(message: str) -> None:
     name, phase, change = REFUSED[message]
     state, move = at(name, phase)
     copy = replace(state)
@@ -272,7 +272,7 @@ LEAVES = [*range(len(runs.program().body)), *(runs.program().leaf_of_commit(k) f
 
 @settings(max_examples=20)
 @given(st.data(), st.sampled_from(LEAVES), st.integers(1, 5), st.integers(0, 10**6), st.integers(0, 4))
-def test_10_an_honest_challenger_wins_wherever_the_lie_is(
+def test_invariant_10_an_honest_challenger_wins_wherever_the_lie_is(
     data: st.DataObject, leaf: int, levels: int, element: int, bend_from: int
 ) -> None:
     """Whatever the division of the run into segments, and the bits that sums are rounded to."""
@@ -312,7 +312,7 @@ class FalseTerms(Defender):
         return replace(move, nodes=first_nodes(tree, state.job), siblings=tuple(tree.proof(true.count - 1)))
 
 
-def test_10_padding_of_an_accumulator_tree_must_be_empty() -> None:
+def test_invariant_10_padding_of_an_accumulator_tree_must_be_empty() -> None:
     """True leaves, a false element: the first false leaf is the last; a leaf of padding cannot hide that."""
     liar = runs.Liar(JOB, 4, ARGMAX, 0, bend_from=4)
     assert liar.accumulators(4, ARGMAX, 0).count == 5
@@ -321,7 +321,7 @@ def test_10_padding_of_an_accumulator_tree_must_be_empty() -> None:
 
 
 @pytest.mark.parametrize(("place", "reason"), [(7, Reason.PADDING), (2, Reason.RECOMPUTED)])
-def test_padding_and_leaves_decide_alike_for_a_challenger_that_goes_there(place: int, reason: Reason) -> None:
+def test_challenger_wins_at_any_spoiled_leaf_or_padding(place: int, reason: Reason) -> None:
     """A challenger may dispute any leaf: a spoiled one convicts, also where padding must be empty."""
 
     class GoesTo(Challenger):
@@ -340,7 +340,7 @@ def test_padding_and_leaves_decide_alike_for_a_challenger_that_goes_there(place:
 
 
 @pytest.mark.parametrize("first", range(4))
-def test_a_bent_sum_is_caught_at_the_leaf_where_it_bends(first: int) -> None:
+def test_false_partial_sum_is_convicted_at_its_first_false_leaf(first: int) -> None:
     liar = runs.Liar(JOB, 4, REDUCTION, 0, bend_from=first)
     true = HONEST.encoded(4, REDUCTION, 0)
     assert runs.bend(liar, 4, REDUCTION, 0, true, first)[:first] == true[:first]
@@ -349,7 +349,7 @@ def test_a_bent_sum_is_caught_at_the_leaf_where_it_bends(first: int) -> None:
 
 
 @pytest.mark.parametrize("leaf", slow_except(LEAVES, *LEAVES[::4]))
-def test_a_lie_in_any_instruction_ends_at_that_instruction(leaf: int) -> None:
+def test_dispute_ends_at_the_instruction_that_was_falsified(leaf: int) -> None:
     element = runs.ordinary_element(HONEST, 1, leaf)
     assert element is not None
     liar = runs.Liar(JOB, 1, leaf, element, bend_from=1)
@@ -360,7 +360,7 @@ def test_a_lie_in_any_instruction_ends_at_that_instruction(leaf: int) -> None:
         assert end.element == element
 
 
-def test_7_the_bound_holds_for_the_longest_walk() -> None:
+def test_invariant_7_move_bound_holds_for_the_longest_game() -> None:
     """One level a move, the deepest trees of this program."""
     job = runs.make_job(levels=1, interval=4)
     liar = runs.Liar(job, 3, ARGMAX, 14, bend_from=4)
@@ -370,7 +370,7 @@ def test_7_the_bound_holds_for_the_longest_walk() -> None:
     assert end.moves == sum((2 * 1, 2 * 2, 2 * 7, 1, 1, 1, 2 * 3, 1))
 
 
-def test_7_a_run_of_a_million_steps_takes_thirty_moves_at_most() -> None:
+def test_invariant_7_disputing_a_million_steps_takes_at_most_30_moves() -> None:
     """The challenge included: 1000 checkpoints of 1000 steps, 2^13 values, tensors of 256 MiB, sums of 1024 terms."""
     depths = {"run": 10, "steps": 10, "values": 14, "chunks": 19, "terms": 8}
     assert 1 + game.walk_moves(5, **depths) == 30
@@ -381,7 +381,7 @@ def test_7_a_run_of_a_million_steps_takes_thirty_moves_at_most() -> None:
 
 
 @pytest.mark.parametrize("name", ["terms", "commit", "state source"])
-def test_6_exactly_one_of_move_and_timeout_is_legal(name: str, cases: Callable[[], None]) -> None:
+def test_invariant_6_exactly_one_of_move_and_timeout_is_legal(name: str, cases: Callable[[], None]) -> None:
     allowed = Counter[int]()
     for state, move, _ in WALKS[name]:
         state = replace(state, last=1000, moved=1000, defender_rest=70, challenger_rest=30)
@@ -407,7 +407,7 @@ def test_6_exactly_one_of_move_and_timeout_is_legal(name: str, cases: Callable[[
     assert set(allowed) == {0, runs.REPLAY, runs.CLOCK}
 
 
-def test_5_time_does_not_run_backward() -> None:
+def test_invariant_5_moves_and_timeouts_cannot_go_back_in_time() -> None:
     state, move = at("terms", Phase.DESCEND)
     state = replace(state, last=50, moved=50)
     with pytest.raises(IllegalMove, match="not before 50, got 49"):
@@ -417,7 +417,7 @@ def test_5_time_does_not_run_backward() -> None:
 
 
 @pytest.mark.parametrize("name", WALKS)
-def test_12_who_replays_has_an_allowance(name: str) -> None:
+def test_invariant_12_moves_that_need_a_replay_get_extra_time(name: str) -> None:
     """The specification lists three openings, and the first selection in the trees that they open."""
     told = {
         (Phase.OPEN_STEPS, Level.RUN), (Phase.SELECT, Level.STEPS), (Phase.OPEN_VALUES, Level.STEPS),
@@ -435,7 +435,7 @@ def test_12_who_replays_has_an_allowance(name: str) -> None:
         assert seen[Phase.SELECT, Level.VALUES] > 1
 
 
-def test_12_the_bound_is_reached_and_not_passed() -> None:
+def test_invariant_12_the_time_bound_is_reached_and_not_exceeded() -> None:
     """Every move as late as it may be: at its allowance, until a side's last one eats its clock."""
     steps = WALKS["terms"]
     state = steps[0][0]

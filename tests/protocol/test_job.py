@@ -111,14 +111,14 @@ def test_segments_partition_the_steps(steps: int, interval: int) -> None:
             job.checkpoint_of(outside)
 
 
-def test_its_policy_and_record_before_the_first_step() -> None:
+def test_job_id_covers_policy_tolerances_and_seats() -> None:
     logged = replace(JOB, policy=1, tolerances=0x281E0B)
     assert len({JOB.id, logged.id, replace(JOB, policy=1).id, replace(JOB, seats=16, seat_bond=1).id}) == 4
     assert (logged.is_logged, JOB.is_logged) == (True, False)
     assert JOB.initial_record == initial_record(JOB.initial_state_root)
 
 
-def test_a_job_is_about_one_program() -> None:
+def test_job_refuses_another_program() -> None:
     program = every_kind()
     JOB.check_program(program)
     shorter = Program(program.body[:-1], program.commits)
@@ -130,7 +130,7 @@ def test_a_job_is_about_one_program() -> None:
         replace(JOB, data_count=0).check_program(program)
 
 
-def test_both_parties_sign() -> None:
+def test_signed_job_needs_valid_signatures_of_both_parties() -> None:
     good = signed()
     good.verify()
     digest = JOB.digest(DOMAIN)
@@ -145,7 +145,7 @@ def test_both_parties_sign() -> None:
 
 
 @given(st.integers(16, 32), st.lists(st.sampled_from([0, *range(2, 65)]), min_size=3, max_size=3))
-def test_a_job_file_comes_back(precision: int, tolerances: list[int]) -> None:
+def test_job_file_round_trips(precision: int, tolerances: list[int]) -> None:
     packed = int.from_bytes(bytes(tolerances), "little")
     logged = replace(JOB, policy=1, precision=precision, tolerances=packed)
     for job in (logged, replace(JOB, nonce=(1 << 256) - 1, reward=1 << 100, challenger_stake=1 << 87)):
@@ -160,7 +160,7 @@ HEAD_FILE = SignedHead.sign(head(), DOMAIN, TRAINER).encode()
 
 
 @pytest.mark.parametrize("decode", [SignedJob.decode, SignedHead.decode])
-def test_files_of_another_shape_are_refused(decode: Any) -> None:
+def test_malformed_job_and_head_files_are_refused(decode: Any) -> None:
     for file in (JOB_FILE[:-1], JOB_FILE + b"\0", HEAD_FILE[:-1], HEAD_FILE + b"\0", b"", b"\xc0", bytes(5000)):
         with pytest.raises(EncodingError):
             decode(file)
@@ -171,7 +171,7 @@ def test_files_of_another_shape_are_refused(decode: Any) -> None:
         decode(msgpack.packb([*value, 0]))
 
 
-def test_heads_are_of_the_job_and_by_its_trainer() -> None:
+def test_head_must_be_of_the_job_and_signed_by_its_trainer() -> None:
     good = SignedHead.sign(head(), DOMAIN, TRAINER)
     good.verify(JOB, DOMAIN)
     assert SignedHead.decode(good.encode()) == good
@@ -185,7 +185,7 @@ def test_heads_are_of_the_job_and_by_its_trainer() -> None:
         SignedHead.decode(msgpack.packb([1, JOB.id, 0, bytes(32), bytes(65)]))
 
 
-def test_a_game_id_names_everything() -> None:
+def test_game_id_hashes_job_head_challenger_and_nonce() -> None:
     challenger = CHALLENGER.address
     expected = tagged_hash(Tag.GAME, JOB.id, head().digest(DOMAIN), challenger, (5).to_bytes(8, "big"))
     assert game_id(head(), DOMAIN, challenger, 5) == expected

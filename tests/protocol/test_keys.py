@@ -61,7 +61,7 @@ def test_malformed_signatures_are_named() -> None:
         KEY.sign(DIGEST[1:])
 
 
-def test_r_that_is_no_point_is_refused() -> None:
+def test_signature_whose_r_is_not_on_the_curve_is_refused() -> None:
     """About half of all r are no x coordinate of the curve."""
     found = []
     for r in range(1, 33):
@@ -73,7 +73,7 @@ def test_r_that_is_no_point_is_refused() -> None:
     assert all("no secp256k1 key" in message for message in found)
 
 
-def test_keys_show_no_secret_and_come_from_randomness() -> None:
+def test_private_keys_hide_the_secret_and_need_48_random_bytes() -> None:
     assert repr(KEY) == f"PrivateKey(address=0x{KEY.address.hex()})"
     first, second = (PrivateKey.generate(bytes([n]) * RANDOM_BYTES) for n in (1, 2))
     assert first.address != second.address
@@ -158,7 +158,7 @@ _SCALARS = st.one_of(st.sampled_from(_EDGES), st.integers(0, 2**256 - 1))
 
 @settings(max_examples=100)
 @given(_SCALARS, _SCALARS, _SCALARS, st.integers(26, 29), st.booleans())
-def test_any_numbers_are_taken_and_refused_as_by_eth_keys(z: int, r: int, s: int, v: int, is_signed: bool) -> None:
+def test_key_recovery_matches_eth_keys_on_arbitrary_numbers(z: int, r: int, s: int, v: int, is_signed: bool) -> None:
     """Anybody may send any numbers, and real signatures with s, or the digest, from elsewhere."""
     digest = z.to_bytes(32, "big")
     signature = (KEY.sign(digest)[:32] if is_signed else r.to_bytes(32, "big")) + s.to_bytes(32, "big") + bytes([v])

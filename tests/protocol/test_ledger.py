@@ -354,7 +354,7 @@ def any_fields(kind: type[Any]) -> st.SearchStrategy[Any]:
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_ends_of_the_scenes(end: str) -> None:
+def test_each_scripted_job_ends_with_its_expected_verdict(end: str) -> None:
     _, status, reason = ENDS[end]
     board = scene_of(end).ledger.board
     assert [job.status for job in board.jobs.values()] == ([] if status is None else [status])
@@ -368,7 +368,7 @@ KINDS = [*(kind for kind in posts.BODIES.values() if kind is not posts.Transacti
 @pytest.mark.parametrize(
     "kind", slow_except(KINDS, posts.ReceiptBody, posts.OfferBody, tx.Enter, tx.Settle), ids=lambda kind: kind.__name__
 )
-def test_ledger_reads_any_post_after_any_end(kind: type[Any], cases: Callable[[int], None]) -> None:
+def test_ledger_accepts_or_refuses_any_post_in_any_job_state(kind: type[Any], cases: Callable[[int], None]) -> None:
     """What it does not take it refuses, by an error that all readers of posts expect, and then nobody owes more."""
     read, is_hostile = 0, kind in (posts.MoveBody, posts.ReceiptBody, tx.EnterAndProve, tx.Enter, tx.ReportFork)
 
@@ -424,7 +424,7 @@ def name_auditors(scene: Scene, *keys: PrivateKey, by: PrivateKey = CLIENT) -> N
     scene.post(by, posts.AuditorsBody(accounts=tuple(key.address for key in keys)))
 
 
-def test_throw_away_keys_share_four_games_and_shut_no_named_account_out() -> None:
+def test_throwaway_keys_cannot_keep_named_auditors_from_challenging() -> None:
     scene = Scene().head()
     thrown = strangers(40)
     assert flood(scene, thrown) == MAX_STRANGERS == 4
@@ -444,7 +444,7 @@ def test_throw_away_keys_share_four_games_and_shut_no_named_account_out() -> Non
     scene.refused("TooManyGames", thrown[0], tx.Challenge(head=HEAD, nonce=1), at=scene.now)
 
 
-def test_a_client_and_its_keys_have_no_more_games_than_a_job_may() -> None:
+def test_client_with_many_keys_cannot_exceed_the_games_per_job() -> None:
     """It names keys before they challenge, or after, and others to make room for more strangers."""
     scene, keys = Scene().head(), strangers(60)
     for start in range(0, 60, 5):
@@ -457,7 +457,7 @@ def test_a_client_and_its_keys_have_no_more_games_than_a_job_may() -> None:
     assert len(scene.ledger.board.jobs[JOB.id].auditors) == MAX_NAMED
 
 
-def test_auditors_are_named_for_a_job_that_is_there() -> None:
+def test_auditors_are_named_only_for_existing_jobs_up_to_a_limit() -> None:
     scene = Scene()
     name_auditors(scene, CHALLENGER)
     assert not scene.ledger.board.jobs
@@ -471,7 +471,7 @@ def test_auditors_are_named_for_a_job_that_is_there() -> None:
 # ---------------------------------------------------------------- clocks, to the second
 
 
-def test_ledger_settles_abandons_and_cancels_after_the_last_second() -> None:
+def test_ledger_settles_and_abandons_only_after_the_last_second() -> None:
     scene = Scene().head()
     end, settle = scene.ledger.board.jobs[JOB.id].window_end, tx.Settle(job_id=JOB.id)
     for at in (end - 1, end):
@@ -504,7 +504,7 @@ def test_ledger_lets_a_challenge_begin_until_the_last_second(audit_time: int) ->
         other.refused("OpenGames", TRAINER, tx.Settle(job_id=job.id), at=end + 1)
 
 
-def test_ledger_parts_each_side_after_its_last_second() -> None:
+def test_ledger_lets_each_side_leave_a_job_only_after_its_deadline() -> None:
     job = replace(LOGGED, deadline=500)
     scene, part = Scene(job).head(head_of(job, 1, HEAD.head.run_root)), tx.Part(job_id=job.id)
     found = scene.ledger.board.jobs[job.id]
@@ -541,7 +541,7 @@ def test_ledger_takes_a_move_until_the_deadline_and_a_timeout_after_it(cases: Ca
     assert scene.ledger.board.jobs[JOB.id].status is JobStatus.SLASHED
 
 
-def test_ledger_lets_a_state_enter_until_the_talk_is_over() -> None:
+def test_ledger_accepts_a_signed_state_only_during_off_chain_play() -> None:
     scene = Scene().talk(walk()[:5])
     state = walk()[4][2]
     signer = SIDES[walk()[4][0].mover]

@@ -58,7 +58,7 @@ logs_of_runs = st.integers(1, 2).map(logged.random_logs)
     st.integers(0, 10**6),
     st.integers(0, 4),
 )
-def test_10_an_honest_challenger_wins_wherever_the_lie_is(
+def test_invariant_10_an_honest_challenger_wins_wherever_the_lie_is(
     step: int, leaf: int, job: Job, logs: Logs, element: int, bend_from: int
 ) -> None:
     run = Run(job, logs=logs)
@@ -81,7 +81,7 @@ def test_10_an_honest_challenger_wins_wherever_the_lie_is(
 @pytest.mark.parametrize("bent", [False, True])
 @pytest.mark.parametrize("cheat", logged.CHEATS)
 @pytest.mark.parametrize("leaf", slow_except([PRODUCTS, PLAIN, SCATTER], SCATTER))
-def test_who_does_not_follow_the_log_loses_at_that_element(leaf: int, cheat: str, bent: bool) -> None:
+def test_party_that_ignores_the_rounding_log_loses_at_that_element(leaf: int, cheat: str, bent: bool) -> None:
     at = logged.find(leaf, cheat)
     wrong, liar = at.wrong, at.misled(at.wrong, bent=bent)
     end = end_of(liar, at.run)
@@ -102,7 +102,7 @@ def test_who_does_not_follow_the_log_loses_at_that_element(leaf: int, cheat: str
 
 
 @pytest.mark.parametrize("cheat", ["off without an entry", "against the entry"])
-def test_no_neighbour_is_no_neighbour(cheat: str) -> None:
+def test_value_other_than_the_two_neighbours_is_convicted(cheat: str) -> None:
     """Near a middle a log chooses between two numbers, not among others."""
     at = logged.find(SCATTER, cheat)
     for bits in (at.right + 2 * logged.STEP, at.right + 1, at.right ^ 0x80000000):
@@ -110,7 +110,7 @@ def test_no_neighbour_is_no_neighbour(cheat: str) -> None:
         assert (end.verdict.winner, end.element) == (Side.CHALLENGER, at.element)
 
 
-def test_a_tolerance_is_of_its_kind() -> None:
+def test_tolerance_affects_only_sums_of_its_kind() -> None:
     """The same logs under tolerances of other kinds have no effect on this one."""
     for kind in SumKind:
         job = logged.logged_job(tolerances=pack_tolerances({kind: 2}))
@@ -157,7 +157,7 @@ class Opened(Run):
 
 
 @pytest.mark.parametrize("interval", [1, 2, 5])
-def test_who_computes_by_other_logs_than_its_head_commits_to_loses(interval: int) -> None:
+def test_trainer_that_follows_uncommitted_logs_loses(interval: int) -> None:
     """Both ways: the head commits to the published logs, the values follow others, and either may be opened."""
     job = logged.logged_job(interval=interval)
     honest, forked = Run(job, logs=LOGS), logged.Forked(job, OTHER_LOGS, LOGS)
@@ -198,7 +198,7 @@ def test_a_record_inside_the_segment_with_another_log_root_loses() -> None:
     assert (at.step, refused) == (3, "the log root of the record is not the checkpoint's")
 
 
-def test_a_challenger_by_other_logs_than_the_committed_ones_loses() -> None:
+def test_challenger_that_follows_uncommitted_logs_loses() -> None:
     """Whoever publishes logs that are not those of its head cannot be audited, and must not be challenged."""
     end = end_of(HONEST, Run(JOB, logs=OTHER_LOGS))
     assert end.verdict.winner is Side.DEFENDER
@@ -248,7 +248,7 @@ TIES: dict[str, tuple[str, Phase, Change, str]] = {
 
 
 @pytest.mark.parametrize("what", TIES)
-def test_a_broken_tie_is_illegal(what: str) -> None:
+def test_log_opening_that_contradicts_its_commitment_is_illegal(what: str) -> None:
     name, phase, change, detail = TIES[what]
     state, move = at(name, phase)
     assert game.apply(state, move, state.last).verdict is None
@@ -256,7 +256,7 @@ def test_a_broken_tie_is_illegal(what: str) -> None:
         game.apply(state, replace(move, **change(move)), state.last)
 
 
-def test_the_word_of_another_chunk_or_value_loses() -> None:
+def test_log_word_of_another_chunk_or_value_is_illegal() -> None:
     state, move = at("scatter", Phase.OPEN_CHUNK)
     assert state.chunk == 1
     tree = LOGS.tree(4)
@@ -289,7 +289,7 @@ REFUSED: dict[str, tuple[str, Phase, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_4_an_illegal_move_is_refused_and_changes_nothing(what: str) -> None:
+def test_invariant_4_an_illegal_move_is_refused_and_changes_nothing(what: str) -> None:
     name, phase, changes, message = REFUSED[what]
     state, move = at(name, phase)
     copy = replace(state)
@@ -299,7 +299,7 @@ def test_4_an_illegal_move_is_refused_and_changes_nothing(what: str) -> None:
     assert game.apply(state, move, state.earliest + 1).verdict is None
 
 
-def test_what_the_walk_remembers_of_the_logs() -> None:
+def test_game_state_keeps_the_opened_log_roots_and_word() -> None:
     for name in ("scatter", "single step"):
         state, _ = at(name, Phase.OPEN_TERMS)
         step, leaf, element = state.step, state.leaf, state.element
@@ -315,7 +315,7 @@ def test_what_the_walk_remembers_of_the_logs() -> None:
     assert (state.step_log, state.log_root, state.is_logged_sum) == (ZERO_DIGEST, ZERO_DIGEST, False)
 
 
-def test_a_code_of_three_means_nothing() -> None:
+def test_unknown_log_code_three_rounds_to_nearest() -> None:
     """Nobody's tree has one, but a cheat may commit to one: the element is then rounded to nearest."""
     state, move = at("plain", Phase.OPEN_CHUNK)
     word = b"\xff" * 32
@@ -327,7 +327,7 @@ def test_a_code_of_three_means_nothing() -> None:
     assert code_in(word, 0) is Direction.NONE
 
 
-def test_a_walk_to_a_commit_or_a_source_asks_for_no_word() -> None:
+def test_dispute_over_a_commit_or_source_opens_no_log_word() -> None:
     for leaf in (0, 3, 5, program().leaf_of_commit(0), program().leaf_of_commit(1)):
         end = walk(Liar(JOB, 4, leaf, 0, logs=LOGS), HONEST)[-1][2]
         assert (end.verdict.winner, end.leaf, end.word) == (Side.CHALLENGER, leaf, NO_WORD)

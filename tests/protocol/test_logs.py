@@ -99,7 +99,7 @@ def values_of(of: Program) -> st.SearchStrategy[dict[int, dict[int, Direction]]]
 
 @given(values_of(program()))
 @settings(max_examples=40)
-def test_the_tree_is_the_dense_one(directions: dict[int, dict[int, Direction]]) -> None:
+def test_sparse_log_tree_equals_the_dense_tree(directions: dict[int, dict[int, Direction]]) -> None:
     log = log_of(directions)
     log.check(program(), 1)
     assert log.count == sum(map(len, directions.values()))
@@ -127,17 +127,17 @@ def full_log(stride: int) -> dict[int, dict[int, Direction]]:
 
 @given(values_of(every_kind()))
 @settings(max_examples=20)
-def test_the_tree_of_a_program_of_every_kind(directions: dict[int, dict[int, Direction]]) -> None:
+def test_log_tree_is_correct_for_every_kind_of_instruction(directions: dict[int, dict[int, Direction]]) -> None:
     assert log_tree.LogTree(every_kind(), log_of(directions)).root == naive_root(directions, every_kind())
 
 
 @pytest.mark.parametrize("stride", [1, 2, 129])
-def test_full_logs(stride: int) -> None:
+def test_log_tree_of_a_full_log_equals_the_dense_tree(stride: int) -> None:
     directions = full_log(stride)
     assert log_tree.LogTree(program(), log_of(directions)).root == naive_root(directions, program())
 
 
-def test_an_empty_log() -> None:
+def test_log_tree_of_an_empty_log_equals_the_dense_tree() -> None:
     tree = log_tree.LogTree(program(), StepLog())
     assert tree.root == naive_root({}, program())
     assert tree.word(PLAIN, 3) == log_tree.NO_WORD
@@ -149,7 +149,7 @@ def test_an_empty_log() -> None:
     assert log_tree.LogTree(without_sums, StepLog()).root == EMPTY
 
 
-def test_the_logs_tree_of_a_segment() -> None:
+def test_segment_log_tree_commits_to_each_steps_log() -> None:
     roots = [log_tree.LogTree(program(), log_of({SCALAR: {0: Direction(1 + k % 2)}})).root for k in range(5)]
     tree = log_tree.logs_tree(roots)
     assert tree.root == root_of(list(roots), 3)
@@ -191,7 +191,7 @@ FAULTS: dict[str, tuple[Mapping[int, Entries], str, int, int | None]] = {
 
 
 @pytest.mark.parametrize("what", FAULTS)
-def test_a_fault_is_named(what: str) -> None:
+def test_log_error_names_step_instruction_and_element(what: str) -> None:
     given_entries, rule, value, element = FAULTS[what]
     with pytest.raises(LogError, match=rule) as caught:
         StepLog(given_entries).check(program(), 12)
@@ -201,12 +201,12 @@ def test_a_fault_is_named(what: str) -> None:
     assert element is None or f"element {element}" in str(caught.value)
 
 
-def test_an_error_without_a_place() -> None:
+def test_log_error_without_a_position_states_only_the_rule() -> None:
     error = LogError("expected a header, got none")
     assert (str(error), error.rule) == ("rounding log: expected a header, got none", "expected a header, got none")
 
 
-def test_entries_compare_by_content() -> None:
+def test_log_entries_compare_by_content_and_are_unhashable() -> None:
     assert entries(1, 2) == entries(1, 2)
     assert entries(1, 2) != entries(1, 3)
     assert entries(1) != Entries(np.array([1], dtype=np.int64), np.array([True]))

@@ -57,7 +57,7 @@ def a_machine(board: Board | None = None, journal: Any = (), **more: Any) -> Par
     return Planned(**known(board_with() if board is None else board, TRAINER, journal), **more)
 
 
-def test_the_first_record_of_a_place_is_the_one() -> None:
+def test_journal_keeps_the_first_record_of_each_key() -> None:
     entries = [e.AppendRecord(place=PLACE, data=data) for data in (b"first", b"second")]
     assert a_machine(journal=entries).records[PLACE] == b"first"
     machine, found = a_machine(), list[bytes]()
@@ -70,7 +70,7 @@ def test_the_first_record_of_a_place_is_the_one() -> None:
     assert actions == (e.AppendRecord(place=PLACE, data=b"first"),)
 
 
-def test_the_earliest_wake_counts() -> None:
+def test_earliest_requested_wake_time_is_used() -> None:
     def wakes(party: PartyMachine) -> None:
         for at in (START + 9, START + 5, START + 7):
             party.wake(at)
@@ -85,7 +85,7 @@ def test_time_does_not_run_backwards() -> None:
     assert machine.now == START + 5
 
 
-def test_an_instant_has_come_in_its_own_second() -> None:
+def test_instant_counts_as_reached_in_its_own_second() -> None:
     for after in (-1, 0, 1):
         found: list[bool] = []
 
@@ -108,7 +108,7 @@ def test_work_under_way_is_not_begun_again() -> None:
     assert machine.observe(e.Done(at=START, work=work)) == (e.Start(work=work),), "it is wanted again"
 
 
-def test_an_error_in_one_part_of_a_round_ends_no_other() -> None:
+def test_error_in_one_game_does_not_stop_other_work() -> None:
     def fails(party: PartyMachine) -> None:
         with party.apart("a game"):
             raise KeyError("of a test")
@@ -121,7 +121,7 @@ def test_an_error_in_one_part_of_a_round_ends_no_other() -> None:
     assert isinstance(start, e.Start)
 
 
-def test_what_is_on_its_way_counts_as_put_up() -> None:
+def test_pending_stakes_count_against_the_spending_limits() -> None:
     """A stake that is sent and in no block yet is spent; the board does not show it."""
     board = board_with(JobStatus.OFFERED)
     stake = JOB.trainer_stake
@@ -159,7 +159,7 @@ def test_a_challenge_is_sent_up_to_the_last_second_of_the_window() -> None:
         assert calls(actions) == ([tx.Challenge(head=head, nonce=0)] if after <= 0 else [])
 
 
-def test_two_heads_of_one_count_are_kept_and_no_third() -> None:
+def test_watcher_keeps_at_most_two_heads_of_one_count() -> None:
     watcher = KnowingWatcher(**known(board_with(), None))
     third = SignedHead.sign(Head(job_id=JOB.id, count=2, run_root=Digest(bytes(32))), DOMAIN, TRAINER)
     for head in (TRUTH.head(2), FALSE.head(2), third):
@@ -197,7 +197,7 @@ def signed(number: int) -> SignedHead:
     return SignedHead.sign(Head(job_id=LOGGED.id, count=1, run_root=Digest(bytes([number]) * 32)), DOMAIN, TRAINER)
 
 
-def test_a_receipt_counts_if_the_client_signed_it_for_the_own_head() -> None:
+def test_trainer_accepts_only_the_clients_receipt_for_its_own_head() -> None:
     own = signed(1)
     others = signed(2)
     place: e.Place = ("head", LOGGED.id, 1)
@@ -222,7 +222,7 @@ def test_a_trainer_computes_one_segment_ahead_of_its_receipts() -> None:
         assert (train in trainer.observe(e.Started(at=START + 1))) is (receipts == 1)
 
 
-def test_a_client_parts_after_the_trainers_time_to_do_so() -> None:
+def test_client_leaves_a_job_only_after_the_trainers_time_to_leave() -> None:
     for after, parts in ((-1, False), (0, False), (1, True)):
         board = logged_board(heads=1)
         due = board.jobs[LOGGED.id].parting + GRACE_BLOCKS * BLOCK
@@ -241,7 +241,7 @@ def test_an_open_game_keeps_a_client_from_ending_its_job() -> None:
 # ---------------------------------------------------------------- the last second
 
 
-def test_a_segment_is_trained_while_its_head_can_come_in_time() -> None:
+def test_trainer_starts_no_segment_after_its_head_is_due() -> None:
     for after in (-1, 0, 1):
         board = board_with()
         now = board.jobs[JOB.id].due + after
@@ -259,7 +259,7 @@ def test_a_window_lasts_until_all_segments_had_their_audit_time() -> None:
     assert job.window_end == START + 2 * slow.challenge_window, "two segments, one after the other"
 
 
-def test_a_stake_doubles_for_each_game_that_is_open_or_may_open_before() -> None:
+def test_challenge_stake_doubles_for_each_open_or_earlier_game() -> None:
     board = board_with(heads=2)
     (job,) = board.jobs.values()
     assert [board.price(job, more) for more in range(3)] == [JOB.challenger_stake << more for more in range(3)]
@@ -270,13 +270,13 @@ def test_a_stake_doubles_for_each_game_that_is_open_or_may_open_before() -> None
     assert board.stake_of(sent) == JOB.challenger_stake << 2
 
 
-def test_a_job_is_due_at_its_window_or_its_deadline_whichever_is_first() -> None:
+def test_job_is_due_at_the_earlier_of_window_and_deadline() -> None:
     for deadline in (JOB.challenge_window - 1, JOB.challenge_window + 1):
         due = PublicJob(job=replace(JOB, deadline=deadline), last_progress=START, accepted=START).due
         assert due == START + min(deadline, JOB.challenge_window)
 
 
-def test_an_answer_counts_if_the_trainer_signed_it() -> None:
+def test_client_accepts_only_the_trainers_signature_on_a_job() -> None:
     for key, counts in ((TRAINER, True), (CHALLENGER, False)):
         client = KnowingClient(**known(Board(), CLIENT))
         client.observe(e.JobDrafted(at=START, job=JOB))

@@ -36,7 +36,7 @@ def test_depth_is_the_least_that_holds_the_leaves() -> None:
 
 
 @given(leaf_lists, st.integers(0, 2))
-def test_root_is_the_naive_one(leaves: list[bytes], extra: int) -> None:
+def test_merkle_root_matches_a_naive_recursion(leaves: list[bytes], extra: int) -> None:
     depth = depth_of(len(leaves)) + extra
     tree = Tree(leaves, depth)
     assert tree.root == naive_root(padded(leaves, depth))
@@ -52,7 +52,7 @@ def test_every_leaf_has_a_proof(leaves: list[bytes]) -> None:
 
 
 @given(st.lists(digests, min_size=2, max_size=40, unique=True), st.data())
-def test_damage_is_found(leaves: list[bytes], data: st.DataObject) -> None:
+def test_damaged_or_misplaced_merkle_proofs_are_refused(leaves: list[bytes], data: st.DataObject) -> None:
     tree = Tree(leaves)
     position = data.draw(st.integers(0, len(leaves) - 1))
     other = data.draw(st.integers(0, len(leaves) - 1).filter(lambda k: k != position))
@@ -74,7 +74,7 @@ def test_damage_is_found(leaves: list[bytes], data: st.DataObject) -> None:
 
 
 @given(leaf_lists, st.data())
-def test_nodes_below_fold_to_the_node(leaves: list[bytes], data: st.DataObject) -> None:
+def test_descendants_of_a_node_hash_to_that_node(leaves: list[bytes], data: st.DataObject) -> None:
     tree = Tree(leaves)
     height = data.draw(st.integers(0, tree.depth))
     position = data.draw(st.integers(0, (1 << tree.depth - height) - 1))
@@ -84,7 +84,7 @@ def test_nodes_below_fold_to_the_node(leaves: list[bytes], data: st.DataObject) 
     assert fold_nodes(nodes) == tree.node(height, position)
 
 
-def test_empty_trees_and_bad_arguments() -> None:
+def test_empty_trees_have_fixed_roots_and_bad_arguments_are_refused() -> None:
     assert empty_root(0) == EMPTY == Tree([]).root
     assert empty_root(3) == naive_root([EMPTY] * 8) == Tree([], 3).root
     assert parent(EMPTY, EMPTY) == empty_root(1)
@@ -99,7 +99,7 @@ def test_empty_trees_and_bad_arguments() -> None:
 
 
 @given(leaf_lists, st.integers(0, 3))
-def test_a_frontier_has_the_root_of_the_tree_at_any_time(leaves: list[bytes], extra: int) -> None:
+def test_incremental_frontier_root_equals_the_tree_root(leaves: list[bytes], extra: int) -> None:
     frontier, depth = Frontier(), depth_of(len(leaves)) + extra
     assert frontier.root(depth) == Tree([], depth).root
     for count, leaf in enumerate(leaves, 1):
@@ -109,7 +109,7 @@ def test_a_frontier_has_the_root_of_the_tree_at_any_time(leaves: list[bytes], ex
         assert frontier.root(depth) == Tree(leaves[:count], depth).root == frontier.root(depth)
 
 
-def test_leaves_are_digests() -> None:
+def test_leaves_must_be_32_bytes_and_fit_the_depth() -> None:
     with pytest.raises(ValueError, match="leaves of 32 bytes"):
         Tree([bytes(31)])
     frontier = Frontier()

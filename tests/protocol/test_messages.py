@@ -24,13 +24,13 @@ SECOND = choose(FIRST.nodes, 1)
 
 
 @given(messages)
-def test_a_message_comes_back(message: Message) -> None:
+def test_message_round_trips_through_its_encoding(message: Message) -> None:
     encoded = message.encode()
     assert Message.decode(encoded) == message
     assert message.hash == message_hash(encoded)
 
 
-def test_json_is_spelled_as_in_the_contracts() -> None:
+def test_message_json_matches_the_contracts_spelling() -> None:
     move = {"kind": "select", "node": "0x" + "03" * 32, "index": 1, "siblings": ["0x" + "00" * 32]}
     item = message(SECOND, sequence=1 << 60).to_json()
     assert item["sequence"] == str(1 << 60)
@@ -75,7 +75,7 @@ NOT_CANONICAL = {
 
 
 @pytest.mark.parametrize("what", NOT_CANONICAL)
-def test_other_encodings_are_refused(what: str) -> None:
+def test_noncanonical_message_encodings_are_refused(what: str) -> None:
     assert NOT_CANONICAL[what] != ENCODED
     with pytest.raises(EncodingError):
         Message.decode(NOT_CANONICAL[what])
@@ -113,7 +113,7 @@ def test_under_policy_exact_the_logs_fields_are_zero_and_empty() -> None:
             moves.unpack_move(kind, short)
 
 
-def test_the_largest_proof_fits() -> None:
+def test_largest_proof_fits_the_message_size_limit() -> None:
     siblings = (bytes(32),) * 40
     tensor = moves.TensorOpening(value=0, dtype=0, dims=(1,) * 8, chunk_root=bytes(32), siblings=siblings)
     chunk = moves.ChunkOpening(tensor=0, chunk_index=0, data=bytes(512), siblings=siblings)

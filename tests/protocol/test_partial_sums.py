@@ -65,7 +65,7 @@ def rows(
 
 @given(st.data())
 @settings(max_examples=100)
-def test_every_kind_agrees_with_one_term_at_a_time_in_pieces_of_any_length(data: st.DataObject) -> None:
+def test_blockwise_accumulation_matches_one_term_at_a_time(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(list(Kind)))
     of_kind = {Kind.F32_SUM: floats, Kind.BF16_SUM: floats, Kind.F32_MAX: ordered, Kind.F32_ARGMAX: ordered}.get(
         kind, longs
@@ -81,7 +81,7 @@ def test_every_kind_agrees_with_one_term_at_a_time_in_pieces_of_any_length(data:
 
 @given(st.lists(st.tuples(st.booleans(), finite, finite), min_size=1, max_size=12))
 @settings(max_examples=50)
-def test_sums_that_cancel_to_nothing_and_go_on(halves: list[tuple[bool, int, int]]) -> None:
+def test_blockwise_sums_survive_exact_cancellation(halves: list[tuple[bool, int, int]]) -> None:
     there = [(x, y) for _, x, y in halves]
     back = [(x, y ^ SIGN) if first else (x ^ SIGN, y) for first, x, y in halves]
     filler = [(SIGN, ONE)] * (-2 * len(there) % 4)
@@ -96,7 +96,7 @@ def test_sums_that_cancel_to_nothing_and_go_on(halves: list[tuple[bool, int, int
     st.lists(st.tuples(finite, finite), min_size=1, max_size=9),
 )
 @settings(max_examples=50)
-def test_any_start_a_forger_can_encode_wraps_as_the_oracle_does(value: int, terms: list[tuple[int, int]]) -> None:
+def test_blockwise_sums_from_a_forged_start_wrap_like_the_reference(value: int, terms: list[tuple[int, int]]) -> None:
     top = 2 ** (8 * SUM_BYTES - 1)
     for held in (value, top - 1, -top, -1):
         start = Accumulator(kind=Kind.F32_SUM, value=held)
@@ -105,7 +105,7 @@ def test_any_start_a_forger_can_encode_wraps_as_the_oracle_does(value: int, term
     assert rows(flagged, terms) == [b"\1" + bytes(96)] * -(-len(terms) // 4)
 
 
-def test_sizes_are_checked() -> None:
+def test_block_sizes_out_of_range_are_refused() -> None:
     for count in (0, BLOCK_TERMS + 1):
         with pytest.raises(ValueError, match=f"expected 1 to {BLOCK_TERMS} terms, got {count}"):
             after_leaves(initial(Kind.I64_MAX), [np.zeros(count, dtype=np.int64)])
@@ -169,7 +169,7 @@ def by_reference(instruction: Instruction, index: int, data: Sequence[bytes], dt
 
 @given(instructions(), st.data())
 @settings(max_examples=60)
-def test_terms_are_read_where_the_access_maps_say(
+def test_blockwise_terms_follow_the_access_maps(
     made: tuple[Instruction, list[int], tuple[DType, ...]], data: st.DataObject
 ) -> None:
     instruction, sizes, dtypes = made
@@ -189,7 +189,7 @@ def test_terms_are_read_where_the_access_maps_say(
     slow_except(FORMS, *FORMS[1::3]),
     ids=lambda form: f"{form[0].name} {form[1]} {'x'.join(t.name for t in form[3])}",
 )
-def test_over_several_blocks(form: Form) -> None:
+def test_accumulators_over_several_blocks_match_the_reference(form: Form) -> None:
     """Two blocks and a little, three dims of which none divides a block; the last terms are the special ones."""
     opcode, *_, dtypes = form
     reduction = (7, 11, 433)
@@ -207,7 +207,7 @@ def test_over_several_blocks(form: Form) -> None:
     assert by_blocks(instruction, 1, tensors, dtypes) == by_reference(instruction, 1, tensors, dtypes)
 
 
-def test_blocks_come_in_any_order_and_again() -> None:
+def test_blocks_can_be_computed_in_any_order_and_repeatedly() -> None:
     count = 2 * BLOCK_TERMS + 5
     data = np.arange(count, dtype="<i8").tobytes()
     terms = ElementTerms(dot(count, dtype=I64, operands=1), 0, [data], [I64])
@@ -247,7 +247,7 @@ def test_an_element_outside_a_tensor_is_never_read(access: Access, message: str)
         ElementTerms(instruction, 0, [bytes(40), bytes(36)], [F32, F32])
 
 
-def test_strides_of_dims_of_one_element_may_be_anything() -> None:
+def test_strides_of_size_one_dimensions_are_ignored() -> None:
     access = Access(0, 1, (2**63 - 1, 1, -(2**63)))
     instruction = replace(dot(1), reduction=(1, 3, 1), operands=(access,))
     data = pack(F32, [NAN, ONE, 1, SIGN])

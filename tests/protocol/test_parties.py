@@ -100,7 +100,7 @@ def test_a_false_run_is_convicted_at_its_lie() -> None:
     assert not any(town.board.credits.values())
 
 
-def test_a_watcher_sends_nothing_and_calls_a_person() -> None:
+def test_watcher_sends_nothing_and_raises_alarms_on_a_false_run() -> None:
     for run in (TRUTH, FALSE):
         town = Town(run).play()
         assert not [action for action in town.seen["watcher"].actions if isinstance(action, SENDS)]
@@ -110,7 +110,7 @@ def test_a_watcher_sends_nothing_and_calls_a_person() -> None:
         _ = KnowingWatcher(**known(Board(), None)).key
 
 
-def test_a_machine_in_a_fresh_place_only_looks() -> None:
+def test_freshly_started_party_sends_nothing() -> None:
     for kind, key in KINDS.values():
         machine = kind(**known(Board(), key))
         assert not any(isinstance(action, SENDS) for action in machine.observe(e.Started(at=START)))
@@ -122,7 +122,7 @@ def test_a_machine_in_a_fresh_place_only_looks() -> None:
 @pytest.mark.parametrize("every", slow_except([30, 3], 30))
 @pytest.mark.parametrize("name", slow_except(["client", "trainer", "auditor"], "trainer"))
 @pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["on the chain", "talked"])
-def test_who_dies_says_the_same(run: Run, name: str, every: int) -> None:
+def test_restarted_party_repeats_identical_statements(run: Run, name: str, every: int) -> None:
     """Made anew from its journal: every statement is the same, byte for byte."""
     whole = Town(run).play()
     events = whole.seen[name].events
@@ -140,7 +140,7 @@ def test_who_dies_says_the_same(run: Run, name: str, every: int) -> None:
     [(TRUTH, JobStatus.SETTLED), (FALSE, JobStatus.SLASHED), (TALKED_FALSE, JobStatus.SLASHED)],
     ids=["true", "false", "false and talked"],
 )
-def test_lost_doubled_and_late_mail_leads_to_the_same_end(run: Run, end: JobStatus, seed: int) -> None:
+def test_lost_duplicated_and_late_messages_do_not_change_the_outcome(run: Run, end: JobStatus, seed: int) -> None:
     rng = Random(seed)
     town = Town(run, fate=Fate(copies=lambda: rng.choice((0, 1, 1, 2)), delay=lambda: rng.randrange(30))).play(12000)
     assert town.job.status is end
@@ -156,7 +156,7 @@ def test_lost_doubled_and_late_mail_leads_to_the_same_end(run: Run, end: JobStat
 @given(
     st.lists(st.tuples(st.sampled_from(["train", "offer", "tick", "restart", "head"]), st.integers(0, 3)), max_size=30)
 )
-def test_nobody_signs_two_things_in_one_place(happenings: list[tuple[str, int]]) -> None:
+def test_trainer_never_signs_two_heads_for_one_count(happenings: list[tuple[str, int]]) -> None:
     """Work that is done twice with other results, offers that come again, crashes: one head a place, one signature."""
     board, journal, heads, signatures = board_with(), list[e.AppendRecord](), dict[int, set[bytes]](), set[bytes]()
     machine: PartyMachine = KnowingTrainer(**known(board, TRAINER))
@@ -290,7 +290,7 @@ def test_a_proof_is_sent_even_if_no_block_comes_while_it_waits(before: int, sent
 
 
 @pytest.mark.parametrize("error", sorted(PASSING))
-def test_what_time_heals_is_sent_again_with_the_next_block(error: str) -> None:
+def test_transient_refusals_are_retried_with_the_next_block(error: str) -> None:
     client = KnowingClient(**known(board_with(JobStatus.OFFERED), CLIENT))
     now = START + JOB.challenge_window
     (first,) = (a for a in client.observe(e.BoardChanged(at=now, block=now)) if isinstance(a, e.Transact))
@@ -302,7 +302,7 @@ def test_what_time_heals_is_sent_again_with_the_next_block(error: str) -> None:
     assert second == first
 
 
-def test_what_is_refused_for_good_is_told_and_not_sent_again() -> None:
+def test_permanently_refused_transaction_is_reported_not_retried() -> None:
     client = KnowingClient(**known(board_with(JobStatus.OFFERED), CLIENT))
     now, error = START + JOB.challenge_window, "IllegalMove"
     (first,) = (a for a in client.observe(e.Tick(at=now)) if isinstance(a, e.Transact))
@@ -311,7 +311,7 @@ def test_what_is_refused_for_good_is_told_and_not_sent_again() -> None:
     assert not calls(client.observe(e.Tick(at=now + 10 * BLOCK)))
 
 
-def test_a_lack_of_money_passes_and_is_an_error_while_it_lasts() -> None:
+def test_insufficient_funds_raise_alarms_and_are_retried_each_block() -> None:
     """Each block anew, however long the account stays empty; a challenge does not offer more for that."""
     client = KnowingClient(**known(board_with(JobStatus.OFFERED), CLIENT))
     now = START + JOB.challenge_window
@@ -349,7 +349,7 @@ def test_a_party_withdraws_its_credit_before_it_lacks_money_for_a_stake() -> Non
 
 
 @pytest.mark.parametrize("wei", [2, 3])
-def test_a_party_below_its_floor_withdraws_and_one_at_it_waits_for_more(wei: int) -> None:
+def test_party_withdraws_credit_only_below_its_balance_floor(wei: int) -> None:
     """Where nothing is short, one withdrawal at the end of all jobs is cheaper than one for each."""
     machine, offered, purse = poor_trainer(owed=5)
     del machine.board.jobs[offered.id]
@@ -367,7 +367,7 @@ def test_a_refusal_for_lack_of_money_leads_to_a_withdrawal() -> None:
     assert calls(found) == [tx.Withdraw(to=TRAINER.address)]
 
 
-def test_a_credit_that_does_not_suffice_is_withdrawn_and_the_owner_hears_of_the_rest() -> None:
+def test_insufficient_credit_is_withdrawn_and_the_owner_is_alerted() -> None:
     machine, _, purse = poor_trainer(owed=5)
     purse[0] -= 1
     actions = machine.observe(e.BoardChanged(at=START, block=START))
@@ -414,7 +414,7 @@ def test_only_two_equal_replays_count_against_a_head(roots: list[bytes], challen
 
 
 @pytest.mark.parametrize("seats", [0, 2])
-def test_a_challenge_waits_for_the_window_that_opens_with_the_head(seats: int) -> None:
+def test_challenge_waits_until_a_sealed_head_opens_its_window(seats: int) -> None:
     """A sealed head may be shown a block before it is opened. Without seats, a window that is over stays so."""
     board = board_with(heads=JOB.checkpoints)
     auditor, (job,) = KnowingAuditor(**known(board, CHALLENGER)), board.jobs.values()
@@ -448,7 +448,7 @@ def test_two_heads_of_one_count_are_reported_whatever_the_order() -> None:
         assert calls(actions) == [tx.Report(first=first, second=second)]
 
 
-def test_an_auditor_settles_what_was_conceded_to_it_and_opens_no_game() -> None:
+def test_auditor_reports_a_concession_instead_of_challenging() -> None:
     head, other = TRUTH.head(1), TRUTH.head(2)
     good = Concession.sign(head.head, CHALLENGER.address, DOMAIN, TRAINER)
     auditor, journal = KnowingAuditor(**known(board_with(), CHALLENGER)), list[e.AppendRecord]()
@@ -475,7 +475,7 @@ def test_an_auditor_settles_what_was_conceded_to_it_and_opens_no_game() -> None:
     assert calls(actions) == [tx.Challenge(head=head, nonce=0)], "one that is refused keeps nobody from a game"
 
 
-def test_a_trainer_concedes_only_what_it_decides_to_and_says_it_again() -> None:
+def test_trainer_concedes_only_chosen_heads_and_repeats_it() -> None:
     class Conceding(KnowingTrainer):
         def concedes_to(self, head: Head, prover: Address) -> bool:
             return head.count == 1 and prover == CHALLENGER.address
@@ -502,7 +502,7 @@ def leaves(run: Any, count: int) -> tuple[Digest, ...]:
     return tuple(tree.node(0, position) for position in range(count))
 
 
-def test_records_that_change_are_reported_without_a_replay() -> None:
+def test_contradictory_step_records_are_reported_without_a_replay() -> None:
     """They are after a restart too, from the journal; and not before the records of both heads were seen."""
     truth, false = TRUTH.head(2), FALSE.head(3)
     place = next(i for i, (x, y) in enumerate(zip(leaves(TRUTH, 2), leaves(FALSE, 3), strict=False)) if x != y)
@@ -524,14 +524,14 @@ def test_records_that_change_are_reported_without_a_replay() -> None:
         assert not calls(actions), "a run that grows contradicts nothing"
 
 
-def test_heads_that_nobody_signed_are_nothing() -> None:
+def test_heads_not_signed_by_the_trainer_are_ignored() -> None:
     auditor = KnowingAuditor(**known(board_with(), CHALLENGER))
     head = Head(job_id=JOB.id, count=1, run_root=bytes(32))  # type: ignore[arg-type]
     for signed in (SignedHead(head=head, signature=bytes(65)), SignedHead.sign(head, DOMAIN, CLIENT)):
         assert not auditor.observe(e.HeadShown(at=START, head=signed))
 
 
-def test_terms_are_judged_before_a_key_signs_them() -> None:
+def test_trainer_does_not_sign_unacceptable_job_terms() -> None:
     trainer = KnowingTrainer(**known(Board(), TRAINER))
     signed = [a for a in trainer.observe(e.JobOffered(at=START, job=JOB)) if isinstance(a, e.SignJob)]
     assert len(signed[0].signature) == 65
@@ -540,7 +540,7 @@ def test_terms_are_judged_before_a_key_signs_them() -> None:
         assert answer.signature == b""
 
 
-def test_who_gives_up_says_so_once() -> None:
+def test_conceding_party_sends_one_concession() -> None:
     class Tired(KnowingAuditor):
         def concedes(self, view: Any) -> bool:
             return True

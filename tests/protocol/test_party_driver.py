@@ -69,7 +69,7 @@ class Noting(PostingDriver):
         return found
 
 
-def test_nothing_follows_a_record_that_cannot_be_kept() -> None:
+def test_driver_stops_when_the_journal_cannot_be_written() -> None:
     driver = Noting(Board())
     driver.answers = {e.Started: (RECORD, ALARM), e.Tick: (replace(RECORD, data=b""), ALARM)}
     driver.tell(e.Started(at=START))
@@ -121,7 +121,7 @@ def test_a_fetch_is_tried_until_it_finds_something() -> None:
     assert driver.told == [e.Arrived(at=driver.now, job_id=NOTHING, count=2)]
 
 
-def test_work_waits_until_it_is_ready_and_nobody_works_for_a_game_that_is_over() -> None:
+def test_work_waits_until_ready_and_skips_games_that_are_over() -> None:
     board = board_with(heads=JOB.checkpoints)
     driver, game, train = Noting(board), with_game(board), e.Train(job_id=JOB.id, count=1)
     driver.is_ready = False
@@ -151,7 +151,7 @@ def test_work_waits_until_it_is_ready_and_nobody_works_for_a_game_that_is_over()
     assert driver.noted_now() == [], "the game has moved on"
 
 
-def test_what_comes_early_is_heard_once_the_board_shows_its_subject() -> None:
+def test_early_events_are_delivered_once_the_board_shows_their_job() -> None:
     board = Board()
     driver, shown = Noting(board), e.HeadShown(at=START, head=TRUTH.head(1))
     moved = e.MoveShown(at=START, game_id=NOTHING, wire=b"")
@@ -163,7 +163,7 @@ def test_what_comes_early_is_heard_once_the_board_shows_its_subject() -> None:
     assert driver.told == [shown]
 
 
-def test_a_post_is_in_the_journal_before_it_leaves_and_is_made_once() -> None:
+def test_post_is_journaled_before_sending_and_created_once() -> None:
     board = board_with(heads=JOB.checkpoints)
     driver, game, head = Noting(board), with_game(board), FALSE.head(2)
     for _ in range(2):

@@ -21,7 +21,7 @@ def words(text: str) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
-def test_known_answers(counter: str, key: str, answer: str) -> None:
+def test_philox_matches_known_answers(counter: str, key: str, answer: str) -> None:
     assert philox4x32(words(counter), words(key)) == words(answer)  # type: ignore[arg-type]
 
 
@@ -29,7 +29,7 @@ def test_known_answers(counter: str, key: str, answer: str) -> None:
     st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**40 - 1)
 )
 @settings(max_examples=100)
-def test_random_is_word_over_two_to_the_24(seed: int, step: int, stream: int, index: int) -> None:
+def test_random_float_is_the_top_24_bits_of_the_philox_word(seed: int, step: int, stream: int, index: int) -> None:
     counter = (index // 4 % 2**32, index // 4 // 2**32, step % 2**32, stream)
     word = philox4x32(counter, (seed % 2**32, seed // 2**32 % 2**32))[index % 4]
     found = value(random_bits(seed, step, stream, index))

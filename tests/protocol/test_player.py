@@ -112,7 +112,7 @@ def test_a_challenger_s_secret_decides_its_seals() -> None:
         runs.duel(liar, Defender(liar), Challenger(HONEST, runs.SECRET[1:]))
 
 
-def test_an_element_is_described_in_hex() -> None:
+def test_verdict_description_shows_the_element_in_hex() -> None:
     liar = runs.Liar(JOB, 3, SUB, 299)
     told = describe(runs.duel(liar, Defender(liar), Challenger(HONEST, runs.SECRET)), runs.program(), HONEST)
     data = {run: run.tensor(3, SUB)[4 * 299 : 4 * 300][::-1].hex() for run in (liar, HONEST)}
@@ -131,7 +131,7 @@ def test_a_partial_sum_is_described_with_the_true_element() -> None:
     assert describe(state, runs.program()).correct == ""
 
 
-def test_commits_padding_and_unfinished_games_are_described() -> None:
+def test_verdicts_on_commits_and_padding_are_described() -> None:
     commit = runs.program().leaf_of_commit(0)
     liar = runs.Liar(JOB, 2, commit)
     told = describe(runs.duel(liar, Defender(liar), Challenger(HONEST, runs.SECRET)), runs.program())
@@ -162,7 +162,7 @@ def test_players_refuse_the_other_side_s_turn() -> None:
             party.move(state, None)
 
 
-def test_a_path_knows_what_was_revealed_and_what_lies_between() -> None:
+def test_path_proves_agreed_leaves_from_revealed_nodes() -> None:
     theirs = Tree([bytes([k]) * 32 for k in range(16)])
     own = Tree([bytes([k if k < 11 else 99]) * 32 for k in range(16)])
     path = Path()

@@ -38,7 +38,7 @@ SPEC = Path(__file__).resolve().parents[2] / "docs/SPEC.md"
 OTHER = make_job(nonce=8)
 
 
-def test_the_specification_has_every_transaction_with_its_number_and_fields() -> None:
+def test_specification_lists_every_transaction_with_number_and_fields() -> None:
     _, _, after = SPEC.read_text().partition("| number | transaction | fields |")
     table = re.findall(r"^\| (\d+) \| (\w+|a move of section 10) \| (.*) \|$", after, re.MULTILINE)
     assert [int(number) for number, _, _ in table] == list(range(len(tx.TRANSACTIONS)))
@@ -47,7 +47,7 @@ def test_the_specification_has_every_transaction_with_its_number_and_fields() ->
         assert len(re.sub(r"\[[^]]*\]|\([^)]*\)", "", fields).split(",")) == len(kind.kinds())
 
 
-def test_the_hubs_word_on_all_posts_is_the_hash_of_an_array() -> None:
+def test_hub_completeness_signature_covers_an_eip712_array_of_posts() -> None:
     """EIP-712 says so; and only the hub can sign it."""
     found = json.loads(VECTORS.read_text())
     kind = keccak(b"Received(bytes32 content,uint64 place,uint64 at)")
@@ -82,7 +82,7 @@ Tree = st.recursive(
 
 
 @given(st.sampled_from(posts.PostKind), st.integers(0, len(tx.TRANSACTIONS)), st.lists(Tree, max_size=6))
-def test_any_body_is_refused_or_the_one_encoding(kind: posts.PostKind, number: int, tree: list[Any]) -> None:
+def test_post_body_is_refused_or_reencodes_identically(kind: posts.PostKind, number: int, tree: list[Any]) -> None:
     for body in (pack(tree), pack([[number, tree]])):  # the second is a transaction's
         post = posts.Post(job_id=JOB.id, game_id=JOB.id, kind=int(kind), number=0, body=body, sender=CLIENT.address)
         with suppress(VerificationError):
@@ -91,7 +91,7 @@ def test_any_body_is_refused_or_the_one_encoding(kind: posts.PostKind, number: i
             assert posts.TransactionBody.unpack("transaction", unpack(body, len(body))).encode() == body
 
 
-def test_the_last_byte_of_a_signature_is_no_part_of_what_is_said() -> None:
+def test_signature_recovery_byte_does_not_change_the_post_content() -> None:
     signed, body, _ = signed_posts()[0]
     flipped = replace(signed, signature=signed.signature[:64] + bytes([55 - signed.signature[64]]))
     assert flipped.verify(DOMAIN) == body
@@ -122,7 +122,7 @@ REFUSED: dict[str, tuple[posts.SignedPost, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_post_that_is_not_what_it_says_is_refused(name: str) -> None:
+def test_post_with_a_wrong_job_game_kind_or_sender_is_refused(name: str) -> None:
     post, message = REFUSED[name]
     with pytest.raises(VerificationError, match=message):
         post.verify(DOMAIN)
@@ -139,7 +139,7 @@ def test_a_published_file_has_a_plain_name(name: bytes) -> None:
         replace(FILE, name=name)
 
 
-def test_limits() -> None:
+def test_oversized_posts_and_unordered_files_are_refused() -> None:
     for changes, message in (
         ({"body": bytes(posts.MAX_BODY_BYTES + 1)}, "at most 262144 bytes"),
         ({"kind": 14}, "between 1 and 13, got 14"),
@@ -171,7 +171,7 @@ AUTHORS = {
 
 
 @pytest.mark.parametrize("author", [CLIENT, TRAINER, CHALLENGER])
-def test_who_may_write_what(author: Any, cases: Callable[[], None]) -> None:
+def test_each_post_kind_is_accepted_only_from_its_authors(author: Any, cases: Callable[[], None]) -> None:
     for signed, body, _ in signed_posts():
         post = replace(signed.post, sender=author.address)
         if author in AUTHORS[type(body)]:
@@ -182,7 +182,7 @@ def test_who_may_write_what(author: Any, cases: Callable[[], None]) -> None:
         cases()
 
 
-def test_a_game_needs_a_head_of_the_trainer_and_an_opening() -> None:
+def test_game_posts_need_a_trainer_signed_head_and_an_opened_game() -> None:
     forged = replace(HEAD, signature=CHALLENGER.sign(HEAD.head.digest(DOMAIN)))
     post, move = signed_posts()[5][0].post, signed_posts()[6]
     with pytest.raises(SignatureError):
@@ -191,7 +191,7 @@ def test_a_game_needs_a_head_of_the_trainer_and_an_opening() -> None:
         posts.check_author(move[0].post, move[1], JOB, None, DOMAIN)
 
 
-def test_what_machines_say_and_what_they_are_told() -> None:
+def test_each_party_statement_arrives_as_its_event() -> None:
     job, head, receipt = JOB, HEAD, bodies()[4][0]
     told = [
         (e.OfferJob(job=job), e.JobOffered(at=9, job=job)),
@@ -213,7 +213,7 @@ def test_what_machines_say_and_what_they_are_told() -> None:
     assert posts.event_of(post, posts.ReplayedBody(count=2, run_root=HEAD.head.run_root, agrees=0), 9) == contested
 
 
-def test_a_receipt_of_a_hub_is_checked() -> None:
+def test_hub_receipt_with_a_wrong_signature_is_refused() -> None:
     for signed, body, _ in signed_posts():
         digest = posts.Received(content=signed.post.content, place=1, at=2).digest(DOMAIN)
         good = posts.ReceivedPost(place=1, at=2, wire=signed.encode(), signature=HUB.sign(digest))
@@ -225,7 +225,7 @@ def test_a_receipt_of_a_hub_is_checked() -> None:
 
 @given(st.integers(0, 5), st.integers(0, 3), st.randoms(use_true_random=False))
 @settings(max_examples=40)
-def test_pieces_fix_the_blob(whole: int, rest: int, random: Any) -> None:
+def test_blob_root_commits_to_its_size_and_pieces(whole: int, rest: int, random: Any) -> None:
     size = whole * PIECE_BYTES + rest
     pieces = [Digest(random.randbytes(32)) for _ in range(piece_count(size))]
     root = blob_root(size, pieces)
@@ -252,7 +252,7 @@ def test_a_wrong_piece_is_found() -> None:
         check_piece(pieces, 0, b"b")
 
 
-def test_steps_hold_what_they_say() -> None:
+def test_steps_post_round_trips_and_checks_its_ranges() -> None:
     body = posts.StepsBody(first_step=3, losses=(0, 1 << 31), millisteps=1, processor=1000, memory=2)
     assert posts.StepsBody.unpack("steps", unpack(body.encode(), 100)) == body
     with pytest.raises(EncodingError, match="between 0 and 1000"):

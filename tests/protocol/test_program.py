@@ -68,7 +68,7 @@ def test_a_good_program_round_trips_and_validates() -> None:
     assert Program.decode(PROGRAM.encode()).root == PROGRAM.root
 
 
-def test_the_tree_has_the_body_left_and_the_commits_right() -> None:
+def test_program_tree_has_body_left_and_commits_right() -> None:
     tree, half = PROGRAM.tree, PROGRAM.half_depth
     assert (half, tree.depth) == (4, 5)
     assert tree.root == parent(tree.node(half, 0), tree.node(half, 1))
@@ -151,7 +151,7 @@ BROKEN: dict[str, tuple[Callable[[], Program], int | None, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_each_broken_rule_is_named_with_its_instruction(name: str) -> None:
+def test_validation_error_names_the_broken_rule_and_instruction(name: str) -> None:
     make, instruction, rule = BROKEN[name]
     with pytest.raises(ProgramError, match=rule) as caught:
         make().validate()
@@ -160,7 +160,7 @@ def test_each_broken_rule_is_named_with_its_instruction(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_broken_rules_are_found_in_files_too(name: str) -> None:
+def test_decoding_a_program_file_reports_broken_rules(name: str) -> None:
     make, instruction, rule = BROKEN[name]
     with pytest.raises(VerificationError) as caught:
         Program.decode(make().encode())
@@ -192,14 +192,14 @@ ELEMENTS, TERMS = 115, 174
         ("total_terms", TERMS, 13, f"limit of {TERMS - 1} terms in all"),
     ],
 )
-def test_limits_of_a_machine_are_exact(limit: str, enough: int, instruction: int, rule: str) -> None:
+def test_program_size_limits_are_exact(limit: str, enough: int, instruction: int, rule: str) -> None:
     data = PROGRAM.encode()
     assert Program.decode(data, ProgramLimits(**{limit: enough})) == PROGRAM
     with pytest.raises(ProgramError, match=f"instruction {instruction}: {rule}"):
         Program.decode(data, ProgramLimits(**{limit: enough - 1}))
 
 
-def test_a_file_is_whole_and_its_names_are_printable() -> None:
+def test_damaged_program_files_are_refused() -> None:
     raw, start = PROGRAM.encode(), len(MAGIC)
     counts = raw[:start] + bytes(8) + raw[start + 8 :]
     for damaged in (raw[: start + 20], raw[:-1], raw + b"\0", counts, raw.replace(b"order", b"or er")):

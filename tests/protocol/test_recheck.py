@@ -59,7 +59,7 @@ def _roots(output: str) -> tuple[dict[str, str], dict[int, tuple[str, int]]]:
     return {line[0]: line[1] for line in lines if line[0] != "step"}, steps
 
 
-def test_vectors(build: Path) -> None:
+def test_c_recheck_agrees_with_all_test_vectors(build: Path) -> None:
     found = {
         name: int(count)
         for name, count in (line.split(": ") for line in _run(build / "vectors", "tests/vectors").splitlines())
@@ -84,7 +84,7 @@ def _plain_logs(tolerances: int, steps: Sequence[Sequence[tuple[int, int, int]]]
 
 
 @pytest.mark.parametrize("name", programs.names())
-def test_the_corpus(name: str, build: Path) -> None:
+def test_c_recheck_reproduces_the_corpus_roots(name: str, build: Path) -> None:
     """Each program reaches its roots and records; of policy `logged`, along its logs in their plain form."""
     bundle = load(name)
     expected = bundle.expected
@@ -108,7 +108,7 @@ def test_the_corpus(name: str, build: Path) -> None:
 
 @pytest.mark.parametrize("precision", [32, 19])
 @pytest.mark.parametrize("name", TINY)
-def test_the_reference_prints_the_same_lines(name: str, precision: int, build: Path) -> None:
+def test_c_recheck_and_python_reference_print_the_same_lines(name: str, precision: int, build: Path) -> None:
     """Also the roots of all values of each step, which no golden run holds."""
     files = _inputs(name, build)
     expected = _run(build / "recheck", "run", *files, 4, 2, precision)
@@ -117,7 +117,7 @@ def test_the_reference_prints_the_same_lines(name: str, precision: int, build: P
 
 
 @pytest.mark.parametrize("precision", [32, 17])
-def test_runs_of_policy_logged_are_the_same(precision: int, build: Path) -> None:
+def test_c_recheck_and_python_agree_on_logged_runs(precision: int, build: Path) -> None:
     """Along drawn logs, with the widest tolerances; codes have an effect, so the states are not those without."""
     draw, program = random.Random(precision), load("mlp").program
     sums = [(number, i.numel) for number, i in enumerate(program.body) if sum_kind(i) is not None]
@@ -154,7 +154,7 @@ REFUSED_LOGS = {
 
 
 @pytest.mark.parametrize("name", REFUSED_LOGS)
-def test_both_refuse_logs(name: str, build: Path) -> None:
+def test_c_recheck_and_python_refuse_the_same_logs(name: str, build: Path) -> None:
     tolerances, steps = REFUSED_LOGS[name]
     path = build / "logs"
     path.write_bytes(_plain_logs(tolerances, steps))
@@ -222,7 +222,7 @@ def _root_or_none(encoded: bytes) -> str | None:
         return None
 
 
-def test_both_accept_the_same_programs(build: Path) -> None:
+def test_c_recheck_and_python_accept_the_same_programs(build: Path) -> None:
     draw = random.Random(42)
     sources = [_inputs(name, build)[0].read_bytes() for name in ("mlp", "mixed", "resnet")]
     mutants = [_mutant(draw, draw.choice(sources)) for _ in range(MUTANTS)]
@@ -236,7 +236,7 @@ def test_both_accept_the_same_programs(build: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", [16, 24, 31])
-def test_both_compute_the_same_steps(precision: int, build: Path) -> None:
+def test_c_recheck_and_python_compute_the_same_steps(precision: int, build: Path) -> None:
     """Mutants that are accepted compute what nobody captured; here at other precisions than the golden runs."""
     draw, bundle = random.Random(precision), load("mlp")
     path, *tensors = _inputs("mlp", build)
@@ -255,7 +255,7 @@ def test_both_compute_the_same_steps(precision: int, build: Path) -> None:
         ran += 1
 
 
-def test_hostile_bytes(build: Path) -> None:
+def test_c_recheck_survives_hostile_bytes(build: Path) -> None:
     """Mutated bytes are refused or taken; nothing is read or written outside its object."""
     vectors = [ROOT / f"tests/vectors/{name}.json" for name in ("posts", "snapshots")]
     lines = _run(build / "fuzz", 6, 1, *_inputs("mlp", build), *vectors).splitlines()

@@ -112,7 +112,7 @@ def test_out_of_bounds_gather_needs_only_its_index() -> None:
     assert judge_element(program.body[number], outside[0], check(proof)) == NAN
 
 
-def test_a_value_one_off_is_not_what_the_referee_says() -> None:
+def test_changed_operand_changes_the_verdict_and_fails_its_proof() -> None:
     """The proof shows the defender's own operands, so a changed operand changes the verdict with it."""
     program, step = executed()
     number = find(Opcode.MAP, MapFunction.SUB)
@@ -163,7 +163,7 @@ TAMPERED: dict[str, tuple[Callable[[Proof], Proof], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("first", range(5))
-def test_later_chunks_bring_the_siblings_below_the_first_path(first: int) -> None:
+def test_later_chunk_proofs_omit_siblings_shared_with_the_first(first: int) -> None:
     """A tensor of 5 chunks, in a tree of depth 3, with each of them opened first."""
     data = bytes(range(200)) * 12
     dims, chunks = (len(data) // 4,), tensor_tree(data)
@@ -275,7 +275,7 @@ def lied(function: MapFunction, dtype: DType, data: bytes) -> tuple[Instruction,
     return instruction, check(((tensor,), (chunk,)), root)
 
 
-def test_operands_that_are_not_what_the_instruction_reads() -> None:
+def test_operands_of_wrong_dtype_or_size_are_refused() -> None:
     instruction, openings = lied(MapFunction.TANH, DType.I64, bytes(120))
     with pytest.raises(ProofError, match="expected operand dtypes that fit MAP 12 to F32, got I64"):
         judge_element(instruction, 0, openings)
@@ -302,7 +302,7 @@ def test_previous_accumulators_must_be_canonical() -> None:
     assert judge_leaf(instruction, 0, 1, b"\x01" + bytes(96), openings) == b"\x01" + bytes(96)
 
 
-def test_questions_that_make_no_sense_are_refused() -> None:
+def test_referee_refuses_mismatched_instructions_and_indices() -> None:
     program, _ = executed()
     reduce, tanh = find(Opcode.REDUCE), find(Opcode.MAP, MapFunction.TANH)
     openings = check(prove(reduce, 0, 0))
@@ -320,7 +320,7 @@ def test_questions_that_make_no_sense_are_refused() -> None:
         judge_element(program.commits[0], 0, openings)
 
 
-def test_scalar_sources(cases: Callable[[], None]) -> None:
+def test_referee_judges_constant_and_step_sources(cases: Callable[[], None]) -> None:
     program, step = executed()
     for number, instruction in enumerate(program.body):
         if instruction.opcode == Opcode.SOURCE and instruction.function in (SourceKind.CONST, SourceKind.STEP):

@@ -62,7 +62,7 @@ def wrap(x: int) -> int:
 
 @given(i64s, i64s)
 @settings(max_examples=200)
-def test_integer_functions(x: int, y: int) -> None:
+def test_i64_map_functions_match_python_integers(x: int, y: int) -> None:
     def run(function: MapFunction, *values: int) -> int:
         types = (I64,) * len(values)
         result = next(out for operands, out in MAP_SIGNATURES[function] if operands == types)
@@ -85,7 +85,7 @@ def test_integer_functions(x: int, y: int) -> None:
         assert 0 <= rest < y if y > 0 else y < rest <= 0
 
 
-def test_bool_functions() -> None:
+def test_bool_map_functions_match_truth_tables() -> None:
     table = {(x, y): [x & y, x | y, int(x == y), int(x != y)] for x in (0, 1) for y in (0, 1)}
     functions = (MapFunction.AND, MapFunction.OR, MapFunction.EQ, MapFunction.NE)
     for (x, y), expected in table.items():
@@ -93,7 +93,7 @@ def test_bool_functions() -> None:
     assert [scalar(MapFunction.NOT, (BOOL,), BOOL, (x,)) for x in (0, 1)] == [1, 0]
 
 
-def test_casts_copies_and_selection() -> None:
+def test_cast_copy_and_where_give_the_expected_values() -> None:
     cast, where = MapFunction.CAST, MapFunction.WHERE
     assert scalar(cast, (F32,), I64, (0xC0200000,)) == -2  # -2.5
     assert scalar(cast, (I64,), F32, (2**24 + 1,)) == 0x4B800000
@@ -107,7 +107,7 @@ def test_casts_copies_and_selection() -> None:
     assert scalar(where, (BOOL, I64, I64), I64, (0, 3, -4)) == -4
 
 
-def test_every_signature_is_computed(cases: Callable[[], None]) -> None:
+def test_every_map_signature_is_implemented(cases: Callable[[], None]) -> None:
     """No pair of function and dtypes in the registry is missing, and results are elements of the result's dtype."""
     sample = {F32: [SIGN, 0xBFC00000, NAN, INF, 3], I64: [-(2**63), 2**63 - 1, 0, -1, 7], BOOL: [0, 1]}
     for function, signatures in MAP_SIGNATURES.items():
@@ -151,7 +151,7 @@ def test_convolution_is_a_contraction_over_an_overlapping_view(cases: Callable[[
             cases()
 
 
-def test_reductions_of_rows() -> None:
+def test_i64_row_reductions_match_python() -> None:
     rows = [[3, -5, 9, 9, 1, 0], [-1, -1, -(2**63), -4, -5, -6]]
     flat = [x for row in rows for x in row]
     for function, expected in (
@@ -183,7 +183,7 @@ def test_accumulators_are_prefixes_and_leaves_chain() -> None:
         accumulate_leaf(i, 0, 1, Accumulator(kind=Kind.I64_SUM, value=0), read, (F32, F32))
 
 
-def test_gather_and_its_bounds() -> None:
+def test_gather_out_of_bounds_gives_nan_or_zero() -> None:
     table = [10, 11, 12, 20, 21, 22, 30, 31, 32]
     index = [2, 0, -1, 3, 2**63 - 1, -(2**63)]
     for dtype, outside in ((F32, NAN), (I64, 0)):
@@ -225,7 +225,7 @@ def test_window_pads_dilates_and_concatenates() -> None:
     assert [element(cat, k, reader([70, 71], x), (I64, I64)) for k in range(5)] == [1, 70, 71, 4, 5]
 
 
-def test_moved_nans_become_the_one_nan() -> None:
+def test_gather_and_window_canonicalize_nans() -> None:
     payload = [0xFFC00001]
     gather = instructions.gathered(F32, (), Access(0, 0, ()), Access(1, 0, ()), stride=1, bound=1)
     assert element(gather, 0, reader(payload, [0]), (F32, I64)) == NAN
@@ -233,7 +233,7 @@ def test_moved_nans_become_the_one_nan() -> None:
     assert [element(window, k, reader(payload, payload), (F32, F32)) for k in range(2)] == [NAN, NAN]
 
 
-def test_iota_random_shuffle_and_scalar_sources() -> None:
+def test_iota_random_shuffle_and_scalar_sources_match_their_definitions() -> None:
     iota = instructions.counted((2, 3), offset=2**63 - 2, strides=(10, 1))
     assert [element(iota, k, reader(), ()) for k in range(6)] == [
         wrap(2**63 - 2 + 10 * a + b) for a in (0, 1) for b in range(3)
@@ -260,7 +260,7 @@ def test_whole_tensors_are_not_computed_by_element() -> None:
             element(i, 0, reader(), ())
 
 
-def test_needed_elements_follow_the_data() -> None:
+def test_needed_elements_depend_on_gather_indices() -> None:
     i = instructions.gathered(F32, (2,), Access(0, 0, (0,)), Access(1, 0, (1,)), stride=1, bound=4)
     read = reader([0, 1, 2, 3], [3, 9])
     assert needed_elements(i, 0, None, read, (F32, I64)) == ((1, 0), (0, 3))
@@ -271,7 +271,7 @@ def test_needed_elements_follow_the_data() -> None:
 
 
 @given(st.sampled_from([F32, I64, BOOL]), st.binary(max_size=64))
-def test_pack_and_unpack(dtype: DType, data: bytes) -> None:
+def test_packed_tensors_round_trip(dtype: DType, data: bytes) -> None:
     try:
         elements = unpack(dtype, data)
     except EncodingError:

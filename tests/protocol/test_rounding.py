@@ -81,7 +81,7 @@ def middles(draw: st.DrawFn) -> tuple[int, Fraction, Fraction]:
 
 @given(middles(), tolerances, directions, signs, st.sampled_from([-1, 1]), st.integers(1, 300))
 @settings(max_examples=120)
-def test_at_the_edge_of_the_tolerance_next_to_the_middle_and_on_the_numbers(
+def test_logged_rounding_is_correct_at_tolerance_edges_and_midpoints(
     middle: tuple[int, Fraction, Fraction], tolerance: int, direction: Direction, sign: int, side: int, fine: int
 ) -> None:
     precision, centre, gap = middle
@@ -95,12 +95,14 @@ def test_at_the_edge_of_the_tolerance_next_to_the_middle_and_on_the_numbers(
 @given(
     st.integers(-(2**300), 2**300), st.integers(-400, 100), precisions, st.integers(0, 64), st.sampled_from(Direction)
 )
-def test_any_sum(n: int, e: int, precision: int, tolerance: int, direction: Direction) -> None:
+def test_logged_rounding_is_correct_for_any_sum(
+    n: int, e: int, precision: int, tolerance: int, direction: Direction
+) -> None:
     rounding = Rounding(precision=precision, tolerance=0 if tolerance < 2 else tolerance, direction=direction)
     check(Fraction(n) * Fraction(2) ** e, rounding)
 
 
-def test_overflow_and_underflow() -> None:
+def test_logged_rounding_handles_overflow_and_underflow() -> None:
     greatest, half = as_sum(value(0x7F7FFFFF)), Fraction(2) ** 103
     middle = value(0x7F7FFFFF) + half
     assert round_sum(*as_sum(middle)) == INF
@@ -115,7 +117,7 @@ def test_overflow_and_underflow() -> None:
     assert round_sum(0, 0, Rounding(tolerance=2, direction=Direction.UP)) == 0
 
 
-def test_neighbours_tell_the_lower_one() -> None:
+def test_neighbours_returns_the_lower_number_and_nearness_to_a_tie() -> None:
     rounding = Rounding(precision=16, tolerance=2, direction=Direction.UP)
     assert neighbours(*as_sum(value(0x3F800000) + Fraction(1, 2**8)), rounding) == (0x3F800000, True)
     assert neighbours(*as_sum(value(0x3F800000) + Fraction(1, 2**12)), rounding) == (0x3F800000, False)
@@ -124,7 +126,7 @@ def test_neighbours_tell_the_lower_one() -> None:
 
 @given(st.integers(-(2**767), 2**767 - 1), middles(), tolerances, directions)
 @settings(max_examples=50)
-def test_an_accumulator_is_rounded_likewise(
+def test_logged_rounding_applies_to_accumulators(
     any_sum: int, middle: tuple[int, Fraction, Fraction], tolerance: int, direction: Direction
 ) -> None:
     precision, centre, gap = middle
@@ -135,7 +137,7 @@ def test_an_accumulator_is_rounded_likewise(
         assert finish(Accumulator(kind=Kind.F32_SUM, value=held), rounding) == right
 
 
-def test_what_is_no_sum_of_finite_terms_knows_no_direction() -> None:
+def test_log_direction_affects_only_finite_f32_sums() -> None:
     up = Rounding(precision=16, tolerance=2, direction=Direction.UP)
     assert finish(Accumulator(kind=Kind.F32_SUM, value=0, invalid=True), up) == 0x7FC00000
     assert finish(Accumulator(kind=Kind.F32_MAX, value=0x3F808000), up) == 0x3F808000
@@ -145,7 +147,7 @@ def test_what_is_no_sum_of_finite_terms_knows_no_direction() -> None:
 # ---------------------------------------------------------------- kinds and tolerances
 
 
-def test_kinds_of_sums(cases: Callable[[], None]) -> None:
+def test_each_instruction_has_its_sum_kind(cases: Callable[[], None]) -> None:
     kinds = {
         (Opcode.REDUCE, ReduceFunction.SUM, DType.F32, 1): SumKind.PLAIN,
         (Opcode.REDUCE, ReduceFunction.SUM, DType.F32, 2): SumKind.PRODUCTS,
@@ -174,7 +176,7 @@ def test_tolerances_pack_a_byte_a_kind() -> None:
         st.lists(st.integers(0, 70), min_size=3, max_size=3).map(lambda n: int.from_bytes(bytes(n), "little")),
     )
 )
-def test_tolerances_in_range_and_nothing_else(packed: int) -> None:
+def test_tolerances_out_of_range_are_refused(packed: int) -> None:
     parts = packed.to_bytes(4, "little")
     good = parts[3] == 0 and all(n == 0 or 2 <= n <= 64 for n in parts[:3])
     if good:

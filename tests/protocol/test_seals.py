@@ -28,7 +28,7 @@ def test_a_seal_is_the_hash_that_the_specification_says(game_id: bytes, answer: 
 
 
 @pytest.mark.parametrize("name", ["game id", "answer", "salt"])
-def test_a_part_of_another_length_is_refused(name: str) -> None:
+def test_seal_inputs_must_be_32_bytes(name: str) -> None:
     parts = {"game_id": bytes(32), "answer": bytes(32), "salt": bytes(32)}
     for length in (0, 31, 33):
         with pytest.raises(EncodingError, match=f"{name}: expected 32 bytes, got {length}"):
@@ -62,7 +62,7 @@ def test_a_salt_of_a_weak_secret_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", WALKS)
-def test_11_a_proof_waits_for_a_clock_after_the_move_before(name: str) -> None:
+def test_invariant_11_proof_must_wait_one_clock_after_the_last_move(name: str) -> None:
     """t-1, t and t+1 of the last move, by whichever side it was, and of the first and last instant for the proof."""
     state, proof, _ = WALKS[name][-1]
     assert state.phase is Phase.PROVE
@@ -102,7 +102,7 @@ class Seals(Challenger):
 
 
 @pytest.mark.parametrize("leaf", [0, ARGMAX, 24, COMMIT])
-def test_11_a_true_proof_of_what_was_not_sealed_is_illegal(leaf: int) -> None:
+def test_invariant_11_a_true_proof_without_its_seal_is_illegal(leaf: int) -> None:
     """Nothing can be proved where zero was sealed, and a wrong challenger cannot prove the truth."""
     liar = Liar(JOB, 4, leaf, 0, bend_from=1)
     made: list[tuple[GameState, Move, GameState]] = []

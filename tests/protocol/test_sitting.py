@@ -124,7 +124,7 @@ class SeatedTown(Town):
         return [transaction for transaction in actions if isinstance(transaction, kind)]
 
 
-def test_a_seat_is_audited_before_it_is_sealed_and_paid_after_the_job() -> None:
+def test_seated_auditor_audits_then_seals_and_is_paid_after_the_job() -> None:
     town = SeatedTown().play(3000)
     assert town.job.status is JobStatus.SETTLED
     assert set(town.job.seating.claimed.values()) == {SEATED.seat_bond + SEATED.seat_fee}
@@ -137,7 +137,7 @@ def test_a_seat_is_audited_before_it_is_sealed_and_paid_after_the_job() -> None:
     assert e.Replay not in order, "what it computed for its seat says that the head is true"
 
 
-def test_nobody_sees_a_root_before_the_auditors_have_sealed_theirs() -> None:
+def test_trainer_reveals_its_root_only_after_auditors_seal_theirs() -> None:
     town = SeatedTown()
     town.play(300)
     (sealed,) = town.board.jobs.values()
@@ -149,7 +149,7 @@ def test_nobody_sees_a_root_before_the_auditors_have_sealed_theirs() -> None:
     assert opened.head.head.count == SEATED.checkpoints
 
 
-def test_seats_share_what_a_lie_costs() -> None:
+def test_seated_auditors_share_a_slashed_stake() -> None:
     town = SeatedTown(FALSE).play(3000)
     assert town.job.status is JobStatus.SLASHED
     assert set(town.job.seating.claimed.values()) == {SEATED.seat_bond + SEATED.seat_fee + SHARE}
@@ -170,7 +170,7 @@ class Elsewhere(KnowingAuditor):
         return False
 
 
-def test_a_client_that_never_draws_has_no_fees_to_take_back() -> None:
+def test_client_that_never_draws_seats_has_no_fees_to_reclaim() -> None:
     town = SeatedTown(kinds={"client": Silent}).play(3000)
     assert (town.job.status, town.job.seating.seals) == (JobStatus.SETTLED, {})
     assert town.told("client", tx.CloseSeats) == []
@@ -187,14 +187,14 @@ def test_a_client_takes_back_the_fees_of_empty_seats() -> None:
     assert town.held == 0
 
 
-def test_a_trainer_that_does_not_open_its_head_is_abandoned_and_the_seats_are_paid() -> None:
+def test_job_is_abandoned_and_seats_paid_if_the_head_stays_sealed() -> None:
     town = SeatedTown(FALSE, kinds={"trainer": Keeping}).play(3000)
     assert town.job.status is JobStatus.ABANDONED
     assert set(town.job.seating.claimed.values()) == {SEATED.seat_bond + SEATED.seat_fee}
 
 
 @pytest.mark.parametrize("name", slow_except(["client", "trainer", "auditor"], "trainer"))
-def test_a_party_that_dies_says_the_same_again(name: str, cases: Any) -> None:
+def test_restarted_party_repeats_identical_statements(name: str, cases: Any) -> None:
     """It may die after any of its events: the seals are the same, byte for byte, and every wei is where it belongs."""
     whole = SeatedTown(FALSE).play(3000)
     for event in range(1, whole.seen[name].events, whole.seen[name].events // 4):
@@ -238,7 +238,7 @@ BOND, STAKE = SEATED.seat_bond, SEATED.challenger_stake
         ({"floor": 7, "balance": lambda: 2 * BOND + STAKE + 6}, False),
     ],
 )
-def test_a_pool_is_joined_for_a_job_that_goes_on_and_leaves_what_it_may_take(means: Any, *, joins: bool) -> None:
+def test_auditor_joins_a_pool_only_within_its_spending_limits(means: Any, *, joins: bool) -> None:
     job = PublicJob(job=SEATED, last_progress=START)
     auditor = auditor_of(job, **means)
     assert joined(auditor) == [], "an offer is withdrawn for free"
@@ -247,7 +247,7 @@ def test_a_pool_is_joined_for_a_job_that_goes_on_and_leaves_what_it_may_take(mea
     assert joined(auditor) == [], "on its way"
 
 
-def test_pools_on_their_way_count_and_one_is_joined_once() -> None:
+def test_pending_pool_deposits_count_and_each_pool_is_joined_once() -> None:
     jobs = [PublicJob(job=replace(SEATED, seat_bond=bond), last_progress=0) for bond in (64, 128)]
     jobs.append(PublicJob(job=replace(SEATED, nonce=1), last_progress=0))
     for job in jobs:
@@ -256,7 +256,7 @@ def test_pools_on_their_way_count_and_one_is_joined_once() -> None:
     assert joined(auditor_of(*jobs)) == [64, 128]
 
 
-def test_a_pool_says_from_how_many_slots_on_a_lie_pays(cases: Callable[[], None]) -> None:
+def test_pool_reports_how_many_own_slots_make_cheating_pay(cases: Callable[[], None]) -> None:
     """The rule in fractions gives the same for each number of slots; holes do not count."""
     for seats, slots in ((1, 1), (1, 12), (2, 12), (16, 12), (1, 0)):
         job = PublicJob(job=replace(SEATED, seats=seats, reward=200), last_progress=0)
@@ -272,7 +272,7 @@ def test_a_pool_says_from_how_many_slots_on_a_lie_pays(cases: Callable[[], None]
         cases()
 
 
-def test_a_deposit_comes_back_whatever_is_only_offered() -> None:
+def test_pool_deposit_is_withdrawn_despite_offered_jobs() -> None:
     job = PublicJob(job=SEATED, last_progress=START)
     auditor = auditor_of(job)
     auditor.board.pools[BOND] = [PoolSlot(owner=CHALLENGER.address, since=START - POOL_SECONDS - 1)]
@@ -282,7 +282,7 @@ def test_a_deposit_comes_back_whatever_is_only_offered() -> None:
 
 
 @pytest.mark.parametrize("name", ["trainer", "auditor"])
-def test_a_stake_waits_for_the_money_and_nothing_is_sent_before(name: str) -> None:
+def test_stake_is_sent_only_once_the_balance_suffices(name: str) -> None:
     """A stake for a job or a challenge, and later the bonds of seats: what there is has to pay for it and the floor."""
     purse = [0]
     kind = {"trainer": KnowingTrainer, "auditor": KnowingAuditor}[name]
@@ -316,7 +316,7 @@ def seated_board(pool: list[PoolSlot], sealed_at: int = 10) -> tuple[Board, Publ
     return board, job
 
 
-def test_a_seat_belongs_to_a_slot_that_was_filled_before_the_final_seal() -> None:
+def test_seat_goes_only_to_a_slot_filled_before_the_final_seal() -> None:
     owner = CHALLENGER.address
     board, job = seated_board(
         [PoolSlot(owner=owner, since=9), PoolSlot(owner=None, since=0), PoolSlot(owner=owner, since=10)]
@@ -353,7 +353,7 @@ def sent(actions: Any) -> list[type]:
     return [type(action.transaction) for action in actions if isinstance(action, e.Transact)]
 
 
-def test_a_seat_is_claimed_once_and_until_the_last_second() -> None:
+def test_seat_payment_is_claimed_once_and_until_the_last_second() -> None:
     for after, claimed in ((-1, False), (0, False), (1, False), (0, True)):
         board, job = sealed_job(JobStatus.SETTLED, ended=START)
         auditor = party(KnowingAuditor, board, CHALLENGER)
@@ -364,14 +364,14 @@ def test_a_seat_is_claimed_once_and_until_the_last_second() -> None:
         assert (tx.ClaimSeat in sent(actions)) is (after <= 0 and not claimed), (after, claimed)
 
 
-def test_fees_are_taken_back_after_the_last_second_for_claims() -> None:
+def test_client_reclaims_seat_fees_only_after_the_claim_deadline() -> None:
     for after in (-1, 0, 1):
         board, job = sealed_job(JobStatus.SETTLED, ended=START)
         actions = party(KnowingClient, board, CLIENT).observe(e.Tick(at=job.claim_end + after))
         assert (tx.CloseSeats in sent(actions)) is (after > 0)
 
 
-def test_a_seat_is_sealed_until_the_last_second_of_the_window() -> None:
+def test_auditor_seals_its_root_until_the_windows_last_second() -> None:
     for after in (-1, 0, 1):
         board, job = sealed_job(JobStatus.ACTIVE)
         auditor = party(KnowingAuditor, board, CHALLENGER)
@@ -380,7 +380,7 @@ def test_a_seat_is_sealed_until_the_last_second_of_the_window() -> None:
         assert (tx.SealRoot in sent(actions)) is (after <= 0)
 
 
-def test_a_slot_is_given_back_after_its_last_second() -> None:
+def test_auditor_leaves_a_pool_only_after_its_minimum_time() -> None:
     for after in (-1, 0, 1):
         board = Board()
         board.pools[SEATED.seat_bond] = [PoolSlot(owner=CHALLENGER.address, since=START)]
@@ -388,7 +388,7 @@ def test_a_slot_is_given_back_after_its_last_second() -> None:
         assert (tx.LeavePool in sent(actions)) is (after > 0)
 
 
-def test_a_trainer_seals_and_opens_its_final_head_after_the_last_second() -> None:
+def test_trainer_seals_and_opens_its_head_only_after_each_deadline() -> None:
     """It seals when auditors had their time to join, and opens when they had theirs to seal."""
     trained = {("trained", SEATED.id, k): root_of(TRUTH, k) for k in range(1, SEATED.checkpoints + 1)}
     for after in (-1, 0, 1):

@@ -21,7 +21,7 @@ from tiebreak.protocol.tags import Digest, Tag, tagged_hash
 
 
 @given(any_record(Snapshot))
-def test_a_snapshot_comes_back(snapshot: Snapshot) -> None:
+def test_game_snapshot_round_trips(snapshot: Snapshot) -> None:
     encoded = snapshot.encode()
     assert len(encoded) == SNAPSHOT_BYTES
     assert Snapshot.decode(encoded) == snapshot
@@ -32,7 +32,7 @@ def test_a_snapshot_comes_back(snapshot: Snapshot) -> None:
     st.tuples(*(st.integers(0, high) for high in (11, 6, 66, 2))).map(bytes),
     st.one_of(st.just(bytes(SNAPSHOT_BYTES - 4)), st.binary(min_size=SNAPSHOT_BYTES - 4, max_size=SNAPSHOT_BYTES - 4)),
 )
-def test_any_bytes_are_refused_or_the_one_encoding(head: bytes, rest: bytes) -> None:
+def test_snapshot_bytes_are_refused_or_reencode_identically(head: bytes, rest: bytes) -> None:
     phase, level, height, fresh = head
     data = head + rest
     if 1 <= phase <= 9 and level <= 4 and height <= 64 and fresh <= 1 and rest[12:15] == bytes(3):
@@ -45,7 +45,7 @@ def test_any_bytes_are_refused_or_the_one_encoding(head: bytes, rest: bytes) -> 
 # ---------------------------------------------------------------- of a game
 
 
-def test_every_state_of_a_walk_has_its_own(cases: Callable[[], None]) -> None:
+def test_every_state_of_a_game_has_its_own_snapshot(cases: Callable[[], None]) -> None:
     for name in WALKS:
         standings = [Standing.of(before) for before, _, _ in WALKS[name]]
         assert [s.sequence for s in standings] == [*range(len(standings))]
@@ -54,7 +54,7 @@ def test_every_state_of_a_walk_has_its_own(cases: Callable[[], None]) -> None:
         cases()
 
 
-def test_it_leaves_out_what_the_chain_knows() -> None:
+def test_snapshot_omits_what_the_contract_stores() -> None:
     state, _ = at("terms", Phase.PROVE)
     later = replace(state, last=10**6, defender_rest=1, challenger_rest=2, game_id=b"\1" * 32, moves=9)
     assert Snapshot.of(later) == Snapshot.of(state)
@@ -73,7 +73,7 @@ OF_THE_CHAIN = {
 
 
 @pytest.mark.parametrize("name", ["terms", "element", "commit", "data source"])
-def test_whatever_else_the_rules_remember_counts(name: str, cases: Callable[[], None]) -> None:
+def test_snapshot_covers_all_other_state_of_the_game(name: str, cases: Callable[[], None]) -> None:
     state, _ = at(name, Phase.PROVE)
     # The element's bits stand in place of the chunk's digest. Later the accumulators end in them.
     hidden = "node" if state.level is Level.CHUNKS else "claimed"
@@ -86,7 +86,7 @@ def test_whatever_else_the_rules_remember_counts(name: str, cases: Callable[[], 
             cases()
 
 
-def test_a_game_that_is_over_has_none() -> None:
+def test_finished_game_has_no_snapshot() -> None:
     over = WALKS["terms"][-1][2]
     with pytest.raises(StateError, match="over"):
         Snapshot.of(over)
@@ -94,7 +94,7 @@ def test_a_game_that_is_over_has_none() -> None:
         Standing.of(over)
 
 
-def test_what_was_opened_is_a_chain_over_the_run_root() -> None:
+def test_opened_digest_is_a_hash_chain_from_the_run_root() -> None:
     start = WALKS["terms"][0][0]
     assert opened_digest(start) == start.head.run_root
     assert len({opened_digest(before) for before, _, _ in WALKS["terms"]}) == 7
@@ -108,11 +108,11 @@ def standing(**changes: Any) -> Standing:
     return replace(Standing.of(state), **changes)
 
 
-def test_the_type_is_the_contracts() -> None:
+def test_signed_state_type_matches_the_contract() -> None:
     assert encode_type("State", Standing.kinds()) == "State(bytes32 gameId,uint32 sequence,bytes32 snapshot)"
 
 
-def test_a_signature_is_for_one_standing_in_one_domain() -> None:
+def test_state_signature_binds_game_sequence_snapshot_and_domain() -> None:
     first = standing()
     signature = TRAINER.sign(first.digest(DOMAIN))
     assert recover(first.digest(DOMAIN), signature) == TRAINER.address

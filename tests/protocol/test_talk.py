@@ -47,14 +47,14 @@ def talked(moves: int, name: str = "terms") -> Transcript:
 
 
 @pytest.mark.parametrize("name", WALKS)
-def test_a_proof_leaves_no_state_to_sign(name: str) -> None:
+def test_transcript_closes_after_the_proof(name: str) -> None:
     log = talked(-1, name)
     log.append(log.sign(WALKS[name][-1][1], CHALLENGER))
     assert log.is_closed
     assert log.messages == len(WALKS[name])
 
 
-def test_a_defenders_receipt_is_what_a_sealed_state_lacks() -> None:
+def test_sealed_state_gets_the_defenders_signature_by_receipt() -> None:
     """Both the seal and the next move before a proof are the challenger's: only a receipt has the defender's name."""
     for name, phase in (("terms", Phase.SELECT), ("element", Phase.SELECT_ELEMENT), ("commit", Phase.SELECT)):
         log = talked(-1, name)
@@ -68,7 +68,7 @@ def test_a_defenders_receipt_is_what_a_sealed_state_lacks() -> None:
         assert log.fork is None
 
 
-def test_a_receipt_must_be_of_this_talk() -> None:
+def test_receipt_must_match_this_game_and_its_state() -> None:
     log = talked(5)
     good = Standing.of(log.state)
     wrong = {
@@ -99,7 +99,7 @@ def refused(log: Transcript, wire: bytes, error: type[Exception], match: str) ->
     assert before == (log.wires, log.state, log.latest(D), log.latest(C))
 
 
-def test_a_transcript_refuses_everything_else() -> None:
+def test_transcript_refuses_misplaced_or_malformed_messages() -> None:
     log = talked(0)
     (start, first, after), (_, second, _) = WALKS["terms"][:2]
     good = log.next_message(first)
@@ -130,7 +130,7 @@ def test_a_transcript_refuses_everything_else() -> None:
 
 @pytest.mark.parametrize("side", Side)
 @pytest.mark.parametrize("moves", [0, 1, 5])
-def test_3_each_side_concedes_for_itself_alone(side: Side, moves: int) -> None:
+def test_invariant_3_each_side_concedes_only_for_itself(side: Side, moves: int) -> None:
     log = talked(moves)
     wire = log.sign(Concede(), KEYS[side])
     refused(log, log.sign(Concede(), CLIENT), SignatureError, "expected a signature by")
@@ -139,7 +139,7 @@ def test_3_each_side_concedes_for_itself_alone(side: Side, moves: int) -> None:
     refused(log, wire, VerificationError, "sequence: expected no more")
 
 
-def test_nobody_says_what_does_not_tie() -> None:
+def test_transcript_refuses_moves_that_contradict_commitments() -> None:
     log = talked(0)
     first = WALKS["terms"][0][1]
     broken = replace(first, nodes=(other(first.nodes[0]), *first.nodes[1:]))
@@ -152,7 +152,7 @@ def test_nobody_says_what_does_not_tie() -> None:
 # ---------------------------------------------------------------- forks
 
 
-def test_another_message_at_an_old_place_is_a_fork() -> None:
+def test_second_signed_message_at_an_old_sequence_is_a_fork() -> None:
     log = talked(6)
     before, made, _ = WALKS["terms"][1]
     nodes = WALKS["terms"][0][1].nodes  # type: ignore[union-attr]
@@ -171,7 +171,7 @@ def test_another_message_at_an_old_place_is_a_fork() -> None:
         log.fork.verify(DOMAIN, TRAINER.address)
 
 
-def test_a_receipt_for_another_state_is_a_fork_once_there_are_two() -> None:
+def test_receipt_that_contradicts_an_earlier_signature_is_a_fork() -> None:
     log = talked(5)
     assert log.state.mover is C, "the defender has signed this state"
     standing = replace(Standing.of(log.state), snapshot=bytes(32))
@@ -183,7 +183,7 @@ def test_a_receipt_for_another_state_is_a_fork_once_there_are_two() -> None:
     assert found[1].standing == Standing.of(log.state), "what can enter is what the rules led to"
 
 
-def test_a_wrong_receipt_at_a_place_that_its_signer_has_not_signed_cannot_enter() -> None:
+def test_wrong_receipt_never_replaces_the_latest_signed_state() -> None:
     log = talked(6)
     assert log.state.mover is D
     standing = replace(Standing.of(log.state), snapshot=bytes(32))
@@ -210,7 +210,7 @@ def talking_job(**options: int):  # type: ignore[no-untyped-def]
     return replace(make_job(**options), talk_time=TALK)
 
 
-def test_5_moves_while_the_sides_talk_cost_nothing() -> None:
+def test_invariant_5_moves_during_off_chain_play_cost_no_time() -> None:
     run = Run(talking_job())
     start = started(run)
     assert (start.last, start.moved, start.deadline) == (1000 + TALK, 1000, 1000 + TALK + CLOCK)
@@ -228,7 +228,7 @@ def test_5_moves_while_the_sides_talk_cost_nothing() -> None:
         rules.apply(later, choose(move.nodes, 0), 1009)  # type: ignore[union-attr]
 
 
-def test_6_no_timeout_while_the_sides_talk() -> None:
+def test_invariant_6_no_timeout_is_legal_during_off_chain_play() -> None:
     start = started(Run(talking_job()))
     for now in (1000, 1000 + TALK, 1000 + TALK + CLOCK):
         with pytest.raises(IllegalMove, match=f"expected an instant after {1000 + TALK + CLOCK}"):
@@ -236,7 +236,7 @@ def test_6_no_timeout_while_the_sides_talk() -> None:
     assert rules.timeout(start, 1000 + TALK + CLOCK + 1).is_over
 
 
-def test_11_a_proof_waits_while_the_sides_talk_too() -> None:
+def test_invariant_11_a_proof_must_also_wait_during_off_chain_play() -> None:
     state, proof, _ = WALKS["element"][-1]
     state = replace(state, moved=1000, last=1000 + TALK)
     for now in (1000, 1000 + CLOCK - 1):
@@ -248,7 +248,7 @@ def test_11_a_proof_waits_while_the_sides_talk_too() -> None:
 
 
 @pytest.mark.parametrize("side", Side)
-def test_3_either_side_concedes_at_any_time(side: Side, cases: Callable[[], None]) -> None:
+def test_invariant_3_either_side_concedes_at_any_time(side: Side, cases: Callable[[], None]) -> None:
     for state, _, _ in WALKS["terms"]:
         for now in (state.last, state.deadline, state.deadline + 1):
             after = rules.concede(state, side, now)
@@ -267,7 +267,7 @@ def test_3_either_side_concedes_at_any_time(side: Side, cases: Callable[[], None
                 rules.apply(state, Concede(), state.last - 1)
 
 
-def test_13_a_later_state_enters_while_the_sides_talk(cases: Callable[[], None]) -> None:
+def test_invariant_13_only_later_states_enter_during_off_chain_play(cases: Callable[[], None]) -> None:
     steps = WALKS["terms"]
     start = replace(steps[0][0], moved=1000, last=1000 + TALK, defender_rest=7, challenger_rest=9)
     for number, (later, move, _) in enumerate(steps):
@@ -290,7 +290,7 @@ def test_13_a_later_state_enters_while_the_sides_talk(cases: Callable[[], None])
         rules.enter(replace(start, last=1000), steps[3][0], 1000)
 
 
-def test_14_a_state_that_the_defender_signed_is_proved_at_any_time_and_wherever_the_game_stands() -> None:
+def test_invariant_14_a_state_signed_by_the_defender_is_always_provable() -> None:
     """`enterAndProve`: the defender has signed the seal, so only its partner could have copied the answer."""
     state, proof, _ = WALKS["terms"][-1]
     start = replace(WALKS["terms"][0][0], moved=1000, last=1000 + TALK)
@@ -428,7 +428,7 @@ def drawn_run(random: Random) -> Run:
 
 
 @pytest.mark.parametrize("examples", slow_except([30, 150], 30))
-def test_9_and_13_an_honest_defender_never_loses_however_the_game_enters(examples: int) -> None:
+def test_invariants_9_and_13_honest_defender_wins_from_entered_states(examples: int) -> None:
     entered = 0
 
     @settings(max_examples=examples)
@@ -446,7 +446,7 @@ def test_9_and_13_an_honest_defender_never_loses_however_the_game_enters(example
 
 
 @pytest.mark.parametrize("examples", slow_except([30, 150], 30))
-def test_10_and_13_an_honest_challenger_never_loses_however_the_game_enters(examples: int) -> None:
+def test_invariants_10_and_13_honest_challenger_wins_from_entered_states(examples: int) -> None:
     entered = 0
 
     @settings(max_examples=examples)
@@ -467,7 +467,7 @@ def test_10_and_13_an_honest_challenger_never_loses_however_the_game_enters(exam
     assert entered > 3
 
 
-def test_12_the_talk_is_in_the_bound() -> None:
+def test_invariant_12_time_bound_includes_off_chain_play() -> None:
     """Nobody says anything, and every move comes as late as it may."""
     run = Run(talking_job())
     state = started(run)

@@ -40,7 +40,7 @@ def check_statements(town: Town) -> None:
         assert all(len(said) == 1 for place, said in seen.statements.items() if place[0] != "call")
 
 
-def test_a_talked_dispute_is_two_transactions() -> None:
+def test_off_chain_dispute_takes_two_transactions() -> None:
     town = Town(TALKED_FALSE).play()
     assert [type(one) for one in sent(town)] == [tx.EnterAndProve]
     assert town.verdict == (Side.CHALLENGER, Reason.RECOMPUTED)
@@ -60,7 +60,7 @@ class Damaged(Town):
         return {"move": Concede()} if turn is not None and turn.defends else super().result(work, turn)
 
 
-def test_a_trainer_with_nothing_to_show_tells_its_owner_and_sends_nothing() -> None:
+def test_trainer_without_a_valid_answer_alerts_its_owner_and_sends_nothing() -> None:
     town = Damaged(TALKED_FALSE).play()
     assert town.verdict == (Side.CHALLENGER, Reason.TIMEOUT)
     assert {type(one) for one in sent(town)} == {tx.ClaimTimeout}
@@ -78,7 +78,7 @@ class Conceding(KnowingTrainer):
         return False
 
 
-def test_a_cheat_that_sees_it_is_wrong_concedes() -> None:
+def test_cheating_trainer_concedes_in_one_transaction() -> None:
     town = Town(TALKED_FALSE, kinds={"trainer": Conceding}).play()
     assert [type(one) for one in sent(town)] == [tx.MakeMove]
     assert town.verdict == (Side.CHALLENGER, Reason.CONCEDED)
@@ -110,7 +110,7 @@ WHOLE = len(Town(TALKED_FALSE).play().game.moves)
 
 @pytest.mark.parametrize("after", [0, 5, WHOLE // 2, WHOLE])
 @pytest.mark.parametrize("name", ["trainer", "auditor"])
-def test_silence_costs_at_most_two_transactions_more_than_the_moves_left(name: str, after: int) -> None:
+def test_silent_party_costs_at_most_two_extra_transactions(name: str, after: int) -> None:
     town = Town(TALKED_FALSE, kinds=silent(name, after, on_the_chain=False)).play()
     assert town.verdict == (Side.CHALLENGER, Reason.RECOMPUTED)
     assert (town.game.state.step, town.game.state.leaf) == LIE
@@ -123,7 +123,7 @@ def test_silence_costs_at_most_two_transactions_more_than_the_moves_left(name: s
 
 @pytest.mark.parametrize("after", [0, 4, WHOLE - 1])
 @pytest.mark.parametrize("name", ["trainer", "auditor"])
-def test_who_falls_silent_for_good_loses_to_the_clock(name: str, after: int) -> None:
+def test_permanently_silent_party_loses(name: str, after: int) -> None:
     town = Town(TALKED_FALSE, kinds=silent(name, after, on_the_chain=True)).play(12000)
     proves = name == "trainer" and after >= WHOLE - 1  # the challenger selects and proves on the chain
     winner = Side.DEFENDER if name == "auditor" else Side.CHALLENGER
@@ -146,7 +146,7 @@ class Forking(KnowingAuditor):
                 self.do(e.ShowReceipt(game_id=game.id, receipt=receipt.encode()))
 
 
-def test_who_signs_two_states_in_one_place_loses() -> None:
+def test_party_that_signs_two_states_of_one_sequence_loses() -> None:
     town = Town(TALKED_FALSE, kinds={"auditor": Forking}).play()
     assert tx.ReportFork in map(type, sent(town))
     assert town.verdict == (Side.DEFENDER, Reason.FORKED), "even against a false run"
@@ -160,13 +160,13 @@ class TwoTongues(KnowingTrainer):
         return talking and self.transcript(game).state.moves < 5
 
 
-def test_moves_on_the_chain_while_the_talk_goes_on_change_nothing() -> None:
+def test_on_chain_moves_during_off_chain_play_keep_the_verdict() -> None:
     town = Town(TALKED_FALSE, kinds={"trainer": TwoTongues}).play()
     assert town.verdict == (Side.CHALLENGER, Reason.RECOMPUTED)
     assert (town.game.state.step, town.game.state.leaf) == LIE
     check_statements(town)
 
 
-def test_an_honest_talked_run_is_paid() -> None:
+def test_honest_run_with_off_chain_disputes_is_paid() -> None:
     town = Town(TALKED_TRUTH).play()
     assert town.job.status is JobStatus.SETTLED

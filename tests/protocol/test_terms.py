@@ -127,7 +127,7 @@ def test_the_reason_of_a_loss_names_what_was_late_and_the_stake() -> None:
         assert loss_of(JOB, replace(public, status=status)) == ""
 
 
-def test_terms_without_a_number_are_objected_to() -> None:
+def test_missing_program_single_checkpoint_or_bad_seats_are_objected_to() -> None:
     for judged in (terms.objections, terms.objections_to_sitting):
         assert judged(JOB, None, PACE) == ("it does not have the program",)
     (alone,) = terms.objections_to_training(

@@ -49,7 +49,7 @@ def call(name: str) -> Callable[..., int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_correctly_rounded(name: str, cases: Callable[[], None]) -> None:
+def test_transcendentals_are_correctly_rounded(name: str, cases: Callable[[], None]) -> None:
     for bits in inputs(name, 60):
         if name == "exp" and abs(value(bits)) > 200:
             assert call(name)(bits) == (0 if bits & SIGN else INF)
@@ -62,7 +62,9 @@ def test_correctly_rounded(name: str, cases: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("precision", [16, 23, 24, 31])
-def test_lower_precision(name: str, precision: int, cases: Callable[[], None]) -> None:
+def test_transcendentals_are_correctly_rounded_at_lower_precision(
+    name: str, precision: int, cases: Callable[[], None]
+) -> None:
     """Subnormal and other tiny arguments stand next to ties of the shorter format: the hardest case for Ziv's loop."""
     ties = [0x00018080, 0x00008001, 0x01000080, 0x20000080, 0x3F000001, 0x30000010, 0x38001810, 0x00000080, 0x35000001]
     ties += [0x00008000, 0x00018000, 0x01008000, 0x20018000, 0x30808000, 0x38001000, 0x35000100, 0x2F000100, 0x00001000]
@@ -78,7 +80,7 @@ def test_lower_precision(name: str, precision: int, cases: Callable[[], None]) -
 
 
 @pytest.mark.parametrize("function", sorted(TRANSCENDENTALS))
-def test_hardest_arguments(function: MapFunction, cases: Callable[[], None]) -> None:
+def test_hardest_arguments_are_correctly_rounded(function: MapFunction, cases: Callable[[], None]) -> None:
     """They are rounded correctly, and they are hard: the exact value is within 2^-20 ulp of a rounding boundary."""
     name = function.name.lower()
     for bits in HARD[function]:
@@ -102,7 +104,7 @@ SPECIAL = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_special_cases(name: str) -> None:
+def test_transcendentals_return_the_specified_special_values(name: str) -> None:
     for bits, expected in SPECIAL[name]:
         for precision in (24, 32):
             if precision == 24 and bits & ~SIGN in (1, 5, 0x42B17217, 0x42B17218):
@@ -113,7 +115,7 @@ def test_special_cases(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_error_bounds_hold(name: str, cases: Callable[[], None]) -> None:
+def test_estimate_error_bounds_contain_the_true_value(name: str, cases: Callable[[], None]) -> None:
     """The interval of each estimate contains mpmath's value, also at few working bits where the bound is tightest."""
     for bits in inputs(name, 40)[-80:]:
         x = value(bits & ~SIGN)

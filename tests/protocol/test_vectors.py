@@ -63,7 +63,7 @@ def test_scalars_cover_every_signature(cases: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("name", ["add_f32_f32", "sub_f32_f32", "mul_f32_f32", "div_f32_f32"])
-def test_scalars_are_adversarial(name: str) -> None:
+def test_scalar_vectors_include_zeros_subnormals_overflow_and_nan(name: str) -> None:
     """Among the results are zeros of both signs, subnormals, overflow and NaN, and plain numbers are the most."""
     results = [row[-1] for row in records(load("scalars.json")[name])]
     assert {0, 0x80000000, INF, INF | 0x80000000, NAN_BITS} <= set(results)
@@ -71,7 +71,7 @@ def test_scalars_are_adversarial(name: str) -> None:
     assert sum(1 for r in results if 0x00800000 <= r & 0x7FFFFFFF < INF) > len(results) // 3
 
 
-def test_instructions_are_valid(cases: Callable[[], None]) -> None:
+def test_instruction_vectors_form_valid_programs(cases: Callable[[], None]) -> None:
     """Each stands in a program behind data sources that hold its operands, and that program validates."""
     found = load("instructions.json")
     assert found["count"] == len(found["cases"]) > 60
@@ -93,7 +93,7 @@ def test_instructions_are_valid(cases: Callable[[], None]) -> None:
     assert {f for opcode, f in seen if opcode == Opcode.SCATTER_SUM} == set(ScatterFunction)
 
 
-def test_refused_accumulators_are_refused(cases: Callable[[], None]) -> None:
+def test_vectors_of_invalid_accumulators_are_refused(cases: Callable[[], None]) -> None:
     found = load("accumulators.json")
     for kind, text in zip(found["refusedKinds"], found["refused"], strict=True):
         with pytest.raises(EncodingError):

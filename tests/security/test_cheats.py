@@ -104,7 +104,7 @@ def test_a_program_that_nobody_validated_cannot_crash_a_referee(name: str) -> No
         game.apply(state, Prove(instruction=encoded, siblings=siblings[:1], witness=witness), 1)
 
 
-def test_a_record_of_another_step_does_not_tie() -> None:
+def test_opening_with_another_steps_record_is_refused() -> None:
     """A cheat shows the record of an earlier step where a later one stands."""
 
     class Stale(Run):

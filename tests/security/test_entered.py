@@ -85,7 +85,7 @@ def require_total(state: GameState) -> None:
                 continue
 
 
-def test_whatever_enters_is_refused_or_followed(cases: Callable[[], None]) -> None:
+def test_any_state_signed_by_both_sides_is_refused_or_followed(cases: Callable[[], None]) -> None:
     rng, known, refused = Random(0x36), 0, 0
     logged = [before for before, _, _ in logged_walk()]
     for n in range(3000):
@@ -106,7 +106,7 @@ def test_whatever_enters_is_refused_or_followed(cases: Callable[[], None]) -> No
     assert known > 100
 
 
-def test_who_follows_goes_on(cases: Callable[[], None]) -> None:
+def test_parties_keep_working_after_garbage_states(cases: Callable[[], None]) -> None:
     """Each game with garbage is followed, or lost with a line that says why; the one beside it is as it was."""
     rng, lost = Random(0x37), 0
     for _ in range(60):
@@ -134,7 +134,7 @@ def raising(*_: Any) -> Any:
     raise ValueError("of no family")
 
 
-def test_what_one_game_raises_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exception_in_one_game_stops_no_other_game(monkeypatch: pytest.MonkeyPatch) -> None:
     board = following(raising)
     entered = ("Entered", {"gameId": FIRST, "sequence": 9, "snapshot": Snapshot.of(START).encode()})
     board.follow(events(entered, ("Descended", {"gameId": SECOND, "nodes": WALKS["terms"][0][1].nodes})))
@@ -155,7 +155,7 @@ def test_what_one_game_raises_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> 
     ]
 
 
-def test_a_move_from_a_lawful_state_is_the_walks_own() -> None:
+def test_lawful_states_are_restored_from_their_snapshots() -> None:
     """A follower that enters each state of each walk comes to the same snapshot, so nothing lawful is lost."""
     for state in (*STATES, *(before for before, _, _ in logged_walk())):
         found = standing_at(Snapshot.of(state), replace(START, job=state.job, head=state.head), state.moves, program())

@@ -57,7 +57,7 @@ def proofs(walk: Walk) -> Iterator[Prove]:
 
 
 @pytest.mark.parametrize("name", WALKS)
-def test_a_copy_of_every_move_has_nothing_to_prove(name: str) -> None:
+def test_copying_every_move_gives_no_valid_proof(name: str) -> None:
     """Each move in the same instant, seal and all. Its seal opens in the honest game only."""
     walk = WALKS[name]
     state = start_of(walk)
@@ -72,7 +72,7 @@ def test_a_copy_of_every_move_has_nothing_to_prove(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WALKS)
-def test_who_waits_for_the_proof_comes_a_clock_too_late(name: str, cases: object) -> None:
+def test_front_runner_that_waits_for_the_proof_is_too_late(name: str, cases: object) -> None:
     """It stops before a move of its own, its seal at the latest. Once the proof is visible it seals that answer.
 
     The trainer answers it at once, and its clock has time for that. Still its proof is illegal for a clock after the
@@ -100,7 +100,7 @@ def test_who_waits_for_the_proof_comes_a_clock_too_late(name: str, cases: object
 
 
 @pytest.mark.parametrize("name", WALKS)
-def test_before_the_proof_is_visible_nothing_tells_the_answer(name: str) -> None:
+def test_challenger_reveals_nothing_of_its_answer_before_the_proof(name: str) -> None:
     """What the honest challenger sends before its proof is the same, but for the seal, whatever the answer is."""
     walk = WALKS[name]
     answer = right_answer(walk)

@@ -65,7 +65,7 @@ def damaged(good: bytes, changes: list[tuple[int, int]], cut: int | None, tail: 
 @settings(max_examples=60)
 @pytest.mark.parametrize("kind", SAMPLES)
 @given(st.data(), edits, st.one_of(st.none(), st.integers(0, 1 << 12)), st.binary(max_size=4))
-def test_damaged_bytes_are_refused_or_mean_what_they_say(
+def test_damaged_bytes_are_refused_or_reencode_identically(
     kind: type, data: st.DataObject, changes: list[tuple[int, int]], cut: int | None, tail: bytes
 ) -> None:
     good = data.draw(SAMPLES[kind])
@@ -81,7 +81,7 @@ def test_damaged_bytes_are_refused_or_mean_what_they_say(
 
 @pytest.mark.parametrize("decode", [*DECODERS.values(), open_wire, decode_instruction, decode_alone])
 @given(st.binary(max_size=200))
-def test_noise_is_refused(decode: Callable[[bytes], Any], noise: bytes) -> None:
+def test_random_bytes_are_refused_by_every_decoder(decode: Callable[[bytes], Any], noise: bytes) -> None:
     with suppress(EncodingError):
         assert pack(unpack(noise, 200)) == noise
     with pytest.raises(VerificationError):

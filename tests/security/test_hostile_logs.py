@@ -80,14 +80,14 @@ def of_700(plane: bytes) -> bytes:
         (one_block(b"\0", count=1, directions=b"\0")[:-1], "truncated: expected 1 more bytes, got 0"),
     ],
 )
-def test_bytes_that_are_no_log(data: bytes, message: str) -> None:
+def test_malformed_rounding_logs_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(EncodingError) as error:
         decode_sparse(data, PROGRAM, 1)
     assert message in str(error.value)
     assert "rounding log of step 1" in str(error.value)
 
 
-def test_the_cases_above_differ_from_a_log_by_what_they_say() -> None:
+def test_valid_counterparts_of_the_malformed_logs_decode() -> None:
     good = of_700(ALL)
     assert decode_sparse(good, PROGRAM, 1) == log_of(PROGRAM, dict.fromkeys(range(700), Direction.DOWN).items())
     assert decode_sparse(one_block(b"\0", count=1, directions=b"\x80"), PROGRAM, 1).count == 1
@@ -97,7 +97,7 @@ def test_the_cases_above_differ_from_a_log_by_what_they_say() -> None:
     ("gaps", "element"),
     [([716], 513), ([0, 715], 513), ([715, 0, 0], 513), ([60000], 59797), ([0] * 10 + [65535], 65342)],
 )
-def test_an_element_beyond_the_last(gaps: list[int], element: int) -> None:
+def test_log_entry_beyond_the_last_element_is_refused(gaps: list[int], element: int) -> None:
     raw = np.array(gaps, dtype="<u2").view(np.uint8).reshape(-1, 2)
     data = one_block(raw[:, 0].tobytes(), raw[:, 1].tobytes(), count=len(gaps), directions=bytes((len(gaps) + 7) // 8))
     with pytest.raises(LogError) as error:
@@ -106,7 +106,7 @@ def test_an_element_beyond_the_last(gaps: list[int], element: int) -> None:
     assert "out of range: expected an element below 513" in str(error.value)
 
 
-def test_gaps_whose_sum_leaves_64_bits() -> None:
+def test_log_gaps_that_overflow_64_bits_are_refused() -> None:
     """Five planes of 0xff: 65,536 gaps of 2^40 each; three blocks of them. The first is beyond the end already."""
     program = program_of((1 << 30,) * 5)
     full = zstd(b"\xff" * BLOCK)
@@ -115,7 +115,7 @@ def test_gaps_whose_sum_leaves_64_bits() -> None:
         decode_sparse(header(3 * BLOCK) + block * 3, program, 1)
 
 
-def test_no_plane_is_wider_than_the_program_needs() -> None:
+def test_log_gaps_wider_than_the_program_needs_are_refused() -> None:
     """Eight planes would wrap around 64 bits and come back as small numbers."""
     program = program_of((1 << 30,) * 5)
     data = header(2) + b"\x08" + part(b"\xff\0") * 8 + part(b"\0")
@@ -136,14 +136,14 @@ def parameters_of(frame: bytes) -> zstandard.FrameParameters:
 
 
 @pytest.mark.parametrize("size", [1 << 30, (1 << 64) - 3])
-def test_a_frame_that_claims_to_be_huge_is_refused_before_it_is_unpacked(size: int) -> None:
+def test_zstd_frame_that_claims_a_huge_size_is_refused_cheaply(size: int) -> None:
     """Descriptor of a single-segment frame with eight bytes of content size, then a run of that many zeros."""
     bomb = b"\xe0" + size.to_bytes(8, "little") + b"\x03\x00\x00" * 3
     assert parameters_of(bomb).content_size == size
     is_refused_cheaply(bomb, f"expected a frame of 700 bytes, got one of {size}")
 
 
-def test_a_frame_that_holds_more_than_it_says() -> None:
+def test_zstd_frame_larger_than_its_header_says_is_refused_cheaply() -> None:
     """A gigabyte of zeros in 30 KB, with a header that promises 700 bytes."""
     runs = b"".join((0x02 | last | (128 << 10) << 3).to_bytes(3, "little") + b"\0" for last in (0, 0, 0, 1))
     bomb = b"\x60" + (700 - 256).to_bytes(2, "little") + runs
@@ -151,7 +151,7 @@ def test_a_frame_that_holds_more_than_it_says() -> None:
     is_refused_cheaply(bomb, "expected a Zstandard frame")
 
 
-def test_a_frame_with_a_window_of_a_gigabyte() -> None:
+def test_zstd_frame_with_a_gigabyte_window_is_refused_cheaply() -> None:
     frame = bytearray(zstd(bytes(700)))
     assert frame[0] & 0x20  # a single segment: no window of its own
     windowed = bytes([frame[0] & ~0x20, 20 << 3]) + bytes(frame[1:])
@@ -177,7 +177,7 @@ def damaged(data: bytes, program: Program, changes: Sequence[int]) -> dict[str, 
     return outcomes
 
 
-def test_every_single_byte_of_a_log_changed_in_every_way() -> None:
+def test_changed_log_bytes_are_refused_or_give_another_log() -> None:
     """Header, width, lengths, padding are refused; gaps and directions say something else, which has another root."""
     log = log_of(PROGRAM, [(1, Direction.UP), (7, Direction.DOWN), (300, Direction.UP)])
     data = encode_sparse(log, PROGRAM, 1)
@@ -190,7 +190,7 @@ def test_every_single_byte_of_a_log_changed_in_every_way() -> None:
     assert not outcomes["the same log"]
 
 
-def test_every_bit_of_a_compressed_log_changed() -> None:
+def test_flipped_bits_in_a_compressed_log_rarely_keep_its_meaning() -> None:
     """A frame may say the same in other words (bits that Zstandard leaves free): the same log, with the same root."""
     log = log_of(PROGRAM, dict.fromkeys(range(0, 716, 2), Direction.UP).items())
     data = encode_sparse(log, PROGRAM, 1)
@@ -236,7 +236,7 @@ def opened(path: Path) -> LogFile:
 EMPTY = [frame(step, header(0, step=step)) for step in range(5)]
 
 
-def test_steps_out_of_order_twice_or_too_many(tmp_path: Path) -> None:
+def test_log_files_with_misordered_or_extra_steps_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "log"
     for frames, expected, got in (
         ((EMPTY[2],), 1, 2),
@@ -253,7 +253,7 @@ def test_steps_out_of_order_twice_or_too_many(tmp_path: Path) -> None:
     assert hostile(path, *EMPTY[1:4]).steps == range(1, 4)
 
 
-def test_lengths_beyond_the_limit_or_the_file(tmp_path: Path) -> None:
+def test_log_lengths_beyond_the_limit_or_the_file_are_refused(tmp_path: Path) -> None:
     path, limit = tmp_path / "log", max_sparse_bytes(PROGRAM)
     for length in (0, HEADER_BYTES - 1, limit + 1, 2**63, 2**64 - 1):
         message = f"{path}: expected {HEADER_BYTES} to {limit} bytes for the log of step 1, got {length}"
@@ -265,7 +265,7 @@ def test_lengths_beyond_the_limit_or_the_file(tmp_path: Path) -> None:
         logs.read(2)
 
 
-def test_a_frame_whose_log_is_of_another_step_or_no_log(tmp_path: Path) -> None:
+def test_log_frame_of_another_step_or_without_a_log_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log"
     logs = hostile(path, frame(1, header(0, step=2)), frame(2, b"x" * 40), frame(3, header(0, step=3) + b"\0"))
     for step, message in (
@@ -279,7 +279,7 @@ def test_a_frame_whose_log_is_of_another_step_or_no_log(tmp_path: Path) -> None:
         assert message in str(error.value)
 
 
-def test_an_entry_that_cannot_be_names_file_step_instruction_and_element(tmp_path: Path) -> None:
+def test_invalid_log_entry_error_names_file_step_and_element(tmp_path: Path) -> None:
     path = tmp_path / "log"
     data = header(1) + b"\2" + part(b"\xff") + part(b"\xff") + part(b"\0")
     with pytest.raises(LogError) as error:
@@ -288,7 +288,7 @@ def test_an_entry_that_cannot_be_names_file_step_instruction_and_element(tmp_pat
     assert str(path) in str(error.value)
 
 
-def test_another_jobs_file_and_what_is_no_file_of_logs(tmp_path: Path) -> None:
+def test_files_of_another_job_or_without_logs_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "log"
     with pytest.raises(EncodingError, match=f"{path}: expected logs of job {JOB.hex()}, got {bytes(32).hex()}"):
         hostile(path, job=bytes(32))
@@ -306,7 +306,7 @@ def test_another_jobs_file_and_what_is_no_file_of_logs(tmp_path: Path) -> None:
         opened(tmp_path / "endless")
 
 
-def test_a_hole_of_a_terabyte_is_refused_at_its_first_frame(tmp_path: Path) -> None:
+def test_sparse_terabyte_log_file_is_refused_at_its_first_hole(tmp_path: Path) -> None:
     path = tmp_path / "log"
     hostile(path, EMPTY[1])
     os.truncate(path, 1 << 40)

@@ -110,7 +110,7 @@ def test_a_dispute_holds_one_state_however_long_the_segment(tmp_path: Path) -> N
     assert sum(ref() is not None for ref in watched.made) <= 1
 
 
-def test_the_command_goes_on_with_a_diverging_run_when_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_train_command_continues_a_diverging_run_with_its_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, key = make_run(tmp_path / "run"), tmp_path / "key.pem"
     save_key(TRAINER, key, "a long passphrase")
     monkeypatch.setenv("TIEBREAK_PASSPHRASE", "a long passphrase")
@@ -123,7 +123,7 @@ def test_the_command_goes_on_with_a_diverging_run_when_told_so(tmp_path: Path, m
     assert [record.step for record in run.records()] == [INTERVAL, STEPS]
 
 
-def test_accumulators_are_computed_once_in_a_walk(tmp_path: Path) -> None:
+def test_accumulators_are_computed_once_per_dispute(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     evidence = Evidence(run, Interpreter(run.program, Arithmetic()))
     value = next(n for n, i in enumerate(run.program.body) if i.is_reduction)

@@ -55,7 +55,7 @@ def head_of(run: RunDirectory, count: int, tag: int) -> SignedHead:
     return SignedHead.sign(Head(job_id=run.job.id, count=count, run_root=Digest(bytes([tag]) * 32)), DOMAIN, TRAINER)
 
 
-def test_a_pipe_does_not_block_and_a_device_does_not_flood(tmp_path: Path) -> None:
+def test_pipes_and_devices_in_a_run_directory_are_refused(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     job = run.path / "job.bin"
     job.unlink()
@@ -73,7 +73,7 @@ def test_a_pipe_does_not_block_and_a_device_does_not_flood(tmp_path: Path) -> No
         run.data()
 
 
-def test_records_of_a_job_of_endless_steps_are_not_read_into_memory(tmp_path: Path) -> None:
+def test_oversized_records_file_is_not_read_into_memory(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=(1 << 64) - 1, interval=1)
     with (run.path / "records.bin").open("rb+") as file:
         file.truncate(1 << 36)  # sparse: no block of it is on the disk
@@ -81,7 +81,7 @@ def test_records_of_a_job_of_endless_steps_are_not_read_into_memory(tmp_path: Pa
         run.records()
 
 
-def test_a_head_lies_under_its_own_count(tmp_path: Path) -> None:
+def test_head_file_name_must_match_its_count(tmp_path: Path) -> None:
     """Else a cheat names its first, honest head last, and an audit of "the last head" agrees."""
     run = make_run(tmp_path / "run")
     for count in (1, 3, 2):
@@ -102,14 +102,14 @@ def test_a_head_lies_under_its_own_count(tmp_path: Path) -> None:
         b'{"step": ' + b"9" * 5000 + b"}", b"[]", b"7",
     ],
 )  # fmt: skip
-def test_hostile_telemetry_is_left_out(tmp_path: Path, line: bytes) -> None:
+def test_malformed_metrics_lines_are_skipped(tmp_path: Path, line: bytes) -> None:
     run = make_run(tmp_path / "run")
     good = {"step": 1, "loss": 0.5, "seconds": 1.0}
     (run.path / "metrics.jsonl").write_bytes(line + b"\n" + json.dumps(good).encode() + b"\n")
     assert run.metrics() == [good]
 
 
-def test_bools_are_zero_or_one_also_where_their_hash_is_the_jobs(tmp_path: Path) -> None:
+def test_bools_other_than_0_or_1_are_refused_despite_a_matching_hash(tmp_path: Path) -> None:
     """A proof may not open another byte: over such data an honest challenger could prove nothing."""
     forged = {"keep": torch.tensor([2, 0], dtype=torch.uint8).view(torch.bool)}
     path = tmp_path / "data.safetensors"
@@ -149,9 +149,7 @@ LATER = ("records.bin", "metrics.jsonl", ".lock", "checkpoints", "heads", "check
 @pytest.mark.parametrize(
     ("name", "kind"), [(name, kind) for name in LATER for kind in ("symbolic", "hard") if kind[0] == "s" or "." in name]
 )
-def test_a_link_that_comes_after_the_run_was_opened_is_not_followed_either(
-    tmp_path: Path, name: str, kind: str
-) -> None:
+def test_link_created_after_opening_a_run_is_not_followed(tmp_path: Path, name: str, kind: str) -> None:
     """Somebody who may write into the folder exchanges a file between the check and the use."""
     run, outside = make_run(tmp_path / "run"), tmp_path / "outside"
     outside.mkdir()

@@ -65,7 +65,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_names_are_those_of_the_file_that_peft_writes(tmp_path: Path, kind: str, tied: bool) -> None:
+def test_adapter_names_match_the_file_that_peft_writes(tmp_path: Path, kind: str, tied: bool) -> None:
     llama(tied).save_pretrained(tmp_path / "base")
     model = get_peft_model(
         LlamaForCausalLM.from_pretrained(tmp_path / "base"), lora(task_type="CAUSAL_LM", **KINDS[kind])
@@ -91,7 +91,7 @@ def test_names_are_those_of_the_file_that_peft_writes(tmp_path: Path, kind: str,
     assert under.root(len(ids), {name: ids[names[name]] for name in base}, own) == state_tree(ids).root
 
 
-def test_names_of_an_adapter_of_transformers(tmp_path: Path) -> None:
+def test_adapter_names_match_the_file_that_transformers_writes(tmp_path: Path) -> None:
     model = llama()
     model.add_adapter(lora(), "mine")
     model.save_pretrained(tmp_path)
@@ -174,7 +174,7 @@ def test_an_adapter_is_certified_with_its_base(adapted: Adapted, command: Comman
     assert verify(adapted.adapter, adapted.certificate, require=[CLIENT.address])[0].signers[1] == CLIENT.address
 
 
-def test_weights_like_an_adapter_are_the_adapter(adapted: Adapted, command: Commands, tmp_path: Path) -> None:
+def test_weights_written_like_an_adapter_equal_the_adapter(adapted: Adapted, command: Commands, tmp_path: Path) -> None:
     like, output = tmp_path / "like", tmp_path / "output"
     like.mkdir()
     shutil.copy(adapted.adapter / "adapter_config.json", like)
@@ -220,15 +220,13 @@ def swapped(tensors: dict[str, Tensor]) -> None:
         (lambda a: (a.base / "pytorch_model.bin").touch(), "base: expected model.safetensors, or"),
     ],
 )  # fmt: skip
-def test_what_is_not_the_certified_adapter_is_refused(
-    adapted: Adapted, change: Callable[[Adapted], object], said: str
-) -> None:
+def test_a_changed_adapter_fails_verification(adapted: Adapted, change: Callable[[Adapted], object], said: str) -> None:
     change(adapted)
     with pytest.raises(VerificationError, match=said):
         verify(adapted.adapter, adapted.certificate, base=adapted.base, resaved=True)
 
 
-def test_a_merged_model_and_a_file_without_configuration_are_no_adapter(adapted: Adapted, tmp_path: Path) -> None:
+def test_merged_models_and_bare_weight_files_are_refused_as_adapters(adapted: Adapted, tmp_path: Path) -> None:
     merged = PeftModel.from_pretrained(perceptron(), adapted.adapter).merge_and_unload()
     save_file(merged.state_dict(), tmp_path / "merged.safetensors")
     for path in (tmp_path / "merged.safetensors", adapted.weights):
@@ -238,7 +236,7 @@ def test_a_merged_model_and_a_file_without_configuration_are_no_adapter(adapted:
             verify(path, adapted.certificate)
 
 
-def test_the_whole_model_of_such_a_run_has_a_certificate_of_its_own(adapted: Adapted, tmp_path: Path) -> None:
+def test_the_full_model_of_an_adapter_run_has_its_own_certificate(adapted: Adapted, tmp_path: Path) -> None:
     path, certificate = tmp_path / "all.safetensors", tmp_path / "all.json"
     write_weights(adapted.run.path, path)
     certify(adapted.run, path, certificate, TRAINER)
@@ -252,7 +250,7 @@ def test_the_whole_model_of_such_a_run_has_a_certificate_of_its_own(adapted: Ada
         certify(adapted.run, path, adapted.certificate, CLIENT)
 
 
-def test_what_was_trained_outside_the_adapter_is_not_lost_silently(tmp_path: Path) -> None:
+def test_parameters_trained_outside_the_adapter_prevent_its_certificate(tmp_path: Path) -> None:
     model = get_peft_model(perceptron(), lora(target_modules=["0"]))
     model.base_model.model[2].bias.requires_grad_(True)
     run = tiebreak.train(regression(model), tmp_path / "run", **KEYS)
@@ -262,7 +260,7 @@ def test_what_was_trained_outside_the_adapter_is_not_lost_silently(tmp_path: Pat
         certify(RunDirectory.open(tmp_path / "run"), tmp_path / "adapter", tmp_path / "c.json", TRAINER)
 
 
-def test_names_of_a_stranger_are_checked(adapted: Adapted) -> None:
+def test_malformed_adapter_names_in_a_run_are_refused(adapted: Adapted) -> None:
     path = adapted.run.path / "state_dict.tsv"
     right = path.read_text()
     assert set(names_of(adapted.run, adapter=True)) == set(load_file(adapted.weights))
@@ -275,7 +273,7 @@ def test_names_of_a_stranger_are_checked(adapted: Adapted) -> None:
         certify(adapted.run, adapted.adapter, adapted.certificate, CLIENT)
 
 
-def test_narrow_floats_are_compared_as_what_they_are(tmp_path: Path) -> None:
+def test_bfloat16_and_float16_weights_compare_by_exact_value(tmp_path: Path) -> None:
     values = torch.tensor([1.0, -0.0, 2.0**-14, float("inf"), 0.375, 2.0**-24])
     save_file({"x": values}, tmp_path / "wide.safetensors")
     wanted = read_weights(tmp_path / "wide.safetensors").tensors
@@ -288,7 +286,7 @@ def test_narrow_floats_are_compared_as_what_they_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_trainer_saves_of_an_adapter_is_certified(tmp_path: Path) -> None:
+def test_an_adapter_saved_by_the_transformers_trainer_is_certified(tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path / "base")
     model = get_peft_model(LlamaForCausalLM.from_pretrained(tmp_path / "base"), lora(task_type="CAUSAL_LM"))
     drawn = torch.randint(0, 32, (24, 8), generator=torch.Generator().manual_seed(3))
@@ -307,7 +305,7 @@ def test_what_a_trainer_saves_of_an_adapter_is_certified(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_tiny_llama_from_training_to_logits(tmp_path: Path) -> None:
+def test_a_tiny_llama_adapter_is_trained_certified_and_loaded_by_peft(tmp_path: Path) -> None:
     base, adapter, output = tmp_path / "base", tmp_path / "adapter", tmp_path / "output"
     llama().bfloat16().save_pretrained(base)
     model = get_peft_model(

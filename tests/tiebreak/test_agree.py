@@ -54,7 +54,7 @@ def desk(parties: Parties, command: Commands) -> Desk:
     return Desk(parties, command)
 
 
-def test_a_key_is_told_and_its_passphrase_asked_for_without_the_variable(
+def test_keys_print_their_address_and_prompt_for_a_missing_passphrase(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "k.pem"
@@ -69,7 +69,7 @@ def test_a_key_is_told_and_its_passphrase_asked_for_without_the_variable(
     assert options["hide_input"] is True
 
 
-def test_agree_makes_a_run_both_signed(desk: Desk, tmp_path: Path) -> None:
+def test_agree_creates_a_run_that_both_parties_signed(desk: Desk, tmp_path: Path) -> None:
     more = ["--reward", "0.25", "--trainer-stake", "2", "--clock", "60", "--replay-time", "9"]
     desk.agree(tmp_path / "run", *more, "--descent-levels", 4, "--nonce", 7)
     made = RunDirectory.open(tmp_path / "run")
@@ -85,7 +85,7 @@ def test_agree_makes_a_run_both_signed(desk: Desk, tmp_path: Path) -> None:
     assert set(made.state(0)) == set(load_bundle(desk.captured).state)
 
 
-def test_policy_and_precision(desk: Desk, tmp_path: Path, cases: Callable[[], None]) -> None:
+def test_agree_sets_policy_and_precision_of_the_job(desk: Desk, tmp_path: Path, cases: Callable[[], None]) -> None:
     file = tmp_path / "policy.json"
     policy = proven_policy(28)
     policy.save(file)
@@ -109,7 +109,7 @@ def test_policy_and_precision(desk: Desk, tmp_path: Path, cases: Callable[[], No
     assert not output.exists()
 
 
-def test_amounts_are_exact_and_others_are_refused(cases: Callable[[], None]) -> None:
+def test_ether_amounts_are_exact_and_invalid_ones_are_refused(cases: Callable[[], None]) -> None:
     for text, wei in (("1", 10**18), ("0.25", 25 * 10**16), ("0", 0), ("1e-18", 1), (".000000000000000001", 1)):
         assert Ether().convert(text, None, None) == wei
         cases()
@@ -123,14 +123,14 @@ def test_amounts_are_exact_and_others_are_refused(cases: Callable[[], None]) -> 
         cases()
 
 
-def test_addresses() -> None:
+def test_addresses_must_have_40_hex_digits() -> None:
     assert ADDRESS.convert("0x" + "Ab" * 20, None, None) == b"\xab" * 20
     for text in ("0x12", "zz" * 20, "0x" + "ab" * 21, "", "0x" + "١" * 40):
         with pytest.raises(click.BadParameter, match="40 hex digits"):
             ADDRESS.convert(text, None, None)
 
 
-def test_a_job_with_seats_can_be_drawn_by_its_client(desk: Desk, tmp_path: Path) -> None:
+def test_the_nonce_of_a_seated_job_commits_to_its_clients_draw_secret(desk: Desk, tmp_path: Path) -> None:
     desk.agree(tmp_path / "run", *SEATS)
     assert (tmp_path / "run" / ORIGINS).read_bytes() == (desk.captured / ORIGINS).read_bytes()
     name = json.loads((desk.captured / "bundle.json").read_text())["name"]
@@ -168,7 +168,7 @@ def test_an_offer_with_seats_needs_a_chain(desk: Desk, tmp_path: Path) -> None:
         draw_secret(offered.job, client, offered.path)
 
 
-def test_two_machines_sign_the_job_that_one_would(desk: Desk, tmp_path: Path) -> None:
+def test_offer_and_accept_sign_the_same_job_as_agree(desk: Desk, tmp_path: Path) -> None:
     terms = ["--reward", 2, "--descent-levels", 3, "--nonce", 7]
     desk.agree(tmp_path / "one", *terms)
     desk.offer(tmp_path / "two", *terms)
@@ -179,7 +179,7 @@ def test_two_machines_sign_the_job_that_one_would(desk: Desk, tmp_path: Path) ->
     assert f"0x{agreement.trainer_signature.hex()}" in said
 
 
-def test_an_offer_goes_to_the_client_of_a_folder(desk: Desk, tmp_path: Path) -> None:
+def test_agree_delivers_an_offer_to_a_client_folder(desk: Desk, tmp_path: Path) -> None:
     party, to = tmp_path / "party", ["--trainer", desk.address]
     assert "expected --client and --trainer" in desk.command("agree", desk.captured, *to, code=1)
     desk.command("client", "init", party)
@@ -222,7 +222,7 @@ def test_terms_that_could_cost_the_stake_are_not_signed(desk: Desk, tmp_path: Pa
     assert RunDirectory.open(offer).job.challenge_window == 1
 
 
-def test_a_logged_offer_is_accepted_with_ones_own_thresholds(desk: Desk, tmp_path: Path) -> None:
+def test_a_logged_offer_is_accepted_only_with_the_same_thresholds(desk: Desk, tmp_path: Path) -> None:
     file, offer = tmp_path / "policy.json", tmp_path / "offer"
     proven_policy(28).save(file)
     desk.offer(offer, "--policy", file)

@@ -83,7 +83,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     return sorted(a) == sorted(b) and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_module_takes_the_state_and_is_untouched_before(cases: Callable[[], None]) -> None:
+def test_training_leaves_the_given_module_untouched_until_state_is_loaded(cases: Callable[[], None]) -> None:
     for make in (tied, regression):
         given = make()
         before = copy.deepcopy(given.model.state_dict())
@@ -103,7 +103,7 @@ def test_a_module_takes_the_state_and_is_untouched_before(cases: Callable[[], No
         cases()
 
 
-def test_ways_to_say_the_same(cases: Callable[[], None]) -> None:
+def test_equivalent_task_descriptions_train_the_same_bits(cases: Callable[[], None]) -> None:
     expected = tiebreak.reproducible(regression()).run(progress=False).digest()
     given = regression()
     arrays = {name: tensor.numpy() for name, tensor in given.data.items()}
@@ -128,7 +128,7 @@ def test_ways_to_say_the_same(cases: Callable[[], None]) -> None:
     assert other.digest() != expected
 
 
-def test_threads_and_pieces_change_no_bit() -> None:
+def test_thread_count_and_interruptions_change_no_bit() -> None:
     whole = tiebreak.reproducible(tied(), machine=tiebreak.Machine(threads=1)).run(progress=False)
     pieces = tiebreak.reproducible(tied(checkpoint_interval=2), machine=tiebreak.Machine(threads=2))
     torch.set_num_threads(1)
@@ -166,7 +166,7 @@ def test_bad_input_is_refused_before_any_work(name: str) -> None:
         regression(**change)
 
 
-def test_a_directory_in_use(tmp_path: Path) -> None:
+def test_training_refuses_a_directory_in_use(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("")
     with pytest.raises(ConfigurationError, match="expected a new or empty directory"):
         tiebreak.train(regression(), tmp_path)
@@ -205,7 +205,9 @@ def test_a_run_resumes_is_audited_and_opened(tmp_path: Path, capsys: pytest.Capt
         opened.audit(sample=2)
 
 
-def test_another_job_in_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_another_job_is_refused_naming_the_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tiebreak.agree(regression(), tmp_path)
     loss = {"loss": nn.L1Loss()}
     with pytest.raises(ConfigurationError, match=r"expected a run with program_root .*: another model, loss, or shape"):
@@ -225,7 +227,7 @@ def test_the_trainers_key_alone_signs_a_run(tmp_path: Path) -> None:
     assert run.audit().agrees
 
 
-def test_a_signed_run_and_a_lie_in_it(tmp_path: Path) -> None:
+def test_audit_of_a_signed_run_starts_earlier_if_a_state_is_damaged(tmp_path: Path) -> None:
     client, trainer, stranger = (tiebreak.new_key() for _ in range(3))
     with pytest.raises(ConfigurationError, match="the trainer's key too, got the client's alone"):
         tiebreak.agree(regression(), tmp_path / "x", client=client)
@@ -247,7 +249,7 @@ def test_a_signed_run_and_a_lie_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_logged_run_with_a_calibrated_policy(tmp_path: Path) -> None:
+def test_a_logged_run_with_a_calibrated_policy_passes_its_audit(tmp_path: Path) -> None:
     given = regression(steps=24)
     policy = tiebreak.calibrate(given, precision=16, steps=1, orders=1, threads=1)
     assert policy.measurements is not None
@@ -271,7 +273,7 @@ def test_a_logged_run_with_a_calibrated_policy(tmp_path: Path) -> None:
         tiebreak.calibrate("digits")  # type: ignore[arg-type]
 
 
-def test_an_exact_run_of_another_precision(tmp_path: Path) -> None:
+def test_exact_runs_of_different_precisions_have_different_roots(tmp_path: Path) -> None:
     runs = [tiebreak.train(regression(), tmp_path / str(b), precision=b, progress=False) for b in (32, 24)]
     assert [(run.job.policy, run.job.precision) for run in runs] == [(0, 32), (0, 24)]
     assert runs[0].root != runs[1].root
@@ -288,7 +290,7 @@ def test_a_run_that_diverges_stops(tmp_path: Path) -> None:
         tiebreak.train(given, tmp_path / "run", progress=False)
 
 
-def test_names_of_a_stranger_are_checked(tmp_path: Path) -> None:
+def test_malformed_state_dict_names_in_a_run_are_refused(tmp_path: Path) -> None:
     run = tiebreak.agree(regression(), tmp_path)
     for bad in ("", "[" * 100_000, "0.weight", "0.weight\tnowhere\n", "0.weight\tmodel.0.weight\n\n"):
         (tmp_path / "state_dict.tsv").write_text(bad)
@@ -298,7 +300,7 @@ def test_names_of_a_stranger_are_checked(tmp_path: Path) -> None:
     assert same(run.state_dict(), regression().model.state_dict())
 
 
-def test_every_name_is_there() -> None:
+def test_every_public_name_exists_and_has_a_docstring() -> None:
     assert [name for name in tiebreak.__all__ if getattr(tiebreak, name).__doc__ is None] == []
     assert set(tiebreak.__all__) <= set(dir(tiebreak))
     with pytest.raises(AttributeError, match="No tiebreak attribute nothing"):

@@ -114,13 +114,13 @@ def test_wrong_values_of_settings_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", WORKING)
-def test_wrong_arguments_of_what_does_work_are_refused_before_it(name: str) -> None:
+def test_functions_refuse_wrong_arguments_before_any_work(name: str) -> None:
     function, right = WORKING[name]
     for argument in parameters(function):
         assert refusals(name, function, right, argument) >= 8, argument
 
 
-def test_no_public_function_is_forgotten() -> None:
+def test_every_public_function_checks_its_arguments() -> None:
     errors = {"CannotCheck", "ConfigurationError", "StateError", "TiebreakError", "VerificationError"}
     elsewhere = {"Captured", "LoggedPolicy", "PrivateKey", "Run", "SegmentAudit", "Step",
                  "Trainer", "hf", "new_key"}  # fmt: skip
@@ -156,7 +156,7 @@ def test_the_message_says_what_an_argument_takes(changes: dict[str, Any], words:
         tiebreak.reproducible(tiebreak.Task(**given(**{n: v for n, v in changes.items() if n not in run})), **run)
 
 
-def test_a_number_clips_the_norm() -> None:
+def test_clip_as_a_number_clips_by_norm() -> None:
     assert tiebreak.Task(**given(clip=1.5)).clip == tiebreak.Clip(norm=1.5)
     assert tiebreak.Task(**given(clip=1)).clip == tiebreak.Clip(norm=1)
 
@@ -167,7 +167,7 @@ def test_a_passphrase_is_text_and_never_shown() -> None:
             tiebreak.save_key(tiebreak.new_key(), "key.pem", wrong)  # type: ignore[arg-type]
 
 
-def test_bounds_are_exact() -> None:
+def test_integer_ranges_of_arguments_include_their_bounds() -> None:
     for expectation, inside, outside in ((whole(1, 3), [1, 3], [0, 4]), (whole(0, (1 << 63) - 1), [0], [-1, 1 << 63])):
         assert all(map(expectation.holds, inside))
         assert not any(map(expectation.holds, outside))
@@ -175,7 +175,7 @@ def test_bounds_are_exact() -> None:
     assert whole(16, 32).words == "an integer from 16 to 32"
 
 
-def test_what_is_shown_is_short() -> None:
+def test_values_in_error_messages_are_abbreviated() -> None:
     assert shown([1, "a", None]) == "[1, 'a', None]"
     assert shown(object()) == "an object"
     assert shown(torch.ones(2)) == "a Tensor"

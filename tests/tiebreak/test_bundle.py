@@ -28,7 +28,7 @@ def copy(captured: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_round_trip(captured: Path) -> None:
+def test_a_saved_bundle_loads_unchanged(captured: Path) -> None:
     bundle = load_bundle(captured)
     assert (bundle.name, bundle.steps, bundle.checkpoint_interval) == ("small", 7, 3)
     assert set(bundle.data) == {"x", "y", "seed", "learning_rate"}
@@ -37,7 +37,7 @@ def test_round_trip(captured: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [PROGRAM, STATE, DATA, MANIFEST])
-def test_missing_truncated_and_oversized(copy: Path, name: str) -> None:
+def test_missing_truncated_and_oversized_bundle_files_are_refused(copy: Path, name: str) -> None:
     content = (copy / name).read_bytes()
     for length in (0, 1, 7, len(content) // 2, len(content) - 2):
         (copy / name).write_bytes(content[:length])
@@ -58,7 +58,7 @@ def test_missing_truncated_and_oversized(copy: Path, name: str) -> None:
 
 @given(st.sampled_from([PROGRAM, STATE, DATA]), st.integers(0, 1 << 30), st.integers(0, 7))
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_flipped_bit_is_refused_or_was_not_content(copy: Path, name: str, byte: int, bit: int) -> None:
+def test_a_flipped_bit_is_refused_or_leaves_the_job_unchanged(copy: Path, name: str, byte: int, bit: int) -> None:
     """Safetensors headers hold insignificant bytes; whatever loads must therefore be the same job."""
     expected = load_bundle(copy).roots()
     content = (copy / name).read_bytes()
@@ -74,7 +74,7 @@ def test_a_flipped_bit_is_refused_or_was_not_content(copy: Path, name: str, byte
         (copy / name).write_bytes(content)
 
 
-def test_other_tensors_than_the_program_names(copy: Path) -> None:
+def test_unexpected_or_misshapen_tensors_in_a_bundle_are_refused(copy: Path) -> None:
     state = load_file(copy / STATE)
     save_file(state | {"extra": torch.zeros(1)}, copy / STATE)
     with pytest.raises(EncodingError, match="extra"):
@@ -101,14 +101,16 @@ def test_other_tensors_than_the_program_names(copy: Path) -> None:
         *((content, "") for content in (b"[]", b"null", b"[" * 50000, b"{" + b" " * 70000 + b"}", b"\xff\xfe")),
     ],
 )
-def test_a_manifest_that_is_none_or_does_not_fit(copy: Path, change: dict[str, object] | bytes, message: str) -> None:
+def test_invalid_or_mismatched_manifests_are_refused(
+    copy: Path, change: dict[str, object] | bytes, message: str
+) -> None:
     manifest = json.loads((copy / MANIFEST).read_text())
     (copy / MANIFEST).write_bytes(change if isinstance(change, bytes) else json.dumps(manifest | change).encode())
     with pytest.raises(EncodingError, match=message):
         load_bundle(copy)
 
 
-def test_a_bundle_checks_itself(captured: Path) -> None:
+def test_bundle_refuses_an_inconsistent_interval_and_overwriting(captured: Path) -> None:
     good = load_bundle(captured)
     with pytest.raises(EncodingError, match="interval"):
         Bundle(name="x", steps=1, checkpoint_interval=2, program=good.program, state=good.state, data=good.data)
@@ -116,7 +118,7 @@ def test_a_bundle_checks_itself(captured: Path) -> None:
         good.save(captured)
 
 
-def test_origins_of_instructions_stand_beside_the_program(copy: Path) -> None:
+def test_instruction_origins_are_optional_and_not_part_of_the_roots(copy: Path) -> None:
     bundle = load_bundle(copy)
     names = json.loads(bundle.origins)
     assert len(names) == len(bundle.program.body)

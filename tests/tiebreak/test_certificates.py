@@ -69,7 +69,7 @@ def desk(parties: Parties, tmp_path: Path, command: Commands) -> Desk:
     return made
 
 
-def test_a_certificate_is_made_signed_by_others_and_holds(desk: Desk, tmp_path: Path) -> None:
+def test_a_certificate_can_be_cosigned_and_verifies(desk: Desk, tmp_path: Path) -> None:
     replay = tmp_path / "replay"
     assert desk.parties.audit(desk.run, replay) == 0
     desk.certify("stranger", folder=replay)
@@ -146,7 +146,7 @@ def bias(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], 
     ],
     ids=["changed", "added", "retyped"],
 )
-def test_weights_that_are_not_the_certified_ones(
+def test_changed_weights_fail_verification(
     desk: Desk, tmp_path: Path, change: Callable[[Tensors], object], said: str
 ) -> None:
     tensors = load_file(desk.weights)
@@ -157,7 +157,7 @@ def test_weights_that_are_not_the_certified_ones(
         assert (said in told, "other.safetensors" in told) == (True, True)
 
 
-def test_files_with_other_bytes_and_the_same_tensors_need_a_word(desk: Desk, tmp_path: Path) -> None:
+def test_equal_tensors_in_other_bytes_verify_only_with_resaved_option(desk: Desk, tmp_path: Path) -> None:
     save_file(load_file(desk.weights), tmp_path / "other.safetensors", metadata={"saved": "again"})
     assert "pass --resaved" in desk.verify(tmp_path / "other.safetensors", code=2)
     desk.verify(tmp_path / "other.safetensors", "--resaved")
@@ -177,7 +177,7 @@ def sharded(desk: Desk, folder: Path) -> dict[str, str]:
     return index
 
 
-def test_a_folder_of_several_files(desk: Desk, tmp_path: Path) -> None:
+def test_a_sharded_model_folder_is_certified_and_verified(desk: Desk, tmp_path: Path) -> None:
     folder = tmp_path / "pretrained"
     index = sharded(desk, folder)
     assert "config.json" in desk.verify(folder, "--resaved")
@@ -233,7 +233,7 @@ def test_a_folder_of_several_files(desk: Desk, tmp_path: Path) -> None:
         ("model.pt", "", "'model.pt'"), ("custom_generate", None, "'custom_generate'"),
     ],
 )  # fmt: skip
-def test_a_folder_from_which_a_loader_takes_something_else(
+def test_folders_whose_loader_would_read_other_files_are_refused(
     desk: Desk, tmp_path: Path, name: str, content: str | None, named: str
 ) -> None:
     """Whatever its author signed for: the certificate is one of the tensors."""
@@ -263,7 +263,7 @@ def test_a_folder_from_which_a_loader_takes_something_else(
     ],
     ids=str,
 )  # fmt: skip
-def test_a_configuration_that_misleads_no_loader_is_none_of_these(desk: Desk, tmp_path: Path, config: Any) -> None:
+def test_harmless_model_configurations_verify(desk: Desk, tmp_path: Path, config: Any) -> None:
     folder = tmp_path / "pretrained"
     folder.mkdir()
     desk.weights.rename(folder / "model.safetensors")
@@ -273,7 +273,7 @@ def test_a_configuration_that_misleads_no_loader_is_none_of_these(desk: Desk, tm
 
 
 @pytest.mark.parametrize(("head", "is_named"), [(2.0, True), (1.0, False)])
-def test_a_head_that_the_loader_overwrites_is_named(tmp_path: Path, head: float, is_named: bool) -> None:
+def test_a_saved_head_replaced_by_tied_embeddings_is_reported(tmp_path: Path, head: float, is_named: bool) -> None:
     """With tied embeddings transformers puts the embedding in its place."""
     tensors = {"model.embed_tokens.weight": torch.ones(2, 2), "lm_head.weight": torch.full((2, 2), head)}
     save_file(tensors, tmp_path / "model.safetensors")
@@ -322,9 +322,7 @@ def test_a_certificate_of_a_folder_is_for_each_of_its_files(signed: Desk) -> Non
         ("1_Pooling/more.json", "{}", "'1_Pooling'"), ("2_More/config.json", "{}", "'2_More'"),
     ],
 )  # fmt: skip
-def test_a_file_that_was_exchanged_after_signing_is_named(
-    signed: Desk, name: str, content: str | None, said: str
-) -> None:
+def test_files_changed_after_signing_are_named(signed: Desk, name: str, content: str | None, said: str) -> None:
     path = signed.weights / name
     if content is None:
         path.unlink()
@@ -374,7 +372,7 @@ def test_a_hostile_folder_is_read_within_bounds(signed: Desk, monkeypatch: pytes
     assert "expected at most 100 files and folders, got more" in signed.verify(folder, "--others", code=2)
 
 
-def test_no_file_of_a_folder_is_left_away_silently(desk: Desk, tmp_path: Path) -> None:
+def test_long_folder_listings_do_not_hide_files_that_loaders_read(desk: Desk, tmp_path: Path) -> None:
     """The certified weights are renamed, and what transformers loads comes after many harmless names."""
     folder = tmp_path / "pretrained"
     folder.mkdir()
@@ -386,7 +384,7 @@ def test_no_file_of_a_folder_is_left_away_silently(desk: Desk, tmp_path: Path) -
     assert " and 11 more." in desk.verify(folder, "--others")
 
 
-def test_files_that_are_no_weights_or_no_certificate(desk: Desk, tmp_path: Path) -> None:
+def test_malformed_weights_and_certificates_are_refused(desk: Desk, tmp_path: Path) -> None:
     save_file({}, tmp_path / "none.safetensors")
     (tmp_path / "cut.safetensors").write_bytes(desk.weights.read_bytes()[:-1])
     for name, said in (("none", "at least one tensor"), ("cut", "to fill|expected .* bytes")):
@@ -403,7 +401,7 @@ def test_files_that_are_no_weights_or_no_certificate(desk: Desk, tmp_path: Path)
         assert (said in told, "certificate.json" in told) == (True, True), told
 
 
-def test_stripped_and_missing_signatures(desk: Desk) -> None:
+def test_required_signatures_that_are_missing_or_stripped_are_reported(desk: Desk) -> None:
     told = desk.verify(desk.weights, "--require", desk.parties.address("stranger"), code=2)
     assert f"expected a signature by {desk.parties.address('stranger')}, got none" in told
     document = json.loads(desk.certificate.read_text())
@@ -413,7 +411,7 @@ def test_stripped_and_missing_signatures(desk: Desk) -> None:
     desk.verify(desk.weights)
 
 
-def test_nobody_signs_what_its_own_files_do_not_say(desk: Desk, tmp_path: Path) -> None:
+def test_certify_refuses_weights_that_differ_from_the_signers_own_run(desk: Desk, tmp_path: Path) -> None:
     fresh = desk.parties.path("agreed")
     assert "records of all 3 checkpoints, got 0" in desk.certify("stranger", folder=fresh, code=1)
     false = desk.parties.cheating(tmp_path / "false", 6)
@@ -480,7 +478,7 @@ def test_an_attestation_is_handed_to_the_users_verifier_and_decides_nothing(atte
     desk.certify("client", "--attestation", "made-up-gpu", desk.folder / "evidence", code=1)
 
 
-def test_evidence_of_another_run_is_what_the_verifier_sees(attested: Callable[[bytes], Desk]) -> None:
+def test_evidence_of_another_run_fails_only_a_required_attestation(attested: Callable[[bytes], Desk]) -> None:
     desk = attested(b"signed nonce " + b"0" * 64)
     told = asked(desk, VERIFIER)
     assert "The certificate holds" in told, "its word changes nothing"
@@ -500,7 +498,7 @@ def test_evidence_of_another_run_is_what_the_verifier_sees(attested: Callable[[b
         ("import os; os.write(1, b'\\x1b[2Jholds\\r\\x9b\\xff\\xe2\\x80\\xae')", r"\x1b[2Jholds\r\x9b\xff\u202e"),
     ],
 )
-def test_a_verifier_may_fail_hang_flood_and_write_what_it_likes(
+def test_failing_hanging_or_flooding_attestation_verifiers_are_contained(
     attested: Callable[[], Desk], monkeypatch: pytest.MonkeyPatch, script: str, expected: str
 ) -> None:
     monkeypatch.setattr("tiebreak.api.certification.attestation.SECONDS", 0.3 if "sleep" in script else 20.0)
@@ -513,7 +511,7 @@ def test_a_verifier_may_fail_hang_flood_and_write_what_it_likes(
         asked(desk, script, "--require-attestation", code=2)
 
 
-def test_attestations_that_are_not_there_or_not_possible(desk: Desk, tmp_path: Path) -> None:
+def test_missing_or_invalid_attestations_are_refused(desk: Desk, tmp_path: Path) -> None:
     assert "was not asked: the certificate has none" in asked(desk, VERIFIER)
     asked(desk, VERIFIER, "--require-attestation", code=2)
     desk.verify(desk.weights, "--require-attestation", code=1)

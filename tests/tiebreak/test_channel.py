@@ -97,7 +97,7 @@ def hostile(evil: Path, name: str) -> Iterator[tuple[str, bytes]]:
 @pytest.mark.parametrize(
     "record", [*SAID, ORDER, replace(ORDER, task=replace(TASK, permute=5))], ids=lambda r: type(r).__name__
 )
-def test_records_come_as_they_were_sent(record: Record) -> None:
+def test_records_round_trip_over_a_channel(record: Record) -> None:
     types = ANSWERS if isinstance(record, ANSWERS) else ORDERS
     ours, theirs = socketpair()
     channel, other = (Channel(end, sends=types, takes=types) for end in (ours, theirs))
@@ -131,7 +131,7 @@ def test_no_bytes_raise_anything_but_an_encoding_error(noise: bytes, record: Rec
             assert all(type(one) in ANSWERS for one in came)
 
 
-def test_what_records_hold_is_what_was_meant() -> None:
+def test_record_fields_are_converted_and_validated() -> None:
     assert (ASSIGNMENT.path, ASSIGNMENT.machine) == (Path("/run"), MACHINE)
     found = TaskOutcome(task=TASK, worker="worker 1", fault=1, reason="withheld").problem
     assert isinstance(found, CannotCheck)
@@ -154,7 +154,7 @@ def sends(channel: Channel, record: Record) -> bool:
     return True
 
 
-def test_a_worker_that_reads_nothing_holds_nobody_up() -> None:
+def test_sending_to_a_worker_that_reads_nothing_does_not_block() -> None:
     """What waits for it is bounded, and goes on when it reads."""
     ours, theirs = socketpair()
     ours.setblocking(False)
@@ -188,7 +188,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> "SimpleQueue[tuple[socket, str]]":
     return ends
 
 
-def test_a_hostile_worker_of_an_audit_loses_its_task_and_no_more(
+def test_a_hostile_audit_worker_loses_only_its_own_task(
     fakes: "SimpleQueue[tuple[socket, str]]", tmp_path: Path, cases: Callable[[], None]
 ) -> None:
     evil = tmp_path / "evil"
@@ -209,7 +209,7 @@ def test_a_hostile_worker_of_an_audit_loses_its_task_and_no_more(
     assert not evil.exists(), "nothing was unpickled"
 
 
-def test_a_worker_that_stops_amid_a_record_holds_up_no_other(fakes: "SimpleQueue[tuple[socket, str]]") -> None:
+def test_a_worker_that_stops_mid_record_blocks_no_other(fakes: "SimpleQueue[tuple[socket, str]]") -> None:
     pool, other = Processes(ASSIGNMENT, 2), replace(TASK, number=4)
     stuck = pool.submit(TASK)
     silent, name = fakes.get(timeout=20)
@@ -227,7 +227,7 @@ def test_a_worker_that_stops_amid_a_record_holds_up_no_other(fakes: "SimpleQueue
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["honest", "liar"])
-def test_an_audit_with_a_hostile_worker_reports_what_it_would_without(
+def test_hostile_workers_do_not_change_an_audits_report(
     name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The first processes each say something else that no worker says; those in their places are real."""

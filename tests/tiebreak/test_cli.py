@@ -76,7 +76,7 @@ ERRORS = [
 
 
 @pytest.mark.parametrize(("error", "code", "line"), ERRORS, ids=lambda v: type(v).__name__)
-def test_an_error_of_ours_is_one_line(
+def test_tiebreak_errors_print_one_line_and_set_the_exit_code(
     error: BaseException, code: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(raising(error), ["act"]) == code
@@ -86,13 +86,13 @@ def test_an_error_of_ours_is_one_line(
     assert "Traceback" not in printed.err
 
 
-def test_every_error_of_the_family_is_covered() -> None:
+def test_every_tiebreak_error_class_is_tested() -> None:
     family = {v for v in vars(errors).values() if isinstance(v, type) and issubclass(v, errors.TiebreakError)}
     assert family <= {type(error) for error, _, _ in ERRORS}
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError(), OSError(errno.EBADF, "bad descriptor")])
-def test_another_exception_is_a_bug_and_passes_through(error: Exception) -> None:
+def test_unexpected_exceptions_propagate_from_a_command(error: Exception) -> None:
     with pytest.raises(type(error)):
         run(raising(error), ["act"])
 
@@ -193,7 +193,7 @@ def test_a_shell_completes_commands() -> None:
     assert done.stdout == "plain,ownership\n"
 
 
-def test_without_a_terminal_a_key_names_the_variable(
+def test_without_a_terminal_the_passphrase_error_names_its_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("TIEBREAK_PASSPHRASE", raising=False)
@@ -203,14 +203,14 @@ def test_without_a_terminal_a_key_names_the_variable(
     assert "in the environment variable TIEBREAK_PASSPHRASE" in capsys.readouterr().err
 
 
-def test_the_module_runs() -> None:
+def test_running_the_package_as_a_module_prints_help() -> None:
     words = [sys.executable, "-m", "tiebreak", "--help"]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
     assert "Usage: tiebreak" in done.stdout
     assert all(name in done.stdout for name in COMMANDS)
 
 
-def test_every_command_has_its_line_in_the_help() -> None:
+def test_every_command_module_is_registered_as_a_command() -> None:
     shared = {"__init__", "main", "options", "registry"}
     for one in {commands.package: commands for commands in all_commands().values()}.values():
         modules = {path.stem for path in (ROOT / one.package.replace(".", "/")).glob("*.py")}
@@ -246,7 +246,7 @@ def running(*commands: list[str], code: int = 0) -> set[str]:
     return imported_by(SEEN + "\n".join(f"assert {line}" for line in [*(f"{one}0" for one in before), f"{last}{code}"]))
 
 
-def test_the_command_answers_before_it_imports() -> None:
+def test_version_help_and_unknown_commands_import_nothing_heavy() -> None:
     found = running(["--version"], ["--help"], ["no-such-command"], code=1)
     assert not HEAVY & found
     assert not [name for name in found if name.startswith(("tiebreak.engine", "tiebreak.lab.sim", "rich"))]
@@ -341,7 +341,7 @@ def test_a_wrong_command_line_is_answered_with_1_and_one_reason(
         cases()
 
 
-def test_what_is_refused_needs_no_torch(tmp_path: Path) -> None:
+def test_refused_commands_import_no_torch(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "rows.jsonl").write_text("{}\n")
     rows = str(tmp_path / "rows.jsonl")
@@ -353,7 +353,7 @@ def test_what_is_refused_needs_no_torch(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_what_shows_a_run_needs_no_torch(parties: Parties) -> None:
+def test_showing_a_run_imports_no_torch(parties: Parties) -> None:
     for folder, more in product(("agreed", "run"), ([], ["--long"])):
         found = running(["show", str(parties.path(folder)), *more])
         assert not (HEAVY - {"numpy"}) & found
@@ -372,7 +372,7 @@ def test_a_key_needs_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (tmp_path / "key.pem").is_file()
 
 
-def test_the_passphrase_is_no_variable_of_what_a_command_starts(
+def test_the_passphrase_is_removed_from_the_environment_of_subprocesses(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     asked = []
@@ -387,7 +387,7 @@ def test_the_passphrase_is_no_variable_of_what_a_command_starts(
         assert passphrase not in environment.values()
 
 
-def test_a_library_of_an_extra_that_is_not_there_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_optional_dependency_is_reported_in_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     error = ModuleNotFoundError("No module named 'web3.types'", name="web3.types")
     assert run(raising(error), ["act"]) == 1
     wanted = "this needs what is not installed: web3; in a checkout: pip install '.[chain]'\n"
@@ -445,7 +445,7 @@ def test_a_command_imports_no_more_than_its_extra_brings(name: str) -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_every_extra_is_one_of_the_package() -> None:
+def test_every_extra_named_by_a_command_is_declared() -> None:
     assert set(EXTRAS.values()) <= set(OPTIONAL)
     assert set(NEEDS.values()) <= set(OPTIONAL)
     assert {*NEEDS} == ({*IMPORTS} & {*COMMANDS}) | {"client", "auditor", "watcher", "fetch"}
@@ -461,7 +461,7 @@ def test_defaults_in_the_help_are_those_of_the_api() -> None:
 
 
 @pytest.mark.slow
-def test_what_only_trains_and_audits_needs_no_extra() -> None:
+def test_training_and_audits_need_no_optional_dependency() -> None:
     """Every module of the protocol outside its chain, of the engine and the API, where no extra is installed."""
     extra = tuple(n for n in package_modules() if n.startswith("tiebreak.api.") and n.split(".")[-1] in APART)
     names = [
@@ -478,7 +478,7 @@ def test_what_only_trains_and_audits_needs_no_extra() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_but_a_capture_imports_the_tracer_and_nothing_but_its_task_scikit_learn() -> None:
+def test_training_and_audits_import_neither_dynamo_nor_scikit_learn() -> None:
     found = imported_by(
         "import sys\nimport tiebreak.api.training.runs, tiebreak.api.auditing.audits, tiebreak.api.builtin.loader"
     )

@@ -61,7 +61,7 @@ def audit(command: Commands, tmp_path: Path) -> Audit:
     return Audit(command, tmp_path / "replay")
 
 
-def test_an_honest_run_agrees(honest: Path, audit: Audit) -> None:
+def test_an_honest_run_passes_its_audit(honest: Path, audit: Audit) -> None:
     audit.replay.mkdir()  # an empty folder may take the replay
     text = audit(honest, "--permute", "5")
     assert root_of(text) == RunDirectory.open(honest).heads()[-1].head.run_root.hex()
@@ -81,7 +81,7 @@ def test_a_run_under_way_is_audited_as_far_as_it_is_signed(parties: Parties, tmp
         assert audit.last(folder) == line
 
 
-def test_a_lie_fails_the_audit(cheating: Path, honest: Path, audit: Audit) -> None:
+def test_a_false_run_fails_its_audit(cheating: Path, honest: Path, audit: Audit) -> None:
     out, err = audit.command.printed(*audit.arguments(cheating), code=2)
     comparison = compare(RunDirectory.open(audit.replay), RunDirectory.open(cheating).heads()[-1])
     assert not comparison.agrees
@@ -98,7 +98,7 @@ def test_a_lie_fails_the_audit(cheating: Path, honest: Path, audit: Audit) -> No
     assert issubclass(AuditFailure, VerificationError)
 
 
-def test_only_the_segment_with_the_lie_fails(cheating: Path, audit: Audit) -> None:
+def test_only_the_false_segment_fails_its_audit(cheating: Path, audit: Audit) -> None:
     """What comes after a lie follows from it."""
     told = audit(cheating, "--segment", "1", code=2)
     assert LIE in told
@@ -108,7 +108,7 @@ def test_only_the_segment_with_the_lie_fails(cheating: Path, audit: Audit) -> No
     assert LIE in audit(cheating, "--segment", "2", code=2), "it is found on the way to a segment"
 
 
-def test_what_is_signed_counts_and_not_what_lies_beside_it(cheating: Path, honest: Path, audit: Audit) -> None:
+def test_an_audit_judges_signed_heads_not_the_records_beside_them(cheating: Path, honest: Path, audit: Audit) -> None:
     """Honest records and states beside heads that were signed over others: no segment says anything."""
     for path in (cheating / "heads").iterdir():
         (honest / "heads" / path.name).write_bytes(path.read_bytes())
@@ -123,7 +123,7 @@ def test_what_is_signed_counts_and_not_what_lies_beside_it(cheating: Path, hones
     audit(honest, "--sample", "1", code=COULD_NOT_CHECK)
 
 
-def test_a_checkpoint_that_was_not_committed(honest: Path, audit: Audit) -> None:
+def test_audit_skips_a_damaged_checkpoint_and_starts_from_an_earlier_one(honest: Path, audit: Audit) -> None:
     run = RunDirectory.open(honest)
     content = bytearray(run.state_path(3).read_bytes())
     content[-1] ^= 1
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_was_not_committed(honest: Path, audit: Audit) -> None
     assert audit(honest, "--segment", "1", code=COULD_NOT_CHECK).splitlines()[-1] == expected
 
 
-def test_no_audit_agrees_beside_a_last_state_that_was_not_committed(honest: Path, audit: Audit) -> None:
+def test_an_audit_cannot_agree_if_the_final_state_is_damaged(honest: Path, audit: Audit) -> None:
     """`tiebreak weights` refuses that file. A state in between is only not used."""
     flip(RunDirectory.open(honest).state_path(INTERVAL))
     assert audit.last(honest) == f"agrees: 3 checkpoints, {STEPS} steps"
@@ -155,7 +155,9 @@ def test_no_audit_agrees_beside_a_last_state_that_was_not_committed(honest: Path
     assert audit.last(honest, "--segment", "2") == "agrees: steps 7 to 7"
 
 
-def test_a_trainer_that_keeps_only_the_last_checkpoint(parties: Parties, tmp_path: Path, audit: Audit) -> None:
+def test_segment_audit_replays_from_the_start_without_kept_checkpoints(
+    parties: Parties, tmp_path: Path, audit: Audit
+) -> None:
     folder = parties.signed(tmp_path / "run")
     assert parties.train(folder, "--keep", "last") == 0
     assert kept_steps(RunDirectory.open(folder), 3) == [0, STEPS]
@@ -186,7 +188,7 @@ def test_a_range_of_steps_is_checked_in_whole_segments(
     assert not audit.replay.exists()
 
 
-def test_a_sample_says_how_it_was_drawn_and_what_it_can_see(honest: Path, audit: Audit) -> None:
+def test_a_sampled_audit_reports_its_draw_and_detection_probability(honest: Path, audit: Audit) -> None:
     seeded = ("--sample", "2", "--seed", "coin")
     first, again, other = (json.loads(audit(honest, *more, "--json")) for more in (seeded, seeded, seeded[:2]))
     assert first["wanted"] == again["wanted"]
@@ -200,7 +202,7 @@ def test_a_sample_says_how_it_was_drawn_and_what_it_can_see(honest: Path, audit:
     assert detection == "detection  one false segment: 66.7%"
 
 
-def test_verdicts_as_json(cheating: Path, audit: Audit) -> None:
+def test_audit_verdicts_are_reported_as_json(cheating: Path, audit: Audit) -> None:
     whole, parts = (
         json.loads(audit.command.printed(*audit.arguments(cheating, *more, "--json"), code=2)[0])
         for more in ((), ("--from-step", "1"))
@@ -213,7 +215,7 @@ def test_verdicts_as_json(cheating: Path, audit: Audit) -> None:
     assert (parts["verdict"], parts["not_checked"], parts["steps_replayed"]) == ("fraud", 1, 6)
 
 
-def test_a_draw_is_a_sample_that_the_root_and_the_seed_fix(cases: Callable[[], None]) -> None:
+def test_segment_draws_are_determined_by_root_and_seed(cases: Callable[[], None]) -> None:
     root, other = Digest(bytes(32)), Digest(b"\1" + bytes(31))
     for total, sample in ((1, 1), (7, 3), (40, 40), (1000, 10)):
         drawn = draw_segments(total, sample, b"seed", root)
@@ -225,7 +227,7 @@ def test_a_draw_is_a_sample_that_the_root_and_the_seed_fix(cases: Callable[[], N
     assert len({drawn, draw_segments(1000, 10, b"seed", other), draw_segments(1000, 10, b"s", root)}) == 3
 
 
-def test_a_word_that_would_favour_a_segment_is_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_segment_draws_reject_words_that_would_cause_modulo_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three segments, 2^64 - 1 is the one word beyond the last whole round."""
     real = auditing.sha256
 
@@ -239,14 +241,14 @@ def test_a_word_that_would_favour_a_segment_is_drawn_again(monkeypatch: pytest.M
     assert drawn == {(0,), (1,), (2,)}, "not always that of the highest word, 0"
 
 
-def test_a_draw_is_fair() -> None:
+def test_segment_draws_are_uniform() -> None:
     """Each of 5 segments in about 2/5 of 2,000 draws of 2: the counts of a fair draw lie in this range but for 1e-9."""
     counts = Counter(i for n in range(2000) for i in draw_segments(5, 2, n.to_bytes(4, "big"), Digest(bytes(32))))
     assert sorted(counts) == [0, 1, 2, 3, 4]
     assert all(abs(count - 800) < 135 for count in counts.values()), counts
 
 
-def test_the_probability_is_that_of_drawing_without_replacement(cases: Callable[[], None]) -> None:
+def test_detection_probability_is_that_of_drawing_without_replacement(cases: Callable[[], None]) -> None:
     for total in range(1, 12):
         for checked in range(1, total + 1):
             for false in range(1, total + 1):
@@ -268,7 +270,7 @@ def test_a_replay_of_another_job_is_not_resumed(parties: Parties, honest: Path, 
 FOREIGN = "expected a replay that you began in this place, with the records that it came to, got one that anybody may"
 
 
-def test_only_what_this_user_began_in_that_place_is_resumed(
+def test_only_a_replay_begun_by_this_user_in_that_folder_is_resumed(
     cheating: Path, honest: Path, audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An archive may bring a replay that agrees with its lie, also with the mark of another place or user."""
@@ -296,7 +298,7 @@ def overlay(archive: Path, folder: Path, *names: str) -> None:
             shutil.copy(file, folder / file.relative_to(archive))
 
 
-def test_a_replay_that_an_archive_was_unpacked_over_acquits_nobody(
+def test_a_replay_overwritten_by_an_archive_hides_no_fraud(
     cheating: Path, audit: Audit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]
 ) -> None:
     """Each file of the trainer's, all of them, and those of another auditor who was fooled.
@@ -324,7 +326,7 @@ def test_a_replay_that_an_archive_was_unpacked_over_acquits_nobody(
         cases()
 
 
-def test_an_older_replay_of_ones_own_is_resumed_from_there(honest: Path, audit: Audit, tmp_path: Path) -> None:
+def test_an_older_copy_of_ones_own_replay_is_resumed(honest: Path, audit: Audit, tmp_path: Path) -> None:
     """It is harmless: less of the same. So is one in which a crash left a mark that is ahead of the records."""
     audit(honest)
     newest = (audit.replay / MARK).read_bytes()
@@ -360,7 +362,7 @@ def test_a_replay_goes_on_after_a_crash_at_any_record(
 
 
 @pytest.mark.parametrize("options", slow_except([(), ("--jobs", 1)], ()))
-def test_a_replay_lies_neither_in_nor_beside_the_run(
+def test_the_default_replay_folder_is_outside_the_audited_run(
     options: tuple[object, ...], honest: Path, command: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An archive of the run that brings a replay, or a ledger, is not asked."""

@@ -58,7 +58,9 @@ def desk(parties: Parties, chain: EmbeddedChain, tmp_path: Path, command: Comman
     return Desk(parties, chain, tmp_path, next(NONCES), command)
 
 
-def test_a_job_by_hand_from_its_creation_to_the_money(desk: Desk, chain: EmbeddedChain, tmp_path: Path) -> None:
+def test_commands_take_a_job_from_creation_to_payment_on_chain(
+    desk: Desk, chain: EmbeddedChain, tmp_path: Path
+) -> None:
     parties = desk.parties
     assert "expected the key of" in desk.send("post", "trainer", code=1), "the client is first"
     assert desk.send("post", "client")["sent"] == "the job, with 1 ether for it"
@@ -127,7 +129,7 @@ def assert_certified(desk: Desk, folder: Path) -> None:
         assert said in desk.tell("verify", weights, str(path), "--rpc", "here", code=2)
 
 
-def test_a_certificate_of_a_job_that_is_not_settled_or_on_another_chain(
+def test_verifying_on_chain_refuses_unsettled_jobs_and_other_chains(
     desk: Desk, parties: Parties, chain: EmbeddedChain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert parties.train(desk.run, "--quiet") == 0
@@ -176,7 +178,7 @@ def test_weights_that_are_not_the_signed_ones_are_not_written(
     assert not no.exists()
 
 
-def test_a_false_head_is_challenged_and_a_true_one_is_not(
+def test_challenge_is_refused_if_the_replay_confirms_the_head(
     desk: Desk, chain: EmbeddedChain, tmp_path: Path, command: Commands
 ) -> None:
     for who in ("client", "trainer"):
@@ -206,7 +208,7 @@ def test_a_false_head_is_challenged_and_a_true_one_is_not(
     assert desk.tell("show", desk.run, "--rpc", "here")["chain"]["status"] == "slashed"
 
 
-def test_a_replay_that_contradicts_the_head_is_a_reason(desk: Desk, parties: Parties, tmp_path: Path) -> None:
+def test_a_replay_that_contradicts_the_head_justifies_a_challenge(desk: Desk, parties: Parties, tmp_path: Path) -> None:
     for who in ("client", "trainer"):
         desk.send("post", who)
     parties.cheat(desk.run, 5)
@@ -231,14 +233,14 @@ def test_an_offer_that_nobody_accepts_is_cancelled(desk: Desk) -> None:
     assert desk.tell("show", desk.run, "--rpc", "here")["chain"]["status"] == "cancelled"
 
 
-def test_what_is_not_there_is_told(desk: Desk, parties: Parties, command: Commands) -> None:
+def test_unknown_jobs_and_games_are_reported(desk: Desk, parties: Parties, command: Commands) -> None:
     for name in ("jobs", "games"):
         assert "on the board, got none of id abab" in command("chain", name, "ab" * 32, *desk.board, code=1)
         assert "expected an id of 64 hex digits" in command("chain", name, "12", *desk.board, code=1)
     assert "expected a job for a chain" in command("show", parties.path("agreed"), "--rpc", "here", code=1)
 
 
-def test_a_run_is_shown_and_packed(parties: Parties, tmp_path: Path, command: Commands) -> None:
+def test_show_and_publish_describe_and_pack_a_run(parties: Parties, tmp_path: Path, command: Commands) -> None:
     folder = parties.path("run")
     opened = RunDirectory.open(folder)
     shown = command.tell("show", "--long", folder)

@@ -26,7 +26,7 @@ def output(tmp_path: Path) -> Path:
     return tmp_path / "policy.json"
 
 
-def test_a_task_a_captured_job_and_a_run_give_one_policy(
+def test_calibrating_a_task_its_job_or_its_run_gives_the_same_policy(
     parties: Parties, tmp_path: Path, command: Commands, cases: Callable[[], None]
 ) -> None:
     found = []
@@ -59,7 +59,7 @@ def test_a_task_a_captured_job_and_a_run_give_one_policy(
     assert rows["threshold"] == ["proven" if t is None else f"{t:.3g}" for t in thresholds]
 
 
-def test_several_programs(parties: Parties, output: Path, command: Commands) -> None:
+def test_one_policy_is_calibrated_on_several_programs(parties: Parties, output: Path, command: Commands) -> None:
     source = parties.path("captured")
     more = [*QUICK, "--precision", 16, "--margin", 16]
     told = command.tell("calibrate", "--proven", "--output", output.with_name("proven.json"))
@@ -80,7 +80,7 @@ def test_proven_bounds_need_no_measurement(output: Path, command: Commands) -> N
     assert output.read_text() == "mine"
 
 
-def test_an_interrupt_leaves_nothing_behind(
+def test_an_interrupted_calibration_writes_nothing(
     parties: Parties, output: Path, monkeypatch: pytest.MonkeyPatch, command: Commands
 ) -> None:
     examine, seen = Calibration.examine, []

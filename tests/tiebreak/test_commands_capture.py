@@ -25,7 +25,7 @@ def task(tmp_path: Path) -> Path:
     return tmp_path / "task.py"
 
 
-def test_a_captured_job_is_shown_and_the_same_each_time(
+def test_capture_is_deterministic_and_prints_a_summary(
     task: Path, parties: Parties, tmp_path: Path, command: Commands
 ) -> None:
     out, err = command.printed("capture", task, "--output", tmp_path / "out")
@@ -45,7 +45,7 @@ def test_a_captured_job_is_shown_and_the_same_each_time(
     assert shown["program root"] == bundle.program.root.hex()
 
 
-def test_steps_and_the_model_change_what_they_should(
+def test_changing_the_model_changes_the_program_root_not_the_initial_state(
     task: Path, parties: Parties, tmp_path: Path, command: Commands
 ) -> None:
     first = load_bundle(parties.path("captured"))
@@ -68,7 +68,9 @@ def test_an_operator_that_cannot_be_lowered_is_listed(task: Path, tmp_path: Path
     assert not (tmp_path / "out").exists()
 
 
-def test_a_job_that_was_not_checked_says_so(parties: Parties, tmp_path: Path, command: Commands) -> None:
+def test_a_captured_job_records_how_it_was_checked_against_pytorch(
+    parties: Parties, tmp_path: Path, command: Commands
+) -> None:
     checked, unchecked = parties.path("captured"), tmp_path / "unchecked"
     words = command("capture", parties.path("task.py"), "--check", "none", "--output", unchecked)
     assert "never compared with eager PyTorch" in words
@@ -94,7 +96,7 @@ def test_a_model_without_equal_layers_is_checked_whole(task: Path, tmp_path: Pat
     assert load_bundle(tmp_path / "out").check == "full"
 
 
-def test_a_terminal_sees_that_something_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capture_shows_its_status_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     terminal = Console(file=stream, force_terminal=True, width=80)
     monkeypatch.setattr("tiebreak.cli.capture.Console", lambda **_: terminal)
@@ -106,5 +108,5 @@ def test_a_terminal_sees_that_something_happens(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (3 << 29, "1.5 GiB"), (1 << 50, "1.02e+03 TiB")]
 )
-def test_sizes(count: int, text: str) -> None:
+def test_byte_counts_are_formatted_in_binary_units(count: int, text: str) -> None:
     assert _size(count) == text

@@ -62,7 +62,7 @@ def failed(command: Commands, tmp_path: Path) -> Fails:
     return lambda *given, output="out.safetensors": command.error("data", "import", *given, "-o", tmp_path / output)
 
 
-def test_arrays_of_every_kind(tmp_path: Path, imported: Import) -> None:
+def test_data_import_converts_arrays_of_every_type(tmp_path: Path, imported: Import) -> None:
     pixels = np.random.default_rng(1).integers(0, 256, (50, 4, 4), dtype=np.uint8)
     np.save(tmp_path / "pixels.npy", pixels)
     np.save(tmp_path / "thirds.npy", np.arange(5) / 3)
@@ -88,7 +88,7 @@ def test_arrays_of_every_kind(tmp_path: Path, imported: Import) -> None:
     }
 
 
-def test_raw_bytes_and_more_than_a_block_of_elements_that_grow(
+def test_raw_binary_files_are_imported_with_offset_shape_and_in_blocks(
     tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tokens.bin").write_bytes(b"head" + np.arange(12, dtype=">u2").tobytes())
@@ -106,7 +106,7 @@ def test_raw_bytes_and_more_than_a_block_of_elements_that_grow(
 
 @given(st.lists(st.text(alphabet="ab \n", max_size=12), min_size=1, max_size=3))
 @settings(max_examples=60)
-def test_lines_are_those_of_a_naive_reading(tmp_path_factory: pytest.TempPathFactory, contents: list[str]) -> None:
+def test_text_lines_match_a_naive_reading(tmp_path_factory: pytest.TempPathFactory, contents: list[str]) -> None:
     paths = [tmp_path_factory.getbasetemp() / f"lines{n}.txt" for n in range(len(contents))]
     for path, content in zip(paths, contents, strict=True):
         path.write_bytes(content.encode())
@@ -115,7 +115,7 @@ def test_lines_are_those_of_a_naive_reading(tmp_path_factory: pytest.TempPathFac
     ]
 
 
-def test_columns_of_a_dataset(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dataset_columns_become_arrays(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hugging_face, "MAX_BATCH_ROWS", 4)
     columns = ("x", "image", "label", "half", "double", "yes")
     whole = datasets.load_from_disk(str(saved))
@@ -156,7 +156,7 @@ def test_a_text_file_that_cannot_be_read_is_refused_with_its_line(tmp_path: Path
         list(text.lines(tmp_path / "none.txt"))
 
 
-def test_mistakes_of_arrays_are_named(tmp_path: Path, failed: Fails) -> None:
+def test_invalid_array_imports_are_refused_with_the_reason(tmp_path: Path, failed: Fails) -> None:
     (tmp_path / "other").mkdir()
     for name in ("a.npy", "other/a.npy"):
         np.save(tmp_path / name, np.arange(3))
@@ -173,7 +173,9 @@ def test_mistakes_of_arrays_are_named(tmp_path: Path, failed: Fails) -> None:
     assert "cannot write" in failed(one, output="a.npy/out.safetensors")
 
 
-def test_root_reads_once(tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_root_caches_the_identities_of_unchanged_files(
+    tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tiebreak.engine.data.facts.SETTLED_NS", -(1 << 62))
     monkeypatch.setattr("tiebreak.engine.data.facts.cache_directory", lambda: tmp_path / "cache")
     numbers = torch.arange(8.0).reshape(2, 4)

@@ -65,7 +65,7 @@ def devnet(folder: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]
 
 
 @pytest.mark.slow
-def test_a_devnet_and_a_deployment_on_it(devnet: Any, folder: Path, command: Commands) -> None:
+def test_contracts_are_deployed_and_checked_on_an_embedded_devnet(devnet: Any, folder: Path, command: Commands) -> None:
     _, found = devnet
     assert found["node"] == "embedded"
     assert set(found["contracts"]) == {"Transcendentals", "Referee", "Games", "Board"}
@@ -99,7 +99,7 @@ def test_a_devnet_and_a_deployment_on_it(devnet: Any, folder: Path, command: Com
 
 
 @pytest.mark.slow
-def test_a_hub_is_made_runs_and_ends(tmp_path: Path, command: Commands) -> None:
+def test_a_hub_is_initialised_served_and_stopped_by_a_signal(tmp_path: Path, command: Commands) -> None:
     folder = tmp_path / "hub"
     address = command("hub", "--folder", folder, "--init")[:42]
     command("hub", "--folder", folder, "--init", code=1)
@@ -130,7 +130,7 @@ def test_a_hub_is_made_runs_and_ends(tmp_path: Path, command: Commands) -> None:
         (["--chain-id", "31337", "--board", ""], "expected a chain id and the address of a board"),
     ],
 )
-def test_a_hub_of_half_a_domain_is_refused_before_its_folder_belongs_to_that(
+def test_a_hub_with_an_incomplete_domain_is_refused_before_writing(
     tmp_path: Path, command: Commands, monkeypatch: pytest.MonkeyPatch, given: list[str], said: str
 ) -> None:
     monkeypatch.setattr(process, "serve", lambda *_, **__: pytest.fail("it would serve"))
@@ -139,7 +139,7 @@ def test_a_hub_of_half_a_domain_is_refused_before_its_folder_belongs_to_that(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hub.pem", "hub.toml"]
 
 
-def test_the_configuration_is_read_strictly(tmp_path: Path) -> None:
+def test_the_hub_configuration_file_is_read_strictly(tmp_path: Path) -> None:
     path = tmp_path / "hub.toml"
     path.write_text(template())
     assert read_configuration(path)["port"] == 8787

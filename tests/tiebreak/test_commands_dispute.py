@@ -43,7 +43,7 @@ def honest(parties: Parties, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("step", [5, 7])
-def test_a_run_that_leaves_the_program_loses(
+def test_the_trainer_of_a_false_run_loses_its_dispute(
     parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute, step: int
 ) -> None:
     text = dispute(parties.cheating(tmp_path / "cheating", step), honest)
@@ -68,7 +68,7 @@ def test_a_run_that_leaves_the_program_loses(
     assert "values" in trees
 
 
-def test_what_was_told_and_kept_may_be_missing(
+def test_a_dispute_works_without_metrics_or_kept_states(
     parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute
 ) -> None:
     """The state says more without losses, and nothing does without the state: then the walk ends in the archive."""
@@ -80,7 +80,9 @@ def test_what_was_told_and_kept_may_be_missing(
     assert ended == "the run leaves the program first in checkpoint 2 of 3, steps 4 to 6"
 
 
-def test_the_first_head_may_be_true(parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute) -> None:
+def test_a_true_head_of_a_false_run_is_not_disputed(
+    parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute
+) -> None:
     cheating = parties.cheating(tmp_path / "cheating", 5)
     said = f"nothing to dispute: head 1 has the root of {honest}"
     assert dispute(cheating, honest, "--count", 1, code=NOTHING_TO_DISPUTE) == f"{said}\n"
@@ -107,14 +109,14 @@ BASE = StepRecord(step=6, state_root=STATE, loss_bits=0)
         (6, replace(BASE, log_root=OTHER), "step 6, where the record differs; X names the module and instruction"),
     ],
 )
-def test_an_audit_says_in_one_sentence_what_differs_and_who_finds_the_rest(
-    first: int, own: StepRecord, sentence: str
-) -> None:
+def test_audit_failures_name_the_first_difference_in_one_sentence(first: int, own: StepRecord, sentence: str) -> None:
     report = SegmentReport(checkpoint=1, first_step=first, last_step=6, committed=BASE, replayed=own)
     assert difference(report, 3, "X").startswith(f"the run leaves the program first in checkpoint 2 of 3, {sentence}")
 
 
-def test_a_signed_root_out_of_nowhere_loses(parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute) -> None:
+def test_a_trainer_that_cannot_open_its_signed_root_loses(
+    parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute
+) -> None:
     """The trainer has the honest run and signed something else: it cannot open what it signed."""
     liar = parties.trained(tmp_path / "liar")
     made = RunDirectory.open(liar)
@@ -124,7 +126,9 @@ def test_a_signed_root_out_of_nowhere_loses(parties: Parties, honest: Path, tmp_
     assert "trainer loses after 1 moves" in dispute(liar, honest)
 
 
-def test_what_is_not_there_to_be_disputed(parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute) -> None:
+def test_missing_heads_and_mismatched_replays_cannot_be_disputed(
+    parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute
+) -> None:
     fresh = parties.signed(tmp_path / "fresh")
     assert "expected a head of 4 checkpoints, got those of [1, 2, 3]" in dispute.error(honest, honest, "--count", 4)
     assert "expected at least one signed head, got none; nothing to dispute yet" in dispute.error(fresh, honest)
@@ -135,7 +139,9 @@ def test_what_is_not_there_to_be_disputed(parties: Parties, honest: Path, tmp_pa
     assert f"{other}: expected a replay of job " in dispute.error(honest, other)
 
 
-def test_a_damaged_run(parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute) -> None:
+def test_dispute_refuses_a_damaged_replay_but_not_a_damaged_run(
+    parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute
+) -> None:
     broken = parties.trained(tmp_path / "broken")
     (broken / "records.bin").write_bytes(bytes(76))
     assert "EncodingError" in dispute.error(honest, broken, code=2)

@@ -30,7 +30,7 @@ def rows_of(printed: str) -> dict[str, str]:
     return {line[:24].strip(): line[24:] for line in printed.splitlines()}
 
 
-def test_this_machine_is_exact_with_kernels_and_without(command: Commands) -> None:
+def test_doctor_reports_exact_arithmetic_with_and_without_compiled_kernels(command: Commands) -> None:
     out, err = command.printed("doctor", "--threads", 1)
     assert err == ""
     rows = rows_of(out)
@@ -51,7 +51,7 @@ def test_doctor_knows_every_kernel() -> None:
     assert {kernel.name for kernel in kernels()} == {"hasher" if name == "hashing" else name for name in sources}
 
 
-def test_as_json_and_without_kernels(monkeypatch: pytest.MonkeyPatch, command: Commands) -> None:
+def test_doctor_reports_disabled_kernels_as_json(monkeypatch: pytest.MonkeyPatch, command: Commands) -> None:
     monkeypatch.setenv("TIEBREAK_NATIVE", "0")
     document = command.tell("doctor", "--device", "cpu")
     assert document["exact"] is True
@@ -66,7 +66,7 @@ def test_as_json_and_without_kernels(monkeypatch: pytest.MonkeyPatch, command: C
     ]
 
 
-def test_torch_alone_on_cuda_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pure_torch_on_cuda_is_checked_on_request_or_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(qualification, "usable_device", torch.device)
     monkeypatch.setattr(qualification, "examine", lambda *path: path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -91,7 +91,7 @@ def wrong_root(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(maps._FUNCTIONS, MapFunction.SQRT, wrong)
 
 
-def test_wrong_arithmetic_is_named_and_trains_nothing(
+def test_wrong_arithmetic_is_reported_and_prevents_training(
     parties: Parties, monkeypatch: pytest.MonkeyPatch, command: Commands
 ) -> None:
     """Exit code 1, the operation and its operands in one line."""
@@ -110,7 +110,7 @@ def test_wrong_arithmetic_is_named_and_trains_nothing(
         make_interpreter(load_bundle(parties.path("captured")).program)
 
 
-def test_who_commits_needs_compiled_kernels_and_others_are_told(
+def test_missing_compiled_kernels_warn_unless_the_machine_requires_them(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = load_bundle(parties.path("captured")).program

@@ -79,7 +79,7 @@ def commands(parties: Parties, hostile: Path, other: Path, output: Path) -> dict
 
 
 @pytest.mark.parametrize("name", slow_except(RUN_PLANTS, *list(RUN_PLANTS)[::3]))
-def test_no_command_follows_what_is_planted_in_a_run(
+def test_no_command_follows_links_planted_in_a_run(
     parties: Parties, tmp_path: Path, command: Commands, cases: Callable[[], None], name: str
 ) -> None:
     hostile, other, outside = tmp_path / "hostile", parties.trained(tmp_path / "other"), tmp_path / "outside" / "file"
@@ -108,7 +108,7 @@ def test_agreeing_on_a_captured_job_follows_no_link(
 
 
 @pytest.mark.parametrize("name", HARD)
-def test_training_does_not_change_a_file_that_has_another_name(
+def test_training_does_not_write_through_hard_links(
     parties: Parties, tmp_path: Path, command: Commands, name: str
 ) -> None:
     hostile, outside = parties.signed(tmp_path / "hostile"), tmp_path / "outside" / "file"
@@ -119,7 +119,7 @@ def test_training_does_not_change_a_file_that_has_another_name(
     assert contents(outside.parent) == before
 
 
-def test_a_run_may_be_named_by_a_link_of_the_users(parties: Parties, tmp_path: Path) -> None:
+def test_a_run_folder_may_be_given_as_a_symbolic_link(parties: Parties, tmp_path: Path) -> None:
     made = parties.signed(tmp_path / "run")
     (tmp_path / "latest").symlink_to(made)
     assert parties.train(tmp_path / "latest") == 0
@@ -138,7 +138,7 @@ FILES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("damage", ["empty", "text", "one byte"])
 @pytest.mark.parametrize("name", FILES)
-def test_the_error_names_the_file(parties: Parties, tmp_path: Path, name: str, damage: str) -> None:
+def test_errors_about_damaged_files_name_the_file(parties: Parties, tmp_path: Path, name: str, damage: str) -> None:
     path = tmp_path / name
     shutil.copy(parties.path(name if name == "trainer.pem" else "captured/program.tbp"), path)
     changed = bytearray(path.read_bytes())

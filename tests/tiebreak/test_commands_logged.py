@@ -57,7 +57,9 @@ def trained(once: Once, tmp_path: Path, train: list[str]) -> RunDirectory:
 
 
 @pytest.mark.slow
-def test_another_machine_follows_the_logs(trained: RunDirectory, tmp_path: Path, command: Commands) -> None:
+def test_a_logged_run_passes_audits_on_other_threads_and_instruction_sets(
+    trained: RunDirectory, tmp_path: Path, command: Commands
+) -> None:
     """More threads go by the trainer's thresholds; torch's default instructions, without C, by the proven ones."""
     entries = [log_of(trained, step).count for step in range(1, STEPS + 1)]
     assert sum(entries) > STEPS
@@ -82,7 +84,7 @@ def test_another_machine_follows_the_logs(trained: RunDirectory, tmp_path: Path,
     assert "nothing to dispute" in command.printed("dispute", trained.path, tmp_path / "own", code=4)[0]
 
 
-def test_training_says_what_it_logged(
+def test_training_reports_its_log_entries(
     trained: RunDirectory, train: list[str], tmp_path: Path, command: Commands
 ) -> None:
     again, aloud, until = make_run(tmp_path / "again").path, train[:-1], 2 * INTERVAL
@@ -95,7 +97,7 @@ def test_training_says_what_it_logged(
     assert f"logs     {sum(entries[until:])} entries in {STEPS - until} steps; " in command(*aloud, again)
 
 
-def test_a_lie_in_a_logged_run_is_fraud_and_loses_its_dispute(
+def test_a_false_logged_run_fails_its_audit_and_loses_its_dispute(
     train: list[str], tmp_path: Path, command: Commands
 ) -> None:
     run, replay = make_run(tmp_path / "run"), tmp_path / "replay"

@@ -53,7 +53,7 @@ def train(command: Commands, parties: Parties, tmp_path: Path) -> Training:
     return Training(command, parties, parties.signed(tmp_path / "run"))
 
 
-def test_a_run_in_pieces_ends_where_a_run_in_one_does(train: Training, parties: Parties) -> None:
+def test_training_in_pieces_reaches_the_same_root_as_in_one(train: Training, parties: Parties) -> None:
     first = RunDirectory.open(parties.path("run"))
     root = first.heads()[-1].head.run_root.hex()
     # Not all at a checkpoint: what was computed after the last one is computed again.
@@ -102,7 +102,7 @@ def test_json_lines_tell_every_step_and_checkpoint(train: Training) -> None:
     assert opened.kept() == [0, STEPS]
 
 
-def test_quiet_prints_nothing(train: Training) -> None:
+def test_quiet_training_prints_nothing(train: Training) -> None:
     assert train.command.printed(*train.arguments("--quiet", "--keep", "every:2")) == ("", "")
     assert train.run.kept() == [0, 2 * INTERVAL, STEPS]
 
@@ -139,7 +139,9 @@ def test_an_interrupted_run_goes_on(train: Training, parties: Parties, tmp_path:
     assert [head.head.count for head in opened.heads()] == list(range(1, done + 2))
 
 
-def test_a_plan_of_several_workers(parties: Parties, command: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_plans_memory_and_traffic_of_several_workers(
+    parties: Parties, command: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(partition, "LEAST", 1)
     plan = ["show", parties.path("agreed"), "--workers", 4]
     found = command.tell(*plan)

@@ -65,7 +65,7 @@ def bodies() -> list[Any]:
     return [(p, i) for p in map(programs.read, NAMES) for i in (*p.program.body, *p.program.commits)]
 
 
-def test_there_are_twenty_and_they_are_whole_and_small(tmp_path: Path, cases: CaseCounter) -> None:
+def test_corpus_has_twenty_complete_and_small_programs(tmp_path: Path, cases: CaseCounter) -> None:
     assert len(NAMES) == 20
     assert sum(file.stat().st_size for name in NAMES for file in (CORPUS / name).iterdir()) < LIMIT
     for name in NAMES:
@@ -79,7 +79,7 @@ def test_there_are_twenty_and_they_are_whole_and_small(tmp_path: Path, cases: Ca
         cases()
 
 
-def test_they_cover_every_instruction_function_and_type(cases: CaseCounter) -> None:
+def test_corpus_covers_every_instruction_function_and_type(cases: CaseCounter) -> None:
     """Each signature of each function, as the registry of instructions has them."""
     found = {
         (i.opcode, i.function, p.program.operand_dtypes(i) if i.operands else (), i.dtype)
@@ -105,7 +105,7 @@ def test_they_cover_every_instruction_function_and_type(cases: CaseCounter) -> N
     assert len(MAP_SIGNATURES) == len(MapFunction)
 
 
-def test_they_cover_precisions_policies_and_frozen_entries() -> None:
+def test_corpus_covers_precisions_policies_and_frozen_entries() -> None:
     expected = [programs.read(name).expected for name in NAMES]
     assert {(e.precision, bool(e.tolerances)) for e in expected} == {
         (32, False), (24, False), (16, False), (32, True), (16, True),
@@ -115,7 +115,7 @@ def test_they_cover_precisions_policies_and_frozen_entries() -> None:
 
 
 @pytest.mark.slow
-def test_they_cover_every_optimizer_and_schedule() -> None:
+def test_corpus_covers_every_optimizer_and_schedule() -> None:
     recipes = [recipe() for recipe in more.RECIPES.values()]
     golden = [tasks.make_task(name).optimizer for name in ("mlp", "resnet")]
     used = {type(one) for r in recipes for one in (r.optimizer, *golden)}
@@ -136,7 +136,7 @@ def expected_of(name: str, **changes: Any) -> bytes:
      {"records": [[1, "0", "1"]]}, {"records": {}}, {"torch": "\x1b[2J"}, {"more": 1}],
     ids=str,
 )  # fmt: skip
-def test_a_broken_expectation_is_refused(changes: dict[str, Any]) -> None:
+def test_malformed_expected_results_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(EncodingError, match="expected"):
         ExpectedRun.decode("expected.json", expected_of("mlp", **changes))
 
@@ -158,7 +158,7 @@ def copied(name: str, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("file", ["program.xz", "state.safetensors", "data.safetensors", "logs.xz"])
-def test_a_damaged_file_is_refused(file: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_damaged_corpus_file_is_refused(file: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     scratch = tmp_path_factory.mktemp("runs")
     folder = copied("logged", tmp_path)
     data = (folder / file).read_bytes()
@@ -168,14 +168,14 @@ def test_a_damaged_file_is_refused(file: str, tmp_path: Path, tmp_path_factory: 
             read_whole("logged", tmp_path, scratch)
 
 
-def test_another_program_is_refused(tmp_path: Path) -> None:
+def test_a_program_with_another_digest_is_refused(tmp_path: Path) -> None:
     folder = copied("mlp", tmp_path)
     (folder / "program.xz").write_bytes((CORPUS / "mixed" / "program.xz").read_bytes())
     with pytest.raises(EncodingError, match="expected program 63a202db"):
         programs.read("mlp", tmp_path)
 
 
-def test_a_name_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_unknown_program_names_are_refused(tmp_path: Path) -> None:
     for name in ("nothing", "../corpus/mlp", "sealed", ""):
         with pytest.raises(ConfigurationError, match="expected one of the programs"):
             programs.read(name)
@@ -192,13 +192,13 @@ def by_c() -> BackendChoice:
     return BackendChoice(backend=C)
 
 
-def test_integers_alone_reach_the_root() -> None:
+def test_the_integer_reference_reaches_the_root() -> None:
     assert compute(programs.read("every"), BackendChoice(backend=INTEGERS)).equal
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL[1:])
-def test_integers_alone_reach_more_roots(name: str) -> None:
+def test_the_integer_reference_reaches_the_roots_of_more_programs(name: str) -> None:
     assert compute(programs.read(name), BackendChoice(backend=INTEGERS)).equal
 
 
@@ -292,7 +292,7 @@ def test_the_first_difference_of_a_wrong_back_end_is_found(fault: str, monkeypat
 
 
 @pytest.mark.parametrize("name", slow_except(["narrow", "gru", "logged", "lora"], "narrow"))
-def test_a_long_sum_names_some_of_its_operands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_long_sum_lists_only_some_of_its_operands(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also at other precisions, where logs are followed, and where frozen entries are held in bfloat16."""
     choice = by_c()
     wrong_sums(monkeypatch)
@@ -303,7 +303,7 @@ def test_a_long_sum_names_some_of_its_operands(name: str, monkeypatch: pytest.Mo
     assert place[7].count("value") <= SHOWN
 
 
-def test_a_wrong_commit_is_found_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_commit_is_reported_as_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every value is right, and what becomes the state is not."""
     right = Planned.new_state
 
@@ -321,7 +321,7 @@ def test_a_wrong_commit_is_found_as_such(monkeypatch: pytest.MonkeyPatch) -> Non
     assert (place[1], place[3], place[4]) == ("1", "commit", "5")
 
 
-def test_a_wrong_checkpoint_later_in_the_run_is_found_in_its_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_a_later_step_is_found_in_that_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything before it is right, and so is what the kernels compute of other steps."""
     right, choice, program = CompiledChain.run, by_c(), programs.read("mlp")
 
@@ -338,7 +338,7 @@ def test_a_wrong_checkpoint_later_in_the_run_is_found_in_its_step(monkeypatch: p
     assert found.problem.startswith("first in step 13, instruction ")
 
 
-def test_a_fault_that_does_not_come_again_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_that_cannot_be_repeated_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
     right, faults = TorchBackend._map, iter([True])
 
     def mapped(self: TorchBackend, i: Any, dtypes: Any) -> Any:
@@ -361,7 +361,7 @@ def test_a_fault_that_does_not_come_again_is_reported_as_such(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("kind", [ConfigurationError, RuntimeError])
-def test_a_run_that_stops_is_stated_without_a_path(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_run_is_reported_without_paths(kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise kind("no memory\nleft")
 
@@ -382,7 +382,9 @@ def stated(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_statement_is_checked(stated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_corpus_check_verifies_a_statement_and_its_required_signer(
+    stated: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(tiebreak, ["corpus", "check", str(stated)]) == 0
     words = capsys.readouterr().out
     assert "note: a test" in words
@@ -405,13 +407,13 @@ def test_a_statement_names_no_host_user_or_path(stated: Path) -> None:
         assert all(private not in text for text in texts)
 
 
-def test_the_whole_of_it_is_a_statement_of_in_toto(stated: Path) -> None:
+def test_a_corpus_statement_is_an_in_toto_statement(stated: Path) -> None:
     document = json.loads(Envelope.decode(stated.read_bytes()).payload.data)
     assert document["_type"] == "https://in-toto.io/Statement/v1"
     assert [one["name"] for one in document["subject"]] == ["every"]
 
 
-def test_without_torch(stated: Path) -> None:
+def test_corpus_check_imports_no_torch(stated: Path) -> None:
     assert not (HEAVY - {"numpy"}) & running(["corpus", "check", str(stated)])
 
 
@@ -428,7 +430,7 @@ def test_a_wrong_root_is_stated_with_its_reason_and_an_exit_code(
     assert "mlp (cpu, torch): expected root 53f341b9" in capsys.readouterr().out
 
 
-def test_wrong_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_corpus_run_refuses_wrong_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = ["-o", str(tmp_path / "s.json")]
     for arguments, words in (
         (["nothing"], "expected one of the programs"),
@@ -510,7 +512,7 @@ def test_a_hostile_envelope_is_refused(stated: Path, tmp_path: Path) -> None:
     assert "brackets" in refused(tmp_path, sign(Envelope(payload=nested), KEY).encode())
 
 
-def test_what_differs_round_trips() -> None:
+def test_a_statement_of_differing_results_round_trips() -> None:
     root, digest = Digest(bytes(31) + b"1"), programs.expected("mlp")[1]
     made = ComputedRun(
         program="mlp", device="cuda:0", backend="Triton", root=None, expected=root, milliseconds=5, problem="why",
@@ -521,7 +523,7 @@ def test_what_differs_round_trips() -> None:
     assert statement.differing == [made]
 
 
-def test_whoever_signs_is_named(stated: Path, tmp_path: Path) -> None:
+def test_checking_a_statement_names_its_signers(stated: Path, tmp_path: Path) -> None:
     both = sign(Envelope.decode(stated.read_bytes()), KEY)
     path = tmp_path / "both.json"
     path.write_bytes(both.encode())
@@ -530,7 +532,7 @@ def test_whoever_signs_is_named(stated: Path, tmp_path: Path) -> None:
         statements.check(stated, require=[KEY.address])
 
 
-def test_what_is_sealed_holds_and_is_listed(cases: CaseCounter) -> None:
+def test_published_statements_verify_and_are_listed_in_the_docs(cases: CaseCounter) -> None:
     """The statements in the repository are of this corpus, and docs/corpus.md lists each with its signer."""
     page = (ROOT / "docs" / "corpus.md").read_text()
     sealed = sorted(SEALED.glob("*.json"))

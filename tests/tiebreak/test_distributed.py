@@ -73,7 +73,7 @@ def worker(launcher: subprocess.Popen[str], rank: int) -> int:
     return found.pid
 
 
-def test_whoever_dies_any_number_of_workers_go_on_to_the_same_run(
+def test_training_resumes_with_any_number_of_workers_after_one_is_killed(
     runs: tuple[RunDirectory, RunDirectory], start: Start, tmp_path: Path
 ) -> None:
     alone, together = runs
@@ -102,7 +102,7 @@ OTHERWISE = {
 
 
 @pytest.mark.parametrize("what", OTHERWISE)
-def test_a_worker_that_is_started_otherwise_is_refused_before_the_first_step(
+def test_workers_with_different_settings_are_refused_before_the_first_step(
     what: str, runs: tuple[RunDirectory, RunDirectory], start: Start, tmp_path: Path
 ) -> None:
     _, together = runs
@@ -114,7 +114,7 @@ def test_a_worker_that_is_started_otherwise_is_refused_before_the_first_step(
     assert together.recorded() == 0
 
 
-def test_who_does_not_answer_is_named(runs: tuple[RunDirectory, RunDirectory], start: Start, tmp_path: Path) -> None:
+def test_an_unresponsive_worker_is_named(runs: tuple[RunDirectory, RunDirectory], start: Start, tmp_path: Path) -> None:
     _, together = runs
     launcher, printed = start(together, 2, "--timeout", "5", "--quiet"), tmp_path / "printed"
     until(lambda: len(together.heads()) > 1, seconds=120)
@@ -160,6 +160,6 @@ def test_the_library_trains_on_several_workers(tmp_path: Path) -> None:
     assert roots[0] == roots[1], "the three workers and the one print the same root"
 
 
-def test_without_torchrun_there_are_no_workers() -> None:
+def test_distributed_training_requires_torchrun() -> None:
     with pytest.raises(ConfigurationError, match="expected workers started by torchrun"), joined("cpu"):
         pass

@@ -31,7 +31,7 @@ def holds(store: Store, check: Check, needed: tuple[int, ...], tmp_path: Path, c
     assert power.syncs == len(needed)
 
 
-def test_a_saved_key_is_never_lost(tmp_path: Path, cases: CaseCounter) -> None:
+def test_a_saved_key_survives_a_power_cut(tmp_path: Path, cases: CaseCounter) -> None:
     """An account may be paid as soon as its address is shown."""
 
     def save(folder: Path, done: Callable[[], None]) -> None:
@@ -46,7 +46,7 @@ def test_a_saved_key_is_never_lost(tmp_path: Path, cases: CaseCounter) -> None:
     holds(save, opens, (0, 1), tmp_path, cases)
 
 
-def test_imported_data_are_whole_or_no_import(tmp_path: Path, cases: CaseCounter) -> None:
+def test_imported_data_are_complete_or_absent_after_a_power_cut(tmp_path: Path, cases: CaseCounter) -> None:
     source = tmp_path / "rows.npy"
     np.save(source, ROWS)
 
@@ -62,7 +62,7 @@ def test_imported_data_are_whole_or_no_import(tmp_path: Path, cases: CaseCounter
     holds(bring, loads, (0, 1), tmp_path, cases)
 
 
-def test_a_blob_that_a_hub_has_taken_stays(tmp_path: Path, cases: CaseCounter) -> None:
+def test_a_blob_acknowledged_by_a_hub_survives_a_power_cut(tmp_path: Path, cases: CaseCounter) -> None:
     data = bytes(range(256)) * 3
     assert len(data) < PIECE_BYTES
     root = blob_root(len(data), [piece_digest(data)])
@@ -88,7 +88,9 @@ def test_a_blob_that_a_hub_has_taken_stays(tmp_path: Path, cases: CaseCounter) -
     cases(survived(power, tmp_path.with_name("after"), is_whole))
 
 
-def test_written_weights_are_whole_or_not_there(tmp_path: Path, parties: Parties, cases: CaseCounter) -> None:
+def test_written_weights_are_complete_or_absent_after_a_power_cut(
+    tmp_path: Path, parties: Parties, cases: CaseCounter
+) -> None:
     run = parties.path("run")
 
     def write(folder: Path, done: Callable[[], None]) -> None:

@@ -51,7 +51,7 @@ def measured(calls: list[float], **changes: Any) -> tiebreak.Task:
     return tiebreak.Task(**(given | changes))
 
 
-def test_metrics_have_names() -> None:
+def test_evaluate_must_return_metrics_by_name() -> None:
     task = load_task("digits", steps=1)
     state = capture_task(task).state
     for found, words in ((0.5, "got 0.5"), ([1.0], r"got \[1.0\]"), ({1: 2.0}, "got a dict"), (None, "got None")):
@@ -61,7 +61,7 @@ def test_metrics_have_names() -> None:
             evaluate_state(dataclasses.replace(task, evaluate=lambda _, found=found: found), state)
 
 
-def test_a_trainer_evaluates_every_few_steps_and_draws_nothing() -> None:
+def test_evaluation_during_training_changes_no_random_stream_or_result() -> None:
     calls, told = list[float](), list[Any]()
     made = tiebreak.reproducible(measured(calls), callbacks=[told.append])
     streams = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
@@ -106,12 +106,12 @@ def test_a_callback_that_would_change_the_model_is_refused(train: str, tmp_path:
         begin(callbacks=[lambda step: setattr(model[1], "p", 0.5 / step.number if step.number > 2 else 0.5)])
 
 
-def test_evaluate_every_needs_something_to_call() -> None:
+def test_evaluate_every_requires_an_evaluate_function() -> None:
     with pytest.raises(ConfigurationError, match="a function evaluate"):
         measured([], evaluate=None)
 
 
-def test_a_hugging_face_dataset_is_data() -> None:
+def test_a_hugging_face_dataset_is_accepted_as_data() -> None:
     rows = {"text": ["a"] * 6, "y": [[n / 4] for n in range(6)], "x": [[n, 1.0, 2.0, 3.0] for n in range(6)],
             "labels": list(range(6))}  # fmt: skip
     dataset = datasets.Dataset.from_dict(rows)

@@ -30,7 +30,7 @@ def example(name: str) -> ModuleType:
     return module
 
 
-def test_reproducible(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_reproducible_example_gives_one_digest_for_any_thread_count(capsys: pytest.CaptureFixture[str]) -> None:
     digests = [example("reproducible").main(["--steps", "10", "--threads", threads]) for threads in ("1", "2")]
     torch.set_num_threads(1)
     assert digests[0] == digests[1]
@@ -38,7 +38,9 @@ def test_reproducible(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_resnet_on_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_resnet_example_trains_and_reuses_a_finished_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = ["--directory", str(tmp_path / "run"), "--steps", "12", "--channels", "4", "--blocks", "1"]
     made = example("resnet_on_digits").main(arguments)
     assert made.finished
@@ -100,7 +102,7 @@ def diffs(name: str) -> list[tuple[list[str], list[str]]]:
 
 
 @pytest.mark.slow
-def test_the_notebook_train(tmp_path: Path) -> None:
+def test_the_training_notebook_matches_the_original_trainer(tmp_path: Path) -> None:
     (taken, put), (_, of_lightning) = diffs("train")
     code = cells("train")
     told = told_by(code, tmp_path / "ours")
@@ -125,7 +127,7 @@ def test_the_notebook_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_notebook_check(tmp_path: Path) -> None:
+def test_the_check_notebook_finds_the_false_run_and_forged_weights(tmp_path: Path) -> None:
     told = told_by(cells("check"), tmp_path / "check")
     for line in (
         "18 of 60 steps computed again: equal", "the trainer loses", "its own replay of the run ended in this state",
@@ -141,14 +143,14 @@ def test_every_example_is_tested(cases: Callable[[], None]) -> None:
         cases()
 
 
-def test_the_example_of_the_readme_captures(tmp_path: Path) -> None:
+def test_the_readme_example_can_be_captured(tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     (tmp_path / "my_task.py").write_text(example)
     assert run(tiebreak, ["capture", str(tmp_path / "my_task.py"), "--output", str(tmp_path / "out")]) == 0
     assert load_bundle(tmp_path / "out").name == "regression"
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_in_the_docs_resolve() -> None:
     pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#:]+)\)", page.read_text())]
     assert len(links) >= 6

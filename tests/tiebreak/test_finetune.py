@@ -86,7 +86,7 @@ def options(here: Path, output: Path) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_from_conversations_to_a_certified_adapter(
+def test_finetune_turns_conversations_into_a_certified_adapter(
     here: Path, command: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(step: Step) -> None:
@@ -132,7 +132,9 @@ def test_from_conversations_to_a_certified_adapter(
 
 
 @pytest.mark.slow
-def test_settings_decide_the_run_and_the_card_loads_the_adapter(here: Path, command: Commands, tmp_path: Path) -> None:
+def test_finetune_applies_its_settings_and_the_card_loads_the_adapter(
+    here: Path, command: Commands, tmp_path: Path
+) -> None:
     (here / "held.jsonl").write_text(json.dumps({"messages": SAID}) + "\n" + json.dumps({"text": QUESTION}) + "\n")
     given = ["finetune", "--model", here / "model", "--data", here / "chat.jsonl", "--length", 16, "--threads", 1]
     options = ["--lora", 2, "--alpha", 8, "--targets", "q_proj,v_proj", "--dropout", 0.25, "--dtype", "float32",
@@ -178,7 +180,7 @@ def test_settings_decide_the_run_and_the_card_loads_the_adapter(here: Path, comm
 
 
 @pytest.mark.slow
-def test_only_what_the_template_marks_is_learnt(here: Path) -> None:
+def test_only_tokens_marked_by_the_chat_template_are_learnt(here: Path) -> None:
     settings = FineTuning(model=here / "model", data=here / "chat.jsonl", length=5)
     found = windows(settings, read(settings.data))
     ids, labels = found.ids, found.labels
@@ -216,7 +218,7 @@ def test_only_what_the_template_marks_is_learnt(here: Path) -> None:
         ("", "expected at least 1024 tokens"),
     ],
 )
-def test_data_that_make_no_window_are_named(here: Path, line: str, said: str) -> None:
+def test_data_without_a_training_window_are_refused(here: Path, line: str, said: str) -> None:
     (here / "chat.jsonl").write_text(line + "\n")
     with pytest.raises(ConfigurationError, match=f"chat.jsonl.*{said}"):
         windows(FineTuning(model=here / "model", data=here / "chat.jsonl"), read(here / "chat.jsonl"))
@@ -232,7 +234,7 @@ USER, REPLY = ({"role": role, "content": content} for role, content in (("user",
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
 
 
-def test_rows_in_each_form_are_understood(tmp_path: Path) -> None:
+def test_each_supported_row_format_is_parsed(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     both = row(path, messages=[USER, REPLY], text="t", tools=json.dumps(TOOLS), id=3)
     assert (both.messages, both.text, both.more) == ([USER, REPLY], "", {"tools": TOOLS})
@@ -274,7 +276,7 @@ REFUSED: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("columns", "said"), REFUSED, ids=[said for _, said in REFUSED])
-def test_rows_of_another_form_are_refused_by_file_and_line(tmp_path: Path, columns: Any, said: str) -> None:
+def test_unsupported_rows_are_refused_by_file_and_line(tmp_path: Path, columns: Any, said: str) -> None:
     (tmp_path / "x.jsonl").write_text(json.dumps(columns) + "\n")
     with pytest.raises(ConfigurationError, match=f"x.jsonl, line 1.*{said}"):
         read(tmp_path / "x.jsonl")
@@ -304,7 +306,7 @@ def test_rows_are_read_from_each_kind_of_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_tools_and_completions_reach_the_tokens(here: Path) -> None:
+def test_tools_reach_the_prompt_and_only_completions_are_learnt(here: Path) -> None:
     (here / "model" / "chat_template.jinja").write_text(PLAIN)
     tokenizer = PreTrainedTokenizerFast.from_pretrained(here / "model")
 
@@ -323,7 +325,7 @@ def test_tools_and_completions_reach_the_tokens(here: Path) -> None:
     assert tokens(prompt=QUESTION, completion=f" {ANSWER}")[1] == f" {ANSWER}<eos>"
 
 
-def test_a_changed_setting_is_named_at_once_and_nothing_is_left_behind(here: Path, command: Commands) -> None:
+def test_a_changed_setting_is_refused_and_failures_leave_nothing_behind(here: Path, command: Commands) -> None:
     given = ["finetune", "--model", here / "model", "--data", here / "chat.jsonl", "-o", here / "out", "--length", 16]
     settings = FineTuning(model=here / "model", data=here / "chat.jsonl", length=16)
     (here / "out" / "run").mkdir(parents=True)
@@ -363,7 +365,7 @@ ENDLESS = "got one that does not; look at the chat template in"
 
 
 @pytest.mark.slow
-def test_a_chat_template_that_does_not_end_is_an_error_before_anything_is_written(
+def test_an_endless_chat_template_fails_before_anything_is_written(
     here: Path, command: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(templates, "SECONDS", 2)  # instead of a minute of a test's processor
@@ -384,7 +386,7 @@ def test_a_chat_template_that_does_not_end_is_an_error_before_anything_is_writte
         ("{{ messages[0]['content'] * 10 ** 10 }}", "MemoryError"), (DOUBLED, f"MemoryError|{ENDLESS}"),
     ],
 )  # fmt: skip
-def test_no_way_to_go_on_or_to_grow_is_without_a_limit(
+def test_chat_templates_are_limited_in_time_and_memory(
     here: Path, monkeypatch: pytest.MonkeyPatch, template: str, said: str
 ) -> None:
     monkeypatch.setattr(templates, "SECONDS", 2)  # as above; copying gigabytes may take as long
@@ -405,7 +407,7 @@ def test_code_in_the_folder_of_a_model_is_never_run(here: Path, monkeypatch: pyt
     assert not ran.exists()
 
 
-def test_settings_that_make_no_job(here: Path, command: Commands) -> None:
+def test_invalid_finetuning_settings_are_refused(here: Path, command: Commands) -> None:
     (here / "empty").mkdir()
     given = ["--data", here / "chat.jsonl", "-o", here / "out"]
     assert "a folder with a model's config.json" in command("finetune", "--model", here / "empty", *given, code=1)

@@ -47,7 +47,7 @@ def test_the_forward_part_gives_every_loss_of_a_run_bit_for_bit(cases: Callable[
         state = result.state
 
 
-def test_an_honest_run_agrees(parties: Parties, told: Told) -> None:
+def test_an_honest_run_passes_a_forward_audit(parties: Parties, told: Told) -> None:
     folder = parties.path("run")
     words = told(folder, "--sample", "3")
     for expected in (
@@ -87,7 +87,7 @@ def made_up_state(number: int, state: dict[str, torch.Tensor]) -> None:
 
 
 @pytest.mark.slow
-def test_which_lies_it_sees(parties: Parties, tmp_path: Path, told: Told) -> None:
+def test_forward_audits_detect_false_losses_but_not_false_states(parties: Parties, tmp_path: Path, told: Told) -> None:
     nicer = lying(parties, tmp_path / "nicer", nicer_loss)
     words = told(nicer.path, "--sample", 99, code=2)
     assert ("step 4: expected loss" in words, f"0x{nicer.job.trainer.hex()}" in words) == (True, True)
@@ -102,7 +102,7 @@ def test_which_lies_it_sees(parties: Parties, tmp_path: Path, told: Told) -> Non
         assert audit_forward(unseen, 99, "x", Machine(threads=1)).fraud is None
 
 
-def test_only_kept_states_can_be_looked_at(parties: Parties, tmp_path: Path, told: Told) -> None:
+def test_only_losses_with_kept_states_can_be_checked(parties: Parties, tmp_path: Path, told: Told) -> None:
     folder = parties.trained(tmp_path / "run")
     opened = RunDirectory.open(folder)
     opened.drop_state(6)
@@ -117,7 +117,7 @@ def test_only_kept_states_can_be_looked_at(parties: Parties, tmp_path: Path, tol
     told(folder, "--sample", 0, code=1)
 
 
-def test_a_run_with_logs_is_for_an_audit(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_logged_run_is_refused_by_a_forward_audit(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = RunDirectory.open(parties.path("run"))
     monkeypatch.setattr(type(opened.job), "is_logged", property(lambda _: True))
     with pytest.raises(ConfigurationError, match="policy logged"):

@@ -63,7 +63,7 @@ class Events(TrainerCallback):
         return lambda args, state, control, **_: self.seen.append((name, state.global_step))
 
 
-def test_steps_events_and_logs_are_their_own(tmp_path: Path) -> None:
+def test_training_matches_trainer_in_steps_events_and_logs(tmp_path: Path) -> None:
     """With a short last batch and step, evaluation, saving, the best model and accumulation over unequal labels."""
     events = {name: Events() for name in ("ours", "theirs")}
 
@@ -88,7 +88,9 @@ def test_steps_events_and_logs_are_their_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tensorboard", "mlflow", *(["wandb"] if find_spec("wandb") else [])])
-def test_nothing_that_watches_changes_a_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_logging_integrations_and_evaluation_change_no_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """W&B runs where it is installed; its offline file and MLflow's folder hold what Trainer logs."""
     settings = {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path), "MLFLOW_ALLOW_FILE_STORE": "true"}
     for name, value in {**settings, "MLFLOW_TRACKING_URI": f"file:{tmp_path}/ml"}.items():
@@ -117,7 +119,7 @@ def test_nothing_that_watches_changes_a_bit(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_scripts_train_as_their_trainer_does_and_docs_say_how_near(tmp_path: Path, script: str) -> None:
+def test_scripts_match_their_trainer_within_documented_differences(tmp_path: Path, script: str) -> None:
     """Beyond its row by one order of magnitude at most, since other processors round otherwise."""
     steps, *apart = measure(tmp_path, script)
     stated, *limits = table()[script]
@@ -144,7 +146,7 @@ class Draws(TrainerCallback):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["random", "group_by_length"])
-def test_a_callback_that_draws_is_told_where_examples_depend_on_it(
+def test_a_callback_using_random_numbers_warns_if_examples_depend_on_it(
     tmp_path: Path, strategy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     tiebreak.hf.train(
@@ -156,7 +158,7 @@ def test_a_callback_that_draws_is_told_where_examples_depend_on_it(
 
 
 @pytest.mark.slow
-def test_examples_that_fill_a_batch_are_found_in_its_statistics(tmp_path: Path) -> None:
+def test_padding_examples_that_change_batch_statistics_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="a loss that padding does not change, got others for batch 9"):
         tiebreak.hf.train(pictures(tmp_path, "ResNet"))
 
@@ -175,7 +177,7 @@ def test_checkpointing_of_activations_changes_no_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bfloat16_is_their_autocast(tmp_path: Path) -> None:
+def test_bfloat16_training_matches_autocast(tmp_path: Path) -> None:
     found = []
     for name, train, more in (("theirs", Trainer.train, {"bf16": True}), ("ours", tiebreak.hf.train, {"bf16": True})):
         found.append(plain(tmp_path / name, **more))
@@ -326,7 +328,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", slow_except(REFUSED, *[what for what in REFUSED if what != "a callback that writes"]))
-def test_what_no_run_could_follow_is_refused_by_name(tmp_path: Path, what: str) -> None:
+def test_unsupported_trainer_features_are_refused_by_name(tmp_path: Path, what: str) -> None:
     given, message = REFUSED[what]
     with pytest.raises(ConfigurationError, match=message):
         tiebreak.hf.train(plain(tmp_path, max_steps=3, **given))
@@ -345,12 +347,12 @@ class Scaled(Trainer):
 
 
 @pytest.mark.slow
-def test_arguments_that_nobody_reads_are_named(tmp_path: Path) -> None:
+def test_unread_training_arguments_are_reported(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="nobody has read left of Scale while"):
         tiebreak.hf.train(plain(tmp_path, Scaled, settings=Scale, max_steps=2, left=1.0))
 
 
-def test_a_trainer_that_cannot_be_driven_names_its_calls(tmp_path: Path) -> None:
+def test_hyperparameter_searches_and_non_tensor_batches_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="expected no trial of a search"):
         tiebreak.hf.train(plain(tmp_path), None, trial={"learning_rate": 1.0})
     made = plain(tmp_path, data_collator=lambda rows: [row["input_ids"] for row in rows])
@@ -371,7 +373,7 @@ STARTS: dict[str, tuple[Any, Callable[[Any, Any], Any]]] = {
 
 
 @pytest.mark.parametrize("how", STARTS)
-def test_another_trainings_checkpoint_is_no_beginning(
+def test_resume_refuses_a_checkpoint_of_another_training(
     tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor is one in `output_dir` from before there was a run."""
@@ -386,7 +388,7 @@ def test_another_trainings_checkpoint_is_no_beginning(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_the_run_is_where_it_goes_on(tmp_path: Path) -> None:
+def test_resume_accepts_any_checkpoint_of_the_same_run(tmp_path: Path) -> None:
     settings = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     first = tiebreak.hf.train(plain(tmp_path, **settings), True, None, ["past_key_values"])
     for start in (True, str(tmp_path / "checkpoint-1"), False, None):
@@ -402,14 +404,14 @@ def test_a_checkpoint_of_the_run_is_where_it_goes_on(tmp_path: Path) -> None:
         (peft.PromptEncoderConfig, {}),
     ],
 )
-def test_virtual_tokens_are_tensors_of_the_adapters_file(config: Any, names: dict[str, str]) -> None:
+def test_adapter_names_include_virtual_tokens_that_peft_saves(config: Any, names: dict[str, str]) -> None:
     """Those of P-tuning are what a network gives, so no tensor of the run is what PEFT saves."""
     more = {"encoder_hidden_size": 16} if config is peft.PromptEncoderConfig else {}
     made = peft.get_peft_model(llama(), config(task_type="CAUSAL_LM", num_virtual_tokens=4, **more))
     assert adapter_names(made) == names
 
 
-def test_the_package_lists_the_module_and_loads_it_when_used() -> None:
+def test_the_hf_module_is_listed_and_imported_lazily() -> None:
     code = (
         "import sys, tiebreak; assert 'hf' in tiebreak.__all__ and 'hf' in dir(tiebreak) and tiebreak.Terms; "
         "assert not {'transformers', 'torch'} & {*sys.modules}"
@@ -419,7 +421,7 @@ def test_the_package_lists_the_module_and_loads_it_when_used() -> None:
 
 
 @pytest.mark.slow
-def test_older_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_transformers_and_trl_versions_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules["transformers"], "__version__", "4.57.0")
     with pytest.raises(ConfigurationError, match=r"expected transformers 5, got 4.57.0"):
         runpy.run_path(str(huggingface.__file__))
@@ -432,7 +434,7 @@ def test_older_libraries_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_the_cost_of_padding_is_said(tmp_path: Path) -> None:
+def test_the_share_of_padding_is_reported(tmp_path: Path) -> None:
     rows = [{"input_ids": [5] * (200 if i == 7 else 8)} for i in range(8)]
     with pytest.warns(
         UserWarning, match=r"1,344 of 1,600 elements of input_ids \(84% .*\) are padding to 200 a batch, since"
@@ -452,7 +454,7 @@ def test_a_step_may_ask_which_packages_there_are(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_stream_that_ends_early_ends_the_run(tmp_path: Path) -> None:
+def test_a_stream_shorter_than_max_steps_is_repeated(tmp_path: Path) -> None:
     rows = list(encoded(12))
     ours, theirs = (
         plain(tmp_path / name, train_dataset=IterableDataset.from_generator(lambda: iter(rows)), max_steps=7)
@@ -463,7 +465,7 @@ def test_a_stream_that_ends_early_ends_the_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_script_runs_as_it_is(tmp_path: Path) -> None:
+def test_an_unmodified_script_runs_under_tiebreak_hf(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import sys\nfrom pathlib import Path\nfrom tests.tiebreak.hf_scripts import plain\n"
         "print(plain(Path(sys.argv[1]), max_steps=2).train().global_step)\n"

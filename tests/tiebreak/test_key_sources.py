@@ -102,7 +102,7 @@ def test_a_keystore_of_another_implementation_is_read(tmp_path: Path, kdf: str) 
         load_key(write(tmp_path, encrypted(kdf), 0o644), PASSPHRASE)
 
 
-def test_what_wallets_add_or_spell_otherwise_is_no_obstacle(tmp_path: Path) -> None:
+def test_keystore_variants_of_wallets_are_accepted(tmp_path: Path) -> None:
     document = encrypted()
     document["Crypto"] = document.pop("crypto")
     document["x-ethers"] = {"client": "ethers", "nested": {"deep": 1}}
@@ -143,9 +143,7 @@ def _many_rounds() -> dict[str, Any]:
         (_set("crypto", value=[]), "expected an object"),
     ],
 )
-def test_a_keystore_that_is_none_or_costs_too_much_is_refused(
-    change: Callable[[dict[str, Any]], None], said: str
-) -> None:
+def test_invalid_or_too_costly_keystores_are_refused(change: Callable[[dict[str, Any]], None], said: str) -> None:
     document = encrypted()
     change(document)
     with pytest.raises(ConfigurationError, match=said):
@@ -205,7 +203,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("s") / "signer.sock"
 
 
-def test_a_signer_is_a_key_and_sees_what_it_signs(place: Path) -> None:
+def test_an_external_signer_signs_like_a_key_and_sees_typed_data(place: Path) -> None:
     with serving(place, honest) as asked:
         key = load_key(place, "")
         assert key.address == KEY.address
@@ -243,7 +241,7 @@ def test_a_signer_sees_the_statement_of_a_certificate(place: Path) -> None:
     assert asked[-1]["digest"] == f"0x{sha256(again.pae()).hexdigest()}"
 
 
-def test_a_secret_is_derived_only_from_a_key_that_signs_alike_each_time(place: Path) -> None:
+def test_a_secret_is_derived_from_a_deterministic_signer(place: Path) -> None:
     with serving(place, honest) as asked:
         assert salt_of(load_key(place, ""), HEAD.job_id) == salt_of(KEY, HEAD.job_id)
         assert [request["kind"] for request in asked[1:]] == ["secret", "secret"]
@@ -283,14 +281,14 @@ def signed_with(z: int, nonce: int) -> bytes:
         (b"x" * 100_000, "at most 4096 bytes"),
     ],
 )
-def test_what_a_signer_answers_is_checked(place: Path, answer: bytes, said: str) -> None:
+def test_invalid_answers_of_a_signer_are_refused(place: Path, answer: bytes, said: str) -> None:
     with serving(place, saying(lambda _: answer)):
         key = load_key(place, "")
         with pytest.raises(ConfigurationError, match=said):
             key.sign(DIGEST, {})
 
 
-def test_a_signer_has_a_time_in_all(place: Path) -> None:
+def test_a_signer_that_does_not_answer_times_out(place: Path) -> None:
     told = threading.Event()
 
     def slow(_request: dict[str, Any]) -> bytes:
@@ -306,7 +304,7 @@ def test_a_signer_has_a_time_in_all(place: Path) -> None:
         load_key(place, "")  # nobody serves the socket any more
 
 
-def test_a_signers_key_is_written_nowhere(place: Path) -> None:
+def test_a_signers_key_cannot_be_exported_or_printed(place: Path) -> None:
     with serving(place, honest):
         key = load_key(place, "")
         assert "0xC0FFEE" not in repr(key)
@@ -314,7 +312,7 @@ def test_a_signers_key_is_written_nowhere(place: Path) -> None:
             key.to_pem(PASSPHRASE)
 
 
-def test_commands_take_any_of_them(
+def test_commands_accept_keystores_and_external_signers(
     parties: Parties, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client's key is in a keystore, the trainer's behind a socket; no passphrase is asked for that."""

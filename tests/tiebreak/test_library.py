@@ -97,7 +97,7 @@ def names(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()} - {".lock"}
 
 
-def test_what_was_published_is_a_run_that_can_be_audited(
+def test_a_published_run_can_be_fetched_and_audited(
     parties: Parties, trained: RunDirectory, job_files: JobFiles, tmp_path: Path
 ) -> None:
     body = published(trained, job_files, 3, states=True)
@@ -112,7 +112,7 @@ def test_what_was_published_is_a_run_that_can_be_audited(
     assert parties.audit(there.path, tmp_path / "r", "--sample", "1", "--seed", "s") == 0
 
 
-def test_states_without_what_no_step_changes(job_files: JobFiles, tmp_path: Path) -> None:
+def test_states_without_frozen_entries_are_published_and_fetched(job_files: JobFiles, tmp_path: Path) -> None:
     run = frozen_cases.new_run(tmp_path / "run")
     frozen_cases.work(run)
     body, steps = published(run, job_files, 6, states=True), [0, 4, 8, 12, 16, 20, 24]
@@ -134,7 +134,7 @@ def test_states_without_what_no_step_changes(job_files: JobFiles, tmp_path: Path
         assert bool(reasons) == bool(message)
 
 
-def test_fetching_again_moves_on_with_the_run(trained: RunDirectory, job_files: JobFiles, tmp_path: Path) -> None:
+def test_fetching_again_takes_only_new_files(trained: RunDirectory, job_files: JobFiles, tmp_path: Path) -> None:
     folder = tmp_path / "there"
     first = take(trained, folder, job_files, published(trained, job_files, 1), count=1)
     assert {PROGRAM, DATA, FIRST_STATE, JOB, RECORDS} <= set(first.taken)
@@ -158,7 +158,7 @@ def test_a_broken_transfer_goes_on_where_it_stopped(trained: RunDirectory, job_f
 
 
 @pytest.mark.parametrize("name", [JOB, PROGRAM, DATA, FIRST_STATE, "heads/000000000003.bin", RECORDS, LAST_STATE])
-def test_a_false_file_is_not_kept_and_the_next_publishers_is_taken(
+def test_a_false_file_is_discarded_and_another_publishers_is_used(
     trained: RunDirectory, job_files: JobFiles, tmp_path: Path, name: str
 ) -> None:
     honest = published(trained, job_files, 3)
@@ -178,7 +178,7 @@ def test_a_false_file_is_not_kept_and_the_next_publishers_is_taken(
     assert not [left for left in kept if left.endswith(".fetch")]
 
 
-def test_a_cheats_own_records_are_fetched_as_it_signed_them(
+def test_false_records_are_fetched_as_their_trainer_signed_them(
     parties: Parties, job_files: JobFiles, tmp_path: Path
 ) -> None:
     run = RunDirectory.open(parties.cheating(tmp_path / "false", 5))
@@ -186,7 +186,9 @@ def test_a_cheats_own_records_are_fetched_as_it_signed_them(
     assert parties.audit(tmp_path / "there", tmp_path / "replay") == 2
 
 
-def test_a_listing_cannot_choose_sizes(trained: RunDirectory, job_files: JobFiles, tmp_path: Path) -> None:
+def test_file_sizes_claimed_by_a_listing_are_limited(
+    trained: RunDirectory, job_files: JobFiles, tmp_path: Path
+) -> None:
     body = published(trained, job_files, 3)
     with pytest.raises(errors.CannotCheck, match=r"data\.safetensors: expected at most \d+ bytes, got 1099511627776"):
         take(trained, tmp_path / "a", job_files, changed(body, DATA, size=1 << 40))
@@ -196,7 +198,7 @@ def test_a_listing_cannot_choose_sizes(trained: RunDirectory, job_files: JobFile
 
 
 @pytest.mark.parametrize("other", [1, 3])
-def test_a_head_of_another_count_is_not_fetched_for_the_wanted_one(
+def test_a_head_of_another_count_than_requested_is_refused(
     other: int, trained: RunDirectory, job_files: JobFiles, tmp_path: Path
 ) -> None:
     wanted, given = (f"{HEADS}/{head_name(count)}" for count in (2, other))
@@ -207,7 +209,9 @@ def test_a_head_of_another_count_is_not_fetched_for_the_wanted_one(
     )
 
 
-def test_all_files_together_are_bounded_to_the_byte(trained: RunDirectory, job_files: JobFiles, tmp_path: Path) -> None:
+def test_the_total_size_of_a_fetch_is_limited_to_the_byte(
+    trained: RunDirectory, job_files: JobFiles, tmp_path: Path
+) -> None:
     body = published(trained, job_files, 0)
     total, domain = sum(file.size for file in body.files), trained.agreement.domain
     found = Fetcher(tmp_path / "whole", job_files, trained.job, domain, [body], most=total).fetch(0)
@@ -217,7 +221,7 @@ def test_all_files_together_are_bounded_to_the_byte(trained: RunDirectory, job_f
     assert "expected at most" in short.missing[name][0]
 
 
-def test_a_disk_without_room_is_told_before_a_byte_comes(
+def test_a_full_disk_is_reported_before_anything_is_downloaded(
     trained: RunDirectory, job_files: JobFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "SPARE_BYTES", 1 << 62)
@@ -226,7 +230,7 @@ def test_a_disk_without_room_is_told_before_a_byte_comes(
     assert job_files.sent == []
 
 
-def test_names_that_are_not_the_formats_are_not_looked_at(
+def test_listed_files_with_unknown_names_are_ignored(
     trained: RunDirectory, job_files: JobFiles, tmp_path: Path
 ) -> None:
     body = published(trained, job_files, 3)
@@ -245,7 +249,7 @@ def _second_name(place: Path) -> None:
 
 
 @pytest.mark.parametrize("trap", [_link, _second_name])
-def test_a_trap_in_the_folder_is_not_written_through(
+def test_fetching_does_not_write_through_planted_links(
     trained: RunDirectory, job_files: JobFiles, tmp_path: Path, trap: Callable[[Path], None]
 ) -> None:
     body, folder = published(trained, job_files, 0), tmp_path / "there"
@@ -305,7 +309,9 @@ def offered(parties: Parties, tmp_path: Path) -> Path:
     return tmp_path / "offered"
 
 
-def test_an_offer_travels_and_is_accepted(parties: Parties, offered: Path, job_files: JobFiles, tmp_path: Path) -> None:
+def test_an_offer_is_published_fetched_accepted_and_completed(
+    parties: Parties, offered: Path, job_files: JobFiles, tmp_path: Path
+) -> None:
     offer = offers.open_offer(offered)
     with pytest.raises(errors.ConfigurationError, match=r"which has no job\.bin"):
         RunDirectory.open(offered)
@@ -320,7 +326,7 @@ def test_an_offer_travels_and_is_accepted(parties: Parties, offered: Path, job_f
         offers.complete(offered, bytes(65))
 
 
-def test_only_the_trainer_accepts(parties: Parties, offered: Path) -> None:
+def test_only_the_trainer_can_accept_an_offer(parties: Parties, offered: Path) -> None:
     with pytest.raises(errors.ConfigurationError, match="expected the key of trainer"):
         offers.accept(offered, load_key(parties.path("stranger.pem")))
     with pytest.raises(errors.SignatureError):
@@ -336,7 +342,7 @@ def test_an_offer_over_other_data_is_not_accepted(parties: Parties, offered: Pat
 
 
 @pytest.mark.parametrize("name", [RECORDS, POLICY])
-def test_work_in_an_offer_is_not_gone_on_with(parties: Parties, offered: Path, name: str) -> None:
+def test_an_offer_that_contains_records_or_a_policy_is_not_accepted(parties: Parties, offered: Path, name: str) -> None:
     """A trainer would sign heads over records, or round by thresholds, that the client made up."""
     shutil.copy(parties.path("run") / RECORDS, offered / name)
     with pytest.raises(errors.VerificationError, match=f"expected an offer without work in it, got a {name}"):
@@ -344,7 +350,7 @@ def test_work_in_an_offer_is_not_gone_on_with(parties: Parties, offered: Path, n
     assert not (offered / JOB).exists()
 
 
-def test_an_offer_that_nobody_signed_is_none(offered: Path) -> None:
+def test_a_wrongly_signed_or_missing_offer_is_refused(offered: Path) -> None:
     offer = SignedJob.decode((offered / offers.OFFER).read_bytes())
     (offered / offers.OFFER).write_bytes(replace(offer, job=replace(offer.job, nonce=5)).encode())
     with pytest.raises(errors.VerificationError, match="signature"):

@@ -149,7 +149,7 @@ IN_ORDER: dict[str, Callable[[], DataLoader[Any]]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(IN_ORDER, "drop_last", "a sampler over columns", "its own length"))
-def test_a_step_sees_the_loaders_batch(name: str) -> None:
+def test_each_step_uses_the_data_loaders_batch(name: str) -> None:
     loader = IN_ORDER[name]()
     expected = [*eagerly(loader)]
     assert len(expected) == 11
@@ -184,7 +184,7 @@ SHUFFLED: dict[str, tuple[Callable[[], DataLoader[Any]], set[int], int]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(SHUFFLED, "drop_last"))
-def test_a_random_order_is_the_jobs_over_the_loaders_examples(name: str) -> None:
+def test_shuffling_loaders_use_the_jobs_own_order_over_their_examples(name: str) -> None:
     make, of, drawn = SHUFFLED[name]
     _, ys = steps_of(make())
     order = torch.cat(ys).tolist()
@@ -301,12 +301,12 @@ def task(data: Any, **options: Any) -> tiebreak.Task:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_job_cannot_follow_is_refused_by_name(name: str) -> None:
+def test_unsupported_loader_features_are_refused_by_name(name: str) -> None:
     make, words = REFUSED[name]
     assert re.search(words, refused(make()))
 
 
-def test_lawful_neighbours_are_taken() -> None:
+def test_borderline_supported_loaders_are_accepted() -> None:
     assert task(DataLoader(Rows(rows=18), SIZE, shuffle=True), steps=4).examples == 18  # ends before the short batch
     assert task(DataLoader(Rows(), 5, shuffle=True), batch=None).batch.size == 5
     holes = [{"x": torch.tensor([float("nan")] * 3), "y": 0}] * SIZE

@@ -98,7 +98,7 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("capability", list(ABLE))
-def test_the_matrix_has_every_instruction_set(capability: str) -> None:
+def test_the_test_matrix_covers_every_instruction_set(capability: str) -> None:
     """One that this CPU lacks is a skip with its name, not a case less."""
     if not ABLE[capability]:
         pytest.skip(f"needs a CPU with {capability}")
@@ -106,7 +106,9 @@ def test_the_matrix_has_every_instruction_set(capability: str) -> None:
 
 
 @pytest.mark.parametrize("setting", slow_except(EVERY, FAR), ids=str)
-def test_one_root(setting: Setting, stopped: Path, tmp_path: Path, cases: Callable[[], None]) -> None:
+def test_every_machine_setting_reaches_the_same_root(
+    setting: Setting, stopped: Path, tmp_path: Path, cases: Callable[[], None]
+) -> None:
     if setting.resumed:
         shutil.copytree(stopped, tmp_path, dirs_exist_ok=True)
     options = ["--threads", str(setting.threads), *(["--permute", "7"] if setting.permuted else [])]

@@ -67,9 +67,7 @@ def monitor(command: Commands) -> Monitor:
     return lambda *arguments, code=0: "".join(command.printed("monitor", *arguments, code=code))
 
 
-def test_a_run_killed_amid_its_lines_goes_on_without_an_alarm(
-    parties: Parties, tmp_path: Path, monitor: Monitor
-) -> None:
+def test_a_run_killed_mid_line_resumes_without_an_alarm(parties: Parties, tmp_path: Path, monitor: Monitor) -> None:
     folder = parties.signed(tmp_path / "run")
     assert parties.train(folder, "--until", "3", "--monitor") == 0
     for name in (METRICS, MONITOR):
@@ -151,7 +149,7 @@ FORGED: dict[str, tuple[Change, str, str]] = {
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_forged_lines_raise_the_alarm_that_names_them(name: str, watched: Path) -> None:
+def test_forged_monitor_lines_raise_the_matching_alarm(name: str, watched: Path) -> None:
     change, rule, words = FORGED[name]
     told(watched, change([start(watched), *steady(STEPS)], watched))
     rules = found(watched)
@@ -159,7 +157,7 @@ def test_forged_lines_raise_the_alarm_that_names_them(name: str, watched: Path) 
     assert words in rules[rule].text
 
 
-def test_a_forged_curve_is_not_what_was_signed(watched: Path, monitor: Monitor) -> None:
+def test_a_forged_loss_curve_contradicts_the_signed_losses(watched: Path, monitor: Monitor) -> None:
     lines = [json.loads(line) for line in (watched / METRICS).read_text().splitlines()]
 
     def write(changed: list[Any]) -> None:
@@ -198,7 +196,7 @@ LINES: dict[str, tuple[Callable[[list[Any]], list[Any]], str]] = {
 
 
 @pytest.mark.parametrize("name", LINES)
-def test_metrics_that_no_trainer_writes_are_an_alarm(name: str, watched: Path) -> None:
+def test_impossible_metrics_lines_raise_an_alarm(name: str, watched: Path) -> None:
     change, words = LINES[name]
     lines = [json.loads(line) for line in (watched / METRICS).read_text().splitlines()]
     changed = [line if isinstance(line, str) else json.dumps(line) for line in change(lines)]
@@ -206,14 +204,14 @@ def test_metrics_that_no_trainer_writes_are_an_alarm(name: str, watched: Path) -
     assert words in found(watched)["lines"].text
 
 
-def test_steps_may_go_back_to_what_follows_a_checkpoint(watched: Path) -> None:
+def test_steps_may_restart_after_a_checkpoint(watched: Path) -> None:
     lines = (watched / METRICS).read_text().splitlines(keepends=True)
     for killed in ("", '{"step": 6, "lo\n'):
         (watched / METRICS).write_text("".join([*lines[:5], killed, *lines[3:]]))
         assert not raised(found(watched))
 
 
-def test_records_that_are_not_the_heads_and_damaged_states(watched: Path) -> None:
+def test_mismatched_records_and_damaged_states_are_reported(watched: Path) -> None:
     opened = RunDirectory.open(watched)
     flip(opened.state_path(3))
     assert "the state after step 3 is withheld or damaged" in found(watched, states=True)["heads"].text
@@ -237,7 +235,7 @@ def test_a_link_in_place_of_a_file_is_refused(watched: Path, tmp_path: Path, mon
         watch.look(BEGAN)
 
 
-def test_a_file_that_shrinks_or_is_exchanged(watched: Path) -> None:
+def test_a_monitored_file_that_shrinks_or_is_replaced_is_reported(watched: Path) -> None:
     lines = [start(watched), *steady(STEPS)]
     for change in ("shrinks", "is exchanged"):
         told(watched, lines)
@@ -269,7 +267,7 @@ def test_silence_is_an_alarm_while_a_run_is_trained(parties: Parties, tmp_path: 
     assert heard["silence"].standing is WorkerStanding.HOLDS, "by our clock, not by the worker's"
 
 
-def test_the_papers_rules_and_the_declared_rate() -> None:
+def test_utilisation_memory_and_rate_rules_classify_samples() -> None:
     samples = steady(40)
     assert alarms.utilisation_rule(samples).standing is WorkerStanding.HOLDS
     assert alarms.utilisation_rule(samples[:9]).standing is WorkerStanding.OPEN
@@ -293,7 +291,7 @@ def test_the_papers_rules_and_the_declared_rate() -> None:
     assert alarms.losses_rule(3, 3, 7, is_over=True).standing is WorkerStanding.ALARM
 
 
-def test_a_worker_that_replays_what_another_run_measured_raises_nothing(watched: Path) -> None:
+def test_replayed_measurements_of_another_run_raise_no_alarm(watched: Path) -> None:
     """Why all of this is an alarm: the file of an idle machine that copies a busy one's holds by every rule."""
     opened = RunDirectory.open(watched)
     bits = {record.step: record.loss_bits for record in opened.records()}
@@ -313,7 +311,7 @@ class NVMLError(Exception):
     pass
 
 
-def test_samples_are_rare_and_hold_what_a_gpu_tells(
+def test_samples_are_throttled_and_include_gpu_readings(
     parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = RunDirectory.open(parties.signed(tmp_path / "run"))
@@ -350,7 +348,7 @@ def test_samples_are_rare_and_hold_what_a_gpu_tells(
     assert (last.gpu, last.gpu_memory, last.watts, last.loss_bits) == (0.87, 5 << 30, None, 0x3F800000)
 
 
-def test_without_the_extra_the_message_names_it(
+def test_monitoring_without_its_extra_names_the_extra(
     parties: Parties, watched: Path, command: Commands, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr("tiebreak.api.sampling")

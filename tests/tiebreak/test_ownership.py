@@ -83,7 +83,7 @@ def test_the_owner_opens_the_drawn_states_and_no_others(desk: Desk, who: str) ->
     assert not found["moved_from_first_state"].startswith("0%")
 
 
-def test_the_disputed_weights_are_those_of_the_same_head(desk: Desk, parties: Parties, tmp_path: Path) -> None:
+def test_disputed_weights_must_belong_to_the_proven_run(desk: Desk, parties: Parties, tmp_path: Path) -> None:
     weights, certificate = tmp_path / "w.safetensors", tmp_path / "certificate.json"
     desk.tell("weights", desk.run, "--unsettled", "-o", weights)
     desk.tell("certify", desk.run, "--weights", weights, "--key", parties.path("trainer.pem"), "-o", certificate)
@@ -100,7 +100,7 @@ def test_the_disputed_weights_are_those_of_the_same_head(desk: Desk, parties: Pa
     assert "these weights are of another run" in other.check(*link, code=2)
 
 
-def test_opened_states_hold_what_no_step_changes(parties: Parties, tmp_path: Path, command: Commands) -> None:
+def test_revealed_states_include_frozen_entries(parties: Parties, tmp_path: Path, command: Commands) -> None:
     """In the run only the initial state does, which is not opened unless it is drawn."""
     client, trainer = (load_key(parties.path(f"{who}.pem")) for who in ("client", "trainer"))
     run = frozen_cases.new_run(tmp_path / "run", client, trainer)
@@ -112,7 +112,7 @@ def test_opened_states_hold_what_no_step_changes(parties: Parties, tmp_path: Pat
     assert load_file(run.path / "checkpoints" / shown.name).keys() == load_file(shown).keys() - run.program.frozen
 
 
-def test_a_false_segment_is_not_reproduced(desk: Desk, parties: Parties, tmp_path: Path) -> None:
+def test_a_false_segment_fails_the_ownership_check(desk: Desk, parties: Parties, tmp_path: Path) -> None:
     desk.run = parties.cheating(tmp_path / "cheat", 2)
     assert "segment 0, steps 1 to 3: expected record" in desk.answered().check(code=2)
 
@@ -183,7 +183,7 @@ FORGERIES: dict[str, tuple[Callable[[Desk], object], str]] = {
 
 
 @pytest.mark.parametrize("name", FORGERIES)
-def test_forgeries_are_refused(desk: Desk, name: str) -> None:
+def test_forged_ownership_proofs_are_refused(desk: Desk, name: str) -> None:
     forge, said = FORGERIES[name]
     desk.answered()
     forge(desk)
@@ -198,7 +198,7 @@ def test_a_false_claim_of_changes_is_seen_in_a_drawn_segment(desk: Desk) -> None
     assert "segment 0: expected a largest change of" in desk.check(code=2)
 
 
-def test_what_is_asked_wrongly(desk: Desk, parties: Parties, tmp_path: Path) -> None:
+def test_invalid_ownership_requests_are_refused(desk: Desk, parties: Parties, tmp_path: Path) -> None:
     desk.prove()
     assert "expected a new or empty folder" in desk.prove(code=1)
     desk.check()
@@ -257,7 +257,7 @@ def challenge(count: int, top: int, uniform: int, nonce: int = 0) -> ownership.O
     )
 
 
-def test_draws_hold_both_ends_the_top_and_uniform_ones(cases: Callable[[], None]) -> None:
+def test_draws_include_both_ends_the_largest_changes_and_uniform_segments(cases: Callable[[], None]) -> None:
     changes = [0.0, 3.0, 1.0, 9.0, 2.0, 9.0, 0.5, 8.0]
     counted = [0] * len(changes)
     for nonce in range(400):
@@ -273,7 +273,7 @@ def test_draws_hold_both_ends_the_top_and_uniform_ones(cases: Callable[[], None]
     assert challenge(8, 9, 9).draw(changes) == tuple(range(8))
 
 
-def test_the_chance_that_a_lie_goes_unseen_is_that_of_counting_draws(cases: Callable[[], None]) -> None:
+def test_the_unseen_probability_matches_counting_all_draws(cases: Callable[[], None]) -> None:
     for count in range(1, 9):
         for top in range(4):
             for uniform in range(5):

@@ -124,7 +124,7 @@ def found(audit: SegmentAudit) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("workers", slow_except([1, 5], 5))
 @pytest.mark.parametrize("name", ["honest", "liar"])
-def test_the_report_is_that_of_one_process(
+def test_parallel_audits_report_the_same_as_one_process(
     request: pytest.FixtureRequest, tmp_path: Path, name: str, workers: int
 ) -> None:
     run = request.getfixturevalue(name)
@@ -135,7 +135,7 @@ def test_the_report_is_that_of_one_process(
     assert audit.agrees == (name == "honest")
 
 
-def test_nothing_after_a_lie_is_begun_once_it_is_known(liar: RunDirectory, tmp_path: Path) -> None:
+def test_no_segment_after_a_known_fraud_is_begun(liar: RunDirectory, tmp_path: Path) -> None:
     pool = Here(liar, workers=1)
     audit = together(liar, pool, tmp_path / "ledger")
     assert audit.fraud is not None
@@ -146,7 +146,7 @@ def test_nothing_after_a_lie_is_begun_once_it_is_known(liar: RunDirectory, tmp_p
     assert max(task.segments[-1] for _, task in pool.begun) == 7
 
 
-def test_states_that_were_dropped_or_are_false(honest: RunDirectory, tmp_path: Path) -> None:
+def test_parallel_audits_work_around_dropped_and_damaged_states(honest: RunDirectory, tmp_path: Path) -> None:
     """Tasks begin at states that were kept; where one is not what was committed, the audit goes on from an earlier."""
     folder = tmp_path / "run"
     shutil.copytree(honest.path, folder)
@@ -166,7 +166,7 @@ def test_states_that_were_dropped_or_are_false(honest: RunDirectory, tmp_path: P
     assert found(sample) == found(alone(run, some))
 
 
-def test_what_cannot_be_checked_is_reported_if_nothing_before_it_is_false(liar: RunDirectory, tmp_path: Path) -> None:
+def test_uncheckable_segments_are_reported_only_without_earlier_fraud(liar: RunDirectory, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(liar.path, folder)
     run = RunDirectory.open(folder)
@@ -210,9 +210,7 @@ def test_two_workers_that_disagree_with_all_accuse_nobody(honest: RunDirectory, 
         together(honest, Here(honest, fault=wrong), tmp_path / "ledger")
 
 
-def test_a_task_that_is_always_lost_ends_the_audit_and_the_ledger_keeps_the_rest(
-    honest: RunDirectory, tmp_path: Path
-) -> None:
+def test_an_always_failing_task_ends_the_audit_and_keeps_finished_work(honest: RunDirectory, tmp_path: Path) -> None:
     def fault(outcome: replayers.TaskOutcome) -> replayers.TaskOutcome:
         if 10 in outcome.task.segments:
             return replayers.lost(outcome.task, outcome.worker, "OSError: no space left")
@@ -468,7 +466,7 @@ def test_any_executor_gives_the_same_report(
     assert executor.number > 8
 
 
-def test_an_executor_elsewhere_that_does_not_see_the_run_says_so(honest: RunDirectory) -> None:
+def test_a_remote_executor_that_cannot_see_the_run_says_so(honest: RunDirectory) -> None:
     assignment = replace(assignment_of(honest), place=b"/nowhere")
     order = replayers.AuditOrder(assignment=assignment, task=replayers.AuditTask(number=0, segments=(1,), steps=3))
     outcome = replayers.TaskOutcome.unpack("answer", unpack(replayers.replay_packed(pack(order.pack())), 1 << 20))

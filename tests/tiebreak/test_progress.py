@@ -40,7 +40,7 @@ def commit() -> Commit:
     return Commit(record=record, count=1, run_root=Digest(b"\1" * 32), head=None, hashing=0.5, writing=1.5)
 
 
-def test_shares_speed_and_time_left_are_of_the_wall_clock() -> None:
+def test_time_shares_and_speed_are_of_the_wall_clock() -> None:
     clock = Clock()
     tally = Tally(clock)
     assert tally.steps_per_second == 0.0
@@ -58,7 +58,7 @@ def test_shares_speed_and_time_left_are_of_the_wall_clock() -> None:
     }  # fmt: skip
 
 
-def test_a_notebook_has_one_line_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notebook_progress_rewrites_one_line_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     monkeypatch.setattr(progress_module.time, "perf_counter", clock)
     for quiet in (False, True):
@@ -75,7 +75,7 @@ def test_a_notebook_has_one_line_that_changes(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_no_number_is_null_and_its_bits_are_there(loss: float) -> None:
+def test_a_non_finite_loss_is_null_in_json_beside_its_bits(loss: float) -> None:
     told = json.loads(as_line(step_event(progress(3, loss))))
     assert (told["loss"], told["loss_bits"]) == (None, "3f000000")
 
@@ -123,7 +123,7 @@ def test_progress_fits_80_columns_and_no_word_is_cut_off(
     assert drawn[-1] == f"{title}: arithmetic 70.0%, resolving 10.0%"
 
 
-def test_the_environment_names_what_matters() -> None:
+def test_the_environment_description_names_torch_cores_and_cpu() -> None:
     described = dict(environment.describe())
     assert described["torch"].startswith("2.13.0")
     assert int(described["cores"]) >= 1

@@ -48,7 +48,7 @@ FIRST = PIECE_BYTES - SALT_BYTES - TAG_BYTES
 LATER = PIECE_BYTES - TAG_BYTES
 
 
-def test_files_of_every_length_come_back(cases: Callable[[], None]) -> None:
+def test_sealed_files_of_every_length_round_trip(cases: Callable[[], None]) -> None:
     for size in (0, 1, FIRST - 1, FIRST, FIRST + 1, FIRST + LATER, FIRST + LATER + 1):
         data = (bytes(range(251)) * (size // 251 + 1))[:size]
         found = sealed(data)
@@ -60,7 +60,7 @@ def test_files_of_every_length_come_back(cases: Callable[[], None]) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=200), st.data())
-def test_no_byte_can_be_changed_and_no_end_cut_off(data: bytes, draw: st.DataObject) -> None:
+def test_changed_or_truncated_sealed_files_are_refused(data: bytes, draw: st.DataObject) -> None:
     found = bytearray(sealed(data))
     cut = draw.draw(st.integers(0, len(found) - 1))
     with pytest.raises(VerificationError):
@@ -86,7 +86,7 @@ def test_pieces_cannot_be_moved_or_files_exchanged() -> None:
             opened(found, by=by)
 
 
-def test_equal_bytes_of_other_names_or_jobs_look_unlike() -> None:
+def test_equal_plaintexts_under_other_names_share_no_ciphertext() -> None:
     first, second = sealed(bytes(500), "a"), sealed(bytes(500), "b")
     assert first[:SALT_BYTES] != second[:SALT_BYTES]
     assert not any(first[i : i + 16] in second for i in range(len(first) - 16))
@@ -95,7 +95,7 @@ def test_equal_bytes_of_other_names_or_jobs_look_unlike() -> None:
 # ---------------------------------------------------------------- readers
 
 
-def test_each_reader_opens_and_nobody_else() -> None:
+def test_only_the_named_readers_can_open_a_seal() -> None:
     data = wrapped(SEALED.secret, JOB_ID, [Card.of(KEY), Card.of(OTHER), Card.of(KEY)])
     assert [address for address, _ in readers_of(data, JOB_ID)] == sorted([KEY.address, OTHER.address])
     for key in (KEY, OTHER):
@@ -111,7 +111,7 @@ def test_each_reader_opens_and_nobody_else() -> None:
     assert "00000000" not in repr(SEALED)
 
 
-def test_a_card_is_signed_by_its_account() -> None:
+def test_a_readers_key_card_must_be_signed_by_its_account() -> None:
     text = Card.of(KEY).text(KEY)
     assert Card.read(f" {text}\n") == Card.of(KEY)
     other = bytearray.fromhex(text[2:])
@@ -123,7 +123,7 @@ def test_a_card_is_signed_by_its_account() -> None:
             Card.read(bad)
 
 
-def test_a_key_that_everybody_shares_is_refused() -> None:
+def test_a_low_order_public_key_is_refused() -> None:
     with pytest.raises(VerificationError, match="bad point"):
         wrapped(SEALED.secret, JOB_ID, [Card(address=KEY.address, public=bytes(32))])
     with pytest.raises(ConfigurationError, match="1 to 64 readers"):
@@ -190,7 +190,7 @@ def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offer
     assert not [name for name in left if ".fetch" in name or name.endswith(".sealed")]
 
 
-def test_a_sealed_lie_is_not_kept(parties: Parties, offered: Path, tmp_path: Path) -> None:
+def test_a_false_sealed_file_is_discarded(parties: Parties, offered: Path, tmp_path: Path) -> None:
     client, trainer = (load_key(parties.path(f"{n}.pem")) for n in ("client", "trainer"))
     offer, job_files = offers.open_offer(offered), JobFiles()
     secret = secret_of(offer, opened_by(client))
@@ -216,7 +216,7 @@ def test_a_sealed_lie_is_not_kept(parties: Parties, offered: Path, tmp_path: Pat
     assert (tmp_path / "a" / DATA).read_bytes() == (offered / DATA).read_bytes()
 
 
-def test_a_seal_of_another_publisher_closes_nothing(parties: Parties, offered: Path, tmp_path: Path) -> None:
+def test_another_publishers_seal_does_not_lock_auditors_out(parties: Parties, offered: Path, tmp_path: Path) -> None:
     """A trainer that lists an envelope with a secret of its own does not keep auditors from the client's files."""
     client, auditor = (load_key(parties.path(f"{n}.pem")) for n in ("client", "stranger"))
     offer, job_files = offers.open_offer(offered), JobFiles()
@@ -230,7 +230,7 @@ def test_a_seal_of_another_publisher_closes_nothing(parties: Parties, offered: P
     assert (tmp_path / "a" / DATA).read_bytes() == (offered / DATA).read_bytes()
 
 
-def test_a_job_is_not_sealed_away_from_its_trainer(parties: Parties, tmp_path: Path, command: Commands) -> None:
+def test_a_sealed_job_must_include_its_trainer_as_reader(parties: Parties, tmp_path: Path, command: Commands) -> None:
     stranger, no = parties.path("stranger.pem"), tmp_path / "no"
     card = command("key", stranger, "--card").strip()
     assert Card.read(card).address == load_key(stranger).address

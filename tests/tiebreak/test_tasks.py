@@ -114,7 +114,7 @@ def test_a_broken_task_is_a_configuration_error(changes: dict[str, object], mess
         linear_task(**changes)
 
 
-def test_the_source_is_run_and_not_byte_code_beside_it(tmp_path: Path) -> None:
+def test_task_files_are_run_from_source_not_from_cached_bytecode(tmp_path: Path) -> None:
     path, other = tmp_path / "mine.py", tmp_path / "other.py"
     path.write_text("from tiebreak.api.builtin import digits\n\ndef task(steps=3):\n    return digits.task(steps)\n")
     other.write_text("def task():\n    return None\n")
@@ -159,7 +159,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_arrays_go_to_the_arguments_of_their_names(name: str) -> None:
+def test_arrays_are_passed_to_loss_arguments_by_name(name: str) -> None:
     loss, names = LOSSES[name]
     made = linear_task(loss=loss, batch=Batch(size=2, examples=Rows(names=tuple(names))))
     assert made.loss(made.model, torch.tensor(5), torch.tensor(2)) == 3
@@ -171,7 +171,7 @@ def test_arrays_go_to_the_arguments_of_their_names(name: str) -> None:
     "loss",
     [lambda model: 0, lambda model, x: 0, lambda model, x, z: 0, lambda model, x, y, z: 0, lambda model, a, b: 0],
 )
-def test_arguments_that_are_not_the_batch_are_refused(loss: Callable[..., object]) -> None:
+def test_loss_arguments_that_do_not_match_the_batch_are_refused(loss: Callable[..., object]) -> None:
     with pytest.raises(ConfigurationError, match="arguments after the model are the arrays of the batch, x, y, got"):
         linear_task(loss=loss)
 
@@ -196,11 +196,11 @@ CONFIGURED: dict[str, Callable[[nn.Module], object]] = {
 
 
 @pytest.mark.parametrize("name", CONFIGURED)
-def test_what_lightning_configures_is_taken(name: str) -> None:
+def test_lightning_optimizer_configurations_are_accepted(name: str) -> None:
     assert configured(CONFIGURED[name]).learning_rates().tolist() == [0.5, 0.25, 0.125, 0.0625]
 
 
-def test_several_optimizers_of_lightning_are_several() -> None:
+def test_several_lightning_optimizers_are_combined() -> None:
     both = configured(
         lambda m: [{"optimizer": torch.optim.Adamax([m.weight])}, {"optimizer": torch.optim.SGD([m.bias], 0.1)}]
     )
@@ -221,7 +221,9 @@ def test_several_optimizers_of_lightning_are_several() -> None:
         (lambda _: {"scheduler": None}, "expected dicts of 'optimizer' and 'lr_scheduler'"),
     ],
 )
-def test_schedulers_by_epoch_and_other_dicts_are_refused(change: Callable[..., dict[str, object]], words: str) -> None:
+def test_epoch_schedulers_and_unknown_lightning_options_are_refused(
+    change: Callable[..., dict[str, object]], words: str
+) -> None:
     def make(model: nn.Module) -> object:
         optimizer = torch.optim.SGD(model.parameters(), 0.5)
         return {"optimizer": optimizer, **change(optimizer)}

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
-def test_a_script_as_people_write_it(tmp_path: Path, kind: str) -> None:
+def test_trl_training_matches_the_original_across_an_interruption(tmp_path: Path, kind: str) -> None:
     """Epochs with a short last step, evaluation, the best model, early stopping, and an interruption."""
 
     class Interrupts(TrainerCallback):
@@ -64,7 +64,7 @@ def test_a_script_as_people_write_it(tmp_path: Path, kind: str) -> None:
     assert files[0] == {name for name in files[1] if not name.startswith("run/")}
 
 
-def test_the_reference_of_a_preference_is_state_of_the_run(tmp_path: Path) -> None:
+def test_the_reference_model_of_dpo_is_part_of_the_state(tmp_path: Path) -> None:
     made = dpo(tmp_path, max_steps=2)
     tiebreak.hf.train(made)
     run = tiebreak.open_run(tmp_path / "run")
@@ -75,7 +75,7 @@ def test_the_reference_of_a_preference_is_state_of_the_run(tmp_path: Path) -> No
     assert not any("reference" in name for name, _ in made.model.named_modules())
 
 
-def test_padding_that_a_blind_loss_hides_is_found_in_gradients(tmp_path: Path) -> None:
+def test_padding_that_changes_only_gradients_is_detected(tmp_path: Path) -> None:
     """DPO's loss is ln 2 in each batch before the first step; of a short batch, padding shifts the halves."""
     made = dpo(tmp_path, per_device_train_batch_size=7)
     with pytest.raises(ConfigurationError, match="a loss that padding does not change"):

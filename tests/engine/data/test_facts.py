@@ -44,7 +44,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FactsCache:
     return FactsCache(tmp_path / "cache")
 
 
-def test_the_id_and_the_tensor_are_those_in_memory(tmp_path: Path, cases: Callable[[], None]) -> None:
+def test_an_array_file_has_the_id_of_its_tensor(tmp_path: Path, cases: Callable[[], None]) -> None:
     generator = np.random.default_rng(3)
     for made in (
         generator.standard_normal((3, 700)).astype("<f4"),
@@ -63,14 +63,14 @@ def test_the_id_and_the_tensor_are_those_in_memory(tmp_path: Path, cases: Callab
 
 
 @pytest.mark.parametrize("count", [(1 << 22) - 1, 1 << 22, (1 << 22) + 3])
-def test_around_the_size_of_a_block(tmp_path: Path, count: int) -> None:
+def test_file_ids_are_right_around_block_boundaries(tmp_path: Path, count: int) -> None:
     made = np.arange(count, dtype="<f4")
     array = open_array(saved(tmp_path / "a.npy", made))
     assert data_files.BLOCK_BYTES == 4 << 22
     assert examine(array).identity == identity(torch.from_numpy(made))
 
 
-def test_a_nan_of_any_payload_is_the_one_nan_and_is_counted(tmp_path: Path, cache: FactsCache) -> None:
+def test_every_nan_payload_hashes_as_one_nan_and_is_counted(tmp_path: Path, cache: FactsCache) -> None:
     words = np.ones(70_000, dtype="<f4").view("<u4")
     words[[3, 69_999]] = 0xFFC00001, 0x7F800001
     words[5] = 0xFF800000
@@ -82,7 +82,7 @@ def test_a_nan_of_any_payload_is_the_one_nan_and_is_counted(tmp_path: Path, cach
     assert cache.get(array) == facts
 
 
-def test_other_bools_are_refused(tmp_path: Path) -> None:
+def test_bool_bytes_other_than_0_and_1_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file({"keep": torch.tensor([2, 0], dtype=torch.uint8).view(torch.bool)}, path)
     array = open_safetensors(path)["keep"]
@@ -92,14 +92,14 @@ def test_other_bools_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["<u2", ">f4", "<f8"])
-def test_what_has_to_be_converted_says_so(tmp_path: Path, kind: str) -> None:
+def test_unsupported_dtypes_are_refused_with_the_import_command(tmp_path: Path, kind: str) -> None:
     array = open_array(saved(tmp_path / "a.npy", np.ones(3, dtype=kind)))
     for use in (lambda: examine(array), lambda: map_array(array)):
         with pytest.raises(ConfigurationError, match="tiebreak data import"):
             use()
 
 
-def test_elements_that_are_not_aligned_are_not_mapped(tmp_path: Path) -> None:
+def test_unaligned_elements_are_hashed_but_not_memory_mapped(tmp_path: Path) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(bytes(9))
     array = open_array(path, dtype="<i8", offset=1)
@@ -108,7 +108,7 @@ def test_elements_that_are_not_aligned_are_not_mapped(tmp_path: Path) -> None:
         map_array(array)
 
 
-def test_the_second_time_nothing_is_read(tmp_path: Path, cache: FactsCache) -> None:
+def test_a_cached_id_is_answered_without_reading_the_file(tmp_path: Path, cache: FactsCache) -> None:
     array = open_array(saved(tmp_path / "a.npy", np.arange(9.0, dtype="<f4")))
     read: list[int] = []
     first = examine(array, cache=cache, on_bytes=read.append)
@@ -119,7 +119,7 @@ def test_the_second_time_nothing_is_read(tmp_path: Path, cache: FactsCache) -> N
 
 
 @pytest.mark.parametrize("field", ["device", "inode", "size", "modified", "changed"])
-def test_whatever_changes_in_the_stamp_is_a_miss(tmp_path: Path, cache: FactsCache, field: str) -> None:
+def test_any_changed_field_of_the_file_stamp_is_a_cache_miss(tmp_path: Path, cache: FactsCache, field: str) -> None:
     array = open_array(saved(tmp_path / "a.npy", np.arange(3)))
     assert cache.put(array, examine(array), time.time_ns())
     assert cache.get(array) is not None
@@ -127,7 +127,7 @@ def test_whatever_changes_in_the_stamp_is_a_miss(tmp_path: Path, cache: FactsCac
     assert cache.get(replace(array, stamp=stamp)) is None
 
 
-def test_the_same_bytes_as_something_else_are_a_miss(tmp_path: Path, cache: FactsCache) -> None:
+def test_same_bytes_with_other_dtype_shape_or_path_are_a_cache_miss(tmp_path: Path, cache: FactsCache) -> None:
     path = tmp_path / "a.bin"
     path.write_bytes(bytes(64))
     array = open_array(path, dtype="<i8")
@@ -142,7 +142,7 @@ def test_the_same_bytes_as_something_else_are_a_miss(tmp_path: Path, cache: Fact
     assert cache.get(open_array(tmp_path / "b.bin", dtype="<i8")) is None
 
 
-def test_a_rewritten_file_is_hashed_again_even_where_its_time_is_set_back(tmp_path: Path, cache: FactsCache) -> None:
+def test_a_rewritten_file_with_its_old_mtime_is_hashed_again(tmp_path: Path, cache: FactsCache) -> None:
     path = aged(saved(tmp_path / "a.npy", np.arange(3)))
     before = examine(open_array(path), cache=cache)
     inode = path.stat().st_ino
@@ -157,7 +157,7 @@ def test_a_rewritten_file_is_hashed_again_even_where_its_time_is_set_back(tmp_pa
 
 
 @pytest.mark.parametrize(("age", "kept"), [(1_999_999_999, False), (2_000_000_000, True)])
-def test_a_file_that_has_not_settled_is_not_cached(tmp_path: Path, age: int, kept: bool) -> None:
+def test_a_just_modified_file_is_not_cached(tmp_path: Path, age: int, kept: bool) -> None:
     array = open_array(saved(tmp_path / "a.npy", np.arange(3)))
     cache = FactsCache(tmp_path / "cache")
     for newer in ("modified", "changed"):
@@ -174,7 +174,7 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_entry_is_a_miss(tmp_path: Path, cache: FactsCache, damage: bytes | dict) -> None:
+def test_a_damaged_cache_entry_is_a_miss(tmp_path: Path, cache: FactsCache, damage: bytes | dict) -> None:
     array = open_array(saved(tmp_path / "a.npy", np.arange(3)))
     expected = examine(array, cache=cache)
     (entry,) = cache.folder.glob("*.json")
@@ -184,7 +184,7 @@ def test_a_damaged_entry_is_a_miss(tmp_path: Path, cache: FactsCache, damage: by
     assert examine(array, cache=cache) == expected == cache.get(array)
 
 
-def test_a_folder_that_others_may_write_into_is_no_cache(tmp_path: Path, cache: FactsCache) -> None:
+def test_a_world_writable_cache_folder_is_not_used(tmp_path: Path, cache: FactsCache) -> None:
     array = open_array(saved(tmp_path / "a.npy", np.arange(3)))
     facts = examine(array, cache=cache)
     cache.folder.chmod(0o777)
@@ -194,13 +194,13 @@ def test_a_folder_that_others_may_write_into_is_no_cache(tmp_path: Path, cache: 
     assert cache.get(array) == facts
 
 
-def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, cache: FactsCache) -> None:
+def test_an_unwritable_cache_is_ignored(tmp_path: Path, cache: FactsCache) -> None:
     (tmp_path / "cache").write_bytes(b"")
     array = open_array(saved(tmp_path / "a.npy", np.arange(3)))
     assert not cache.put(array, examine(array, cache=cache), time.time_ns())
 
 
-def test_old_entries_make_room(tmp_path: Path, cache: FactsCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_cache_drops_old_entries(tmp_path: Path, cache: FactsCache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tiebreak.engine.data.facts.MAX_ENTRIES", 4)
     array = open_array(saved(tmp_path / "a.npy", np.arange(3)))
     facts = examine(array)

@@ -32,7 +32,7 @@ def whole(path: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_npy_of_every_kind_and_order(tmp_path: Path, kind: str, cases: Callable[[], None]) -> None:
+def test_npy_files_of_every_dtype_and_byte_order_are_read(tmp_path: Path, kind: str, cases: Callable[[], None]) -> None:
     for order in "<>":
         for shape in ((), (1,), (5,), (2, 3), (2, 1, 3, 1)):
             made = np.asarray(np.random.default_rng(1).integers(0, 2, shape)).astype(order + kind)
@@ -44,7 +44,7 @@ def test_npy_of_every_kind_and_order(tmp_path: Path, kind: str, cases: Callable[
 
 
 @pytest.mark.parametrize("kind", TORCH)
-def test_conversion_is_that_of_numpy(kind: str) -> None:
+def test_dtype_conversion_equals_numpys(kind: str) -> None:
     raw = np.random.default_rng(2).integers(0, 256, 4096, dtype=np.uint8)
     stored = (raw & 1 if kind == "b1" else raw).view(kind)
     element = Element(KINDS[kind])
@@ -55,13 +55,13 @@ def test_conversion_is_that_of_numpy(kind: str) -> None:
     assert element.converted == (DType.F32 if kind[0] == "f" else DType.I64)
 
 
-def test_bfloat16_is_the_upper_half() -> None:
+def test_bfloat16_converts_to_the_same_float32() -> None:
     values = torch.randn(100, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     stored = values.view(torch.int16).numpy().tobytes()
     assert np.array_equal(Element.BF16.convert(Element.BF16.read(stored)), values.to(torch.float32).numpy())
 
 
-def test_what_no_i64_is_is_refused() -> None:
+def test_values_that_int64_or_bool_cannot_hold_are_refused() -> None:
     with pytest.raises(EncodingError, match=r"below 2\^63"):
         Element.U64.convert(np.array([1, 1 << 63], dtype="<u8"))
     with pytest.raises(EncodingError, match="0 and 1, got 2"):
@@ -69,7 +69,7 @@ def test_what_no_i64_is_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", TORCH)
-def test_safetensors_of_every_kind(tmp_path: Path, kind: str) -> None:
+def test_safetensors_of_every_dtype_are_read(tmp_path: Path, kind: str) -> None:
     tensors = {name: torch.ones(shape, dtype=TORCH[kind]) for name, shape in {"a": (3, 2), "b": (), "c": (7,)}.items()}
     save_file(tensors, tmp_path / "x.safetensors", metadata={"made by": "a test"})
     found = open_safetensors(tmp_path / "x.safetensors")
@@ -81,7 +81,7 @@ def test_safetensors_of_every_kind(tmp_path: Path, kind: str) -> None:
         assert np.array_equal(found[name].element.read(data), tensor.numpy().reshape(-1))
 
 
-def test_raw_bytes(tmp_path: Path) -> None:
+def test_raw_files_need_a_dtype_and_the_exact_size(tmp_path: Path) -> None:
     path = tmp_path / "tokens.bin"
     path.write_bytes(b"head" + np.arange(6, dtype="<u2").tobytes())
     assert open_array(path, dtype="<u2", offset=4).shape == (6,)
@@ -100,7 +100,7 @@ def test_raw_bytes(tmp_path: Path) -> None:
         open_array(path)
 
 
-def test_the_entry_has_to_be_named(tmp_path: Path) -> None:
+def test_opening_safetensors_requires_an_existing_entry_name(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file({"a": torch.ones(1), "b": torch.ones(1)}, path)
     for name in (None, "c"):
@@ -149,7 +149,7 @@ def test_a_hostile_npy_header_is_refused(tmp_path: Path, what: str) -> None:
             open_npy(path)
 
 
-def test_a_length_that_no_memory_holds_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_huge_header_lengths_are_refused_before_reading(tmp_path: Path) -> None:
     (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x02\x00" + b"\xff" * 4)
     with pytest.raises(EncodingError, match="at most 1024 bytes, got 4294967295"):
         open_npy(tmp_path / "a.npy")
@@ -158,7 +158,7 @@ def test_a_length_that_no_memory_holds_is_refused_before_it_is_read(tmp_path: Pa
         open_safetensors(tmp_path / "a.safetensors")
 
 
-def test_every_truncation_is_refused(tmp_path: Path, cases: Callable[[], None]) -> None:
+def test_truncated_or_extended_array_files_are_refused(tmp_path: Path, cases: Callable[[], None]) -> None:
     save_file({"a": torch.ones(3), "b": torch.ones(2, dtype=torch.int64)}, tmp_path / "a.safetensors")
     saved(tmp_path / "a.npy", np.ones(3, dtype="<f4"))
     for name in ("a.npy", "a.safetensors"):
@@ -215,7 +215,7 @@ def test_a_hostile_safetensors_header_is_refused(tmp_path: Path, what: str) -> N
         open_safetensors(path)
 
 
-def test_a_strange_name_is_a_name(tmp_path: Path) -> None:
+def test_safetensors_entry_names_may_contain_any_characters(tmp_path: Path) -> None:
     path, name = tmp_path / "a.safetensors", '[[[[{{{{"\\'
     path.write_bytes(safetensors_bytes({name: entry(), "__metadata__": {"x": "y"}}))
     assert open_safetensors(path)[name].shape == (2,)
@@ -223,7 +223,7 @@ def test_a_strange_name_is_a_name(tmp_path: Path) -> None:
 
 @given(st.binary(max_size=200))
 @settings(max_examples=200)
-def test_any_bytes_are_refused_or_an_array(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_random_bytes_parse_as_an_array_or_are_refused(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     folder = tmp_path_factory.getbasetemp()
     for name, start in (("any.npy", b"\x93NUMPY\x01\x00"), ("any.safetensors", b"")):
         (folder / name).write_bytes(start + data)
@@ -235,7 +235,7 @@ def test_any_bytes_are_refused_or_an_array(tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.safetensors", "a.bin"])
-def test_what_is_no_plain_file_is_refused_without_blocking(tmp_path: Path, name: str) -> None:
+def test_fifos_devices_and_folders_are_refused_without_blocking(tmp_path: Path, name: str) -> None:
     path, dtype = tmp_path / name, "<f4" if name == "a.bin" else None
     with pytest.raises(EncodingError, match="cannot be read"):
         open_array(path, dtype=dtype)
@@ -253,13 +253,13 @@ def test_what_is_no_plain_file_is_refused_without_blocking(tmp_path: Path, name:
         open_array(path, dtype=dtype)
 
 
-def test_a_link_to_a_plain_file_is_that_file(tmp_path: Path) -> None:
+def test_a_symlink_to_a_plain_file_is_followed(tmp_path: Path) -> None:
     made = saved(tmp_path / "a.npy", np.arange(3))
     (tmp_path / "b.npy").symlink_to(made)
     assert map_array(open_array(tmp_path / "b.npy")).tolist() == [0, 1, 2]
 
 
-def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
+def test_a_file_changed_after_opening_is_refused(tmp_path: Path) -> None:
     path = saved(tmp_path / "a.npy", np.arange(3))
     array = open_array(path)
     os.utime(path, ns=(1, 1))

@@ -74,9 +74,7 @@ def test_data_larger_than_memory_are_imported_committed_and_trained_on(tmp_path:
     assert done.stdout.splitlines() == ["a copy does not fit", "384 MB of torch.float32", "2 checkpoints"]
 
 
-def test_nothing_is_committed_over_data_that_change_in_the_meantime(
-    new_run: Callable[[str], RunDirectory], tiny: Captured
-) -> None:
+def test_data_changed_during_a_run_stop_further_commits(new_run: Callable[[str], RunDirectory], tiny: Captured) -> None:
     run = new_run("run")
 
     def on_progress(progress: Progress) -> None:

@@ -59,7 +59,7 @@ EVERY_OTHER = [(dtype, shape) for dtype in NARROW for shape in SHAPES][::2]
 
 
 @pytest.mark.parametrize(("dtype", "shape"), slow_except(EVERY_OTHER, EVERY_OTHER[0], several=True), ids=str)
-def test_steps_are_those_of_the_same_numbers_as_i64(dtype: torch.dtype, shape: str, cases: CaseCounter) -> None:
+def test_narrow_integer_data_train_exactly_as_int64(dtype: torch.dtype, shape: str, cases: CaseCounter) -> None:
     x, y = values(dtype, SHAPES[shape]), torch.arange(7, dtype=torch.uint8) % 5
     if len(SHAPES[shape]) == 1:
         x = x[:, None].expand(7, 8 // dtype.itemsize)  # not contiguous, and it fills a word
@@ -81,7 +81,7 @@ def test_steps_are_those_of_the_same_numbers_as_i64(dtype: torch.dtype, shape: s
     assert {n: bytes(tensor_bytes(t)) for n, t in states[0].items()} == found
 
 
-def test_tokens_in_windows() -> None:
+def test_int32_and_int64_token_windows_give_the_same_program() -> None:
     class Tokens(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -101,7 +101,7 @@ def test_tokens_in_windows() -> None:
 
 
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_a_mapped_file_stays_where_it_is(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_memory_mapped_narrow_data_are_not_copied(dtype: torch.dtype, tmp_path: Path) -> None:
     x = values(dtype, (6, 4, 16))
     np.save(tmp_path / "x.npy", x.numpy())
     mapped = map_array(open_array(tmp_path / "x.npy"))
@@ -116,7 +116,7 @@ def test_a_mapped_file_stays_where_it_is(dtype: torch.dtype, tmp_path: Path) -> 
     assert torch.equal(stored(odd), words)
 
 
-def test_what_is_not_taken_is_refused(tmp_path: Path) -> None:
+def test_unsupported_data_dtypes_and_byte_orders_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((4, 8), np.uint16))
     with pytest.raises(
         ConfigurationError, match=r"expected little-endian F32, .* U8 or BOOL, got U16; convert it with"
@@ -129,7 +129,7 @@ def test_what_is_not_taken_is_refused(tmp_path: Path) -> None:
         task_of(torch.zeros(7, 8, dtype=torch.float16), torch.zeros(7, dtype=torch.int64))
 
 
-def test_bools_are_data_as_they_are(tmp_path: Path) -> None:
+def test_bool_data_are_stored_unchanged_and_audited(tmp_path: Path) -> None:
     """Masks of an image's parts, say: a run on them is audited."""
     mask = torch.rand(12, 5, generator=torch.Generator().manual_seed(1)) > 0.5
     np.save(tmp_path / "mask.npy", mask.numpy())

@@ -22,12 +22,12 @@ def where(data: dict[str, Tensor]) -> dict[str, str]:
     return {name: tensor.device.type for name, tensor in data.items()}
 
 
-def test_data_of_batches_are_tables(tiny: Captured) -> None:
+def test_batch_data_may_stay_on_the_cpu(tiny: Captured) -> None:
     assert tables(tiny.program) >= {"x", "y"}
     assert "seed" not in tables(tiny.program)
 
 
-def test_windows_are_tables() -> None:
+def test_windowed_token_data_may_stay_on_the_cpu() -> None:
     windows = Batch(size=2, examples=Windows(name="tokens", length=3, stride=2))
     task = make_task(nn.Linear(3, 1), {"tokens": torch.arange(20)}, windows, loss=lambda m, t: m(t.float()).mean())
     made = capture_task(task)
@@ -44,7 +44,7 @@ def test_windows_are_tables() -> None:
         (48 + 160 + 400, set()),
     ],
 )
-def test_the_smallest_tables_are_placed_first(tiny: Captured, room: int | None, on_cpu: set[str]) -> None:
+def test_the_smallest_tables_go_to_the_device_first(tiny: Captured, room: int | None, on_cpu: set[str]) -> None:
     sizes = {name: tensor.nbytes for name, tensor in tiny.data.items() if name in tables(tiny.program)}
     assert sizes == {"learning_rate": 48, "y": 160, "x": 400}
     found = where(place(tiny.program, tiny.data, ELSEWHERE, room))
@@ -52,7 +52,7 @@ def test_the_smallest_tables_are_placed_first(tiny: Captured, room: int | None, 
     assert set(found) == set(tiny.data)
 
 
-def test_a_cpu_holds_everything(tiny: Captured) -> None:
+def test_a_cpu_run_uses_all_data_in_place(tiny: Captured) -> None:
     found = Interpreter(tiny.program, Arithmetic()).place_data(tiny.data)
     assert all(found[name] is tensor for name, tensor in tiny.data.items())
 
@@ -71,7 +71,7 @@ def test_tables_on_the_cpu_change_no_bit_on_a_gpu(tiny: Captured) -> None:
     assert roots[0] == roots[1]
 
 
-def test_a_table_that_is_read_otherwise_is_none() -> None:
+def test_data_not_read_by_rows_may_not_stay_on_the_cpu() -> None:
     b = Builder()
     index, rows = b.iota((2,), (1,)), {name: b.data(name, DType.F32, (4, 3)) for name in ("rows", "both", "plain")}
     taken = [b.rows(rows[name], index) for name in ("rows", "both")]

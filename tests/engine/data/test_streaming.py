@@ -35,7 +35,7 @@ LENGTHS = (1, 8, C, C + 1, S - 1, S, S + 1, S + 3 * C, 2 * S, 2 * S + C, 3 * S +
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-def test_the_id_is_that_of_the_whole(length: int, cases: Callable[[], None]) -> None:
+def test_a_streamed_tensor_id_does_not_depend_on_the_cuts(length: int, cases: Callable[[], None]) -> None:
     data = np.random.default_rng(length).integers(0, 2, length, dtype=np.uint8)
     view = memoryview(data)
     expected = identify(DType.BOOL, (length,), view)
@@ -46,7 +46,7 @@ def test_the_id_is_that_of_the_whole(length: int, cases: Callable[[], None]) -> 
 
 @given(st.integers(1, 2 * SUBTREE_BYTES // 4 + 300), st.lists(st.integers(0, SUBTREE_BYTES + 9), max_size=4))
 @settings(max_examples=15)
-def test_any_cuts_of_floats_with_strange_nans(count: int, sizes: list[int]) -> None:
+def test_streamed_ids_canonicalize_nans_under_any_cuts(count: int, sizes: list[int]) -> None:
     words = np.arange(count, dtype=np.uint32) * np.uint32(2654435761)
     words[::97] = 0xFFC00001
     data = memoryview(words.astype("<u4").view(np.uint8).data)
@@ -54,7 +54,7 @@ def test_any_cuts_of_floats_with_strange_nans(count: int, sizes: list[int]) -> N
     assert streamed(DType.F32, (count,), cut(data, sizes)) == expected
 
 
-def test_too_few_and_too_many_bytes_are_refused() -> None:
+def test_streams_with_too_few_or_too_many_bytes_are_refused() -> None:
     stream = TensorStream(DType.I64, (2,))
     stream.update(bytes(15))
     with pytest.raises(EncodingError, match=r"expected 16 bytes for I64 \(2,\), got 15"):

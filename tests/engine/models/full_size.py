@@ -24,7 +24,7 @@ def classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(pixel_values=x).logits, y)
 
 
-def test_gpt2_124m(cases: Callable[..., None]) -> None:
+def test_gpt2_124m_is_trained_audited_and_refereed(cases: Callable[..., None]) -> None:
     torch.manual_seed(0)
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config())
     data = {key: tokens(seed, 16, 64, vocabulary=50257) for seed, key in enumerate("xy")}
@@ -33,7 +33,7 @@ def test_gpt2_124m(cases: Callable[..., None]) -> None:
 
 
 @pytest.mark.parametrize(("pixels", "size"), [(32, 16), (224, 2)])
-def test_resnet50(pixels: int, size: int, cases: Callable[..., None]) -> None:
+def test_resnet50_is_trained_audited_and_refereed(pixels: int, size: int, cases: Callable[..., None]) -> None:
     torch.manual_seed(0)
     model = transformers.ResNetForImageClassification(transformers.ResNetConfig())
     generator = torch.Generator().manual_seed(pixels)

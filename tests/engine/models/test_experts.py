@@ -26,7 +26,9 @@ KINDS = [("Mixtral", "grouped_mm"), ("Qwen2Moe", "batched_mm")]
 
 
 @pytest.mark.parametrize(("kind", "experts"), KINDS)
-def test_mixture_of_experts(kind: str, experts: str, cases: CaseCounter) -> None:
+def test_mixture_of_experts_models_are_trained_audited_and_refereed(
+    kind: str, experts: str, cases: CaseCounter
+) -> None:
     config = getattr(transformers, f"{kind}Config")(**SIZES, num_local_experts=4, num_experts=4)
     config._experts_implementation = experts
     model = randomised(getattr(transformers, f"{kind}ForCausalLM")(config), seed=2, scale=0.2)

@@ -111,7 +111,7 @@ def make_task(case: Case) -> Task:
 
 
 @pytest.mark.parametrize("name", slow_except(CASES, "gpt2"))
-def test_language_model(name: str, cases: Callable[..., None]) -> None:
+def test_language_models_are_trained_audited_and_refereed(name: str, cases: Callable[..., None]) -> None:
     case = CASES[name]
     trained = check(make_task(case), cases)
     drawn = [i for i in trained.program.body if i.opcode == Opcode.RANDOM]

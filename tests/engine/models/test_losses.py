@@ -82,7 +82,7 @@ def everything(model: nn.Module, x: Tensor, y: Tensor, t: Tensor) -> Tensor:
     return total
 
 
-def test_losses(cases: CaseCounter) -> None:
+def test_loss_functions_match_pytorch_and_the_integer_reference(cases: CaseCounter) -> None:
     torch.manual_seed(1)
     data = {"x": torch.randn(3, CLASSES), "y": torch.tensor([3, 0, 1]), "t": torch.rand(3, CLASSES) * 0.9 + 0.05}
     task = make_task(Heads(len(LOSSES)), data, batch=3, loss=everything)

@@ -18,7 +18,7 @@ TIMES, CLASSES, LABELS, EXAMPLES = 6, 4, 3, 8
 
 @pytest.mark.parametrize("form", ["padded", "padded, lists", "joined", "joined, lists"])
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_values_and_gradients_are_those_of_torch(form: str, reduction: str, cases: CaseCounter) -> None:
+def test_ctc_loss_matches_torch_in_values_and_gradients(form: str, reduction: str, cases: CaseCounter) -> None:
     """They agree where no alignment exists, without labels, and for numbers that are no logarithms of a softmax."""
     random = torch.Generator().manual_seed(len(form) + len(reduction))
 
@@ -52,7 +52,7 @@ def test_values_and_gradients_are_those_of_torch(form: str, reduction: str, case
     assert infinite
 
 
-def test_the_forms_without_a_batch_and_without_labels() -> None:
+def test_ctc_loss_matches_torch_without_batch_or_labels() -> None:
     x = torch.randn(5, 4, dtype=torch.float64).log_softmax(1)
     one = (x, torch.tensor([1, 2]), torch.tensor(5), torch.tensor(2))
     for reduction in ("none", "mean"):
@@ -73,11 +73,11 @@ def recogniser(loss: nn.Module) -> Task:
 
 
 @pytest.mark.slow
-def test_a_model_is_captured_and_trains_as_in_eager_pytorch() -> None:
+def test_a_model_with_ctc_loss_trains_as_in_eager_pytorch() -> None:
     torch.manual_seed(0)
     assert checked(recogniser(nn.CTCLoss())).program.body
 
 
-def test_the_operator_below_is_refused_with_advice() -> None:
+def test_calling_torch_ctc_loss_directly_is_refused_with_advice() -> None:
     with pytest.raises(ConfigurationError, match=r"call it as torch\.nn\.functional\.ctc_loss"):
         capture_task(recogniser(torch.ctc_loss))  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def eager(name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("name", slow_except(CASES, "learning_to_learn"))
-def test_a_published_script_has_the_losses_of_pytorch(name: str) -> None:
+def test_published_scripts_have_the_losses_of_eager_pytorch(name: str) -> None:
     torch.manual_seed(0)
     model, loss, optimizer, data = CASES[name]()
     task = tiebreak.Task(model, loss, optimizer=optimizer, data=data, batch=N, steps=STEPS)
@@ -53,5 +53,5 @@ def test_a_published_script_has_the_losses_of_pytorch(name: str) -> None:
     assert [step.loss for step in trainer] == pytest.approx(eager(name), rel=TOLERANCE, abs=TOLERANCE)
 
 
-def test_there_are_at_least_20_of_them() -> None:
+def test_at_least_20_published_scripts_are_covered() -> None:
     assert len(CASES) >= 20

@@ -55,7 +55,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("name", slow_except(NETWORKS, "lstm"))
-def test_recurrent(name: str, cases: CaseCounter) -> None:
+def test_recurrent_models_are_trained_audited_and_refereed(name: str, cases: CaseCounter) -> None:
     make, width = NETWORKS[name]
     model = randomised(Reader(make(), width), seed=2, scale=0.2)
     check(task_of(model, next_token, {"ids": tokens(3, 6, 5, vocabulary=VOCABULARY)}, 3), cases)

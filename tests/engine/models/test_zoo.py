@@ -109,7 +109,7 @@ def loss(model: nn.Module, **batch: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_a_class_passes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_model_classes_pass_the_capture_check(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partition, "LEAST", 1)  # even the smallest values are held in shards
     torch.manual_seed(0)
     kind, (data, settings) = getattr(transformers, name), ZOO[name]

@@ -17,7 +17,7 @@ from tiebreak.protocol.commitments.terms import Terms
 
 
 @pytest.mark.slow
-def test_a_preset_a_file_and_options_give_terms_that_agree_takes(
+def test_economics_prints_agree_options_from_preset_file_and_options(
     parties: Parties, tmp_path: Path, command: Commands
 ) -> None:
     figures = tmp_path / "figures.toml"
@@ -43,7 +43,7 @@ def test_a_preset_a_file_and_options_give_terms_that_agree_takes(
         (["--preset", "gpt2", "--ether", "inf"], "ether: expected a finite number, got Infinity"),
     ],
 )
-def test_wrong_figures_of_economics_are_one_line(arguments: list[str], line: str, command: Commands) -> None:
+def test_economics_reports_wrong_figures_in_one_line(arguments: list[str], line: str, command: Commands) -> None:
     assert line in " ".join(command("economics", *arguments, code=1).split())
 
 
@@ -54,7 +54,7 @@ def test_every_figure_has_an_option_with_help(command: Commands) -> None:
         assert limits.what[1:15] in text
 
 
-def test_it_needs_no_torch() -> None:
+def test_economics_does_not_import_torch() -> None:
     found = running(["economics", "--preset", "gpt2"])
     assert not (HEAVY - {"numpy"}) & found
     assert len(found) < 470

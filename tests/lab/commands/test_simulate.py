@@ -25,7 +25,7 @@ def simulate(command: Commands) -> Simulate:
 
 
 @pytest.mark.slow
-def test_a_few_games_of_all_kinds(tmp_path: Path, simulate: Simulate) -> None:
+def test_simulate_writes_records_and_summary_of_games_on_two_processes(tmp_path: Path, simulate: Simulate) -> None:
     """Real games on two processes; they are what one process plays, and what the summary says."""
     out, err = simulate("--games", 6, "--seed", 11, "--processes", 2, "--output", tmp_path)
     assert "6 games: " in out
@@ -39,7 +39,7 @@ def test_a_few_games_of_all_kinds(tmp_path: Path, simulate: Simulate) -> None:
         assert json.loads(json.dumps(play_line(record["line"]).to_json())) == record["result"]
 
 
-def test_replay_tells_the_story(simulate: Simulate) -> None:
+def test_replay_prints_the_events_and_ending_of_a_game(simulate: Simulate) -> None:
     out, _ = simulate("--replay", "v1 seed=7 game=1")
     assert out.startswith("v1 seed=7 game=1\n")
     assert "trainer accepts the job and pays its stake" in out
@@ -76,7 +76,9 @@ def playing(line: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_crash_is_told_at_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulate: Simulate) -> None:
+def test_a_crashed_game_is_reported_at_once_and_kept_in_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulate: Simulate
+) -> None:
     monkeypatch.setattr(games, "play_json", failing)
     monkeypatch.setattr(games, "PRELOAD", ())
     few = ["--processes", 1, "--mix", "honest", "--output", tmp_path]
@@ -91,7 +93,7 @@ def test_a_crash_is_told_at_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert "3 games: 0 with one adversary, 0 with several, 1 with honest parties only\n2 could not be played; " in out
 
 
-def test_list_shows_everyone(simulate: Simulate) -> None:
+def test_list_shows_every_adversary(simulate: Simulate) -> None:
     out, _ = simulate("--list")
     assert all(f"\n  {name}\n" in out for name in ADVERSARIES)
     assert out.count("hopes for: ") == out.count("ends: ") == len(ADVERSARIES)
@@ -108,7 +110,7 @@ def test_list_shows_everyone(simulate: Simulate) -> None:
         (("--games", "0"), "0 is not in the range"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_simulate_reports_wrong_options_in_one_line(
     arguments: tuple[str, ...], message: str, simulate: Simulate, tmp_path: Path
 ) -> None:
     out, err = simulate(*arguments, "--output", tmp_path, code=1)
@@ -117,7 +119,7 @@ def test_what_cannot_be_done_is_one_line(
     assert "Traceback" not in err
 
 
-def test_results_that_are_there_are_not_written_over(tmp_path: Path, simulate: Simulate) -> None:
+def test_simulate_does_not_overwrite_existing_results(tmp_path: Path, simulate: Simulate) -> None:
     (tmp_path / RECORDS).write_text("mine")
     _, err = simulate("--games", 1, "--mix", "honest", "--output", tmp_path, code=1)
     assert "go on with it (--resume)?" in err

@@ -8,7 +8,9 @@ from tests.tiebreak.parties import Commands
 from tiebreak.lab import worst
 
 
-def test_the_factor_of_the_worst_data(monkeypatch: pytest.MonkeyPatch, command: Commands) -> None:
+def test_worst_prints_the_slowdown_of_the_slowest_data_for_each_path(
+    monkeypatch: pytest.MonkeyPatch, command: Commands
+) -> None:
     monkeypatch.setattr(worst, "QUICK", (worst.product(1, 64, 64, 64), worst.plain(64, 64)))
     monkeypatch.setattr(worst, "PATTERNS", {"exact ties": worst.PATTERNS["exact ties"]})
     rows = command("worst").splitlines()

@@ -31,7 +31,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return run_demo(folder, Console(file=text, width=150), steps=STEPS), folder, text.getvalue()
 
 
-def test_it_succeeds_and_both_jobs_learn(played: Played) -> None:
+def test_the_demo_succeeds_and_both_jobs_learn(played: Played) -> None:
     result, _, text = played
     assert result.succeeded
     assert [job.name for job in result.jobs] == ["digits", "text"]
@@ -47,7 +47,7 @@ def test_it_succeeds_and_both_jobs_learn(played: Played) -> None:
     assert words.count("challenger loses (referee), challenger loses (contract)") == 1
 
 
-def test_the_audit_is_another_process_with_the_same_root(played: Played) -> None:
+def test_an_audit_with_other_settings_finds_the_same_run_root(played: Played) -> None:
     result, folder, _ = played
     (audit,) = result.audits
     run_root = result.jobs[0].run_root
@@ -60,7 +60,7 @@ def test_the_audit_is_another_process_with_the_same_root(played: Played) -> None
     assert all(setting.trainer != setting.auditor for setting in audit.settings if setting.name != "instruction set")
 
 
-def test_every_cheat_ends_at_the_number_it_changed(played: Played) -> None:
+def test_every_cheat_is_convicted_at_the_number_it_changed(played: Played) -> None:
     result, folder, _ = played
     run_directory = RunDirectory.open(folder / "runs" / "digits")
     cheats = disputes.digits_cheats(SimpleNamespace(run=run_directory))  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ def test_the_false_challenge_pays_the_trainer(played: Played) -> None:
     assert (false.trainer_delta, false.challenger_delta) == (10**17 // 2, -(10**17)), "half burns"
 
 
-def test_the_report_is_there(played: Played) -> None:
+def test_the_demo_writes_its_report_in_three_files(played: Played) -> None:
     result, folder, text = played
     document = json.loads((folder / "result.json").read_text())
     assert document == json.loads(result.to_json())
@@ -107,7 +107,7 @@ def test_the_report_is_there(played: Played) -> None:
     assert not re.search(r"(src|href)=[\"']https?:", page), "the page stands alone"
 
 
-def test_only_a_demos_folder_is_emptied(played: Played, tmp_path: Path, command: Commands) -> None:
+def test_the_demo_refuses_to_empty_another_folder(played: Played, tmp_path: Path, command: Commands) -> None:
     assert (played[1] / MARKER).exists()
     (tmp_path / "thesis.tex").write_text("years")
     error = command.error("demo", "--output", tmp_path)
@@ -115,7 +115,7 @@ def test_only_a_demos_folder_is_emptied(played: Played, tmp_path: Path, command:
     assert (tmp_path / "thesis.tex").read_text() == "years"
 
 
-def test_the_exit_code_says_whether_it_succeeded(
+def test_the_exit_code_tells_whether_the_demo_succeeded(
     played: Played, monkeypatch: pytest.MonkeyPatch, command: Commands
 ) -> None:
     right = played[0]

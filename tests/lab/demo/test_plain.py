@@ -13,7 +13,7 @@ from tiebreak.lab.demo.plain_runs import PlainSettings, plain_run, plain_runs
 from tiebreak.protocol.errors import StateError
 
 
-def test_it_measures_the_given_state() -> None:
+def test_evaluation_uses_the_given_state_and_leaves_the_task_unchanged() -> None:
     task = load_task("digits")
     initial = capture_task(task).state
     before = evaluate_state(task, initial)["test accuracy"]
@@ -25,7 +25,7 @@ def test_it_measures_the_given_state() -> None:
     assert task.model.training
 
 
-def test_training_leaves_the_task_and_the_random_stream_alone() -> None:
+def test_plain_training_leaves_the_task_and_torchs_random_state_unchanged() -> None:
     task = load_task("digits", steps=3)
     before = task.initial_state()
     torch.manual_seed(5)
@@ -39,7 +39,7 @@ def test_training_leaves_the_task_and_the_random_stream_alone() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_of_its_own_with_another_instruction_set() -> None:
+def test_plain_training_differs_between_instruction_sets() -> None:
     """Same settings: same bytes. Another instruction set: other bytes, where the CPU has more than the default one."""
     native, other = PlainSettings(threads=1), PlainSettings(threads=1, capability="default")
     runs = plain_runs("digits", load_task("digits").initial_state(), (native, native, other), steps=20)
@@ -50,6 +50,6 @@ def test_a_process_of_its_own_with_another_instruction_set() -> None:
 
 
 @pytest.mark.slow
-def test_a_process_that_fails_says_why() -> None:
+def test_a_failed_training_process_reports_its_error() -> None:
     with pytest.raises(StateError, match=r"exit code 1: .*ConfigurationError.*no\.py"):
         plain_run("no.py", Path(__file__), PlainSettings(threads=1))

@@ -138,7 +138,7 @@ def hostile(found: results.DisputeResult) -> results.DisputeResult:
     return dataclasses.replace(found, title=HOSTILE, tampered=HOSTILE, origin=HOSTILE, walk=walk)
 
 
-def test_text_cannot_leave_its_place() -> None:
+def test_hostile_text_cannot_break_html_or_markdown() -> None:
     base = result()
     bad = dataclasses.replace(
         base, environment=((HOSTILE, HOSTILE),), disputes=tuple(hostile(found) for found in base.disputes)
@@ -150,7 +150,7 @@ def test_text_cannot_leave_its_place() -> None:
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in tables} == {11}
 
 
-def test_the_walk_draws_what_was_selected() -> None:
+def test_the_tree_picture_draws_the_selected_nodes() -> None:
     made = dispute("t", "x")
     svg = pictures.walk(made)
     assert svg.count('class="w-chosen"') == made.rounds == 8
@@ -193,7 +193,7 @@ def test_success_needs_every_referee_and_every_audit() -> None:
     assert "Not as it should be" in html.unescape(report.to_html(failed))
 
 
-def test_a_plain_run_that_did_not_fork_is_not_called_a_fork() -> None:
+def test_equal_plain_runs_are_not_reported_as_divergent() -> None:
     base = result()
     assert base.plain_forked == ("digits",)
     same = dataclasses.replace(base, plain=(base.plain[0], base.plain[0]))
@@ -217,7 +217,7 @@ def test_impossible_results_are_refused(make) -> None:
         make()
 
 
-def test_write_makes_three_files(tmp_path: Path) -> None:
+def test_write_creates_html_markdown_and_json_reports(tmp_path: Path) -> None:
     paths = report.write(result(), tmp_path / "a" / "b")
     assert sorted(paths) == ["report.html", "report.md", "result.json"]
     assert json.loads(paths["result.json"].read_text())["seconds"] == 93.4
@@ -225,7 +225,7 @@ def test_write_makes_three_files(tmp_path: Path) -> None:
     assert [report.share(*parts) for parts in ((0, 10), (0, 0), (1, 1000))] == ["0", "0", "1.0e-03"]
 
 
-def test_disputes_come_before_statistics_of_rounding_and_every_cell_of_a_stacked_table_has_its_name() -> None:
+def test_html_shows_disputes_before_rounding_and_labels_table_cells() -> None:
     page = Strict(report.to_html(result()))
     assert page.text.index("Disputes") < page.text.index("How results were rounded") < page.text.index("Environment")
     source = report.to_html(result())
@@ -250,7 +250,7 @@ def test_the_table_has_every_dispute() -> None:
     assert text.count("Plain FP32 PyTorch") == 2
 
 
-def test_a_failure_is_loud() -> None:
+def test_the_console_shows_failed_audits_and_wrong_verdicts() -> None:
     base = result()
     audit = dataclasses.replace(base.audits[0], auditor_root="11" * 32)
     bad = dataclasses.replace(base.disputes[0], contract=results.Loser.CHALLENGER)
@@ -260,7 +260,7 @@ def test_a_failure_is_loud() -> None:
     assert "trainer loses / challenger loses" in stream.getvalue()
 
 
-def test_text_is_no_markup() -> None:
+def test_the_console_prints_markup_in_text_literally() -> None:
     base = result()
     console, stream = recorded()
     bad = dataclasses.replace(base.disputes[0], tampered="[link=x]y[/link]", origin="[red]")

@@ -66,7 +66,7 @@ def test_no_stake_deters_where_all_of_it_comes_back() -> None:
     assert model.solve(s).lies == 1
 
 
-def test_nobody_audits_for_a_share_of_the_stake_of_a_cheat_that_reports_itself() -> None:
+def test_nobody_audits_where_cheats_report_themselves_and_no_fee_is_paid() -> None:
     """The contract as it is, anonymous auditors, no fee: every trainer cheats and nobody looks."""
     found = model.solve(JOB)
     assert (found.lies, found.audit_probability, found.cheat) == (1, 0, TrainerStrategy.HEDGED)
@@ -94,21 +94,21 @@ def test_the_equilibrium_of_one_auditor_is_the_closed_form(cases: Callable[[], N
         cases()
 
 
-def test_a_fee_for_audits_that_were_made_ends_the_dilemma() -> None:
+def test_a_fee_that_covers_an_audit_makes_trainers_honest() -> None:
     without_relief = replace(JOB, challenger_stake=1, auditors=2)
     short, enough = (model.solve(replace(without_relief, fee=fee)) for fee in (89_999, 90_000))
     assert (short.lies, short.audit_probability) == (1, 0)
     assert (enough.lies, enough.audit_probability) == (0, 1)
 
 
-def test_decoys_pay_auditors_though_cheats_report_themselves() -> None:
+def test_enough_decoys_make_audits_pay_and_trainers_honest() -> None:
     s = replace(JOB, planted=Fraction(6, 10))
     found = model.solve(s)
     assert (found.lies, found.audit_probability) == (0, 1)
     assert model.solve(replace(s, planted=Fraction(1, 10))).lies == 1
 
 
-def test_several_auditors_share_decoys_so_fewer_of_them_look() -> None:
+def test_auditors_that_share_decoys_audit_less_often() -> None:
     s = replace(JOB, planted=Fraction(9, 10), auditors=4)
     found = model.solve(s)
     assert found.lies == 0
@@ -120,14 +120,14 @@ def test_several_auditors_share_decoys_so_fewer_of_them_look() -> None:
     )
 
 
-def test_a_client_looks_in_its_own_interest_and_is_cheated_sometimes() -> None:
+def test_a_client_that_audits_for_itself_is_sometimes_cheated() -> None:
     found = model.solve(JOB, interest=JOB.reward + 50_000)
     late = COSTS.challenge + COSTS.reclaim + COSTS.withdraw
     assert found.lies == Fraction(JOB.audit, JOB.reward + 50_000 + JOB.relief - late)
     assert nearly(found.audit_probability, threshold(replace(JOB, tampered=4), TrainerStrategy.HEDGED) or Fraction(0))
 
 
-def test_a_cheat_that_is_not_deterred_meets_as_many_audits_as_it_pays() -> None:
+def test_an_undeterred_cheat_is_audited_until_audits_stop_paying() -> None:
     """The lie is worth any stake, and the stake is worth looking for until too many look."""
     s = replace(CHANGED, trainer_stake=250_000, audit=60_000, auditors=6, lie=10**6, challenger_stake=10**9)
     found = model.solve(s)
@@ -144,7 +144,7 @@ SEATED = replace(
 )  # fmt: skip
 
 
-def test_among_strangers_with_seats_trainers_are_honest_and_every_seat_audits(cases: Callable[[], None]) -> None:
+def test_with_auditor_seats_trainers_are_honest_and_every_seat_audits(cases: Callable[[], None]) -> None:
     """Neither side gains by leaving it: by the rules, against everything that the other strategies could do."""
     found = model.solve(SEATED)
     assert (found.lies, found.audit_probability) == (0, 1)
@@ -171,7 +171,7 @@ def test_among_strangers_with_seats_trainers_are_honest_and_every_seat_audits(ca
          {"trainer_stake": 531_359}),
     ],
 )  # fmt: skip
-def test_each_condition_of_seats_breaks_where_it_says(
+def test_each_condition_on_seats_breaks_at_its_stated_bound(
     condition: str, holds: dict[str, Fraction | int], breaks: dict[str, Fraction | int]
 ) -> None:
     """F = A + gas; W / (1 + n) + relief = A + gas of a challenge and its reclaim. Below, a deviation pays."""
@@ -185,7 +185,7 @@ POOLED = replace(SEATED, auditors=1, fee=120_050, bought=Fraction(3, 4))
 """A seat earns a stranger 30,000, and the trainer 120,000: with 40 slots, 10 of them strangers', each pays 750."""
 
 
-def test_the_share_of_the_pool_is_that_where_nobody_gains_by_a_slot_more_or_less() -> None:
+def test_at_the_computed_pool_share_nobody_gains_by_changing_slots() -> None:
     """Strangers join while a slot pays, and a trainer's own seats earn their fee without a replay."""
     cost = Fraction(30_000, 40)
     assert (POOLED.own_share, POOLED.stranger_gain) == (Fraction(3, 4), 30_000)
@@ -201,7 +201,7 @@ def test_the_share_of_the_pool_is_that_where_nobody_gains_by_a_slot_more_or_less
 
 
 @pytest.mark.parametrize("stake", [3 * 10**5, 2 * 10**6])
-def test_a_larger_share_of_the_pool_pays_a_lie_where_the_closed_form_says(stake: int) -> None:
+def test_buying_pool_slots_makes_lies_pay_as_the_closed_form_predicts(stake: int) -> None:
     """The best of all numbers of slots, against the shares that `stuffing` tries: at most an eighth of a seat less."""
     s, cost = replace(POOLED, trainer_stake=stake, bought=Fraction(3, 4)), Fraction(30_000, 40)
     honest = best_slots(s, TrainerStrategy.HONEST, 10, cost, 60)[0]
@@ -210,7 +210,7 @@ def test_a_larger_share_of_the_pool_pays_a_lie_where_the_closed_form_says(stake:
     assert model.stuffing(s).holds is (stake > 10**6)
 
 
-def test_a_guess_costs_the_bond_and_is_not_worth_it_without_one() -> None:
+def test_a_guessed_root_costs_the_bond_and_never_pays() -> None:
     """No guess of 256 bits is right. The bond prices sealing what one was told and has not computed."""
     free = replace(SEATED, bond=0)
     assert model.solve(free).lies == 0
@@ -218,13 +218,13 @@ def test_a_guess_costs_the_bond_and_is_not_worth_it_without_one() -> None:
     assert guess == -SEATED.bond - SEATED.costs.seal
 
 
-def test_if_all_believe_what_they_are_shown_a_cheat_is_paid() -> None:
+def test_a_cheat_pays_if_all_auditors_trust_the_root_they_are_shown() -> None:
     """Why the share of a right seat has to pay an audit of its own: nobody else would look."""
     believed = replace(SEATED, trusting=Fraction(1))
     assert expected_trainer(believed, TrainerStrategy.LEAKING) > expected_trainer(believed, TrainerStrategy.HONEST)
 
 
-def test_a_cheat_that_knew_the_draw_would_lie_where_all_seats_are_its_own() -> None:
+def test_a_trainer_that_holds_all_seats_gains_by_lying_despite_its_stake() -> None:
     """Why seats are drawn after the final head is sealed: seen before, no stake deters it from f^n of its jobs."""
     own = replace(SEATED, bought=Fraction(1), trainer_stake=10**12)
     assert (

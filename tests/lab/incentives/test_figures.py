@@ -32,7 +32,7 @@ def small() -> Figures:
     return Figures.of(NEEDED | {"steps": 100_000, "lie_value": 100})
 
 
-def test_figures_are_exactly_what_was_written(tmp_path: Path) -> None:
+def test_figures_are_read_exactly_from_toml_and_json(tmp_path: Path) -> None:
     path = tmp_path / "job.toml"
     path.write_text("steps = 1000\nseconds_per_step = 0.1\nmachine_hour = 2.5\nlie_value = 10\nharm = 1e1\n")
     found = load(path)
@@ -61,7 +61,7 @@ def test_figures_are_exactly_what_was_written(tmp_path: Path) -> None:
         ("a.yaml", "steps: 1", "expected a file named .toml or .json, got '.yaml'"),
     ],
 )
-def test_a_file_that_is_not_figures_is_refused_in_a_line(tmp_path: Path, name: str, text: str, message: str) -> None:
+def test_a_malformed_file_of_figures_is_refused(tmp_path: Path, name: str, text: str, message: str) -> None:
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=message):
@@ -84,16 +84,16 @@ def test_a_figure_out_of_range_is_refused(changes: dict[str, int], message: str)
         Figures.of(NEEDED | changes)
 
 
-def test_the_package_has_the_figures_of_the_benchmarks() -> None:
+def test_packaged_gas_figures_equal_those_of_the_benchmarks() -> None:
     assert json.loads(MEASURED.read_text("utf-8")) == collect(), "run python -m benchmarks.figures --commit"
 
 
-def test_a_move_shows_one_to_five_levels() -> None:
+def test_gas_figures_exist_only_for_one_to_five_tree_levels() -> None:
     with pytest.raises(ConfigurationError, match="1 to 5 levels"):
         measured(6)
 
 
-def test_each_side_has_its_own_gas_of_a_measured_game(cases: Callable[[], None]) -> None:
+def test_gas_of_both_sides_adds_up_to_the_measured_game(cases: Callable[[], None]) -> None:
     for levels in range(1, 6):
         game, found = dispute(levels), measured(levels)
         assert abs(found["defence"] + found["prosecution"] - game["in all"]) <= 1
@@ -101,7 +101,7 @@ def test_each_side_has_its_own_gas_of_a_measured_game(cases: Callable[[], None])
         cases()
 
 
-def test_a_game_of_known_moves_is_split_by_side() -> None:
+def test_gas_of_a_games_moves_is_split_between_the_sides() -> None:
     """Two openings that show trees, three descents, five selections, and a tenth more than the medians say."""
     game = {"challenge": 100, "prove": 200, "open_steps": 30, "open_values": 40, "descend": 10, "select": 20,
             "transactions": 12, "in all": 550}  # fmt: skip
@@ -120,7 +120,7 @@ def test_recommended_terms_make_honesty_and_diligence_best_replies(preset: str, 
 @pytest.mark.parametrize(
     "changes", slow_except([{}, {"audit_probability": Decimal("0.2"), "auditors": 3}, {"sample": 10}], {})
 )
-def test_a_smaller_stake_would_not_do(changes: dict[str, object], gas: dict[str, int]) -> None:
+def test_a_stake_below_the_recommended_one_does_not_deter(changes: dict[str, object], gas: dict[str, int]) -> None:
     f = Figures.of(changes, small())
     found = recommend(f, gas)
     assert found.holds
@@ -162,7 +162,7 @@ def test_a_margin_ends_where_a_condition_breaks(cases: Callable[[], None], gas: 
 
 
 @pytest.mark.slow
-def test_the_value_of_a_lie_and_the_audits_may_be_off_by_the_margin(gas: dict[str, int]) -> None:
+def test_terms_tolerate_the_margin_in_lie_value_and_audit_probability(gas: dict[str, int]) -> None:
     f = small()
     found = {margin.figure: margin for margin in margins(f, gas, recommend(f, gas))}
     up, down = found["value of the lie"].up, found["audit probability"].down
@@ -178,14 +178,14 @@ def test_no_stake_is_enough_if_nothing_burns(gas: dict[str, int]) -> None:
         least_stake(f, gas, times(f), burn=Fraction(0))
 
 
-def test_a_window_beyond_the_contracts_is_refused(gas: dict[str, int]) -> None:
+def test_times_above_the_contracts_maximum_are_refused(gas: dict[str, int]) -> None:
     f = replace(small(), seconds_per_step=Fraction(10**10), checkpoint_interval=100_000)
     with pytest.raises(ConfigurationError, match="expected times of at most 268435456 seconds"):
         recommend(f, gas)
 
 
 @pytest.mark.slow
-def test_findings_are_the_same_for_people_and_programs(gas: dict[str, int]) -> None:
+def test_economics_tables_and_json_agree_with_the_recommendation(gas: dict[str, int]) -> None:
     found = find(small(), gas)
     content = json.loads(json.dumps(document(found)))
     assert content["terms"]["trainer_stake"] == found.recommendation.terms.trainer_stake
@@ -200,7 +200,7 @@ def test_findings_are_the_same_for_people_and_programs(gas: dict[str, int]) -> N
     assert regimes["strangers with seats"].audit_probability == 1
 
 
-def test_windows_hold_a_segment_on_the_worst_data() -> None:
+def test_windows_are_long_enough_to_replay_a_segment_of_the_slowest_data() -> None:
     """Twice as slow data double the replay time and the window, and leave the audit time as it is."""
     f = replace(small(), margin=Fraction(2), slow_data=Fraction(3), least_window=1)
     segment, slower = f.segment_seconds, replace(f, slow_data=Fraction(6))
@@ -211,7 +211,7 @@ def test_windows_hold_a_segment_on_the_worst_data() -> None:
     assert PRESETS["gpt2"].figures.slow_data == WORST >= 1
 
 
-def test_the_recommended_terms_are_none_that_a_party_objects_to() -> None:
+def test_recommended_times_allow_the_run_and_do_not_lock_stakes_too_long() -> None:
     """The deadline holds the run on the worst data, and neither side's stake is held for too long."""
     for preset in PRESETS.values():
         f = preset.figures

@@ -76,7 +76,7 @@ def test_no_wei_is_made_or_lost_and_nothing_stays_in_the_board(
 @pytest.mark.slow
 @settings(max_examples=60)
 @given(settings_of_jobs())
-def test_no_share_of_the_work_pays_a_cheat_more_than_the_smallest_or_the_largest(s: JobEconomics) -> None:
+def test_a_cheat_pays_best_in_one_segment_or_in_all(s: JobEconomics) -> None:
     payoff, strategy, tampered = best_cheat(s)
     everything = [replace(s, tampered=x) for x in range(1, s.segments + 1)]
     assert payoff == max(trainer_payoff(at, cheat) for at in everything for cheat in CHEATS)
@@ -84,7 +84,7 @@ def test_no_share_of_the_work_pays_a_cheat_more_than_the_smallest_or_the_largest
     assert {at.tampered for at in extremes(s)} == {1, s.segments}
 
 
-def test_a_false_challenge_without_a_stake_harms_for_less_than_the_harm() -> None:
+def test_a_false_challenge_costs_less_than_its_harm_only_without_a_stake() -> None:
     found = {each.attack: each for each in griefing(replace(JOB, challenger_stake=900))}
     free, staked = (found[f"false challenge, {words}, to the end"] for words in ("no stake", "this stake"))
     assert free.factor is not None
@@ -106,7 +106,7 @@ def test_a_false_challenge_without_a_stake_harms_for_less_than_the_harm() -> Non
         ("rate", Fraction(-1), "rate: expected 0 or more, got -1"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused(field: str, value: object, message: str) -> None:
+def test_economic_settings_out_of_range_are_refused(field: str, value: object, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         replace(JOB, **{field: value})  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="way: expected 0 or more wei, got -1"):

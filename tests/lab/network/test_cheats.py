@@ -55,7 +55,9 @@ def folder(agreed: RunDirectory, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_each_cheat_of_up_is_convicted_by_a_number(agreed: RunDirectory, folder: Path, cheat: str) -> None:
+def test_each_cheat_of_up_is_convicted_by_recomputing_one_number(
+    agreed: RunDirectory, folder: Path, cheat: str
+) -> None:
     """Its evidence fits its head down to the last opening, so a game goes on to what the referee recomputes.
 
     The page of the game says so, and shows both numbers.

@@ -122,9 +122,7 @@ def bodies(there: LocalNetwork, kind: type[posts.Body]) -> list[tuple[bytes, pos
     return [(verified.post.sender, verified.body) for verified in verified_posts if isinstance(verified.body, kind)]
 
 
-def test_an_honest_run_is_settled_and_a_party_that_comes_back_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_honest_run_settles_though_every_party_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All parties are closed in the middle; at first each finds another board's hub, and does not fall silent.
 
     And everyone who may open the folder, or lives in it, is told apart.
@@ -217,7 +215,7 @@ def test_a_cheat_is_slashed_and_a_watcher_only_alarms(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fate", ["emptied", "replaced"])
-def test_a_hub_that_goes_away_in_the_middle_of_a_game(tmp_path: Path, fate: str) -> None:
+def test_a_cheat_is_convicted_though_the_hub_is_lost_during_the_dispute(tmp_path: Path, fate: str) -> None:
     """An empty one comes back; for one with another key, parties are started again. One of two nodes is never there."""
     with town(tmp_path) as there, ExitStack() as stack:
         there.chain_url += ",http://127.0.0.1:9"

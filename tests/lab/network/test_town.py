@@ -169,9 +169,7 @@ CASES = [
 
 @pytest.mark.skipif("postgres" not in DATABASES, reason="needs PostgreSQL")
 @pytest.mark.parametrize("cheat", CASES)
-def test_every_lie_is_convicted_without_a_chain_by_parties_as_init_makes_them(
-    tmp_path: Path, server: str, cheat: str
-) -> None:
+def test_without_a_chain_default_parties_convict_lies_despite_restarts(tmp_path: Path, server: str, cheat: str) -> None:
     town = LocalNetwork(tmp_path, f"postgresql+psycopg://tiebreak@/postgres{server}", cheat)
     try:
         town.init()
@@ -220,7 +218,7 @@ def the_hub_convicts(town: LocalNetwork, cheat: str) -> None:
     assert shown[max(shown)].startswith(TRUE_ROOT) is not bool(cheat)
 
 
-def test_a_wire_that_is_cut_ends_connections_and_opens_none() -> None:
+def test_a_cut_test_proxy_closes_connections_and_refuses_new_ones() -> None:
     with socket.create_server(("127.0.0.1", 0)) as hub:
         wire = Wire(hub.getsockname()[1])
         with socket.create_connection(("127.0.0.1", wire.port), timeout=20) as party:

@@ -184,7 +184,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
     assert not (tmp_path / "town").exists()
 
 
-def test_a_process_may_end_well_right_after_it_was_asked(tmp_path: Path) -> None:
+def test_waiting_accepts_a_child_process_that_exits_during_the_check(tmp_path: Path) -> None:
     town = LocalNetwork(plan_of(tmp_path, task=""), print)
     child = Child("capture", ["--version"], tmp_path, os.environ)
     looks = 0
@@ -210,7 +210,7 @@ def with_mark(mark: str) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
-def test_no_process_outlives_it(tmp_path: Path) -> None:
+def test_no_process_outlives_a_killed_up_command(tmp_path: Path) -> None:
     """None does when `up` is killed either; its processes have workers and a node of their own."""
     mark = f"UP_TEST={secrets.token_hex(16)}"
     command = [sys.executable, "-m", "tiebreak", "up", str(TASK), "--port", "0", "--output", str(tmp_path / "town")]
@@ -253,7 +253,7 @@ class Stalled(LocalNetwork):
             os.killpg(group, signal.SIGCONT)
 
 
-def test_a_trainer_that_stalls_still_loses_for_its_lie_and_not_for_being_late(tmp_path: Path) -> None:
+def test_a_stalled_cheating_trainer_loses_by_its_lie_and_not_by_timeout(tmp_path: Path) -> None:
     story = list[str]()
     town = play(Stalled(plan_of(tmp_path / "town", cheat="rate"), story.append), story)
     assert "stalled" in town.ending.moments

@@ -49,7 +49,7 @@ def test_a_slow_machine_gets_longer_terms(seconds: float, changes: dict[str, Any
     assert bool(story) is (patience > 1 and "patience" not in changes)
 
 
-def test_an_offer_that_the_trainer_declines_ends_the_story() -> None:
+def test_up_ends_when_the_trainer_declines_the_offer() -> None:
     town = town_of([])
     line = {"event": "alarm", "level": "ERROR", "text": "job 01234567: the trainer declines"}
     town.told("auditor", json.dumps(line))
@@ -92,7 +92,9 @@ def test_the_exit_code_tells_a_slow_machine_from_a_wrong_ending(
         ("/run/geth.ipc", dev_secrets(1)[0], False),
     ],
 )
-def test_a_cheat_plays_only_where_nobody_has_a_stake(tmp_path: Path, chain: str, secret: int, *, is_own: bool) -> None:
+def test_the_cheating_trainer_refuses_public_chains_and_secret_keys(
+    tmp_path: Path, chain: str, secret: int, *, is_own: bool
+) -> None:
     """The demonstration of `tiebreak up` refuses another chain, and a key that is not public."""
     found = settings.write("trainer", tmp_path, chain=chain)
     with nullcontext() if is_own else pytest.raises(ConfigurationError, match="nobody cheats for a stake"):

@@ -137,7 +137,7 @@ def test_a_narrow_page_shows_money_before_lists(page: Page, site: Site) -> None:
     assert tops == sorted(tops)
 
 
-def test_a_search_survives_what_happens_meanwhile(page: Page, site: Site) -> None:
+def test_live_updates_keep_the_search_and_the_text_being_typed(page: Page, site: Site) -> None:
     """The list stays the one that was asked for when the page changes, and so does what is being typed."""
     source = moments()[-1]
     site.stage.show(replace(source, named=dict.fromkeys(source.board.jobs, "digits")))
@@ -159,7 +159,7 @@ def test_a_search_survives_what_happens_meanwhile(page: Page, site: Site) -> Non
     page.wait_for_url(site.address + "/")
 
 
-def test_a_game_goes_on_before_the_readers_eyes(page: Page, site: Site) -> None:
+def test_a_game_page_shows_new_moves_without_a_reload(page: Page, site: Site) -> None:
     games = [source for source in moments() if source.board.games]
     site.stage.show(games[0])
     (game_id,) = games[0].board.games
@@ -196,7 +196,7 @@ def test_clocks_count_down_by_the_boards_time(page: Page, site: Site) -> None:
     assert 0 < seconds(before) - seconds(clock.inner_text()) <= 10
 
 
-def test_what_did_not_change_stays_open(page: Page, site: Site) -> None:
+def test_an_opened_detail_stays_open_across_live_updates(page: Page, site: Site) -> None:
     source = moments()[-1]
     site.stage.show(source)
     (job_id,) = source.board.jobs
@@ -269,7 +269,7 @@ def touring(tour: Tour) -> Iterator[Tour]:
         print("\n".join(tour.story))
 
 
-def test_a_whole_run_goes_by(chromium: Browser, tmp_path: Path) -> None:
+def test_pages_follow_a_run_from_offer_to_verdict_without_a_reload(chromium: Browser, tmp_path: Path) -> None:
     """It goes from an empty page to verdict and money without one reload; the end is the same without scripts."""
     with touring(Tour(tmp_path / "town")) as tour, reader(chromium, tour.page) as page:
         page.goto(tour.page, wait_until="load")

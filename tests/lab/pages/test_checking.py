@@ -48,7 +48,7 @@ def signed_job(domain: Domain = DOMAIN) -> SignedJob:
     return SignedJob(domain=domain, job=JOB, **signatures)
 
 
-def test_a_job_a_head_and_a_receipt_hold() -> None:
+def test_signed_jobs_heads_and_receipts_are_verified() -> None:
     status, text = dropped(signed_job().encode())
     assert (status, "A job that both parties signed" in text, JOB.program_root.hex() in text) == (200, True, True)
     assert "It was signed for the board that this hub follows, and the job was offered" in text
@@ -91,7 +91,7 @@ def test_a_certificate_is_checked_without_its_weights() -> None:
         (b"", "Nothing to check", False),
     ],
 )  # fmt: skip
-def test_what_is_false_or_unknown_is_said(data: bytes, said: str, *, is_known: bool) -> None:
+def test_false_files_fail_and_unknown_ones_are_reported_as_unknown(data: bytes, said: str, *, is_known: bool) -> None:
     """What is unknown is neither false nor true."""
     status, text = dropped(data)
     assert status == 422
@@ -106,12 +106,12 @@ def test_what_is_false_or_unknown_is_said(data: bytes, said: str, *, is_known: b
 @pytest.mark.parametrize(
     "kind", ["", "text/plain", "multipart/form-data", "multipart/form-data; boundary=", "\u0141\n"]
 )
-def test_what_is_no_form_is_refused(kind: str) -> None:
+def test_a_body_that_is_not_a_multipart_form_is_refused(kind: str) -> None:
     with pytest.raises(EncodingError, match="expected a file"):
         checking.file_in(b"--x\r\n\r\nabc", kind)
 
 
-def test_a_form_is_split_once() -> None:
+def test_nested_multipart_forms_are_not_split_again() -> None:
     """However deep what it holds is nested, and whatever else a part of it is called."""
     parts = (b"--%d\r\nContent-Type: multipart/mixed; boundary=%d\r\n\r\n" % (n, n + 1) for n in range(1200))
     with pytest.raises(EncodingError, match="a form without one"):

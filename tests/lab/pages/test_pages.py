@@ -56,7 +56,7 @@ def paths(source: Staged) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_page_at_every_moment_is_valid_and_needs_nothing_from_elsewhere(cases: Callable[[int], None]) -> None:
+def test_every_page_is_valid_html_with_local_resources_only(cases: Callable[[int], None]) -> None:
     for source in moments():
         asked = client(source)
         for path in paths(source):
@@ -74,7 +74,7 @@ def final() -> Staged:
     return moments()[-1]
 
 
-def test_a_game_shows_the_whole_way_down_and_both_claims() -> None:
+def test_a_game_page_shows_each_level_of_the_dispute_and_the_claim() -> None:
     source = final()
     _, game_id = ids(source)
     text = " ".join(parsed(client(source).get(f"/games/{game_id.hex()}").text).text.split())
@@ -94,7 +94,7 @@ def test_a_game_shows_the_whole_way_down_and_both_claims() -> None:
         assert expected in text, expected
 
 
-def test_each_move_says_what_its_transaction_took(cases: Callable[[int], None]) -> None:
+def test_each_move_shows_the_gas_of_its_transaction(cases: Callable[[int], None]) -> None:
     """The gas of the moves and of the challenge is that of the game, at every moment."""
     for source in moments():
         for game in source.board.games.values():
@@ -109,7 +109,7 @@ def test_each_move_says_what_its_transaction_took(cases: Callable[[int], None]) 
     assert all(f"{ply['gas']:,} gas" in text for ply in view["walk"]["plies"])
 
 
-def test_the_terms_of_the_referee_add_up_exactly() -> None:
+def test_the_referees_recomputed_terms_add_up_to_the_shown_sum() -> None:
     source = final()
     view = views.game(source, ids(source)[1])
     assert view is not None
@@ -128,7 +128,7 @@ def test_the_terms_of_the_referee_add_up_exactly() -> None:
         assert number(term["result"]) == pytest.approx(first * second, rel=1e-8)
 
 
-def test_the_walk_closes_in_at_every_moment(cases: Callable[[int], None]) -> None:
+def test_each_move_of_a_game_narrows_the_shown_range(cases: Callable[[int], None]) -> None:
     before = 0
     for source in moments():
         for game_id in source.board.games:
@@ -179,7 +179,7 @@ def test_a_job_shows_what_was_posted_and_what_the_board_says() -> None:
     assert "an alarm is a reason to audit, never a verdict" in text
 
 
-def test_a_job_says_how_many_slots_a_lie_takes_until_its_seats_are_drawn() -> None:
+def test_a_job_shows_the_auditor_pool_until_its_seats_are_drawn() -> None:
     board, agreed = Board(), final().board.games[ids(final())[1]].job.job
     job = PublicJob(job=replace(agreed, seats=1, seat_bond=64), last_progress=0)
     assert views.pool_of(board, job) == (0, board.pool_of(job)[1])
@@ -189,7 +189,7 @@ def test_a_job_says_how_many_slots_a_lie_takes_until_its_seats_are_drawn() -> No
     assert views.pool_of(board, job) is views.pool_of(board, None) is None
 
 
-def test_what_a_trainer_posts_of_its_training_raises_alarms() -> None:
+def test_implausible_training_telemetry_raises_alarms() -> None:
     """Anything may be in a signed post: losses far apart, a machine that idles, a rest of the job's silence."""
     source = final()
     agreed = source.board.games[ids(source)[1]].job.job
@@ -219,7 +219,7 @@ def test_what_a_trainer_posts_of_its_training_raises_alarms() -> None:
     assert set(alarms(30)) == {"losses", "utilisation"}
 
 
-def test_a_job_that_is_only_offered_and_a_game_that_is_only_opened() -> None:
+def test_pages_show_jobs_only_offered_and_games_only_opened() -> None:
     source = final()
     job_id, game_id = ids(source)
     game = source.board.games[game_id]
@@ -238,7 +238,7 @@ def test_a_job_that_is_only_offered_and_a_game_that_is_only_opened() -> None:
     assert parsed(asked.get("/").text)
 
 
-def test_what_strangers_offered_comes_page_by_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_lists_are_paginated_and_read_only_the_jobs_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is read of jobs that a page does not show."""
     source = Staged(domain=final().domain, at=final().at, board=Board(), seen={}, known=None)
     agreed = next(iter(final().board.jobs.values())).job
@@ -271,7 +271,7 @@ def test_what_strangers_offered_comes_page_by_page(monkeypatch: pytest.MonkeyPat
     assert len(read) == 50
 
 
-def test_runs_have_names_and_lists_are_searched() -> None:
+def test_pages_show_run_names_and_search_finds_runs_games_and_parties() -> None:
     source = replace(final(), named=dict.fromkeys(final().board.jobs, "digits"))
     job_id, game_id = ids(source)
     asked, game = client(source), source.board.games[game_id]
@@ -293,7 +293,7 @@ def test_runs_have_names_and_lists_are_searched() -> None:
     assert asked.get("/parties?q=client").text.count("<tr>") < asked.get("/parties").text.count("<tr>")
 
 
-def test_what_nobody_knows_is_not_found(cases: Callable[[], None]) -> None:
+def test_unknown_jobs_and_games_return_404(cases: Callable[[], None]) -> None:
     asked = client(final())
     for path in ("/jobs/zz", "/jobs/" + "0" * 64, "/games/" + "AB" * 32, "/games/x", "/jobs/%00"):
         answer = asked.get(path)
@@ -330,7 +330,7 @@ def test_clipped_text_is_one_bounded_printable_line(text: str) -> None:
 
 
 @given(st.integers(0, (1 << 32) - 1))
-def test_nine_digits_name_one_number(bits: int) -> None:
+def test_shown_decimals_identify_one_fp32_number(bits: int) -> None:
     shown = words.decimal(DType.F32, bits)
     value = struct.unpack(">f", bits.to_bytes(4, "big"))[0]
     if value != value:
@@ -358,7 +358,7 @@ def test_amounts_are_exact_or_say_that_they_are_not(wei: int) -> None:
     ("seconds", "shown"),
     [(0, "0 seconds"), (1, "1 second"), (3661, "1 hour 1 minute"), (86400 + 5, "1 day"), (90, "1 minute 30 seconds")],
 )
-def test_durations(seconds: int, shown: str) -> None:
+def test_durations_are_shown_in_their_two_largest_units(seconds: int, shown: str) -> None:
     assert words.duration(seconds) == shown
 
 
@@ -387,7 +387,7 @@ def test_live_parts_come_only_if_they_changed() -> None:
     assert client(later).get(seen_of(answer.text)).status_code == 204
 
 
-def test_every_live_block_has_its_place(cases: Callable[[int], None]) -> None:
+def test_every_live_block_has_an_element_with_its_id(cases: Callable[[int], None]) -> None:
     folder = Path(views.__file__).with_name("templates")
     for path in folder.glob("*.html"):
         text = path.read_text()

@@ -136,7 +136,7 @@ def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.
     assert PageSource(store, context(source, tmp_path)).jobs() == jobs[:3], "the newest"
 
 
-def test_the_board_is_a_copy_that_outlives_a_node_that_is_away(tmp_path: Path) -> None:
+def test_the_last_board_copy_is_shown_while_the_node_is_down(tmp_path: Path) -> None:
     source = moments()[-1]
     board_source = BoardSource(source)
     feed = PageSource(Store(source), context(source, tmp_path, board_source))
@@ -166,7 +166,7 @@ def publish(source: Staged, store: Store, folder: Path, name: bytes, data: bytes
     store.say(body, job_id, Address(source.board.jobs[job_id].job.client))
 
 
-def test_a_program_counts_if_it_is_the_jobs(tmp_path: Path) -> None:
+def test_only_a_program_with_the_jobs_root_is_used(tmp_path: Path) -> None:
     source = moments()[-1]
     assert source.known is not None
     store, (job_id,) = Store(source), source.board.jobs
@@ -217,7 +217,7 @@ def test_programs_of_strangers_take_bounded_memory_and_time(tmp_path: Path, monk
     assert feed.program(jobs[0].id, names_only=False) is not None, "a board asks for what it needs"
 
 
-def test_a_program_of_another_size_is_not_decoded_and_stays_anothers(tmp_path: Path, monkeypatch: Any) -> None:
+def test_another_jobs_program_is_rejected_by_its_size_without_decoding(tmp_path: Path, monkeypatch: Any) -> None:
     """A stranger names another job's program as its own: its size tells, and the other job keeps it."""
     source, store = moments()[-1], Store()
     assert source.known is not None
@@ -293,7 +293,7 @@ def test_the_first_page_reads_few_posts_of_many(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("data", [b"[", b"{}", b'["a", null]', b"[" * 9999, b"\xff"])
-def test_origins_that_are_no_list_of_texts_are_none(tmp_path: Path, data: bytes) -> None:
+def test_malformed_lists_of_source_locations_are_ignored(tmp_path: Path, data: bytes) -> None:
     feed, job = published(tmp_path, source_module.ORIGINS, data)
     assert feed.origins(job.id) == ()
 
@@ -317,7 +317,7 @@ def published(folder: Path, name: bytes, data: bytes) -> tuple[PageSource, Job]:
     return feed, next(iter(source.board.jobs.values())).job
 
 
-def test_origins_name_the_disputed_instruction(tmp_path: Path, cases: Callable[[], None]) -> None:
+def test_published_source_locations_name_the_disputed_instruction(tmp_path: Path, cases: Callable[[], None]) -> None:
     source = moments()[-1]
     store, (job_id,) = Store(source), source.board.jobs
     names = [f"block.{n}:addmm (model.py:{n})" for n in range(231)]
@@ -334,7 +334,7 @@ def test_origins_name_the_disputed_instruction(tmp_path: Path, cases: Callable[[
     assert feed.origins(job_id) == names
 
 
-def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
+def test_without_a_chain_the_board_is_computed_from_posts(tmp_path: Path) -> None:
     """A page shows what every party's own ledger says, after each post, and in the end verdict and paper money."""
     run, store = FALSE, Store()
     commune = lived(run)
@@ -366,9 +366,7 @@ def test_without_a_chain_posts_make_the_board(tmp_path: Path) -> None:
     assert "stakes on a challenge" in " ".join(sentence for _, sentence in view["said"])
 
 
-def test_a_board_that_could_not_be_shown_is_shown_the_next_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_board_is_shown_again_after_a_failed_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store()
     feed = on_paper(store, tmp_path)
     store.rows = list(lived(FALSE).export)

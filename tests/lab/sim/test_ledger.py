@@ -54,7 +54,7 @@ GAINS: dict[str, dict[str, int]] = {
 
 
 @pytest.mark.parametrize("name", slow_except(CATALOGUE, *FAST, nightly=set(FALSE) - set(PLAYED)))
-def test_it_ends_where_it_must_by_contract_ledger_and_logs(name: str, cases: Callable[[int], None]) -> None:
+def test_each_adversary_ends_alike_in_contract_ledger_and_event_logs(name: str, cases: Callable[[int], None]) -> None:
     game = whole(name)
     gains = GAINS.get(name, {})
     assert {who: party(game.result, who).wei for who in gains} == gains
@@ -66,7 +66,7 @@ def test_a_false_run_is_convicted_at_its_first_lie(name: str) -> None:
     convict(name, 0)
 
 
-def test_everyone_has_a_name_of_its_own_and_ends_that_are_known() -> None:
+def test_every_adversary_has_a_unique_name_and_known_endings() -> None:
     rows = [one for module in MODULES for one in module.ADVERSARIES]
     assert len(rows) == len(CATALOGUE) >= 135
     assert not WEAKNESSES, "what the rules do not stop"

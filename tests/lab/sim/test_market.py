@@ -16,7 +16,7 @@ from tiebreak.lab.sim.games.disputes import another, fork
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
 
 
-def test_another_is_the_same_job_under_another_id(yard: Yard) -> None:
+def test_another_copies_a_job_under_a_new_id(yard: Yard) -> None:
     job = yard.job()
     others = [another(job) for _ in range(3)]
     assert len({job.id, *(other.id for other in others)}) == 4
@@ -47,7 +47,7 @@ def test_a_fork_leaves_its_source_alone(yard: Yard) -> None:
     assert {path: path.read_bytes() for path in source.path.rglob("*") if path.is_file()} == before
 
 
-def test_a_fork_is_of_the_same_computation(yard: Yard) -> None:
+def test_a_fork_refuses_a_job_of_another_computation(yard: Yard) -> None:
     source, job = yard.arena().run, yard.job()
     with pytest.raises(ConfigurationError, match="expected a job of checkpoint_interval 3, got 2"):
         fork(source, yard.fresh("f"), yard.market.sign(replace(job, checkpoint_interval=2)), upto=3)

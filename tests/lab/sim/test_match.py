@@ -45,7 +45,7 @@ def test_a_lie_at_any_place_of_a_segment_is_found(yard: Yard, interval: int, ste
     assert state.verdict.reason is Reason.RECOMPUTED
 
 
-def test_the_moves_and_selections_are_those_of_the_game(yard: Yard) -> None:
+def test_a_match_records_every_move_and_selection_of_its_game(yard: Yard) -> None:
     duel = yard.duel(poisoned_label(yard.program, labels="labels", step=5, element=2, classes=CLASSES), levels=2)
     assert duel is not None
     match = duel.match
@@ -103,7 +103,7 @@ def test_a_match_that_stops_short_has_no_verdict_on_the_chain(yard: Yard) -> Non
 
 
 @pytest.mark.slow
-def test_a_match_is_of_one_game(yard: Yard) -> None:
+def test_a_match_cannot_be_replayed_in_another_game(yard: Yard) -> None:
     """What the challenger sealed in one game is worth nothing in another."""
     duel = yard.duel(any_cheat(yard.program, 0, step=2, rng=random.Random(4)))
     assert duel is not None

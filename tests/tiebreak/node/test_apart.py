@@ -58,7 +58,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[tuple[str, str]
     return made, noted
 
 
-def test_the_loop_goes_on_after_whatever_a_post_or_the_ground_raises(there: Any) -> None:
+def test_main_loop_survives_any_error_of_a_post_or_the_board_source(there: Any) -> None:
     made, noted = there
     made.machine.board.disagreements.append("Entered: of no lawful play")
     made.inbox.put(raising)
@@ -78,7 +78,7 @@ def verified(place: int, wire: bytes) -> VerifiedPost:
     return VerifiedPost(received=received, signed=signed, body=signed.verify(DOMAIN))
 
 
-def test_nothing_is_kept_of_what_strangers_post(there: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_trainer_stores_nothing_of_strangers_jobs(there: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A trainer names its clients: jobs of others are not its own even if they name it."""
     made, _ = there
     monkeypatch.setattr(driver, "MAX_LISTINGS", 3)
@@ -122,7 +122,7 @@ def test_nothing_is_kept_of_what_strangers_post(there: Any, monkeypatch: pytest.
     assert list(made._own) == [JOB.id, bytes([2]) * 32], "what is on the board stays"
 
 
-def test_disagreements_are_listed_up_to_a_limit(there: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reported_board_disagreements_are_bounded(there: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = there
     monkeypatch.setattr(board_state, "MAX_DISAGREEMENTS", 3)
     for number in range(5):
@@ -135,7 +135,7 @@ def test_disagreements_are_listed_up_to_a_limit(there: Any, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("thread", ["_read", "_send"])
-def test_no_thread_ends_by_what_the_hub_or_the_disk_raises(there: Any, thread: str) -> None:
+def test_hub_threads_survive_any_hub_or_disk_error(there: Any, thread: str) -> None:
     made, noted = there
     tries: list[int] = []
 
@@ -151,7 +151,7 @@ def test_no_thread_ends_by_what_the_hub_or_the_disk_raises(there: Any, thread: s
     assert noted == [("hub", "ValueError('of no family')")]
 
 
-def test_what_cannot_be_kept_stops_the_node(there: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_stops_if_its_journal_cannot_be_written(there: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = there
     alarm = e.Alarm(is_error=True, text="said after it")
     monkeypatch.setattr(made.machine, "observe", lambda _: (e.AppendRecord(place=("a",), data=b""), alarm))
@@ -203,9 +203,7 @@ def test_client_names_the_auditors_of_its_offer_once_the_ledger_has_the_job(ther
 
 
 @pytest.mark.parametrize("on_paper", [True, False])
-def test_a_party_whose_hub_forgot_reads_anew_and_without_a_chain_starts_again(
-    there: Any, tmp_path: Path, on_paper: bool
-) -> None:
+def test_party_rereads_after_hub_data_loss_or_stops_without_a_chain(there: Any, tmp_path: Path, on_paper: bool) -> None:
     made, noted = there
     made.journal = made.traffic._journal = Journal(tmp_path, {})
     made.traffic.read_up_to = (9, b"last")

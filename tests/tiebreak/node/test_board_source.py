@@ -49,7 +49,7 @@ def ends_in_conviction(village: Village, *reasons: Reason) -> None:
         assert game.state.verdict.reason in (Reason.RECOMPUTED, *reasons)
 
 
-def test_a_true_run_is_settled(chain: EmbeddedChain) -> None:
+def test_an_honest_run_settles(chain: EmbeddedChain) -> None:
     village = Village(chain, TRUTH)
     village.live()
     as_the_chain_has_it(village)
@@ -60,7 +60,7 @@ def test_a_true_run_is_settled(chain: EmbeddedChain) -> None:
 @pytest.mark.parametrize(
     "run", [pytest.param(FALSE, marks=pytest.mark.slow), TALKED_FALSE], ids=["on the chain", "in talk"]
 )
-def test_a_lie_is_convicted(chain: EmbeddedChain, run: Run) -> None:
+def test_a_false_run_is_convicted(chain: EmbeddedChain, run: Run) -> None:
     village = Village(chain, run)
     village.live()
     ends_in_conviction(village)
@@ -94,7 +94,7 @@ def unreliable(villager: Villager, rng: Random) -> Callable[[str, tuple[Any, ...
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("run", "seed"), [(FALSE, 1), (TALKED_FALSE, 2)], ids=["on the chain", "in talk"])
-def test_a_node_that_fails_and_lies_costs_time_alone(chain: EmbeddedChain, run: Run, seed: int) -> None:
+def test_faulty_nodes_only_delay_a_conviction(chain: EmbeddedChain, run: Run, seed: int) -> None:
     village, rng = Village(chain, run), Random(seed)
     for villager in village.villagers.values():
         villager.node.fault = unreliable(villager, rng)
@@ -106,7 +106,7 @@ def test_a_node_that_fails_and_lies_costs_time_alone(chain: EmbeddedChain, run: 
 
 
 @pytest.mark.slow
-def test_of_several_nodes_one_suffices(chain: EmbeddedChain) -> None:
+def test_one_honest_node_of_several_suffices(chain: EmbeddedChain) -> None:
     """One is away, and one always says what was the newest block long ago, knows no logs, and keeps transactions."""
     village = Village(chain, FALSE)
     stale = chain.node.newest()
@@ -128,7 +128,7 @@ def test_of_several_nodes_one_suffices(chain: EmbeddedChain) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("proves", [True, False], ids=["receipts shown", "receipts withheld too"])
-def test_a_node_that_withholds_the_same_logs_always_is_found_out(chain: EmbeddedChain, proves: bool) -> None:
+def test_persistently_withheld_logs_are_detected_from_block_headers(chain: EmbeddedChain, proves: bool) -> None:
     """Their block's header says that it may hold some. Receipts under it show all; without them the party alarms."""
     village = Village(chain, FALSE)
     auditor, hidden = village.villagers["auditor"], list[int]()
@@ -163,7 +163,7 @@ def test_a_node_that_withholds_the_same_logs_always_is_found_out(chain: Embedded
 
 
 @pytest.mark.slow
-def test_headers_that_do_not_verify_prove_nothing(chain: EmbeddedChain) -> None:
+def test_logs_stay_unproven_without_verifiable_headers(chain: EmbeddedChain) -> None:
     """Then logs are believed, as far as they go."""
     village = Village(chain, TRUTH)
 
@@ -188,7 +188,7 @@ def test_headers_that_do_not_verify_prove_nothing(chain: EmbeddedChain) -> None:
 
 
 @pytest.mark.slow
-def test_a_refusal_by_a_node_that_is_behind_is_not_believed(chain: EmbeddedChain) -> None:
+def test_a_revert_from_a_lagging_node_is_not_final(chain: EmbeddedChain) -> None:
     """A machine does not try again what the contracts refuse for good."""
     village = Village(chain, FALSE)
     auditor, asked = village.villagers["auditor"], list[str]()
@@ -210,7 +210,7 @@ def test_a_refusal_by_a_node_that_is_behind_is_not_believed(chain: EmbeddedChain
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("run", "seed"), [(FALSE, 1), (TALKED_FALSE, 2)], ids=["on the chain", "in talk"])
-def test_blocks_that_vanish_are_taken_back(chain: EmbeddedChain, run: Run, seed: int) -> None:
+def test_parties_recover_from_chain_reorganisations(chain: EmbeddedChain, run: Run, seed: int) -> None:
     """Three rounds of blocks, again and again; what was in them is sent anew."""
     village, rng, vanished = Village(chain, run, confirmations=3), Random(seed), 0
     snapshots: list[tuple[Any, int]] = []
@@ -231,7 +231,7 @@ def test_blocks_that_vanish_are_taken_back(chain: EmbeddedChain, run: Run, seed:
 
 
 @pytest.mark.slow
-def test_what_comes_by_way_of_other_contracts_is_followed_from_the_logs(chain: EmbeddedChain) -> None:
+def test_forwarded_transactions_are_followed_from_their_logs(chain: EmbeddedChain) -> None:
     """Every transaction looks as if another contract forwarded it, and the node keeps no traces."""
     village = Village(chain, FALSE)
 
@@ -252,7 +252,7 @@ def test_what_comes_by_way_of_other_contracts_is_followed_from_the_logs(chain: E
 
 
 @pytest.mark.slow
-def test_a_job_whose_fields_come_late_is_followed_then(chain: EmbeddedChain) -> None:
+def test_a_job_is_followed_once_its_fields_are_learnt(chain: EmbeddedChain) -> None:
     village = Village(chain, TRUTH)
     village.live()
     pace = village.villagers["client"].board_source.pace

@@ -52,7 +52,7 @@ def sees(board_source: ChainSource, job_id: bytes, status: JobStatus) -> bool:
     return job is not None and job.status is status
 
 
-def test_a_reorganisation_of_three_blocks_on_anvil(chain: Chain) -> None:
+def test_board_follows_a_three_block_reorganisation_on_anvil(chain: Chain) -> None:
     client, trainer, watcher = ground_on(chain, CLIENT), ground_on(chain, TRAINER), ground_on(chain, None)
     job = numbered(77)
     places: dict[str, ChainSource] = {"create": client, "accept": trainer}

@@ -109,7 +109,7 @@ def test_each_post_leaves_once_and_again_only_if_the_hub_has_lost_it(journal: Jo
     assert (other.had, other.asked) == ([b"a\0", b"b\1", b"c\2"], 0)
 
 
-def test_a_post_that_is_refused_keeps_back_no_other(journal: Journal) -> None:
+def test_a_refused_post_does_not_block_others(journal: Journal) -> None:
     hub = Hub()
     party = driver_of(journal, hub)
     say(journal, *(b"%d." % number for number in range(70)))  # more than one look at the journal shows
@@ -129,7 +129,7 @@ def listing(count: int) -> LibraryBody:
     return LibraryBody(count=count, logs=0, files=())
 
 
-def test_a_run_is_listed_once_and_uploaded_once_the_hub_has_the_list(journal: Journal) -> None:
+def test_a_run_is_uploaded_only_after_the_hub_has_its_file_list(journal: Journal) -> None:
     party = driver_of(journal, Hub(), on_board())
     asked: list[Any] = party.workers.asked  # type: ignore[attr-defined]
     for _ in range(2):
@@ -148,7 +148,9 @@ def test_a_run_is_listed_once_and_uploaded_once_the_hub_has_the_list(journal: Jo
     assert (task.count, task.is_listing) == (1, False)
 
 
-def test_the_newest_lists_of_each_publisher_are_kept(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_newest_file_lists_of_each_publisher_are_kept(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(driver, "MAX_LISTINGS", 2)
     party = driver_of(journal, Hub())
     for sender, count in ((CLIENT, 0), (TRAINER, 1), (TRAINER, 2), (TRAINER, 3), (CHALLENGER, 9), (TRAINER, 2)):
@@ -173,7 +175,7 @@ def test_the_oldest_offers_that_the_board_does_not_show_are_forgotten(
 # ---------------------------------------------------------------- offers
 
 
-def test_a_policy_takes_what_is_within_its_limits(tmp_path: Path) -> None:
+def test_acceptance_policy_takes_jobs_within_its_limits(tmp_path: Path) -> None:
     for policy, takes in (
         (AcceptancePolicy(clients=(CLIENT.address,)), True),
         (AcceptancePolicy(clients=(TRAINER.address,)), False),
@@ -196,7 +198,7 @@ def test_as_many_jobs_are_accepted_as_there_are_processes(tmp_path: Path, monkey
     assert trainer_of(tmp_path, offered, done, processes=1).accepts(offered), "nothing is left to train"
 
 
-def test_an_offer_of_its_own_is_the_first_post(journal: Journal) -> None:
+def test_an_offer_posted_again_after_a_restart_is_sent_only_once(journal: Journal) -> None:
     """What is posted is signed, in the journal, and the same after a restart."""
     hub = Hub()
     for _ in range(2):

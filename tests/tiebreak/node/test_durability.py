@@ -80,7 +80,7 @@ for wires in ([OFFER], *([steps(2 * n), steps(2 * n + 1)] for n in range(80))):
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 @pytest.mark.parametrize("program", [JOURNAL, HUB], ids=["a party's journal", "a hub's posts"])
-def test_nothing_is_told_before_it_is_on_the_disk(tmp_path: Path, program: str) -> None:
+def test_data_is_synced_to_disk_before_it_is_acknowledged(tmp_path: Path, program: str) -> None:
     """At each answer every file of the folder is synced: after a power cut at any instant, what was told is there."""
     (tmp_path / "recorder.c").write_text(RECORDER)
     library, folder = tmp_path / "recorder.so", tmp_path / "folder"

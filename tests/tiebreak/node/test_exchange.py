@@ -60,7 +60,7 @@ def hands(parties: Parties, hub: Running, command: Commands) -> Hands:
     return Hands(parties, hub, command)
 
 
-def test_from_a_sealed_offer_to_the_weights(hands: Hands, tmp_path: Path) -> None:
+def test_a_sealed_job_runs_from_offer_to_weights_over_a_hub(hands: Hands, tmp_path: Path) -> None:
     people, more, key = hands.people, [], hands.key("stranger")
     for who in ("trainer", "stranger"):
         more += ["--seal-to", hands.command("key", people.path(f"{who}.pem"), "--card").strip()]
@@ -105,7 +105,7 @@ def test_jobs_of_a_hub_are_listed_without_a_chain(hands: Hands, tmp_path: Path) 
     assert "expected a game on the board" in hands.tell("chain", "games", "ab" * 32, *where, code=1)
 
 
-def test_only_a_party_publishes_and_only_what_is_offered_is_found(hands: Hands, tmp_path: Path) -> None:
+def test_only_parties_publish_and_only_offered_jobs_are_fetched(hands: Hands, tmp_path: Path) -> None:
     job = hands.offer(tmp_path / "client")
     assert "client or trainer" in hands.publish("stranger", tmp_path / "client", code=1)
     assert "expected an offer of job" in hands.fetch(job, tmp_path / "there", code=1)
@@ -115,13 +115,13 @@ def test_only_a_party_publishes_and_only_what_is_offered_is_found(hands: Hands, 
     assert "expected at most" in hands.fetch(job, tmp_path / "there", "--most", 100, code=1)
 
 
-def test_a_hub_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "HUB_SECONDS", 0.5)
     with pytest.raises(ConfigurationError, match="got no answer"):
         exchange.open_hub("http://127.0.0.1:9", DOMAIN)
 
 
-def test_the_roots_of_parts_of_files(tmp_path: Path) -> None:
+def test_root_store_computes_roots_of_file_prefixes(tmp_path: Path) -> None:
     data = bytes(range(256)) * (PIECE_BYTES // 256) + b"more"
     (tmp_path / "file").write_bytes(data)
     for size in (0, 5, PIECE_BYTES, len(data)):
@@ -134,7 +134,7 @@ def test_the_roots_of_parts_of_files(tmp_path: Path) -> None:
         RootStore().get(Digest(bytes(32)), 1, file)
 
 
-def test_only_lists_of_client_and_trainer_are_fetched_by_the_longest_first(
+def test_fetch_uses_only_file_lists_of_the_parties_longest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hub that lies may show a stranger's."""

@@ -86,7 +86,7 @@ def page(hub: Running, query: str = "") -> list[ReceivedPost]:
     return [ReceivedPost.unpack("page", item) for item in unpack(body, 1 << 24)]
 
 
-def test_posts_are_placed_signed_and_listed(database: str, tmp_path: Path) -> None:
+def test_hub_numbers_signs_and_lists_posts_across_restarts(database: str, tmp_path: Path) -> None:
     """And a hub that starts again goes on where it was."""
     wanted = settings(tmp_path / "hub", database)
     with running(wanted) as hub:
@@ -134,7 +134,7 @@ def test_the_hub_signs_for_all_posts_of_a_job(hub: Running) -> None:
     assert ask(hub, "GET", "/posts/end")[0] == 400
 
 
-def test_the_same_post_is_answered_as_before_and_another_is_refused(hub: Running) -> None:
+def test_repeated_posts_get_the_same_receipt_and_conflicts_are_refused(hub: Running) -> None:
     hub_client = hub.connect()
     hub_client.post(OFFER)
     first = hub_client.post(steps(7))
@@ -148,7 +148,7 @@ def test_the_same_post_is_answered_as_before_and_another_is_refused(hub: Running
     assert len(page(hub)) == 3
 
 
-def test_two_in_one_batch_are_one(store: Store) -> None:
+def test_duplicate_posts_in_one_batch_are_stored_once(store: Store) -> None:
     writer = make_writer(store)
     first, same, other = take(writer, OFFER, OFFER, steps(0))
     assert first.row == same.row
@@ -157,7 +157,7 @@ def test_two_in_one_batch_are_one(store: Store) -> None:
     assert other.row.place == 2
 
 
-def test_who_writes_where(hub: Running) -> None:
+def test_only_the_parties_of_a_job_or_game_may_post_to_it(hub: Running) -> None:
     assert "a job that its client offered here" in refused(hub, 403, steps(0))
     by_stranger = posts.Post.of(posts.OfferBody(job=JOB), job_id=JOB.id, number=0, sender=STRANGER.address)
     assert "expected one by" in refused(hub, 403, posts.SignedPost.sign(by_stranger, DOMAIN, STRANGER).encode())
@@ -172,7 +172,7 @@ def test_who_writes_where(hub: Running) -> None:
     hub.connect().post(post(posts.MoveBody(wire=b""), TRAINER, 0, game=GAME))
 
 
-def test_what_is_no_post_is_refused(hub: Running) -> None:
+def test_malformed_or_wrongly_signed_posts_are_refused(hub: Running) -> None:
     hub.connect().post(OFFER)
     signatures = (HUB.sign(bytes(32)), TRAINER.sign(bytes(32)), bytes(65), b"\xff" * 65)
     unsigned = [replace(posts.SignedPost.decode(steps(0)), signature=one).encode() for one in signatures]
@@ -182,7 +182,7 @@ def test_what_is_no_post_is_refused(hub: Running) -> None:
     assert len(page(hub)) == 1
 
 
-def test_a_key_keeps_to_its_limits(tmp_path: Path) -> None:
+def test_posting_limits_per_key_are_enforced(tmp_path: Path) -> None:
     with running(settings(tmp_path, posts_per_minute=10, jobs_per_key=1, games_per_key=0)) as hub:
         hub.connect().post(OFFER)
         other = make_job(nonce=8)
@@ -204,7 +204,7 @@ def test_a_key_keeps_to_its_limits(tmp_path: Path) -> None:
         assert "at most 0 posts at once" in refused(hub, 429, OFFER)
 
 
-def test_a_repeated_post_costs_its_address_and_not_its_key(store: Store) -> None:
+def test_replayed_posts_count_against_the_address_not_the_key(store: Store) -> None:
     """A stranger sends all public posts of others again, from one address and from many, as often as it likes."""
     writer, most = make_writer(store), HubLimits().posts_per_minute // 5
     said = [OFFER, *(listing(n, 1000) for n in range(2)), *(steps(n) for n in range(2, 20))]
@@ -229,7 +229,7 @@ def replayed(number: int, author: PrivateKey = STRANGER) -> bytes:
     return post(posts.ReplayedBody(count=number, run_root=JOB.id, agrees=1), author, number)
 
 
-def test_what_strangers_may_leave_in_a_job(database: str) -> None:
+def test_posts_of_strangers_in_a_job_are_limited_in_bytes(database: str) -> None:
     """Auditors are no party of a job, so anybody may say what a replay came to, or send what a chain would get."""
     limits = replace(HubLimits(), stranger_bytes=3 * len(replayed(0)))
     for first in (0, 2):  # by a post writer that has seen them, and by one that starts again
@@ -247,7 +247,7 @@ def test_what_strangers_may_leave_in_a_job(database: str) -> None:
         store.close()
 
 
-def test_a_full_disk_has_a_little_for_each_key_and_address(store: Store) -> None:
+def test_a_full_disk_reserves_a_little_space_per_key_and_address(store: Store) -> None:
     """Anybody is the client of a job of its own, so on a full disk only heads and games are taken, and few of them."""
     room = [True]
     offers = [own_job(PrivateKey.from_int(100 + number)) for number in range(3)]
@@ -271,7 +271,7 @@ def listing(number: int, files: int, author: PrivateKey = TRAINER) -> bytes:
     return library(rows, number, author)
 
 
-def test_keys_and_addresses_have_so_many_rows(store: Store) -> None:
+def test_listed_files_are_rate_limited_per_key_and_address(store: Store) -> None:
     writer = make_writer(
         store, limits=HubLimits(rows_per_minute=1, keys_per_address=1)
     )  # a burst is never below one full list
@@ -283,7 +283,7 @@ def test_keys_and_addresses_have_so_many_rows(store: Store) -> None:
     assert all(store.is_named(Digest(bytes([0] * 15 + [1]) + n.to_bytes(16, "big")), n) for n in (0, 999))
 
 
-def test_a_move_waits_for_no_list_and_each_address_has_its_turn() -> None:
+def test_post_queue_puts_moves_first_and_serves_addresses_in_turn() -> None:
     """And neither makes the other late: what counts is when it arrived."""
 
     async def batches() -> list[list[str]]:
@@ -304,7 +304,7 @@ def test_a_move_waits_for_no_list_and_each_address_has_its_turn() -> None:
     assert [one for batch in (second[1:-1], *others) for one in batch] == [f"flood {n}" for n in range(3, 102)]
 
 
-def test_a_flood_of_posts_of_games_leaves_others_a_turn() -> None:
+def test_a_flood_of_game_posts_does_not_starve_other_posts() -> None:
     """Anybody may call a post one of a game; by addresses without end, what others post would never be taken."""
     line, move = Turns[Arrival](lambda one: one), post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
     line.put(arrived(OFFER, 0, "client"))
@@ -315,7 +315,7 @@ def test_a_flood_of_posts_of_games_leaves_others_a_turn() -> None:
     assert line.earliest(1000) == 0, "what was taken last is not done"
 
 
-def test_those_who_fill_the_line_keep_nobody_out(tmp_path: Path) -> None:
+def test_a_full_post_queue_evicts_posts_of_the_greediest_address(tmp_path: Path) -> None:
     """Where no more posts may wait, one from another address displaces the greediest one's newest, games' last."""
     move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
 
@@ -334,7 +334,7 @@ def test_those_who_fill_the_line_keep_nobody_out(tmp_path: Path) -> None:
     assert sorted(asyncio.run(greedy())) == [("1 greedy", full), ("5 player", full)]
 
 
-def test_a_post_counts_from_its_arrival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_posts_are_timestamped_on_arrival_not_on_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the post writer is busy meanwhile, and whoever asks how things stand."""
     with running(settings(tmp_path)) as hub:
         hub.connect().post(OFFER)
@@ -378,11 +378,13 @@ def test_a_post_counts_from_its_arrival(tmp_path: Path, monkeypatch: pytest.Monk
         ("", ["192.0.2.7"], ""),
     ],
 )
-def test_whom_limits_count_a_request_for(peer: str, forwarded: list[str], counted: str) -> None:
+def test_client_address_is_the_last_one_that_a_trusted_proxy_forwarded(
+    peer: str, forwarded: list[str], counted: str
+) -> None:
     assert address_of(peer, forwarded, networks_in("10.0.0.0/8, 2001:db8:ffff::1")) == counted
 
 
-def test_only_a_trusted_proxy_says_who_asks(tmp_path: Path) -> None:
+def test_forwarded_addresses_are_ignored_without_a_trusted_proxy(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="proxies: expected addresses or networks, got 'nobody'"):
         proxies_of("nobody")
     for proxies, statuses in (("", [200, 429, 429]), ("127.0.0.1", [200, 200, 429])):
@@ -391,7 +393,7 @@ def test_only_a_trusted_proxy_says_who_asks(tmp_path: Path) -> None:
             assert answers == statuses
 
 
-def test_a_bucket_fills_again_and_a_map_forgets() -> None:
+def test_token_buckets_refill_and_the_recent_cache_evicts_by_weight() -> None:
     now = [0.0]
     bucket: Buckets[bytes] = Buckets(0.5, 2, clock=lambda: now[0])
     assert [bucket.take(b"a") for _ in range(3)] == [True, True, False]
@@ -433,7 +435,7 @@ def test_a_database_belongs_to_one_hub_and_one_domain(database: str) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif("postgres" not in DATABASES, reason="needs PostgreSQL")
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
-def test_two_clerks_do_not_share_a_database(database: str) -> None:
+def test_two_hubs_cannot_write_to_one_database(database: str) -> None:
     first, second = Store(database), Store(database)
     make_writer(first)
     with pytest.raises(StateError, match="another hub writes to this database"):
@@ -445,7 +447,7 @@ def test_two_clerks_do_not_share_a_database(database: str) -> None:
     second.close()
 
 
-def test_numbers_may_come_in_any_order(database: str) -> None:
+def test_post_numbers_may_arrive_in_any_order(database: str) -> None:
     numbers = [2**64 - 1, 0, 7, 3, 7, 2**64 - 1, 2**63, 4]
     for _ in range(2):  # by a post writer that has seen them, and by one that starts again
         store = Store(database)
@@ -456,7 +458,7 @@ def test_numbers_may_come_in_any_order(database: str) -> None:
         store.close()
 
 
-def test_the_clock_never_goes_back(store: Store) -> None:
+def test_post_timestamps_never_decrease(store: Store) -> None:
     writer = make_writer(store)
     answers = writer.take([arrived(OFFER, 100.0)])
     for at, wire in ((50.0, steps(0)), (101.5, steps(1))):
@@ -465,7 +467,7 @@ def test_the_clock_never_goes_back(store: Store) -> None:
 
 
 @pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_database_that_is_full_refuses_and_goes_on(store: Store) -> None:
+def test_a_full_database_refuses_posts_until_it_has_room(store: Store) -> None:
     most = [1 << 20]
 
     def limit(connection: Any, *_: object) -> None:
@@ -486,7 +488,7 @@ def test_a_database_that_is_full_refuses_and_goes_on(store: Store) -> None:
     assert answer.row.place == 2
 
 
-def test_a_clerk_that_ends_is_told(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_check_fails_after_the_post_writer_crashed(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.connect().post(OFFER)
     assert json.loads(ask(hub, "GET", "/healthz")[2]) == {"status": "ok", "place": 1}
     monkeypatch.setattr(hub.hub.post_writer, "take", lambda _wires: 1 // 0)
@@ -498,7 +500,7 @@ def test_a_clerk_that_ends_is_told(hub: Running, monkeypatch: pytest.MonkeyPatch
 # ---------------------------------------------------------------- what is new
 
 
-def test_the_stream_says_what_is_new_without_the_posts(hub: Running) -> None:
+def test_event_stream_announces_new_posts_without_their_content(hub: Running) -> None:
     hub.connect().post(OFFER)
     connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=10)
     connection.request("GET", "/stream", headers={"Last-Event-ID": "0"})
@@ -520,7 +522,7 @@ def test_streams_and_pages_of_posts_are_limited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("most", "cost"), [(2, 0), (10, 9)])
-def test_pages_for_people_are_limited_by_number_and_cost(tmp_path: Path, most: int, cost: int) -> None:
+def test_web_pages_are_limited_by_number_and_processor_time(tmp_path: Path, most: int, cost: int) -> None:
     async def page(request: Request) -> Response:
         request.scope[PROCESSOR] = cost * PAGE_SECONDS
         return Response()
@@ -529,7 +531,7 @@ def test_pages_for_people_are_limited_by_number_and_cost(tmp_path: Path, most: i
         assert [ask(hub, "GET", "/x")[0] for _ in range(3)] == [200, 200, 429]
 
 
-def test_pages_that_take_long_keep_no_thread_from_posts(tmp_path: Path) -> None:
+def test_slow_web_pages_do_not_block_posting(tmp_path: Path) -> None:
     """More pages than the hub has threads, of six addresses, none of which is ready."""
     go_on, asked = threading.Event(), list[str]()
 
@@ -554,7 +556,7 @@ def test_pages_that_take_long_keep_no_thread_from_posts(tmp_path: Path) -> None:
         go_on.set()
 
 
-def test_the_newest_posts_and_those_of_some_kinds(store: Store) -> None:
+def test_store_selects_the_newest_posts_and_posts_by_kind(store: Store) -> None:
     take(make_writer(store), OFFER, *(wire for n in range(4) for wire in (steps(2 * n), library([], 2 * n + 1))))
     assert [row.place for row in store.posts(2, newest=True, limit=3)] == [7, 8, 9]
     assert [row.place for row in store.posts(8, newest=True, limit=3)] == [9]
@@ -597,7 +599,7 @@ def test_a_stream_that_nobody_reads_is_cut(
         assert len(page(hub, "limit=3")) == 3, "others are served"
 
 
-def test_a_page_of_posts_counts_until_it_was_read(tmp_path: Path) -> None:
+def test_a_page_of_posts_counts_toward_limits_until_it_is_read(tmp_path: Path) -> None:
     with running(settings(tmp_path, reads_per_address=1)) as hub:
         hub.connect().post(OFFER)
         for number in range(40):
@@ -611,7 +613,7 @@ def test_a_page_of_posts_counts_until_it_was_read(tmp_path: Path) -> None:
         assert ask(hub, "GET", "/posts")[0] == 200
 
 
-def test_a_slow_reader_has_time_for_what_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_reader_is_cut_only_below_the_least_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is cut once it has taken longer than the least pace allows, and not before."""
     timers = list[tuple[float, Callable[[], None]]]()
 
@@ -639,7 +641,7 @@ def connect(hub: Running, address: str) -> socket.socket:
     return socket.create_connection(("127.0.0.1", urlsplit(hub.url).port), timeout=10, source_address=(address, 0))
 
 
-def test_an_address_has_so_many_connections(tmp_path: Path) -> None:
+def test_connections_per_address_are_limited(tmp_path: Path) -> None:
     limits = settings(tmp_path, connections_per_address=2)
     with running(limits, proxies="127.0.0.1") as hub, ExitStack() as stack:
         first, _, third = [stack.enter_context(connect(hub, "127.0.0.2")) for _ in range(3)]
@@ -664,7 +666,7 @@ HALVES = {
 
 
 @pytest.mark.parametrize("half", HALVES)
-def test_open_requests_of_strangers_keep_nobody_out(tmp_path: Path, half: str) -> None:
+def test_half_open_requests_do_not_block_other_clients(tmp_path: Path, half: str) -> None:
     """A hub of few connections, so that few fill it: two addresses hold all that they may have, again and again."""
     limits = settings(tmp_path, connections=16, connections_per_address=12)
     with running(limits) as hub, ExitStack() as stack:
@@ -693,7 +695,7 @@ class Counted:
         self._counted.remove(self)  # type: ignore[arg-type]
 
 
-def test_a_connection_too_many_ends_the_oldest_slow_one_of_the_greediest() -> None:
+def test_excess_connections_close_the_oldest_slow_one_of_the_greediest() -> None:
     counted, gone, later = OpenConnections(6, 4), list[str](), GRACE_SECONDS
     made = {name: Counted(name, gone, counted) for name in ("a1", "b1", "b2", "b3", "c1", "a2", "d1", "d2", "d3", "e1")}
     found: dict[str, Any] = dict(made)
@@ -761,7 +763,7 @@ def test_a_blob_goes_up_in_parts_and_down_in_ranges(hub: Running) -> None:
     assert json.loads(ask(hub, "PUT", where, b"")[2])["held"] == SIZE
 
 
-def test_blobs_of_every_end(hub: Running, tmp_path: Path, cases: Callable[[], None]) -> None:
+def test_blobs_at_piece_size_boundaries_round_trip(hub: Running, tmp_path: Path, cases: Callable[[], None]) -> None:
     hub.connect().post(OFFER)
     for number, size in enumerate((0, 1, PIECE_BYTES, PIECE_BYTES + 1)):
         data, root, _ = blob(size)
@@ -773,7 +775,7 @@ def test_blobs_of_every_end(hub: Running, tmp_path: Path, cases: Callable[[], No
         cases()
 
 
-def test_hostile_blobs(tmp_path: Path) -> None:
+def test_hostile_blob_uploads_are_refused(tmp_path: Path) -> None:
     with running(settings(tmp_path, blob_bytes=SIZE)) as hub:
         hub.connect().post(OFFER)
         where = f"/blobs/{ROOT.hex()}"
@@ -799,7 +801,7 @@ def test_hostile_blobs(tmp_path: Path) -> None:
             assert ask(hub, "PUT", path, b"x")[0] in (400, 404)
 
 
-def test_a_part_is_checked_again_after_a_restart(tmp_path: Path) -> None:
+def test_a_partial_upload_is_verified_again_after_a_restart(tmp_path: Path) -> None:
     wanted = settings(tmp_path / "hub")
     with running(wanted) as hub:
         name_it(hub)
@@ -815,7 +817,7 @@ def test_a_part_is_checked_again_after_a_restart(tmp_path: Path) -> None:
         assert ask(hub, "GET", f"/blobs/{ROOT.hex()}")[2] == DATA
 
 
-def test_what_a_key_may_store(tmp_path: Path) -> None:
+def test_stored_bytes_per_key_are_limited(tmp_path: Path) -> None:
     with running(settings(tmp_path, bytes_per_key=SIZE)) as hub:
         name_it(hub)
         data, root, digests = blob(5)

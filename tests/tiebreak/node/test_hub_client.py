@@ -158,7 +158,7 @@ class Waited(threading.Event):
         return super().wait(timeout)
 
 
-def test_a_refusal_is_told_and_a_stop_ends_the_waiting() -> None:
+def test_hub_refusals_are_reported_and_a_stop_ends_retries() -> None:
     with (
         liar(script_of([answer(b'{"error": "no"}', "403 No")])) as url,
         pytest.raises(HubRefused, match="403: no") as e,
@@ -181,7 +181,7 @@ def test_a_refusal_is_told_and_a_stop_ends_the_waiting() -> None:
             HubClient(url, DOMAIN)
 
 
-def test_a_page_counts_only_in_order_and_signed() -> None:
+def test_a_page_of_posts_counts_only_if_ordered_and_signed() -> None:
     first, second = receipt(OFFER, 3), receipt(steps(0), 4)
     wrong: list[bytes] = [
         page(second, first), page(first, first), page(receipt(OFFER, 2)), page(receipt(OFFER, 3, key=TRAINER)),
@@ -195,7 +195,7 @@ def test_a_page_counts_only_in_order_and_signed() -> None:
     assert client.lies == len(wrong)
 
 
-def test_a_post_that_its_sender_did_not_sign_is_passed_over() -> None:
+def test_posts_with_an_invalid_sender_signature_are_skipped() -> None:
     signed = SignedPost.decode(steps(0))
     bad = SignedPost(post=signed.post, signature=TRAINER.sign(bytes(32))).encode()
     with liar(script_of([answer(page(receipt(OFFER, 3), receipt(bad, 4), receipt(steps(1), 5)))])) as url:
@@ -205,7 +205,7 @@ def test_a_post_that_its_sender_did_not_sign_is_passed_over() -> None:
     assert (last, client.lies) == (5, 1)
 
 
-def test_posts_of_other_jobs_than_asked_for_are_a_lie() -> None:
+def test_posts_of_unrequested_jobs_count_as_a_lie_of_the_hub() -> None:
     with liar(script_of([answer(page(receipt(OFFER, 3)))], [answer(page())])) as url:
         client = hub_client(url)
         assert client.page(0, jobs=[Digest(bytes(32))]) == ([], 0)
@@ -262,7 +262,7 @@ ENDLESS: dict[str, tuple[bytes, bytes]] = {
 
 
 @pytest.mark.parametrize("start", [*ENDLESS.values(), (b"", b"")], ids=[*ENDLESS, "silence"])
-def test_no_answer_outlives_its_deadline_or_a_stop(start: tuple[bytes, bytes]) -> None:
+def test_endless_hub_answers_end_at_the_deadline_or_a_stop(start: tuple[bytes, bytes]) -> None:
     """The hub sends for ever, or holds the connection without a word; each byte would prolong a socket's own limit."""
     came, over, notes = threading.Event(), threading.Event(), list[str]()
 
@@ -310,7 +310,9 @@ def until(ask: Callable[[], Any]) -> Any:
             return ask()
 
 
-def test_no_bytes_of_a_hub_deafen_a_party(monkeypatch: pytest.MonkeyPatch, cases: Callable[[int], None]) -> None:
+def test_damaged_hub_answers_are_verified_or_requested_again(
+    monkeypatch: pytest.MonkeyPatch, cases: Callable[[int], None]
+) -> None:
     """Every answer of a true hub, with random damage: it is believed or asked for again, and nothing else happens."""
     monkeypatch.setattr(connection_module, "FIRST_PAUSE", 0.0)
     rng, true = Random(36), receipt(OFFER, 3)
@@ -373,7 +375,7 @@ def test_only_own_jobs_and_new_offers_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", slow_except(["the same", "empty", "filled again"], "empty"))
-def test_a_hub_that_forgot_is_found_out_when_it_comes_back(tmp_path: Path, case: str) -> None:
+def test_a_hub_that_lost_posts_is_detected_on_reconnect(tmp_path: Path, case: str) -> None:
     """Its key is the same, and so may be the number of its posts."""
     with running(settings(tmp_path / "hub")) as hub:
         port = int(hub.url.rsplit(":", 1)[1])
@@ -409,7 +411,7 @@ def given(part: bytes, *, length: int | None = None) -> bytes:
     return f"HTTP/1.1 206 Partial\r\nContent-Length: {size}\r\n\r\n".encode() + part
 
 
-def test_a_download_believes_no_byte_and_goes_on_after_a_break(tmp_path: Path) -> None:
+def test_downloads_verify_every_piece_and_resume_after_a_break(tmp_path: Path) -> None:
     wrong = bytearray(DATA)
     wrong[PIECE_BYTES + 3] ^= 1
     asked: list[str] = []
@@ -441,7 +443,7 @@ def test_a_download_believes_no_byte_and_goes_on_after_a_break(tmp_path: Path) -
     assert asked == sorted(asked, key=int)
 
 
-def test_what_came_before_is_used_again_if_it_is_right(tmp_path: Path) -> None:
+def test_downloads_reuse_only_correct_bytes_of_an_existing_file(tmp_path: Path) -> None:
     asked = []
 
     def script(head: bytes) -> list[bytes | float]:
@@ -476,7 +478,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "up"
 
 
-def test_a_file_that_changes_while_it_is_sent_is_our_own_fault(hub: Running, path: Path) -> None:
+def test_a_file_changed_during_upload_is_a_local_error(hub: Running, path: Path) -> None:
     client = hub.connect()
     asked = client._json
 
@@ -490,7 +492,7 @@ def test_a_file_that_changes_while_it_is_sent_is_our_own_fault(hub: Running, pat
         upload(client, path)
 
 
-def test_a_blob_that_is_not_there_and_a_size_that_is_none(hub: Running, path: Path) -> None:
+def test_missing_unlisted_and_oversized_blobs_are_refused(hub: Running, path: Path) -> None:
     with pytest.raises(CannotCheck, match="404"):
         download(hub.connect(), ROOT, len(DATA), path.with_name("blob"))
     with pytest.raises(ConfigurationError, match="at most"):
@@ -518,7 +520,7 @@ def test_an_upload_goes_on_after_the_hub_was_away(hub: Running, path: Path) -> N
 
 
 @pytest.mark.parametrize("head", [b"Content-Length: 101\r\n", b""], ids=["that says so", "until the connection ends"])
-def test_an_answer_is_read_up_to_its_limit(head: bytes) -> None:
+def test_hub_answers_over_the_size_limit_are_refused(head: bytes) -> None:
     whole = [b"HTTP/1.1 200 OK\r\nConnection: close\r\n" + head + b"\r\n" + b"x" * 101]
     with liar(script_of(*[whole])) as url:
         assert hub_client(url)._ask("GET", "/", limit=101) == b"x" * 101

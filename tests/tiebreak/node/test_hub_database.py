@@ -66,7 +66,7 @@ def failing_commit(store: Store, *, counts: bool) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("counts", [True, False])
-def test_a_lost_answer_to_a_commit_stops_no_hub(store: Store, counts: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hub_survives_a_lost_reply_to_a_commit(store: Store, counts: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The post writer reads the last place again, and says nothing about a job's posts before it has."""
     writer = make_writer(store)
     take(writer, OFFER)
@@ -87,7 +87,7 @@ def test_a_lost_answer_to_a_commit_stops_no_hub(store: Store, counts: bool, capl
     assert said(caplog) == [CANNOT, STORED_AGAIN]
 
 
-def test_an_offer_that_did_not_count_is_forgotten(store: Store) -> None:
+def test_an_offer_whose_commit_failed_is_forgotten(store: Store) -> None:
     """Its job is not known from memory either, and the offer counts when it comes again."""
     writer = make_writer(store)
     with failing_commit(store, counts=False):
@@ -103,7 +103,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [next(text for text in known if line.startswith(text)) for line in lines]
 
 
-def test_a_clerk_goes_on_after_any_error_of_its_database(store: Store, cases: Callable[[], None]) -> None:
+def test_post_writer_recovers_from_any_database_error(store: Store, cases: Callable[[], None]) -> None:
     """Whichever statement fails, once or twice: places have no gap, and no post is lost or counts twice."""
     writer, executed, broken = make_writer(store), [0], set[int]()
 
@@ -136,7 +136,7 @@ def replayed(number: int) -> bytes:
     return post(posts.ReplayedBody(count=number, run_root=JOB.id, agrees=1), CHALLENGER, number)
 
 
-def test_a_disk_is_full_until_something_was_written(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_disk_stays_reported_full_until_a_write_succeeds(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     """What is only read says nothing about room, so the log has one ERROR, and health says so all the time."""
     writer, is_full = make_writer(store), [True]
 
@@ -154,7 +154,7 @@ def test_a_disk_is_full_until_something_was_written(store: Store, caplog: pytest
 
 
 @pytest.mark.parametrize("change", ["another hub wrote", "posts were lost", "a place has another post"])
-def test_a_clerk_ends_if_the_database_has_other_posts(store: Store, change: str) -> None:
+def test_post_writer_stops_if_its_posts_in_the_database_changed(store: Store, change: str) -> None:
     """It would sign for a place that another post has. The other hub has the same key, or it would be refused."""
     writer = make_writer(store)
     take(writer, OFFER, steps(0), steps(1))
@@ -177,7 +177,7 @@ def test_a_clerk_ends_if_the_database_has_other_posts(store: Store, change: str)
 
 @needs_postgres
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
-def test_whoever_lost_the_writers_lock_writes_nothing(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_without_the_writer_lock_writes_nothing(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As at a restart of the database. Then another hub may write, and this one does not while that one lives."""
     monkeypatch.setattr(store_module, "_TAKE_LOCK", store_module._TAKE_LOCK.replace("3s", "100ms"))
     store, other = Store(database), Store(database)
@@ -299,7 +299,7 @@ def trouble(hub: Running) -> float:
 @needs_postgres
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 @pytest.mark.parametrize("fails", ["counted", "lost", "silent"])
-def test_a_proxy_that_drops_an_answer_costs_time_alone(
+def test_a_database_reply_lost_by_a_proxy_only_costs_time(
     database: str, proxy: Proxy, tmp_path: Path, fails: str, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -334,7 +334,7 @@ def places(hub_client: HubClient, count: int) -> Iterator[int]:
 
 @needs_postgres
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
-def test_what_counted_is_told_without_another_post(
+def test_a_post_committed_without_a_reply_still_reaches_the_stream(
     database: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that never asks again does not keep a post from those who listen."""
@@ -355,7 +355,7 @@ def test_what_counted_is_told_without_another_post(
 
 @needs_postgres
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
-def test_a_database_that_is_away_is_said_everywhere(
+def test_a_database_outage_shows_in_health_metrics_posts_and_pages(
     database: str, proxy: Proxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Health, metrics, posts and pages, with one ERROR in the log; and all work again once it is back."""
@@ -383,7 +383,7 @@ def test_a_database_that_is_away_is_said_everywhere(
     assert [one.name for one in caplog.records if one.name.startswith("uvicorn")] == []
 
 
-def test_a_hub_whose_posts_another_wrote_ends_with_one_error(
+def test_a_second_writer_to_the_database_stops_the_hub_with_one_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It serves what it has, and answers every further post at once."""

@@ -50,7 +50,7 @@ def test_every_route_is_described_and_every_description_has_a_route(tmp_path_fac
 @hypothesis_settings(
     max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
 )
-def test_whatever_is_asked_is_answered_as_described(case: schemathesis.Case, url: str) -> None:
+def test_hub_responses_conform_to_the_openapi_document(case: schemathesis.Case, url: str) -> None:
     response = case.call(base_url=url)
     assert response.status_code < 500 or response.status_code in (503, 507), response.text
     case.validate_response(

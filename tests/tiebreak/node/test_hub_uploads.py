@@ -66,7 +66,7 @@ def answer(line: socket.socket) -> tuple[int, dict[str, Any]]:
     return response.status, json.loads(response.read())
 
 
-def test_two_bytes_of_a_stranger_lock_no_root(hub: Running, tmp_path: Path, cases: Callable[[], None]) -> None:
+def test_open_uploads_of_strangers_do_not_block_a_blob(hub: Running, tmp_path: Path, cases: Callable[[], None]) -> None:
     """All tries succeed at once, on one root or many, however many uploads strangers hold open on them."""
     with ExitStack() as open_uploads:
         for number in range(71):
@@ -89,7 +89,7 @@ def test_two_bytes_of_a_stranger_lock_no_root(hub: Running, tmp_path: Path, case
         assert hub.hub.uploading.held.total() > 71, "the strangers are still there"
 
 
-def test_what_a_stranger_began_is_gone_on_with(hub: Running, tmp_path: Path) -> None:
+def test_partial_uploads_of_strangers_are_continued(hub: Running, tmp_path: Path) -> None:
     """Right pieces count, whoever brought them; wrong ones end only the upload that has them."""
     (tmp_path / "up").write_bytes(DATA)
     wrong = DATA[: PIECE_BYTES + 9] + b"\xff" + DATA[PIECE_BYTES + 10 :]
@@ -103,7 +103,7 @@ def test_what_a_stranger_began_is_gone_on_with(hub: Running, tmp_path: Path) -> 
     assert ask(hub, "GET", WHERE)[2] == DATA
 
 
-def test_the_first_that_is_complete_is_the_blob(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_complete_concurrent_upload_becomes_the_blob(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slower upload is answered once its next block finds all bytes there; what it still sends is not read."""
     monkeypatch.setattr(app_module, "BLOCK_BYTES", PIECE_BYTES)  # else the blob is hardly more than one block
     with begin(hub, ROOT, DATA[: 2 * PIECE_BYTES]) as slow:
@@ -114,7 +114,7 @@ def test_the_first_that_is_complete_is_the_blob(hub: Running, monkeypatch: pytes
     assert ask(hub, "GET", WHERE)[2] == DATA
 
 
-def test_an_upload_starts_at_a_piece_that_is_there(hub: Running) -> None:
+def test_upload_offsets_must_be_piece_boundaries_within_the_held_bytes(hub: Running) -> None:
     """At any, since another may have brought more since its client asked; never behind what is there."""
     assert ask(hub, "PUT", WHERE, DATA[: 2 * PIECE_BYTES])[0] == 200
     for offset in (1, PIECE_BYTES + 1, 3 * PIECE_BYTES, SIZE):
@@ -173,7 +173,7 @@ def test_an_upload_that_goes_on_is_not_cut_for_its_age(tmp_path: Path, monkeypat
         holds(PIECE_BYTES - 1)
 
 
-def test_those_who_wrote_nothing_for_longest_are_cut() -> None:
+def test_upload_memory_cuts_the_longest_idle_uploads_first() -> None:
     cut = list[str]()
 
     class Stub:
@@ -198,7 +198,7 @@ def test_those_who_wrote_nothing_for_longest_are_cut() -> None:
 # ---------------------------------------------------------------- files
 
 
-def test_a_part_never_has_a_gap_or_a_wrong_byte(tmp_path: Path, cases: Callable[[], None]) -> None:
+def test_a_partial_blob_never_has_gaps_or_wrong_bytes(tmp_path: Path, cases: Callable[[], None]) -> None:
     """Blocks of several uploads in any order, right and wrong, and a restart between any two."""
     rng = random.Random(5)
     for number in range(12):

@@ -18,7 +18,7 @@ OWN = {"role": "trainer", "chain": "31337"}
 JOB, OTHER = Digest(bytes(32)), Digest(b"\x01" * 32)
 
 
-def test_records_come_back_in_order_and_the_first_of_a_place_counts(tmp_path: Path) -> None:
+def test_journal_keeps_record_order_and_the_first_record_of_a_place(tmp_path: Path) -> None:
     journal = Journal(tmp_path, OWN)
     kept = [
         AppendRecord(place=("head", JOB, 1), data=b"a"),
@@ -30,7 +30,7 @@ def test_records_come_back_in_order_and_the_first_of_a_place_counts(tmp_path: Pa
     assert Journal(tmp_path, OWN).records() == kept
 
 
-def test_a_place_is_the_same_again_and_a_damaged_one_is_refused(cases: Callable[[], None]) -> None:
+def test_record_places_round_trip_and_damaged_ones_are_refused(cases: Callable[[], None]) -> None:
     for place in (("a", b"a", 7), (), ("ä", b"", 0, (1 << 64) - 1)):
         assert read_place(write_place(place)) == place
         cases()
@@ -38,7 +38,7 @@ def test_a_place_is_the_same_again_and_a_damaged_one_is_refused(cases: Callable[
         read_place(b"\x91\x90")
 
 
-def test_a_folder_is_for_one_process(tmp_path: Path) -> None:
+def test_a_journal_folder_is_locked_to_one_process(tmp_path: Path) -> None:
     journal = Journal(tmp_path, OWN)
     with pytest.raises(StateError, match="in use"):
         Journal(tmp_path, OWN)
@@ -46,7 +46,7 @@ def test_a_folder_is_for_one_process(tmp_path: Path) -> None:
     Journal(tmp_path, OWN).close()
 
 
-def test_a_folder_of_another_board_is_refused_before_a_write(tmp_path: Path) -> None:
+def test_a_journal_of_another_chain_is_refused_without_writing(tmp_path: Path) -> None:
     Journal(tmp_path, OWN).close()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(ConfigurationError, match=r"expected the folder of chain 31337, got chain 1;"):
@@ -55,7 +55,7 @@ def test_a_folder_of_another_board_is_refused_before_a_write(tmp_path: Path) -> 
     Journal(tmp_path, OWN).close()
 
 
-def test_what_is_no_journal_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_journal_is_refused(tmp_path: Path) -> None:
     (tmp_path / "journal.sqlite").write_bytes(b"no database at all, but long enough to be taken for one" * 40)
     with pytest.raises(ConfigurationError, match="expected a journal"):
         Journal(tmp_path, OWN)
@@ -66,7 +66,7 @@ def whole(journal: Journal) -> list[object]:
     return [facts, journal.records(), journal.unheard(), journal.last_heard(), journal.notes()]
 
 
-def test_a_bit_that_flips_is_refused_or_changes_nothing(tmp_path: Path, cases: Callable[[], None]) -> None:
+def test_a_flipped_bit_in_a_journal_is_refused_or_harmless(tmp_path: Path, cases: Callable[[], None]) -> None:
     journal, rng = Journal(tmp_path / "own", OWN), Random(1)
     journal.keep_fact("secret", rng.randbytes(32))
     for number in range(30):
@@ -94,7 +94,7 @@ def test_a_bit_that_flips_is_refused_or_changes_nothing(tmp_path: Path, cases: C
     assert refused > 50, "much of the file says something"
 
 
-def test_a_journal_of_another_format_or_a_lost_one_is_refused(tmp_path: Path) -> None:
+def test_journals_of_another_format_and_missing_journals_are_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "journal.sqlite") as old:
         old.execute("CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID")
     with pytest.raises(ConfigurationError, match="expected a journal of format 1, got 0"):
@@ -115,7 +115,7 @@ def test_a_journal_of_another_format_or_a_lost_one_is_refused(tmp_path: Path) ->
         Journal(tmp_path, OWN)
 
 
-def test_a_post_is_numbered_once_and_waits_until_it_is_heard(tmp_path: Path) -> None:
+def test_a_post_is_numbered_once_and_queued_until_acknowledged(tmp_path: Path) -> None:
     journal = Journal(tmp_path, OWN)
     assert journal.post(JOB, b"x", lambda number: b"x%d" % number)
     assert journal.post(JOB, b"y", lambda number: b"y%d" % number)
@@ -133,7 +133,7 @@ def test_a_post_is_numbered_once_and_waits_until_it_is_heard(tmp_path: Path) -> 
     assert [one.wire for one in journal.unheard()] == [b"x0", b"z0"]
 
 
-def test_a_fact_is_made_once(tmp_path: Path) -> None:
+def test_a_journal_fact_is_generated_only_once(tmp_path: Path) -> None:
     journal = Journal(tmp_path, OWN)
     made = iter([b"one", b"two"])
     assert journal.fact_once("secret", made.__next__) == b"one"
@@ -154,7 +154,7 @@ for number in range(10**9):
 """
 
 
-def test_what_was_written_is_there_after_a_kill(tmp_path: Path) -> None:
+def test_acknowledged_journal_records_survive_a_kill(tmp_path: Path) -> None:
     """Whatever was acknowledged before SIGKILL is there afterwards, and the folder can be opened at once."""
     process = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE)
     assert process.stdout is not None

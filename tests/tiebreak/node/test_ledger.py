@@ -42,7 +42,7 @@ from tiebreak.protocol.parties.terms import Pace
 from tiebreak.protocol.tags import Digest
 
 
-def test_what_is_said_in_games_that_have_not_begun_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moves_for_unopened_games_take_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "MAX_EARLY_BYTES", 10 * 128)
     made = Ledger(OFF_CHAIN)
     games = [Digest(n.to_bytes(32, "big")) for n in range(30)]
@@ -188,7 +188,7 @@ def end_of(export: list[posts.ReceivedPost]) -> posts.Complete:
 
 
 @pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["by posted moves", "in talk"])
-def test_a_lie_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
+def test_a_false_run_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
     commune = lived(run)
     stake = run.job.trainer_stake
     for villager in commune.villagers.values():
@@ -210,7 +210,7 @@ NAMED = (Address(CHALLENGER.address),)
 
 
 @pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["by posted moves", "in talk"])
-def test_throw_away_keys_do_not_keep_a_named_auditor_from_a_lie(run: Run, judge: Judge) -> None:
+def test_throwaway_keys_do_not_block_a_named_auditor(run: Run, judge: Judge) -> None:
     commune = Flooded(run, named=NAMED)
     commune.live()
     board = commune.villagers["trainer"].board_source.board
@@ -227,7 +227,7 @@ def test_throw_away_keys_do_not_keep_a_named_auditor_from_a_lie(run: Run, judge:
 @pytest.mark.parametrize(
     "run", [FALSE, TALKED_FALSE, TRUTH, TALKED_TRUTH], ids=["lie", "lie, talk", "truth", "truth, talk"]
 )
-def test_throw_away_keys_change_no_outcome_whenever_they_come_and_go(run: Run, cases: Callable[[], None]) -> None:
+def test_throwaway_keys_change_no_outcome_whenever_they_appear(run: Run, cases: Callable[[], None]) -> None:
     for seed in range(6):
         commune = Flooded(run, named=NAMED, rng=Random(seed))
         commune.live()
@@ -250,7 +250,7 @@ def test_an_auditor_whom_nobody_named_says_that_it_is_shut_out() -> None:
 
 
 @pytest.mark.parametrize("run", [TRUTH, TALKED_TRUTH], ids=["by posted moves", "in talk"])
-def test_throw_away_keys_delay_an_honest_trainer_by_a_game_at_most(run: Run, judge: Judge) -> None:
+def test_throwaway_keys_delay_an_honest_trainer_only_for_a_bounded_time(run: Run, judge: Judge) -> None:
     commune = Flooded(run, named=NAMED)
     commune.live()
     board = commune.villagers["trainer"].board_source.board
@@ -266,7 +266,7 @@ def test_throw_away_keys_delay_an_honest_trainer_by_a_game_at_most(run: Run, jud
     assert set(found["debts"]) <= thrown | {f"0x{CLIENT.address.hex()}"}
 
 
-def test_a_ledger_is_read_like_a_chain() -> None:
+def test_hub_ledger_lists_jobs_and_games_like_a_chain() -> None:
     """Each job and each game has the lines and the document that `tiebreak chain jobs` and `games` show."""
     commune = lived(TALKED_FALSE)
     entries = [(one.place, one.at, one.post, one.body) for one in commune.verified_posts]
@@ -309,7 +309,7 @@ def test_seats_are_refused_without_a_chain() -> None:
     ]
 
 
-def test_a_true_run_is_owed_its_reward(judge: Judge) -> None:
+def test_an_honest_trainer_is_owed_its_reward_without_a_chain(judge: Judge) -> None:
     commune = lived(TRUTH)
     found = judge(commune.export)
     assert [job["status"] for job in found["jobs"]] == ["settled"]
@@ -317,7 +317,7 @@ def test_a_true_run_is_owed_its_reward(judge: Judge) -> None:
     assert set(found["debts"]) == {f"0x{CLIENT.address.hex()}"}
 
 
-def test_what_the_hub_did_not_sign_is_not_judged(judge: Judge) -> None:
+def test_posts_without_a_valid_hub_signature_are_not_judged(judge: Judge) -> None:
     commune = lived(TRUTH)
     export = commune.export
     swapped = replace(export[0], at=export[0].at + 1)
@@ -328,7 +328,7 @@ def test_what_the_hub_did_not_sign_is_not_judged(judge: Judge) -> None:
     assert "instant" in judge([backdated, *export[1:]], code=2)
 
 
-def test_job_that_goes_on_leaves_nothing_owed(judge: Judge) -> None:
+def test_an_unfinished_job_yields_no_debts_or_claims(judge: Judge) -> None:
     """The hub's own word of any instant before the conviction, which the trainer may hand over, is no last word."""
     export = lived(FALSE).export
     statuses, last = [], len(export)
@@ -356,7 +356,7 @@ def signed_by(key: PrivateKey, body: posts.Body, number: int, game: Digest | Non
     return posts.SignedPost.sign(post, OFF_CHAIN, key).encode()
 
 
-def test_no_post_keeps_a_debt_from_being_shown(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_post_can_hide_a_debt_from_the_judge(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     """The convicted trainer walks a game of its own into padding, and signs a receipt for the state after it."""
     run, commune = FALSE, lived(FALSE)
     export = commune.export
@@ -410,7 +410,7 @@ def placed(entry: posts.ReceivedPost, wire: bytes, place: int, at: int, hub: Pri
     return replace(entry, wire=wire, place=place, at=at, signature=signature)
 
 
-def test_a_transcript_that_was_cut_or_added_to_is_not_believed(judge: Judge) -> None:
+def test_truncated_or_extended_transcripts_are_rejected(judge: Judge) -> None:
     """The convicted trainer posts that it settles, and hands over what was posted without challenge, moves, ending."""
     job, export = FALSE.job, lived(FALSE).export
     settle = posts.TransactionBody(transaction=tx.Settle(job_id=job.id))

@@ -53,7 +53,7 @@ def linked_to(node: Node) -> LightClient:
     return LightClient(SimpleNamespace(node=node, deployment=deployment, logs=lambda *_: node.said))  # type: ignore[arg-type]
 
 
-def test_blocks_are_linked_from_the_newest_back() -> None:
+def test_blocks_are_linked_backwards_from_the_newest_by_parent_hash() -> None:
     node = Node(9)
     light_client = linked_to(node)
     assert light_client.link(node.blocks[9], 5) == name(4)
@@ -83,7 +83,7 @@ def test_blocks_of_another_fork_take_the_place_of_those_that_vanished() -> None:
     assert [light_client.at(number) for number in (7, 8, 9)] == [node.blocks[number] for number in (7, 8, 9)]
 
 
-def test_blocks_are_dropped_from_the_first_that_vanished_on() -> None:
+def test_blocks_are_dropped_from_the_first_reorganised_one_on() -> None:
     node = Node(9)
     light_client = linked_to(node)
     light_client.link(node.blocks[9], 5)
@@ -93,7 +93,7 @@ def test_blocks_are_dropped_from_the_first_that_vanished_on() -> None:
     assert light_client.withheld == {6: 1}
 
 
-def test_headers_that_prove_nothing_unlink_all() -> None:
+def test_an_unverifiable_header_discards_all_linked_blocks() -> None:
     node = Node(9)
     light_client = linked_to(node)
     light_client.link(node.blocks[9], 5)
@@ -113,7 +113,7 @@ def test_old_blocks_are_forgotten() -> None:
     assert light_client.at(2)
 
 
-def test_logs_that_are_not_proven_are_what_the_node_says_and_a_block_that_hides_them_is_named() -> None:
+def test_unproven_logs_are_trusted_and_blocks_withholding_logs_are_named() -> None:
     node = Node(9)
     light_client = linked_to(node)
     light_client.link(node.blocks[9], 7)

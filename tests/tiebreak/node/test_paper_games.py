@@ -235,7 +235,7 @@ def test_no_honest_party_loses_in_a_game_without_a_chain(cases: Callable[[int], 
 
 
 @pytest.mark.nightly
-def test_two_thousand_games_without_a_chain(cases: Callable[[int], None]) -> None:
+def test_honest_parties_win_two_thousand_games_without_a_chain(cases: Callable[[int], None]) -> None:
     endings = played(range(GAMES))
     cases(endings.total())
     assert len(endings) == 2 * 2 * len(ACTS), "every way of being wrong, with and without a talk"

@@ -33,7 +33,7 @@ def looked(node: Silent, looks: int = 1) -> RetryingNode:
     return patient
 
 
-def test_a_look_repeats_so_many_questions_and_the_next_look_as_many() -> None:
+def test_retries_per_poll_are_limited_and_reset_by_the_next_poll() -> None:
     node = Silent(0.0)
     patient = looked(node)
     assert node.asked == 1 + AGAIN
@@ -55,7 +55,7 @@ def test_a_slow_node_is_not_asked_again_after_some_seconds(takes: float, asked: 
     assert node.asked == asked
 
 
-def test_an_answer_ends_the_questions() -> None:
+def test_retries_stop_at_the_first_answer() -> None:
     answers: list[Callable[[], int]] = [lambda: 1 // 0, lambda: 5]
 
     class Shaky:

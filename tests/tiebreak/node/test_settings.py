@@ -24,9 +24,7 @@ from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
 
 
 @pytest.mark.parametrize("role", settings.ROLES)
-def test_a_party_on_a_chain_without_its_board_is_refused_before_its_folder_belongs_to_anything(
-    tmp_path: Path, role: str
-) -> None:
+def test_a_chain_party_without_a_board_address_is_refused_before_writing(tmp_path: Path, role: str) -> None:
     given = {"trainer": {"clients": (settings.ANY,), "most_stake": settings.ANY}, "auditor": {"most_stake": "1"}}
     made = settings.write(role, tmp_path / role, chain="http://127.0.0.1:9", **given.get(role, {}))
     with pytest.raises(ConfigurationError, match="board: expected 40 hexadecimal digits, got ''"):
@@ -35,7 +33,7 @@ def test_a_party_on_a_chain_without_its_board_is_refused_before_its_folder_belon
 
 
 @pytest.mark.parametrize("role", settings.ROLES)
-def test_what_init_writes_is_read_as_given(tmp_path: Path, role: str) -> None:
+def test_settings_written_by_init_read_back_unchanged(tmp_path: Path, role: str) -> None:
     folder = tmp_path / role
     made = settings.write(role, folder, hub="http://hub:1", board="0x" + "ab" * 20, confirmations=7)
     assert made == settings.read(role, folder, {})
@@ -46,14 +44,14 @@ def test_what_init_writes_is_read_as_given(tmp_path: Path, role: str) -> None:
     assert "cheat" not in text
 
 
-def test_who_stakes_needs_compiled_kernels_unless_told(tmp_path: Path) -> None:
+def test_staking_roles_require_compiled_kernels_by_default(tmp_path: Path) -> None:
     for role in settings.ROLES:
         written = settings.write(role, tmp_path / role)
         assert written.machine.uncompiled == (role in ("client", "watcher"))
     assert settings.read("trainer", tmp_path / "trainer", {"TIEBREAK_UNCOMPILED": "true"}).machine.uncompiled
 
 
-def test_an_existing_file_is_not_overwritten_and_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
+def test_init_overwrites_no_settings_and_missing_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="tiebreak auditor init"):
         settings.read("auditor", tmp_path, {})
     settings.write("trainer", tmp_path)
@@ -61,7 +59,7 @@ def test_an_existing_file_is_not_overwritten_and_a_folder_without_settings_is_re
         settings.write("trainer", tmp_path)
 
 
-def test_who_stakes_runs_only_for_named_clients_and_stakes(tmp_path: Path) -> None:
+def test_staking_parties_must_name_clients_and_a_stake_limit(tmp_path: Path) -> None:
     """They are named before anything starts; whoever serves anybody has to say so, too."""
     open_to_all, client = {"clients": (settings.ANY,), "most_stake": settings.ANY}, f"0x{'ab' * 20}"
     stakes = ({**open_to_all, "most_stake": stake} for stake in ("", "0"))
@@ -95,13 +93,13 @@ def test_who_stakes_runs_only_for_named_clients_and_stakes(tmp_path: Path) -> No
         ("hub = ", "expected TOML"),
     ],
 )
-def test_what_is_no_setting_is_refused(tmp_path: Path, line: str, message: str) -> None:
+def test_unknown_or_mistyped_settings_are_refused(tmp_path: Path, line: str, message: str) -> None:
     (tmp_path / settings.FILE).write_text(line + "\n")
     with pytest.raises(ConfigurationError, match=message):
         settings.read("trainer", tmp_path, {})
 
 
-def test_the_environment_comes_before_the_file(tmp_path: Path) -> None:
+def test_environment_variables_override_the_settings_file(tmp_path: Path) -> None:
     settings.write("trainer", tmp_path, hub="http://file")
     names = {"TIEBREAK_HUB": "http://environment", "TIEBREAK_MOST_STEPS": "12", "TIEBREAK_JSON_LOG": "true"}
     found = settings.read("trainer", tmp_path, {**names, "TIEBREAK_CLIENTS": "0x" + "01" * 20, "TIEBREAK_JOBS": "x"})
@@ -112,7 +110,7 @@ def test_the_environment_comes_before_the_file(tmp_path: Path) -> None:
         settings.read("trainer", tmp_path, {"TIEBREAK_MOST_STEPS": "many"})
 
 
-def test_amounts_are_exact_and_others_are_refused(tmp_path: Path) -> None:
+def test_ether_amounts_are_exact_and_invalid_ones_are_refused(tmp_path: Path) -> None:
     for text, wei in (("0.05", 5 * 10**16), ("1", 10**18), ("0.000000000000000001", 1)):
         assert settings.write("trainer", tmp_path / text, least_reward=text).wei("least_reward") == wei
     for number, text in enumerate(("", "-1", "1e3", "0.0000000000000000001")):
@@ -121,7 +119,7 @@ def test_amounts_are_exact_and_others_are_refused(tmp_path: Path) -> None:
             found.wei("least_reward")
 
 
-def test_what_is_no_address_is_refused(tmp_path: Path) -> None:
+def test_malformed_addresses_and_job_ids_are_refused(tmp_path: Path) -> None:
     found = settings.write("auditor", tmp_path, board="0x12", jobs=("ab",))
     with pytest.raises(ConfigurationError, match="board: expected 40 hexadecimal digits"):
         found.address("board")
@@ -130,7 +128,7 @@ def test_what_is_no_address_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_an_event_is_one_line(as_json: bool) -> None:
+def test_a_log_event_is_one_line_without_control_characters(as_json: bool) -> None:
     stream = io.StringIO()
     notes = Log("trainer", as_json=as_json, stream=stream)
     notes.warn("hub", "two\nlines \x1b[31m and a bell \x07", job="ab")
@@ -144,7 +142,7 @@ def test_an_event_is_one_line(as_json: bool) -> None:
     assert notes.counts == {("WARNING", "hub"): 1}
 
 
-def test_the_floor_pays_for_the_dearest_transaction_at_the_price_that_the_owner_bears(tmp_path: Path) -> None:
+def test_balance_floor_covers_the_costliest_transaction_at_the_spike_price(tmp_path: Path) -> None:
     found = settings.write("auditor", tmp_path, spike_gwei=35)
     dearest = gas_limit(Call("", raw=bytes([1]) * MAX_MESSAGE_BYTES)) + (EXECUTED["prove"] - UNMEASURED) * 3 // 2
     assert max(EXECUTED.values()) == EXECUTED["prove"]
@@ -201,7 +199,7 @@ def given_in(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
                     yield str(key.value), value
 
 
-def test_parties_have_the_settings_of_init_unless_a_reason_is_named(cases: Callable[[], None]) -> None:
+def test_tests_use_the_default_settings_unless_a_reason_is_listed(cases: Callable[[], None]) -> None:
     """Once, a setting that only tests and `up` changed hid that with the default every lie was paid."""
     assert set(DEFAULTS) == set(HABITS)
     found = set()

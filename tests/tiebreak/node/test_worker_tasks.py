@@ -77,7 +77,7 @@ def replay(agreed: RunDirectory, root: bytes, attempt: int, agreed_count: int = 
     return Compute(work=work, job=agreed.job, agreed=agreed_count)
 
 
-def test_replays_on_all_settings_give_the_root_that_was_trained(agreed: RunDirectory, folder: Path) -> None:
+def test_replays_reproduce_the_trained_root_under_all_settings(agreed: RunDirectory, folder: Path) -> None:
     """The trainer's segment by segment, the auditor's whole, and its second from where the first one agreed."""
     told: list[Steps] = []
     own = bench(folder, told)
@@ -93,7 +93,7 @@ def test_replays_on_all_settings_give_the_root_that_was_trained(agreed: RunDirec
     assert [order is not None for order in orders] == [False, True, True]
 
 
-def test_a_damaged_disk_accuses_nobody(agreed: RunDirectory, folder: Path) -> None:
+def test_a_replay_of_damaged_data_accuses_nobody(agreed: RunDirectory, folder: Path) -> None:
     """A replay of bad data comes to no result, and is tried again."""
     own = bench(folder)
     trained = answer(own, Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)).root
@@ -137,7 +137,7 @@ def test_no_environment_variable_changes_what_a_party_computes(
     queue.stop()
 
 
-def test_a_replay_for_a_game_that_is_over_ends_after_a_step(
+def test_a_replay_stops_within_a_step_once_its_game_is_over(
     agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process of a queue hears of it by its pipe; the next game has its move then."""
@@ -173,7 +173,7 @@ def test_a_replay_for_a_game_that_is_over_ends_after_a_step(
     assert answer(own, gather(2)).move is not None
 
 
-def test_training_for_a_job_that_is_over_ends_after_a_step(agreed: RunDirectory, folder: Path) -> None:
+def test_training_stops_within_a_step_once_its_job_is_over(agreed: RunDirectory, folder: Path) -> None:
     told, job = list[int](), agreed.job
     own = bench(folder)
     work = e.Train(job_id=job.id, count=COUNT)
@@ -192,7 +192,7 @@ def test_training_for_a_job_that_is_over_ends_after_a_step(agreed: RunDirectory,
     assert len(told) > 1
 
 
-def test_training_and_replays_stand_still_while_a_move_is_sought(
+def test_training_and_replays_pause_while_a_move_is_computed(
     agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They stand still after the step under way, until the process that seeks a move is done, or dead."""
@@ -221,7 +221,9 @@ def test_training_and_replays_stand_still_while_a_move_is_sought(
     assert computed == ["step", "met", *["step"] * (STEPS - 1)] * 2
 
 
-def test_a_queue_forgets_what_nobody_needs(agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_queue_drops_tasks_that_nobody_needs(
+    agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What waits, and what is under way: that ends, is not tried again, and the next one has its turn."""
     ours, theirs = connected()
     queue, answered = TaskQueue(bench(folder)._settings), list[int]()
@@ -279,7 +281,9 @@ def test_a_pool_works_for_several_jobs_at_once(agreed: RunDirectory, folder: Pat
         assert roots[run.job.id, COUNT] == answer(bench(folder / "alone"), alone).root
 
 
-def test_a_step_is_counted_and_then_tried(agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_step_runs_only_if_its_estimated_cost_fits(
+    agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that does not fit into its process's part of the memory, or into the time, is not computed at all."""
     own, task = bench(folder), Try(job=agreed.job)
     assert 0 < answer(own, task).seconds < 60

@@ -132,7 +132,7 @@ def test_a_move_waits_for_no_other_work(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(ended) == 6
 
 
-def test_what_fails_again_and_again_keeps_nothing_from_its_turn(tmp_path: Path, monkeypatch: Any) -> None:
+def test_repeatedly_failing_tasks_do_not_starve_new_ones(tmp_path: Path, monkeypatch: Any) -> None:
     """The oldest tasks fail for ever and are due again: a new one comes first."""
     ours, there = connected()
     monkeypatch.setattr("tiebreak.node.workers.FIRST_PAUSE", 0.0)
@@ -148,7 +148,7 @@ def test_what_fails_again_and_again_keeps_nothing_from_its_turn(tmp_path: Path, 
     queue.stop()
 
 
-def test_many_programs_of_one_client_keep_no_other_from_its_trial(tmp_path: Path, monkeypatch: Any) -> None:
+def test_many_programs_of_one_client_do_not_delay_another_clients_trial(tmp_path: Path, monkeypatch: Any) -> None:
     began, ends = SimpleQueue[Task](), SimpleQueue[Answer]()
     monkeypatch.setattr(TaskQueue, "_try", lambda _, waiting: (began.put(waiting.task), ends.get())[1])
     other = replace(JOB, client=CHALLENGER.address)
@@ -176,7 +176,7 @@ class Clock:
         return self.now
 
 
-def test_hostile_programs_of_many_keys_keep_no_stranger_for_hours(tmp_path: Path, monkeypatch: Any) -> None:
+def test_endless_programs_of_many_keys_do_not_starve_an_honest_stranger(tmp_path: Path, monkeypatch: Any) -> None:
     """A hundred programs that never end, each of a key of its own, and then one that takes five seconds."""
     clock, began, done = Clock(), list[tuple[Task, float]](), SimpleQueue[Any]()
     *hostile, honest = by_strangers(101)
@@ -207,7 +207,7 @@ def test_hostile_programs_of_many_keys_keep_no_stranger_for_hours(tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", [Try, Fetch])
-def test_named_clients_and_seats_wait_for_no_stranger(kind: type, tmp_path: Path, monkeypatch: Any) -> None:
+def test_named_clients_and_seats_preempt_tasks_of_strangers(kind: type, tmp_path: Path, monkeypatch: Any) -> None:
     """A stranger's task under way is ended for theirs, and done again later; the others of strangers come after it."""
     clock, began, ends = Clock(), SimpleQueue[Task](), SimpleQueue[Answer | Failed]()
     tasks: list[Task] = [*by_strangers(3), Try(job=JOB)]
@@ -247,7 +247,7 @@ def test_named_clients_and_seats_wait_for_no_stranger(kind: type, tmp_path: Path
     queue.stop()
 
 
-def test_a_named_client_a_seat_and_a_signature_are_no_strangers() -> None:
+def test_named_clients_seated_jobs_and_signed_jobs_are_not_strangers() -> None:
     """Whoever else offers a job is a stranger: a key costs nothing."""
     known: dict[str, Any] = {"job_files": SimpleNamespace(seconds={}), "board": Board(), "domain": DOMAIN, "pace": PACE}
     taken = trainer(public(replace(JOB, nonce=1)))
@@ -274,7 +274,9 @@ FATES = {
 
 
 @pytest.mark.parametrize("fate", FATES)
-def test_no_mail_is_waited_for_without_a_deadline(fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_tasks_give_up_at_a_deadline_if_the_hub_fails(
+    fate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The task ends with a failure, after which others have their turn; posts behind one that is not taken are sent."""
     monkeypatch.setattr(hub_connection, "FIRST_PAUSE", 0.0)
     monkeypatch.setattr(worker_tasks, "SECONDS", 0.0)
@@ -313,7 +315,7 @@ def public(job: Any, status: JobStatus = JobStatus.ACTIVE, heads: int = 0) -> Pu
     return PublicJob(job=job, status=status, head_count=heads, last_progress=START, accepted=START)
 
 
-def test_terms_count_the_longest_step_and_the_games_of_all_jobs_taken() -> None:
+def test_trainer_signs_only_clocks_that_fit_all_its_accepted_jobs() -> None:
     """One more job at the edge, and either this one or one that was taken before has too little time."""
     step, segment = PACE.step_seconds, JOB.checkpoint_interval * PACE.step_seconds
     bare = replace(JOB, replay_time=0)
@@ -334,7 +336,7 @@ def test_terms_count_the_longest_step_and_the_games_of_all_jobs_taken() -> None:
     assert slow.sign_job(replace(both, clock=both.clock + 3))
 
 
-def test_a_trainer_signs_no_window_that_its_own_trial_took_longer_than() -> None:
+def test_trainer_refuses_windows_shorter_than_its_own_trial_took() -> None:
     """A head due in 60 s, where the process that tried a step took 153 s to its end, lost an honest trainer's stake."""
     hurried, alarms = replace(JOB, challenge_window=60), list[str]()
     made = trainer()
@@ -363,7 +365,7 @@ def test_a_trainer_wants_no_job_whose_stake_is_over_a_limit() -> None:
 
 
 @pytest.mark.parametrize("fate", ["in time", "too long", "too much"])
-def test_a_program_is_tried_once_in_a_process_that_ends(fate: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_program_trial_runs_once_in_a_disposable_process(fate: str, tmp_path: Path, monkeypatch: Any) -> None:
     """It is ended when it takes too long, and not tried again if the system ends it, for want of memory."""
     ours, there = connected()
     ended, found, worker = list[str](), SimpleQueue[Answer](), process(ours)
@@ -491,7 +493,7 @@ def hostile(evil: Path) -> dict[str, tuple[Task, bytes]]:
     }  # fmt: skip
 
 
-def test_what_a_worker_says_wrong_costs_its_own_task_a_try_and_no_more(
+def test_a_malformed_worker_message_costs_only_its_own_task_a_retry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]
 ) -> None:
     """The process is ended, nothing of it is unpickled or believed, no secret is opened, and the next may answer."""
@@ -538,7 +540,7 @@ def test_what_a_worker_says_wrong_costs_its_own_task_a_try_and_no_more(
     queue.stop()
 
 
-def test_a_worker_that_reads_nothing_holds_up_no_other_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_stops_reading_blocks_no_other_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The party drops work, asks for more and stops while a large task is stuck."""
     began = SimpleQueue[Channel]()
 

@@ -22,7 +22,7 @@ from tiebreak.protocol.parties.board import PublicJob
 NOBODY = bytes(19) + b"\x01"
 
 
-def test_alone_a_bribed_auditor_loses_its_stake_to_who_bribed_it() -> None:
+def test_a_bribed_auditor_alone_loses_its_stake_to_the_trainer() -> None:
     cast = stage("one false sum", Random(3))
     cast.expected.clear()
     cast.auditors = [CastMember(name="bribed", make=given(Bribed, at=1), adversary="bribed auditor")]
@@ -91,7 +91,7 @@ def test_a_segment_is_false_where_something_was_changed_and_nowhere_else(
     assert first_fraud(workshop, job, workshop.honest(job), range(job.checkpoints)) is None
 
 
-def test_a_state_that_is_not_what_was_committed_cannot_be_started_from(workshop: Workshop) -> None:
+def test_replay_refuses_a_state_other_than_the_committed_one(workshop: Workshop) -> None:
     run = cheated((2,))
     with pytest.raises(CannotCheck, match="expected the state after step 3 that was committed"):
         replay_segment(workshop, run.oracle.job, workshop.honest(run.oracle.job).__class__(
@@ -100,7 +100,7 @@ def test_a_state_that_is_not_what_was_committed_cannot_be_started_from(workshop:
 
 
 @pytest.mark.slow
-def test_an_auditor_that_samples_alone_finds_what_it_draws() -> None:
+def test_a_sampling_auditor_convicts_only_false_segments_that_it_draws() -> None:
     """Each whole game convicts if the false segment is among those drawn, and settles if it is not."""
     ends = Counter[tuple[bool, str]]()
     for seed in range(6):

@@ -18,7 +18,7 @@ SEATED = {"challenge_window": 600, **SEATS}
 
 
 @pytest.mark.slow
-def test_blocks_do_vanish_and_late_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_adversaries_do_reorganise_and_delay_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The adversaries do what they are named for."""
     vanished, halted = list[int](), list[int]()
     vanish, order = World._vanish, Halting.order
@@ -43,7 +43,7 @@ def test_blocks_do_vanish_and_late_they_are(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.slow
-def test_answers_to_choices_that_vanished_hurt_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_to_reorganised_selections_harm_no_honest_party(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is made where another choice stands by then, and reverts."""
     builders, begin = list[Retaking](), Retaking.start
 
@@ -58,7 +58,7 @@ def test_answers_to_choices_that_vanished_hurt_nobody(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_a_proof_waits_longer_than_a_seal_can_vanish() -> None:
+def test_a_reorganised_seal_does_not_let_a_copied_proof_win() -> None:
     """Whatever number of blocks its maker wants on top of a transaction's."""
     result = played("reorganised seal", 2, **LONG)
     assert (result.job_status, party(result, "auditor").wei) == ("slashed", HALF - RELIEF)
@@ -82,7 +82,7 @@ def test_a_proof_waits_longer_than_a_seal_can_vanish() -> None:
 
 
 @pytest.mark.parametrize(("terms", "ends"), [({}, 4000), (SEATED, 4000)], ids=["heads", "seats"])
-def test_what_vanished_has_not_happened(terms: dict[str, Any], ends: int) -> None:
+def test_reorganised_blocks_restore_board_balances_and_mempool(terms: dict[str, Any], ends: int) -> None:
     """Board, balances and accounts are what they were, in the same objects, and what was in the blocks waits again."""
     world, agents = seat(stage("one false sum", Random(6), **terms), Random(6))
     for agent in agents.values():

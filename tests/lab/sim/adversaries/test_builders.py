@@ -24,7 +24,7 @@ from tiebreak.protocol.parties import turns
 
 
 @pytest.mark.slow
-def test_a_delaying_builder_uses_the_time_that_there_is() -> None:
+def test_a_delaying_builder_uses_up_both_clocks() -> None:
     result = played("delays to the last moment", 6, descent_levels=5)
     (duel,) = result.duels
     assert duel.seconds > 2 * (TERMS.clock - 300), "both clocks, but for a block for each move"
@@ -49,7 +49,7 @@ LASTING = builder(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1], ids=["auditor", "trainer"])
-def test_above_the_clock_what_was_assumed_is_broken_and_the_censored_side_loses(seed: int) -> None:
+def test_a_side_censored_for_longer_than_its_clock_loses(seed: int) -> None:
     """This is no promise: it says what the assumption is worth."""
     rng = Random(seed)
     cast = Cast(workshop=Workshop.open("exact"))
@@ -131,7 +131,7 @@ def censored(victim: str, trigger: Trigger, seconds: int) -> GameResult:
     [(TRAINER, in_phase(Phase.OPEN_STEPS), QUICK.replay_time, 1), ("auditor", in_phase(Phase.PROVE), 0, None)],
     ids=["open steps", "prove"],
 )
-def test_a_move_may_wait_for_the_rest_of_the_clock_and_its_allowance_and_no_second_more(
+def test_a_move_may_be_censored_for_exactly_its_clock_and_allowance(
     victim: str, trigger: Trigger, allowance: int, moves_before: int | None
 ) -> None:
     """`moves_before`: of this side, without an allowance: each took the one second of a block, as later ones do."""
@@ -148,7 +148,7 @@ def test_a_move_may_wait_for_the_rest_of_the_clock_and_its_allowance_and_no_seco
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("victim", "kind"), [(TRAINER, "postHead"), ("auditor", "challenge")])
-def test_a_head_and_a_challenge_may_wait_for_the_window_and_no_second_more(victim: str, kind: str) -> None:
+def test_heads_and_challenges_may_be_censored_for_exactly_the_window(victim: str, kind: str) -> None:
     trigger = of_kind(kind)
     assert censored(victim, trigger, 0).violations == ()
     assert QUICK.challenge_window - 2 * STEPS <= Measured.bears <= QUICK.challenge_window
@@ -158,7 +158,7 @@ def test_a_head_and_a_challenge_may_wait_for_the_window_and_no_second_more(victi
     assert censored(victim, trigger, bears + 1).violations != ()
 
 
-def test_what_a_party_bears_is_less_than_its_clock_and_its_window() -> None:
+def test_bearable_censorship_is_shorter_than_clock_and_window() -> None:
     cast = Cast(workshop=Workshop.open("exact"))
     assert 0 < bearable(cast) < TERMS.clock
     cast.terms = replace(TERMS, challenge_window=200)
@@ -179,7 +179,7 @@ def test_a_hub_that_is_silent_for_ever_costs_nobody_a_game(seed: int, monkeypatc
     assert result.duels
 
 
-def test_a_flood_of_the_hub_delays_a_post_by_its_turn_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flooding_the_hub_delays_other_posts_by_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A post of a game has its turn after one of each address, any other in an `OTHERS`th of the batches at worst."""
     cast = stage("strangers who flood the hub", Random(1))
     world, agents = seat(cast, Random(1))

@@ -30,7 +30,7 @@ def test_a_trainer_does_not_sign_a_window_in_which_it_cannot_compute(
     assert bool(result.violations) == told
 
 
-def test_what_diverges_is_computed_to_its_end_and_paid() -> None:
+def test_a_diverging_run_is_computed_to_its_end_and_paid() -> None:
     run = diverging_workshop().run()
     last = run.state(run.job.steps).values()
     assert any(bool(torch.isnan(value).any()) for value in last if value.is_floating_point())
@@ -55,7 +55,7 @@ def test_a_cheat_in_a_run_of_nan_is_convicted_too() -> None:
         ("window too short for a segment", "expected an honest trainer"),
     ],
 )
-def test_clients_of_honest_trainers_are_no_company_for_a_cheat(name: str, message: str) -> None:
+def test_cheating_clients_cannot_join_a_cheating_trainer(name: str, message: str) -> None:
     cast = Cast(workshop=Workshop.open("exact"))
     adversary("poisoned label").join(cast, Random(0))
     with pytest.raises(ConfigurationError, match=message):

@@ -33,7 +33,7 @@ def on_the_pending_state(world: World, sender: Agent, call: Call, *, untried: bo
 
 
 @pytest.mark.slow
-def test_what_waits_in_the_mempool_holds_nobody_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoy_in_the_mempool_does_not_stop_a_challenge(monkeypatch: pytest.MonkeyPatch) -> None:
     """A party that did not look past what waits would send no challenge and claim no timeout."""
     result = played("decoy in the mempool", 4)
     (duel,) = result.duels
@@ -59,7 +59,7 @@ class Careless(AuditorAgent):
         return False
 
 
-def test_who_does_not_read_the_terms_loses_its_stake_though_it_is_right() -> None:
+def test_a_challenger_that_ignores_a_short_clock_loses_though_it_is_right() -> None:
     cast = Cast(workshop=Workshop.open("exact"), terms=replace(TERMS, clock=11))
     cast.deviation = false_sum()
     seat_trainer(cast, Random(0), "bait", BaitingTrainer)
@@ -72,7 +72,7 @@ def test_who_does_not_read_the_terms_loses_its_stake_though_it_is_right() -> Non
     assert party(result, TRAINER).wei == TERMS.reward + TERMS.challenger_stake // 2
 
 
-def test_a_cheat_that_concedes_to_itself_gains_as_much_with_a_game_as_without_one() -> None:
+def test_a_self_challenging_cheat_gains_the_same_with_or_without_a_game() -> None:
     found = [played("self-challenge to keep the stake", seed) for seed in (0, 1)]
     assert {len(result.duels) for result in found} == {0, 1}
     for result in found:

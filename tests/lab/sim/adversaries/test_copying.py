@@ -32,7 +32,7 @@ def withholding(seconds: int | None = None) -> Adversary:
     )  # fmt: skip
 
 
-def test_a_builder_that_withholds_a_proof_for_longer_than_a_clock_is_paid() -> None:
+def test_a_builder_that_censors_a_proof_beyond_a_clock_is_paid() -> None:
     """Nobody is promised anything against one: without a copy, too, the auditor's clock would run out."""
     result = result_of(withholding(TERMS.clock + 2 * BLOCK), 3)
     assert party(result, "builder").wei == HALF

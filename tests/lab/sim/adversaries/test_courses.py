@@ -18,14 +18,14 @@ LONGEST = 3 * TERMS.clock + 6 * TERMS.replay_time + 1
 # ---------------------------------------------------------------- heads and openings
 
 
-def test_late_heads_make_a_job_as_long_as_its_windows_or_its_deadline() -> None:
+def test_late_heads_prolong_a_job_only_to_its_windows_or_deadline() -> None:
     window, run = TERMS.challenge_window, STEPS * STEP_SECONDS
     assert abs(whole("heads at the last second").result.seconds - 5 * window) < 200
     assert 3 * run < whole("heads at the last second, past the deadline").result.seconds < 3 * run + 200
     assert whole("false head swapped in late").result.seconds > window, "it has a window of its own"
 
 
-def test_the_rest_of_a_run_at_once_brings_all_its_audit_times() -> None:
+def test_heads_posted_at_once_extend_the_window_by_each_audit_time() -> None:
     """Whenever it is posted; without audit times the window alone is too short, and the lie is paid."""
     name = "true heads at the last second, then the rest at once"
     result = whole(name).result
@@ -33,7 +33,7 @@ def test_the_rest_of_a_run_at_once_brings_all_its_audit_times() -> None:
     assert result_of(name, 1, audit_time=0).job_status == "settled"
 
 
-def test_an_endless_stream_costs_who_sends_it() -> None:
+def test_endless_openings_cost_their_sender_more_than_the_auditor() -> None:
     result = whole("endless openings").result
     trainer, auditor = party(result, TRAINER), party(result, "auditor")
     assert trainer.refused >= 20, "transactions and messages"
@@ -80,13 +80,13 @@ def test_nobody_takes_the_stake_of_a_trainer_that_waits() -> None:
     assert {kind for kind, _ in game.refusals} == {"abandon"}
 
 
-def test_a_receipt_in_the_last_block_costs_the_next_head_and_no_stake() -> None:
+def test_a_receipt_in_the_last_block_costs_the_trainer_no_stake() -> None:
     game = whole("receipt in the last block")
     assert set(game.refusals) == {("abandon", "WrongJobStatus")}, "its trainer has parted"
     assert (game.result.job_status, party(game.result, TRAINER).wei) == ("parted", SEGMENT)
 
 
-def test_a_game_buys_no_time_for_a_head() -> None:
+def test_a_challenge_does_not_extend_the_time_for_a_head() -> None:
     game = whole("self-challenge to win time")
     assert game.result.job_status == "abandoned"
     assert ("postHead", "WindowClosed") in game.refusals
@@ -113,7 +113,7 @@ def test_a_stalled_challenge_ends_within_the_bound() -> None:
 
 
 @pytest.mark.slow
-def test_an_honest_trainer_with_one_machine_wins_everywhere_at_once() -> None:
+def test_an_honest_trainer_with_one_machine_wins_simultaneous_challenges() -> None:
     """Clock and one allowance hold three of the four replays; each of its games alone would lose."""
     result = whole("all segments challenged at once").result
     assert (result.job_status, result.false_head, len(result.duels)) == ("settled", False, 4)
@@ -127,7 +127,7 @@ def test_an_honest_trainer_with_one_machine_wins_everywhere_at_once() -> None:
 # ---------------------------------------------------------------- clients
 
 
-def test_what_the_contracts_refuse_a_client() -> None:
+def test_contracts_refuse_late_cancels_reused_nonces_and_early_abandons() -> None:
     assert set(whole("cancels after acceptance").refusals) == {("cancelJob", "WrongJobStatus")}
     twice = whole("two jobs with one nonce").refusals
     assert sorted(twice) == [("createJob", "JobExists"), ("createJob", "WrongSigner")]

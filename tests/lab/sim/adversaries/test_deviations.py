@@ -17,7 +17,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 
 
-def test_a_deviating_trainer_takes_the_place_of_the_computation() -> None:
+def test_a_deviating_adversary_replaces_the_trainers_computation() -> None:
     cast = Cast(workshop=Workshop.open("exact"))
     kind = adversary("poisoned label")
     kind.join(cast, Random(1))
@@ -27,7 +27,7 @@ def test_a_deviating_trainer_takes_the_place_of_the_computation() -> None:
 
 
 @pytest.mark.parametrize("name", ["log entry far from a tie", "logs withheld"])
-def test_who_lies_in_logs_needs_a_job_that_has_some(name: str) -> None:
+def test_adversaries_that_lie_in_logs_get_a_job_with_logs(name: str) -> None:
     cast = Cast(workshop=Workshop.open("exact"))
     adversary(name).join(cast, Random(1))
     assert cast.workshop is Workshop.open("logged")
@@ -44,7 +44,7 @@ def hesitant(at: int) -> tuple[Deviation, list[int]]:
     return tried(attempt), tries
 
 
-def test_what_changes_nothing_is_chosen_again_and_never_silently_honest(workshop: Workshop) -> None:
+def test_a_cheat_without_effect_is_redrawn(workshop: Workshop) -> None:
     (third, tries), (never, _) = hesitant(3), hesitant(TRIES + 1)
     assert third(workshop, job_of(workshop), Random(0)).lie is not None
     assert tries == [1, 2, 3]

@@ -21,7 +21,7 @@ FINITE = st.integers(0, (1 << 32) - 1).filter(lambda bits: bits >> 23 & 0xFF != 
 
 
 @given(FINITE)
-def test_units_are_exact(bits: int) -> None:
+def test_fp32_values_convert_exactly_to_integer_units(bits: int) -> None:
     (value,) = struct.unpack("<f", struct.pack("<I", bits))
     assert exact_units(bits) == Fraction(value) * 2**298
 
@@ -67,7 +67,7 @@ def test_other_elements_values_and_steps_stay_honest(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("nan"), -0.0])
-def test_no_finite_partial_sums_end_in_such_a_claim(yard: Yard, value: float) -> None:
+def test_infinite_nan_or_negative_zero_claims_are_not_forged(yard: Yard, value: float) -> None:
     leaf = sums_of(yard.program, 12)[0]
     cheat = set_to(leaf, 7, value)
     run = yard.arena().run

@@ -22,7 +22,7 @@ from tiebreak.protocol.program.step_log import StepLog
 OPEN = ["code 3 in a log", "logs withheld", "other logs than committed"]
 
 
-def test_ties_are_the_trainers_to_break() -> None:
+def test_auditors_follow_a_trainers_logged_tie_breaking() -> None:
     """The auditor that follows its log comes to the same run; whoever takes its own log for the law loses."""
     workshop = Workshop.open("logged")
     job = job_of(workshop)
@@ -67,7 +67,7 @@ def test_false_steps_before_the_first_unreadable_log_are_found() -> None:
     assert (match.final.step, match.final.leaf) == (work.lie.step, work.lie.leaf)
 
 
-def test_code_3_is_no_excuse_to_who_knows_the_words() -> None:
+def test_an_invalid_log_code_is_convicted_once_the_log_is_known() -> None:
     """The open part is the reading, not the judging."""
     workshop = Workshop.open("logged")
     job = job_of(workshop)
@@ -83,7 +83,7 @@ def test_code_3_is_no_excuse_to_who_knows_the_words() -> None:
 
 
 @given(st.integers(-(2**60), 2**60), st.integers(-190, 60), st.integers(16, 32), st.integers(2, 10))
-def test_an_exact_sum_knows_its_neighbours(n: int, e: int, precision: int, tolerance: int) -> None:
+def test_an_exact_sum_lies_between_its_rounded_neighbours(n: int, e: int, precision: int, tolerance: int) -> None:
     exact = ExactSum(index=0, element=0, n=n, e=e, rounding=Rounding(precision=precision, tolerance=tolerance))
     x = n * Fraction(2) ** e
     rounded = nearest(x, precision)
@@ -101,7 +101,7 @@ def test_an_exact_sum_knows_its_neighbours(n: int, e: int, precision: int, toler
     assert exact.near == (abs(abs(x) - (low + high) / 2) <= (high - low) / 2**tolerance)
 
 
-def test_with_entry() -> None:
+def test_with_entry_adds_replaces_and_removes_log_entries() -> None:
     log = with_entry(StepLog(), 3, 7, Direction.UP)
     log = with_entry(with_entry(log, 3, 2, Direction.DOWN), 1, 0, Direction.UP)
     assert list(log.entries) == [1, 3]
@@ -112,7 +112,7 @@ def test_with_entry() -> None:
     assert with_entry(log, 5, 5, Direction.NONE) == log
 
 
-def test_a_log_tree_without_forgery_is_the_logs_own() -> None:
+def test_a_log_tree_without_forgery_equals_the_honest_one() -> None:
     workshop = Workshop.open("logged")
     logs = workshop.run().logs()
     assert logs is not None

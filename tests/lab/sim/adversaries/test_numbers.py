@@ -25,7 +25,7 @@ def differences(name: str, seed: int) -> list[tuple[int, int]]:
     return [(a, b) for a, b in zip(own, true, strict=True) if a != b]
 
 
-def test_one_number_is_one_number() -> None:
+def test_single_number_cheats_change_exactly_one_number() -> None:
     for name in ("one ulp of a weight", "one bit of a loss", "negative zero"):
         found = [pairs for seed in range(6) if (pairs := differences(name, seed))]
         assert found
@@ -52,7 +52,7 @@ def test_products_in_tf32_are_far_less_exact_than_native_sums() -> None:
     assert sorted(tf32)[len(tf32) // 2] > 100 * sorted(native)[len(native) // 2]
 
 
-def test_a_sum_is_bent_at_any_place(workshop: Workshop) -> None:
+def test_partial_sums_are_falsified_at_various_positions(workshop: Workshop) -> None:
     places = set()
     for seed in range(6):
         duel = convict("bent partial sum", 2 * seed)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 SHARE = TERMS.trainer_stake // 2 // 5
 
 
-def test_a_guess_and_a_copy_lose_their_bonds() -> None:
+def test_auditors_that_guess_or_copy_a_root_lose_their_bonds() -> None:
     for name in ("seat sealed with a guess", "seal of a seat copied"):
         result = played(name, 4, **SEATS)
         lost = of(result, name).wei
@@ -33,7 +33,7 @@ def test_a_guess_and_a_copy_lose_their_bonds() -> None:
         assert of(result, name).steps == 0
 
 
-def test_a_trainer_that_convicts_itself_leaves_their_shares_to_the_seats() -> None:
+def test_seated_auditors_get_their_shares_if_a_trainer_convicts_itself() -> None:
     result = played("self-report in a job with seats", 1, **SEATS)
     trainer, auditor = party(result, "trainer"), party(result, "auditor")
     (puppet,) = (found for found in result.parties if found.name.startswith("puppet"))
@@ -49,7 +49,7 @@ class Cheating(Guessing):
         return self.world.workshop.honest(job.job).run_root(job.job.checkpoints)
 
 
-def test_a_fee_without_an_audit_would_be_seen() -> None:
+def test_a_seat_fee_paid_without_an_audit_is_a_violation() -> None:
     """Promise 7 can fail: nothing in the rules knows where a root came from."""
     kind = adversary("seat sealed with a guess")
 
@@ -61,7 +61,7 @@ def test_a_fee_without_an_audit_would_be_seen() -> None:
     assert any(sentence.startswith("7: seat ") for sentence in result_of(told, 1).violations)
 
 
-def test_a_line_says_how_many_seats_a_job_has() -> None:
+def test_a_game_line_sets_the_number_of_seats() -> None:
     result = play_line("v1 seed=1 game=1 seats=2")
     assert (result.job_status, result.violations) == ("settled", ())
     assert party(result, "auditor").wei == 2 * 10**18, "two fees of a tenth of the reward"

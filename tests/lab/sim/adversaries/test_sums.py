@@ -41,7 +41,7 @@ def exact(row: list[tuple[float, float]]) -> Fraction:
 
 
 @given(ROWS, st.sampled_from((16, 24, 32)))
-def test_toward_zero_is_the_last_number_before_the_sum(row: list[tuple[float, float]], precision: int) -> None:
+def test_rounding_toward_zero_truncates_the_exact_sum(row: list[tuple[float, float]], precision: int) -> None:
     """Where FP64 holds the sum exactly, as of such factors it does."""
     total, found = exact(row), value_of(bits_of(numbers.TOWARD_ZERO.sum(factors(row), precision)[0]))
     if Fraction(float(total)) != total or 0 < abs(total) < Fraction(2) ** -100:
@@ -56,7 +56,7 @@ def test_toward_zero_is_the_last_number_before_the_sum(row: list[tuple[float, fl
 
 
 @given(ROWS, st.sampled_from((16, 24, 32)))
-def test_of_coarse_factors_the_sum_is_rounded_to_nearest(row: list[tuple[float, float]], precision: int) -> None:
+def test_tf32_sums_are_rounded_to_nearest(row: list[tuple[float, float]], precision: int) -> None:
     cut = [tuple(float(numbers.truncated(10)(array(x))[0]) for x in pair) for pair in row]
     total = exact(cut)  # type: ignore[arg-type]
     if Fraction(float(total)) != total:
@@ -81,12 +81,12 @@ def test_truncation_clears_bits(x: float, fraction: int) -> None:
 
 
 @pytest.mark.parametrize("hardware", [numbers.TOWARD_ZERO, numbers.TF32, numbers.BFLOAT16, numbers.NATIVE])
-def test_a_sum_that_is_not_finite_is_a_nan_or_infinite(hardware: numbers.Hardware) -> None:
+def test_sums_with_infinite_or_nan_terms_are_not_finite(hardware: numbers.Hardware) -> None:
     for bad in (float("inf"), float("nan")):
         assert not np.isfinite(hardware.sum(factors([(1.0, 1.0), (bad, 1.0)]), 32)[0])
 
 
-def test_every_sum_of_a_step_is_made_again_from_what_the_step_read(workshop: Workshop) -> None:
+def test_recomputing_every_sum_of_a_step_gives_the_honest_run(workshop: Workshop) -> None:
     """Sums that change nothing give the honest run: all operands are found, in the right order."""
     sums = [n for n, i in enumerate(workshop.program.body) if numbers.is_f32_sum(i)]
     assert len(sums) > 10

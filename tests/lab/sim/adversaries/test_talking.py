@@ -22,7 +22,7 @@ def told(name: str, seed: int) -> tuple[World, GameResult, Counter[str]]:
 
 
 @pytest.mark.parametrize("name", ["silence in the talk", "acknowledgement withheld", "stale state entered"])
-def test_who_holds_back_is_convicted_after_the_talk(name: str) -> None:
+def test_a_party_that_withholds_messages_is_convicted_after_the_talk(name: str) -> None:
     world, result, sent = told(name, 1)
     assert result.catches == {name: "recomputed"}
     assert sent["prove"] == 1
@@ -43,14 +43,14 @@ def test_a_concession_counts_on_the_chain_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["two states acknowledged", "two ways in one talk"])
-def test_who_signs_twice_is_reported(name: str) -> None:
+def test_signing_two_conflicting_states_is_reported(name: str) -> None:
     _, result, sent = told(name, 1)
     assert result.catches == {name: "forked"}
     assert (sent["reportFork"], sent["prove"], sent["enterAndProve"]) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("name", ["another way on the chain than in the talk", "state entered over moves on the chain"])
-def test_the_chain_leaves_the_line_of_the_talk(name: str) -> None:
+def test_a_game_on_the_chain_may_depart_from_its_talk(name: str) -> None:
     goes_back = name.startswith("state")
     world, _, sent = told(name, 3)
     (game,) = world.board.games.values()
@@ -61,7 +61,7 @@ def test_the_chain_leaves_the_line_of_the_talk(name: str) -> None:
         assert tuple(game.moves[: len(talk)]) != talk, "another selection on the chain"
 
 
-def test_other_openings_on_the_chain_do_not_tie() -> None:
+def test_openings_that_differ_from_the_talk_end_in_a_timeout() -> None:
     _, result, sent = told("other openings on the chain than in the talk", 1)
     assert result.catches == {"other openings on the chain than in the talk": "timeout"}
     assert sent["prove"] + sent["enterAndProve"] == 0

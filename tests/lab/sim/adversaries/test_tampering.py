@@ -40,7 +40,7 @@ def test_tf32_has_ten_fraction_bits(bits: int) -> None:
     assert bits_of(tampering.as_tf32(scalar(bits))) == bits & 0xFFFFE000
 
 
-def test_the_catalogue_names_what_it_changes(yard: Yard) -> None:
+def test_catalogue_cheats_change_the_named_values(yard: Yard) -> None:
     program = yard.program
     label = tampering.poisoned_label(program, labels="labels", step=2, element=1, classes=CLASSES)
     rate = tampering.changed_learning_rate(program, step=2, factor=2)
@@ -55,7 +55,7 @@ def test_the_catalogue_names_what_it_changes(yard: Yard) -> None:
     assert bits_of(weight.change(torch.tensor(0.0))) == 1
 
 
-def test_what_is_not_there_cannot_be_tampered_with(yard: Yard) -> None:
+def test_tampering_with_unknown_data_or_state_is_refused(yard: Yard) -> None:
     with pytest.raises(ConfigurationError, match=r"expected data named 'prices', got .*'labels'"):
         tampering.gathers_of(yard.program, "prices")
     with pytest.raises(ConfigurationError, match=r"expected a state entry, got 'model\.tail'"):
@@ -63,7 +63,7 @@ def test_what_is_not_there_cannot_be_tampered_with(yard: Yard) -> None:
 
 
 @pytest.mark.parametrize("terms", [1, 5, 13, 14, 1000])
-def test_long_sums(yard: Yard, terms: int) -> None:
+def test_long_sums_finds_fp32_sums_with_enough_terms(yard: Yard, terms: int) -> None:
     found = set(tampering.long_sums(yard.program, terms))
     for n, i in enumerate(yard.program.body):
         is_sum = i.opcode == Opcode.REDUCE and i.function == 0 and i.dtype == DType.F32
@@ -113,13 +113,13 @@ def test_the_sign_of_a_zero_is_a_change() -> None:
     assert bits_of(held[0]) == 0, "the honest tensor is left as it is"
 
 
-def test_a_deviation_has_its_steps() -> None:
+def test_a_deviation_applies_only_to_its_steps() -> None:
     observer = tampering.putting({})
     tamper = tampering.during((2, 5), lambda _: observer)
     assert [step for step in range(8) if tamper(step)] == [2, 5]
 
 
-def test_observers_follow_each_other() -> None:
+def test_combined_observers_apply_in_order() -> None:
     both = tampering.together(
         tampering.putting({1: lambda x: x + 1}), tampering.putting({1: lambda x: x * 10, 2: lambda x: -x})
     )
@@ -134,7 +134,7 @@ def test_every_entry_of_the_state_is_read_and_committed(workshop: Workshop) -> N
     assert list(tampering.commits_by_leaf(workshop.program).values()) == names
 
 
-def test_what_is_redone_with_the_same_operands_is_the_same(workshop: Workshop) -> None:
+def test_recomputing_with_the_same_operands_changes_nothing(workshop: Workshop) -> None:
     program, machine = workshop.program, workshop.interpreter.arithmetic
     clock, seed = tampering.source(program, SourceKind.STEP), tampering.source(program, SourceKind.DATA, "seed")
     shuffle, drawn = tampering.only(program, Opcode.SHUFFLE), tampering.only(program, Opcode.RANDOM)
@@ -153,7 +153,7 @@ def test_what_is_redone_with_the_same_operands_is_the_same(workshop: Workshop) -
     assert (lie.step, lie.leaf) == (3, drawn)
 
 
-def test_a_state_is_kept_or_not_by_name(workshop: Workshop) -> None:
+def test_committed_state_may_be_kept_from_the_step_before(workshop: Workshop) -> None:
     program = workshop.program
     new = tampering.during((4,), lambda _: tampering.committing(program, lambda _name, new, _old: new))
     assert deviating(workshop, job_of(workshop), new, first_step=4).lie is None
@@ -162,7 +162,7 @@ def test_a_state_is_kept_or_not_by_name(workshop: Workshop) -> None:
     assert work.oracle.record(4).state_root == work.oracle.record(3).state_root
 
 
-def test_what_is_not_there_cannot_be_found(workshop: Workshop) -> None:
+def test_looking_up_a_missing_or_ambiguous_instruction_is_refused(workshop: Workshop) -> None:
     with pytest.raises(ConfigurationError, match="expected one REDUCE of anything, got "):
         tampering.only(workshop.program, Opcode.REDUCE)
     with pytest.raises(ConfigurationError, match="expected one GATHER of prices, got 0"):

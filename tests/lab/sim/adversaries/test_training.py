@@ -21,7 +21,7 @@ def test_labels_are_poisoned_in_the_batch_or_in_the_data(workshop: Workshop) -> 
     assert set(leaves) == {only(program, Opcode.GATHER, LABELS), source(program, SourceKind.DATA, LABELS)}
 
 
-def test_a_backdoor_stands_in_images_and_labels(workshop: Workshop) -> None:
+def test_a_backdoor_changes_the_images_of_a_batch(workshop: Workshop) -> None:
     program, job = workshop.program, job_of(workshop)
     work = deviation("backdoor trigger").work(workshop, job, Random(3))
     assert work.lie is not None
@@ -46,7 +46,7 @@ def test_another_order_draws_agreed_data_only(name: str, workshop: Workshop) -> 
         assert all(own.node(0, leaf) == true.node(0, leaf) for leaf in arrays)
 
 
-def test_the_settings_are_in_the_program() -> None:
+def test_each_training_setting_is_one_constant_of_the_program() -> None:
     program = Workshop.open("exact").program
     for value in (*BETAS, 1 - DROPOUT, WEIGHT_DECAY):
         assert len(constants(program, value)) == 1
@@ -85,14 +85,14 @@ def works(name: str, seeds: int = 4) -> list[tuple[Job, Work]]:
 @pytest.mark.parametrize(
     "name", ["skipped steps", "fewer epochs", "stale checkpoint", "copied checkpoint", "another's run resubmitted"]
 )
-def test_less_work_costs_less(name: str) -> None:
+def test_cheats_that_skip_work_compute_fewer_steps(name: str) -> None:
     for job, work in works(name):
         assert 0 <= work.computed_steps < job.steps
         assert (work.computed_steps == 0) == (name == "another's run resubmitted")
 
 
 @pytest.mark.parametrize("name", ["frozen layer", "smaller model"])
-def test_a_smaller_model_costs_every_step(name: str) -> None:
+def test_smaller_model_cheats_still_compute_every_step(name: str) -> None:
     assert all(work.computed_steps == job.steps for job, work in works(name, 2))
 
 
@@ -116,7 +116,7 @@ def test_a_stale_checkpoint_holds_a_state_that_was_there_before(workshop: Worksh
 
 
 @pytest.mark.slow
-def test_somebody_elses_run_is_as_real_as_this_one(workshop: Workshop) -> None:
+def test_copied_checkpoints_come_from_other_real_runs(workshop: Workshop) -> None:
     roots = [{r.state_root for r in workshop.another(stream).step_records} for stream in (3, 4, 5)]
     honest = {record.state_root for record in workshop.run().step_records}
     assert all(len(own) == 10 and not own & honest for own in roots)

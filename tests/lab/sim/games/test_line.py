@@ -33,7 +33,7 @@ GAMES = st.builds(
 
 
 @given(GAMES)
-def test_a_game_has_a_line_and_the_line_that_game(game: line.GameLine) -> None:
+def test_a_game_line_round_trips_through_text(game: line.GameLine) -> None:
     assert line.GameLine.parse(str(game), KNOWN) == game
 
 
@@ -43,7 +43,7 @@ def test_two_games_have_two_lines(pair: tuple[line.GameLine, line.GameLine]) -> 
 
 
 @given(GAMES, st.data())
-def test_no_other_text_is_that_game(game: line.GameLine, data: st.DataObject) -> None:
+def test_an_edited_line_never_means_the_same_game(game: line.GameLine, data: st.DataObject) -> None:
     """Any one edit gives no game, or another one; never a second spelling."""
     text = str(game)
     at = data.draw(st.integers(0, len(text)))
@@ -56,7 +56,7 @@ def test_no_other_text_is_that_game(game: line.GameLine, data: st.DataObject) ->
     assert (found == game) == (changed == text)
 
 
-def test_a_short_line_says_much() -> None:
+def test_a_line_omits_defaults_and_accepts_unit_suffixes() -> None:
     assert str(line.GameLine(seed=7, game=123)) == "v1 seed=7 game=123"
     text = "v1 seed=7 game=123 with=lazy-auditor,poisoned-label workshop=logged auditors=3 levels=5 " + (
         "reward=15e17 trainer-stake=1001 challenger-stake=0 window=3d clock=90m replay=1s"
@@ -67,7 +67,7 @@ def test_a_short_line_says_much() -> None:
     )  # fmt: skip
 
 
-def test_what_is_usual_belongs_to_the_version() -> None:
+def test_defaults_and_fields_are_pinned_to_the_line_version() -> None:
     """Kept lines mean what they meant: another usual value is another version."""
     assert line.USUAL == {
         "adversaries": (), "workshop": "exact", "auditors": 1, "levels": 4, "reward": 10**19,
@@ -110,7 +110,7 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("text", "message"), BROKEN)
-def test_what_is_no_line_is_refused_with_what_was_expected(text: str, message: str) -> None:
+def test_a_malformed_line_is_refused_with_what_was_expected(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(message)) as caught:
         line.GameLine.parse(text, KNOWN)
     assert len(str(caught.value)) < 400
@@ -123,12 +123,12 @@ def test_a_game_out_of_range_cannot_be_made() -> None:
         line.GameLine(seed=1, game=1, adversaries=("b", "a"))
 
 
-def test_a_slug_is_typed_with_ease() -> None:
+def test_slugs_are_lowercase_letters_digits_and_hyphens() -> None:
     assert line.slug("Adam's beta, 0.99 twice") == "adam-s-beta-0-99-twice"
     assert line.slug("poisoned label") == "poisoned-label"
 
 
-def test_an_unknown_adversary_far_from_all_gets_the_list_alone() -> None:
+def test_an_unknown_adversary_without_a_similar_name_gets_the_list() -> None:
     with pytest.raises(ConfigurationError, match="got 'xyzzy'; there are: a, b"):
         line.require_known("xyzzy", ["b", "a"])
 

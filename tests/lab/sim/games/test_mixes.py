@@ -47,13 +47,13 @@ def test_everyone_is_dealt_once_before_anyone_is_dealt_twice() -> None:
     assert sorted(pairs) == sorted([tuple(sorted(pair)) for pair in HAND.pairs] * 2)
 
 
-def test_the_order_is_the_seeds() -> None:
+def test_the_seed_changes_the_order_of_adversaries() -> None:
     assert [line.adversaries for line in dealt("singles", 5, seed=1)] != [
         line.adversaries for line in dealt("singles", 5, seed=2)
     ]
 
 
-def test_names_and_weights_of_ones_own() -> None:
+def test_a_mix_accepts_adversary_names_and_weights() -> None:
     lines = dealt("stall:2,poison+censor:3", 50)
     assert Counter(line.adversaries for line in lines) == {("stall",): 20, ("censor", "poison"): 30}
     assert str(Mix.parse("stall:2,honest", HAND)) == "stall:2,honest:1"
@@ -67,13 +67,13 @@ def test_rough_weather_changes_nothing_else() -> None:
         assert rough.deal(7, game, HAND) == replace(calm, rough=1)
 
 
-def test_what_is_not_caught_is_played_only_when_asked_for() -> None:
+def test_known_weaknesses_are_dealt_only_on_request() -> None:
     assert not any("hole" in line.adversaries for line in dealt("all", 200))
     assert {line.adversaries for line in dealt("weaknesses", 5)} == {("hole",)}
     assert {line.adversaries for line in dealt("hole", 5)} == {("hole",)}
 
 
-def test_games_are_played_where_the_adversaries_can() -> None:
+def test_games_get_a_workshop_that_their_adversaries_support() -> None:
     lines = dealt("all", 400)
     assert {line.workshop for line in lines if "bad-log" in line.adversaries} == {"logged"}
     assert {line.workshop for line in lines if "poison" in line.adversaries} == {"exact"}
@@ -106,7 +106,7 @@ def test_terms_come_from_their_ranges() -> None:
         ("all,stall", "got 'all'"),
     ],
 )
-def test_a_mix_that_is_none_is_refused(text: str, message: str) -> None:
+def test_a_malformed_mix_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Mix.parse(text, HAND)
     assert message in str(caught.value)
@@ -117,7 +117,7 @@ def test_adversaries_without_a_common_workshop_are_refused() -> None:
         dealt("poison+bad-log", 1)
 
 
-def test_a_part_with_nobody_in_it_is_refused() -> None:
+def test_a_mix_part_without_any_adversary_is_refused() -> None:
     mix = Mix.parse("pairs", HAND)
     with pytest.raises(ConfigurationError, match="expected a catalogue with pairs, got one without"):
         mix.deal(7, 0, Repertoire(workshops=HAND.workshops, singles=HAND.singles, pairs=()))

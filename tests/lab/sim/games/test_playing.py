@@ -17,7 +17,7 @@ from tiebreak.protocol.errors import ConfigurationError
 LINE = "v1 seed=7 game=5 with=poisoned-label auditors=2"
 
 
-def test_everyone_goes_by_a_slug_that_says_the_name(cases: Callable[[], None]) -> None:
+def test_every_adversary_is_listed_under_the_slug_of_its_name(cases: Callable[[], None]) -> None:
     assert len(playing.CAUGHT) >= 25
     for name, kind in playing.ADVERSARIES.items():
         assert name == slug(kind.name)
@@ -27,7 +27,7 @@ def test_everyone_goes_by_a_slug_that_says_the_name(cases: Callable[[], None]) -
 
 
 @pytest.mark.slow
-def test_everyone_can_play_somewhere() -> None:
+def test_every_adversary_can_play_in_some_workshop() -> None:
     players = playing.repertoire()
     assert len(players.pairs) == 6134, "other pairs would deal other games for every seed"
     assert all(players.workshops[name] for name in playing.ADVERSARIES)
@@ -36,7 +36,7 @@ def test_everyone_can_play_somewhere() -> None:
 
 
 @pytest.mark.slow
-def test_every_pair_that_is_dealt_can_be_gathered(cases: Callable[[], None]) -> None:
+def test_every_dealt_pair_of_adversaries_can_play_together(cases: Callable[[], None]) -> None:
     mix, players = Mix.parse("pairs", playing.repertoire()), playing.repertoire()
     for game in range(60):
         line = mix.deal(3, game, players)
@@ -50,12 +50,12 @@ def test_every_pair_that_is_dealt_can_be_gathered(cases: Callable[[], None]) -> 
         cases()
 
 
-def test_two_who_want_one_place_cannot_play() -> None:
+def test_two_adversaries_for_one_role_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"expected one adversary for the computation, got .* and "):
         playing.gather(GameLine(seed=1, game=1, adversaries=("frozen-layer", "poisoned-label")))
 
 
-def test_an_adversary_plays_where_it_can() -> None:
+def test_an_adversary_in_an_unsupported_workshop_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="silent rounding: expected workshop=logged, its only one, got exact"):
         playing.gather(GameLine(seed=1, game=1, adversaries=("silent-rounding",)))
 
@@ -73,7 +73,7 @@ def test_terms_and_auditors_are_those_of_the_line() -> None:
     assert playing.gather(GameLine(seed=7, game=1, auditors=0)).cast.auditors == []
 
 
-def test_names_of_who_shares_a_party_are_told_apart() -> None:
+def test_results_list_adversaries_that_share_a_party_separately() -> None:
     """A trainer may have a false run from one adversary and its manners from another; it ends once, for both."""
     gathering = playing.gather(GameLine(seed=1, game=1, adversaries=("poisoned-label",)))
     gathering.names.append("skipped steps")
@@ -115,7 +115,7 @@ def test_a_game_is_told_move_by_move() -> None:
         assert any(line.startswith(party.name) and f"{party.gas:,}" in line for line in text)
 
 
-def test_a_game_is_told_as_it_was_talked() -> None:
+def test_a_game_report_lists_moves_sent_as_messages() -> None:
     """Two transactions about the game, and between them what was said, by a post that loses and delays."""
     line = "v1 seed=1 game=1 with=one-false-sum talk=30m"
     world, result = playing.watch_line(line)
@@ -140,5 +140,5 @@ EXAMPLES = load_all(KEPT)
 
 
 @pytest.mark.parametrize("example", slow_except(EXAMPLES, *EXAMPLES[:2]), ids=lambda example: example.line)
-def test_what_broke_a_promise_once_does_so_no_more(example: CounterExample) -> None:
+def test_known_counterexamples_break_no_promise_any_more(example: CounterExample) -> None:
     assert playing.play_line(example.line).violations == (), example.cause

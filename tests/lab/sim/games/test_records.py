@@ -24,7 +24,7 @@ def write(folder: Path, games: list[int], *, resume: bool = False) -> dict[int, 
     return before
 
 
-def test_what_was_written_is_read_by_number(tmp_path: Path) -> None:
+def test_records_are_read_in_order_of_game_number(tmp_path: Path) -> None:
     assert write(tmp_path / "new" / "folder", [2, 0, 1]) == {}
     assert read(tmp_path / "new" / "folder" / RECORDS) == (HEAD, [record(0), record(1), record(2)])
 
@@ -48,7 +48,7 @@ def test_results_are_not_written_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [{"seed": 8}, {"mix": "pairs:1"}])
-def test_one_goes_on_with_the_same_games_only(tmp_path: Path, other: dict[str, Any]) -> None:
+def test_resume_refuses_records_of_another_seed_or_mix(tmp_path: Path, other: dict[str, Any]) -> None:
     write(tmp_path, [0])
     head = GamesHeader(**({"seed": 7, "mix": "singles:1", "environment": {}, "adversaries": {}} | other))
     with (
@@ -81,13 +81,13 @@ def test_two_runs_cannot_write_one_file(tmp_path: Path) -> None:
         (json.dumps(HEAD.to_json()) + '\n{"game":1}\n{"game":1}\n', "each game once"),
     ],
 )
-def test_another_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_malformed_file_of_records_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / RECORDS
     path.write_text(text)
     with pytest.raises(EncodingError, match=message):
         read(path)
 
 
-def test_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_of_records_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="got no such file"):
         read(tmp_path / RECORDS)

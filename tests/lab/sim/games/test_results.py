@@ -43,7 +43,7 @@ def test_no_promise_was_broken_in_any_game(series: str, request: pytest.FixtureR
     assert sum(summary["played"].values()) == summary["games"]
 
 
-def test_everyone_took_part_and_ended_where_it_must(summary: Any, cases: Callable[[], None]) -> None:
+def test_committed_games_catch_every_adversary_as_expected(summary: Any, cases: Callable[[], None]) -> None:
     assert set(summary["adversaries"]) == set(ADVERSARIES)
     for name in CAUGHT:
         found = summary["adversaries"][name]
@@ -54,7 +54,7 @@ def test_everyone_took_part_and_ended_where_it_must(summary: Any, cases: Callabl
         cases()
 
 
-def test_the_weather_was_rough_and_everyone_was_out_in_it(rough: Any) -> None:
+def test_rough_weather_games_include_every_fault_and_adversary(rough: Any) -> None:
     assert rough["mix"].endswith("in rough weather")
     assert set(rough["faults"]) == {
         "posts lost", "posts late", "posts doubled", "transactions lost", "transactions late", "restarts",
@@ -65,7 +65,7 @@ def test_the_weather_was_rough_and_everyone_was_out_in_it(rough: Any) -> None:
     assert all(rough["adversaries"][name]["games"] for name in CAUGHT)
 
 
-def test_it_is_small_and_as_it_is_written(summary: Any, rough: Any) -> None:
+def test_committed_results_are_small_and_match_their_tables(summary: Any, rough: Any) -> None:
     for path, found in ((PATH, summary), (ROUGH, rough)):
         assert path.stat().st_size < 130_000
         assert path.read_text() == to_text(found)

@@ -36,7 +36,7 @@ def test_two_processes_find_what_one_finds() -> None:
     assert without_wall(one) == without_wall(two) == without_wall([attempt(play, *game) for game in games])
 
 
-def test_a_game_that_breaks_is_a_record_with_its_line() -> None:
+def test_a_game_that_raises_is_recorded_with_its_error_and_line() -> None:
     (broken, fine) = play_games(lines("breaking", "poison"), play, processes=1)
     assert broken["error"] == "ValueError: expected a game, got none"
     assert "players.py" in broken["traceback"]
@@ -54,7 +54,7 @@ def test_a_process_that_dies_takes_one_game_with_it() -> None:
 
 
 @pytest.mark.slow
-def test_a_game_without_end_is_ended() -> None:
+def test_a_game_that_hangs_is_ended_at_its_time_limit() -> None:
     records = without_wall(list(play_games(lines("hanging", "poison"), play, processes=1, limit=3)))
     assert records[0]["error"] == "no end after 3 seconds"
     assert records[1]["result"]["catches"] == {"poison": "recomputed"}
@@ -65,7 +65,7 @@ def test_a_result_that_is_no_json_is_an_error() -> None:
     assert record["error"].startswith("ValueError: Out of range float values")
 
 
-def test_who_stops_listening_stops_the_games() -> None:
+def test_closing_the_iterator_stops_the_running_games() -> None:
     games = play_games(lines("poison", *["hanging"] * 4), play, processes=2)
     assert next(games)["game"] == 0
     start = time.perf_counter()
@@ -73,7 +73,7 @@ def test_who_stops_listening_stops_the_games() -> None:
     assert time.perf_counter() - start < 30  # not the minute that a hanging game takes
 
 
-def test_more_processes_than_games() -> None:
+def test_more_processes_than_games_play_each_game_once() -> None:
     assert len(list(play_games(lines("", ""), play, processes=8))) == 2
     assert list(play_games([], play, processes=2)) == []
 
@@ -111,7 +111,7 @@ def start(folder: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
-def test_a_run_that_ends_early_goes_on_where_it_was(tmp_path: Path, how: signal.Signals) -> None:
+def test_a_killed_series_of_games_resumes_with_the_unplayed_ones(tmp_path: Path, how: signal.Signals) -> None:
     """It loses the games in flight, nothing else, and its processes end with it."""
     run = start(tmp_path)
     assert run.stdout is not None

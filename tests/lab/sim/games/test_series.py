@@ -28,7 +28,7 @@ def series(mix: str = "all", games: int = 20, player: Callable[[str], Json] = pl
     return Series(head=head, mix=dealt, repertoire=PLAYERS, games=games, play=player)
 
 
-def test_a_summary_follows_from_the_games_in_the_folder(tmp_path: Path) -> None:
+def test_a_summary_can_be_rebuilt_from_the_records_of_its_folder(tmp_path: Path) -> None:
     summary = series().run(tmp_path, processes=2, resume=False)
     assert summary["games"] == 20
     assert summary["played"] == {"alone": 12, "together": 6, "honest": 2}
@@ -40,7 +40,7 @@ def test_a_summary_follows_from_the_games_in_the_folder(tmp_path: Path) -> None:
     assert not (tmp_path / VIOLATIONS).exists()
 
 
-def test_what_breaks_a_promise_is_kept_as_lines(tmp_path: Path) -> None:
+def test_games_that_break_a_promise_are_saved_as_lines(tmp_path: Path) -> None:
     summary = series("breaking:1,honest:1", games=4).run(tmp_path, processes=1, resume=False)
     assert summary["promises"]["broken"] == summary["errors"] == 2
     kept = load(tmp_path / VIOLATIONS)
@@ -48,7 +48,7 @@ def test_what_breaks_a_promise_is_kept_as_lines(tmp_path: Path) -> None:
     assert {example.cause for example in kept} == {"error: ValueError: expected a game, got none"}
 
 
-def test_a_folder_of_other_games_is_refused(tmp_path: Path) -> None:
+def test_resume_refuses_games_dealt_from_another_catalogue(tmp_path: Path) -> None:
     """An example is a catalogue that had other adversaries."""
     series().run(tmp_path, processes=1, resume=False)
     more = replace(PLAYERS, singles=("dying", "poison", "slow"))
@@ -57,7 +57,7 @@ def test_a_folder_of_other_games_is_refused(tmp_path: Path) -> None:
         changed.run(tmp_path, processes=1, resume=True)
 
 
-def test_a_summary_has_a_line_for_each_thing() -> None:
+def test_summary_json_has_one_line_for_each_adversary() -> None:
     text = to_text({"games": 3, "adversaries": {"a": {"x": [1, 2]}, "b": {}}, "violations": [], "notable": {}})
     assert text == (
         '{\n "games": 3,\n "adversaries": {\n  "a": {"x":[1,2]},\n  "b": {}},\n "violations": [],\n "notable": {}\n}\n'

@@ -27,7 +27,7 @@ def record(game: int, *names: str, **changes: Any) -> dict[str, Any]:
     return {"game": game, "line": line, "wall": 0.5, "result": result(line, **changes)}
 
 
-def test_counts() -> None:
+def test_a_summary_counts_games_promises_endings_and_disputes() -> None:
     broken = {"game": 9, "line": "v1 seed=7 game=9", "wall": 1.5, "error": "ValueError: x", "traceback": "..."}
     records = [
         record(0),
@@ -64,7 +64,7 @@ def test_counts() -> None:
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
 
 
-def test_gain_and_cost_go_by_role_and_by_honesty() -> None:
+def test_gain_and_gas_are_averaged_by_role_and_honesty() -> None:
     parties = [
         party("trainer", "trainer", "poison", wei=-100, gas=7),
         party("auditor", "auditor", None, wei=50),
@@ -86,7 +86,7 @@ def test_an_honest_loser_is_counted() -> None:
     assert honest_slashed(result("v1 seed=7 game=1", parties=cheating_trainer, duels=lost))
 
 
-def test_undetected_is_watched_and_paid() -> None:
+def test_a_cheat_is_undetected_if_it_was_watched_and_paid() -> None:
     line = "v1 seed=7 game=1 with=poison"
     assert undetected(result(line, violations=["1: one lost", "2: a false head was watched, and a job was settled"]))
     assert not undetected(result(line, violations=["1: one lost"]))

@@ -58,7 +58,7 @@ def slashed(workshop: Workshop) -> Finished:
     return finish(cheating(workshop, auditors=seats(AuditorAgent, AuditorAgent)), 32)
 
 
-def test_games_that_kept_all_promises(settled: Finished, slashed: Finished) -> None:
+def test_games_that_kept_all_promises_report_no_violation(settled: Finished, slashed: Finished) -> None:
     assert checks.violations(settled) == checks.violations(slashed) == ()
     assert slashed.false_jobs == {job.job.id for job in slashed.jobs}
     assert slashed.watched
@@ -72,12 +72,12 @@ def only(found: tuple[str, ...], promise: int, words: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["trainer", "client", "auditor", "builder"])
-def test_1_an_honest_party_that_lost_a_wei(settled: Finished, name: str) -> None:
+def test_promise_1_reports_an_honest_party_that_lost_a_wei(settled: Finished, name: str) -> None:
     robbed = replace(settled, wei={**settled.wei, name: settled.wei[name] - 1})
     only(checks.violations(robbed), 1, f"{name}, honest: expected at least")
 
 
-def test_1_a_winner_that_was_not_paid(slashed: Finished) -> None:
+def test_promise_1_reports_an_unpaid_winner(slashed: Finished) -> None:
     name = max(("auditor 1", "auditor 2"), key=lambda name: slashed.wei[name])
     only(
         checks.violations(replace(slashed, wei={**slashed.wei, name: 0})),
@@ -86,12 +86,12 @@ def test_1_a_winner_that_was_not_paid(slashed: Finished) -> None:
     )
 
 
-def test_1_an_honest_trainer_that_was_slashed(slashed: Finished) -> None:
+def test_promise_1_reports_an_honest_trainer_that_was_slashed(slashed: Finished) -> None:
     found = checks.nobody_loses(replace(slashed, deviations={}))
     assert any("the honest trainer's job ended SLASHED" in sentence for sentence in found)
 
 
-def test_2_a_false_head_that_settled(settled: Finished) -> None:
+def test_promise_2_reports_a_watched_false_head_that_settled(settled: Finished) -> None:
     untrue = frozenset(job.job.id for job in settled.jobs)
     only(checks.violations(replace(settled, false_jobs=untrue)), 2, "a false head was watched")
     assert checks.violations(replace(settled, false_jobs=untrue, watched=False)) == ()
@@ -101,7 +101,7 @@ def test_2_a_false_head_that_settled(settled: Finished) -> None:
     )
 
 
-def test_3_an_adversary_that_ended_elsewhere(slashed: Finished) -> None:
+def test_promise_3_reports_an_adversary_with_an_unexpected_ending(slashed: Finished) -> None:
     allowed = frozenset({"recomputed", "timeout"})
     kept = replace(slashed, expected={"changed": allowed}, catches={"changed": "recomputed"})
     assert checks.violations(kept) == ()
@@ -111,14 +111,18 @@ def test_3_an_adversary_that_ended_elsewhere(slashed: Finished) -> None:
     only(checks.violations(replace(kept, catches={})), 3, "got nowhere")
 
 
-def test_4_a_wei_too_many_or_too_few(settled: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promise_4_reports_a_board_balance_that_is_off_by_a_wei(
+    settled: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chain = settled.world.chain
     balance, board = chain.balance, chain.deployment.board
     monkeypatch.setattr(chain, "balance", lambda account: balance(account) + (account == board))
     only(checks.violations(settled), 4, "the board owes 0 wei and owns 1")
 
 
-def test_4_credit_that_an_honest_party_left(settled: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promise_4_reports_credit_not_withdrawn_by_an_honest_party(
+    settled: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
     chain, owner = settled.world.chain, settled.agents["auditor"].address
     monkeypatch.setattr(chain, "credit", lambda account: 5 * (account == owner))
     found = checks.violations(settled)
@@ -134,7 +138,7 @@ def _open_job(finished: Finished, patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("spoil", "words"), [(_open_game, "did not end"), (_open_job, "did not end")])
-def test_4_what_is_stuck(
+def test_promise_4_reports_games_and_jobs_that_did_not_end(
     slashed: Finished,
     spoil: Callable[[Finished, pytest.MonkeyPatch], None],
     words: str,
@@ -144,14 +148,14 @@ def test_4_what_is_stuck(
     assert any(sentence.startswith("4: ") and words in sentence for sentence in checks.violations(slashed))
 
 
-def test_4_money_of_cheats_alone_may_stay(slashed: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promise_4_allows_stuck_money_of_cheats_only(slashed: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
     _open_job(slashed, monkeypatch)
     everyone = dict.fromkeys(slashed.agents, "somebody")
     stuck = [s for s in checks.money_adds_up(replace(slashed, deviations=everyone)) if "job" in s]
     assert stuck == []
 
 
-def test_4_a_game_that_had_to_be_stopped(settled: Finished) -> None:
+def test_promise_4_reports_a_simulation_that_had_to_be_stopped(settled: Finished) -> None:
     only(checks.violations(replace(settled, cut_short=True)), 4, "until it was stopped")
 
 
@@ -162,7 +166,9 @@ def test_4_a_game_that_had_to_be_stopped(settled: Finished) -> None:
         {"reason": 4}, {"last": 1}, {"defender_rest": 1}, {"challenger_rest": 1},
     ],
 )  # fmt: skip
-def test_5_a_record_that_is_not_the_python_referees(slashed: Finished, change: dict[str, Any]) -> None:
+def test_promise_5_compares_each_field_of_contract_and_python_game_state(
+    slashed: Finished, change: dict[str, Any]
+) -> None:
     found = next(found for found in slashed.games if not found.void)
     record = slashed.world.chain.game_state(found.id)
     assert differences(found, record) == []
@@ -170,7 +176,9 @@ def test_5_a_record_that_is_not_the_python_referees(slashed: Finished, change: d
 
 
 @pytest.mark.parametrize("change", [{"node": bytes(32)}, {"step": 9}, {"instruction": 1}, {"element": 77}])
-def test_5_a_place_that_is_not_the_python_referees(slashed: Finished, change: dict[str, Any]) -> None:
+def test_promise_5_compares_the_disputed_position_in_contract_and_python(
+    slashed: Finished, change: dict[str, Any]
+) -> None:
     """It is found in the middle of a game, where the place still counts."""
     items = [item for block in slashed.world.blocks for item in block.transactions]
     item = next(item for item in items if item.record is not None and item.pending.call.kind == "openTerms")
@@ -196,12 +204,16 @@ def replay_to(finished: Finished, found: PublicGame, moves: int) -> game.GameSta
     return state
 
 
-def test_5_a_disagreement_is_a_violation(settled: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promise_5_reports_contract_and_python_disagreements(
+    settled: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(settled.world.board, "disagreements", ["phase: 2 in Python, 3 in the contract"])
     only(checks.violations(settled), 5, "phase: 2 in Python")
 
 
-def test_6_a_conviction_elsewhere(slashed: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promise_6_reports_a_conviction_away_from_the_first_lie(
+    slashed: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer: Any = slashed.agents["trainer"]
     lie = trainer.work.lie
     for other in (replace(lie, step=lie.step + 1), replace(lie, leaf=0), replace(lie, element=5)):
@@ -213,7 +225,7 @@ def test_6_a_conviction_elsewhere(slashed: Finished, monkeypatch: pytest.MonkeyP
         )
 
 
-def test_8_a_place_of_a_journal_that_is_written_twice(settled: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promise_8_reports_a_journal_entry_written_twice(settled: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = settled.agents["trainer"].kept
     monkeypatch.setattr(
         settled.agents["trainer"], "kept", [*kept, next(one for one in kept if isinstance(one, AppendRecord))]
@@ -221,7 +233,9 @@ def test_8_a_place_of_a_journal_that_is_written_twice(settled: Finished, monkeyp
     only(checks.violations(settled), 8, "trainer has two things at")
 
 
-def test_8_two_heads_of_an_honest_trainer(settled: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_promise_8_reports_two_conflicting_heads_of_an_honest_trainer(
+    settled: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An accomplice may have signed the second one of a dishonest trainer."""
     mail, trainer = settled.world.mail, settled.agents["trainer"]
     known = mail.heads[0]
@@ -234,7 +248,9 @@ def test_8_two_heads_of_an_honest_trainer(settled: Finished, monkeypatch: pytest
 # ---------------------------------------------------------------- where adversaries end
 
 
-def test_an_ending_is_told_from_what_happened(slashed: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adversarys_ending_follows_from_job_and_game_outcomes(
+    slashed: Finished, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def ends(name: str, untrue: frozenset[Digest] = slashed.false_jobs) -> str:
         return ending(slashed.world, slashed.agents[name], slashed.wei, untrue)
 

@@ -36,7 +36,7 @@ def run(cast: Cast, seed: int) -> World:
 
 
 @pytest.mark.parametrize(("offset", "rest"), [(-1, 1), (0, 0), (1, None)])
-def test_the_edge_of_a_clock(workshop: Workshop, offset: int, rest: int | None) -> None:
+def test_a_move_counts_up_to_the_last_second_of_its_clock(workshop: Workshop, offset: int, rest: int | None) -> None:
     cast = cheating(workshop, trainer=tardy(offset), terms=SHORT, block_seconds=1)
     world = run(cast, 22)
     (played,) = world.board.games.values()
@@ -83,7 +83,7 @@ class Pressed(AuditorAgent):
             self.refusal = error.name
 
 
-def test_a_proof_in_the_block_of_its_seal_is_too_early_and_is_made_again(workshop: Workshop) -> None:
+def test_a_proof_mined_with_its_seal_reverts_and_is_sent_again(workshop: Workshop) -> None:
     cast = cheating(workshop)
     cast.auditors[0].make = Pressed
     world, agents = seat(cast, Random(24))
@@ -112,9 +112,7 @@ def test_a_game_at_a_slow_pace_is_still_won(workshop: Workshop) -> None:
 
 
 @pytest.mark.parametrize("replay_time", [0, 60])
-def test_a_party_keeps_out_of_clocks_and_windows_that_are_a_second_too_short(
-    workshop: Workshop, replay_time: int
-) -> None:
+def test_parties_decline_clocks_and_windows_one_second_too_short(workshop: Workshop, replay_time: int) -> None:
     program, pace = workshop.program, Pace(block_seconds=12, step_seconds=20)
     job = workshop.job(client=NOBODY, trainer=NOBODY, nonce=0, terms=replace(TERMS, replay_time=replay_time))
     clock, window = 12 * (turns(job, program) + 3) + 3 * (60 - replay_time), 3 * 20 + 4 * 12

@@ -52,7 +52,7 @@ def test_a_tampered_value_is_convicted_and_paid_for(workshop: Workshop, levels: 
     assert found.bytes > 100 * found.moves
 
 
-def test_a_lie_that_nobody_watches_is_paid_and_said_to_be(workshop: Workshop) -> None:
+def test_a_lie_without_an_auditor_is_paid_and_reported_undetected(workshop: Workshop) -> None:
     result = play(cheating(workshop, auditors=[]), "unwatched", Random(3))
     assert (result.job_status, result.false_head, result.watched) == ("settled", True, False)
     assert result.catches == {"changed": "undetected"}
@@ -90,7 +90,7 @@ def test_what_reverts_is_paid_for_and_counted(workshop: Workshop) -> None:
     assert (spammer.wei, result.catches) == (0, {"spammer": "refused"})
 
 
-def test_messages_that_are_none_are_refused_and_the_game_goes_on(workshop: Workshop) -> None:
+def test_malformed_messages_are_refused_and_the_game_goes_on(workshop: Workshop) -> None:
     result = play(cheating(workshop, auditors=seats(Garbled, Mute)), "garbled", Random(10))
     assert (result.job_status, result.violations) == ("slashed", ())
     garbled, mute = (party(result, name) for name in ("auditor 1", "auditor 2"))

@@ -9,7 +9,7 @@ from tiebreak.lab.sim.world.world import BLOCK_SECONDS
 from tiebreak.protocol.chain.calls import Call
 
 
-def test_what_is_refused_while_nothing_waits_does_not_stop_the_clock() -> None:
+def test_refused_transactions_do_not_stop_the_pending_blocks_time() -> None:
     world, agents = seat(Cast(workshop=Workshop.open("exact")), Random(1))
     client = agents["client"]
     for _ in range(3):

@@ -38,7 +38,7 @@ def test_transactions_of_a_block_share_its_time_and_see_each_other(chain: Simula
     assert chain.balance(CLIENT.address) == RICH - job.reward - offered.gas_used * BASE_FEE
 
 
-def test_what_is_refused_is_not_in_the_block_unless_it_was_sent_untried(chain: SimulatedChain) -> None:
+def test_a_reverting_transaction_is_mined_only_if_sent_without_a_dry_run(chain: SimulatedChain) -> None:
     draft, call = chain.draft(START + 1), Call.of(tx.AcceptJob(job_id=JOB.id), 5)
     with pytest.raises(Reverted) as caught:
         draft.add(TRAINER, call)
@@ -50,7 +50,7 @@ def test_what_is_refused_is_not_in_the_block_unless_it_was_sent_untried(chain: S
     assert chain.balance(TRAINER.address) == RICH - failed.gas_used * BASE_FEE, "the gas, and nothing else, is gone"
 
 
-def test_reading_changes_nothing(contracts: SimulatedChain) -> None:
+def test_reading_contract_state_changes_no_gas_cost(contracts: SimulatedChain) -> None:
     gas = []
     for reads in (0, 3):
         chain, job = contracts.begin({CLIENT.address: RICH, TRAINER.address: RICH}, START), JOB
@@ -64,7 +64,7 @@ def test_reading_changes_nothing(contracts: SimulatedChain) -> None:
     assert gas[:2] == gas[2:], "warm slots are cheaper: a reader must leave none behind"
 
 
-def test_chains_that_begin_know_nothing_of_each_other(contracts: SimulatedChain) -> None:
+def test_chains_begun_from_one_template_are_independent(contracts: SimulatedChain) -> None:
     first, second = (contracts.begin({CLIENT.address: RICH}, START) for _ in range(2))
     job, draft = JOB, first.draft(START + 1)
     draft.add(CLIENT, create(first, job))
@@ -85,23 +85,23 @@ def test_who_cannot_pay_sends_nothing(chain: SimulatedChain) -> None:
         chain.draft(START + 1).add(POOR, Call.of(tx.Withdraw(to=POOR.address)))
 
 
-def test_a_transaction_that_no_block_takes(chain: SimulatedChain) -> None:
+def test_a_transaction_too_large_for_a_block_is_refused(chain: SimulatedChain) -> None:
     draft = chain.draft(START + 1)
     with pytest.raises(NodeError, match="refused the transaction"):
         draft.add(CLIENT, Call("", raw=b"\xff" * 1_000_000))
     assert draft.add(CLIENT, create(chain, JOB)).reverted is None, "nothing is left of it"
 
 
-def test_time_goes_forward(chain: SimulatedChain) -> None:
+def test_a_draft_block_must_be_later_than_the_last_one(chain: SimulatedChain) -> None:
     with pytest.raises(ValueError, match=f"after {START}, got {START}"):
         chain.draft(START)
 
 
-def test_a_chain_has_to_begin(contracts: SimulatedChain) -> None:
+def test_a_simulated_chain_must_begin_before_use(contracts: SimulatedChain) -> None:
     with pytest.raises(StateError, match="begin"):
         contracts.now()
 
 
-def test_a_call_that_is_refused_when_read(chain: SimulatedChain) -> None:
+def test_a_read_call_that_reverts_raises(chain: SimulatedChain) -> None:
     with pytest.raises(Reverted, match="WrongJobStatus"):
         chain.draft(START + 1).read(Call.of(tx.Settle(job_id=JOB.id)))

@@ -22,7 +22,7 @@ BLOCK = 12
 
 
 @given(st.integers(0, 2**32), st.integers(0, 5000), st.integers(0, 3))
-def test_what_holds_a_party_up_is_no_more_than_it_can_bear(seed: int, seconds: int, depth: int) -> None:
+def test_rough_weather_delays_a_party_no_longer_than_its_budget(seed: int, seconds: int, depth: int) -> None:
     found, spent = Weather(Random(seed), seconds=seconds, depth=depth), Counter[str]()
     rng = Random(seed + 1)
     for _ in range(200):
@@ -38,7 +38,7 @@ def test_what_holds_a_party_up_is_no_more_than_it_can_bear(seed: int, seconds: i
             assert spent[each] <= seconds
 
 
-def test_posts_get_lost_and_what_is_read_does_not() -> None:
+def test_lost_posts_do_not_lose_reads() -> None:
     found = Weather(Random(1), seconds=1, depth=0)
     posts = [found.posts() for _ in range(1000)]
     assert {len(copies) for copies in posts} == {0, 1, 2, 3}
@@ -50,7 +50,7 @@ def test_posts_get_lost_and_what_is_read_does_not() -> None:
     assert {tuple(Weather(Random(k), seconds=0, depth=0).readings()) for k in range(100)} == {(0,)}
 
 
-def test_the_same_line_is_the_same_weather() -> None:
+def test_the_same_line_gives_the_same_faults() -> None:
     world, once = watch_line(SLASHED.format(1))
     assert play_line(SLASHED.format(1)) == once
     assert once.faults
@@ -63,7 +63,7 @@ def test_the_same_line_is_the_same_weather() -> None:
 
 
 @pytest.mark.slow
-def test_what_vanishes_comes_back_in_the_order_of_each_accounts_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reorganised_transactions_return_in_nonce_order(monkeypatch: pytest.MonkeyPatch) -> None:
     vanish, waited = World._vanish, list[int]()
 
     def checked(world: World) -> None:

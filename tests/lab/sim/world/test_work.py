@@ -68,12 +68,12 @@ class Misreported:
         return getattr(self.honest, name)
 
 
-def test_a_record_beside_its_values_is_no_lie(workshop: Workshop) -> None:
+def test_a_step_record_that_contradicts_its_values_is_an_error(workshop: Workshop) -> None:
     with pytest.raises(ConfigurationError, match="expected values that differ in step 3, as its records do"):
         first_lie(Misreported(workshop), workshop.evidence())  # type: ignore[arg-type]
 
 
-def test_questions_cost_what_they_would_cost_a_party(workshop: Workshop) -> None:
+def test_queries_count_the_steps_that_a_party_would_replay(workshop: Workshop) -> None:
     """Checkpoints after steps 3, 6, 9 and 10 are kept; nothing that was answered is executed again."""
     bound = JobEvidence(job_of(workshop), workshop.evidence())
     for question, steps in (

@@ -68,7 +68,7 @@ def test_the_honest_run_is_the_one_that_a_worker_trains(workshop: Workshop, tmp_
             assert copied.record(step) == evidence.record(step)
 
 
-def test_its_bytes_do_not_depend_on_the_order_of_additions(workshop: Workshop, tmp_path: Path) -> None:
+def test_the_honest_run_does_not_depend_on_summation_order(workshop: Workshop, tmp_path: Path) -> None:
     """Nor on near ties, which FP64 errors do not reach: another machine writes the same logs."""
     options = workshop.interpreter.arithmetic.options
     other = Arithmetic(permute=7, precision=options.precision, logging=options.logging)
@@ -81,7 +81,7 @@ GOLDEN = {"exact": "7e1f59c0338dcc2a", "logged": "78c6516b0cce6b2d"}
 """The last record, as every machine, thread count and instruction set has computed it so far."""
 
 
-def test_the_bytes_are_those_that_every_machine_computes(workshop: Workshop) -> None:
+def test_the_honest_runs_hashes_equal_pinned_values(workshop: Workshop) -> None:
     """A change here changes every simulated game, and what its line stands for."""
     assert state_tree(identities(workshop.captured.state)).root.hex()[:16] == "4d957dc93d328ade"
     assert workshop.run().step_records[-1].digest.hex()[:16] == GOLDEN[workshop.name]
@@ -179,7 +179,7 @@ def test_a_job_over_another_computation_is_refused(workshop: Workshop, other: di
         workshop.honest(job)
 
 
-def test_names_that_are_none() -> None:
+def test_unknown_workshop_names_and_reserved_streams_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="expected a workshop named exact or logged, got 'other'"):
         Workshop.open("other")
     with pytest.raises(ConfigurationError, match="expected a stream other than 2"):
@@ -197,7 +197,7 @@ def test_logs_that_are_not_the_records_cannot_be_checked() -> None:
         workshop.audited(job, replace(work, logs=dict(work.logs) | {5: StepLog()}))
 
 
-def test_words_are_told_by_parties_of_this_process(tmp_path: Path) -> None:
+def test_revealing_logs_needs_work_of_the_same_workshop(tmp_path: Path) -> None:
     workshop = Workshop.open("exact")
     run, job = directory(workshop, tmp_path / "run"), job_of(workshop)
     work = replace(workshop.honest(job), oracle=Evidence(run, workshop.interpreter, CommittedLogs.of(run)))

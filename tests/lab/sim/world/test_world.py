@@ -68,7 +68,7 @@ def refusal(event: simpy.Event) -> Any:
     return event.value
 
 
-def test_what_waits_stands_in_one_block_at_the_next_slot(workshop: Workshop) -> None:
+def test_pending_transactions_are_mined_in_one_block_at_the_next_slot(workshop: Workshop) -> None:
     yard = Yard(workshop)
     (job, offer), (_, other) = yard.job(1), yard.job(2)
     yard.run(0)
@@ -116,7 +116,7 @@ def test_what_would_revert_is_not_sent(workshop: Workshop) -> None:
     assert (withdrawn.ok, refusal(accepted).name) == (True, "WrongJobStatus")
 
 
-def test_who_sends_untried_pays_for_what_reverts(workshop: Workshop) -> None:
+def test_a_transaction_sent_without_a_dry_run_pays_gas_if_it_reverts(workshop: Workshop) -> None:
     yard = Yard(workshop)
     job, _ = yard.job()
     sent = yard.send("trainer", Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake), untried=True)
@@ -138,7 +138,7 @@ class Backwards(BlockBuilder):
         return pending[::-1]
 
 
-def test_a_builder_mixes_senders_but_not_what_one_sent(workshop: Workshop) -> None:
+def test_a_builder_reorders_senders_but_keeps_each_senders_nonce_order(workshop: Workshop) -> None:
     yard = Yard(workshop, Backwards)
     (job, offer), (_, second), (_, third) = yard.job(1), yard.job(2), yard.job(3)
     for call in (offer, second, third):
@@ -176,7 +176,7 @@ class Runner(BlockBuilder):
         return [self.own(Call.of(tx.Withdraw(to=Address(bytes(19) + b"\x01")))), *pending]
 
 
-def test_a_builder_puts_in_its_own(workshop: Workshop) -> None:
+def test_a_builder_includes_its_own_transaction_first(workshop: Workshop) -> None:
     yard = Yard(workshop, Runner)
     yard.send("client", yard.job()[1])
     yard.run(60)
@@ -197,7 +197,7 @@ def test_more_than_a_block_holds_waits_for_the_next(workshop: Workshop) -> None:
     assert [block.timestamp - GENESIS for block in yard.world.blocks] == [12 * (n + 1) for n in range(len(sizes))]
 
 
-def test_a_call_says_what_it_is(workshop: Workshop) -> None:
+def test_a_call_exposes_its_kind_job_and_value(workshop: Workshop) -> None:
     yard = Yard(workshop)
     job, offer = yard.job()
     assert (offer.kind, offer.job, offer.value, offer.move, offer.heads) == ("createJob", job, job.reward, None, ())
