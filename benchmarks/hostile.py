@@ -19,7 +19,8 @@ from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.lab.worst import CASES, measure
 
 SHARES = (1.0, 0.1)
-TARGETS = {"compiled": "<= 8", "without compiler": "<= 25"}
+TARGETS = {"compiled": "<= 8", "without compiler": ""}
+"""Torch alone has no bar: its exact digits are there to be read, and a party with a stake refuses it."""
 
 
 @click.command()

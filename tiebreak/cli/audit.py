@@ -48,8 +48,8 @@ class AuditFailure(VerificationError):
     "--forward", is_flag=True, help="Recompute only the losses of drawn steps: cheaper, and blind to updates."
 )
 @click.option("--jobs", type=click.IntRange(1), help="Processes that replay segments at once; with --ray, the most.")
-@click.option("--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Replay segments on a Ray cluster.  "
-              "[default address: RAY_ADDRESS, or else one started here]")  # fmt: skip
+@click.option("--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Replay segments on a Ray cluster, "
+              "whose machines all see RUN.  [default address: RAY_ADDRESS, or else one started here]")  # fmt: skip
 @click.option("--ledger", type=opt.NEW_FILE, help="With --jobs or --ray: the file that keeps progress; repeat the "
               "command to go on.  [default: one for each choice of segments, in ~/.local/state/tiebreak]")  # fmt: skip
 @opt.json_option
