@@ -30,12 +30,13 @@ WHEELS: Final = (
     "cryptography",
     "eth-hash[pycryptodome]",
     "filelock",
+    "lazy-loader",
     "msgpack",
     "numpy",
     "rich",
     "zstandard",
 )
-PROTOCOL: Final = ("accumulator", "certificate", "columns", "game", "job", "logged_game", "merkle", "messages",
+PROTOCOL: Final = ("accumulator", "certificate", "game", "job", "logged_game", "merkle", "messages",
                    "philox", "program", "reference", "rounding", "snapshot", "transcendental", "vectors")  # fmt: skip
 
 
@@ -77,8 +78,8 @@ MACHINES: Final = {
     "s390x": Machine(
         debian="s390x",
         qemu=("qemu-s390x-static",),
-        wheels=("eth-hash", "filelock", "iniconfig", "mpmath", "packaging", "pluggy", "pygments", "pytest",
-                "pytest-timeout", "safetensors"),
+        wheels=("eth-hash", "filelock", "iniconfig", "lazy-loader", "mpmath", "packaging", "pluggy", "pygments",
+                "pytest", "pytest-timeout", "safetensors"),
         libraries=tuple(
             f"python3-{name}"
             for name in ("cffi-backend", "cryptography", "ecdsa", "hypothesis", "msgpack", "numpy", "pycryptodome")
