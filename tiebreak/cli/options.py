@@ -147,7 +147,6 @@ def key_option(text: str, *, required: bool = True) -> AnyDecorator:
 
 
 def hub_option(*, required: bool, variable: str | None = "TIEBREAK_HUB") -> AnyDecorator:
-    """--hub: the URL of a hub."""
     text = f"URL of the hub; also from {variable}." if variable else "URL of a hub whose jobs have no chain."
     return click.option("--hub", required=required, envvar=variable, help=text)
 

@@ -203,7 +203,7 @@ class Driver(PostingDriver):
     # ------------------------------------------------------------------ posts of others
 
     def _forgotten(self) -> None:
-        """The hub has forgotten posts."""
+        """Ends the party if it has no chain: its board was made of posts that the hub has lost."""
         if isinstance(self.board_source, HubSource):
             self.notes.error("hub", "the posts that made the board are gone; start this party again")
             self.stop.set()  # then it makes the board anew, of what comes now

@@ -78,7 +78,7 @@ class HubTraffic:
     # ------------------------------------------------------------------ sending
 
     def post_soon(self) -> None:
-        """Posts wait in the journal."""
+        """Wakes the thread that brings the hub the posts which wait in the journal."""
         self._unsent.set()
 
     def _send(self) -> None:

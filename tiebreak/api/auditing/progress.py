@@ -26,8 +26,7 @@ NOTEBOOK_WIDTH: Final = 120
 class OnStep(Protocol):
     """Called after steps with the number that are done, the last one's loss if it is known, and more in words."""
 
-    def __call__(self, step: int, loss: float | None, detail: str = "") -> None:
-        """Shows it."""
+    def __call__(self, step: int, loss: float | None, detail: str = "") -> None: ...
 
 
 def on_stderr(title: str, steps: int, done: int = 0, *, quiet: bool = False) -> AbstractContextManager[OnStep]:

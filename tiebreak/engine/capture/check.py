@@ -439,7 +439,7 @@ class _Choices(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found = self._begun = 'Please report this with the model; check="none" skips the check'
-        """Advice for the user."""
+        """Advice for a user whose check fails; an operator that chooses among equal values replaces it."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func._schema.name.removeprefix("aten::")

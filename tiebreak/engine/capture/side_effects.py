@@ -60,7 +60,7 @@ class EffectWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return described(module_of(frame, self._paths), user_line(frame))
 
     def refuse_writes(self) -> None:
-        """Check 3."""
+        """Check 3: refuses writes to what is no buffer or parameter, and writes in the backward pass."""
         if "written" in self._found:
             raise ConfigurationError(
                 "expected a step that changes buffers and parameters only, and in forward, got one that writes to {} "
@@ -69,7 +69,7 @@ class EffectWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
 
     def refuse_reads(self) -> None:
-        """Check 8."""
+        """Check 8: refuses tensors of the model that the step reads from elsewhere."""
         if "read" in self._found:
             raise ConfigurationError(
                 "expected a step that reads the model's tensors from the model, got one that reads {} by another way "

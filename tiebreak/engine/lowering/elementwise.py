@@ -213,7 +213,7 @@ def sign(c: Context, x: Ref) -> Ref:
 
 @lowers("isnan.default")
 def isnan(c: Context, x: Ref) -> Ref:
-    """x is not equal to itself."""
+    """Whether x is NaN, the one number that is not equal to itself."""
     return c.b.ne(x, x)
 
 
@@ -338,7 +338,7 @@ def cosh(c: Context, x: Ref) -> Ref:
 
 @lowers("tan.default")
 def tan(c: Context, x: Ref) -> Ref:
-    """sin(x) / cos(x)."""
+    """Divides the rounded sin(x) by the rounded cos(x), and rounds again."""
     return c.b.div(c.b.map(MapFunction.SIN, x), c.b.map(MapFunction.COS, x))
 
 
@@ -374,5 +374,5 @@ def elu(c: Context, x: Ref, alpha: Scalar = 1, scale: Scalar = 1, input_scale: S
 
 @lowers("hardtanh.default")
 def hardtanh(c: Context, x: Ref, low: Scalar = -1, high: Scalar = 1) -> Ref:
-    """min(max(x, low), high)."""
+    """Keeps x between two bounds: min(max(x, low), high)."""
     return c.b.map(MapFunction.MIN, c.b.map(MapFunction.MAX, x, c.b.const(low)), c.b.const(high))

@@ -23,7 +23,6 @@ class Ref:
 
     @property
     def rank(self) -> int:
-        """The number of dims."""
         return len(self.shape)
 
     def dim(self, d: int) -> int:
@@ -87,7 +86,6 @@ class Ref:
         return self.slice(d, index, index + 1).squeeze([d])
 
     def flip(self, d: int) -> "Ref":
-        """Reverses dim d."""
         d = self.dim(d)
         strides = (*self.strides[:d], -self.strides[d], *self.strides[d + 1 :])
         return replace(self, strides=strides, offset=self.offset + (self.shape[d] - 1) * self.strides[d])

@@ -94,7 +94,6 @@ def _correction(b: Builder, number: int, beta: float, result: Update) -> Ref:
 
 
 def rmsprop(b: Builder, o: RMSprop, _steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
-    """One step of every parameter."""
     for p in trained:
         b.origin = f"optimizer:{p.name}"
         value, g = decayed(b, p, decoupled=False)
@@ -110,7 +109,6 @@ def rmsprop(b: Builder, o: RMSprop, _steps: int, trained: Sequence[TrainedParame
 
 
 def adagrad(b: Builder, o: Adagrad, steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
-    """One step of every parameter."""
     b.origin = "optimizer:rate_decay"
     decay = _entry(b, ADAGRAD, steps) if o.lr_decay else None
     for p in trained:

@@ -81,7 +81,7 @@ class Streams:
 
     @contextmanager
     def listened_by(self, listener: Listener) -> Iterator[None]:
-        """Send a listener what is new."""
+        """Calls the listener for each new post, until the context ends."""
         subjects = [*([_ALL] if listener.jobs is None else listener.jobs), *[_OFFERS] * listener.offers]
         for subject in subjects:
             self._listeners[subject].add(listener)

@@ -132,7 +132,7 @@ class ElementReader:
 
     @property
     def count(self) -> int:
-        """K."""
+        """The number of terms that an element adds."""
         return self.terms
 
     @cached_property
