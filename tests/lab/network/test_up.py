@@ -220,7 +220,7 @@ def test_no_process_outlives_a_killed_up_command(tmp_path: Path) -> None:
         for line in process.stdout:
             if "trained to checkpoint 1" in line:
                 break
-        kinds = [" devnet ", "hub.running", " client run", " trainer run", " auditor run", "multiprocessing"]
+        kinds = [" devnet ", "hub.process", " client run", " trainer run", " auditor run", "multiprocessing"]
         alive = with_mark(mark)
         assert [kind for kind in kinds if not any(kind in line for line in alive)] == []
         process.kill()
