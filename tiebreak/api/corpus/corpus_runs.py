@@ -17,7 +17,7 @@ from tiebreak.api.machine.interpreters import make_logging, usable_device
 from tiebreak.api.signing.keys import new_key
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import builds, is_host, launches
-from tiebreak.engine.arithmetic.reference import integer_arithmetic
+from tiebreak.engine.arithmetic.execute import integer_arithmetic
 from tiebreak.engine.data.tensors import from_bytes, identities
 from tiebreak.engine.logged.encoding import decode_sparse
 from tiebreak.engine.logged.journal import LogsInProgress
