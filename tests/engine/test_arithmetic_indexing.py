@@ -79,11 +79,9 @@ def test_scatter_sum_matches_the_integer_reference(seed: int, precision: int) ->
         make.tensor(DType.F32, size, r.choice(STYLES)),
         tensor_of(DType.I64, [r.randint(-1, top) for _ in range(indices)]),
     ]
-    for native in ("1", "0"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TIEBREAK_NATIVE", native)
-            check(Arithmetic(precision=precision), i, operands)
-            check(Arithmetic(precision=precision, permute=seed), i, operands)
+    for compiled in (True, False):
+        check(Arithmetic(precision=precision, compiled=compiled), i, operands)
+        check(Arithmetic(precision=precision, permute=seed, compiled=compiled), i, operands)
 
 
 @settings(max_examples=60)
@@ -234,17 +232,14 @@ def embedding(keys: int, width: int, count: int) -> Instruction:
 )
 @pytest.mark.parametrize("style", slow_except(["ties", "any"], "ties"))
 def test_compiled_scatter_sums_match_pure_torch(
-    instruction: Instruction, sources: int, indices: int, top: int, style: str, monkeypatch: pytest.MonkeyPatch,
-    cases: Callable[[], None],
-) -> None:  # fmt: skip
+    instruction: Instruction, sources: int, indices: int, top: int, style: str, cases: Callable[[], None]
+) -> None:
     """The sizes need several threads and tasks."""
     source = Maker(random.Random(sources)).tensor(DType.F32, sources, style)
     index = torch.randint(-1, top + 1, (indices,), generator=torch.Generator().manual_seed(1))
     assert plan_scatter(instruction).tables is not None
-    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    pure = Arithmetic()
+    pure = Arithmetic(compiled=False)
     right = pure.execute(instruction, [source, index], 0)
-    monkeypatch.setenv("TIEBREAK_NATIVE", "1")
     for threads, permute in ((1, None), (2, None), (3, 4)):
         compiled = Arithmetic(permute=permute)
         with limited(threads):

@@ -26,7 +26,8 @@ from tests.engine.arithmetic_cases import (
 )
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies
-from tiebreak.engine.arithmetic.c import threads
+from tiebreak.engine.arithmetic.c import threads as kernel_threads
+from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.arithmetic.plain import exact
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
@@ -215,7 +216,7 @@ def test_calibration_receives_every_element_with_its_error(precision: int) -> No
 
 def test_overflow_of_the_near_tie_buffer_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiled kernels then compute everything once more; counted is what was done last."""
-    monkeypatch.setattr(threads, "NEAR_ROOM", -150)  # none for the first 16 x 150 elements
+    monkeypatch.setattr(kernel_threads, "NEAR_ROOM", -150)  # none for the first 16 x 150 elements
     left, right = torch.randn(40 * 50), torch.randn(50 * 60)
     arithmetic = Arithmetic(precision=16, logging=logging(2, 1e12))
     _, ties = run(arithmetic, product(40, 50, 60), [left, right])
@@ -228,14 +229,10 @@ def test_overflow_of_the_near_tie_buffer_loses_none(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("threads", [1, 3])
 def test_logged_sums_err_only_at_near_ties_on_any_thread_count(threads: int) -> None:
     """Long sums too, whose terms are cut into parts."""
-    before = torch.get_num_threads()
     left, right = torch.randn(30 * 9000), torch.randn(9000 * 30)
     arithmetic = Arithmetic(precision=24, logging=logging(2, 1e7))
-    try:
-        torch.set_num_threads(threads)
+    with limited(threads):
         found, ties = run(arithmetic, product(30, 9000, 30), [left, right])
-    finally:
-        torch.set_num_threads(before)
     assert len(ties)
     exact = Arithmetic(precision=24).execute(product(30, 9000, 30), [left, right], 0)
     wrong = [at for at, (a, b) in enumerate(zip(found, elements_of(exact.view(-1)), strict=True)) if a != b]

@@ -260,20 +260,16 @@ def test_integer_products_equal_those_in_fp64(
         torch.from_numpy(reference.HOSTILE["heavy tails"](r, batch * n, k)).view(-1),
     ]
     operands[0][5 % m * k] = torch.inf
-    before = torch.get_num_threads()
     for transposed in product((False, True), (False, True)):
         instruction = matmul(m, k, n, batch, transposed=transposed)
         monkeypatch.setenv("TIEBREAK_INTEGERS", "0")
         right = Arithmetic().execute(instruction, operands, 0)
         monkeypatch.setenv("TIEBREAK_INTEGERS", "1")
-        try:
-            for threads, permute in ((1, None), (3, 5)):
-                torch.set_num_threads(threads)
+        for threads, permute in ((1, None), (3, 5)):
+            with limited(threads):
                 found = Arithmetic(permute=permute).execute(replace(instruction), operands, 0)
-                assert torch.equal(found.nan_to_num(7.0), right.nan_to_num(7.0))
-                cases()
-        finally:
-            torch.set_num_threads(before)
+            assert torch.equal(found.nan_to_num(7.0), right.nan_to_num(7.0))
+            cases()
     assert runs == [True] * 8 * (k > 1 or n > 1)
 
 

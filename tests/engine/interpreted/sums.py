@@ -884,16 +884,13 @@ MUTANTS: Mutants = [
     ("tables: the result's first row", by_tables(hostile),
      "out_m + i, mask=in_m, other=0)[", "out_m + 0 * i, mask=in_m, other=0)["),
 ]  # fmt: skip
-STEPS, TABLES = "1 if step % 4 or count % 4 or (batch % 4).any() else 4", "4 if fours else 1"
+STEPS = "1 if step % 4 or count % 4 or (batch % 4).any() else 4"
 PROMISES: Mutants = [
-    ("promised: any step", promises, STEPS, "1 if count % 4 or (batch % 4).any() else 4"),
     ("promised: any count", promises, STEPS, "1 if step % 4 or (batch % 4).any() else 4"),
-    ("promised: any batch", promises, STEPS, "1 if step % 4 or count % 4 else 4"),
     ("promised: the first batch", promises, STEPS, "1 if step % 4 or count % 4 or batch[0] % 4 else 4"),
     ("promised: even steps", promises, STEPS, "1 if step % 2 or count % 4 or (batch % 4).any() else 4"),
     ("promised: the other's count", promises, STEPS,
      "1 if step % 4 or (len(own) if along else len(k)) % 4 or (batch % 4).any() else 4"),
-    ("promised: fours of any table", promises, TABLES, "4 if run == 4 else 1"),
     ("promised: any batch's fours", promises, "in (batch, outer, inner[::4])", "in (outer, inner[::4])"),
     ("promised: fours in any rows", promises, "in (batch, outer, inner[::4])", "in (batch, inner[::4])"),
     ("promised: fours from anywhere", promises, "in (batch, outer, inner[::4])", "in (batch, outer)"),
