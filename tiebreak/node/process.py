@@ -10,7 +10,7 @@ from threading import Event as Flag
 from types import FrameType
 from typing import Any, Final
 
-from tiebreak.api.agreement.readers import opened_by
+from tiebreak.api.agreement.sealing import opened_by
 from tiebreak.node.board_source import AnyBoardSource, ChainSource, HubSource
 from tiebreak.node.driver import Driver
 from tiebreak.node.hub_client import SECONDS, HubClient
