@@ -68,7 +68,7 @@ def test_main_loop_survives_any_error_of_a_post_or_the_board_source(there: Any) 
         ("loop", "unexpected ValueError: of no family"),
         ("board", "Entered: of no lawful play"),
     ]
-    made.view.note_board()
+    made.view.note_changes()
     assert [one for one in noted if one[0] == "board"] == [("board", "Entered: of no lawful play")]
 
 
@@ -127,10 +127,10 @@ def test_reported_board_disagreements_are_bounded(there: Any, monkeypatch: pytes
     monkeypatch.setattr(board_state, "MAX_DISAGREEMENTS", 3)
     for number in range(5):
         made.machine.board._disagree([SimpleNamespace(name=f"Entered {number}")], ValueError())
-    made.view.note_board()
+    made.view.note_changes()
     assert len(made.machine.board.disagreements) == len(made.view._disagreed) == 3
     made.machine.board.disagreements.clear()
-    made.view.note_board()
+    made.view.note_changes()
     assert not made.view._disagreed
 
 

@@ -47,9 +47,9 @@ from tiebreak.node.hub import service as service_module
 from tiebreak.node.hub import streams as streams_module
 from tiebreak.node.hub.connection import GRACE_SECONDS, OpenConnections
 from tiebreak.node.hub.limits import PAGE_SECONDS, PROCESSOR, Buckets, HubLimits, Recent, address_of, networks_in
-from tiebreak.node.hub.post_queue import PostQueue, WaitingRequest
 from tiebreak.node.hub.post_writer import Arrival
 from tiebreak.node.hub.process import proxies_of
+from tiebreak.node.hub.service import PostQueue, WaitingRequest
 from tiebreak.node.hub.store import Store, Writer
 from tiebreak.node.pages.routes import routes
 from tiebreak.node.pages.source import PageContext, PageSource
@@ -757,8 +757,8 @@ def test_a_blob_goes_up_in_parts_and_down_in_ranges(hub: Running) -> None:
         status, headers, body = ask(hub, "GET", where, range=f"bytes={text}")
         assert (status, body) == (206, part)
         assert headers["content-range"].endswith(f"/{SIZE}")
-    for text in ("bytes=9-5", f"bytes={SIZE}-", "bytes=-", "bytes=0-1,3-4", "octets=1-2"):
-        assert ask(hub, "GET", where, range=text)[0] == 416
+    for status, text in ((400, "bytes=9-5"), (416, f"bytes={SIZE}-"), (400, "bytes=-"), (400, "octets=1-2")):
+        assert ask(hub, "GET", where, range=text)[0] == status
     # Whole: what comes again is not read.
     assert json.loads(ask(hub, "PUT", where, b"")[2])["held"] == SIZE
 
