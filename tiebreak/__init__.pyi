@@ -84,22 +84,22 @@ from .engine.capture.task import (
     no_decay as no_decay,
 )
 from .engine.logged.policy import LoggedPolicy as LoggedPolicy
-from .engine.optimizers.rates import (
+from .engine.optimizers.settings import (
     constant as constant,
 )
-from .engine.optimizers.rates import (
+from .engine.optimizers.settings import (
     cosine as cosine,
 )
-from .engine.optimizers.rates import (
+from .engine.optimizers.settings import (
     inverse_sqrt as inverse_sqrt,
 )
-from .engine.optimizers.rates import (
+from .engine.optimizers.settings import (
     linear as linear,
 )
-from .engine.optimizers.rates import (
+from .engine.optimizers.settings import (
     one_cycle as one_cycle,
 )
-from .engine.optimizers.rates import (
+from .engine.optimizers.settings import (
     step_decay as step_decay,
 )
 from .engine.run.audit import SegmentAudit as SegmentAudit

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from tiebreak.engine.capture.state import MODEL, load_state
+from tiebreak.engine.capture.step_run import untouched
 from tiebreak.engine.capture.task import Task
-from tiebreak.engine.capture.user_step import untouched
 from tiebreak.protocol.arguments import shown
 from tiebreak.protocol.errors import ConfigurationError
 
