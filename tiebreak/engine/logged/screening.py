@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.plan.rounding import Round
+from tiebreak.engine.arithmetic.plan.options import Round
 from tiebreak.engine.arithmetic.plan.ziv import UNIT, Logging, coefficient
 from tiebreak.engine.logged.elements import Doubles
 from tiebreak.protocol.program.isa import Instruction
