@@ -8,7 +8,7 @@ import torch
 
 from tests.conftest import CaseCounter
 from tiebreak.engine.capture.task import warmup_linear
-from tiebreak.engine.optimizers import rates
+from tiebreak.engine.optimizers import settings as rates
 from tiebreak.protocol.errors import ConfigurationError
 
 SIZES = [(1, 0), (2, 0), (2, 1), (7, 3), (40, 9), (41, 40)]

@@ -35,20 +35,12 @@ def texts() -> dict[str, Tensor]:
     return {"x": torch.randint(0, 11, (N, 6)), "y": torch.randint(0, 11, (N, 6))}
 
 
-def images() -> dict[str, Tensor]:
-    return {"x": torch.randn(N, 1, 8, 8), "y": torch.arange(N) % 3}
-
-
 def mlp(inputs: int = 5, outputs: int = 3) -> nn.Sequential:
     return nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, outputs))
 
 
 def classified(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(model(x), y)
-
-
-def next_token(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
 
 
 def adam(model: nn.Module, rate: float = 0.01) -> Optimizer:
@@ -75,17 +67,6 @@ class Parts(nn.Module):
                 setattr(self, name, part)
 
 
-class Tokens(nn.Module):
-    """Embeddings, a core over (batch, time, 8), and a head."""
-
-    def __init__(self, core: nn.Module) -> None:
-        super().__init__()
-        self.embedding, self.core, self.head = nn.Embedding(11, 8), core, nn.Linear(8, 11)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.core(self.embedding(x)))
-
-
 # Self-supervision, with memory in buffers.
 
 
@@ -109,31 +90,7 @@ def codebook_by_moving_averages() -> Case:
     return made(model, loss, labelled(), sgd)
 
 
-@case
-def target_network_every_fourth_step() -> Case:
-    q = nn.Linear(5, 3)
-    model = Parts(q=q, target=q.weight.detach().clone(), count=torch.zeros((), dtype=torch.long))
-
-    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
-        model.count += 1
-        model.target.copy_(torch.where(model.count % 4 == 0, model.q.weight.detach(), model.target))
-        best = F.linear(x, model.target).max(1).values
-        return F.smooth_l1_loss(model.q(x).gather(1, y[:, None]).squeeze(1), 0.9 * best)
-
-    return made(model, loss, labelled())
-
-
 # Gradients of gradients, hooks, and functions of torch.func.
-
-
-@case
-def gradient_penalty() -> Case:
-    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        between = (0.3 * x).requires_grad_()
-        (slope,) = torch.autograd.grad(model(between).sum(), between, create_graph=True)
-        return model(x).mean() + 10 * (slope.norm(dim=1) - 1).square().mean()
-
-    return made(mlp(outputs=1), loss, measured())
 
 
 @case
@@ -201,19 +158,6 @@ def sliced_score_matching() -> Case:
     return made(mlp(outputs=5), loss, labelled())
 
 
-@case
-def adversary_with_frozen_critic() -> Case:
-    model = Parts(maker=mlp(2, 5), critic=mlp(5, 1))
-
-    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
-        fake = model.maker(x[:, :2])
-        told = F.softplus(-model.critic(x)).mean() + F.softplus(model.critic(fake.detach())).mean()
-        frozen = {name: p.detach() for name, p in model.critic.named_parameters()}
-        return told + F.softplus(-torch.func.functional_call(model.critic, frozen, (fake,))).mean()
-
-    return made(model, loss, labelled())
-
-
 # Weights made of others.
 
 
@@ -230,66 +174,6 @@ def pruned_weights() -> Case:
     model = mlp()
     prune.l1_unstructured(model[0], "weight", amount=0.5)
     return made(model, classified, labelled())
-
-
-# Sequences.
-
-
-class Scan(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.decay, self.width = nn.Parameter(torch.rand(8)), nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h, found = torch.zeros_like(x[:, 0]), []
-        for t in range(x.shape[1]):
-            width = F.softplus(self.width(x[:, t]))
-            h = torch.exp(-width * self.decay) * h + width * x[:, t]
-            found.append(h)
-        return torch.stack(found, 1)
-
-
-class LongConvolution(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.kernel = nn.Parameter(torch.randn(8, 6) * 0.3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        product = torch.fft.rfft(x.transpose(1, 2), 12) * torch.fft.rfft(self.kernel, 12)
-        return torch.fft.irfft(product, 12)[..., :6].transpose(1, 2)
-
-
-class Experts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.weights = nn.Linear(8, 4), nn.Parameter(torch.randn(4, 8, 8) * 0.3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        share, which = self.gate(x).softmax(-1).topk(2, -1)
-        each = torch.einsum("btd,edf->btef", x, self.weights)
-        chosen = each.gather(2, which[..., None].expand(*which.shape, 8))
-        return (chosen * (share / share.sum(-1, keepdim=True))[..., None]).sum(2)
-
-
-class Rotary(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.q, self.k, self.v = nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4)
-
-    def turned(self, t: Tensor) -> Tensor:
-        angles = torch.arange(t.shape[-2]).float()[:, None] * 10000 ** (-torch.arange(0, 4, 2).float() / 4)
-        cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
-        return t * cos + torch.cat([-t[..., 2:], t[..., :2]], -1) * sin
-
-    def forward(self, x: Tensor) -> Tensor:
-        heads = [f(x).unflatten(-1, (-1, 4)).transpose(1, 2) for f in (self.q, self.k, self.v)]
-        q, k, v = self.turned(heads[0]), self.turned(heads[1]), heads[2]
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out.transpose(1, 2).flatten(2)
-
-
-for core in (Scan, LongConvolution, Experts, Rotary):
-    CASES[core.__name__] = lambda core=core: made(Tokens(core()), next_token, texts())
 
 
 @case
@@ -310,19 +194,6 @@ def encoder_with_padding() -> Case:
 
 
 @case
-def sinkhorn_transport() -> Case:
-    def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        cost = torch.cdist(model(x), x[:, :3]).square()
-        kernel, f, g = -cost / 0.5, torch.zeros(len(x)), torch.zeros(len(x))
-        for _ in range(5):
-            f = -torch.logsumexp(kernel + g, 1)
-            g = -torch.logsumexp(kernel + f[:, None], 0)
-        return ((kernel + f[:, None] + g).exp() * cost).sum()
-
-    return made(mlp(), loss, labelled())
-
-
-@case
 def mixture_density() -> Case:
     def loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         logits, means, widths = model(x).chunk(3, 1)
@@ -333,35 +204,7 @@ def mixture_density() -> Case:
     return made(mlp(outputs=9), loss, measured())
 
 
-@case
-def angular_margin() -> Case:
-    model = Parts(features=mlp(outputs=4), classes=nn.Parameter(torch.randn(3, 4)))
-
-    def loss(model: Any, x: Tensor, y: Tensor) -> Tensor:
-        cos = F.linear(F.normalize(model.features(x)), F.normalize(model.classes)).clamp(-1 + 1e-6, 1 - 1e-6)
-        return F.cross_entropy(torch.where(F.one_hot(y, 3).bool(), torch.cos(cos.acos() + 0.3), cos) * 8, y)
-
-    return made(model, loss, labelled())
-
-
 # Images and graphs.
-
-
-class SmallUNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.fine, self.coarse = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, 2, 1)
-        self.norm, self.head = nn.InstanceNorm2d(4, affine=True), nn.Conv2d(8, 1, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        fine = F.silu(self.fine(x))
-        wide = F.interpolate(self.norm(self.coarse(fine)), scale_factor=2, mode="bilinear", align_corners=False)
-        return self.head(torch.cat([fine, wide], 1))
-
-
-@case
-def small_u_net() -> Case:
-    return made(SmallUNet(), lambda model, x, y: F.l1_loss(model(x), x), images())
 
 
 @case

@@ -1,7 +1,6 @@
 """Recurrent models in plain torch."""
 
 import pytest
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -25,20 +24,6 @@ class Reader(nn.Module):
         return logits
 
 
-class Stepwise(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.cell = nn.LSTMCell(6, 5)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, None]:
-        blank = x.new_zeros(x.shape[0], self.cell.hidden_size)
-        state, out = (blank, blank), []
-        for position in x.unbind(1):
-            state = self.cell(position, state)
-            out.append(state[0])
-        return torch.stack(out, 1), None
-
-
 def next_token(model: nn.Module, ids: Tensor) -> Tensor:
     return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), ignore_index=0)
 
@@ -50,7 +35,6 @@ NETWORKS = {
     ),
     "gru": (lambda: nn.GRU(6, 5, batch_first=True), 5),
     "rnn": (lambda: nn.RNN(6, 5, batch_first=True), 5),
-    "lstm cell": (Stepwise, 5),
 }  # fmt: skip
 
 
