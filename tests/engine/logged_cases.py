@@ -15,8 +15,7 @@ from torch import Tensor
 from tests.tampered import Tamper, Tampered
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
-from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
-from tiebreak.engine.capture.captured import Captured, capture_task
+from tiebreak.engine.capture.captured import Captured, Terms, capture_task, draft_job, sign_job
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.elements import bits_of, put_bits, toward, went_up
 from tiebreak.engine.logged.files import LogFiles

@@ -14,7 +14,7 @@ from tests.engine.processes import printed
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c.threads import limited
-from tiebreak.engine.capture.agreement import sign_job
+from tiebreak.engine.capture.captured import sign_job
 from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
