@@ -28,10 +28,9 @@ from tiebreak.api.certification.folders import (
     listed,
     others_in,
 )
-from tiebreak.engine.data.arrays import safetensors_in
+from tiebreak.engine.data.arrays import check_bools, safetensors_in
 from tiebreak.engine.data.disk import Folder, Stamp, opened, read_exactly, read_file
 from tiebreak.engine.data.elements import Element
-from tiebreak.engine.data.files import check_bools
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.protocol.commitments.certificate import Certificate
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope
