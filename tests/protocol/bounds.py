@@ -7,8 +7,8 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.records import chunk_count
 from tiebreak.protocol.game.rules import GameState, Level, Reason, walk_moves
 from tiebreak.protocol.hashing import CHUNK_BYTES
+from tiebreak.protocol.program.accumulator import BLOCK_LEAVES
 from tiebreak.protocol.program.isa import MAX_NUMEL, MAX_TERMS, TERMS_PER_LEAF, DType
-from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES
 from tiebreak.protocol.trees import depth_of
 
 

@@ -37,8 +37,7 @@ from tiebreak.protocol.program.accumulator import Kind, decode_for, encode
 from tiebreak.protocol.program.isa import DType, Instruction
 from tiebreak.protocol.program.program import Program, half_and_half
 from tiebreak.protocol.program.reference import accumulators, unpack
-from tiebreak.protocol.program.rounding import Direction, Policy
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Direction, Policy, StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 

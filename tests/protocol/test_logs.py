@@ -15,8 +15,7 @@ from tests.protocol.programs import every_kind
 from tiebreak.protocol.commitments import log_tree
 from tiebreak.protocol.program.isa import Access, DType, MapFunction, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import Direction, sum_kind
-from tiebreak.protocol.program.step_log import Entries, LogError, StepLog
+from tiebreak.protocol.program.rounding import Direction, Entries, LogError, StepLog, sum_kind
 from tiebreak.protocol.tags import EMPTY
 from tiebreak.protocol.trees import fold
 

@@ -13,17 +13,21 @@ from tests.parts import slow_except
 from tests.protocol.instructions import Shape, reduced, scattered
 from tests.protocol.oracles import INF, NAN, SIGN, Stream
 from tiebreak.protocol.program.accumulator import (
+    BLOCK_LEAVES,
+    BLOCK_TERMS,
     SUM_BYTES,
     Accumulator,
+    ElementTerms,
     Kind,
+    PartialSums,
     add_term,
+    after_leaves,
     decode,
     encode,
     initial,
     kind_of,
 )
 from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, row_major
-from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES, BLOCK_TERMS, ElementTerms, PartialSums, after_leaves
 from tiebreak.protocol.program.reference import accumulators, pack, unpack
 
 F32, I64 = DType.F32, DType.I64

@@ -14,8 +14,7 @@ from tiebreak.protocol.numbers.float32 import INF, MAX_PRECISION, MIN_PRECISION,
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator, Kind, encode, finish
 from tiebreak.protocol.program.isa import Access, DType, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, Direction, Rounding
-from tiebreak.protocol.program.step_log import Entries, StepLog
+from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, Direction, Entries, Rounding, StepLog
 
 Json = dict[str, Any]
 _PRECISIONS: Final = (16, 17, 20, 23, 24, 29, 32)

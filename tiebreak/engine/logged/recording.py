@@ -13,7 +13,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.logged.elements import bits_of, went_up
 from tiebreak.protocol.program.isa import Instruction
-from tiebreak.protocol.program.step_log import Entries, StepLog
+from tiebreak.protocol.program.rounding import Entries, StepLog
 
 
 class Recorder:

@@ -27,7 +27,7 @@ from tiebreak.engine.arithmetic.plan.rounding import Round
 from tiebreak.engine.arithmetic.plan.ziv import UNIT, Logging, coefficient
 from tiebreak.engine.logged.elements import Doubles
 from tiebreak.protocol.program.isa import Instruction
-from tiebreak.protocol.program.step_log import Integers, Mask
+from tiebreak.protocol.program.rounding import Integers, Mask
 
 THRESHOLD: Final = 2.0**60
 _GREATEST: Final = 2.0**127
