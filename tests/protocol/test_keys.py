@@ -121,27 +121,6 @@ def _by_eth_keys(digest: bytes, signature: bytes) -> bytes | None:
         return None
 
 
-@pytest.mark.parametrize(("secret", "digest"), [(1, bytes(32)), (2, b"\xff" * 32), (ORDER - 1, b"\x01" * 32)])
-def test_recovery_is_that_of_eth_keys(secret: int, digest: bytes) -> None:
-    """Signatures that nobody made agree too: the other v, s = r (where s R / r = R), an r that is not the nonce's."""
-    good = PrivateKey.from_int(secret).sign(digest)
-    r = good[:32] if good[0] < 0x7F else b"\x01" * 32
-    crafted = [
-        good[:64] + bytes([55 - good[64]]),
-        r + r + b"\x1b",
-        b"\x02" * 32 + good[32:],
-        bytes(31) + b"\x01" + good[32:],
-    ]
-    for signature in (good, *crafted):
-        expected = _by_eth_keys(digest, signature)
-        if expected is None:
-            with pytest.raises(SignatureError):
-                recover(digest, signature)
-        else:
-            assert recover(digest, signature) == expected
-    assert recover(digest, good) == PrivateKey.from_int(secret).address
-
-
 def test_a_signature_whose_key_would_be_infinity_is_refused() -> None:
     """s R = z G: with R = 5 G and z = 5 s."""
     point = ec.derive_private_key(5, ec.SECP256K1()).public_key().public_numbers()
