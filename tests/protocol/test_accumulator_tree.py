@@ -9,11 +9,10 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from tests.protocol.bounds import tree_over
 from tests.protocol.instructions import F32, committed, reduced, source
 from tests.protocol.oracles import Stream
 from tests.protocol.programs import Body
-from tests.protocol.runs import SECRET, Computed, Run, Setting, duel, honest, make_job
+from tests.protocol.runs import SECRET, Computed, Run, Setting, duel, honest, make_job, tree_over
 from tiebreak.protocol.commitments.accumulator_tree import BLOCKS_HELD, AccumulatorTree
 from tiebreak.protocol.game.moves import Move, OpenTerms, Side
 from tiebreak.protocol.game.rules import Level, Reason

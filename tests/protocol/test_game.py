@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.protocol import runs
-from tests.protocol.bounds import check_length, max_moves
+from tests.protocol.runs import check_length, max_moves
 from tests.protocol.walks import ARGMAX, HONEST, JOB, REDUCTION, WALKS, RandomChallenger, at, check_invariants, other
 from tiebreak.protocol.commitments.job import Head
 from tiebreak.protocol.errors import IllegalMove, VerificationError
