@@ -17,11 +17,9 @@ from tests.engine.lowering_bench import stepped, torch_batch
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.optimizers.rules import update
+from tiebreak.engine.optimizers.rules import clipped, tables, update
 from tiebreak.engine.optimizers.settings import Adam, AdamW, Clip, NAdam, Optimizer, RAdam, settings_of
-from tiebreak.engine.optimizers.tables import tables
 from tiebreak.engine.optimizers.translate import TorchOptimizers, torchs
-from tiebreak.engine.optimizers.update import clipped
 from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program

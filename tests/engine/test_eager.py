@@ -26,7 +26,7 @@ from tests.source_tree import ROOT
 from tiebreak.api.training import tasks
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture import captured as compiling
-from tiebreak.engine.capture import check, optimizer_check, outcomes, state
+from tiebreak.engine.capture import check, outcomes, state
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
 from tiebreak.engine.capture.task import (
     SGD,
@@ -320,8 +320,7 @@ OPTIMIZERS: dict[str, tuple[Any, Any, int]] = {
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compares five elements at a time; a weight has 16."""
-    for module in (outcomes, optimizer_check):
-        monkeypatch.setattr(module, "BLOCK", 5)
+    monkeypatch.setattr(outcomes, "BLOCK", 5)
 
 
 @pytest.mark.parametrize("name", slow_except(OPTIMIZERS, "groups"))

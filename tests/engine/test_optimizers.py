@@ -32,8 +32,8 @@ from tiebreak.engine.capture.task import (
     no_decay,
 )
 from tiebreak.engine.data.tensors import tensor_bytes
+from tiebreak.engine.optimizers.rules import radam_begins, second_moment_weights, tables
 from tiebreak.engine.optimizers.settings import f32, settings_of
-from tiebreak.engine.optimizers.tables import radam_begins, second_moment_weights, tables
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import MapFunction, Opcode
@@ -293,7 +293,7 @@ def test_lazily_allocated_zero_moments_train_as_ordinary_ones(monkeypatch: pytes
     data = {"x": torch.randn(8, 3), "y": torch.randn(8, 2)}
     made = make_task(nn.Linear(3, 2), data, loss=squared_error, optimizer=AdamW(lr=0.1), steps=20)
     expected = nth(20, capture_task(made), donate=True).state
-    monkeypatch.setattr(import_module("tiebreak.engine.optimizers.update"), "MAPPED", 1)
+    monkeypatch.setattr(import_module("tiebreak.engine.optimizers.rules"), "MAPPED", 1)
     found = capture_task(made)
     assert all(not t.any() for name, t in found.state.items() if name.startswith("optimizer.exp"))
     assert same_bits(nth(20, found, donate=True).state, expected) == []

@@ -178,7 +178,7 @@ def test_gamma_draws_follow_the_gamma_distribution(a: float) -> None:
 
 
 def test_a_gamma_draw_with_no_accepted_try_takes_the_central_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiebreak.engine.lowering.more.draws.normal_numbers", lambda b, shape: b.full(shape, -9.0))
+    monkeypatch.setattr("tiebreak.engine.lowering.random.normal_numbers", lambda b, shape: b.full(shape, -9.0))
     (found,), _ = seen(lambda: torch._standard_gamma(torch.full((90,), 2.0)), 1)
     assert 2.6 < found.max() < 2.0 + 2 / 3
 

@@ -21,10 +21,9 @@ import tiebreak as tiebreak_api
 from tests.source_tree import ROOT, imports_of, package_modules, parse
 from tests.tiebreak.parties import Parties
 from tiebreak.api.training import calibrating
-from tiebreak.cli import calibrate, main, registry
+from tiebreak.cli import calibrate, main
 from tiebreak.cli.calibrate import MARGIN, ORDERS, SHARE, STEPS
-from tiebreak.cli.main import EXTRAS, all_commands, command_groups, missing_of, run, tiebreak
-from tiebreak.cli.registry import CommandSet, registered
+from tiebreak.cli.main import EXTRAS, CommandSet, all_commands, command_groups, missing_of, registered, run, tiebreak
 from tiebreak.engine.logged import calibration
 from tiebreak.protocol import errors
 
@@ -211,7 +210,7 @@ def test_running_the_package_as_a_module_prints_help() -> None:
 
 
 def test_every_command_module_is_registered_as_a_command() -> None:
-    shared = {"__init__", "main", "options", "registry"}
+    shared = {"__init__", "main", "options"}
     for one in {commands.package: commands for commands in all_commands().values()}.values():
         modules = {path.stem for path in (ROOT / one.package.replace(".", "/")).glob("*.py")}
         assert {one.modules.get(name, name) for name in one.commands} == modules - shared
@@ -223,7 +222,7 @@ def test_a_package_that_is_gone_registers_no_commands(monkeypatch: pytest.Monkey
         EntryPoint(name="a", value="tiebreak.no_such_package:COMMANDS", group="tiebreak.commands"),
         EntryPoint(name="b", value="tiebreak.cli.main:CORE", group="tiebreak.commands"),
     ]
-    monkeypatch.setattr(registry, "entry_points", lambda *, group: points)
+    monkeypatch.setattr(main, "entry_points", lambda *, group: points)
     assert [found.package for found in registered.__wrapped__()] == ["tiebreak.cli"]
 
 

@@ -19,11 +19,19 @@ from tests.golden import make, more, tasks
 from tests.parts import slow_except
 from tests.source_tree import ROOT
 from tests.tiebreak.test_cli import HEAVY, running
-from tiebreak.api.corpus import programs, statements
-from tiebreak.api.corpus.corpus_runs import INTEGERS, TORCH, UNREPEATED, BackendChoice, C, choices, compute, run_of
-from tiebreak.api.corpus.differences import SHOWN
-from tiebreak.api.corpus.programs import CORPUS, ExpectedRun
-from tiebreak.api.corpus.statements import ComputedRun, CorpusStatement
+from tiebreak.api.corpus import programs
+from tiebreak.api.corpus.corpus_runs import (
+    INTEGERS,
+    SHOWN,
+    TORCH,
+    UNREPEATED,
+    BackendChoice,
+    C,
+    choices,
+    compute,
+    run_of,
+)
+from tiebreak.api.corpus.programs import CORPUS, ComputedRun, CorpusStatement, ExpectedRun
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.arithmetic.c.backend import CBackend
 from tiebreak.engine.arithmetic.c.chains import CompiledChain
@@ -401,7 +409,7 @@ def test_corpus_check_verifies_a_statement_and_its_required_signer(
 
 
 def test_a_statement_names_no_host_user_or_path(stated: Path) -> None:
-    found, _ = statements.check(stated)
+    found, _ = programs.check(stated)
     texts = [*found.environment.values(), *(one.problem for one in found.computed)]
     for private in (platform.node(), getpass.getuser(), str(Path.home()), str(ROOT), str(Path.cwd()), str(stated)):
         assert all(private not in text for text in texts)
@@ -450,7 +458,7 @@ def refused(tmp_path: Path, data: bytes) -> str:
     path = tmp_path / "hostile.json"
     path.write_bytes(data)
     with pytest.raises(VerificationError) as error:
-        statements.check(path)
+        programs.check(path)
     return str(error.value)
 
 
@@ -485,7 +493,7 @@ def test_a_hostile_statement_is_refused(
 ) -> None:
     """Each is signed by its maker's key: a signature alone proves nothing."""
     document = json.loads(Envelope.decode(stated.read_bytes()).payload.data)
-    assert statements.check(stated)[0].document() == document
+    assert programs.check(stated)[0].document() == document
     change(document)
     said = refused(tmp_path, signed(document))
     assert words in said
@@ -527,9 +535,9 @@ def test_checking_a_statement_names_its_signers(stated: Path, tmp_path: Path) ->
     both = sign(Envelope.decode(stated.read_bytes()), KEY)
     path = tmp_path / "both.json"
     path.write_bytes(both.encode())
-    assert statements.check(path, require=[KEY.address])[1][-1] == KEY.address
+    assert programs.check(path, require=[KEY.address])[1][-1] == KEY.address
     with pytest.raises(SignatureError, match="expected a signature by 0x"):
-        statements.check(stated, require=[KEY.address])
+        programs.check(stated, require=[KEY.address])
 
 
 def test_published_statements_verify_and_are_listed_in_the_docs(cases: CaseCounter) -> None:
@@ -538,7 +546,7 @@ def test_published_statements_verify_and_are_listed_in_the_docs(cases: CaseCount
     sealed = sorted(SEALED.glob("*.json"))
     assert {"x86-avx512.json", "x86-avx2.json"} <= {path.name for path in sealed}
     for path in sealed:
-        found, signers = statements.check(path)
+        found, signers = programs.check(path)
         assert not found.differing
         assert f"corpus/sealed/{path.name}" in page
         assert all(f"0x{signer.hex()}" in page for signer in signers)

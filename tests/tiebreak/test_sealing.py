@@ -12,8 +12,17 @@ from hypothesis import strategies as st
 from tests.tiebreak.parties import Commands, Parties
 from tests.tiebreak.test_library import JobFiles, names
 from tiebreak.api.agreement import offers
-from tiebreak.api.agreement.readers import SEAL, Card, opened_by, readers_of, wrapped
-from tiebreak.api.agreement.sealing import SALT_BYTES, TAG_BYTES, Sealed, sealed_bytes
+from tiebreak.api.agreement.sealing import (
+    SALT_BYTES,
+    SEAL,
+    TAG_BYTES,
+    Card,
+    Sealed,
+    opened_by,
+    readers_of,
+    sealed_bytes,
+    wrapped,
+)
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import DATA, JOB, ORIGINS, PROGRAM, RECORDS, TITLE, RunDirectory
 from tiebreak.node.library import Fetcher, publish, secret_of

@@ -9,7 +9,7 @@ from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture.captured import capture_task
-from tiebreak.engine.capture.losses import ctc_loss
+from tiebreak.engine.capture.substitutes import ctc_loss
 from tiebreak.engine.capture.task import Task
 from tiebreak.protocol.errors import ConfigurationError
 

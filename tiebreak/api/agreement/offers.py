@@ -11,7 +11,7 @@ from math import ceil
 from pathlib import Path
 from typing import Final
 
-from tiebreak.api.agreement.readers import SEAL, SECRET_BYTES, Card, wrapped
+from tiebreak.api.agreement.sealing import SEAL, SECRET_BYTES, Card, wrapped
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import Policy, as_policy, make_interpreter, make_logging
 from tiebreak.api.training.bundle import Bundle

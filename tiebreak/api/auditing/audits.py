@@ -14,8 +14,7 @@ from rich.console import Console
 
 from tiebreak.api.auditing.parallel import Replayers, audit_in_parallel
 from tiebreak.api.auditing.progress import Tally, on_stderr
-from tiebreak.api.auditing.ray import RayExecutor
-from tiebreak.api.auditing.replayers import Assignment, Executing, Processes, TaskExecutor
+from tiebreak.api.auditing.replayers import Assignment, Executing, Processes, RayExecutor, TaskExecutor
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.environment import own_folder, own_mark, usable_cores
 from tiebreak.api.machine.interpreters import as_policy, make_interpreter

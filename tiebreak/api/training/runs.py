@@ -20,11 +20,10 @@ from tiebreak.api.machine.interpreters import Policy, as_policy, make_interprete
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import Bundle, capture_bundle
 from tiebreak.api.training.distributed import joined
-from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.reading import CHECKS, check_of, open_directory
 from tiebreak.api.training.settings import check_unchanged, remember
 from tiebreak.api.training.tasks import CHECK, TASK, adapter_names, as_state_dict, state_names
-from tiebreak.api.training.trainer import Callbacks, Step, norm_in, tell
+from tiebreak.api.training.trainer import Callbacks, Step, evaluate_state, norm_in, tell
 from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.task import Task

@@ -9,19 +9,16 @@ from torch import Tensor
 from tiebreak.engine.capture.rehearsal import rehearse
 from tiebreak.engine.capture.state import MODEL, StateEntries
 from tiebreak.engine.capture.step import Constants, capture
-from tiebreak.engine.capture.step_run import CPU
+from tiebreak.engine.capture.step_run import CPU, same_tensors, untouched
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
 from tiebreak.engine.capture.torch_updates import RecordedSteps, recorded, torch_update
-from tiebreak.engine.capture.user_step import same_tensors, untouched
 from tiebreak.engine.data.narrow import NARROW, fills_words, stored, words_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.lowering.elementwise import wrapped
-from tiebreak.engine.optimizers.rules import update
-from tiebreak.engine.optimizers.tables import tables
+from tiebreak.engine.optimizers.rules import Update, clipped, tables, update
 from tiebreak.engine.optimizers.translate import TorchOptimizers
-from tiebreak.engine.optimizers.update import Update, clipped
 from tiebreak.protocol.errors import ConfigurationError, ProgramError
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
