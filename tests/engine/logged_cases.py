@@ -27,8 +27,7 @@ from tiebreak.engine.run.logs import LogReport
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.program.isa import Instruction
-from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances, tolerance_of
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Policy, StepLog, SumKind, pack_tolerances, tolerance_of
 
 from .tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
 

@@ -19,7 +19,7 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.job import Head, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import StepLog
 from tiebreak.protocol.tags import Digest
 
 from .tiny import DOMAIN, TRAINER

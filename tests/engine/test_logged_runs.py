@@ -27,8 +27,7 @@ from tiebreak.engine.run.logs import NO_LOGS
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.errors import ConfigurationError, StateError
-from tiebreak.protocol.program.rounding import Policy
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Policy, StepLog
 
 from .logged_cases import (
     INTERVAL,

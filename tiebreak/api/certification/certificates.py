@@ -35,7 +35,7 @@ from tiebreak.engine.data.hashing import hasher
 from tiebreak.protocol.commitments.certificate import Certificate
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.streaming import TensorStream
+from tiebreak.protocol.commitments.records import TensorStream
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, SignatureError, VerificationError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.strict_json import JsonObject

@@ -36,14 +36,17 @@ from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import (
     Direction,
+    Entries,
+    Integers,
+    Mask,
     Rounding,
+    StepLog,
     SumKind,
     element_rounding,
     neighbours,
     round_sum,
     sum_kind,
 )
-from tiebreak.protocol.program.step_log import Entries, Integers, Mask, StepLog
 
 SCREENED_FROM: Final = 256
 """Entries of one value that are not open are screened first if there are this many or more."""
