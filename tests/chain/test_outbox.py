@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.chain.support import TRAINER
 from tiebreak.protocol.chain import InsufficientFunds, NodeError
+from tiebreak.protocol.chain.gas import CAP_FACTOR, Bid, Market, first_bid, raised_bid
 from tiebreak.protocol.chain.node import Tip, read_transaction
 from tiebreak.protocol.chain.outbox import BLOCKS_TO_RAISE, LOOKS, Fate, Outbox, Sent
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.parties.fees import CAP_FACTOR, Bid, Market, first_bid, raised_bid
 
 GWEI = 10**9
 BLOCK = 12

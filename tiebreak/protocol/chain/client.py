@@ -20,7 +20,7 @@ from tiebreak.protocol.chain.artifacts import (
 )
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError
-from tiebreak.protocol.chain.gas import gas_limit
+from tiebreak.protocol.chain.gas import first_bid, gas_limit
 from tiebreak.protocol.chain.node import Node
 from tiebreak.protocol.chain.outbox import Outbox, Sent
 from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, Receipt
@@ -30,7 +30,6 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
-from tiebreak.protocol.parties.fees import first_bid
 from tiebreak.protocol.parties.transactions import Challenge
 from tiebreak.protocol.tags import Digest
 

@@ -20,12 +20,11 @@ from eth_utils.exceptions import ValidationError
 
 from tiebreak.protocol.chain.abi import decode_revert
 from tiebreak.protocol.chain.errors import ChainError, InsufficientFunds, NodeError, Reverted
-from tiebreak.protocol.chain.gas import MOST
+from tiebreak.protocol.chain.gas import MOST, Market
 from tiebreak.protocol.chain.headers import Header, header_in, logs_under
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.parties.fees import Market
 
 if TYPE_CHECKING:
     from web3 import Web3

@@ -22,11 +22,11 @@ from typing import Annotated, Any, Final
 from eth_hash.auto import keccak
 
 from tiebreak.protocol.chain.errors import NodeError
+from tiebreak.protocol.chain.gas import CAP_FACTOR, Bid, Market, first_bid, raised_bid
 from tiebreak.protocol.chain.node import Node, Tip, read_transaction, sign_transaction
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.packing import U64, Data, Record, unpack
-from tiebreak.protocol.parties.fees import CAP_FACTOR, Bid, Market, first_bid, raised_bid
 
 MAX_RAW_BYTES: Final = 1 << 18
 ENVELOPE: Final = 128

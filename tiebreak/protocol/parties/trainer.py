@@ -96,13 +96,6 @@ class TrainerParty(Player):
         """Decide whether to sign a concession of its head to whoever contests it: half of the stake, without a game."""
         return False
 
-    def settles(self, job: PublicJob) -> bool:  # noqa: ARG002
-        return True
-
-    def parts(self, job: PublicJob) -> bool:
-        """Decide whether to part when the window is over, if a receipt did not come in time for the next head."""
-        return self.receipted(job) < job.job.checkpoints
-
     def ahead(self, job: PublicJob) -> int:  # noqa: ARG002
         """Choose how many segments to compute beyond the last receipt."""
         return AHEAD
@@ -176,7 +169,7 @@ class TrainerParty(Player):
         if job.is_sealed and self.has_come(job.window_end + 1) and self.opens(job):
             opened = tx.OpenHead(head=self.head(job.job, job.job.checkpoints), salt=salt_of(self.key, job.id))
             self.want(("open", job.id), opened, deadline=job.due)
-        if not job.has_final_head or job.lacks_receipts or not self.settles(job):
+        if not job.has_final_head or job.lacks_receipts:
             return
         if self.has_come(job.window_end + 1) and not self.board.open_games(job.id):
             self.want(("settle", job.id), tx.Settle(job_id=job.id))
@@ -191,7 +184,7 @@ class TrainerParty(Player):
                 self.want(("acknowledge", job.id, count), tx.Acknowledge(receipt=receipt))
             return
         is_over = job.head_count > 0 and self.has_come(job.window_end + 1) and not self.board.open_games(job.id)
-        if is_over and self.parts(job):
+        if is_over and count < job.job.checkpoints:
             self.want(("part", job.id, job.head_count), tx.Part(job_id=job.id))
 
     def _is_through(self, job: PublicJob) -> bool:
