@@ -219,13 +219,11 @@ def game_document(chain: Chain | HubBoard, game_id: Digest, first_block: int = 0
     document = {name: _plain(value) for name, value in vars(state).items()}
     named = {"phase": Phase(state.phase).name.lower(), "level": Level(state.level).name.lower()}
     reason = {"reason": Reason(state.reason).name.lower()} if state.reason else {}
-    logged = [event_document(event) for event in chain.events(game_id, first_block)]
+    logged = []
+    for event in chain.events(game_id, first_block):
+        values = {name: _plain(value) for name, value in event.values.items()}
+        logged.append({"event": event.name, "block": event.block, "transaction": event.transaction.hex(), **values})
     return {"game": game_id.hex(), **document, **named, **reason, "events": logged}
-
-
-def event_document(event: Event) -> dict[str, Any]:
-    values = {name: _plain(value) for name, value in event.values.items()}
-    return {"event": event.name, "block": event.block, "transaction": event.transaction.hex(), **values}
 
 
 def _plain(value: Any) -> Any:

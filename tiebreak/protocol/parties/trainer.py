@@ -33,7 +33,6 @@ class TrainerParty(Player):
 
     def __init__(self, **known: Any) -> None:
         super().__init__(**known)
-        self._shown: dict[tuple[Digest, int], list[SignedHead]] = {}
         self._to_post: dict[tuple[Digest, int], list[SignedHead]] = {}
         self._post_at: dict[SignedHead, int] = {}
 
@@ -232,9 +231,9 @@ class TrainerParty(Player):
     def _show(self, job: PublicJob, count: int) -> None:
         """Show a checkpoint's heads, once."""
         key = (job.id, count)
-        if key not in self._shown:
+        if key not in self._to_post:
             self.do(e.PublishRun(job_id=job.id, count=count, logs=self.publishes(job.job, count)))
-            heads = self._shown[key] = self.heads(job.job, count)
+            heads = self.heads(job.job, count)
             for head in heads:
                 self.do(e.ShowHead(head=head))
             self._to_post[key] = self.posts(job.job, heads)
