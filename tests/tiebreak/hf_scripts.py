@@ -19,23 +19,7 @@ import transformers
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig
 from torch import Tensor, nn
-from transformers import (
-    DataCollatorForLanguageModeling,
-    DataCollatorForMultipleChoice,
-    DataCollatorForSeq2Seq,
-    DataCollatorForTokenClassification,
-    DataCollatorWithPadding,
-    DefaultDataCollator,
-    EarlyStoppingCallback,
-    LlamaForSequenceClassification,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    T5Config,
-    T5ForConditionalGeneration,
-    Trainer,
-    TrainingArguments,
-    set_seed,
-)
+from transformers import Trainer, TrainingArguments, set_seed
 from transformers.trainer_callback import PrinterCallback
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
@@ -54,7 +38,8 @@ def plain(
     folder: Path, kind: Any = Trainer, model: Any = gpt2, callbacks: Any = None, settings: Any = TrainingArguments,
     **more: Any,
 ) -> Trainer:  # fmt: skip
-    given = {"data_collator": DataCollatorForLanguageModeling(tokenizer(), mlm=False), "processing_class": tokenizer()}
+    collator = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+    given = {"data_collator": collator, "processing_class": tokenizer()}
     names = "train_dataset", "eval_dataset", "data_collator", "processing_class", "compute_loss_func", "optimizers"
     given |= {name: more.pop(name) for name in names if name in more}
     args = arguments(settings, folder, **more)
@@ -90,10 +75,10 @@ def classified(folder: Path, **more: Any) -> Trainer:
     config = llama().config
     config.num_labels = 3
     torch.manual_seed(0)
-    model = LlamaForSequenceClassification(config)
+    model = transformers.LlamaForSequenceClassification(config)
     return plain(
         folder, model=lambda: model.__class__.from_pretrained(None, config=config, state_dict=model.state_dict()),
-        train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer()), **more,
+        train_dataset=rows, data_collator=transformers.DataCollatorWithPadding(tokenizer()), **more,
     )  # fmt: skip
 
 
@@ -112,7 +97,7 @@ def bert(kind: str, **more: Any) -> Callable[[], Any]:
 def masked(folder: Path, **more: Any) -> Trainer:
     made = tokenizer()
     made.mask_token = "<eos>"
-    collator = DataCollatorForLanguageModeling(made, mlm=True)
+    collator = transformers.DataCollatorForLanguageModeling(made, mlm=True)
     return plain(folder, model=bert("BertForMaskedLM"), data_collator=collator, **more)
 
 
@@ -121,9 +106,9 @@ def labelled(folder: Path, kind: str, **more: Any) -> Trainer:
     drawn, rows = random.Random(3), encoded(38, longest=12)
     ids = rows["input_ids"]
     collators: dict[str, Any] = {
-        "TokenClassification": DataCollatorForTokenClassification(tokenizer()),
-        "MultipleChoice": DataCollatorForMultipleChoice(tokenizer()),
-        "QuestionAnswering": DataCollatorWithPadding(tokenizer(), padding="max_length", max_length=40),
+        "TokenClassification": transformers.DataCollatorForTokenClassification(tokenizer()),
+        "MultipleChoice": transformers.DataCollatorForMultipleChoice(tokenizer()),
+        "QuestionAnswering": transformers.DataCollatorWithPadding(tokenizer(), padding="max_length", max_length=40),
     }
     match kind:
         case "TokenClassification":
@@ -141,8 +126,8 @@ def labelled(folder: Path, kind: str, **more: Any) -> Trainer:
     data = Dataset.from_dict(columns)
     return plain(
         folder, model=bert(f"BertFor{kind}", num_labels=3 if kind != "QuestionAnswering" else 2), train_dataset=data,
-        data_collator=collators.get(kind, DataCollatorWithPadding(tokenizer())), eval_dataset=data.select(range(6)),
-        **_EVALUATES, **more,
+        data_collator=collators.get(kind, transformers.DataCollatorWithPadding(tokenizer())),
+        eval_dataset=data.select(range(6)), **_EVALUATES, **more,
     )  # fmt: skip
 
 
@@ -175,7 +160,7 @@ def pictures(folder: Path, kind: str = "ViT", augments: bool = False, **more: An
         return transformers.ViTForImageClassification(config)
 
     return plain(
-        folder, model=model, train_dataset=data, eval_dataset=held, data_collator=DefaultDataCollator(),
+        folder, model=model, train_dataset=data, eval_dataset=held, data_collator=transformers.DefaultDataCollator(),
         processing_class=None, remove_unused_columns=False, **{**_EVALUATES, **more},
     )  # fmt: skip
 
@@ -194,7 +179,12 @@ def sounds(folder: Path, **more: Any) -> Trainer:
     torch.manual_seed(1)
     data = Dataset.from_dict({"input_values": torch.randn(38, 400).tolist(), "labels": [i % 3 for i in range(38)]})
     return plain(
-        folder, model=model, train_dataset=data, data_collator=DefaultDataCollator(), processing_class=None, **more
+        folder,
+        model=model,
+        train_dataset=data,
+        data_collator=transformers.DefaultDataCollator(),
+        processing_class=None,
+        **more,
     )
 
 
@@ -208,18 +198,20 @@ def streamed(folder: Path, **more: Any) -> Trainer:
 def translated(folder: Path, **more: Any) -> Trainer:
     """A model whose decoder is fed shifted labels, and that is evaluated by what it generates."""
 
-    def model() -> T5ForConditionalGeneration:
+    def model() -> transformers.T5ForConditionalGeneration:
         torch.manual_seed(0)
-        config = T5Config(vocab_size=320, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0)
+        config = transformers.T5Config(
+            vocab_size=320, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0
+        )
         config.decoder_start_token_id = 0
-        return T5ForConditionalGeneration(config)
+        return transformers.T5ForConditionalGeneration(config)
 
     ids = [[tokenizer()(line).input_ids for line in texts(40, seed)] for seed in (1, 2)]
     rows = Dataset.from_dict({"input_ids": ids[0], "labels": ids[1]})
     return plain(
-        folder, Seq2SeqTrainer, model, settings=Seq2SeqTrainingArguments, train_dataset=rows,
-        eval_dataset=rows.select(range(4)), data_collator=DataCollatorForSeq2Seq(tokenizer(), model=model()),
-        predict_with_generate=True, generation_max_length=8, eval_strategy="steps", eval_steps=10, **more,
+        folder, transformers.Seq2SeqTrainer, model, settings=transformers.Seq2SeqTrainingArguments, train_dataset=rows,
+        data_collator=transformers.DataCollatorForSeq2Seq(tokenizer(), model=model()), predict_with_generate=True,
+        eval_dataset=rows.select(range(4)), generation_max_length=8, eval_strategy="steps", eval_steps=10, **more,
     )  # fmt: skip
 
 
@@ -302,7 +294,7 @@ SCRIPTS: Final[dict[str, tuple[Made, dict[str, Any]]]] = {
     ),
     "GPT-2, early stopping": (
         plain,
-        {"callbacks": [EarlyStoppingCallback(1, 10.0)], "eval_dataset": encoded(4), **_EVALUATES,
+        {"callbacks": [transformers.EarlyStoppingCallback(1, 10.0)], "eval_dataset": encoded(4), **_EVALUATES,
          "save_strategy": "steps", "save_steps": 5, "load_best_model_at_end": True},
     ),
     "GPT-2, 2.5 epochs": (plain, {"max_steps": -1, "num_train_epochs": 2.5}),

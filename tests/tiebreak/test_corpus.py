@@ -19,18 +19,8 @@ from tests.golden import make, more, tasks
 from tests.parts import slow_except
 from tests.source_tree import ROOT
 from tests.tiebreak.test_cli import HEAVY, running
-from tiebreak.api.corpus import programs
-from tiebreak.api.corpus.corpus_runs import (
-    INTEGERS,
-    SHOWN,
-    TORCH,
-    UNREPEATED,
-    BackendChoice,
-    C,
-    choices,
-    compute,
-    run_of,
-)
+from tiebreak.api.corpus import corpus_runs, programs
+from tiebreak.api.corpus.corpus_runs import INTEGERS, TORCH, BackendChoice, C, choices, compute
 from tiebreak.api.corpus.programs import CORPUS, ComputedRun, CorpusStatement, ExpectedRun
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.arithmetic.c.backend import CBackend
@@ -42,17 +32,8 @@ from tiebreak.protocol.commitments.dsse import Envelope, Payload
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.statement import payload_of, sign
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, SignatureError, VerificationError
-from tiebreak.protocol.program.isa import (
-    MAP_SIGNATURES,
-    DType,
-    MapFunction,
-    Opcode,
-    ReduceFunction,
-    ScatterFunction,
-    SourceKind,
-    WindowFunction,
-    signatures,
-)
+from tiebreak.protocol.program import isa
+from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.reference import element
 from tiebreak.protocol.tags import Digest
 
@@ -95,22 +76,22 @@ def test_corpus_covers_every_instruction_function_and_type(cases: CaseCounter) -
         if i.opcode != Opcode.COMMIT
     }
     functions = {
-        Opcode.MAP: MapFunction, Opcode.REDUCE: ReduceFunction, Opcode.SCATTER_SUM: ScatterFunction,
-        Opcode.WINDOW: WindowFunction, Opcode.SOURCE: SourceKind,
+        Opcode.MAP: isa.MapFunction, Opcode.REDUCE: isa.ReduceFunction, Opcode.SCATTER_SUM: isa.ScatterFunction,
+        Opcode.WINDOW: isa.WindowFunction, Opcode.SOURCE: isa.SourceKind,
     }  # fmt: skip
     _, any_instruction = bodies()[0]
     for opcode in Opcode:
         for function in functions.get(opcode, (0,)):
             if opcode in (Opcode.SOURCE, Opcode.COMMIT):
                 continue
-            accepted = signatures(replace(any_instruction, opcode=opcode, function=int(function)))
+            accepted = isa.signatures(replace(any_instruction, opcode=opcode, function=int(function)))
             assert accepted
             for operands, dtype in accepted:
                 assert (opcode, function, operands, dtype) in found, (opcode.name, function, operands, dtype)
                 cases()
-    assert {function for opcode, function, _, _ in found if opcode == Opcode.SOURCE} == set(SourceKind)
-    assert {i.dtype for _, i in bodies() if i.opcode == Opcode.COMMIT} == set(DType)
-    assert len(MAP_SIGNATURES) == len(MapFunction)
+    assert {function for opcode, function, _, _ in found if opcode == Opcode.SOURCE} == set(isa.SourceKind)
+    assert {i.dtype for _, i in bodies() if i.opcode == Opcode.COMMIT} == set(isa.DType)
+    assert len(isa.MAP_SIGNATURES) == len(isa.MapFunction)
 
 
 def test_corpus_covers_precisions_policies_and_frozen_entries() -> None:
@@ -152,7 +133,7 @@ def test_malformed_expected_results_are_refused(changes: dict[str, Any]) -> None
 def read_whole(name: str, corpus: Path, scratch: Path) -> programs.CorpusProgram:
     """A program of which a run is made, as before computing it. Raises `VerificationError`."""
     found = programs.read(name, corpus)
-    run_of(found, scratch / f"{name}-{len(list(scratch.iterdir()))}")
+    corpus_runs.run_of(found, scratch / f"{name}-{len(list(scratch.iterdir()))}")
     found.logs()
     return found
 
@@ -258,7 +239,7 @@ def wrong_exp(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def mapped(self: TorchBackend, i: Any, dtypes: Any) -> Any:
         prepared = right(self, i, dtypes)
-        if i.function != MapFunction.EXP:
+        if i.function != isa.MapFunction.EXP:
             return prepared
         return lambda *given: flipped(prepared(*given).clone(), 0)
 
@@ -292,7 +273,7 @@ def test_the_first_difference_of_a_wrong_back_end_is_found(fault: str, monkeypat
     assert int(place[5], 16) ^ int(place[6], 16) == 1
     i = program.program.body[int(place[2])]
     bits = {(int(v), int(at)): int(raw, 16) for v, at, raw in re.findall(r"value (\d+)\[(\d+)\] = (\w+)", place[7])}
-    assert 0 < len(bits) <= SHOWN
+    assert 0 < len(bits) <= corpus_runs.SHOWN
     read = lambda operand, where: bits[i.operands[operand].value, where]  # noqa: E731
     right = element(i, int(place[4]), read, program.program.operand_dtypes(i))
     assert f"{right:08x}" == place[6]
@@ -308,7 +289,7 @@ def test_a_wrong_long_sum_lists_only_some_of_its_operands(name: str, monkeypatch
     place = PLACE.fullmatch(found.problem)
     assert place
     assert place[3].startswith(("reduce sum", "scatter_sum"))
-    assert place[7].count("value") <= SHOWN
+    assert place[7].count("value") <= corpus_runs.SHOWN
 
 
 def test_a_wrong_commit_is_reported_as_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +332,7 @@ def test_a_fault_that_cannot_be_repeated_is_reported_as_such(monkeypatch: pytest
 
     def mapped(self: TorchBackend, i: Any, dtypes: Any) -> Any:
         prepared = right(self, i, dtypes)
-        once = i.function == MapFunction.EXP and next(faults, False)
+        once = i.function == isa.MapFunction.EXP and next(faults, False)
 
         def computed(*given: Any) -> Any:
             nonlocal once
@@ -364,8 +345,8 @@ def test_a_fault_that_cannot_be_repeated_is_reported_as_such(monkeypatch: pytest
 
     monkeypatch.setattr(TorchBackend, "_map", mapped)
     found = compute(programs.read("mlp"), BackendChoice(backend=TORCH))
-    assert (found.equal, found.problem) == (False, UNREPEATED)
-    assert UNREPEATED in str(found)
+    assert (found.equal, found.problem) == (False, corpus_runs.UNREPEATED)
+    assert corpus_runs.UNREPEATED in str(found)
 
 
 @pytest.mark.parametrize("kind", [ConfigurationError, RuntimeError])

@@ -11,18 +11,8 @@ from hypothesis import strategies as st
 
 from tests.tiebreak.parties import Commands, Parties
 from tests.tiebreak.test_library import JobFiles, names
-from tiebreak.api.agreement import offers
-from tiebreak.api.agreement.sealing import (
-    SALT_BYTES,
-    SEAL,
-    TAG_BYTES,
-    Card,
-    Sealed,
-    opened_by,
-    readers_of,
-    sealed_bytes,
-    wrapped,
-)
+from tiebreak.api.agreement import offers, sealing
+from tiebreak.api.agreement.sealing import SEAL, Card, Sealed, opened_by, wrapped
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import DATA, JOB, ORIGINS, PROGRAM, RECORDS, TITLE, RunDirectory
 from tiebreak.node.library import Fetcher, publish, secret_of
@@ -53,15 +43,15 @@ def opened(data: bytes, name: str = "x", by: Sealed = SEALED) -> bytes:
     return target.getvalue()
 
 
-FIRST = PIECE_BYTES - SALT_BYTES - TAG_BYTES
-LATER = PIECE_BYTES - TAG_BYTES
+FIRST = PIECE_BYTES - sealing.SALT_BYTES - sealing.TAG_BYTES
+LATER = PIECE_BYTES - sealing.TAG_BYTES
 
 
 def test_sealed_files_of_every_length_round_trip(cases: Callable[[], None]) -> None:
     for size in (0, 1, FIRST - 1, FIRST, FIRST + 1, FIRST + LATER, FIRST + LATER + 1):
         data = (bytes(range(251)) * (size // 251 + 1))[:size]
         found = sealed(data)
-        assert len(found) == sealed_bytes(size)
+        assert len(found) == sealing.sealed_bytes(size)
         assert opened(found) == data
         assert sealed(data) == found, "an upload that broke off goes on with the same bytes"
         cases()
@@ -97,7 +87,7 @@ def test_pieces_cannot_be_moved_or_files_exchanged() -> None:
 
 def test_equal_plaintexts_under_other_names_share_no_ciphertext() -> None:
     first, second = sealed(bytes(500), "a"), sealed(bytes(500), "b")
-    assert first[:SALT_BYTES] != second[:SALT_BYTES]
+    assert first[: sealing.SALT_BYTES] != second[: sealing.SALT_BYTES]
     assert not any(first[i : i + 16] in second for i in range(len(first) - 16))
 
 
@@ -106,7 +96,7 @@ def test_equal_plaintexts_under_other_names_share_no_ciphertext() -> None:
 
 def test_only_the_named_readers_can_open_a_seal() -> None:
     data = wrapped(SEALED.secret, JOB_ID, [Card.of(KEY), Card.of(OTHER), Card.of(KEY)])
-    assert [address for address, _ in readers_of(data, JOB_ID)] == sorted([KEY.address, OTHER.address])
+    assert [address for address, _ in sealing.readers_of(data, JOB_ID)] == sorted([KEY.address, OTHER.address])
     for key in (KEY, OTHER):
         assert opened_by(key)(data, JOB_ID) == SEALED.secret
     stranger = PrivateKey.from_int(5)
