@@ -157,8 +157,8 @@ def verify(
             of_model = f"{WEIGHTS}, or {INDEX} with the files that it names,"
             right = of_model if held.configuration is None else folders.ADAPTER_WEIGHTS
             raise VerificationError(
-                f"{folder}: expected {right} and no other weights or code, got {listed(named)}: who loads the folder may "
-                "get something else; --others leaves that to you"
+                f"{folder}: expected {right} and no other weights or code, got {listed(named)}: who loads the folder "
+                "may get something else; --others leaves that to you"
             )
     return signed, found
 
