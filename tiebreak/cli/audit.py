@@ -22,7 +22,7 @@ COULD_NOT_CHECK: Final = 3
 SHOWN: Final = 8
 """The most findings of logs, and states from which a replay began, that are printed."""
 FORWARD_SAMPLE: Final = 10
-_ONLY_REPLAYS: Final = {"output", "segment", "from_step", "to_step", "jobs", "ray", "ledger", "memory", "policy"}
+_ONLY_REPLAYS: Final = {"output", "segment", "from_step", "to_step", "jobs", "ray", "ledger", "policy"}
 """The options for which --forward has no use."""
 
 
@@ -53,7 +53,7 @@ class AuditFailure(VerificationError):
 @click.option("--ledger", type=opt.NEW_FILE, help="With --jobs or --ray: the file that keeps progress; repeat the "
               "command to go on.  [default: one for each choice of segments, in ~/.local/state/tiebreak]")  # fmt: skip
 @opt.json_option
-@opt.machine_options("threads", "permute", "device", "graphs", "memory", "policy")
+@opt.machine_options("threads", "permute", "device", "graphs", "policy")
 def audit(
     run: Path, output: Path | None, segment: int | None, from_step: int | None, to_step: int | None, sample: int | None,
     seed: str | None, forward: bool, as_json: bool, jobs: int | None, ray: str | None, ledger: Path | None,
@@ -72,7 +72,7 @@ def audit(
     An audit that reaches the last signed step also looks at the state that RUN keeps of it, which becomes the weights:
     if that file is not what was signed, the exit code is 3.
 
-    --jobs and --ray check parts, by default all, by several processes at once; --threads and --memory are then those of
+    --jobs and --ray check parts, by default all, by several processes at once; --threads are then those of
     each. Parts begin at kept checkpoints, so how far that helps depends on how many the trainer kept. A disagreement is
     computed again by another process, in another order, before it counts. Nothing is lost when one of them is killed,
     and when the command is, repeat it. No replay is kept.

@@ -79,7 +79,7 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
 @number("--seed", 0, (1 << 64) - 1, 0, "Seed of the adapters' first weights, the order of windows, and dropout.")
 @click.option("--key", type=FILE, help="Key file that signs the run.  [default: key.pem in OUTPUT, made if need be]")
 @keep_option("last")
-@machine_options("threads", "device", "memory")
+@machine_options("threads", "device")
 @json_option
 def finetune(
     output: Path, merge: Path | None, key: Path | None, keep: str, machine: Machine, as_json: bool, **given: Any

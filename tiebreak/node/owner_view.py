@@ -27,13 +27,8 @@ class OwnerView:
         self, machine: WithJobFiles, board_source: AnyBoardSource, journal: Journal, notes: "log.Log", floor: int
     ) -> None:
         """floor: the balance below which the party cannot play games, in wei."""
-        self.machine, self.board_source, self._journal, self.notes, self._floor = (
-            machine,
-            board_source,
-            journal,
-            notes,
-            floor,
-        )
+        self.machine, self.board_source, self._journal = machine, board_source, journal
+        self.notes, self._floor = notes, floor
         self.is_away = False
         """Whether the board source does not answer."""
         self._is_proven = True
@@ -64,33 +59,26 @@ class OwnerView:
             text = "its header says that it may hold logs of the board, and the node neither shows nor disproves them"
             self.notes.error("board", f"block {hidden[0]}: {text}; ask another node, or several")
         if self._is_proven and not light_client.is_proven:
-            self.notes.warn(
-                "board", "the node's headers do not hash to what they say: what it leaves out goes unnoticed"
-            )
+            text = "the node's headers do not hash to what they say: what it leaves out goes unnoticed"
+            self.notes.warn("board", text)
         self._is_proven = light_client.is_proven
 
     def note_changes(self) -> None:
-        self.note_board()
-        self._note_node()
-
-    def note_board(self) -> None:
-        """Note changes of jobs and games, and the board's disagreements with the rules."""
+        """Note changes of jobs and games, the board's disagreements with the rules, and what the node leaves out."""
         lines = getattr(self.machine.board, "disagreements", ())
         self._disagreed.intersection_update(lines)
         for line in lines:
             if line not in self._disagreed:
                 self._disagreed.add(line)
                 self.notes.error("board", line)
-        for job in self.machine.jobs():
-            words = JobStatus(job.status).name.lower()
-            if self._noted.get(job.id) != words:
-                self._noted[job.id] = words
-                self.notes.info("job", words, job=job.id.hex()[:8])
-        for game in self.machine.board.games.values():
-            words = log.game(game)
-            if self._noted.get(game.id) != words:
-                self._noted[game.id] = words
-                self.notes.info("game", words, job=game.job.id.hex()[:8], game=game.id.hex()[:8])
+        stages = [("job", JobStatus(job.status).name.lower(), {"job": job.id}) for job in self.machine.jobs()]
+        games = self.machine.board.games.values()
+        stages += [("game", log.game(game), {"job": game.job.id, "game": game.id}) for game in games]
+        for what, words, named in stages:
+            if self._noted.get(named[what]) != words:
+                self._noted[named[what]] = words
+                self.notes.info(what, words, **{name: found.hex()[:8] for name, found in named.items()})
+        self._note_node()
 
     def status(self) -> dict[str, Any]:
         """The status for the owner: money, stakes at risk, the time that is left, and the work that waits."""
@@ -113,15 +101,10 @@ class OwnerView:
             trained = (job for job in board.jobs.values() if is_active(job) and job.job.trainer == own)
             turns += [job.due - now for job in trained if not job.has_final_head]
             found |= {
-                "address": f"0x{own.hex()}",
-                "balance": self.balance(),
-                "floor": self._floor,
-                "credit": board.credit(own),
-                "at_risk": at_risk(board, own),
-                "seconds_left": min(turns) if turns else None,
-                "unsent": len(self._journal.unheard()),
-                "games": games,
-            }
+                "address": f"0x{own.hex()}", "balance": self.balance(), "floor": self._floor,
+                "credit": board.credit(own), "at_risk": at_risk(board, own),
+                "seconds_left": min(turns, default=None), "unsent": len(self._journal.unheard()), "games": games,
+            }  # fmt: skip
         return found
 
     def balance(self) -> int | None:

@@ -37,7 +37,6 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.node import tasks
-from tiebreak.node.exchange import RootStore
 from tiebreak.node.hub_client import SECONDS, HubClient
 from tiebreak.node.library import Fetcher, publish, secret_of
 from tiebreak.node.parts import parts
@@ -180,7 +179,7 @@ class WorkerTasks:
         if task.head:
             run.write_head(SignedHead.decode(task.head))
         listed = [part for part in parts(run, task.count) if task.logs or not part.name.startswith(f"{LOGS}/")]
-        blobs = RootStore() if task.is_listing else self._blobs()
+        blobs = None if task.is_listing else self._blobs()
         return Answer(body=publish(run, listed, blobs, task.count, secret_of(run, self._unseal)))
 
     # ------------------------------------------------------------------ work

@@ -20,9 +20,9 @@ from tiebreak.engine.data import (
     not_finite,
     open_array,
     open_safetensors,
-    source_of,
 )
 from tiebreak.engine.data import files as data_files
+from tiebreak.engine.data.mapped import source_of
 from tiebreak.engine.data.tensors import identities, identity
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 

@@ -11,20 +11,12 @@ import pytest
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER
 from tests.protocol.town import PACE
 from tests.tiebreak.node.hubs import JOB, OFFER, own_job
-from tiebreak.node import driver, hub_traffic
+from tiebreak.node import driver, hub_traffic, parties
 from tiebreak.node.board_source import HubSource
 from tiebreak.node.driver import Driver
 from tiebreak.node.hub_client import HubForgot, VerifiedPost
 from tiebreak.node.journal import Journal
-from tiebreak.node.parties import (
-    AUDITORS,
-    AcceptancePolicy,
-    ClientNode,
-    JobFiles,
-    TrainerNode,
-    auditors_in,
-    deliver,
-)
+from tiebreak.node.parties import AcceptancePolicy, JobFiles
 from tiebreak.protocol.chain import board_state
 from tiebreak.protocol.chain.board_state import FollowedBoard
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
@@ -68,7 +60,7 @@ def test_main_loop_survives_any_error_of_a_post_or_the_board_source(there: Any) 
         ("loop", "unexpected ValueError: of no family"),
         ("board", "Entered: of no lawful play"),
     ]
-    made.view.note_board()
+    made.view.note_changes()
     assert [one for one in noted if one[0] == "board"] == [("board", "Entered: of no lawful play")]
 
 
@@ -87,7 +79,7 @@ def test_trainer_stores_nothing_of_strangers_jobs(there: Any, monkeypatch: pytes
     made.journal = made.traffic._journal = SimpleNamespace(keep_fact=facts.__setitem__)
     policy = AcceptancePolicy(clients=(CLIENT.address,))
     known = {"domain": DOMAIN, "pace": PACE, "key": TRAINER, "job_files": made.job_files}
-    made.machine = TrainerNode(board=FollowedBoard(), policy=policy, **known)
+    made.machine = parties.TrainerNode(board=FollowedBoard(), policy=policy, **known)
 
     def held() -> dict[str, int]:
         parts = {**vars(made), **vars(made.traffic), **vars(made.view)}
@@ -127,10 +119,10 @@ def test_reported_board_disagreements_are_bounded(there: Any, monkeypatch: pytes
     monkeypatch.setattr(board_state, "MAX_DISAGREEMENTS", 3)
     for number in range(5):
         made.machine.board._disagree([SimpleNamespace(name=f"Entered {number}")], ValueError())
-    made.view.note_board()
+    made.view.note_changes()
     assert len(made.machine.board.disagreements) == len(made.view._disagreed) == 3
     made.machine.board.disagreements.clear()
-    made.view.note_board()
+    made.view.note_changes()
     assert not made.view._disagreed
 
 
@@ -169,11 +161,11 @@ def test_client_names_the_auditors_of_its_offer_once_the_ledger_has_the_job(ther
     (tmp_path / "offer").mkdir()
     (tmp_path / "offer" / "offer.bin").write_bytes(offer.encode())
     accounts = (CHALLENGER.address, TRAINER.address)
-    place = deliver(tmp_path / "offer", own, accounts)
-    assert auditors_in(place) == accounts
+    place = parties.deliver(tmp_path / "offer", own, accounts)
+    assert parties.auditors_in(place) == accounts
     known = {"domain": OFF_CHAIN, "pace": PACE, "key": CLIENT, "job_files": JobFiles(own)}
     journal, board_source = Journal(own, {}), HubSource(OFF_CHAIN, CLIENT.address, raising, pace=PACE)
-    made.journal, made._posts, made.machine = journal, journal, ClientNode(board=board_source.board, **known)
+    made.journal, made._posts, made.machine = journal, journal, parties.ClientNode(board=board_source.board, **known)
     made._keep_record, made.workers.ask = journal.append, lambda *_: None
 
     def look() -> list[posts.Body]:
@@ -193,12 +185,12 @@ def test_client_names_the_auditors_of_its_offer_once_the_ledger_has_the_job(ther
     made._auditors.clear()
     assert look() == [posts.AuditorsBody(accounts=accounts)], "after a restart it is said already"
     for text in ("0x12", "x", "0x" + "ab" * 21, "é"):
-        (place / AUDITORS).write_text(text, encoding="utf-8")
+        (place / parties.AUDITORS).write_text(text, encoding="utf-8")
         made._drafted.clear()
         look()
         assert "auditors.txt: expected" in noted[-1][1]
-    (place / AUDITORS).unlink()
-    assert auditors_in(place) == ()
+    (place / parties.AUDITORS).unlink()
+    assert parties.auditors_in(place) == ()
     journal.close()
 
 

@@ -20,36 +20,17 @@ from starlette.routing import Route
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
-from tests.tiebreak.node.hubs import (
-    DATABASES,
-    GAME,
-    HEAD,
-    HUB,
-    JOB,
-    OFFER,
-    Running,
-    arrived,
-    ask,
-    download,
-    library,
-    make_writer,
-    own_job,
-    post,
-    running,
-    settings,
-    steps,
-    take,
-    upload,
-)
+from tests.tiebreak.node import hubs
+from tests.tiebreak.node.hubs import JOB, OFFER, Running, ask, make_writer, post, running, settings, steps, take
 from tests.waiting import until
 from tiebreak.node.hub import connection as connection_module
 from tiebreak.node.hub import service as service_module
 from tiebreak.node.hub import streams as streams_module
 from tiebreak.node.hub.connection import GRACE_SECONDS, OpenConnections
 from tiebreak.node.hub.limits import PAGE_SECONDS, PROCESSOR, Buckets, HubLimits, Recent, address_of, networks_in
-from tiebreak.node.hub.post_queue import PostQueue, WaitingRequest
 from tiebreak.node.hub.post_writer import Arrival
 from tiebreak.node.hub.process import proxies_of
+from tiebreak.node.hub.service import PostQueue, WaitingRequest
 from tiebreak.node.hub.store import Store, Writer
 from tiebreak.node.pages.routes import routes
 from tiebreak.node.pages.source import PageContext, PageSource
@@ -99,22 +80,22 @@ def test_hub_numbers_signs_and_lists_posts_across_restarts(database: str, tmp_pa
 
 def placed_signed_and_listed(hub: Running) -> Received:
     hub_client = hub.connect()
-    game = post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME)
-    move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
+    game = post(posts.GameBody(head=hubs.HEAD, nonce=1), CHALLENGER, 0, game=hubs.GAME)
+    move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=hubs.GAME)
     wires = [OFFER, steps(0), game, move, steps(1)]
     received = [hub_client.post(wire) for wire in wires]
     assert [found.place for found in received] == [1, 2, 3, 4, 5]
     found = page(hub)
     assert [item.wire for item in found] == wires
     for item in found:
-        item.open(DOMAIN, HUB.address)
+        item.open(DOMAIN, hubs.HUB.address)
     assert [item.place for item in page(hub, "after=2&limit=2")] == [3, 4]
-    assert [item.place for item in page(hub, f"game={GAME.hex()}")] == [3, 4]
+    assert [item.place for item in page(hub, f"game={hubs.GAME.hex()}")] == [3, 4]
     assert [item.place for item in page(hub, f"job={JOB.id.hex()}&after=4")] == [5]
     assert page(hub, f"job={'00' * 32}") == []
     with hub.hub.store.engine.connect() as connection:
         assert Writer(connection).job(JOB.id) == JOB
-        assert Writer(connection).challenger(GAME) == CHALLENGER.address
+        assert Writer(connection).challenger(hubs.GAME) == CHALLENGER.address
     return received[0]
 
 
@@ -124,7 +105,7 @@ def test_the_hub_signs_for_all_posts_of_a_job(hub: Running) -> None:
         status, _, body = ask(hub, "GET", f"/posts/end?job={JOB.id.hex()}")
         assert status == 200
         said, found = Complete.unpack("end", unpack(body, 1 << 10)), page(hub, f"job={JOB.id.hex()}")
-        keys.verify(said.digest(DOMAIN), said.signature, HUB.address)
+        keys.verify(said.digest(DOMAIN), said.signature, hubs.HUB.address)
         received = [
             Received(content=posts.SignedPost.decode(one.wire).post.content, place=one.place, at=one.at)
             for one in found
@@ -163,18 +144,18 @@ def test_only_the_parties_of_a_job_or_game_may_post_to_it(hub: Running) -> None:
     assert "expected one by" in refused(hub, 403, posts.SignedPost.sign(by_stranger, DOMAIN, STRANGER).encode())
     hub.connect().post(OFFER)
     assert "expected one by" in refused(hub, 403, steps(0, STRANGER))
-    assert "a game that was opened" in refused(hub, 403, post(posts.MoveBody(wire=b""), CHALLENGER, 0, game=GAME))
-    forged = replace(HEAD, signature=STRANGER.sign(HEAD.head.digest(DOMAIN)))
-    opening = post(posts.GameBody(head=forged, nonce=1), CHALLENGER, 0, game=GAME)
+    assert "a game that was opened" in refused(hub, 403, post(posts.MoveBody(wire=b""), CHALLENGER, 0, game=hubs.GAME))
+    forged = replace(hubs.HEAD, signature=STRANGER.sign(hubs.HEAD.head.digest(DOMAIN)))
+    opening = post(posts.GameBody(head=forged, nonce=1), CHALLENGER, 0, game=hubs.GAME)
     assert "expected a signature by" in refused(hub, 403, opening)
-    hub.connect().post(post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME))
-    assert "expected one by" in refused(hub, 403, post(posts.MoveBody(wire=b""), STRANGER, 0, game=GAME))
-    hub.connect().post(post(posts.MoveBody(wire=b""), TRAINER, 0, game=GAME))
+    hub.connect().post(post(posts.GameBody(head=hubs.HEAD, nonce=1), CHALLENGER, 0, game=hubs.GAME))
+    assert "expected one by" in refused(hub, 403, post(posts.MoveBody(wire=b""), STRANGER, 0, game=hubs.GAME))
+    hub.connect().post(post(posts.MoveBody(wire=b""), TRAINER, 0, game=hubs.GAME))
 
 
 def test_malformed_or_wrongly_signed_posts_are_refused(hub: Running) -> None:
     hub.connect().post(OFFER)
-    signatures = (HUB.sign(bytes(32)), TRAINER.sign(bytes(32)), bytes(65), b"\xff" * 65)
+    signatures = (hubs.HUB.sign(bytes(32)), TRAINER.sign(bytes(32)), bytes(65), b"\xff" * 65)
     unsigned = [replace(posts.SignedPost.decode(steps(0)), signature=one).encode() for one in signatures]
     for wire in (b"", OFFER + b"\0", *unsigned):
         assert "expected" in refused(hub, 400, wire)
@@ -188,13 +169,13 @@ def test_posting_limits_per_key_are_enforced(tmp_path: Path) -> None:
         other = make_job(nonce=8)
         offer = posts.Post.of(posts.OfferBody(job=other), job_id=other.id, number=0, sender=CLIENT.address)
         assert "at most 1 jobs" in refused(hub, 429, posts.SignedPost.sign(offer, DOMAIN, CLIENT).encode())
-        hub.connect().post(library([], 1, CLIENT))
-        assert "at most 10 posts a minute" in refused(hub, 429, library([], 2, CLIENT))
-        game = post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME)
+        hub.connect().post(hubs.library([], 1, CLIENT))
+        assert "at most 10 posts a minute" in refused(hub, 429, hubs.library([], 2, CLIENT))
+        game = post(posts.GameBody(head=hubs.HEAD, nonce=1), CHALLENGER, 0, game=hubs.GAME)
         assert "at most 0 games" in refused(hub, 429, game)
     with running(settings(tmp_path, post_bytes_per_second=20)) as hub:
         hub.connect().post(OFFER)
-        large = post(posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 100), TRAINER, 5)
+        large = post(posts.HeadBody(head=hubs.HEAD, leaves=(Digest(bytes(32)),) * 100), TRAINER, 5)
         assert "at most 20 bytes a second" in refused(hub, 429, large)
     with running(settings(tmp_path, refusals_per_minute=2)) as hub:
         for status in (400, 400, 429):
@@ -209,7 +190,7 @@ def test_replayed_posts_count_against_the_address_not_the_key(store: Store) -> N
     writer, most = make_writer(store), HubLimits().posts_per_minute // 5
     said = [OFFER, *(listing(n, 1000) for n in range(2)), *(steps(n) for n in range(2, 20))]
     another = post(posts.StepsBody(first_step=99, losses=(), millisteps=0, processor=0, memory=0), TRAINER, 2)
-    elsewhere = own_job(TRAINER, CLIENT)[1:]  # posts of another hub, about a job that was never offered here
+    elsewhere = hubs.own_job(TRAINER, CLIENT)[1:]  # posts of another hub, about a job that was never offered here
     assert {answer.status for answer in take(writer, *said, address="")} == {200}
     seen = set[str]()
     for address in ["192.0.2.66"] * 8 + [f"198.51.100.{n}" for n in range(8)]:
@@ -250,7 +231,7 @@ def test_posts_of_strangers_in_a_job_are_limited_in_bytes(database: str) -> None
 def test_a_full_disk_reserves_a_little_space_per_key_and_address(store: Store) -> None:
     """Anybody is the client of a job of its own, so on a full disk only heads and games are taken, and few of them."""
     room = [True]
-    offers = [own_job(PrivateKey.from_int(100 + number)) for number in range(3)]
+    offers = [hubs.own_job(PrivateKey.from_int(100 + number)) for number in range(3)]
     most = sum(map(len, offers[0][2:5]))
     writer = make_writer(store, limits=HubLimits(full_bytes=most, keys_per_address=2), has_room=lambda: room[0])
     take(writer, OFFER, *(offer for offer, *_ in offers[:2]))
@@ -268,7 +249,7 @@ def test_a_full_disk_reserves_a_little_space_per_key_and_address(store: Store) -
 
 def listing(number: int, files: int, author: PrivateKey = TRAINER) -> bytes:
     rows = [(f"f{n}", Digest(number.to_bytes(16, "big") + n.to_bytes(16, "big")), n) for n in range(files)]
-    return library(rows, number, author)
+    return hubs.library(rows, number, author)
 
 
 def test_listed_files_are_rate_limited_per_key_and_address(store: Store) -> None:
@@ -290,9 +271,9 @@ def test_post_queue_puts_moves_first_and_serves_addresses_in_turn() -> None:
         line, loop, found = PostQueue(), asyncio.get_running_loop(), list[list[str]]()
         sent = [(listing(n, posts.MAX_FILES), f"list{n}") for n in range(3)]
         sent += [*((steps(n), "flood") for n in range(99)), (steps(0), "other")]
-        move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
+        move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=hubs.GAME)
         for at, (wire, address) in enumerate([*sent, (move, "player")]):
-            line.put(WaitingRequest(arrived(wire, at, address), loop.create_future()))
+            line.put(WaitingRequest(hubs.arrived(wire, at, address), loop.create_future()))
         while sum(map(len, found)) < len(sent) + 1:
             assert line.earliest(1000) < 104
             found.append([f"{one.arrival.address} {one.arrival.at:.0f}" for one in await line.next_batch()])
@@ -306,18 +287,18 @@ def test_post_queue_puts_moves_first_and_serves_addresses_in_turn() -> None:
 
 def test_a_flood_of_game_posts_does_not_starve_other_posts() -> None:
     """Anybody may call a post one of a game; by addresses without end, what others post would never be taken."""
-    line, move = Turns[Arrival](lambda one: one), post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
-    line.put(arrived(OFFER, 0, "client"))
+    line, move = Turns[Arrival](lambda one: one), post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=hubs.GAME)
+    line.put(hubs.arrived(OFFER, 0, "client"))
     for batch in range(1, OTHERS + 1):
         for n in range(MAX_BATCH):
-            line.put(arrived(move, batch, f"{batch} {n}"))
+            line.put(hubs.arrived(move, batch, f"{batch} {n}"))
         assert ("client" in [one.address for one in line.batch()]) is (batch == OTHERS)
     assert line.earliest(1000) == 0, "what was taken last is not done"
 
 
 def test_a_full_post_queue_evicts_posts_of_the_greediest_address(tmp_path: Path) -> None:
     """Where no more posts may wait, one from another address displaces the greediest one's newest, games' last."""
-    move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
+    move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=hubs.GAME)
 
     async def greedy() -> list[tuple[str, str]]:
         hub = service_module.Hub(settings(tmp_path, waiting_posts=4))
@@ -433,7 +414,7 @@ def test_a_database_belongs_to_one_hub_and_one_domain(database: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("postgres" not in DATABASES, reason="needs PostgreSQL")
+@pytest.mark.skipif("postgres" not in hubs.DATABASES, reason="needs PostgreSQL")
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 def test_two_hubs_cannot_write_to_one_database(database: str) -> None:
     first, second = Store(database), Store(database)
@@ -460,9 +441,9 @@ def test_post_numbers_may_arrive_in_any_order(database: str) -> None:
 
 def test_post_timestamps_never_decrease(store: Store) -> None:
     writer = make_writer(store)
-    answers = writer.take([arrived(OFFER, 100.0)])
+    answers = writer.take([hubs.arrived(OFFER, 100.0)])
     for at, wire in ((50.0, steps(0)), (101.5, steps(1))):
-        answers += writer.take([arrived(wire, at)])
+        answers += writer.take([hubs.arrived(wire, at)])
     assert [answer.row.at for answer in answers if answer.row] == [100, 100, 101]
 
 
@@ -478,7 +459,7 @@ def test_a_full_database_refuses_posts_until_it_has_room(store: Store) -> None:
     most[0] = 1
     sql.event.listen(store.engine, "checkout", limit)
     store._leave()  # for a connection with the limit
-    large = post(posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 7000), TRAINER, 5)
+    large = post(posts.HeadBody(head=hubs.HEAD, leaves=(Digest(bytes(32)),) * 7000), TRAINER, 5)
     unsigned = replace(posts.SignedPost.decode(OFFER), signature=bytes(65)).encode()
     assert [(a.status, a.row) for a in take(writer, large, unsigned)] == [(507, None), (400, None)]
     assert [row.place for row in store.posts(0)] == [1]
@@ -557,7 +538,11 @@ def test_slow_web_pages_do_not_block_posting(tmp_path: Path) -> None:
 
 
 def test_store_selects_the_newest_posts_and_posts_by_kind(store: Store) -> None:
-    take(make_writer(store), OFFER, *(wire for n in range(4) for wire in (steps(2 * n), library([], 2 * n + 1))))
+    take(
+        make_writer(store),
+        OFFER,
+        *(wire for n in range(4) for wire in (steps(2 * n), hubs.library([], 2 * n + 1))),
+    )
     assert [row.place for row in store.posts(2, newest=True, limit=3)] == [7, 8, 9]
     assert [row.place for row in store.posts(8, newest=True, limit=3)] == [9]
     kinds = (posts.PostKind.OFFER, posts.PostKind.LIBRARY)
@@ -567,7 +552,7 @@ def test_store_selects_the_newest_posts_and_posts_by_kind(store: Store) -> None:
     ]
 
 
-LARGE = posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 7000)
+LARGE = posts.HeadBody(head=hubs.HEAD, leaves=(Digest(bytes(32)),) * 7000)
 
 
 def silent(hub: Running, path: str) -> socket.socket:
@@ -733,7 +718,7 @@ DATA, ROOT, DIGESTS = blob(SIZE)
 
 def name_it(hub: Running, root: Digest = ROOT, size: int = SIZE) -> None:
     hub.connect().post(OFFER)
-    hub.connect().post(library([("a.bin", root, size)], 0))
+    hub.connect().post(hubs.library([("a.bin", root, size)], 0))
 
 
 def test_a_blob_goes_up_in_parts_and_down_in_ranges(hub: Running) -> None:
@@ -757,8 +742,8 @@ def test_a_blob_goes_up_in_parts_and_down_in_ranges(hub: Running) -> None:
         status, headers, body = ask(hub, "GET", where, range=f"bytes={text}")
         assert (status, body) == (206, part)
         assert headers["content-range"].endswith(f"/{SIZE}")
-    for text in ("bytes=9-5", f"bytes={SIZE}-", "bytes=-", "bytes=0-1,3-4", "octets=1-2"):
-        assert ask(hub, "GET", where, range=text)[0] == 416
+    for status, text in ((400, "bytes=9-5"), (416, f"bytes={SIZE}-"), (400, "bytes=-"), (400, "octets=1-2")):
+        assert ask(hub, "GET", where, range=text)[0] == status
     # Whole: what comes again is not read.
     assert json.loads(ask(hub, "PUT", where, b"")[2])["held"] == SIZE
 
@@ -767,10 +752,10 @@ def test_blobs_at_piece_size_boundaries_round_trip(hub: Running, tmp_path: Path,
     hub.connect().post(OFFER)
     for number, size in enumerate((0, 1, PIECE_BYTES, PIECE_BYTES + 1)):
         data, root, _ = blob(size)
-        hub.connect().post(library([("a", root, size)], number))
+        hub.connect().post(hubs.library([("a", root, size)], number))
         (tmp_path / "up").write_bytes(data)
-        assert upload(hub.connect(), tmp_path / "up") == root
-        download(hub.connect(), root, size, tmp_path / f"down{size}")
+        assert hubs.upload(hub.connect(), tmp_path / "up") == root
+        hubs.download(hub.connect(), root, size, tmp_path / f"down{size}")
         assert (tmp_path / f"down{size}").read_bytes() == data
         cases()
 
@@ -796,7 +781,7 @@ def test_hostile_blob_uploads_are_refused(tmp_path: Path) -> None:
         assert ask(hub, "PUT", f"{where}?offset={2 * PIECE_BYTES}", DATA[2 * PIECE_BYTES :])[0] == 200
         assert ask(hub, "GET", where)[2] == DATA
         root = blob(SIZE + 1)[1]
-        assert "files of at most" in refused(hub, 413, library([("b", root, SIZE + 1)], 1))
+        assert "files of at most" in refused(hub, 413, hubs.library([("b", root, SIZE + 1)], 1))
         for path in ("/blobs/00", f"/blobs/{'0' * 63}g", "/blobs/..%2f..%2fetc%2fpasswd", f"{where}?offset=-1"):
             assert ask(hub, "PUT", path, b"x")[0] in (400, 404)
 
@@ -813,7 +798,7 @@ def test_a_partial_upload_is_verified_again_after_a_restart(tmp_path: Path) -> N
         file.write(b"damaged")
     with running(wanted) as hub:
         (tmp_path / "up").write_bytes(DATA)
-        assert upload(hub.connect(), tmp_path / "up") == ROOT
+        assert hubs.upload(hub.connect(), tmp_path / "up") == ROOT
         assert ask(hub, "GET", f"/blobs/{ROOT.hex()}")[2] == DATA
 
 
@@ -821,13 +806,13 @@ def test_stored_bytes_per_key_are_limited(tmp_path: Path) -> None:
     with running(settings(tmp_path, bytes_per_key=SIZE)) as hub:
         name_it(hub)
         data, root, digests = blob(5)
-        hub.connect().post(library([("b", root, 5)], 1))
+        hub.connect().post(hubs.library([("b", root, 5)], 1))
         assert ask(hub, "PUT", f"/blobs/{ROOT.hex()}/pieces?size={SIZE}", DIGESTS)[0] == 200
         status, _, body = ask(hub, "PUT", f"/blobs/{root.hex()}/pieces?size=5", digests)
         assert status == 403
         assert b"by the key that names it" in body
         # Somebody else of the job has room for it.
-        hub.connect().post(library([("b", root, 5)], 1, CLIENT))
+        hub.connect().post(hubs.library([("b", root, 5)], 1, CLIENT))
         assert ask(hub, "PUT", f"/blobs/{root.hex()}/pieces?size=5", digests)[0] == 200
         assert ask(hub, "PUT", f"/blobs/{root.hex()}", data)[0] == 200
 

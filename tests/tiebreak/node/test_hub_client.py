@@ -19,19 +19,8 @@ import pytest
 from tests import waiting
 from tests.parts import slow_except
 from tests.protocol.runs import DOMAIN, TRAINER
-from tests.tiebreak.node.hubs import (
-    HUB,
-    JOB,
-    OFFER,
-    Running,
-    download,
-    library,
-    own_job,
-    running,
-    settings,
-    steps,
-    upload,
-)
+from tests.tiebreak.node import hubs
+from tests.tiebreak.node.hubs import HUB, JOB, OFFER, Running, download, running, settings, steps, upload
 from tiebreak.node import hub_client as client_module
 from tiebreak.node import hub_connection as connection_module
 from tiebreak.node.hub_client import HubClient, HubForgot, HubRefused
@@ -349,7 +338,7 @@ def test_damaged_hub_answers_are_verified_or_requested_again(
 
 def test_only_own_jobs_and_new_offers_are_read(tmp_path: Path) -> None:
     """A job that becomes one's own is read from its first post; after a start, nothing else is read again."""
-    offer, *others = own_job(PrivateKey.from_int(9))
+    offer, *others = hubs.own_job(PrivateKey.from_int(9))
     with running(settings(tmp_path)) as hub:
         for wire in (OFFER, steps(0), offer, *others, steps(1)):
             hub.connect().post(wire)
@@ -360,7 +349,7 @@ def test_only_own_jobs_and_new_offers_are_read(tmp_path: Path) -> None:
         reader.turn()
         assert [next(coming).received.wire for _ in range(3)] == [OFFER, steps(0), steps(1)]
         waiting.until(lambda: len(hub.hub.streams) == 1)
-        news = own_job(PrivateKey.from_int(10))[:2]
+        news = hubs.own_job(PrivateKey.from_int(10))[:2]
         for wire in (*news, steps(2)):
             hub.connect().post(wire)
         assert [next(coming).received.wire for _ in range(2)] == [news[0], steps(2)]
@@ -467,7 +456,7 @@ def hub(tmp_path: Path) -> Iterator[Running]:
     """It knows a job, one of whose files is a blob."""
     with running(settings(tmp_path / "hub")) as found:
         found.connect().post(OFFER)
-        found.connect().post(library([("a", ROOT, len(DATA))], 0))
+        found.connect().post(hubs.library([("a", ROOT, len(DATA))], 0))
         yield found
 
 

@@ -15,22 +15,8 @@ import pytest
 import sqlalchemy as sql
 
 from tests.protocol.runs import CHALLENGER
-from tests.tiebreak.node.hubs import (
-    DATABASES,
-    JOB,
-    OFFER,
-    Running,
-    arrived,
-    ask,
-    cluster,
-    make_writer,
-    post,
-    running,
-    serving,
-    settings,
-    steps,
-    take,
-)
+from tests.tiebreak.node import hubs
+from tests.tiebreak.node.hubs import JOB, OFFER, Running, ask, make_writer, running, settings, steps, take
 from tests.waiting import until
 from tiebreak.node.hub import service as service_module
 from tiebreak.node.hub import store as store_module
@@ -42,7 +28,7 @@ from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import posts
 
-needs_postgres = pytest.mark.skipif("postgres" not in DATABASES, reason="needs PostgreSQL")
+needs_postgres = pytest.mark.skipif("postgres" not in hubs.DATABASES, reason="needs PostgreSQL")
 STORED_AGAIN = "posts are stored again"
 CANNOT = "posts cannot be stored"
 ENDED = "no further post is taken"
@@ -133,7 +119,7 @@ def test_post_writer_recovers_from_any_database_error(store: Store, cases: Calla
 
 
 def replayed(number: int) -> bytes:
-    return post(posts.ReplayedBody(count=number, run_root=JOB.id, agrees=1), CHALLENGER, number)
+    return hubs.post(posts.ReplayedBody(count=number, run_root=JOB.id, agrees=1), CHALLENGER, number)
 
 
 def test_disk_stays_reported_full_until_a_write_succeeds(store: Store, caplog: pytest.LogCaptureFixture) -> None:
@@ -393,7 +379,7 @@ def test_a_second_writer_to_the_database_stops_the_hub_with_one_error(
         with failing_commit(hub.hub.store, counts=False):
             assert ask(hub, "POST", "/posts", steps(0))[0] == 507
         other = Store(str(hub.hub.store.engine.url))
-        make_writer(other).take([arrived(steps(7))])
+        make_writer(other).take([hubs.arrived(steps(7))])
         other.close()
         for number in range(5):
             status, _, body = ask(hub, "POST", "/posts", steps(number))
@@ -410,16 +396,16 @@ def test_a_second_writer_to_the_database_stops_the_hub_with_one_error(
 def test_a_hub_outlives_a_restart_of_its_database(tmp_path: Path) -> None:
     """And holds the writer's lock afterwards: a second hub is refused."""
     folder = Path("/tmp") / f"tiebreak-pg-{secrets.token_hex(6)}"
-    with cluster(folder):
+    with hubs.cluster(folder):
         url = f"postgresql+psycopg://tiebreak@/postgres?host={folder}"
-        with serving(folder):
+        with hubs.serving(folder):
             hub_running = running(settings(tmp_path / "hub", url), pages=with_pages(tmp_path))
             hub = hub_running.__enter__()
             hub.connect().post(OFFER)
         try:
             assert ask(hub, "POST", "/posts", steps(0))[0] == 507
             assert [ask(hub, "GET", path)[0] for path in ("/healthz", "/", "/posts")] == [503] * 3
-            with serving(folder):
+            with hubs.serving(folder):
                 assert [hub.connect().post(steps(number)).place for number in range(3)] == [2, 3, 4]
                 until(lambda: ask(hub, "GET", "/")[0] == 200)
                 second = Store(url)

@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -41,6 +42,7 @@ def test_settings_written_by_init_read_back_unchanged(tmp_path: Path, role: str)
     text = made.path.read_text()
     assert all(line.startswith("#") or " = " in line or not line for line in text.splitlines())
     assert ("\nkey = " in text) is (role != "watcher")  # a watcher has none
+    assert re.findall(r"(?m)^(\w+) = ", text) == list(settings._settings_of(role)), "each has its words"
     assert "cheat" not in text
 
 

@@ -71,7 +71,7 @@ class Assignment(Record):
     @classmethod
     def of(cls, path: Path, job_id: Digest, count: int, root: Digest, machine: Machine) -> "Assignment":
         """machine: one that computes alone, with its policy read."""
-        found = {name: getattr(machine, name) for name in ("device", "threads", "permute", "memory", "graphs")}
+        found = {name: getattr(machine, name) for name in ("device", "threads", "permute", "graphs")}
         policy = machine.policy.encode().decode() if isinstance(machine.policy, LoggedPolicy) else None
         settings = json.dumps(found | {"policy": policy}).encode()
         return cls(place=os.fsencode(path), job_id=job_id, count=count, root=root, settings=settings)

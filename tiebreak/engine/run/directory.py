@@ -41,7 +41,6 @@ from tiebreak.protocol.trees import Frontier
 if TYPE_CHECKING:  # torch comes with the first tensor that is read, so that `tiebreak show` need not wait for it
     from torch import Tensor
 
-    from tiebreak.engine.data import Empty
 
 T = TypeVar("T")
 JOB: Final = "job.bin"
@@ -149,16 +148,14 @@ class RunDirectory:
         check_root(f"{self.path / DATA}", self.job.data_root, data_tree(arrays.data_identities(tensors)).root)
         return tensors
 
-    def state(
-        self, step: int, root: Digest | None = None, empty: "Empty | None" = None, *, narrow: bool = False
-    ) -> dict[str, "Tensor"]:
+    def state(self, step: int, root: Digest | None = None, *, narrow: bool = False) -> dict[str, "Tensor"]:
         """The state of a checkpoint (or of step 0), checked against `root`, or else against the root in its record.
 
-        empty: makes the tensors into which it is read. narrow: whether f32 entries that no step changes may be in
+        narrow: whether f32 entries that no step changes may be in
         bfloat16, if that holds them exactly. Raises `VerificationError`.
         """
         with self.folder(STATES) as states:
-            tensors = read_state(states, state_name(step), self.program, empty, first=step == 0, narrow=narrow)
+            tensors = read_state(states, state_name(step), self.program, first=step == 0, narrow=narrow)
         if root is None:
             root = self.job.initial_state_root if step == 0 else self.record_of(step).state_root
         check_root(
@@ -368,19 +365,18 @@ def lay_out(
 
 
 def read_state(
-    states: Folder, name: str, program: Program, empty: "Empty | None" = None, *, first: bool = False,
-    narrow: bool = False,
+    states: Folder, name: str, program: Program, *, first: bool = False, narrow: bool = False
 ) -> dict[str, "Tensor"]:  # fmt: skip
     """The state in a file. Entries that no step changes, and that it lacks, are taken from the initial state beside it.
 
     first: whether it is the initial state, which has all. Nothing is checked against a root. For the rest see
     `RunDirectory.state`.
     """
-    spec, frozen, made = program.state_spec(), program.frozen, empty or arrays.fresh
+    spec, frozen = program.state_spec(), program.frozen
     held = frozen if narrow else frozenset()
-    tensors = arrays.read_tensors(states, name, spec, made, absent=frozenset() if first else frozen, narrow=held)
+    tensors = arrays.read_tensors(states, name, spec, absent=frozenset() if first else frozen, narrow=held)
     if missing := spec.keys() - tensors.keys():
-        tensors |= arrays.read_tensors(states, state_name(0), spec, made, wanted=missing, narrow=held)
+        tensors |= arrays.read_tensors(states, state_name(0), spec, wanted=missing, narrow=held)
     return {entry: tensors[entry] for entry in spec}
 
 

@@ -41,12 +41,10 @@ from tiebreak.engine.arithmetic.backend import is_host
 from tiebreak.engine.arithmetic.plain.backend import Finalizer
 from tiebreak.engine.arithmetic.plan.chains import CHAINED, Member, PreparedChain
 from tiebreak.engine.arithmetic.plan.ziv import NearTies
-from tiebreak.engine.data.formats import Empty, fresh
 from tiebreak.engine.data.tensors import canonical, widened
 from tiebreak.engine.native import traces
 from tiebreak.engine.run import schedule
 from tiebreak.engine.run.graphs import INTERVAL, Graphs, owned
-from tiebreak.engine.run.offload import Budget, Offload
 from tiebreak.engine.run.placement import place
 from tiebreak.engine.run.schedule import Unit, slot_name
 from tiebreak.engine.run.trace import show
@@ -119,13 +117,9 @@ class Interpreter:
 
     def __init__(
         self, program: Program, arithmetic: Arithmetic, planned: tuple[Unit, ...] | None = None, *,
-        budget: Budget | None = None, graphs: bool = False,
-        compares: Callable[[int], bool] = lambda number: number % INTERVAL == 0,
+        graphs: bool = False, compares: Callable[[int], bool] = lambda number: number % INTERVAL == 0,
     ) -> None:  # fmt: skip
         """planned: the order of execution, if it is to be that of a program that differs only in sizes.
-
-        budget: for the values of a step in memory; others wait in a file (`tiebreak.engine.run.offload`). Raises
-        `ConfigurationError` if it is too little for one instruction.
 
         graphs: whether donated states go through a CUDA graph (`tiebreak.engine.run.graphs`). The state of a result is
         overwritten by the next step then. compares: which steps, by number, are also computed without the graph.
@@ -142,7 +136,7 @@ class Interpreter:
             again, prologues = (False, False) if chains is None else (chains.repeats, chains.prologues)
             planned, reuses = schedule.plan(program, self._chained, again=again, prologues=prologues), again
         self.planned = planned
-        self.chains = self._make_chains(reuses=reuses and budget is None)
+        self.chains = self._make_chains(reuses=reuses)
         """The chains of the planned order, by position in it."""
         self._frozen, self._looked = program.frozen, dict[str, tuple[Tensor, bool]]()
         sourced = program.sources(SourceKind.STATE)
@@ -162,8 +156,6 @@ class Interpreter:
             if program.body[unit.members[0]].opcode != Opcode.SOURCE
         )
         """All units but sources, with their chains."""
-        self.offload = None if budget is None else self._make_offload(budget)
-        """Keeps values within a budget of memory."""
         self._traces = traces()
         self.graphs = Graphs(arithmetic, compares, self._frozen) if graphs and not self._traces else None
         self._compiles = True
@@ -171,20 +163,12 @@ class Interpreter:
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """The tensors on this interpreter's device, contiguous."""
-        state = {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in tensors.items()}
-        if self.offload is not None:
-            self.offload.adopt(state)
-        return state
-
-    @property
-    def empty(self) -> Empty:
-        """Makes the tensors, of undefined contents, into which a state for `to_device` is read."""
-        return fresh if self.offload is None else self.offload.on_disk
+        return {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in tensors.items()}
 
     @property
     def narrow(self) -> bool:
         """Whether entries that no step changes may be in bfloat16, which each instruction that reads them widens."""
-        return is_host(self.arithmetic.device) and self.offload is None
+        return is_host(self.arithmetic.device)
 
     def place_data(self, data: Mapping[str, Tensor]) -> State:
         """The job's data where the steps read them: on this interpreter's device, except tables too large for it."""
@@ -196,7 +180,7 @@ class Interpreter:
 
     def whole(self, state: State) -> State:
         """A state of this interpreter as others know it, to be committed."""
-        return state if self.offload is None else self.offload.all_on_disk(state)
+        return state
 
     def step(
         self, number: int, state: State, data: State, observe: Observer | None = None, *, check_finite: bool = True,
@@ -235,8 +219,6 @@ class Interpreter:
                     raise NotFiniteError(number, name)
                 if name in self._frozen and not is_finite:
                     new[name] = canonical(widened(new[name]))
-            if self.offload is not None and observe is None:
-                self.offload.end(new)
         return StepResult(new, _unsigned(bits))
 
     def _stays_finite(self, name: str, tensor: Tensor) -> bool:
@@ -270,8 +252,7 @@ class Interpreter:
         """Executes a step without an observer."""
         given = self._given(state, data) if donated and self.arithmetic.chains is not None else frozenset[int]()
         given |= self._reused
-        step = Planned(machine=self, before=before, state=state, data=data, sums=sums, given=given, donated=donated)
-        return step if self.offload is None else Offloaded(**vars(step), offload=self.offload)
+        return Planned(machine=self, before=before, state=state, data=data, sums=sums, given=given)
 
     def check_job(self, job: Job) -> None:
         """Raises `ConfigurationError` unless precision and tolerances are those of the job."""
@@ -320,13 +301,6 @@ class Interpreter:
             made[index] = self.arithmetic.backend.finalize(index, i)
         return made
 
-    def _make_offload(self, budget: Budget) -> Offload:
-        if not is_host(self.arithmetic.device):
-            raise ConfigurationError(f"expected a CPU where memory is limited, got {self.arithmetic.device}")
-        in_place = {} if self.arithmetic.chains is None else schedule.replacements(self.program, self.planned)
-        self.arithmetic.backend.limit_memory(budget.room)
-        return Offload(self.program, self.planned, in_place, self.chains, budget, self.arithmetic.backend.empty)
-
     def _given(self, state: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> frozenset[int]:
         """The sources of state entries that share their memory with no other tensor."""
         own = owned(state, data)
@@ -345,8 +319,6 @@ class Planned:
     sums: Sums | None
     given: frozenset[int] = frozenset()
     """The values whose memory may be overwritten."""
-    donated: bool = False
-    """Whether the state may be emptied."""
     values: dict[int, Tensor] = field(default_factory=dict)
     narrow: set[int] = field(default_factory=set)
     """The values that are held in bfloat16."""
@@ -441,27 +413,6 @@ class Planned:
         if source.function == SourceKind.STEP:
             return self.before
         return self.machine.arithmetic.execute(source, (), 0)
-
-
-@dataclass(kw_only=True, eq=False)
-class Offloaded(Planned):
-    """One step in the planned order within a budget of memory."""
-
-    offload: Offload
-
-    def run(self) -> State:
-        self.offload.begin(self.values, self.state, self.finalized, donated=self.donated)
-        for position in self.offload.positions():
-            self.execute(self.machine.planned[position], self.machine.chains.get(position))
-        return self.new_state()
-
-    def finalized(self, index: int) -> Tensor:
-        waiting = self.offload.committed(index)
-        if waiting is None:
-            return super().finalized(index)
-        if index in self.machine.finalizers and index not in self._finalized:  # an entry that never left the file
-            self.machine.finalizers[index].run({index: waiting})
-        return waiting
 
 
 @dataclass(kw_only=True, eq=False)

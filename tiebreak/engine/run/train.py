@@ -98,7 +98,7 @@ class Worker:
         stats, last = interpreter.arithmetic.stats, job.steps if until is None else until
         with self._committing() as (committer, before):
             interpreter.starts_at(before)
-            held = run.state(before, empty=interpreter.empty, narrow=interpreter.narrow)
+            held = run.state(before, narrow=interpreter.narrow)
             state = interpreter.to_device(held)
             del held
             data = interpreter.place_data(run.data())

@@ -19,27 +19,17 @@ from tiebreak.protocol.game.referee import Openings
 from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.numbers import float32
-from tiebreak.protocol.program import accumulator, reference
+from tiebreak.protocol.program import accumulator, isa, reference
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator, Kind
-from tiebreak.protocol.program.isa import (
-    TERMS_PER_LEAF,
-    DType,
-    Instruction,
-    MapFunction,
-    Opcode,
-    ReduceFunction,
-    Slot,
-    SourceKind,
-    WindowFunction,
-    unravel,
-)
+from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction, Opcode, Slot
 from tiebreak.protocol.program.program import Program
 
 Range = tuple[int, int]
 """Half open: the first place, and the one behind the last."""
 _ORIGIN: Final = re.compile(r"(?P<path>.*?)(?: \((?P<line>[^()]{1,200})\))?", re.DOTALL)
 _FUNCTIONS: Final = {
-    Opcode.MAP: MapFunction, Opcode.REDUCE: ReduceFunction, Opcode.SOURCE: SourceKind, Opcode.WINDOW: WindowFunction,
+    Opcode.MAP: isa.MapFunction, Opcode.REDUCE: isa.ReduceFunction, Opcode.SOURCE: isa.SourceKind,
+    Opcode.WINDOW: isa.WindowFunction,
 }  # fmt: skip
 
 
@@ -213,7 +203,7 @@ def _elements_stage(states: Sequence[GameState], final: GameState, operation: In
     each, total, at = CHUNK_BYTES // operation.dtype.size, operation.numel, final.element
     found, detail = None, ""
     if final.claimed:
-        found, place = (at, at + 1), ", ".join(map(str, unravel(at, operation.shape)))
+        found, place = (at, at + 1), ", ".join(map(str, isa.unravel(at, operation.shape)))
         shape = f"{operation.dtype.name.lower()}{list(operation.shape)}"
         detail = f"at [{place}] of {shape}" if place else "a single number"
     return _stage(

@@ -63,9 +63,6 @@ class CBackend(TorchBackend):
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return self.buffers.empty(shape, dtype)
 
-    def limit_memory(self, size: int) -> None:
-        self.buffers.limit = size
-
     def is_finite(self, tensor: Tensor) -> bool:
         if self._kernel is None or not tensor.is_contiguous():
             return super().is_finite(tensor)

@@ -1,8 +1,7 @@
 """Reuses the memory of large results: fresh memory costs a page fault for every 4 KiB.
 
 A buffer returns to the pool when the last tensor over it dies, regardless of who holds that tensor or which thread
-drops it, so callers need not know about the pool. A buffer that was not used during a whole step is freed, and so is an
-idle one if a new one would exceed the pool's limit.
+drops it, so callers need not know about the pool. A buffer that was not used during a whole step is freed.
 """
 
 import weakref
@@ -27,9 +26,6 @@ class Buffers:
     """A pool of CPU memory, by exact size. One thread at a time may take buffers; any thread may return them."""
 
     def __init__(self) -> None:
-        self.limit: int | None = None
-        """The bytes of all buffers up to which idle ones are kept; None for no limit."""
-        self._total = 0
         self._idle: dict[int, deque[tuple[int, Block]]] = {}
         self._lent: dict[int, tuple[weakref.ref[Block], Block]] = {}
         self._step = 0
@@ -40,21 +36,12 @@ class Buffers:
         if size < SMALL:
             return torch.empty(tuple(shape), dtype=dtype)
         idle = self._idle.setdefault(size, deque())
-        block = idle.pop()[1] if idle else self._new(size)
+        block = idle.pop()[1] if idle else np.empty(size + _ALIGNMENT, dtype=np.uint8)
         start = -block.ctypes.data % _ALIGNMENT
         lease = block[start : start + size]
         tensor = torch.from_numpy(lease)  # holds `lease`, and so do all views of it
         self._lend(size, block, lease)
         return tensor.view(dtype).view(tuple(shape))
-
-    def _new(self, size: int) -> Block:
-        if self.limit is not None:
-            for known, idle in self._idle.items():
-                while idle and self._total + size > self.limit:
-                    idle.popleft()
-                    self._total -= known
-        self._total += size
-        return np.empty(size + _ALIGNMENT, dtype=np.uint8)
 
     def _lend(self, size: int, block: Block, lease: Block) -> None:
         key = id(lease)
@@ -68,11 +55,9 @@ class Buffers:
 
     def end_step(self) -> None:
         """Frees the buffers that have been idle since before the step that now ends."""
-        for size, idle in self._idle.items():
+        for idle in self._idle.values():
             for _ in range(len(idle)):
                 since, block = idle.popleft()
                 if since >= self._step:
                     idle.append((since, block))
-                else:
-                    self._total -= size
         self._step += 1
