@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiebreak.parties import Commands, Parties
-from tests.tiebreak.test_library import JobFiles, names
+from tests.tiebreak.test_library import JobFiles, changed, names
 from tiebreak.api.agreement import offers, sealing
 from tiebreak.api.agreement.sealing import SEAL, Card, Sealed, opened_by, wrapped
 from tiebreak.cli.key import load_key
@@ -20,6 +20,7 @@ from tiebreak.node.parts import parts
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, SignatureError, VerificationError
+from tiebreak.protocol.parties.posts import LibraryBody
 from tiebreak.protocol.tags import Digest
 
 KEY, OTHER = PrivateKey.from_int(0xC0FFEE), PrivateKey.from_int(0xBEEF)
@@ -41,6 +42,12 @@ def opened(data: bytes, name: str = "x", by: Sealed = SEALED) -> bytes:
     target = Bytes()
     by.open(name, Bytes(data), len(data), target)  # type: ignore[arg-type]
     return target.getvalue()
+
+
+def take(folder: Path, job_files: JobFiles, offer: RunDirectory, *bodies: LibraryBody, by: PrivateKey) -> None:
+    """Fetches what leads up to the last head that was published first, as the owner of a key."""
+    fetcher = Fetcher(folder, job_files, offer.job, offer.agreement.domain, bodies, unseal=opened_by(by))
+    fetcher.fetch(bodies[0].count)
 
 
 FIRST = PIECE_BYTES - sealing.SALT_BYTES - sealing.TAG_BYTES
@@ -164,15 +171,12 @@ def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offer
         plain = (offered / secret).read_bytes()
         assert not any(plain[at : at + 24] in kept for at in range(0, len(plain) - 24, 24))
 
-    domain = offer.agreement.domain
     with pytest.raises(CannotCheck, match="it is sealed; the key of a reader opens it"):
-        Fetcher(tmp_path / "thief", job_files, offer.job, domain, [body]).fetch(0)
+        Fetcher(tmp_path / "thief", job_files, offer.job, offer.agreement.domain, [body]).fetch(0)
     with pytest.raises(CannotCheck, match="sealed to 3 readers, and 0x"):
-        Fetcher(
-            tmp_path / "thief", job_files, offer.job, domain, [body], unseal=opened_by(PrivateKey.from_int(9))
-        ).fetch(0)
+        take(tmp_path / "thief", job_files, offer, body, by=PrivateKey.from_int(9))
     mine = tmp_path / "trainers"
-    Fetcher(mine, job_files, offer.job, domain, [body], unseal=opened_by(trainer)).fetch(0)
+    take(mine, job_files, offer, body, by=trainer)
     assert (mine / PROGRAM).read_bytes() == (offered / PROGRAM).read_bytes()
     offers.accept(mine, trainer)
     assert parties.train(mine, "--quiet") == 0
@@ -184,7 +188,7 @@ def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offer
     assert RECORDS not in later_names, "records tell losses"
     same = {f.name: f.root for f in body.files if f.name.endswith(b".sealed")}
     assert same.items() <= {f.name: f.root for f in later.files}.items(), "the same plaintext is stored once"
-    Fetcher(tmp_path / "auditors", job_files, offer.job, domain, [later, body], unseal=opened_by(auditor)).fetch(3)
+    take(tmp_path / "auditors", job_files, offer, later, body, by=auditor)
     left = names(mine) | names(tmp_path / "auditors")
     assert not [name for name in left if ".fetch" in name or name.endswith(".sealed")]
 
@@ -200,18 +204,12 @@ def test_a_false_sealed_file_is_discarded(parties: Parties, offered: Path, tmp_p
     target = Bytes()
     secret.seal(DATA, Bytes(bytes(wrong)), len(wrong), target)  # type: ignore[arg-type]
     root = job_files.add(target.getvalue())
-    lying = replace(
-        body, files=tuple(replace(f, root=root) if f.name == f"{DATA}.sealed".encode() else f for f in body.files)
-    )
+    lying = changed(body, f"{DATA}.sealed", root=root)
     with pytest.raises(CannotCheck, match="expected root"):
-        Fetcher(tmp_path / "a", job_files, offer.job, offer.agreement.domain, [lying], unseal=opened_by(trainer)).fetch(
-            0
-        )
+        take(tmp_path / "a", job_files, offer, lying, by=trainer)
     assert DATA not in names(tmp_path / "a")
     assert not [name for name in names(tmp_path / "a") if ".fetch" in name]
-    Fetcher(
-        tmp_path / "a", job_files, offer.job, offer.agreement.domain, [lying, body], unseal=opened_by(trainer)
-    ).fetch(0)
+    take(tmp_path / "a", job_files, offer, lying, body, by=trainer)
     assert (tmp_path / "a" / DATA).read_bytes() == (offered / DATA).read_bytes()
 
 
@@ -223,9 +221,7 @@ def test_another_publishers_seal_does_not_lock_auditors_out(parties: Parties, of
     root = job_files.add(wrapped(bytes(32), offer.job.id, [Card.of(auditor)]))
     size = len(job_files.held[root])
     lying = replace(body, files=tuple(replace(f, root=root, size=size) for f in body.files if f.name == SEAL.encode()))
-    Fetcher(
-        tmp_path / "a", job_files, offer.job, offer.agreement.domain, [lying, body], unseal=opened_by(auditor)
-    ).fetch(0)
+    take(tmp_path / "a", job_files, offer, lying, body, by=auditor)
     assert (tmp_path / "a" / DATA).read_bytes() == (offered / DATA).read_bytes()
 
 
