@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -219,29 +220,38 @@ def wrong_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CBackend, "_tabled", tabled)
 
 
-def wrong_chains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chains of elementwise instructions in C, of whose first result one bit is wrong; one by one they are right."""
-    right = CompiledChain.run
+def wrong_chains(monkeypatch: pytest.MonkeyPatch, before: int | None = None) -> None:
+    """Chains of elementwise instructions in C, of whose first result one bit is wrong; one by one they are right.
+
+    before: only in the step after this one, in chains of `mlp` that read its number.
+    """
+    right, body = CompiledChain.run, programs.read("mlp").program.body
+    step_numbers = [n for n, i in enumerate(body) if (i.opcode, i.function) == (Opcode.SOURCE, 1)]
 
     def chain(self: CompiledChain, values: Any, given: Any = ()) -> Any:
+        step = next((int(values[n]) for n in step_numbers if n in values), None)
         results = right(self, values, given)
         first = results[min(results)]
-        if first.dtype == torch.float32 and first.numel() > 10:
+        if before in (None, step) and first.dtype == torch.float32 and first.numel() > 10:
             flipped(first, 3)
         return results
 
     monkeypatch.setattr(CompiledChain, "run", chain)
 
 
-def wrong_exp(monkeypatch: pytest.MonkeyPatch) -> None:
+def wrong_exp(monkeypatch: pytest.MonkeyPatch, times: float = inf) -> None:
     """The exponential of torch alone, which every back-end trusts."""
     right = TorchBackend._map
 
     def mapped(self: TorchBackend, i: Any, dtypes: Any) -> Any:
         prepared = right(self, i, dtypes)
-        if i.function != isa.MapFunction.EXP:
-            return prepared
-        return lambda *given: flipped(prepared(*given).clone(), 0)
+
+        def computed(*given: Any) -> Any:
+            nonlocal times
+            times -= 1
+            return flipped(prepared(*given).clone(), 0) if times >= 0 else prepared(*given)
+
+        return computed if i.function == isa.MapFunction.EXP else prepared
 
     monkeypatch.setattr(TorchBackend, "_map", mapped)
 
@@ -312,38 +322,14 @@ def test_a_wrong_commit_is_reported_as_a_commit(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_fault_in_a_later_step_is_found_in_that_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything before it is right, and so is what the kernels compute of other steps."""
-    right, choice, program = CompiledChain.run, by_c(), programs.read("mlp")
-
-    def chain(self: CompiledChain, values: Any, given: Any = ()) -> Any:
-        before = next((int(values[n]) for n in step_numbers if n in values), None)
-        results = right(self, values, given)
-        if before == 12 and (found := results[min(results)]).dtype == torch.float32 and found.numel() > 10:
-            flipped(found, 3)
-        return results
-
-    step_numbers = [n for n, i in enumerate(program.program.body) if (i.opcode, i.function) == (Opcode.SOURCE, 1)]
-    monkeypatch.setattr(CompiledChain, "run", chain)
-    found = compute(program, choice)
+    choice = by_c()
+    wrong_chains(monkeypatch, 12)
+    found = compute(programs.read("mlp"), choice)
     assert found.problem.startswith("first in step 13, instruction ")
 
 
 def test_a_fault_that_cannot_be_repeated_is_reported_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
-    right, faults = TorchBackend._map, iter([True])
-
-    def mapped(self: TorchBackend, i: Any, dtypes: Any) -> Any:
-        prepared = right(self, i, dtypes)
-        once = i.function == isa.MapFunction.EXP and next(faults, False)
-
-        def computed(*given: Any) -> Any:
-            nonlocal once
-            if not once:
-                return prepared(*given)
-            once = False
-            return flipped(prepared(*given).clone(), 0)
-
-        return computed
-
-    monkeypatch.setattr(TorchBackend, "_map", mapped)
+    wrong_exp(monkeypatch, times=1)
     found = compute(programs.read("mlp"), BackendChoice(backend=TORCH))
     assert (found.equal, found.problem) == (False, corpus_runs.UNREPEATED)
     assert corpus_runs.UNREPEATED in str(found)

@@ -24,7 +24,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 import tiebreak
 from tests.parts import slow_except
 from tests.source_tree import ROOT
-from tests.tiebreak.hf_cases import encoded, gpt2, llama, losses
+from tests.tiebreak.hf_cases import Interrupts, encoded, gpt2, llama, losses
 from tests.tiebreak.hf_scripts import SCRIPTS, Made, measure, pictures, plain, table
 from tiebreak import ConfigurationError
 from tiebreak.api import huggingface
@@ -192,11 +192,6 @@ def test_bfloat16_training_matches_autocast(tmp_path: Path) -> None:
 def test_a_run_goes_on_and_can_be_audited_and_certified(tmp_path: Path) -> None:
     client, trainer = tiebreak.new_key(), tiebreak.new_key()
 
-    class Interrupts(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == 11:
-                raise KeyboardInterrupt
-
     def made(*callbacks: Any) -> Any:
         return plain(
             tmp_path, Trainer, lambda: gpt2(0.1), list(callbacks), max_steps=20, save_strategy="steps", save_steps=4,
@@ -206,7 +201,7 @@ def test_a_run_goes_on_and_can_be_audited_and_certified(tmp_path: Path) -> None:
     signed = {"client": client, "key": trainer, "terms": tiebreak.Terms(reward=1, trainer_stake=2)}
     events = Events()
     with pytest.raises(KeyboardInterrupt) as held:  # with its frames, as a notebook holds them
-        tiebreak.hf.train(made(Interrupts()), **signed)
+        tiebreak.hf.train(made(Interrupts(11)), **signed)
     assert tiebreak.open_run(tmp_path / "run").step == 8
 
     second = made(events)
