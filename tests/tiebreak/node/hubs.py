@@ -176,6 +176,10 @@ def steps(number: int, author: PrivateKey = TRAINER) -> bytes:
     return post(body, author, number)
 
 
+def replayed(number: int, author: PrivateKey) -> bytes:
+    return post(posts.ReplayedBody(count=number, run_root=JOB.id, agrees=1), author, number)
+
+
 def library(files: list[tuple[str, Digest, int]], number: int, author: PrivateKey = TRAINER) -> bytes:
     """A post that names files by name, root and size."""
     rows = [posts.PublishedFile(name=name.encode(), size=size, root=root) for name, root, size in sorted(files)]

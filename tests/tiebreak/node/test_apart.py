@@ -41,7 +41,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[tuple[str, str]
     notes.error = notes.warn
     made = Driver(
         WatcherParty(board=FollowedBoard(), domain=DOMAIN, pace=PACE),
-        board_source=SimpleNamespace(poll=raising, now=lambda: 7, domain=DOMAIN),  # type: ignore[arg-type]
+        board_source=SimpleNamespace(poll=raising, now=lambda: 7, domain=DOMAIN, light_client=None),  # type: ignore[arg-type]
         hub_client=SimpleNamespace(read=raising, turn=lambda: None, hub=b""),  # type: ignore[arg-type]
         journal=SimpleNamespace(append=raising, fact=raising),  # type: ignore[arg-type]
         workers=SimpleNamespace(listeners=SimpleNamespace(), drop=lambda _: [], move_only=lambda _: None),  # type: ignore[arg-type]

@@ -26,7 +26,6 @@ from tiebreak.node.pages.routes import pages
 from tiebreak.node.pages.source import PageContext
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import StateError
-from tiebreak.protocol.parties import posts
 
 needs_postgres = pytest.mark.skipif("postgres" not in hubs.DATABASES, reason="needs PostgreSQL")
 STORED_AGAIN = "posts are stored again"
@@ -105,7 +104,7 @@ def test_post_writer_recovers_from_any_database_error(store: Store, cases: Calla
     while not is_over:  # the first statement fails, then one of those that look again, then perhaps a third
         number += 1
         for n, more in enumerate(((), (1,), (2,))):
-            place, wires = store.last_place(), [steps(3 * number + n), replayed(3 * number + n)]
+            place, wires = store.last_place(), [steps(3 * number + n), hubs.replayed(3 * number + n, CHALLENGER)]
             broken = {executed[0] + 1 + one for one in (0, number, *(number + one for one in more))}
             answers = [[answer.status for answer in take(writer, *wires)] for _ in range(6)]
             is_over = answers[1] == [200, 200]
@@ -116,10 +115,6 @@ def test_post_writer_recovers_from_any_database_error(store: Store, cases: Calla
             assert [row.wire for row in posted] == wires
             cases()
     assert number > 3, "several statements failed"
-
-
-def replayed(number: int) -> bytes:
-    return hubs.post(posts.ReplayedBody(count=number, run_root=JOB.id, agrees=1), CHALLENGER, number)
 
 
 def test_disk_stays_reported_full_until_a_write_succeeds(store: Store, caplog: pytest.LogCaptureFixture) -> None:
