@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from tests.lab.pages.staged import Staged, moments
+from tests.lab.pages.staged import Staged, known, moments
 from tests.tiebreak.strict_html import Strict
 from tiebreak.node.pages import views, words
 from tiebreak.node.pages.routes import POLICY, STATIC, routes
@@ -78,8 +78,7 @@ def test_a_game_page_shows_each_level_of_the_dispute_and_the_claim() -> None:
     source = final()
     _, game_id = ids(source)
     text = " ".join(parsed(client(source).get(f"/games/{game_id.hex()}").text).text.split())
-    view = views.game(source, game_id)
-    assert view is not None
+    view = known(views.game(source, game_id))
     state = source.board.games[game_id].state
     assert state.verdict is not None
     assert state.verdict.winner is Side.CHALLENGER
@@ -98,8 +97,7 @@ def test_each_move_shows_the_gas_of_its_transaction(cases: Callable[[int], None]
     """The gas of the moves and of the challenge is that of the game, at every moment."""
     for source in moments():
         for game in source.board.games.values():
-            view = views.game(source, game.id)
-            assert view is not None
+            view = known(views.game(source, game.id))
             assert [ply["gas"] for ply in view["walk"]["plies"]] == [gas for moves, gas in game.costs if moves]
             assert all(ply["gas"] > 20_000 for ply in view["walk"]["plies"])
             moved = sum(ply["gas"] for ply in view["walk"]["plies"])
@@ -111,8 +109,7 @@ def test_each_move_shows_the_gas_of_its_transaction(cases: Callable[[int], None]
 
 def test_the_referees_recomputed_terms_add_up_to_the_shown_sum() -> None:
     source = final()
-    view = views.game(source, ids(source)[1])
-    assert view is not None
+    view = known(views.game(source, ids(source)[1]))
     found = view["walk"]["computation"]
     assert found is not None
     assert len(found["terms"]) == 4
@@ -132,8 +129,7 @@ def test_each_move_of_a_game_narrows_the_shown_range(cases: Callable[[int], None
     before = 0
     for source in moments():
         for game_id in source.board.games:
-            view = views.game(source, game_id)
-            assert view is not None
+            view = known(views.game(source, game_id))
             depth = 0
             for stage in view["walk"]["stages"]:
                 whole = (0, stage["total"])
@@ -152,8 +148,7 @@ def test_each_move_of_a_game_narrows_the_shown_range(cases: Callable[[int], None
 def test_clocks_and_turns_are_those_of_the_rules(cases: Callable[[int], None]) -> None:
     for source in moments():
         for game_id, game in source.board.games.items():
-            view = views.game(source, game_id)
-            assert view is not None
+            view = known(views.game(source, game_id))
             if game.is_over:
                 assert (view["turn"], [side["due"] for side in view["sides"]]) == ("", [None, None])
                 continue
@@ -166,8 +161,7 @@ def test_clocks_and_turns_are_those_of_the_rules(cases: Callable[[int], None]) -
 def test_a_job_shows_what_was_posted_and_what_the_board_says() -> None:
     source = final()
     job_id, _ = ids(source)
-    view = views.job(source, job_id)
-    assert view is not None
+    view = known(views.job(source, job_id))
     assert view["card"]["status"] == "Trainer convicted"
     assert [row["count"] for row in view["heads"]] == [1, 2, 3, 4]
     assert view["heads"][1]["contradictions"] == 1
@@ -223,7 +217,7 @@ def test_pages_show_jobs_only_offered_and_games_only_opened() -> None:
     source = final()
     job_id, game_id = ids(source)
     game = source.board.games[game_id]
-    empty = Staged(domain=source.domain, at=source.at, board=Board(), seen={}, known=None, chain="", on_paper=True)
+    empty = Staged(domain=source.domain, at=source.at, board=Board(), chain="", on_paper=True)
     text = parsed(client(empty).get("/").text).text
     assert "No run was offered yet" in text
     assert "no chain" in text
@@ -240,7 +234,7 @@ def test_pages_show_jobs_only_offered_and_games_only_opened() -> None:
 
 def test_job_lists_are_paginated_and_read_only_the_jobs_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is read of jobs that a page does not show."""
-    source = Staged(domain=final().domain, at=final().at, board=Board(), seen={}, known=None)
+    source = Staged(domain=final().domain, at=final().at, board=Board())
     agreed = next(iter(final().board.jobs.values())).job
     for nonce in range(120):
         job = replace(agreed, nonce=nonce)
@@ -307,7 +301,7 @@ def test_hostile_text_stays_text_and_short() -> None:
     source = final()
     job_id, game_id = ids(source)
     names = [HOSTILE + f" ({HOSTILE[:40]}.py:3)"] * 500
-    hostile = Staged(domain=source.domain, at=source.at, board=source.board, seen=source.seen, known=None,
+    hostile = Staged(domain=source.domain, at=source.at, board=source.board, seen=source.seen,
                      chain=HOSTILE, names=names, named={job_id: HOSTILE})  # fmt: skip
     for path in [*paths(source), f"/?q={quote(HOSTILE)}", f"/games?q={quote(HOSTILE)}", f"/parties?q={quote(HOSTILE)}"]:
         text = client(hostile).get(path).text

@@ -10,7 +10,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from tests.lab.pages.staged import Staged, moments
+from tests.lab.pages.staged import Staged, known, moments
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, make_job
 from tests.protocol.town import FALSE
 from tests.tiebreak.node.test_ledger import lived
@@ -102,8 +102,7 @@ def test_posts_are_read_once_and_jobs_come_newest_first(tmp_path: Path) -> None:
     store.rows.append(replace(store.rows[-1], place=len(store.rows) + 1))
     assert [one.place for one in feed.posts(job_id)] == list(range(1, len(store.rows) + 1))
     assert feed.now() == 7
-    view = views.job(feed, job_id)
-    assert view is not None
+    view = known(views.job(feed, job_id))
     assert view["card"]["status"] == "Offered"  # no board is followed
     assert {who for _, who, _ in view["money"]} == {"as agreed; no board is followed here"}
 
@@ -154,8 +153,7 @@ def test_the_last_board_copy_is_shown_while_the_node_is_down(tmp_path: Path) -> 
     assert board.jobs[job_id] is not source.board.jobs[job_id]
     assert next(iter(board.games.values())).job is board.jobs[job_id]
     assert feed.now() == source.at
-    view = views.job(feed, job_id)
-    assert view is not None
+    view = known(views.job(feed, job_id))
     assert view["card"]["status"] == "Trainer convicted"
 
 
@@ -326,8 +324,7 @@ def test_published_source_locations_name_the_disputed_instruction(tmp_path: Path
     feed = PageSource(store, context(source, tmp_path, board_source))
     feed.look()
     for game_id, game in source.board.games.items():
-        view = views.game(feed, game_id)
-        assert view is not None
+        view = known(views.game(feed, game_id))
         stage = view["walk"]["stages"][2]
         assert (stage["path"], stage["line"]) == (f"block.{game.state.leaf}:addmm", f"model.py:{game.state.leaf}")
         cases()
@@ -357,8 +354,7 @@ def test_without_a_chain_the_board_is_computed_from_posts(tmp_path: Path) -> Non
     credit = {row["account"]: row["credit"] for row in views.parties(feed, PageQuery())["rows"]}
     accounts = [words.address(key.address) for key in (CLIENT, TRAINER, CHALLENGER)]
     assert [credit[account] for account in accounts] == [0, -stake, stake // 2]
-    view = views.job(feed, run.job.id)
-    assert view is not None
+    view = known(views.job(feed, run.job.id))
     assert early == {0}, "what is at stake is not lost"
     rest = "half to the prover, the rest burnt, on paper"
     assert ("Trainer’s stake", rest, stake) in view["money"]
