@@ -14,7 +14,6 @@ from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
-import sqlalchemy as sql
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -431,36 +430,6 @@ def test_post_timestamps_never_decrease(store: Store) -> None:
     for at, wire in ((50.0, steps(0)), (101.5, steps(1))):
         answers += writer.take([hubs.arrived(wire, at)])
     assert [answer.row.at for answer in answers if answer.row] == [100, 100, 101]
-
-
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_full_database_refuses_posts_until_it_has_room(store: Store) -> None:
-    most = [1 << 20]
-
-    def limit(connection: Any, *_: object) -> None:
-        connection.execute(f"PRAGMA max_page_count = {most[0]}")
-
-    writer = make_writer(store)
-    take(writer, OFFER)
-    most[0] = 1
-    sql.event.listen(store.engine, "checkout", limit)
-    store._leave()  # for a connection with the limit
-    unsigned = replace(posts.SignedPost.decode(OFFER), signature=bytes(65)).encode()
-    assert [(a.status, a.row) for a in take(writer, large(5), unsigned)] == [(507, None), (400, None)]
-    assert [row.place for row in store.posts(0)] == [1]
-    most[0] = 1 << 20
-    (answer,) = take(writer, large(5))
-    assert answer.row is not None
-    assert answer.row.place == 2
-
-
-def test_health_check_fails_after_the_post_writer_crashed(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.connect().post(OFFER)
-    assert json.loads(ask(hub, "GET", "/healthz")[2]) == {"status": "ok", "place": 1}
-    monkeypatch.setattr(hub.hub.post_writer, "take", lambda _wires: 1 // 0)
-    assert refused(hub, 503, steps(1))
-    assert ask(hub, "GET", "/healthz")[0] == 503
-    assert len(page(hub)) == 1
 
 
 # ---------------------------------------------------------------- what is new
