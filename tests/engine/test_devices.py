@@ -23,7 +23,7 @@ from tests.golden.train import inputs, make_run, train
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import free_memory
 from tiebreak.engine.capture.captured import capture_task
-from tiebreak.engine.capture.user_step import untouched
+from tiebreak.engine.capture.step_run import untouched
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.graphs import Reads
 from tiebreak.engine.run.interpreter import loss_bits

@@ -72,7 +72,7 @@ def interprets() -> bool:
 
 
 def traces() -> bool:
-    """Whether the engine shows what it executes (`tiebreak.engine.run.trace`): if TIEBREAK_TRACE is 1."""
+    """Whether the engine shows what it executes (`tiebreak.engine.run.interpreter`): if TIEBREAK_TRACE is 1."""
     return os.environ.get("TIEBREAK_TRACE") == "1"
 
 

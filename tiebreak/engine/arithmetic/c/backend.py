@@ -2,8 +2,7 @@
 
 Fresh memory costs a page fault for every 4 KiB, so that of large results is used again. A buffer returns to the pool
 when the last tensor over it dies, regardless of who holds that tensor or which thread drops it, so callers need not
-know about the pool. A buffer that was not used during a whole step is freed, and so is an idle one if a new one would
-exceed the pool's limit.
+know about the pool. A buffer that was not used during a whole step is freed.
 """
 
 import weakref
@@ -70,9 +69,6 @@ class CBackend(TorchBackend):
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return self.buffers.empty(shape, dtype)
 
-    def limit_memory(self, size: int) -> None:
-        self.buffers.limit = size
-
     def is_finite(self, tensor: Tensor) -> bool:
         if self._kernel is None or not tensor.is_contiguous():
             return super().is_finite(tensor)
@@ -113,9 +109,6 @@ class Buffers:
     """A pool of CPU memory, by exact size. One thread at a time may take buffers; any thread may return them."""
 
     def __init__(self) -> None:
-        self.limit: int | None = None
-        """The bytes of all buffers up to which idle ones are kept; None for no limit."""
-        self._total = 0
         self._idle: dict[int, deque[tuple[int, Block]]] = {}
         self._lent: dict[int, tuple[weakref.ref[Block], Block]] = {}
         self._step = 0
@@ -126,7 +119,7 @@ class Buffers:
         if size < SMALL:
             return torch.empty(tuple(shape), dtype=dtype)
         idle = self._idle.setdefault(size, deque())
-        block = idle.pop()[1] if idle else self._new(size)
+        block = idle.pop()[1] if idle else np.empty(size + _ALIGNMENT, dtype=np.uint8)
         start = -block.ctypes.data % _ALIGNMENT
         lease = block[start : start + size]
         tensor = torch.from_numpy(lease)  # holds `lease`, and so do all views of it
@@ -139,22 +132,11 @@ class Buffers:
         self._lent[key] = weakref.ref(lease, returned), block
         return tensor.view(dtype).view(tuple(shape))
 
-    def _new(self, size: int) -> Block:
-        if self.limit is not None:
-            for known, idle in self._idle.items():
-                while idle and self._total + size > self.limit:
-                    idle.popleft()
-                    self._total -= known
-        self._total += size
-        return np.empty(size + _ALIGNMENT, dtype=np.uint8)
-
     def end_step(self) -> None:
         """Frees the buffers that have been idle since before the step that now ends."""
-        for size, idle in self._idle.items():
+        for idle in self._idle.values():
             for _ in range(len(idle)):
                 since, block = idle.popleft()
                 if since >= self._step:
                     idle.append((since, block))
-                else:
-                    self._total -= size
         self._step += 1

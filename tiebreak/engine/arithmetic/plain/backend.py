@@ -136,9 +136,6 @@ class TorchBackend:
         """A contiguous tensor of undefined contents on the device."""
         return torch.empty(tuple(shape), dtype=dtype, device=self.options.device)
 
-    def limit_memory(self, size: int) -> None:
-        """Frees memory that is kept for later, rather than taking more than `size` bytes in all."""
-
     def is_finite(self, tensor: Tensor) -> bool:
         """Whether all elements of an f32 tensor are finite."""
         return bool(torch.isfinite(tensor).all())
