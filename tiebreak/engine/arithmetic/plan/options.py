@@ -1,4 +1,4 @@
-"""What all instructions of an `Arithmetic` share: its options, how it rounds, and what it counts.
+"""The options, the rounding and the counts that all instructions of an `Arithmetic` share.
 
 **Rounding** takes FP64 to f32 numbers of b bits (1 sign, 8 exponent, b - 9 fraction bits), to nearest, ties to even. A
 normal result keeps b - 9 of the 52 fraction bits. Adding half of the last kept bit's weight, less one unit unless that
