@@ -40,15 +40,7 @@ from tiebreak.engine.arithmetic.plan import ziv
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.run import qualify
 from tiebreak.protocol.numbers.float32 import round_ratio
-from tiebreak.protocol.program.isa import (
-    Access,
-    DType,
-    Instruction,
-    MapFunction,
-    Opcode,
-    RandomParams,
-    ReduceFunction,
-)
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, RandomParams, ReduceFunction
 from tiebreak.protocol.program.rounding import SumKind
 
 Form = Callable[[random.Random], tuple[Instruction, list[int]]]

@@ -57,8 +57,8 @@ class Arithmetic:
         device = torch.device(device)
         shuffled = torch.Generator().manual_seed(permute) if isinstance(permute, int) else permute
         at_once = fp64_elements or (FP64_ON_HOST if is_host(device) else FP64_ON_DEVICE)
-        looks = is_host(device) and not interprets()
-        self.options = Options(device, shuffled, precision, logging, at_once, looks, compiled, by_integers)
+        reads = is_host(device) and not interprets()
+        self.options = Options(device, shuffled, precision, logging, at_once, reads, compiled, by_integers)
         self.stats = Stats() if stats is None else stats
         self.backend = choose(self.options, self.stats)
         self.chains: Chains | None = self.backend.chains

@@ -118,11 +118,7 @@ NEAR_ROOM: Final = 1 << 12
 
 
 def run_kernel(
-    compute: Callable[["ZivProgress"], bool],
-    out: Tensor,
-    precision: int,
-    terms: int,
-    near: Collector | None,
+    compute: Callable[["ZivProgress"], bool], out: Tensor, precision: int, terms: int, near: Collector | None
 ) -> ZivProgress:
     """Fills `out` by calling `compute`, which returns False if memory ran out; returns the counters.
 
