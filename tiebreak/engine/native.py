@@ -72,7 +72,7 @@ def interprets() -> bool:
 
 
 def traces() -> bool:
-    """Whether the engine prints each instruction that it executes (`tiebreak.engine.run.interpreter`): if TIEBREAK_TRACE is 1."""
+    """Whether the engine prints what it executes (`tiebreak.engine.run.interpreter`): if TIEBREAK_TRACE is 1."""
     return os.environ.get("TIEBREAK_TRACE") == "1"
 
 

@@ -930,7 +930,7 @@ SLOW = {
     "parts": conforms_in_parts, "flushes": flushes, "overflows": overflows, "divided": lambda: divides(20),
     "twice": lambda: twice(left=0),
     "twice, few left": lambda: twice(left=8), "no reads": waits_for_nothing, "vectors, small blocks": counted,
-    "prologues": lambda: prologues(range(80)), "near ties": logs, "partial sums": lambda: partial_sums(10),
+    "prologues": lambda: prologues(range(80)), "near ties": logs, "partial sums": lambda: partial_sums(6),
 }  # fmt: skip
 SUITE = Suite(
     fast={name: within(check) for name, check in FAST.items()},
