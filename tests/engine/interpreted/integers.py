@@ -188,7 +188,7 @@ def in_parts(check: Callable[[], int], processors: int = 40) -> int:
 
 def chunks() -> int:
     """Residues of rows or columns that are computed after those of the first 128."""
-    return sum(hostile("ties", size=size, RESIDUES=12_000) for size in ((140, 8, 9), (9, 8, 140)))
+    return sum(hostile("ties", size=size, precisions=(32,), RESIDUES=12_000) for size in ((140, 8, 9), (9, 8, 140)))
 
 
 def fills_multiprocessors() -> int:
@@ -352,7 +352,7 @@ SLOW = {
     "panels in parts": lambda: in_parts(lambda: hostile("ties", "wide", FOLD=32), 20),
     "loose in parts": lambda: in_parts(leaves_wide), "batches in parts": lambda: in_parts(lambda: forms(4, affine)),
     "single": lambda: hostile("gauss", "ties", "wide", size=(3, 1, 5)),
-    "matrices": lambda: forms(12, affine), "convolutions": lambda: forms(20, convolution),
+    "matrices": lambda: forms(12, affine), "convolutions": lambda: forms(12, convolution),
     "not loose": lambda: leaves("gauss", stays=False, left=False, much=32),
     "stays": lambda: leaves("wide", stays=True, left=False),
     "no reads": waits_for_nothing, "beside middles": beside_middles, "qualified": qualifies,

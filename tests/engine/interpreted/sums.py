@@ -7,6 +7,7 @@ from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
 from math import ceil, floor, prod
+from operator import mul
 from typing import Any
 from unittest import mock
 
@@ -143,37 +144,49 @@ def affine(r: random.Random) -> tuple[Instruction, list[int]]:
 
 
 def convolution(r: random.Random) -> tuple[Instruction, list[int]]:
-    """A convolution, or its gradient by images or by weights, of images whose width has any remainder by 4."""
-    images, inner, outer, size = r.randint(1, 2), r.randint(1, 5), r.choice([1, 3, 4]), r.choice([1, 2, 3])
-    height, width, step = r.randint(1, 4), r.choice([3, 4, 5, 6, 8]), r.choice([1, 1, 2])
-    margin = r.choice([0, 0, 2, 4])
-    high, wide = (height - 1) * step + size, (width - 1) * step + size + margin
-    area = high * wide
-    padding = r.choice([0, 0, -area % 4])  # so that images and channels begin at multiples of 16 bytes
-    area += padding
-    image = (inner * area, area, step * wide, step), (area, wide, 1)
-    taps = size * size
+    """A convolution or a gradient of one: any stride, dilation, groups, remainder of the width by 4, and padding."""
+    images, groups, inner, outer = r.choice([1, 2, 4]), r.choice([1, 1, 2]), r.choice([3, 4, 8]), r.choice([4, 5, 8])
+    size, step, apart = r.choice([1, 2, 3]), r.choice([1, 1, 2]), r.choice([1, 1, 2])
+    height, width, margin = r.randint(1, 3), r.randint(2, 5), r.choice([0, 0, 1, 2])
+    wide = (width - 1) * step + (size - 1) * apart + 1 + margin
+    area = ((height - 1) * step + (size - 1) * apart + 1 + margin) * wide
+    taps, first = size * size, r.choice([0, 0, 2, 4])
+
+    def image(channels: int) -> tuple[int, ...]:
+        """The strides by image, group, channel, row and column, of steps, and by the filter's row and column."""
+        return groups * channels * area, channels * area, area, step * wide, step, apart * wide, apart
+
     match r.randrange(3):
-        case 0:
-            shape, terms = (images, outer, height, width), (inner, size, size)
-            accesses = (image[0][0], 0, *image[0][2:], *image[1]), (0, inner * taps, 0, 0, taps, size, 1)
-            sizes = [images * inner * area, outer * inner * taps]
-        case 1:  # by images, of which the step is 1: `high` and `wide` are those of gradients with margins
-            shape, terms = (images, inner, height, width), (outer, size, size)
-            high, wide = height + size - 1, width + size - 1 + margin
-            area = high * wide + padding
-            accesses = (outer * area, 0, wide, 1, area, wide, 1), (0, taps, 0, 0, inner * taps, -size, -1)
-            sizes = [images * outer * area, outer * inner * taps]
-        case _:
-            shape, terms = (outer, inner, size, size), (images, height, width)
-            accesses = (
-                (0, *image[1], image[0][0], *image[0][2:]),
-                (height * width, 0, 0, 0, outer * height * width, width, 1),
+        case 0:  # (image, group, outer, row, column), over (inner, taps)
+            n, g, c, *pixels = image(inner)
+            shape, terms = (images, groups, outer, height, width), (inner, size, size)
+            read = (n, g, 0, *pixels[:2], c, *pixels[2:]), (0, outer * inner * taps, inner * taps, 0, 0, taps, size, 1)
+            sizes = [images * groups * inner * area, groups * outer * inner * taps]
+        case 1:  # by images: the same with filters that are reversed, whose channels are the other way round
+            n, g, c, *pixels = image(outer)
+            shape, terms = (images, groups, inner, height, width), (outer, size, size)
+            filters = (0, outer * inner * taps, taps, 0, 0, inner * taps, -size, -1)
+            read = (n, g, 0, *pixels[:2], c, *pixels[2:]), filters
+            sizes = [images * groups * outer * area, groups * outer * inner * taps]
+        case _:  # by filters: (group, outer, inner, taps), over (image, row, column)
+            n, g, c, *pixels = image(inner)
+            shape, terms = (groups, outer, inner, size, size), (images, height, width)
+            plain = height * width
+            read = (
+                (g, 0, c, *pixels[2:], n, *pixels[:2]),
+                (outer * plain, plain, 0, 0, 0, groups * outer * plain, width, 1),
             )
-            sizes = [images * inner * area, images * outer * height * width]
-    offsets = r.choice([0, 0, 4, 2]), taps - 1 if accesses[1][-1] < 0 else r.choice([0, 0, 4, 1])
-    read = [Access(at, offset, strides) for at, (offset, strides) in enumerate(zip(offsets, accesses, strict=True))]
-    return sum_over(shape, terms, *read), [size + offset for size, offset in zip(sizes, offsets, strict=True)]
+            sizes = [images * groups * inner * area, images * groups * outer * plain]
+    offsets = [first, taps - 1 if min(read[1]) < 0 else 0]
+    sizes = [size + offset for size, offset in zip(sizes, offsets, strict=True)]
+    back = [r.choice([1, 1, 1, -1]) for _ in (*shape, *terms)]  # the ways in which dims are taken
+    for at, strides in enumerate(read):
+        steps = zip(strides, back, (*shape, *terms), strict=True)
+        offsets[at] += sum(stride * (size - 1) for stride, way, size in steps if way < 0)
+    order = r.choice([(0, 1), (1, 0)])
+    turned = [tuple(map(mul, strides, back)) for strides in read]
+    accesses = (Access(at, offsets[o], turned[o]) for at, o in enumerate(order))
+    return sum_over(shape, terms, *accesses), [sizes[o] for o in order]
 
 
 def plain(r: random.Random) -> tuple[Instruction, list[int]]:
@@ -920,7 +933,7 @@ SLOW = {
     "hard rows": decides_hard_rows, "hard rows, tables": by_tables(decides_hard_rows), "cut rows": decides_cut_rows,
     "affine": hostile, "fours": counts_in_fours, "promises": promises,
     "batches": settles_batches, "far": settles_far, "cut": sees_a_unit_that_cuts,
-    "tables": by_tables(lambda: hostile(matmul, 10)), "convolutions": lambda: hostile(convolution, 20),
+    "tables": by_tables(lambda: hostile(matmul, 10)), "convolutions": lambda: hostile(convolution, 12),
     "partial sums, tables": by_tables(lambda: partial_sums(5)),
     "views": lambda: views(40), "matmul": lambda: hostile(matmul, 20),
     "plain": lambda: hostile(plain, 20), "settled": lambda: settles(20), "tails": tails,
