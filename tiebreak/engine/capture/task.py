@@ -180,8 +180,8 @@ class Task:
         batch = size if isinstance(size, Batch) else Batch(size=size, examples=Rows(names=names))
         if batch.size != of_loader.get("size", batch.size):
             raise ConfigurationError(
-                f"expected batch={of_loader['size']}, the batch_size of the DataLoader, got {batch.size}; leave `batch` "
-                "out, or give the loader's dataset"
+                f"expected batch={of_loader['size']}, the batch_size of the DataLoader, got {batch.size}; leave "
+                "`batch` out, or give the loader's dataset"
             )
         batch = replace(batch, **of_loader)
         losses = [of_batch(one, batch.examples.arrays(), by_position=not is_named) for one in losses]
