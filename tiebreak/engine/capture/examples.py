@@ -32,17 +32,7 @@ from torch.utils.data import (
 from tiebreak.engine.capture.step_run import SEED, random_streams, set_random_streams
 from tiebreak.engine.data import ArrayFile, hugging_face, map_array, open_array, open_safetensors
 from tiebreak.engine.optimizers.settings import require
-from tiebreak.protocol.arguments import (
-    FLAG,
-    TEXT,
-    Expectation,
-    instance,
-    is_text,
-    require_fields,
-    shown,
-    tuple_of,
-    whole,
-)
+from tiebreak.protocol.arguments import FLAG, TEXT, Expectation, instance, require_fields, shown, tuple_of, whole
 from tiebreak.protocol.errors import ConfigurationError
 
 MAX_INDEX: Final = (1 << 63) - 1
@@ -65,7 +55,7 @@ class Rows:
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        require_fields(self, names=tuple_of('names of arrays in a tuple, such as ("x", "y")', is_text))
+        require_fields(self, names=tuple_of('names of arrays in a tuple, such as ("x", "y")', TEXT.holds))
         require(len(self.names) > 0, "at least one name of an array", self.names)
 
     def arrays(self) -> tuple[str, ...]:
