@@ -26,7 +26,7 @@ from tiebreak.lab.sim.adversaries.tampering import Cheat, Tampered, flip_bit
 from tiebreak.lab.sim.world.workshop import NAMES, Workshop
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import StepLog
 
 
 @pytest.fixture(params=NAMES)

@@ -38,8 +38,7 @@ from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Policy, StepLog, SumKind, pack_tolerances
 from tiebreak.protocol.tags import Digest
 
 NAMES: Final = ("exact", "logged")
