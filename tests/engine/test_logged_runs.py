@@ -55,12 +55,6 @@ def flipping(monkeypatch: pytest.MonkeyPatch) -> type[Flipping]:
     return Flipping
 
 
-def exact_run(path: Path) -> RunDirectory:
-    """The same computation under policy `exact`."""
-    job = replace(logged_job().job, policy=int(Policy.EXACT), tolerances=0)
-    return new_run(path, sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER))
-
-
 def records_of(run: RunDirectory) -> list[bytes]:
     return [record.digest for record in run.records()]
 
@@ -242,14 +236,16 @@ def test_an_interpreter_with_other_precision_or_tolerances_is_refused(tmp_path: 
 
 
 def test_logs_are_required_exactly_when_the_policy_is_logged(tmp_path: Path) -> None:
-    run, plain = new_run(tmp_path / "run", logged_job()), exact_run(tmp_path / "plain")
-    for wrong, logs in ((run, NO_LOGS), (plain, LogsInProgress(plain))):
-        computer = machine(wrong.job)
-        with pytest.raises(ConfigurationError, match="expected rounding logs for a job of policy logged, got"):
+    job = replace(logged_job().job, policy=int(Policy.EXACT), tolerances=0)
+    plain = new_run(tmp_path / "plain", sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER))
+    run = new_run(tmp_path / "run", logged_job())
+    for wrong, logs, got in ((run, NO_LOGS, "none for one"), (plain, LogsInProgress(plain), "some for another")):
+        computer, words = machine(wrong.job), f"expected rounding logs for a job of policy logged, got {got}"
+        with pytest.raises(ConfigurationError, match=words):
             Worker(wrong, computer, logs=logs)
-        with pytest.raises(ConfigurationError, match="expected rounding logs for a job of policy logged, got"):
+        with pytest.raises(ConfigurationError, match=words):
             Evidence(wrong, computer, logs)
-        with pytest.raises(ConfigurationError, match="expected rounding logs for a job of policy logged, got"):
+        with pytest.raises(ConfigurationError, match=words):
             SegmentAuditor(wrong, computer, []).audit([0], logs=logs)
     assert LogsInProgress.of(plain) is CommittedLogs.of(plain) is NO_LOGS
     with pytest.raises(StateError, match="step 1: a run of policy exact has no logs"):
