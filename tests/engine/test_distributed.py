@@ -176,11 +176,11 @@ def test_error_bounds_include_the_rounding_of_messages(monkeypatch: pytest.Monke
 # ---- whole models ----
 
 
-def attention(steps: int = 25) -> Task:
+def attention() -> Task:
     """GPT-2 with dropout: more workers than heads, features and examples divide into."""
     torch.manual_seed(3)
     data = {"x": torch.randint(0, test_language.VOCABULARY, (12, 9))}
-    settings = {"loss": test_language.causal, "optimizer": AdamW(lr=1e-2), "clip": Clip(norm=1.0), "steps": steps}
+    settings = {"loss": test_language.causal, "optimizer": AdamW(lr=1e-2), "clip": Clip(norm=1.0), "steps": 25}
     return make_task(test_language.gpt2().train(), data, 6, **settings)
 
 

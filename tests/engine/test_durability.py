@@ -5,23 +5,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.conftest import CaseCounter
 from tests.durability import Check, Store, fails, power_cuts, survived
 from tests.engine import logged_cases
-from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.data.disk import Folder, read_file, write_file
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.run.directory import ALL, JOB, Keep, RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.train import Worker
+from tiebreak.engine.run.directory import JOB, RunDirectory
 from tiebreak.protocol.commitments.job import Head, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.program.step_log import StepLog
 from tiebreak.protocol.tags import Digest
 
+from .test_committing import LAST, worker
+from .test_storage import record
 from .tiny import DOMAIN, TRAINER
 
 NewRun = Callable[[str], RunDirectory]
@@ -115,10 +113,6 @@ def test_a_power_cut_leaves_a_new_run_complete_or_absent(
     cases(survived(power_cuts(tmp_path / "disk", create), tmp_path / "after", whole))
 
 
-def record(step: int) -> StepRecord:
-    return StepRecord(step=step, state_root=Digest(bytes([step]) * 32), loss_bits=0x3F800000)
-
-
 def test_a_power_cut_leaves_an_appended_record_whole_or_absent(
     new_run: NewRun, tmp_path: Path, cases: CaseCounter
 ) -> None:
@@ -155,22 +149,17 @@ def test_a_power_cut_never_loses_a_signed_head(new_run: NewRun, tmp_path: Path, 
     cases(needs_every_sync(sign, are_there, lambda name: new_run(name).path, tmp_path, range(4)))
 
 
-def worker(run: RunDirectory, keep: Keep, **options: object) -> Worker:
-    machine = Interpreter(run.program, Arithmetic(device=torch.device("cpu")))
-    return Worker(run, machine, key=TRAINER, keep=keep, **options)  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def committed(new_run: NewRun) -> list[StepRecord]:
     """The records of a run without a power cut."""
     run = new_run("undisturbed")
-    worker(run, ALL).work()
+    worker(run).work()
     return run.records()
 
 
 def train(folder: Path, done: Callable[[], None]) -> None:
     """Two checkpoints; the first is dropped at the second."""
-    worker(RunDirectory.open(folder), Keep(0), on_commit=lambda _: done()).work(6)
+    worker(RunDirectory.open(folder), keep=LAST, on_commit=lambda _: done()).work(6)
 
 
 def is_resumable(committed: list[StepRecord]) -> Check:
@@ -213,7 +202,7 @@ def test_a_run_resumes_after_any_power_cut_to_the_same_root(
 ) -> None:
     def ends_alike(folder: Path, acknowledged: int) -> None:
         run = RunDirectory.open(folder)
-        worker(run, Keep(0)).work(9)
+        worker(run, keep=LAST).work(9)
         assert run.records() == committed[:3]
         assert [signed.head.count for signed in run.heads()] == [1, 2, 3]
         assert run.kept() == [0, 9]

@@ -30,22 +30,12 @@ from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.program.step_log import StepLog
 
-from .logged_cases import (
-    INTERVAL,
-    STEPS,
-    WIDE,
-    Flipping,
-    captured,
-    log_of,
-    logged_job,
-    logging_of,
-    machine,
-    new_run,
-    published,
-    replay,
-    train,
-)
+from . import logged_cases
+from .logged_cases import INTERVAL, STEPS, Flipping, log_of, logged_job, machine, new_run, published, replay, train
 from .tiny import CLIENT, DOMAIN, TRAINER
+
+ALL = [(32, logged_cases.WIDE), (16, 2.0**40)]
+PRECISIONS = pytest.mark.parametrize(("precision", "threshold"), slow_except(ALL, ALL[0], several=True))
 
 
 @pytest.fixture
@@ -59,7 +49,7 @@ def records_of(run: RunDirectory) -> list[bytes]:
     return [record.digest for record in run.records()]
 
 
-@pytest.mark.parametrize(("precision", "threshold"), slow_except([(32, WIDE), (16, 2.0**40)], (32, WIDE), several=True))
+@PRECISIONS
 def test_an_auditor_who_follows_the_log_reaches_the_trainers_root(
     precision: int, threshold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flipping: type[Flipping]
 ) -> None:
@@ -110,7 +100,7 @@ def test_a_logged_run_without_entries_equals_an_exact_run(tmp_path: Path) -> Non
         assert all(log_of(run, step).count == 0 for step in range(1, STEPS + 1))
         program = run.program
         exact = Interpreter(program, Arithmetic(precision=precision))
-        state, data = exact.to_device(captured().state), exact.place_data(captured().data)
+        state, data = exact.to_device(logged_cases.captured().state), exact.place_data(logged_cases.captured().data)
         for step in range(1, STEPS + 1):
             state = exact.step(step, state, data).state
         assert all(torch.equal(state[name], tensor) for name, tensor in run.state(STEPS).items())
@@ -118,15 +108,15 @@ def test_a_logged_run_without_entries_equals_an_exact_run(tmp_path: Path) -> Non
         assert {record.log_root for record in run.records()} == {logs_tree([empty] * INTERVAL).root}
 
 
-@pytest.mark.parametrize(("precision", "threshold"), slow_except([(32, WIDE), (16, 2.0**40)], (32, WIDE), several=True))
+@PRECISIONS
 def test_logged_steps_equal_the_integer_reference(
     precision: int, threshold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flipping: type[Flipping]
 ) -> None:
     monkeypatch.setattr(flipping, "precision", precision)
     run = new_run(tmp_path / "run", logged_job(precision))
     train(run, threshold)
-    raw_state = {name: tensor.numpy().tobytes() for name, tensor in captured().state.items()}
-    raw_data = {name: tensor.numpy().tobytes() for name, tensor in captured().data.items()}
+    raw_state = {name: tensor.numpy().tobytes() for name, tensor in logged_cases.captured().state.items()}
+    raw_data = {name: tensor.numpy().tobytes() for name, tensor in logged_cases.captured().data.items()}
     entries = 0
     for step in range(1, 2 * INTERVAL + 1):
         log = log_of(run, step)
@@ -223,10 +213,10 @@ def test_whole_and_segment_audits_both_find_a_false_step(tmp_path: Path, flippin
 
 def test_an_interpreter_with_other_precision_or_tolerances_is_refused(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run", logged_job(26))
-    other = Interpreter(run.program, Arithmetic(precision=32, logging=logging_of(run.job)))
+    other = Interpreter(run.program, Arithmetic(precision=32, logging=logged_cases.logging_of(run.job)))
     with pytest.raises(ConfigurationError, match=r"expected an arithmetic of the job's precision 26, got .* 32"):
         Worker(run, other)
-    other = Interpreter(run.program, Arithmetic(precision=26, logging=logging_of(logged_job(26, 7).job)))
+    other = Interpreter(run.program, Arithmetic(precision=26, logging=logged_cases.logging_of(logged_job(26, 7).job)))
     with pytest.raises(ConfigurationError, match="expected an arithmetic with the job's tolerances 0x020202, got 0x0"):
         Worker(run, other)
     with pytest.raises(ConfigurationError, match="tolerances"):
@@ -267,7 +257,7 @@ def test_a_replay_resumes_with_its_own_copy_of_the_logs(flipped: RunDirectory, t
 def test_another_device_follows_the_logs_to_the_same_root(flipped: RunDirectory, tmp_path: Path) -> None:
     """One that is no CPU, whose FP64 sums take their terms backwards."""
     module, places = "tests.engine.on_another_device", [str(flipped.path), str(tmp_path / "own")]
-    found = json.loads(printed("-m", module, "follow", *places, str(WIDE), str(2.0**4)))
+    found = json.loads(printed("-m", module, "follow", *places, str(logged_cases.WIDE), str(2.0**4)))
     assert found["agrees"] == [True, True]
     entries, needed, elsewhere, _, in_parts = found["counts"]
     assert entries == needed > STEPS

@@ -61,11 +61,14 @@ def test_workers_with_two_back_ends_agree_on_every_kind_of_sum(
 @needs_kernel
 def test_all_back_ends_give_partial_sums_of_the_same_form(cases: CaseCounter) -> None:
     """Of each element one sum; and the same rows and columns, whichever operand a back-end would rather have first."""
-    for name, given in sum_cases():
+    (alone,) = together(1, lambda exchange: exchange)
+    for name, given in cases():
+        if " of " in name:  # no sum in FP64
+            continue
         (i,) = (i for i in given.program.body if i.opcode == Opcode.REDUCE)
         operands, found = [given.state[name] for name in "ab"[: len(i.operands)]], []
         for backend in (TorchBackend, CBackend):
-            part = arithmetic_by(backend, exchange_of_one()).partial(i)(operands)
+            part = arithmetic_by(backend, alone).partial(i)(operands)
             assert (sum(map(torch.numel, part.sizes)) if len(part.sizes) == 2 else 0) == norms(i), name
             sizes = [size.sqrt() for size in part.sizes] if norms(i) else [part.in_order(*part.sizes)]
             bound = part.errors(*sizes, 0, i.numel) if norms(i) else sizes[0]
@@ -73,16 +76,6 @@ def test_all_back_ends_give_partial_sums_of_the_same_form(cases: CaseCounter) ->
         for one, other in zip(*found, strict=True):
             assert torch.allclose(one, other, rtol=2.0**-40, atol=2.0**-40), name
         cases(1)
-
-
-def sum_cases() -> list[tuple[str, Captured]]:
-    return [(name, given) for name, given in cases() if " of " not in name]
-
-
-def exchange_of_one() -> Exchange:
-    found: list[Exchange] = []
-    together(1, found.append)
-    return found[0]
 
 
 # ---- whole models ----

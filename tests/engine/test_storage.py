@@ -33,8 +33,8 @@ def read_everything(path: Path) -> None:
     run.state(0)
 
 
-def record(step: int, tag: int = 1) -> StepRecord:
-    return StepRecord(step=step, state_root=Digest(bytes([tag]) * 32), loss_bits=0x3F800000)
+def record(step: int) -> StepRecord:
+    return StepRecord(step=step, state_root=Digest(bytes([step]) * 32), loss_bits=0x3F800000)
 
 
 def test_create_refuses_a_directory_in_use(new_run: NewRun) -> None:

@@ -31,17 +31,8 @@ from typing import Final
 
 from tiebreak.engine.arithmetic.plan.chains import CHAINED, Chained
 from tiebreak.engine.arithmetic.plan.sums import reads_each_once
-from tiebreak.protocol.program.isa import (
-    TRANSCENDENTALS,
-    Access,
-    DType,
-    Instruction,
-    Opcode,
-    ReduceFunction,
-    Slot,
-    SourceKind,
-    row_major,
-)
+from tiebreak.protocol.program import isa
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
 
 MAX_MEMBERS: Final = 64
@@ -78,7 +69,7 @@ def is_elementwise(instruction: Instruction, chained: Chained = CHAINED) -> bool
 
 def reads_in_place(access: Access, instruction: Instruction, operand: Instruction) -> bool:
     """Whether element k of the instruction reads element k of the operand, for every element of the operand."""
-    plain = zip(instruction.shape, access.strides, row_major(instruction.shape), strict=True)
+    plain = zip(instruction.shape, access.strides, isa.row_major(instruction.shape), strict=True)
     return (
         access.offset == 0
         and instruction.numel == operand.numel
@@ -324,7 +315,7 @@ class _Repeated:
 
     def _is_cheap(self, members: Iterable[int], gone: bool) -> bool:
         """Whether members take less than reading a result, or no more than storing it, too, which is `gone` then."""
-        return gone or not any(self.body[n].function in TRANSCENDENTALS for n in members)
+        return gone or not any(self.body[n].function in isa.TRANSCENDENTALS for n in members)
 
     def _bytes(self, values: Iterable[int]) -> int:
         return sum(self.body[n].numel * self.body[n].dtype.size for n in values)
@@ -435,7 +426,7 @@ def _renewed(program: Program) -> dict[int, int]:
 
 def slot_name(instruction: Instruction) -> str:
     """The name of the entry that a source reads, or that a commit writes."""
-    assert isinstance(instruction.params, Slot)  # the program was validated
+    assert isinstance(instruction.params, isa.Slot)  # the program was validated
     return instruction.params.name
 
 
