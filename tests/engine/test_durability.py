@@ -15,7 +15,7 @@ from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.run.directory import JOB, RunDirectory
 from tiebreak.protocol.commitments.job import Head, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import StepLog
 from tiebreak.protocol.tags import Digest
 
 from .test_committing import LAST, worker

@@ -17,8 +17,7 @@ from tiebreak.engine.run.logs import MAX_FINDINGS, FindingKind, LogFinding, LogR
 from tiebreak.engine.run.train import Worker
 from tiebreak.node.parts import parts
 from tiebreak.protocol.errors import CannotCheck
-from tiebreak.protocol.program.rounding import SumKind, element_rounding, neighbours, sum_kind
-from tiebreak.protocol.program.step_log import Entries, StepLog
+from tiebreak.protocol.program.rounding import Entries, StepLog, SumKind, element_rounding, neighbours, sum_kind
 
 from .logged_cases import INTERVAL, STEPS, Flipping, log_of, logged_job, machine, new_run, published, replay, train
 from .tiny import TRAINER

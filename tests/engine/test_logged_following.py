@@ -20,7 +20,10 @@ from tiebreak.protocol.program.isa import DType, Instruction, ReduceFunction
 from tiebreak.protocol.program.reference import element
 from tiebreak.protocol.program.rounding import (
     Direction,
+    Entries,
+    LogError,
     Rounding,
+    StepLog,
     SumKind,
     element_rounding,
     neighbours,
@@ -28,7 +31,6 @@ from tiebreak.protocol.program.rounding import (
     round_sum,
     sum_kind,
 )
-from tiebreak.protocol.program.step_log import Entries, LogError, StepLog
 
 from .arithmetic_cases import Maker, elements_of, product, random_reduction, random_scatter, sum_of, tensor_of
 from .logged_cases import Flipping

@@ -14,7 +14,7 @@ from tests.engine.processes import printed
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c.threads import limited
-from tiebreak.engine.capture.agreement import sign_job
+from tiebreak.engine.capture.captured import sign_job
 from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
@@ -27,8 +27,7 @@ from tiebreak.engine.run.logs import NO_LOGS
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.errors import ConfigurationError, StateError
-from tiebreak.protocol.program.rounding import Policy
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Policy, StepLog
 
 from . import logged_cases
 from .logged_cases import INTERVAL, STEPS, Flipping, log_of, logged_job, machine, new_run, published, replay, train

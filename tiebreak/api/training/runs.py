@@ -24,8 +24,7 @@ from tiebreak.api.training.reading import CHECKS, check_of, open_directory
 from tiebreak.api.training.settings import check_unchanged, remember
 from tiebreak.api.training.tasks import CHECK, TASK, adapter_names, as_state_dict, state_names
 from tiebreak.api.training.trainer import Callbacks, Step, evaluate_state, norm_in, tell
-from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
-from tiebreak.engine.capture.captured import Captured
+from tiebreak.engine.capture.captured import Captured, Terms, draft_job, sign_job
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.distributed.exchange import Exchange

@@ -23,7 +23,7 @@ from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.errors import CannotCheck, StateError
 from tiebreak.protocol.program.isa import Instruction
-from tiebreak.protocol.program.step_log import Entries, StepLog
+from tiebreak.protocol.program.rounding import Entries, StepLog
 from tiebreak.protocol.tags import Digest
 
 

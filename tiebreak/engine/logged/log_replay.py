@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.plan.rounding import Round
+from tiebreak.engine.arithmetic.plan.options import Round
 from tiebreak.engine.arithmetic.plan.ziv import UNIT, Logging, NearTies, coefficient
 from tiebreak.engine.logged.elements import Doubles, bits_of, put_bits, toward, went_up
 from tiebreak.engine.run.logs import MAX_FINDINGS, FindingKind, LogFinding, LogReport
@@ -34,8 +34,18 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.numbers.float32 import NAN_BITS
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import Direction, Rounding, element_rounding, neighbours, round_sum, sum_kind
-from tiebreak.protocol.program.step_log import Entries, Integers, Mask, StepLog
+from tiebreak.protocol.program.rounding import (
+    Direction,
+    Entries,
+    Integers,
+    Mask,
+    Rounding,
+    StepLog,
+    element_rounding,
+    neighbours,
+    round_sum,
+    sum_kind,
+)
 
 SCREENED_FROM: Final = 256
 """Entries of one value that are not open are screened first if there are this many or more."""

@@ -180,7 +180,7 @@ def _chained(
             together[i.opcode, i.shape, i.operands, case.operands, alone].append((case, right))
     for members in together.values():
         instructions, operands = [case.instruction for case, _ in members], _operands(arithmetic, members[0][0])
-        for (case, right), result in zip(members, chains.run_once(instructions, operands), strict=True):
+        for (case, right), result in zip(members, arithmetic.backend.run_once(instructions, operands), strict=True):
             yield replace(case, name=f"{case.name} (compiled)"), right, result
     # The first sum and the first maximum that may have a prologue, which copies their operand.
     wanted: set[int] = {ReduceFunction.SUM, ReduceFunction.MAX} if chains.prologues else set()
@@ -192,7 +192,7 @@ def _chained(
             copy = _one(Opcode.MAP, DType.F32, (size,), Access(0, 0, (1,)), function=MapFunction.COPY)
             reduced = replace(i, operands=(replace(i.operands[0], value=1),))
             named = replace(case, name=f"{case.name} (with a prologue)")
-            yield named, right, chains.run_once([copy, reduced], _operands(arithmetic, case))[0]
+            yield named, right, arithmetic.backend.run_once([copy, reduced], _operands(arithmetic, case))[0]
 
 
 def _ids(arithmetic: Arithmetic) -> dict[str, Digest]:

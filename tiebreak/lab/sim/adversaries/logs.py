@@ -38,8 +38,7 @@ from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, SIGN, plus_zero, round_f32, to_float
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import Direction, Rounding, neighbours, sum_kind, tolerance_of
-from tiebreak.protocol.program.step_log import Entries, StepLog
+from tiebreak.protocol.program.rounding import Direction, Entries, Rounding, StepLog, neighbours, sum_kind, tolerance_of
 
 SAMPLE: Final = 64
 """The largest number of elements of a sum that a cheat considers."""

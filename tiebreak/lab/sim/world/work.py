@@ -28,7 +28,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.sides import Oracle
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 
