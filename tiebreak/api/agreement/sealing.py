@@ -191,7 +191,12 @@ class Sealed:
         while number == 0 or left > 0:
             piece = _take(name, source, min(_room(number) + TAG_BYTES, max(left, 0)))
             left -= len(piece)
-            write_whole(target, memoryview(_opened(name, box, number, piece, is_last=left <= 0)))
+            try:
+                plain = box.decrypt(_nonce(number, left <= 0), piece, None)
+            except (InvalidTag, ValueError) as error:
+                expected = f"expected piece {number} as its publisher sealed it, got another"
+                raise VerificationError(f"{name}: {expected}") from error
+            write_whole(target, memoryview(plain))
             number += 1
 
     def _cipher(self, name: str, salt: bytes) -> ChaCha20Poly1305:
@@ -212,13 +217,6 @@ def _room(number: int) -> int:
 
 def _nonce(number: int, is_last: bool) -> bytes:
     return number.to_bytes(11, "big") + bytes([is_last])
-
-
-def _opened(name: str, box: ChaCha20Poly1305, number: int, piece: bytes, *, is_last: bool) -> bytes:
-    try:
-        return box.decrypt(_nonce(number, is_last), piece, None)
-    except (InvalidTag, ValueError) as error:
-        raise VerificationError(f"{name}: expected piece {number} as its publisher sealed it, got another") from error
 
 
 def _digest_of(name: str, source: FileIO, size: int) -> bytes:

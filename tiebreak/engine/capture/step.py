@@ -10,7 +10,7 @@ counts. Constants that cost a program nothing (a full tensor, a range, views of 
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, reduce
 from hashlib import sha256
 from operator import getitem
@@ -23,8 +23,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from tiebreak.engine.capture.draws import is_draw
-from tiebreak.engine.capture.hints import COMPLEX, dtype_hint, operator_hint
 from tiebreak.engine.capture.tracing import TracedGraph, trace
+from tiebreak.engine.capture.user_code import COMPLEX, dtype_hint, operator_hint
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS, RULES, Complex, Context, complex_rule, element_type, has_cut
 from tiebreak.engine.lowering.builder import Builder, Ref
@@ -45,27 +45,18 @@ _VIEWS: Final = frozenset({
 })  # fmt: skip
 
 
-def _base_name(node: fx.Node) -> str:
-    """The operator's name, such as `full` for `aten.full.default`; empty for anything but an ATen call."""
-    return node.target._schema.name.partition("::")[2] if isinstance(node.target, OpOverload) else ""
+def _base_name(func: Any) -> str:
+    """The name of an operator without its overload, such as `full`; empty for anything but an ATen call."""
+    return func._schema.name.partition("::")[2] if isinstance(func, OpOverload) else ""
 
 
 def is_filled(func: Any) -> bool:
     """Whether an operator fills a new tensor, and so reads only the shapes of its operands."""
-    name = func._schema.name.partition("::")[2] if isinstance(func, OpOverload) else ""
-    return name in _FILLED or name in _FULL
+    return _base_name(func) in (*_FILLED, *_FULL)
 
 
-def _is_fill(node: fx.Node) -> bool:
-    return is_filled(node.target)
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """A folded tensor without its repetitions: `base` is expanded to `shape` along dims of size 1."""
-
-    base: Tensor
-    shape: tuple[int, ...]
+Constant = tuple[Tensor, tuple[int, ...]]
+"""A folded tensor without its repetitions, and the shape to which that is expanded along dims of size 1."""
 
 
 class Folded:
@@ -77,8 +68,8 @@ class Folded:
         self._constant, self._free = set[fx.Node](), set[fx.Node]()
         for node in filter(self._is_constant, nodes):
             self._constant.add(node)
-            is_view = _base_name(node) in _VIEWS and self._free.issuperset(node.all_input_nodes)
-            if is_view or _is_fill(node) or _base_name(node) == "arange":
+            is_view = _base_name(node.target) in _VIEWS and self._free.issuperset(node.all_input_nodes)
+            if is_view or is_filled(node.target) or _base_name(node.target) == "arange":
                 self._free.add(node)
         # Computed are those that cost something and are read by a node that is not constant, or by the output.
         costing = (node for node in nodes if node in self._constant and node not in self._free)
@@ -98,7 +89,8 @@ class Folded:
             results = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, Tensor)]
             if torch.Tag.nondeterministic_seeded in node.target.tags or any(t.numel() > MAX_ELEMENTS for t in results):
                 return False
-            if _is_fill(node) and (_base_name(node) in _FILLED or not isinstance(node.args[-1], fx.Node)):
+            name = _base_name(node.target)
+            if name in _FILLED or (name in _FULL and not isinstance(node.args[-1], fx.Node)):
                 return True
         elif node.op != "call_function" or node.target is not getitem:
             return False
@@ -110,7 +102,8 @@ class Folded:
         while waiting:
             last = waiting[-1]
             # What fills a tensor reads no elements of its inputs.
-            missing = [] if _is_fill(last) else [source for source in last.all_input_nodes if source not in self._known]
+            reads = () if is_filled(last.target) else last.all_input_nodes
+            missing = [source for source in reads if source not in self._known]
             waiting += missing
             if not missing and waiting.pop() not in self._known:
                 self._known[last] = self._run(last)
@@ -119,8 +112,8 @@ class Folded:
     def _run(self, node: fx.Node) -> Any:
         if node.op == "get_attr":
             return getattr(self._module, str(node.target)).detach()
-        if _is_fill(node):
-            value: Any = _FILLED[_base_name(node)] if _base_name(node) in _FILLED else node.args[-1]
+        if is_filled(node.target):
+            value: Any = _FILLED[_base_name(node.target)] if _base_name(node.target) in _FILLED else node.args[-1]
             return torch.full(tuple(node.meta["val"].shape), value, dtype=node.meta["val"].dtype)
         target: Callable[..., Any] = node.target  # type: ignore[assignment]
         args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._known.__getitem__)
@@ -135,7 +128,7 @@ def _canonical(tensor: Tensor) -> Constant:
         if size > 1 and (tensor.stride(d) == 0 or bool((base == first).all())):
             base = first
     # The copy has memory of its own, without the strides of 0 that contiguous() keeps where sizes are 1.
-    return Constant(torch.empty(base.shape, dtype=base.dtype).copy_(base), tuple(tensor.shape))
+    return torch.empty(base.shape, dtype=base.dtype).copy_(base), tuple(tensor.shape)
 
 
 @dataclass
@@ -160,26 +153,25 @@ class Constants:
 
     def ref(self, constant: Constant) -> Ref | Complex:
         """The constant as a ref. Raises `NotImplementedError` if its dtype has no exact form."""
-        if not constant.base.is_complex():
-            return self._of_reals(constant)
-        return Complex(
-            *(self._of_reals(replace(constant, base=p)) for p in torch.view_as_real(constant.base).unbind(-1))
-        )
+        base, shape = constant
+        if not base.is_complex():
+            return self._of_reals(base, shape)
+        return Complex(*(self._of_reals(part, shape) for part in torch.view_as_real(base).unbind(-1)))
 
-    def _of_reals(self, constant: Constant) -> Ref:
-        base = _in_program_dtype(constant.base, len(constant.shape))
+    def _of_reals(self, base: Tensor, shape: tuple[int, ...]) -> Ref:
+        base = _in_program_dtype(base, len(shape))
         dtype, b = PROTOCOL_DTYPES[base.dtype], self.builder
         if not base.numel():
-            return b.full(constant.shape, 0, dtype)
+            return b.full(shape, 0, dtype)
         first = base.flatten()[0]
         if bool((base == first).all()) or bool(torch.isnan(base).all()):
-            return b.full(constant.shape, first.item(), dtype)
+            return b.full(shape, first.item(), dtype)
         if (places := _whole(base)) is not None and (strides := _affine(places)) is not None:
-            return b.cast(b.iota(tuple(base.shape), strides, int(first)), dtype).expand(constant.shape)
+            return b.cast(b.iota(tuple(base.shape), strides, int(first)), dtype).expand(shape)
         ref = self.table(base.squeeze())
         for d, size in enumerate(base.shape):
             ref = ref.unsqueeze(d) if size == 1 else ref
-        return ref.expand(constant.shape)
+        return ref.expand(shape)
 
     def table(self, tensor: Tensor) -> Ref:
         """A tensor as data of the program, in which equal ones are one."""
@@ -223,13 +215,12 @@ def _affine(tensor: Tensor) -> tuple[int, ...] | None:
     return tuple(found) if torch.equal(expected.expand(tensor.shape), tensor) else None
 
 
-_IN_RANGE: Final = frozenset({
-    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "slice", "select",
-    "alias", "detach", "clone", "lift_fresh_copy", "split", "split_with_sizes", "unbind", "flip", "cat", "stack",
-    "where", "gather", "index", "index_select", "embedding", "maximum", "minimum", "clamp", "clamp_min", "clamp_max",
-    "amax", "amin", "max", "min", "relu", "slice_scatter", "select_scatter", "triu", "tril", "full", "full_like",
-    "zeros", "zeros_like", "ones", "ones_like", "new_zeros", "new_ones", "new_full", "scalar_tensor", "arange", "empty",
-})  # fmt: skip
+_IN_RANGE: Final = _VIEWS | {
+    "split", "split_with_sizes", "unbind", "flip", "cat", "stack", "where", "gather", "index", "index_select",
+    "embedding", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "amax", "amin", "max", "min", "relu",
+    "slice_scatter", "select_scatter", "triu", "tril", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like",
+    "new_zeros", "new_ones", "new_full", "scalar_tensor", "arange", "empty",
+}  # fmt: skip
 """Operators that yield no integer outside the range of their operands' dtype."""
 
 

@@ -140,7 +140,7 @@ class FollowedWeights:
 
 
 def question(func: Any, args: Any, caller: str) -> str:
-    """The name of the function that asks for values, as in `hints.VALUES`. caller: that of the function's caller."""
+    """The name of the function that asks for values, as in `user_code.VALUES`. caller: the name of its caller."""
     name, is_whole = getattr(func, "__name__", ""), bool(args) and not torch.is_floating_point(args[0])
     if name not in ("item", "tolist", "__int__", "__float__", "__index__"):
         return name

@@ -32,11 +32,10 @@ from torch.overrides import TorchFunctionMode
 
 from tiebreak.engine.capture import reports, substitutes
 from tiebreak.engine.capture.draws import Draws, is_draw
-from tiebreak.engine.capture.hints import operator_hint
 from tiebreak.engine.capture.reports import Answers
 from tiebreak.engine.capture.step_run import LossModule, as_written, exchanged
 from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
-from tiebreak.engine.capture.user_code import described, is_users, refusal, user_line
+from tiebreak.engine.capture.user_code import described, is_users, operator_hint, refusal, user_line
 from tiebreak.protocol.errors import ConfigurationError
 
 TESTED_TORCH: Final = ("2.13", "2.14")

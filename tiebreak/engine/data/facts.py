@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tiebreak.engine.data.arrays import ArrayFile, check_bools
 from tiebreak.engine.data.disk import read_file
-from tiebreak.engine.data.files import ArrayFile, check_bools
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.data.mapped import source_of
 from tiebreak.engine.data.tensors import identities

@@ -52,6 +52,7 @@ from tiebreak.protocol.program.isa import DType, MapFunction
 ADAFACTOR: Final = "second_moment_weight"
 """The data entry f32 [steps] with the weight of the newest squared gradient."""
 ADAGRAD: Final = "adagrad.decay"
+"""The data entry f32 [steps] with 1 / (1 + (t - 1) * lr_decay), if there is a decay."""
 NADAM: Final = ("nadam.gradient", "nadam.moment", "nadam.deviation")
 RADAM: Final = "radam.scale"
 _CONTEXT: Final = Context(prec=60, rounding=ROUND_HALF_EVEN)
@@ -71,13 +72,6 @@ def second_moment_weights(steps: int, decay: float) -> Tensor:
         is_below = context.power(Decimal(i + 1), Decimal(decay)) < (Decimal(below) + Decimal(above)) / 2
         table[i] = below if is_below else above
     return table
-
-
-def adagrad_table(o: Adagrad, steps: int) -> dict[str, Tensor]:
-    """1 / (1 + (t - 1) * lr_decay); none without decay."""
-    decay = Fraction(o.lr_decay)
-    ratios = ((decay.denominator, decay.denominator + t * decay.numerator) for t in range(steps))
-    return {ADAGRAD: _tensor(ratios)} if o.lr_decay else {}
 
 
 def nadam_tables(o: NAdam, steps: int) -> dict[str, Tensor]:
@@ -136,7 +130,9 @@ def tables(optimizer: Optimizer, steps: int) -> dict[str, Tensor]:
         case Adafactor():
             return {ADAFACTOR: second_moment_weights(steps, optimizer.beta2_decay)}
         case Adagrad():
-            return adagrad_table(optimizer, steps)
+            decay = Fraction(optimizer.lr_decay)
+            ratios = ((decay.denominator, decay.denominator + t * decay.numerator) for t in range(steps))
+            return {ADAGRAD: _tensor(ratios)} if decay else {}
         case NAdam():
             return nadam_tables(optimizer, steps)
         case RAdam():
@@ -408,7 +404,7 @@ def adafactor(b: Builder, o: Adafactor, steps: int, trained: Sequence[TrainedPar
     row / mean comes first. The squares themselves underflow below 1e-23; there eps1 dominates, as in torch.
     """
     b.origin = "optimizer:relative_step"
-    weight = b.rows(b.data(ADAFACTOR, DType.F32, (steps,)), b.step())
+    weight = _entry(b, ADAFACTOR, steps)
     one, number = b.const(1.0), b.cast(b.add(b.step(), b.i64(1)), DType.F32)
     fading = b.div(one, b.map(MapFunction.SQRT, number))
     floor = 2.0**-23 if o.eps[0] is None else o.eps[0]

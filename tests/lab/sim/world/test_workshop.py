@@ -9,7 +9,7 @@ import pytest
 
 from tests.lab.sim.adversaries.playing import CLIENT, DOMAIN, TRAINER, fight, job_of
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.agreement import sign_job
+from tiebreak.engine.capture.captured import sign_job
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tiebreak.engine.data.tensors import identities, tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.journal import Recorder
 from tiebreak.engine.logged.log_replay import Follower
-from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.evidence import Evidence, tree_of_values
 from tiebreak.engine.run.interpreter import Interpreter, State

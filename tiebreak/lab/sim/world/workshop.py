@@ -18,8 +18,7 @@ from typing import Final
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging
-from tiebreak.engine.capture.agreement import Terms, draft_job
-from tiebreak.engine.capture.captured import Captured, capture_task
+from tiebreak.engine.capture.captured import Captured, Terms, capture_task, draft_job
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.interpreter import Interpreter
