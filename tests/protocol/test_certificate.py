@@ -35,6 +35,7 @@ from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope, Pay
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.job import SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord, state_tree
+from tiebreak.protocol.commitments.statement import sign
 from tiebreak.protocol.errors import EncodingError, ProofError, SignatureError, VerificationError
 from tiebreak.protocol.tags import Digest
 
@@ -51,14 +52,8 @@ def read(data: bytes) -> Certificate:
 
 
 def signed_again(statement: bytes) -> bytes:
-    return envelope_of(Payload(kind=MADE.payload.kind, data=statement))
-
-
-def envelope_of(payload: Payload) -> bytes:
-    found = Envelope(payload=payload)
-    for key in (TRAINER, CLIENT):
-        found = found.signed(f"0x{key.address.hex()}", key.sign(payload.digest, payload))
-    return found.encode()
+    unsigned = Envelope(payload=Payload(kind=MADE.payload.kind, data=statement))
+    return sign(sign(unsigned, TRAINER), CLIENT).encode()
 
 
 def test_certificate_round_trips_through_its_encoding() -> None:

@@ -93,14 +93,10 @@ def test_sparse_log_tree_equals_the_dense_tree(directions: dict[int, dict[int, D
                 )
 
 
-def full_log(stride: int) -> dict[int, dict[int, Direction]]:
-    """An entry for each `stride`th element of the largest value."""
-    return {PLAIN: {k: Direction.UP if k % 3 else Direction.DOWN for k in range(0, LARGE, stride)}}
-
-
 @pytest.mark.parametrize("stride", [1, 129])
 def test_log_tree_of_a_full_log_equals_the_dense_tree(stride: int) -> None:
-    directions = full_log(stride)
+    """A log with an entry for each `stride`th element of the largest value."""
+    directions = {PLAIN: {k: Direction.UP if k % 3 else Direction.DOWN for k in range(0, LARGE, stride)}}
     assert log_tree.LogTree(program(), log_of(directions)).root == naive_root(directions, program())
 
 

@@ -40,15 +40,11 @@ def bits_at(number: int, index: int) -> int:
     return int.from_bytes(VALUES[number][index * size : (index + 1) * size], "little")
 
 
-def some_elements(instruction: Instruction) -> set[int]:
-    stream = Stream(f"referee/{instruction.opcode}/{instruction.function}")
-    return {0, instruction.numel - 1, *(stream.below(instruction.numel) for _ in range(6))}
-
-
 @pytest.mark.parametrize("number", JUDGED)
 def test_every_instruction_is_judged_as_it_was_executed(number: int, cases: Callable[[], None]) -> None:
     instruction = PROGRAM.body[number]
-    for index in some_elements(instruction):
+    stream = Stream(f"referee/{instruction.opcode}/{instruction.function}")
+    for index in {0, instruction.numel - 1, *(stream.below(instruction.numel) for _ in range(6))}:
         if instruction.is_reduction and instruction.terms > 4:
             chain = HONEST.encoded(STEP, number, index)
             assert len(chain) == -(-instruction.terms // 4)
