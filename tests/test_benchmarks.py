@@ -119,9 +119,11 @@ def test_random_job_data_is_the_same_on_every_machine() -> None:
     assert made({"filled": 1.0}, torch.float32, (), 0) == 1
 
 
-@pytest.mark.parametrize("name", slow_except(sorted(path.name for path in JOBS.iterdir()), "gpt2-small"))
+@pytest.mark.parametrize(
+    "name", slow_except(sorted({path.name for path in JOBS.iterdir()} - {"resnet-50-224"}), "gpt2-small")
+)
 def test_the_cpu_computes_the_committed_records(name: str) -> None:
-    """Of the first step, or of three; the others take a CPU minutes."""
+    """Of the first step, or of three; the others, and ResNet-50 on larger images, take a CPU minutes."""
     job = Job.decode((JOBS / name).read_bytes())
     assert max(job.records) == COMPUTED.get(name, STEPS)
     last = 3 if name == "gpt2-small" else 1

@@ -127,7 +127,7 @@ class Weights:
     ) -> Self:  # fmt: skip
         """tree: the state tree. entries: the names of its leaves. tensors: the entry of each tensor of the files.
 
-        more: entries that are shown too, by tensors of other files.
+        more: further entries, which tensors of other files prove.
         """
         at = {entry: place for place, entry in enumerate(entries)}
         shown = sorted({at[entry] for entry in (*tensors.values(), *more)})
