@@ -23,10 +23,6 @@ def link(path: Path, outside: Path) -> None:
     path.symlink_to(outside)
 
 
-def folder_link(path: Path, outside: Path) -> None:
-    path.symlink_to(outside.parent, target_is_directory=True)
-
-
 def pipe(path: Path, _outside: Path) -> None:
     os.mkfifo(path)
 
@@ -34,7 +30,7 @@ def pipe(path: Path, _outside: Path) -> None:
 RUN_PLANTS: dict[str, Plant] = {
     **dict.fromkeys(("job.bin", "program.tbp", "data.safetensors", "records.bin", "metrics.jsonl"), link),
     **dict.fromkeys((".lock", "policy.json", "state_dict.tsv", ".job.bin.part"), link),
-    **dict.fromkeys(("checkpoints", "heads", "logs"), folder_link),
+    **dict.fromkeys(("checkpoints", "heads", "logs"), lambda path, outside: link(path, outside.parent)),
     "checkpoints/000000000003.safetensors": link,
     "checkpoints/.000000000006.safetensors.part": link,
     "heads/000000000002.bin": link,
