@@ -139,13 +139,9 @@ def _interval(args: Any, recording: Recording) -> int | None:
     """Steps between checkpoints: those at which Trainer saves, or else evaluates; None for a tenth of all steps."""
     epoch = ceil(len(recording.loader.epochs[0]) / args.gradient_accumulation_steps)
     for strategy, every in ((args.save_strategy, args.save_steps), (args.eval_strategy, args.eval_steps)):
-        match str(getattr(strategy, "value", strategy)):
-            case "steps":
-                found = ceil(every * recording.steps) if every < 1 else int(every)
-            case "epoch":
-                found = epoch
-            case _:
-                continue
-        if found <= recording.steps:
+        every = every or 1  # of a strategy that asks for none
+        intervals = {"steps": ceil(every * recording.steps) if every < 1 else int(every), "epoch": epoch}
+        found = intervals.get(str(getattr(strategy, "value", strategy)))
+        if found is not None and found <= recording.steps:
             return found
     return None

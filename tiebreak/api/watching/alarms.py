@@ -144,8 +144,9 @@ class Troubles:
     count: int = 0
 
     def note(self, text: str) -> None:
-        self.count += 1
-        if len(self.first) < 3:
+        """Adds one, unless it is empty."""
+        self.count += bool(text)
+        if text and len(self.first) < 3:
             self.first.append(text)
 
     def rule(self, name: str, otherwise: str, *, judged: bool = True) -> Rule:
