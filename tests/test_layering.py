@@ -30,7 +30,7 @@ FOLDERS = {
 """Folders of each package and modules beside them, in the order in which they may import: each those before it."""
 
 CORE_TESTS = ("protocol", "engine", "chain", "contracts")
-"""Folders of tests that load no commands: with no way to the lab, they need not run where it is deleted (`.ci/core`)."""
+"""Folders of tests that load no commands: without a way to the lab, they need not run where it is gone (`.ci/core`)."""
 BELOW_API = ("tiebreak.protocol", "tiebreak.engine", "tiebreak.lab.sim")
 """Packages in which only adapters touch the world outside; the API and what is above it may."""
 ADAPTERS = {

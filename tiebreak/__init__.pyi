@@ -27,7 +27,7 @@ from .engine.capture.task import (
     no_decay,
 )
 from .engine.logged.policy import LoggedPolicy
-from .engine.optimizers.rates import constant, cosine, inverse_sqrt, linear, one_cycle, step_decay
+from .engine.optimizers.settings import constant, cosine, inverse_sqrt, linear, one_cycle, step_decay
 from .engine.run.audit import SegmentAudit
 from .protocol.commitments.keys import PrivateKey
 from .protocol.commitments.terms import Terms

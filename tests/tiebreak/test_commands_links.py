@@ -11,8 +11,8 @@ import pytest
 from tests.parts import slow_except
 from tests.tiebreak.parties import Commands, Parties
 from tiebreak import api
+from tiebreak.api.chain.chains import check as check_deployment
 from tiebreak.cli.key import load_key
-from tiebreak.protocol.chain.deployments import check_deployment
 from tiebreak.protocol.errors import TiebreakError
 
 Plant = Callable[[Path, Path], None]

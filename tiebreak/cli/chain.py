@@ -67,7 +67,7 @@ def deploy(
     With --check FILE nothing is sent and no key is needed: the command recreates each contract in a call and compares
     what would stand there with what does, byte for byte. Check a deployment like that before you pay money into it.
     """
-    connected = api.chains.connect(rpc, chain_id)
+    connected = api.boards.connect(rpc, chain_id)
     if checked is not None:
         found = {name: f"0x{address.hex()}" for name, address in api.chains.check(connected, checked).items()}
         opt.tell(found if as_json else {k: f"{at}  this version's code" for k, at in found.items()}, as_json=as_json)

@@ -15,7 +15,7 @@ from tiebreak.api.training.settings import FineTuning
 from tiebreak.cli.key import load_key, new_key
 from tiebreak.cli.options import FILE, FOLDER, NEW_FOLDER, json_option, keep_option, machine_options, number, tell
 from tiebreak.engine.data.disk import make_folder, read_file, write_file
-from tiebreak.engine.run.retention import Keep
+from tiebreak.engine.run.directory import Keep
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, own_file
 

@@ -31,7 +31,7 @@ from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FOLDER, keep_option, key_option, machine_options
-from tiebreak.engine.run.retention import Keep
+from tiebreak.engine.run.directory import Keep
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:

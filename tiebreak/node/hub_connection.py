@@ -79,19 +79,20 @@ class HubConnection:
         self._socket = self._http.sock
         if self._is_cut:
             raise TimeoutError("no answer in time")
+
+        def pieces(part: FileSlice) -> Iterator[bytes]:
+            while data := part.read(PIECE_BYTES):
+                self.renew()  # for this piece
+                yield data
+
         try:
-            sent = self._pieces_of(body) if isinstance(body, FileSlice) else body
+            sent = pieces(body) if isinstance(body, FileSlice) else body
             self._http.request(method, self._path + path, sent, headers)
         except OSError:
             # A hub that refuses a long body answers before it has read it all, and then closes.
             if not isinstance(body, FileSlice):
                 raise
         return self._http.getresponse()
-
-    def _pieces_of(self, part: FileSlice) -> Iterator[bytes]:
-        while data := part.read(PIECE_BYTES):
-            self.renew()  # for this piece
-            yield data
 
 
 class Pause:

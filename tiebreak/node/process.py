@@ -16,7 +16,7 @@ from tiebreak.node.driver import Driver
 from tiebreak.node.hub_client import SECONDS, HubClient
 from tiebreak.node.journal import Journal
 from tiebreak.node.log import Log
-from tiebreak.node.metrics import serve_metrics
+from tiebreak.node.owner_view import serve_metrics
 from tiebreak.node.settings import ANY, Settings
 from tiebreak.node.tasks import WorkerSettings
 from tiebreak.node.workers import WorkerPool, warm_up

@@ -41,7 +41,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[tuple[str, str]
     notes.error = notes.warn
     made = Driver(
         WatcherParty(board=FollowedBoard(), domain=DOMAIN, pace=PACE),
-        board_source=SimpleNamespace(poll=raising, now=lambda: 7, domain=DOMAIN),  # type: ignore[arg-type]
+        board_source=SimpleNamespace(poll=raising, now=lambda: 7, domain=DOMAIN, light_client=None),  # type: ignore[arg-type]
         hub_client=SimpleNamespace(read=raising, turn=lambda: None, hub=b""),  # type: ignore[arg-type]
         journal=SimpleNamespace(append=raising, fact=raising),  # type: ignore[arg-type]
         workers=SimpleNamespace(listeners=SimpleNamespace(), drop=lambda _: [], move_only=lambda _: None),  # type: ignore[arg-type]
@@ -73,7 +73,6 @@ def verified(place: int, wire: bytes) -> VerifiedPost:
 def test_trainer_stores_nothing_of_strangers_jobs(there: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A trainer names its clients: jobs of others are not its own even if they name it."""
     made, _ = there
-    monkeypatch.setattr(driver, "MAX_LISTINGS", 3)
     facts: dict[str, bytes] = {}
     made.job_files = JobFiles(tmp_path)
     made.journal = made.traffic._journal = SimpleNamespace(keep_fact=facts.__setitem__)
@@ -92,16 +91,12 @@ def test_trainer_stores_nothing_of_strangers_jobs(there: Any, monkeypatch: pytes
             made._receive(verified(1 + 10 * number + place, wire))
     assert held() == before
     made._receive(verified(100, OFFER))
-    for number in range(5):
-        body = posts.LibraryBody(count=number, logs=0, files=())
-        made._list(JOB.id, TRAINER.address, body)
     turned: list[int] = []
     made.traffic.hub_client.turn = lambda: turned.append(1)
     for _ in range(2):
         made._choose()
         made.traffic.ask()
     assert (made.traffic.wanted, len(turned)) == ({JOB.id}, 1)
-    assert [count for _, count in made._listings[JOB.id]] == [2, 3, 4]
     made.traffic._cursor = "read"
     made.traffic.keep_cursor()
     assert facts == {"own jobs": JOB.id, "read": (100).to_bytes(8, "big") + OFFER}

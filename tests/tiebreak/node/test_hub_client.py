@@ -4,7 +4,6 @@ import base64
 import contextlib
 import json
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from itertools import chain
 from pathlib import Path
 from random import Random
+from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
 
 import pytest
@@ -45,35 +45,24 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextmanager
 def liar(script: Script) -> Iterator[str]:
     """A server that answers by a script."""
-    listening = socket.create_server(("127.0.0.1", 0))
 
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = listening.accept()
-            except OSError:
-                return
-            threading.Thread(target=answer, args=(connection,), daemon=True).start()
-
-    def answer(connection: socket.socket) -> None:
-        with connection:
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
             head = b""
-            while b"\r\n\r\n" not in head and (data := connection.recv(1 << 16)):
+            while b"\r\n\r\n" not in head and (data := self.request.recv(1 << 16)):
                 head += data
-            try:
+            with contextlib.suppress(OSError):
                 for item in script(head):
                     if isinstance(item, float):
                         time.sleep(item)
                     else:
-                        connection.sendall(item)
-            except OSError:
-                pass
+                        self.request.sendall(item)
 
-    threading.Thread(target=serve, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        listening.close()
+    with ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
 
 
 def answer(body: bytes, status: str = "200 OK", *headers: str) -> bytes:
@@ -148,16 +137,10 @@ class Waited(threading.Event):
 
 
 def test_hub_refusals_are_reported_and_a_stop_ends_retries() -> None:
-    with (
-        liar(script_of([answer(b'{"error": "no"}', "403 No")])) as url,
-        pytest.raises(HubRefused, match="403: no") as e,
-    ):
-        hub_client(url).post(OFFER)
-    assert e.value.status == 403
-    hidden = answer(b'{"error": "\\u001b[2J\\u202eno"}', "403 No"), answer(b"\x1b]0;no\x07", "403 No")
-    for refusal in hidden:
-        with liar(script_of([refusal])) as url, pytest.raises(HubRefused) as e:
+    for body in (b'{"error": "no"}', b'{"error": "\\u001b[2J\\u202eno"}', b"\x1b]0;no\x07"):
+        with liar(script_of([answer(body, "403 No")])) as url, pytest.raises(HubRefused, match=r"403: .*no") as e:
             hub_client(url).post(OFFER)
+        assert e.value.status == 403
         assert str(e.value).isprintable(), "a hub's words write to nobody's terminal"
     with liar(script_of([answer(b'{"error": "no"}', "400 No")])) as url, pytest.raises(HubRefused, match="400: no"):
         next(iter(hub_client(url).follow(0)))
@@ -400,10 +383,22 @@ def given(part: bytes, *, length: int | None = None) -> bytes:
     return f"HTTP/1.1 206 Partial\r\nContent-Length: {size}\r\n\r\n".encode() + part
 
 
+def blob_script(asked: list[int], lists: Script, blobs: Script = lambda _: []) -> Script:
+    """Answers with the list of pieces, and with what `blobs` says or else the range. asked: gets each first byte."""
+
+    def script(head: bytes) -> Iterable[bytes | float]:
+        if b"/pieces" in head:
+            return lists(head)
+        asked.append(int(head.split(b"bytes=")[1].split(b"-")[0]))
+        return blobs(head) or [given(DATA[asked[-1] :])]
+
+    return script
+
+
 def test_downloads_verify_every_piece_and_resume_after_a_break(tmp_path: Path) -> None:
     wrong = bytearray(DATA)
     wrong[PIECE_BYTES + 3] ^= 1
-    asked: list[str] = []
+    asked = list[int]()
     blobs = script_of(
         [given(bytes(wrong))],
         [answer(b"", "404 Not Found")],
@@ -411,39 +406,21 @@ def test_downloads_verify_every_piece_and_resume_after_a_break(tmp_path: Path) -
         [given(DATA[:10], length=10)],
         [answer(DATA)],  # not the range that was asked for
         [given(DATA[:-100], length=len(DATA))],
-        ["later"],  # type: ignore[list-item]
+        [],
     )
     lists = script_of([answer(LIST[:-1])], [answer(LIST + bytes(32))], [answer(bytes(len(LIST)))], [answer(LIST)])
-
-    def script(head: bytes) -> list[bytes | float]:
-        if b"/pieces" in head:
-            return lists(head)
-        start = int(head.split(b"bytes=")[1].split(b"-")[0])
-        asked.append(str(start))
-        found = blobs(head)
-        return [given(DATA[start:])] if found == ["later"] else found
-
-    with liar(script) as url:
+    with liar(blob_script(asked, lists, blobs)) as url:
         client = hub_client(url)
         download(client, ROOT, len(DATA), tmp_path / "blob")
     assert (tmp_path / "blob").read_bytes() == DATA
     assert client.lies >= 3
-    assert asked[0] == "0"
-    assert asked == sorted(asked, key=int)
+    assert asked[0] == 0
+    assert asked == sorted(asked)
 
 
 def test_downloads_reuse_only_correct_bytes_of_an_existing_file(tmp_path: Path) -> None:
-    asked = []
-
-    def script(head: bytes) -> list[bytes | float]:
-        if b"/pieces" in head:
-            return [answer(LIST)]
-        start = int(head.split(b"bytes=")[1].split(b"-")[0])
-        asked.append(start)
-        return [given(DATA[start:])]
-
-    path = tmp_path / "blob"
-    with liar(script) as url:
+    path, asked = tmp_path / "blob", list[int]()
+    with liar(blob_script(asked, script_of([answer(LIST)]))) as url:
         for before in (DATA[: 2 * PIECE_BYTES + 5], b"x" + DATA[1:] + b"more", DATA, DATA + b"more"):
             path.write_bytes(before)
             download(hub_client(url), ROOT, len(DATA), path)

@@ -50,82 +50,78 @@ def connected() -> tuple[Channel, Channel]:
     """A party's end of a connection, and that of its worker."""
     ours, theirs = socketpair()
     ours.setblocking(False)
-    return Channel(ours, sends=t.ORDERS, takes=t.ANSWERS, limit=t.MAX_ANSWER_BYTES), Channel(
-        theirs, sends=t.ANSWERS, takes=t.ORDERS
-    )
+    leader = Channel(ours, sends=t.ORDERS, takes=t.ANSWERS, limit=t.MAX_ANSWER_BYTES)
+    return leader, Channel(theirs, sends=t.ANSWERS, takes=t.ORDERS)
 
 
-def process(ours: Channel, on_kill: Callable[[], object] = lambda: None) -> Any:
-    """A worker process, but for the process."""
+def process(ours: Channel, note: Callable[[], object] = lambda: None) -> Any:
+    """A worker process, but for the process. note: called when it is ended."""
+    end = lambda: (note(), ours.shut(), -9)[2]  # noqa: E731
+    return SimpleNamespace(channel=ours, kill=end, end=end)
 
-    def kill() -> None:
-        on_kill()
-        ours.shut()
 
-    def end() -> int:
-        ours.shut()
-        return -9
+@pytest.fixture
+def began(monkeypatch: pytest.MonkeyPatch) -> tuple[SimpleQueue[Channel], list[TaskQueue]]:
+    """The worker's end of each connection that a queue opens, and the queues whose processes were ended."""
+    opened, ended = SimpleQueue[Channel](), list[TaskQueue]()
 
-    return SimpleNamespace(channel=ours, kill=kill, end=end)
+    def start(self: TaskQueue) -> Any:
+        ours, there = connected()
+        opened.put(there)
+        return process(ours, partial(ended.append, self))
+
+    monkeypatch.setattr(TaskQueue, "_start", start)
+    monkeypatch.setattr(workers_module, "FIRST_PAUSE", 0.0)
+    return opened, ended
 
 
 def bench(folder: Path, **given: Any) -> t.WorkerSettings:
     return t.WorkerSettings(folder=folder, domain=DOMAIN, **{"hub": "http://127.0.0.1:9", **given})
 
 
-def test_a_move_waits_for_no_other_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_move_waits_for_no_other_work(tmp_path: Path, began: Any) -> None:
     """The hub answers nothing, three jobs train, a game about another job replays for hours: a move is sought at once.
 
     Of the three jobs, each has a process of its own, and files hold up none of them.
     """
-    began: SimpleQueue[Channel] = SimpleQueue()
-    ended, held = list[TaskQueue](), list[Channel]()
+    (opened, ended), held = began, list[Channel]()
 
-    def start(self: TaskQueue) -> Any:
-        ours, there = connected()
-        began.put(there)
-        held.append(there)
-        return process(ours, partial(ended.append, self))
+    def next_task() -> t.Task:
+        held.append(opened.get(timeout=20))
+        found: t.Task = held[-1].wait()
+        return found
 
-    def next_task() -> tuple[t.Task, Channel]:
-        there = began.get(timeout=20)
-        return there.wait(), there
-
-    monkeypatch.setattr(TaskQueue, "_start", start)
     pool, moved, nothing = WorkerPool(bench(tmp_path, processes=3)), SimpleQueue[int](), lambda _: None
     waiting: list[t.Task] = [t.Publish(job=job, count=1, logs=1) for job in JOBS]
     pool.ask(waiting[0], nothing)
-    assert next_task()[0] == waiting[0]
+    assert next_task() == waiting[0]
     pool.ask(waiting[1], nothing)
     for job in JOBS:
         train = t.Compute(work=e.Train(job_id=job.id, count=1), job=job)
         pool.ask(train, nothing)
-        assert next_task()[0] == train
+        assert next_task() == train
     for number in (0, 1):
         pool.ask(gather(number), lambda _, number=number: moved.put(number))  # type: ignore[misc]
-        task, there = next_task()
-        assert task == gather(number)
-    there.send(t.Answer(move=Concede()))
+        assert next_task() == gather(number)
+    held[-1].send(t.Answer(move=Concede()))
     assert moved.get(timeout=20) == 1
     pool.ask(gather(1), nothing)
-    assert there.wait() == gather(1)
+    assert held[-1].wait() == gather(1)
     mover = pool._movers[JOBS[0].id]
     assert [queue.settings.niceness for queue in pool._all] == [0, *[NICENESS] * 4, 0, 0]
     pool.move_only({JOBS[1].id, JOBS[2].id})
-    assert ended == [mover]
+    assert set(ended) == {mover}
     assert pool._movers.keys() == {JOBS[1].id}
     pool.stop()
-    assert len(ended) == 6
+    assert len(set(ended)) == 6
 
 
-def test_repeatedly_failing_tasks_do_not_starve_new_ones(tmp_path: Path, monkeypatch: Any) -> None:
+def test_repeatedly_failing_tasks_do_not_starve_new_ones(tmp_path: Path, began: Any) -> None:
     """The oldest tasks fail for ever and are due again: a new one comes first."""
-    ours, there = connected()
-    monkeypatch.setattr("tiebreak.node.workers.FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(TaskQueue, "_start", lambda _: process(ours))
     queue, tasks = TaskQueue(bench(tmp_path)), [t.Publish(job=job, count=1, logs=1) for job in JOBS]
     for task in tasks[:2]:
         queue.ask(task, lambda _: None)
+    there = began[0].get(timeout=20)
     assert there.wait() == tasks[0]
     queue.ask(tasks[2], lambda _: None)
     for task in (tasks[1], tasks[2], tasks[0]):
@@ -286,15 +282,8 @@ def trainer(*taken: PublicJob, processes: int = 3) -> TrainerNode:
     board = Board()
     board.jobs |= {job.id: job for job in taken}
     job_files: Any = SimpleNamespace(program=lambda _: program(), seconds={}, starts={})
-    return TrainerNode(
-        policy=AcceptancePolicy(),
-        processes=processes,
-        job_files=job_files,
-        board=board,
-        domain=DOMAIN,
-        pace=PACE,
-        key=TRAINER,
-    )
+    known: dict[str, Any] = {"job_files": job_files, "board": board, "domain": DOMAIN, "pace": PACE, "key": TRAINER}
+    return TrainerNode(policy=AcceptancePolicy(), processes=processes, **known)
 
 
 def public(job: Any, status: JobStatus = JobStatus.ACTIVE, heads: int = 0) -> PublicJob:
@@ -351,14 +340,11 @@ def test_a_trainer_wants_no_job_whose_stake_is_over_a_limit() -> None:
 
 
 @pytest.mark.parametrize("fate", ["in time", "too long", "too much"])
-def test_a_program_trial_runs_once_in_a_disposable_process(fate: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_program_trial_runs_once_in_a_disposable_process(fate: str, tmp_path: Path, began: Any) -> None:
     """It is ended when it takes too long, and not tried again if the system ends it, for want of memory."""
-    ours, there = connected()
-    ended, found, worker = list[str](), SimpleQueue[t.Answer](), process(ours)
-    worker.end = lambda: (ended.append(fate), -9)[1]
-    monkeypatch.setattr(TaskQueue, "_start", lambda _: worker)
-    pool = WorkerPool(bench(tmp_path, trial_seconds=0 if fate == "too long" else 20))
+    pool, found = WorkerPool(bench(tmp_path, trial_seconds=0 if fate == "too long" else 20)), SimpleQueue[t.Answer]()
     pool.ask(t.Try(job=JOB), found.put)
+    there = began[0].get(timeout=20)
     if fate != "too long":
         assert there.wait() == t.Try(job=JOB)
     if fate == "in time":
@@ -370,7 +356,7 @@ def test_a_program_trial_runs_once_in_a_disposable_process(fate: str, tmp_path: 
         if fate == "too much":
             there.close()
         assert "a step in" in found.get(timeout=20).problem
-    assert ended == [fate]
+    assert began[1] == [pool._trying]
     pool.stop()
 
 
@@ -434,9 +420,8 @@ def test_a_job_that_is_only_offered_holds_up_no_trial(tmp_path: Path, monkeypatc
     statuses = (JobStatus.OFFERED, JobStatus.OFFERED, JobStatus.ACTIVE)
     board = Board()
     board.jobs |= {job.id: public(job, status) for job, status in zip(JOBS, statuses, strict=True)}
-    made = driving(
-        AuditorNode(job_files=None, board=board, domain=DOMAIN, pace=PACE, key=CHALLENGER), tmp_path, asked, told
-    )  # type: ignore[arg-type]
+    auditor = AuditorNode(job_files=None, board=board, domain=DOMAIN, pace=PACE, key=CHALLENGER)  # type: ignore[arg-type]
+    made = driving(auditor, tmp_path, asked, told)
     for number, expected in enumerate((2, 0, 1)):
         made._fetch_inputs()
         made._fetch_inputs()
@@ -480,30 +465,21 @@ def hostile(evil: Path) -> dict[str, tuple[t.Task, bytes]]:
 
 
 def test_a_malformed_worker_message_costs_only_its_own_task_a_retry(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]
+    tmp_path: Path, began: Any, cases: Callable[[], None]
 ) -> None:
     """The process is ended, nothing of it is unpickled or believed, no secret is opened, and the next may answer."""
-    began, killed = SimpleQueue[Channel](), list[TaskQueue]()
+    workers, ended = began
     opened, told, trouble, answers = list[Digest](), list[t.Steps](), SimpleQueue[str](), SimpleQueue[t.Answer]()
-
-    def start(self: TaskQueue) -> Any:
-        ours, there = connected()
-        began.put(there)
-        worker = process(ours)
-        worker.end = lambda: (killed.append(self), -9)[1]
-        return worker
 
     def unseal(_data: bytes, job_id: Digest) -> bytes:
         opened.append(job_id)
         return bytes(32)
 
-    monkeypatch.setattr(TaskQueue, "_start", start)
-    monkeypatch.setattr("tiebreak.node.workers.FIRST_PAUSE", 0.0)
     listeners = Listeners(told.append, lambda text, _: trouble.put(text))
     queue = TaskQueue(bench(tmp_path, trial_seconds=30), unseal, listeners)
     for what, (task, said) in hostile(tmp_path / "evil").items():
         queue.ask(task, answers.put)
-        first = began.get(timeout=20)
+        first = workers.get(timeout=20)
         assert first.wait() == task
         first._end.sendall(said)
         first.close()
@@ -512,7 +488,7 @@ def test_a_malformed_worker_message_costs_only_its_own_task_a_retry(
             cases()
             continue
         assert "tried again" in trouble.get(timeout=20), what
-        second = began.get(timeout=20)
+        second = workers.get(timeout=20)
         assert second.wait() == task
         assert queue.tasks == 1, what
         second.send(t.Answer(problem="done"))
@@ -521,25 +497,17 @@ def test_a_malformed_worker_message_costs_only_its_own_task_a_retry(
         cases()
     assert opened == []
     assert [steps.first_step for steps in told] == [1], "of steps told twice, the first time counts"
-    assert len(killed) >= len(hostile(tmp_path))
+    assert len(ended) >= len(hostile(tmp_path))
     assert not (tmp_path / "evil").exists(), "nothing was unpickled"
     queue.stop()
 
 
-def test_a_worker_that_stops_reading_blocks_no_other_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_stops_reading_blocks_no_other_thread(tmp_path: Path, began: Any) -> None:
     """The party drops work, asks for more and stops while a large task is stuck."""
-    began = SimpleQueue[Channel]()
-
-    def start(_: TaskQueue) -> Any:
-        ours, there = connected()
-        began.put(there)
-        return process(ours)
-
-    monkeypatch.setattr(TaskQueue, "_start", start)
     queue, moves = TaskQueue(bench(tmp_path)), (OpenChunk(chunk=bytes(512)),) * 2000
     large = t.Compute(work=e.Gather(game_id=NOTHING, sequence=0, snapshot=NOTHING, said=moves), job=JOB)
     queue.ask(large, lambda _: None)
-    there = began.get(timeout=20)
+    there = began[0].get(timeout=20)
     done = SimpleQueue[object]()
 
     def go_on() -> None:

@@ -20,15 +20,14 @@ from typing import Final, Self
 
 from tiebreak.api.certification import folders
 from tiebreak.api.certification.folders import ADAPTER, INDEX, WEIGHTS, Found, listed
-from tiebreak.engine.data.arrays import safetensors_in
+from tiebreak.engine.data.arrays import check_bools, safetensors_in
 from tiebreak.engine.data.disk import Folder, Stamp, opened, read_exactly, read_file
 from tiebreak.engine.data.elements import Element
-from tiebreak.engine.data.files import check_bools
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.protocol.commitments.certificate import Certificate
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.streaming import TensorStream
+from tiebreak.protocol.commitments.records import TensorStream
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, SignatureError, VerificationError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.strict_json import JsonObject

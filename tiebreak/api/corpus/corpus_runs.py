@@ -27,7 +27,7 @@ from tiebreak.api.machine.interpreters import make_logging, usable_device
 from tiebreak.api.signing.keys import new_key
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import builds, identity, is_host, launches
-from tiebreak.engine.arithmetic.reference import integer_arithmetic
+from tiebreak.engine.arithmetic.execute import integer_arithmetic
 from tiebreak.engine.data.tensors import canonical, from_bytes, identities, tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.encoding import decode_sparse

@@ -26,7 +26,7 @@ from tiebreak.api.training.settings import TUNING, FineTuning, Prepared, remembe
 from tiebreak.api.training.templates import ChatTemplate, Tokens, loaded, located
 from tiebreak.api.training.trainer import Step
 from tiebreak.engine.capture.task import AdamW, Clip, Task
-from tiebreak.engine.optimizers.rates import constant, cosine, linear
+from tiebreak.engine.optimizers.settings import constant, cosine, linear
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 

@@ -14,8 +14,8 @@ from tiebreak.api.machine import MACHINE, Machine
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.training.tasks import CHECK, TASK, as_state_dict, capture, state_names
 from tiebreak.engine.capture.state import MODEL, NORM, load_state
+from tiebreak.engine.capture.step_run import untouched
 from tiebreak.engine.capture.task import Task
-from tiebreak.engine.capture.user_step import untouched
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.interpreter import State
 from tiebreak.engine.run.loop import exact, steps

@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER, safetensors_in
+from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER, ArrayFile, check_bools, safetensors_in
 from tiebreak.engine.data.disk import Folder, Stamp, read_exactly, write_whole
 from tiebreak.engine.data.elements import Element
-from tiebreak.engine.data.files import ArrayFile, check_bools
 from tiebreak.engine.data.mapped import map_array
 from tiebreak.engine.data.tensors import PIECE, Spec, memory_of, tensor_bytes
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES

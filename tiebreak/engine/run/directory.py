@@ -24,6 +24,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
@@ -151,8 +152,8 @@ class RunDirectory:
     def state(self, step: int, root: Digest | None = None, *, narrow: bool = False) -> dict[str, "Tensor"]:
         """The state of a checkpoint (or of step 0), checked against `root`, or else against the root in its record.
 
-        narrow: whether f32 entries that no step changes may be in
-        bfloat16, if that holds them exactly. Raises `VerificationError`.
+        narrow: whether f32 entries that no step changes may be in bfloat16, if that holds them exactly. Raises
+        `VerificationError`.
         """
         with self.folder(STATES) as states:
             tensors = read_state(states, state_name(step), self.program, first=step == 0, narrow=narrow)
@@ -338,6 +339,46 @@ class RunDirectory:
                 continue
             return step
         return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The checkpoints that stay on disk: one in every `every`; 0: only the last.
+
+    The initial state and the newest checkpoint stay, so a run can resume. A dropped one is computed again when needed.
+    """
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise ConfigurationError(f"expected to keep every m-th checkpoint, m at least 1, got {self.every}")
+
+    @classmethod
+    def parse(cls, text: str) -> "Keep":
+        """Parses `all`, `every:M` or `last`. Raises `ConfigurationError`."""
+        found = re.fullmatch(r"all|last|every:([1-9][0-9]{0,17})", text)
+        if found is None:
+            raise ConfigurationError(f"expected all, every:M or last, got {text!r}")
+        return cls(int(found[1]) if found[1] else int(text == "all"))
+
+    def __str__(self) -> str:
+        return {0: "last", 1: "all"}.get(self.every, f"every:{self.every}")
+
+    def keeps(self, checkpoint: int) -> bool:
+        """Whether a checkpoint (numbered from 0) stays once there is a newer one."""
+        return self.every > 0 and (checkpoint + 1) % self.every == 0
+
+    def prune(self, run: RunDirectory, newest: int) -> None:
+        """Drops the states before step `newest` that need not stay. The state of `newest` must be complete."""
+        if self.every == 1:
+            return
+        for step in run.kept():
+            if 0 < step < newest and not self.keeps(run.job.checkpoint_of(step)):
+                run.drop_state(step)
+
+
+ALL = Keep(1)
 
 
 def lay_out(

@@ -28,17 +28,18 @@ workers, whoever begins in the middle of a run asks `starts_at` first. A step th
 begin again at a state that was kept.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from time import perf_counter
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import is_host
-from tiebreak.engine.arithmetic.plain.backend import Finalizer
 from tiebreak.engine.arithmetic.plan.chains import CHAINED, Member, PreparedChain
 from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.data.tensors import canonical, widened
@@ -47,7 +48,6 @@ from tiebreak.engine.run import schedule
 from tiebreak.engine.run.graphs import INTERVAL, Graphs, owned
 from tiebreak.engine.run.placement import place
 from tiebreak.engine.run.schedule import Unit, slot_name
-from tiebreak.engine.run.trace import show
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.numbers.float32 import INF, NAN_BITS
@@ -138,11 +138,16 @@ class Interpreter:
         self.planned = planned
         self.chains = self._make_chains(reuses=reuses)
         """The chains of the planned order, by position in it."""
-        self._frozen, self._looked = program.frozen, dict[str, tuple[Tensor, bool]]()
+        self._frozen, self._examined = program.frozen, dict[str, tuple[Tensor, bool]]()
         sourced = program.sources(SourceKind.STATE)
         self.unchanged = frozenset(n for n in sourced if slot_name(program.body[n]) in self._frozen)
         """The sources of the entries that no step changes."""
-        self.finalizers = self._make_finalizers()
+        done = self.unchanged.union(*(chain.code.finalized for chain in self.chains.values()))
+        self.finalizers = {
+            index: arithmetic.backend.finalize(index, program.body[index])
+            for index in dict.fromkeys(self.committed)
+            if program.body[index].dtype == DType.F32 and index not in done
+        }
         """Finalizers of committed f32 values that come from no chain, by value."""
         self._ran = (*self.chains.values(), *self.finalizers.values())
         sources = [(n, i) for n, i in enumerate(program.body) if i.opcode == Opcode.SOURCE]
@@ -204,7 +209,7 @@ class Interpreter:
                 before = self._steps_before(number)
                 one_by_one = OneByOne(machine=self, before=before, state=state, data=data, sums=sums, observe=observe)
                 if self._traces:
-                    show(number, one_by_one, self.program, self.arithmetic)
+                    _trace(number, one_by_one, self.program, self.arithmetic)
                 new, finite = one_by_one.run(), one_by_one.finite
                 bits = loss_bits(one_by_one.values[len(body) - 1])
             else:
@@ -214,20 +219,17 @@ class Interpreter:
                     new = self._launch(state, data, self._steps_before(number), sums, donated=donate)
                 finite, bits = backend.look(self._ran)
             for name, index in zip(new, self.committed, strict=True):
-                is_finite = self._stays_finite(name, new[name]) if name in self._frozen else finite.get(index, True)
+                is_finite = finite.get(index, True)
+                if name in self._frozen:  # no step changes it, so each tensor is examined once
+                    known, is_finite = self._examined.get(name, (None, True))
+                    if known is not new[name] and new[name].dtype in (torch.float32, torch.bfloat16):
+                        is_finite = backend.is_finite(widened(new[name]))
+                        self._examined[name] = new[name], is_finite
                 if check_finite and not is_finite:
                     raise NotFiniteError(number, name)
                 if name in self._frozen and not is_finite:
                     new[name] = canonical(widened(new[name]))
         return StepResult(new, _unsigned(bits))
-
-    def _stays_finite(self, name: str, tensor: Tensor) -> bool:
-        """Whether an entry that no step changes is finite, which is looked at once for each tensor."""
-        known, found = self._looked.get(name, (None, True))
-        if known is not tensor and tensor.dtype in (torch.float32, torch.bfloat16):
-            found = self.arithmetic.backend.is_finite(widened(tensor))
-            self._looked[name] = tensor, found
-        return found
 
     def _steps_before(self, number: int) -> Tensor:
         return torch.full((), number - 1, dtype=torch.int64, device=self.arithmetic.device)
@@ -243,15 +245,18 @@ class Interpreter:
         backend.begin_step()
         executor = self._executor(before, state, data, sums, donated=donated)
         if self._traces:
-            show(int(before) + 1, executor, self.program, self.arithmetic)
+            _trace(int(before) + 1, executor, self.program, self.arithmetic)
         new = executor.run()
         backend.end_step(executor.values[len(self.program.body) - 1])
         return new
 
     def _executor(self, before: Tensor, state: State, data: State, sums: Sums | None, *, donated: bool) -> "Planned":
         """Executes a step without an observer."""
-        given = self._given(state, data) if donated and self.arithmetic.chains is not None else frozenset[int]()
-        given |= self._reused
+        given = self._reused
+        if donated and self.arithmetic.chains is not None:
+            # Sources of state entries that share their memory with no other tensor.
+            own = owned(state, data)
+            given |= {n for n in self._entries if slot_name(self.program.body[n]) in own}
         return Planned(machine=self, before=before, state=state, data=data, sums=sums, given=given)
 
     def check_job(self, job: Job) -> None:
@@ -291,21 +296,6 @@ class Interpreter:
                 made[position] = self.arithmetic.chains.make(members)
         return made
 
-    def _make_finalizers(self) -> dict[int, Finalizer | PreparedChain]:
-        made = dict[int, Finalizer | PreparedChain]()
-        from_chains = {n for chain in self.chains.values() for n in chain.code.finalized}
-        for index in self.committed:
-            i = self.program.body[index]
-            if i.dtype != DType.F32 or index in from_chains or index in made or index in self.unchanged:
-                continue
-            made[index] = self.arithmetic.backend.finalize(index, i)
-        return made
-
-    def _given(self, state: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> frozenset[int]:
-        """The sources of state entries that share their memory with no other tensor."""
-        own = owned(state, data)
-        return frozenset(n for n in self._entries if slot_name(self.program.body[n]) in own)
-
 
 @dataclass(kw_only=True, eq=False)
 class Planned:
@@ -344,7 +334,10 @@ class Planned:
                 for dead in dying:
                     del self.values[dead]
         else:
-            self.put(unit, chain.run(self._widened(unit.members) if self.narrow else self.values, self.given))
+            values: Mapping[int, Tensor] = self.values
+            if self.narrow and (read := {a.value for n in unit.members for a in self.body[n].operands} & self.narrow):
+                values = {**values, **{n: self._wide(values[n]) for n in read}}
+            self.put(unit, chain.run(values, self.given))
 
     def put(self, unit: Unit, results: Mapping[int, Tensor]) -> None:
         """Takes the results of a unit that was executed as a whole."""
@@ -362,11 +355,6 @@ class Planned:
         if tensor.dtype != torch.bfloat16:
             return tensor
         return self.machine.arithmetic.backend.empty(tensor.shape, torch.float32).copy_(tensor)
-
-    def _widened(self, members: Sequence[int]) -> Mapping[int, Tensor]:
-        """The values, with those as f32 that are held in bfloat16 and that a chain of these members reads."""
-        read = {operand.value for index in members for operand in self.body[index].operands} & self.narrow
-        return {**self.values, **{n: self._wide(self.values[n]) for n in read}} if read else self.values
 
     def value(self, index: int) -> Tensor:
         """The value of instruction `index`, from operands that are already computed."""
@@ -450,3 +438,27 @@ class OneByOne(Planned):
 
 def _is_constant(instruction: Instruction) -> bool:
     return instruction.opcode == Opcode.SOURCE and instruction.function == SourceKind.CONST
+
+
+def _trace(step: int, executor: Any, program: Program, arithmetic: Arithmetic) -> None:
+    """Makes an executor of a step (`Planned`) write a line to stderr for each unit that it has executed.
+
+    With TIEBREAK_TRACE=1, for whoever looks for the place where two runs part: the step, the unit's instructions by
+    index and by name, the shape of the last result, the back-end, the time in ms until it returned (a GPU may still be
+    at work), and the place in the model.
+    """
+    execute = executor.execute
+
+    def shown(unit: Unit, chain: Any) -> None:
+        started = perf_counter()
+        execute(unit, chain)
+        took = 1e3 * (perf_counter() - started)
+        members = [program.body[n] for n in unit.members]
+        last, backend = members[-1], arithmetic.backend
+        by = "given" if last.opcode == Opcode.SOURCE else "torch" if id(last) in backend.left else backend.name
+        indices = str(unit.members[0]) if len(members) == 1 else f"{unit.members[0]} to {unit.members[-1]}"
+        names = [f"{i.opcode.name}.{getattr(i.function, 'name', '')}".rstrip(".").lower() for i in members]
+        what = f"{last.dtype.name} {' x '.join(map(str, last.shape)) or 'scalar'}, {by}, {last.origin or '-'}"
+        sys.stderr.write(f"step {step}, {indices}: {' '.join(names)}, {what}, {took:.3f} ms\n")
+
+    executor.execute = shown

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.run.commit import Commit, Committer
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import ALL, Keep, RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.logs import NO_LOGS, Logs, check_logs
 from tiebreak.engine.run.loop import steps
-from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.tags import Digest
 

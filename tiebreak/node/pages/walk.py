@@ -7,6 +7,7 @@ looked at. All of it is computed from moves, which the rules have accepted; name
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from math import prod
 from types import MappingProxyType
 from typing import Final
 
@@ -335,18 +336,12 @@ def _terms(
                             "decimal": words.decimal(dtype, raw)})  # fmt: skip
         result = ""
         if is_reduce and len(taken) > 1 and all(types[k] == DType.F32 for k, _, _ in taken):
-            result = _product([bits for _, _, bits in taken])
+            result = "not a number"
+            if all(float32.is_finite(bits) for _, _, bits in taken):
+                exact = (
+                    mantissa * Fraction(2) ** power for mantissa, power in (float32.decode(b) for _, _, b in taken)
+                )
+                result = words.rational(prod(exact, start=Fraction(1)))
         label = f"term {first + number:,}" if is_reduce else "reads"
         terms.append({"label": label, "factors": factors, "result": result})
     return terms
-
-
-def _product(factors: Sequence[int]) -> str:
-    """The exact product of FP32 numbers, to nine digits."""
-    product = Fraction(1)
-    for bits in factors:
-        if not float32.is_finite(bits):
-            return "not a number"
-        number, exponent = float32.decode(bits)
-        product *= Fraction(number) * Fraction(2) ** exponent
-    return words.rational(product)
