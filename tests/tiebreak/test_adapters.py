@@ -39,9 +39,8 @@ def llama(tied: bool = False) -> LlamaForCausalLM:
 
 
 def lora(**more: Any) -> LoraConfig:
-    return LoraConfig(
-        **{"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False} | more
-    )
+    given = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+    return LoraConfig(**given | more)
 
 
 def key_of(entries: dict[str, str], entry: str) -> str:
@@ -67,9 +66,8 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_adapter_names_match_the_file_that_peft_writes(tmp_path: Path, kind: str, tied: bool) -> None:
     llama(tied).save_pretrained(tmp_path / "base")
-    model = get_peft_model(
-        LlamaForCausalLM.from_pretrained(tmp_path / "base"), lora(task_type="CAUSAL_LM", **KINDS[kind])
-    )
+    base = LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    model = get_peft_model(base, lora(task_type="CAUSAL_LM", **KINDS[kind]))
     model.save_pretrained(tmp_path / "adapter")
     written, state = load_file(tmp_path / "adapter" / "adapter_model.safetensors"), model.state_dict()
     named = {name: key for key, name in adapter_names(model).items()}
@@ -83,12 +81,12 @@ def test_adapter_names_match_the_file_that_peft_writes(tmp_path: Path, kind: str
     assert weights.root(len(ids), {name: ids[entries[key]] for name, key in named.items()}) == state_tree(ids).root
     assert len(weights.suffixes) <= 4
     assert not weights.names, "rules say all"
-    base = load_file(tmp_path / "base" / "model.safetensors")
+    plain = load_file(tmp_path / "base" / "model.safetensors")
     names, own = base_names(entries), weights.entries({name: ids[entries[key]] for name, key in named.items()})
-    assert names.keys() >= base.keys()
-    assert all(names[name] in own or torch.equal(base[name], state[key_of(entries, names[name])]) for name in base)
+    assert names.keys() >= plain.keys()
+    assert all(names[name] in own or torch.equal(plain[name], state[key_of(entries, names[name])]) for name in plain)
     under = Weights.of(state_tree(ids), sorted(ids), names, "model.base_model.model.", own)
-    assert under.root(len(ids), {name: ids[names[name]] for name in base}, own) == state_tree(ids).root
+    assert under.root(len(ids), {name: ids[names[name]] for name in plain}, own) == state_tree(ids).root
 
 
 def test_adapter_names_match_the_file_that_transformers_writes(tmp_path: Path) -> None:

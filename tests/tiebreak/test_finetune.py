@@ -230,10 +230,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"messages": [{"content": "x"}]}, "message 1: expected an object with role"),
     ({"text": 1}, "text: expected text"),
     ({"prompt": "q", "chosen": "a", "rejected": "b"}, "got chosen, prompt, rejected"),
-    (
-        {"messages": [USER], "conversations": [USER]},
-        "expected one of messages, conversations, .* got conversations, messages",
-    ),
+    ({"messages": [USER], "conversations": [USER]}, "one of messages, conversations, .* got conversations, messages"),
     ({"messages": [{"role": "user"}, REPLY]}, "message 1: expected content"),
     ({"messages": [USER, {"role": "gpt", "content": "a"}]}, "message 2: expected a role of system, .*got 'gpt'"),
     ({"conversations": [{"from": "bing", "value": "a"}]}, "got 'bing'"),

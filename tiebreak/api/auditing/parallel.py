@@ -215,9 +215,8 @@ class _Audit:
         self._unsaved: list[TaskOutcome] = []
         self._suspects: dict[int, TaskOutcome] = {}
         """Tasks in which a segment disagrees, until it is computed again."""
-        self._end = min(
-            (number for number, outcome in self._done.items() if self._disagrees(outcome)), default=len(tasks)
-        )
+        disagreeing = [number for number, outcome in self._done.items() if self._disagrees(outcome)]
+        self._end = min(disagreeing, default=len(tasks))
         """No task after this one counts."""
         left = [task for task in tasks if task.number not in self._done]
         self._waiting = sorted(left, key=lambda task: -task.steps)

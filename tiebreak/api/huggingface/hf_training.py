@@ -44,9 +44,8 @@ def train(
     Raises `ConfigurationError`, with every reason, if the trainer asks for what a run could not follow.
     """
     check_trainer(trainer)
-    _check_start(
-        trainer, trainer.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-    )
+    start = trainer.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+    _check_start(trainer, start)
     if trial is not None:
         raise ConfigurationError("expected no trial of a search, got one: make a trainer and a folder for each trial")
     with _noting_reads(trainer.args) as read:

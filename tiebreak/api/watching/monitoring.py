@@ -119,9 +119,8 @@ class RunMonitor:
         """The paper's three rules and ours, as they stand now. now: seconds since 1970."""
         life, over, job = self._lives[-1] if self._lives else [], self.is_over, self.run.job
         working = [sample for life in self._lives for sample in life[1:]]
-        lines = (
-            f"{sum(map(len, self._lives))} samples in order, of this job" if self._lives else "no samples are told here"
-        )
+        count = sum(map(len, self._lives))
+        lines = f"{count} samples in order, of this job" if self._lives else "no samples are told here"
         signed = f"{self._bound} losses are those that the trainer signed"
         return (
             alarms.losses_rule(len(self._losses), max(self._losses, default=0), job.steps, is_over=over),
