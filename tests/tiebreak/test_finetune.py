@@ -179,7 +179,7 @@ def test_only_tokens_marked_by_the_chat_template_are_learnt(here: Path) -> None:
     (here / "chat.jsonl").write_text('{"text": "All of them."}\n\n' * 20)
     text = windows(settings, read(settings.data))
     assert torch.equal(text.ids, text.labels)
-    assert own.decode(text.ids[:2].flatten()).startswith("All of them.<eos>All")
+    assert own.decode(text.ids[:4].flatten()).startswith("All of them.<eos>All")
 
 
 @pytest.mark.parametrize(
