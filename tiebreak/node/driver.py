@@ -154,8 +154,8 @@ class Driver(PostingDriver):
             match event:
                 case e.Mined(place=place):
                     self.notes.info("mined", log.place(place))
-                case e.Refused(place=place, error=error):
-                    self.notes.info("refused", f"{log.place(place)}: {error or 'the balance does not cover it'}")
+                case e.Refused(place=place, error=reason):
+                    self.notes.info("refused", f"{log.place(place)}: {reason or 'the balance does not cover it'}")
             self.tell(event)
 
     def _look_after(self) -> None:
