@@ -30,7 +30,7 @@ _CHUNK: Final = 1 << 20
 
 
 class _Tail:
-    """The whole lines that a file gained since the last look, with their numbers. Overlong ones are cut."""
+    """Reads the complete lines that a file has gained since the last call, with their numbers; cuts overlong ones."""
 
     def __init__(self, run: RunDirectory, name: str, most: int, longest: int) -> None:
         self._run, self.name, self._most, self._longest = run, name, most, longest
@@ -62,7 +62,7 @@ class _Tail:
 
 
 class RunMonitor:
-    """One reader of a run. `look` reads new lines; `rules` gives the standing of each rule."""
+    """Monitors one run directory. `look` reads new lines; `rules` evaluates each rule."""
 
     def __init__(self, run: RunDirectory, *, step_seconds: float | None = None, states: bool = False) -> None:
         """step_seconds: the time of a step on the machine that was agreed on. states: read kept states, too."""
@@ -82,11 +82,11 @@ class RunMonitor:
         self._signed: dict[int, int] = {}
         """Bits of signed losses, by step, whose lines have not come yet."""
         self._bound = 0
-        """The number of losses that were compared with signed ones."""
+        """The number of losses that were compared with the trainer's signed ones."""
         self._before = 0
         """The step of the line of metrics before."""
         self._bad_loss = self._bad_sample = ""
-        """The trouble with a line that a killed process may have left, as the next line will tell."""
+        """The problem of the last line, held back: a killed process may have left it, if the next line resumes."""
 
     @property
     def is_over(self) -> bool:
