@@ -80,20 +80,6 @@ def hostile(evil: Path, name: str) -> Iterator[tuple[str, bytes]]:
     yield "two answers", whole + whole
 
 
-@pytest.mark.parametrize("record", [*SAID, ORDER, replace(ORDER, task=replace(TASK, permute=5))])
-def test_records_round_trip_over_a_channel(record: Record) -> None:
-    types = ANSWERS if isinstance(record, ANSWERS) else ORDERS
-    ours, theirs = socketpair()
-    channel, other = (Channel(end, sends=types, takes=types) for end in (ours, theirs))
-    channel.send(record)
-    came = other.wait()
-    assert came == record
-    channel.close()
-    with pytest.raises(EOFError):
-        other.wait()
-    other.close()
-
-
 @given(st.binary(max_size=200), st.sampled_from(SAID), st.data())
 def test_no_bytes_raise_anything_but_an_encoding_error(noise: bytes, record: Record, data: st.DataObject) -> None:
     """Noise, noise in a frame, and a record with some bytes changed."""

@@ -109,7 +109,7 @@ def test_finetune_applies_its_settings_and_the_card_loads_the_adapter(
     (here / "held.jsonl").write_text(json.dumps({"messages": SAID}) + "\n" + json.dumps({"text": QUESTION}) + "\n")
     given = ["finetune", "--model", here / "model", "--data", here / "chat.jsonl", "--length", 16, "--threads", 1]
     options = ["--lora", 2, "--alpha", 8, "--targets", "q_proj,v_proj", "--dropout", 0.25, "--dtype", "float32",
-               "--epochs", 0.5, "--batch", 4, "--schedule", "linear", "--warmup", 3, "--rate", "1e-2"]  # fmt: skip
+               "--epochs", 0.5, "--batch", 4, "--schedule", "linear", "--warmup", 1, "--rate", "1e-2"]  # fmt: skip
     plain = command.tell(*given, *options, "-o", here / "plain")
     measured = ["--evaluation", here / "held.jsonl", "--merge", here / "merged"]
     found = command.tell(*given, *options, *measured, "-o", here / "out", "--key", here / "plain" / "key.pem")
@@ -125,8 +125,8 @@ def test_finetune_applies_its_settings_and_the_card_loads_the_adapter(
     assert [configuration[name] for name in ("r", "lora_alpha", "lora_dropout")] == [2, 8, 0.25]
     assert sorted(configuration["target_modules"]) == ["q_proj", "v_proj"]
     rates = run._run.data()["learning_rate"]
-    assert rates.argmax() == 3
-    assert rates[-1].item() == pytest.approx(1e-3)
+    assert rates.argmax() == 1
+    assert rates[-1].item() == pytest.approx(5e-3)
     held = windows(settings, read(here / "held.jsonl"))
     base = LlamaForCausalLM.from_pretrained(here / "model", dtype=torch.float32)
     model = PeftModel.from_pretrained(base, here / "out" / "adapter")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
-from tiebreak.api.builtin import digits, text
+from tiebreak.api.builtin import text
 from tiebreak.api.builtin.loader import load_task
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
 from tiebreak.protocol.errors import ConfigurationError
@@ -29,17 +29,6 @@ def linear_task(**changes: object) -> Task:
         "batch": Batch(size=2, examples=Rows(names=("x", "y"))), "steps": 4, "checkpoint_interval": 2,
     }  # fmt: skip
     return Task(**(base | changes))  # type: ignore[arg-type]
-
-
-def test_digits_data_is_exact_and_split() -> None:
-    images, labels = digits.load()
-    assert images.shape == (1797, 1, 8, 8)
-    assert bool((images * 16 == (images * 16).round()).all())
-    assert sorted(set(labels.tolist())) == list(range(10))
-    made = digits.task()
-    assert made.data["images"].shape[0] == made.examples == 1797 - digits.TEST_IMAGES
-    assert made.steps >= 60
-    assert made.batch.size == 32
 
 
 def test_text_windows_are_consecutive_bytes() -> None:

@@ -165,7 +165,7 @@ def _is_foreign(callback: Any) -> bool:
 
 
 class _Keeper(TrainerCallback):
-    """The last callback: gives the model the run's weights before it is evaluated or saved; ends runs at checkpoints only."""
+    """The last callback: gives the model the run's weights before evaluations and saves; ends runs at checkpoints."""
 
     def __init__(self, driven: _Driven) -> None:
         self._driven, self._stopping = driven, False
