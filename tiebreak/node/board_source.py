@@ -163,8 +163,9 @@ class ChainSource:
         """
         problem: NodeError | None = None
         self._node.begin()
-        unsent = (partial(self._send, wanted) for wanted in list(self._unsent.values()))
-        for part in (self._follow, *unsent, self._look):
+        unsent = [partial(self._send, wanted) for wanted in self._unsent.values()]
+        parts: list[Callable[[], None]] = [self._follow, *unsent, self._look]
+        for part in parts:
             try:
                 part()
             except NodeError as error:
