@@ -33,8 +33,7 @@ from tiebreak.node.light_client import LINKED, LightClient
 from tiebreak.node.retrying_node import RetryingNode
 from tiebreak.protocol.chain import Chain, ChainError, InsufficientFunds, NodeError, Reverted
 from tiebreak.protocol.chain.board_state import FollowedBoard, Seen, head_in
-from tiebreak.protocol.chain.calls import Call
-from tiebreak.protocol.chain.contract_calls import call_of
+from tiebreak.protocol.chain.calls import Call, call_of
 from tiebreak.protocol.chain.gas import gas_limit
 from tiebreak.protocol.chain.node import Node, Tip
 from tiebreak.protocol.chain.outbox import Fate, Outbox, Sent
@@ -164,7 +163,7 @@ class ChainSource:
         problem: NodeError | None = None
         self._node.begin()
         unsent = [partial(self._send, wanted) for wanted in self._unsent.values()]
-        parts: list[Callable[[], None]] = [self._follow, *unsent, self._look]
+        parts: list[Callable[[], object]] = [self._follow, *unsent, self._look]
         for part in parts:
             try:
                 part()

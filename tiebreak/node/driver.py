@@ -151,11 +151,11 @@ class Driver(PostingDriver):
             self.notes.info("board", "answers again")
         self.view.is_away = False
         for event in events:
-            if isinstance(event, e.Mined):
-                self.notes.info("mined", log.place(event.place))
-            elif isinstance(event, e.Refused):
-                reason = event.error or "the balance does not cover it"
-                self.notes.info("refused", f"{log.place(event.place)}: {reason}")
+            match event:
+                case e.Mined(place=place):
+                    self.notes.info("mined", log.place(place))
+                case e.Refused(place=place, error=reason):
+                    self.notes.info("refused", f"{log.place(place)}: {reason or 'the balance does not cover it'}")
             self.tell(event)
 
     def _look_after(self) -> None:

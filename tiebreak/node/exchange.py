@@ -8,7 +8,7 @@ from threading import Timer
 from typing import Final
 
 from tiebreak.api.agreement.offers import complete
-from tiebreak.api.agreement.readers import opened_by
+from tiebreak.api.agreement.sealing import opened_by
 from tiebreak.engine.run.directory import JOB, RunDirectory
 from tiebreak.node.hub_client import HubClient, VerifiedPost
 from tiebreak.node.hub_connection import HubClientStopped

@@ -27,8 +27,7 @@ from math import prod
 from pathlib import Path
 from typing import Final, Protocol
 
-from tiebreak.api.agreement.readers import MAX_SEAL_BYTES, SEAL, Unseal, readers_of
-from tiebreak.api.agreement.sealing import SUFFIX, Sealed, sealed_bytes
+from tiebreak.api.agreement.sealing import MAX_SEAL_BYTES, SEAL, SUFFIX, Sealed, Unseal, readers_of, sealed_bytes
 from tiebreak.engine.data import data_identities
 from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER
 from tiebreak.engine.data.disk import Folder, write_whole

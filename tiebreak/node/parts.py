@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiebreak.api.agreement.readers import SEAL
+from tiebreak.api.agreement.sealing import SEAL
 from tiebreak.engine.logged.files import log_path
 from tiebreak.engine.run import directory
 from tiebreak.engine.run.directory import RunDirectory

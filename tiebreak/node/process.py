@@ -9,7 +9,7 @@ from socket import socket
 from threading import Event as Flag
 from typing import Any, Final
 
-from tiebreak.api.agreement.readers import opened_by
+from tiebreak.api.agreement.sealing import opened_by
 from tiebreak.node import parties
 from tiebreak.node.board_source import AnyBoardSource, ChainSource, HubSource
 from tiebreak.node.driver import Driver

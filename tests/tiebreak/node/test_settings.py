@@ -170,7 +170,7 @@ DEVIATIONS = {
     ("tiebreak/api/agreement/offers.py", "step_seconds"): "what a trial step took, as parties judge terms",
     ("tiebreak/cli/agree.py", "step_seconds"): "the measured seconds, printed",
     ("tests/tiebreak/node/village.py", "confirmations"): "hands on what a test names here",
-    ("tiebreak/cli/devnet.py", "block_seconds"): "a chain's, not a party's setting",
+    ("tiebreak/cli/chain.py", "block_seconds"): "a chain's, not a party's setting",
     ("tiebreak/node/parties.py", "step_seconds"): "what a trial step took, but no less than the setting",
 }
 """Where parties have other settings than `init` gives them, and why."""

@@ -16,8 +16,7 @@ from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Side
-from tiebreak.protocol.program.rounding import Direction, Rounding
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Direction, Rounding, StepLog
 
 OPEN = ["code 3 in a log", "logs withheld", "other logs than committed"]
 
