@@ -233,11 +233,8 @@ class Fetcher:
         """The state after a step, if a record that a head commits to has its root."""
         record = next((record for record in self._records if record.step == step), None)
         if record is not None:
-            name, check = (
-                f"{directory.STATES}/{directory.state_name(step)}",
-                partial(self._check_state, record.state_root),
-            )
-            self._want(name, self._state_bytes(), check, large=True)
+            check = partial(self._check_state, record.state_root)
+            self._want(f"{directory.STATES}/{directory.state_name(step)}", self._state_bytes(), check, large=True)
 
     # ------------------------------------------------------------ one file
 
