@@ -32,7 +32,7 @@ from tiebreak.protocol.parties.turns import Turns
 GATHER_SECONDS: Final = 0.01
 """The least time between the starts of two batches of posts: each costs a sync of the disk."""
 TROUBLE_SECONDS: Final = 1.0
-"""The time between two looks at a database that was away, if no post comes meanwhile."""
+"""The pause between two attempts to write to a database that failed, if no post comes meanwhile."""
 _LOG: Final = logging.getLogger(__name__)
 T = TypeVar("T")
 

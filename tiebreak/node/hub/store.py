@@ -30,7 +30,7 @@ _LOCK: Final = 0x7469656272656B
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 """The SQLSTATE of a wait for a lock that was too long."""
 WRITE_SECONDS: Final = 20.0
-"""The most time that PostgreSQL has for a batch; then the connection is cut, since no error comes from a silent one."""
+"""Seconds that PostgreSQL has for a batch. Then the connection is cut, since a lost server raises no error itself."""
 _NETWORK: Final = {
     "connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "tcp_user_timeout": 20_000,
 }  # fmt: skip
