@@ -288,11 +288,9 @@ class ChainSource:
 
         Raises `NodeError` for logs that cannot be of one chain.
         """
-        logs = sorted(
-            self.light_client.logs(first, last), key=lambda log: (int(log["blockNumber"]), int(log["logIndex"]))
-        )
+        found_logs = self.light_client.logs(first, last)
         numbered: dict[int, list[Mapping[str, Any]]] = {}
-        for log in logs:
+        for log in sorted(found_logs, key=lambda log: (int(log["blockNumber"]), int(log["logIndex"]))):
             numbered.setdefault(int(log["blockNumber"]), []).append(log)
         read: dict[_Block, list[_Shown]] = {}
         known = self._recent(first)

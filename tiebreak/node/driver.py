@@ -289,9 +289,8 @@ class Driver(PostingDriver):
         if isinstance(machine, parties.TrainerNode):
             clients = machine.policy.clients
             return job.trainer == machine.address and (not clients or job.client in clients)
-        return machine.follows(job) and (
-            isinstance(machine, parties.ClientNode) or isinstance(self.board_source, HubSource)
-        )
+        learns_by_posts = isinstance(machine, parties.ClientNode) or isinstance(self.board_source, HubSource)
+        return learns_by_posts and machine.follows(job)
 
     def _offered(self, offer: e.JobOffered) -> None:
         """Let a trainer answer an offer, once it has the files to judge it by."""

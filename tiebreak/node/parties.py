@@ -207,10 +207,8 @@ class AuditorNode(_Chosen, auditor.AuditorParty):
 
     def names(self, job: Job) -> bool:
         found = self.board.jobs.get(job.id)
-        sits = found is not None and any(
-            self.board.seat_owner(found, seat) == self.address for seat in range(job.seats)
-        )
-        return sits or super().names(job)
+        owners = [] if found is None else [self.board.seat_owner(found, seat) for seat in range(job.seats)]
+        return self.address in owners or super().names(job)
 
     def taken(self) -> list[Job]:
         own = [game for game in self.board.games.values() if game.challenger == self.address and not game.is_stopped]

@@ -175,10 +175,8 @@ def end_of(export: list[posts.ReceivedPost]) -> posts.Complete:
         posts.Received(content=posts.SignedPost.decode(entry.wire).post.content, place=entry.place, at=entry.at)
         for entry in export
     ]
-    job_id, at = (
-        (posts.SignedPost.decode(export[0].wire).post.job_id, export[-1].at) if export else (TRUTH.job.id, START)
-    )
-    digest = posts.Complete.hash_of(received)
+    job_id = posts.SignedPost.decode(export[0].wire).post.job_id if export else TRUTH.job.id
+    digest, at = posts.Complete.hash_of(received), export[-1].at if export else START
     made = posts.Complete(job_id=job_id, posts=digest, at=at, signature=bytes(SIGNATURE_BYTES))
     return replace(made, signature=HUB.sign(made.digest(OFF_CHAIN)))
 

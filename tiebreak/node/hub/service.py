@@ -228,9 +228,8 @@ class Hub:
             start, answers = loop.time(), list[PostResult]()
             try:
                 if not self._ended:
-                    answers = await loop.run_in_executor(
-                        self._writing, self.post_writer.take, [one.arrival for one in batch]
-                    )
+                    arrivals = [one.arrival for one in batch]
+                    answers = await loop.run_in_executor(self._writing, self.post_writer.take, arrivals)
             except Exception as error:
                 # A bug of ours, or a database that somebody else wrote. Nobody is told that a post was taken.
                 self._ended = f"expected a post writer that takes posts, got one that ended: {error}"[:500]

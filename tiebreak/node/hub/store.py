@@ -329,9 +329,8 @@ class Writer:
         self._connection.execute(_jobs.insert().values(job_id=job_id, client=client, place=place, job=job))
 
     def add_game(self, game_id: bytes, job_id: bytes, challenger: bytes, place: int) -> None:
-        self._connection.execute(
-            _games.insert().values(game_id=game_id, job_id=job_id, challenger=challenger, place=place)
-        )
+        values = {"game_id": game_id, "job_id": job_id, "challenger": challenger, "place": place}
+        self._connection.execute(_games.insert(), values)
 
     def name(self, files: Sequence[tuple[bytes, int]], owner: bytes) -> None:
         """Note which blobs a library names, by root and size."""
