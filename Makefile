@@ -106,6 +106,7 @@ model-quick: ## The same without the properties whose bounds are large
 
 nightly: setup mutants model hardest models arm big-endian torches ## What is too slow for each change and rarely tells anything (docs/verification.md)
 	$(BIN)/python -m pytest -n $(SLOW_WORKERS) --dist worksteal -m nightly
+	.ci/core --all
 	FOUNDRY_PROFILE=nightly $(MAKE) -C contracts setup test symbolic
 	$(BIN)/mypy --python-version 3.13
 

@@ -24,8 +24,7 @@ from triton.compiler import ASTSource
 from benchmarks.real_models import make_real_task
 from benchmarks.table import placed, publish, rows_of
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.gpu import chains, hashing, integers, operands, scatter, sums
-from tiebreak.engine.arithmetic.gpu import random as draws
+from tiebreak.engine.arithmetic.gpu import chains, hashing, indices, integers, operands, sums
 from tiebreak.engine.arithmetic.gpu.kernels import chains as chain_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import hashing as hash_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import integers as integer_kernels
@@ -83,15 +82,15 @@ _SCATTERED: Final = "*fp32" + 9 * " *i64" + 4 * " i32"
 OTHERS: Final[dict[str, tuple[Any, dict[str, Any], str]]] = {
     "hash_chunks": (hash_kernels.hash_chunks, hashing.OPTIONS, "*i32 *i32 *i64 *i64 *i64 *i64 i32 i32"),
     "hash_nodes": (hash_kernels.hash_nodes, hashing.OPTIONS, "*i32 *i32 *i64 *i64 *i32 i32 i32"),
-    "add_terms": (scatter_kernels.add_terms, scatter.OPTIONS, f"{_SCATTERED} *fp64 *fp64"),
+    "add_terms": (scatter_kernels.add_terms, indices.OPTIONS, f"{_SCATTERED} *fp64 *fp64"),
     "decide_sums": (
         scatter_kernels.decide_sums,
-        scatter.OPTIONS,
+        indices.OPTIONS,
         "*fp64 *fp64 *fp32 *i64 *i64 *i32 *i64 *i64 i32 i32 fp32",
     ),
-    "add_open": (scatter_kernels.add_open, scatter.OPTIONS, f"{_SCATTERED} *i64 *i64 *i64 i32 i32"),
+    "add_open": (scatter_kernels.add_open, indices.OPTIONS, f"{_SCATTERED} *i64 *i64 *i64 i32 i32"),
     "copy_lanes": (product_kernels.copy_lanes, operands.OPTIONS, "*fp32 *fp32" + 5 * " i32"),
-    "permute": (draw_kernels.permute, draws.OPTIONS, "*i64 *i64 *i64 *i64 i32 i64 i32 i32"),
+    "permute": (draw_kernels.permute, indices.OPTIONS, "*i64 *i64 *i64 *i64 i32 i64 i32 i32"),
 }
 """Kernels of other things than sums, their options, and the types of their arguments in order."""
 CHAINS: Final = {
@@ -304,7 +303,9 @@ def _softmax() -> chains.KernelCode:
 
 
 def _pointers(code: chains.KernelCode) -> tuple[str, ...]:
-    return tuple(POINTERS[dtype] for dtype in code.dtypes)
+    """The types of a chain's pointers: results first."""
+    made = (store.member.instruction.dtype for store in code.code.stores)
+    return tuple(POINTERS[dtype] for dtype in (*made, *(code.code.inputs[index][0] for index, _ in code.reads)))
 
 
 def _chain_constants(target: GPUTarget, code: chains.KernelCode, precision: int, **changed: Any) -> dict[str, Any]:

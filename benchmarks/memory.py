@@ -39,8 +39,7 @@ from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import capture_bundle, load_bundle
 from tiebreak.api.training.runs import agree_on
 from tiebreak.api.training.tasks import capture
-from tiebreak.engine.capture.agreement import Terms
-from tiebreak.engine.capture.captured import Captured
+from tiebreak.engine.capture.captured import Captured, Terms
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 

@@ -4,15 +4,8 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    ResNetConfig,
-    ResNetForImageClassification,
-)
 
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
 
@@ -60,24 +53,24 @@ def classify(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
 
 
 def _gpt2(**sizes: int) -> nn.Module:
-    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, bos_token_id=0, eos_token_id=0))
 
 
 def _llama() -> nn.Module:
-    return LlamaForCausalLM(
-        LlamaConfig(
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
             vocab_size=32000, hidden_size=512, intermediate_size=1408, num_hidden_layers=8, num_attention_heads=8,
             num_key_value_heads=4, max_position_embeddings=256, attention_dropout=0.1, bos_token_id=0, eos_token_id=0,
         )
     )  # fmt: skip
 
 
-def _with_lora(config: LlamaConfig, rank: int, *, everywhere: bool = False) -> nn.Module:
+def _with_lora(config: transformers.LlamaConfig, rank: int, *, everywhere: bool = False) -> nn.Module:
     """A Llama in bfloat16; only LoRA of its queries and values is trained, which is the default of PEFT.
 
     everywhere: of all linear layers but the head.
     """
-    model = LlamaForCausalLM(config).bfloat16().requires_grad_(requires_grad=False)
+    model = transformers.LlamaForCausalLM(config).bfloat16().requires_grad_(requires_grad=False)
     for part in [part for layer in model.model.layers for part in (layer.self_attn, layer.mlp)]:
         for name in [n for n, m in part.named_children() if isinstance(m, nn.Linear)]:
             if everywhere or name in ("q_proj", "v_proj"):
@@ -85,9 +78,9 @@ def _with_lora(config: LlamaConfig, rank: int, *, everywhere: bool = False) -> n
     return model
 
 
-def _llama_1b(length: int) -> LlamaConfig:
+def _llama_1b(length: int) -> transformers.LlamaConfig:
     """The sizes of Llama 3.2 1B: 1.24 billion parameters."""
-    return LlamaConfig(
+    return transformers.LlamaConfig(
         vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32,
         num_key_value_heads=8, max_position_embeddings=length, tie_word_embeddings=True, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
@@ -145,20 +138,20 @@ def make_real_task(
             case "llama-60m":
                 return _text(name, _llama(), 32000, 8 * size, 64, steps)
             case "resnet-50":
-                model = ResNetForImageClassification(ResNetConfig(num_labels=10))
+                model = transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=10))
                 return _images(name, model, 16 * size, pixels, steps)
             case "gpt2-small" | "gpt2-small-bf16":
                 model = _gpt2(vocab_size=97, n_positions=16, n_embd=16, n_layer=layers, n_head=2)
                 return _text(name, model, 97, 2, 8, steps, mixed=name.endswith("bf16"))
             case "llama-small-lora" | "llama-small-lora-all":
-                llama = LlamaConfig(
+                llama = transformers.LlamaConfig(
                     vocab_size=97, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                     num_key_value_heads=1, max_position_embeddings=16, bos_token_id=0, eos_token_id=0,
                 )  # fmt: skip
                 return _text(name, _with_lora(llama, 2, everywhere=name.endswith("all")), 97, 1, 8, steps)
             case "resnet-small":
-                config = ResNetConfig(
+                config = transformers.ResNetConfig(
                     embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1], layer_type="basic", num_labels=10
                 )
-                return _images(name, ResNetForImageClassification(config), 2, 16, steps)
+                return _images(name, transformers.ResNetForImageClassification(config), 2, 16, steps)
     raise ValueError(f"expected one of {(*REAL, *BF16, *SMALL)}, got {name!r}")

@@ -14,8 +14,7 @@ from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, data_tree, identify, run_tree, state_leaf
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.program import Program, half_and_half
-from tiebreak.protocol.program.rounding import check_tolerances
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import StepLog, check_tolerances
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 

@@ -29,8 +29,7 @@ from tiebreak.protocol.program.reference import (
     to_raw,
     unpack,
 )
-from tiebreak.protocol.program.rounding import Direction, Rounding
-from tiebreak.protocol.program.step_log import Entries, StepLog
+from tiebreak.protocol.program.rounding import Direction, Entries, Rounding, StepLog
 from tiebreak.protocol.tags import EMPTY, Digest
 from tiebreak.protocol.trees import Tree, fold, pad
 

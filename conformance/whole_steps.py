@@ -10,8 +10,7 @@ from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction, Opcode, Slot, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.reference import element, pack, unpack
-from tiebreak.protocol.program.rounding import Direction, Rounding, element_rounding
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Direction, Rounding, StepLog, element_rounding
 
 
 def execute(

@@ -29,6 +29,8 @@ FOLDERS = {
 }
 """Folders of each package and modules beside them, in the order in which they may import: each those before it."""
 
+CORE_TESTS = ("protocol", "engine", "chain", "contracts")
+"""Folders of tests that load no commands: without a way to the lab, they need not run where it is gone (`.ci/core`)."""
 BELOW_API = ("tiebreak.protocol", "tiebreak.engine", "tiebreak.lab.sim")
 """Packages in which only adapters touch the world outside; the API and what is above it may."""
 ADAPTERS = {
@@ -185,6 +187,10 @@ def test_no_way_leads_from_the_core_to_the_lab(cases: Callable[[], None]) -> Non
         if module not in lab:
             assert not lab & (import_graph()[module] | executed_imports(parse(path))), f"{module} imports the lab"
             assert "tiebreak.lab" not in path.read_text(), f"{module} speaks of the lab"
+            cases()
+    for path in committed_files():
+        if path.relative_to(ROOT).parts[:2] in {("tests", name) for name in CORE_TESTS}:
+            assert "tiebreak.lab" not in path.read_text(), f"{path} speaks of the lab"
             cases()
 
 

@@ -4,12 +4,10 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import venv
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -121,23 +119,6 @@ def test_installed_wheel_runs_economics_and_simulation(installed: Installed) -> 
     text = installed.tiebreak("simulate", "-n", "1", "-j", "1", "-m", "honest", "-o", "games")
     assert "1 games" in text
     assert "BROKEN PROMISE" not in text
-
-
-def test_installed_wheel_deploys_to_an_embedded_chain(installed: Installed) -> None:
-    environment = os.environ | {"TIEBREAK_PASSPHRASE": PASSPHRASE}
-    command = [str(installed.python.parent / "tiebreak"), "devnet", "--embedded", "--json", "--port", "18547"]
-    command += ["--keys", "accounts"]
-    node = subprocess.Popen(command, cwd=installed.folder, env=environment, stdout=subprocess.PIPE, text=True)
-    assert node.stdout is not None
-    lines = [*takewhile(lambda line: line != "}\n", node.stdout), "}"]
-    try:
-        found = json.loads("".join(lines))
-        rpc = ["--rpc", found["rpc"]]
-        assert "Board" in installed.tiebreak("chain", "deploy", *rpc, "--key", "accounts/account-1.pem")
-        assert "this version's code" in installed.tiebreak("chain", "deploy", *rpc, "--check", "deployment.json")
-    finally:
-        node.send_signal(signal.SIGTERM)
-        assert node.wait(60) == 0
 
 
 def test_installed_wheel_runs_the_demo(installed: Installed) -> None:

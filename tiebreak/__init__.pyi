@@ -1,122 +1,41 @@
 """The public names and their homes. `lazy_loader` reads this file, as type checkers and editors do."""
 
-from . import hf as hf
-from .api.machine import Machine as Machine
-from .api.signing.keys import (
-    load_key as load_key,
-)
-from .api.signing.keys import (
-    new_key as new_key,
-)
-from .api.signing.keys import (
-    save_key as save_key,
-)
-from .api.training.calibrating import calibrate as calibrate
-from .api.training.runs import (
-    Run as Run,
-)
-from .api.training.runs import (
-    agree as agree,
-)
-from .api.training.runs import (
-    open_run as open_run,
-)
-from .api.training.runs import (
-    train as train,
-)
-from .api.training.tasks import capture as capture
-from .api.training.trainer import (
-    Step as Step,
-)
-from .api.training.trainer import (
-    Trainer as Trainer,
-)
-from .api.training.trainer import (
-    reproducible as reproducible,
-)
-from .engine.capture.captured import Captured as Captured
+from . import hf
+from .api.machine import Machine
+from .api.signing.keys import load_key, new_key, save_key
+from .api.training.calibrating import calibrate
+from .api.training.runs import Run, agree, open_run, train
+from .api.training.tasks import capture
+from .api.training.trainer import Step, Trainer, reproducible
+from .engine.capture.captured import Captured
 from .engine.capture.task import (
-    SGD as SGD,
+    SGD,
+    Adafactor,
+    Adagrad,
+    Adam,
+    AdamW,
+    Batch,
+    Clip,
+    Group,
+    Lion,
+    NAdam,
+    RAdam,
+    RMSprop,
+    Rows,
+    Task,
+    Windows,
+    no_decay,
 )
-from .engine.capture.task import (
-    Adafactor as Adafactor,
-)
-from .engine.capture.task import (
-    Adagrad as Adagrad,
-)
-from .engine.capture.task import (
-    Adam as Adam,
-)
-from .engine.capture.task import (
-    AdamW as AdamW,
-)
-from .engine.capture.task import (
-    Batch as Batch,
-)
-from .engine.capture.task import (
-    Clip as Clip,
-)
-from .engine.capture.task import (
-    Group as Group,
-)
-from .engine.capture.task import (
-    Lion as Lion,
-)
-from .engine.capture.task import (
-    NAdam as NAdam,
-)
-from .engine.capture.task import (
-    RAdam as RAdam,
-)
-from .engine.capture.task import (
-    RMSprop as RMSprop,
-)
-from .engine.capture.task import (
-    Rows as Rows,
-)
-from .engine.capture.task import (
-    Task as Task,
-)
-from .engine.capture.task import (
-    Windows as Windows,
-)
-from .engine.capture.task import (
-    no_decay as no_decay,
-)
-from .engine.logged.policy import LoggedPolicy as LoggedPolicy
-from .engine.optimizers.rates import (
-    constant as constant,
-)
-from .engine.optimizers.rates import (
-    cosine as cosine,
-)
-from .engine.optimizers.rates import (
-    inverse_sqrt as inverse_sqrt,
-)
-from .engine.optimizers.rates import (
-    linear as linear,
-)
-from .engine.optimizers.rates import (
-    one_cycle as one_cycle,
-)
-from .engine.optimizers.rates import (
-    step_decay as step_decay,
-)
-from .engine.run.audit import SegmentAudit as SegmentAudit
-from .protocol.commitments.keys import PrivateKey as PrivateKey
-from .protocol.commitments.terms import Terms as Terms
-from .protocol.errors import (
-    CannotCheck as CannotCheck,
-)
-from .protocol.errors import (
-    ConfigurationError as ConfigurationError,
-)
-from .protocol.errors import (
-    StateError as StateError,
-)
-from .protocol.errors import (
-    TiebreakError as TiebreakError,
-)
-from .protocol.errors import (
-    VerificationError as VerificationError,
-)
+from .engine.logged.policy import LoggedPolicy
+from .engine.optimizers.settings import constant, cosine, inverse_sqrt, linear, one_cycle, step_decay
+from .engine.run.audit import SegmentAudit
+from .protocol.commitments.keys import PrivateKey
+from .protocol.commitments.terms import Terms
+from .protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
+
+__all__ = ["Batch", "Captured", "Group", "Rows", "Step", "Task", "Trainer", "Windows", "capture", "reproducible"]
+__all__ += ["SGD", "Adafactor", "Adagrad", "Adam", "AdamW", "Clip", "Lion", "NAdam", "RAdam", "RMSprop", "no_decay"]
+__all__ += ["constant", "cosine", "inverse_sqrt", "linear", "one_cycle", "step_decay"]
+__all__ += ["Machine", "Run", "SegmentAudit", "Terms", "agree", "hf", "open_run", "train"]
+__all__ += ["LoggedPolicy", "PrivateKey", "calibrate", "load_key", "new_key", "save_key"]
+__all__ += ["CannotCheck", "ConfigurationError", "StateError", "TiebreakError", "VerificationError"]

@@ -12,8 +12,8 @@ import torch
 
 from tiebreak.api.builtin.loader import load_task
 from tiebreak.engine.capture.captured import Captured, capture_in_place, rehearsed
+from tiebreak.engine.capture.step_run import untouched
 from tiebreak.engine.capture.task import Task
-from tiebreak.engine.capture.user_step import untouched
 
 EAGER: Final = ("eager FP32", "eager FP64", "bf16 autocast")
 """The steps in plain PyTorch with which a workload of FP32 is compared; `benchmarks.gpu.steps` has all of them."""

@@ -11,7 +11,7 @@ from benchmarks.logged.context import Context
 from benchmarks.logged.names import AUTOCAST, BFLOAT16, EAGER, LOSS
 from benchmarks.logged.steps import Rules, Trainer
 from benchmarks.table import Row
-from tiebreak.api.training.evaluation import evaluate_state
+from tiebreak.api.training.trainer import evaluate_state
 from tiebreak.engine.capture.task import Loss, Task
 from tiebreak.lab.demo.plain import train
 

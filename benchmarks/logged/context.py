@@ -14,8 +14,7 @@ from benchmarks.logged.steps import Auditor, Rules, Trainer
 from benchmarks.logged.store import Store, Unit
 from benchmarks.logged.workloads import Sizes
 from benchmarks.table import Row
-from tiebreak.engine.capture.agreement import Terms, draft_job
-from tiebreak.engine.capture.captured import Captured, capture_task
+from tiebreak.engine.capture.captured import Captured, Terms, capture_task, draft_job
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.logged.calibration import proven_policy
 from tiebreak.engine.logged.policy import LoggedPolicy

@@ -11,8 +11,8 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.logged.encoding import decode_sparse, encode_sparse
+from tiebreak.engine.logged.journal import Recorder
 from tiebreak.engine.logged.log_replay import Follower
-from tiebreak.engine.logged.recording import Recorder
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST

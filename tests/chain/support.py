@@ -5,7 +5,7 @@ from hashlib import sha256
 
 from eth_typing import Hash32
 
-from tiebreak.protocol.chain import Call, Chain, EmbeddedChain, Event
+from tiebreak.protocol.chain import Call, Chain, EmbeddedChain
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.game.moves import Move
@@ -67,12 +67,7 @@ def head(chain: EmbeddedChain, job: Job, count: int, run_root: Digest = RUN, key
     return SignedHead.sign(Head(job_id=job.id, count=count, run_root=run_root), chain.domain, key)
 
 
-def events_of(chain: Chain, game_id: Digest | None = None, first_block: int = 0) -> list[Event]:
-    """The events of board and games, oldest first; only those of one game if its id is given."""
-    return chain.events(game_id, first_block)
-
-
 def moves_in(chain: Chain, game_id: Digest, first_block: int = 0) -> list[Move | None]:
-    order = dict.fromkeys(event.transaction for event in events_of(chain, game_id, first_block))
+    order = dict.fromkeys(event.transaction for event in chain.events(game_id, first_block))
     inputs = [bytes(chain._node.web3.eth.get_transaction(Hash32(transaction))["input"]) for transaction in order]
     return [call.move for call in map(Call.decode, inputs) if call.is_move and call.game_id == game_id]

@@ -6,13 +6,12 @@ from itertools import product
 import pytest
 
 from tests.chain.duel import Duel, parties, play
-from tests.chain.support import events_of, moves_in
+from tests.chain.support import moves_in
 from tests.chain.test_random_play import logged_duel_job
 from tests.parts import slow_except
 from tests.protocol.logged import CHEATS, STEP, Misled, bits_of, exact_sum, find, random_logs
 from tests.protocol.runs import Run, program
 from tiebreak.protocol.chain import EmbeddedChain
-from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import NO_WORD
 from tiebreak.protocol.game.moves import OpenChunk, OpenSteps, OpenValues, Side
 from tiebreak.protocol.game.rules import Level, Reason
@@ -93,15 +92,10 @@ def test_party_that_ignores_the_rounding_log_loses(chain: EmbeddedChain, leaf: i
 # ---------------------------------------------------------------- logs
 
 
-def lie_at_140(job: Job) -> Misled:
-    """A lie in a chunk of the scattered sums that stands between two others."""
-    bits = bits_of(Run(job, logs=LOGS), 4, SCATTER, 140) + STEP
-    return Misled(job, LOGS, 4, SCATTER, 140, bits, bent=True)
-
-
 def test_opened_logs_appear_in_events_and_calldata(chain: EmbeddedChain) -> None:
+    """The lie is in a chunk of the scattered sums that stands between two others."""
     job = logged_duel_job(levels=3)
-    liar = lie_at_140(job)
+    liar = Misled(job, LOGS, 4, SCATTER, 140, bits_of(Run(job, logs=LOGS), 4, SCATTER, 140) + STEP, bent=True)
     duel, players = duel_about(chain, liar), parties(liar, Run(job, logs=LOGS))
     while not duel.state.is_over:
         seen = moves_in(chain, duel.id, duel.last_block)
@@ -112,6 +106,6 @@ def test_opened_logs_appear_in_events_and_calldata(chain: EmbeddedChain) -> None
     expected = [duel.state.log_root, duel.state.step_log, duel.state.word]
     assert [m.log_root if isinstance(m, OpenSteps) else m.step_log if isinstance(m, OpenValues) else m.word
             for m in opened] == expected  # fmt: skip
-    events = events_of(chain, duel.id, duel.started.block)
+    events = chain.events(duel.id, duel.started.block)
     assert [event.values["log"] for event in events if event.name == "LogOpened"] == expected
     assert duel.state.word != NO_WORD

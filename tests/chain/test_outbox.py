@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from tests.chain.support import TRAINER
 from tiebreak.protocol.chain import InsufficientFunds, NodeError
+from tiebreak.protocol.chain.gas import CAP_FACTOR, Bid, Market, first_bid, raised_bid
 from tiebreak.protocol.chain.node import Tip, read_transaction
 from tiebreak.protocol.chain.outbox import BLOCKS_TO_RAISE, LOOKS, Fate, Outbox, Sent
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.parties.fees import CAP_FACTOR, Bid, Market, first_bid, raised_bid
 
 GWEI = 10**9
 BLOCK = 12
@@ -324,8 +324,7 @@ def test_everything_is_recorded_before_it_is_sent() -> None:
     assert len(node.heard) == 1, "it is sent now"
 
 
-def test_transaction_is_displaced_if_another_process_used_its_nonce() -> None:
-    node = FakeNode()
+def test_transaction_is_displaced_if_another_process_used_its_nonce(node: FakeNode) -> None:
     ours, theirs = outbox(node), outbox(node)
     lost = post(ours, b"ours")
     node.pool.clear()  # their node has not heard of it
@@ -341,8 +340,7 @@ def test_transaction_is_displaced_if_another_process_used_its_nonce() -> None:
 # ---------------------------------------------------------------- reorganisations
 
 
-def test_a_transaction_counts_only_with_its_confirmations() -> None:
-    node = FakeNode()
+def test_a_transaction_counts_only_with_its_confirmations(node: FakeNode) -> None:
     box = outbox(node, confirmations=3)
     sent = post(box)
     node.mine()
@@ -352,8 +350,7 @@ def test_a_transaction_counts_only_with_its_confirmations() -> None:
     assert box.look() == (sent,)
 
 
-def test_a_transaction_of_a_block_that_vanished_is_sent_again() -> None:
-    node = FakeNode()
+def test_a_transaction_of_a_block_that_vanished_is_sent_again(node: FakeNode) -> None:
     box = outbox(node, confirmations=3)
     sent = post(box)
     node.mine()
@@ -434,10 +431,8 @@ def test_missing_or_malformed_receipt_does_not_count_as_mined(
 
 @pytest.mark.parametrize("method", ["newest", "count", "receipt", "market", "balance"])
 @pytest.mark.parametrize("calls", [1, 2, 3])
-def test_a_node_that_times_out_costs_time_only(method: str, calls: int) -> None:
-    node, left = FakeNode(), count(calls, -1)
-    box = outbox(node)
-    sent = post(box)
+def test_a_node_that_times_out_costs_time_only(node: FakeNode, box: Outbox, method: str, calls: int) -> None:
+    sent, left = post(box), count(calls, -1)
 
     def late(truth: Any) -> Any:
         if next(left) > 0:
@@ -445,15 +440,10 @@ def test_a_node_that_times_out_costs_time_only(method: str, calls: int) -> None:
         return truth
 
     node.lies[method] = late
-    for _ in range(12):
-        node.mine(empty=True)
-        try:
-            box.look()
-        except NodeError:
-            assert box.waiting == [sent]
-    assert method == "receipt" or next(left) <= 0
-    node.mine()
-    for _ in range(4):
+    for block in range(16):
+        if block <= 12:
+            assert block < 12 or method == "receipt" or next(left) <= 0
+            node.mine(empty=block < 12)
         try:
             box.look()
         except NodeError:
@@ -462,9 +452,8 @@ def test_a_node_that_times_out_costs_time_only(method: str, calls: int) -> None:
     assert len(node.mined()) == 1
 
 
-def test_node_that_forwards_nothing_is_reported_and_the_nonce_kept() -> None:
-    node = FakeNode(deaf=True)
-    box = outbox(node)
+def test_node_that_forwards_nothing_is_reported_and_the_nonce_kept(node: FakeNode, box: Outbox) -> None:
+    node.deaf = True
     sent = post(box)
     with pytest.raises(NodeError, match="expected the transaction in a block within 0 s"):
         box.wait(sent, 0.1)
@@ -474,9 +463,8 @@ def test_node_that_forwards_nothing_is_reported_and_the_nonce_kept() -> None:
     assert (following.number, following.bid.replaces(sent.bid)) == (0, True)
 
 
-def test_inconsistent_transaction_counts_are_not_believed() -> None:
-    node, lies = FakeNode(), [*range(50, 50 + 3 * LOOKS), *(LOOKS - 1) * [50, 3]]
-    box, left = outbox(node), iter(lies)
+def test_inconsistent_transaction_counts_are_not_believed(node: FakeNode, box: Outbox) -> None:
+    left = iter([*range(50, 50 + 3 * LOOKS), *(LOOKS - 1) * [50, 3]])
     node.lies["count"] = lambda truth: next(left, truth)
     with pytest.raises(NodeError, match="expected how many transactions of the account are in blocks"):
         post(box)

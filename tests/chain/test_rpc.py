@@ -10,8 +10,9 @@ import pytest
 
 from tests.chain.support import PAUPER
 from tests.waiting import until
+from tiebreak.api.chain.chains import check as check_deployment
+from tiebreak.api.chain.chains import document
 from tiebreak.protocol.chain import Call, Chain, InsufficientFunds, NodeError, Reverted
-from tiebreak.protocol.chain.deployments import check_deployment, document
 from tiebreak.protocol.chain.devnet import BALANCE, MNEMONIC, dev_secrets
 from tiebreak.protocol.chain.embedded import new_tester
 from tiebreak.protocol.chain.rpc import HOST, MAX_BODY_BYTES, RpcServer

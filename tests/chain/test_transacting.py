@@ -5,7 +5,7 @@ import pytest
 from tests.chain.support import CHALLENGER
 from tests.vectors.posts import GAME, HEAD, JOB, transactions
 from tiebreak.protocol.chain import Call, Reverted
-from tiebreak.protocol.chain.contract_calls import call_of
+from tiebreak.protocol.chain.calls import call_of
 from tiebreak.protocol.game import rules
 from tiebreak.protocol.game.moves import Concede
 from tiebreak.protocol.parties import transactions as tx

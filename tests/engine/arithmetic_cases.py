@@ -78,9 +78,9 @@ def check(
     found, right = elements_of(result), right or expected(i, operands, step, precision)
     wrong = [(n, hex(a), hex(b)) for n, (a, b) in enumerate(zip(right, found, strict=True)) if a != b]
     assert not wrong, f"expected, got (element, bits, bits): {wrong[:5]} in {i}"
-    chains = Arithmetic(arithmetic.device, precision=precision).chains  # the caller's statistics stay what they are
-    if chains is not None and is_elementwise(i, chains.functions):
-        assert elements_of(chains.run_once([i], operands)[0]) == right, i
+    other = Arithmetic(arithmetic.device, precision=precision)  # the caller's statistics stay what they are
+    if other.chains is not None and is_elementwise(i, other.chains.functions):
+        assert elements_of(other.backend.run_once([i], operands)[0]) == right, i
         assert [elements_of(x) for x in operands] == before
     return found
 

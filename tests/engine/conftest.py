@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from tiebreak.engine.arithmetic.c import sums, threads
-from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
-from tiebreak.engine.capture.captured import Captured, capture_task
+from tiebreak.engine.capture.captured import Captured, Terms, capture_task, draft_job, sign_job
 from tiebreak.engine.logged import journal
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.job import SignedJob

@@ -23,7 +23,7 @@ from triton.runtime import driver
 from tests.engine.arithmetic_cases import extreme_of, forced_integers, sum_over
 from tests.engine.random_programs import Writer
 from tiebreak.engine.arithmetic import Arithmetic, backend
-from tiebreak.engine.arithmetic.gpu import chains, integers, launching, operands, scatter, sums
+from tiebreak.engine.arithmetic.gpu import chains, indices, integers, launching, operands, sums
 from tiebreak.engine.data.tensors import from_bytes
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.engine.run import qualify
@@ -168,7 +168,7 @@ def main() -> None:
     driver.set_active(Driver())
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(backend, "launches", return_value=True))
-        for module in (scatter, sums):
+        for module in (indices, sums):
             stack.enter_context(mock.patch.object(module, "programs", return_value=4))
         stack.enter_context(mock.patch.object(integers, "programs", return_value=512))  # few rows, and parts
         for module in (chains, sums, integers):

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import Direction, sum_kind
-from tiebreak.protocol.program.step_log import Entries, StepLog
+from tiebreak.protocol.program.rounding import Direction, Entries, StepLog, sum_kind
 
 MANY = (3, 129, 1, 70, 513)
 """Sizes of the logged sums of the program that most tests use: 716 elements."""

@@ -15,13 +15,11 @@ from torch import Tensor
 from tests.tampered import Tamper, Tampered
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
-from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
-from tiebreak.engine.capture.captured import Captured, capture_task
+from tiebreak.engine.capture.captured import Captured, Terms, capture_task, draft_job, sign_job
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.elements import bits_of, put_bits, toward, went_up
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.logged.journal import LogsInProgress
-from tiebreak.engine.logged.recording import Recorder
+from tiebreak.engine.logged.journal import LogsInProgress, Recorder
 from tiebreak.engine.run.audit import signed_records
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
@@ -29,8 +27,7 @@ from tiebreak.engine.run.logs import LogReport
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.job import Job, SignedJob
 from tiebreak.protocol.program.isa import Instruction
-from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances, tolerance_of
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Policy, StepLog, SumKind, pack_tolerances, tolerance_of
 
 from .tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
 

@@ -17,11 +17,9 @@ from tests.engine.lowering_bench import stepped, torch_batch
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.optimizers.rules import update
-from tiebreak.engine.optimizers.settings import Adam, AdamW, Clip, NAdam, Optimizer, RAdam, settings_of
-from tiebreak.engine.optimizers.tables import tables
+from tiebreak.engine.optimizers.rules import clipped, tables, update
+from tiebreak.engine.optimizers.settings import Adafactor, Adam, AdamW, Clip, Lion, NAdam, Optimizer, RAdam, settings_of
 from tiebreak.engine.optimizers.translate import TorchOptimizers, torchs
-from tiebreak.engine.optimizers.update import clipped
 from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
@@ -138,24 +136,27 @@ class Emulation:
     ) -> dict[str, F32]:  # fmt: skip
         """New parameters; settings: (factor of the rate, weight decay) by name."""
         self.step += 1
-        new = dict(parameters)
-        if isinstance(self.optimizer, Adam | AdamW):
-            for i, beta in enumerate(self.optimizer.betas, start=1):
+        o, new = self.optimizer, dict(parameters)
+        decoupled = isinstance(o, AdamW | Adafactor | Lion) or getattr(o, "decoupled_weight_decay", False)
+        if isinstance(o, Adam):
+            for i, beta in enumerate(o.betas, start=1):
                 key = f"beta{i}_power"
                 self.state[key] = self.state.get(key, np.array(1, np.float32)) * constant(beta)
+        move = self.adam if isinstance(o, Adam) else getattr(self, type(o).__name__.lower())
         for name, g in gradients.items():
-            factor, decay = settings[name]
+            p, (factor, decay) = parameters[name], settings[name]
             own = rate if factor == 1 else rate * constant(factor)
-            new[name] = getattr(self, type(self.optimizer).__name__.lower())(name, parameters[name], g, own, decay)
+            kept = p * (ONE - own * constant(decay)) if decay and decoupled else p
+            new[name] = kept - move(name, p, g + p * constant(decay) if decay and not decoupled else g, own)
         return new
+
+    # Each method returns what is subtracted from a parameter, of which only Adafactor reads the value.
 
     def held(self, key: str, like: F32) -> F32:
         return self.state.get(key, np.zeros_like(like))
 
-    def sgd(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+    def sgd(self, name: str, _p: F32, g: F32, rate: np.float32) -> F32:
         o = self.optimizer
-        if decay:
-            g = g + p * constant(decay)
         if o.momentum:
             added = g
             if o.dampening and self.step > 1:
@@ -163,30 +164,17 @@ class Emulation:
             buffer = self.held(f"momentum.{name}", g) * constant(o.momentum) + added
             self.state[f"momentum.{name}"] = buffer
             g = g + buffer * constant(o.momentum) if o.nesterov else buffer
-        return p - g * rate
+        return g * rate
 
-    def adam(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
-        if decay:
-            g = g + p * constant(decay)
-        return self.adam_update(name, p, g, rate)
-
-    def adamw(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
-        if decay:
-            p = p * (ONE - rate * constant(decay))
-        return self.adam_update(name, p, g, rate)
-
-    def adam_update(self, name: str, p: F32, g: F32, rate: np.float32) -> F32:
+    def adam(self, name: str, _p: F32, g: F32, rate: np.float32) -> F32:
         o = self.optimizer
-        b1, b2 = constant(o.betas[0]), constant(o.betas[1])
-        m = self.held(f"exp_avg.{name}", g) * b1 + g * (ONE - b1)
-        v = self.held(f"exp_avg_sq.{name}", g) * b2 + (g * g) * (ONE - b2)
-        self.state |= {f"exp_avg.{name}": m, f"exp_avg_sq.{name}": v}
+        m, v = self.moments(name, g)
         if o.amsgrad:
             v = self.state[f"max_exp_avg_sq.{name}"] = np.maximum(self.held(f"max_exp_avg_sq.{name}", g), v)
         c1, root = ONE - self.state["beta1_power"], np.sqrt(ONE - self.state["beta2_power"])
-        return p - (m / (np.sqrt(v) + root * constant(o.eps))) * (rate * (root / c1))
+        return (m / (np.sqrt(v) + root * constant(o.eps))) * (rate * (root / c1))
 
-    def adafactor(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+    def adafactor(self, name: str, p: F32, g: F32, rate: np.float32) -> F32:
         o = self.optimizer
         floor = 2.0**-23 if o.eps[0] is None else o.eps[0]
         w = constant(float(self.step) ** o.beta2_decay)
@@ -202,9 +190,7 @@ class Emulation:
             v = self.towards(f"variance.{name}", g * g, w)
         u = g / np.sqrt(np.maximum(v, constant(floor * floor)))
         scale = size * relative / np.maximum(np.sqrt(squares(u)) / constant(sqrt(g.size) * o.d), ONE)
-        if decay:
-            p = p * (ONE - rate * constant(decay))
-        return p - u * scale
+        return u * scale
 
     def average(self, key: str, new: F32, share: float) -> F32:
         self.state[key] = self.held(key, new) * constant(share) + new * (ONE - constant(share))
@@ -214,10 +200,8 @@ class Emulation:
         b1, b2 = self.optimizer.betas  # type: ignore[union-attr]
         return self.average(f"exp_avg.{name}", g, b1), self.average(f"exp_avg_sq.{name}", g * g, b2)
 
-    def rmsprop(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+    def rmsprop(self, name: str, _p: F32, g: F32, rate: np.float32) -> F32:
         o = self.optimizer
-        if decay:
-            g = g + p * constant(decay)
         v = self.average(f"square_avg.{name}", g * g, o.alpha)
         if o.centered:
             mean = self.average(f"grad_avg.{name}", g, o.alpha)
@@ -226,47 +210,35 @@ class Emulation:
         if o.momentum:
             move = self.held(f"momentum.{name}", g) * constant(o.momentum) + move
             self.state[f"momentum.{name}"] = move
-        return p - move * rate
+        return move * rate
 
-    def adagrad(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+    def adagrad(self, name: str, _p: F32, g: F32, rate: np.float32) -> F32:
         o = self.optimizer
-        if decay:
-            g = g + p * constant(decay)
         key = f"sum.{name}"
         total = self.state[key] = self.state.get(key, np.full_like(g, constant(o.initial_accumulator_value))) + g * g
         if o.lr_decay:
             rate = rate * nearest(1 / (1 + (self.step - 1) * Fraction(o.lr_decay)))
-        return p - g / (np.sqrt(total) + constant(o.eps)) * rate
+        return g / (np.sqrt(total) + constant(o.eps)) * rate
 
-    def nadam(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+    def nadam(self, name: str, _p: F32, g: F32, rate: np.float32) -> F32:
         o = self.optimizer
-        if decay and o.decoupled_weight_decay:
-            p = p * (ONE - rate * constant(decay))
-        elif decay:
-            g = g + p * constant(decay)
         of_gradient, of_moment, root = nadam_scalars(o, self.step)
         m, v = self.moments(name, g)
         move = (g * of_gradient + m * of_moment) / (np.sqrt(v) + root * constant(o.eps))
-        return p - move * (rate * root)
+        return move * (rate * root)
 
-    def radam(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+    def radam(self, name: str, _p: F32, g: F32, rate: np.float32) -> F32:
         o = self.optimizer
-        if decay and o.decoupled_weight_decay:
-            p = p * (ONE - rate * constant(decay))
-        elif decay:
-            g = g + p * constant(decay)
         scale, rectified = radam_scalars(o, self.step)
         m, v = self.moments(name, g)
-        return p - (m / (np.sqrt(v) + constant(o.eps)) if rectified else m) * (rate * scale)
+        return (m / (np.sqrt(v) + constant(o.eps)) if rectified else m) * (rate * scale)
 
-    def lion(self, name: str, p: F32, g: F32, rate: np.float32, decay: float) -> F32:
+    def lion(self, name: str, _p: F32, g: F32, rate: np.float32) -> F32:
         o = self.optimizer
-        if decay:
-            p = p * (ONE - rate * constant(decay))
         b1 = constant(o.betas[0])
         mixed = self.held(f"exp_avg.{name}", g) * b1 + g * (ONE - b1)
         self.average(f"exp_avg.{name}", g, o.betas[1])
-        return p - np.sign(mixed) * rate
+        return np.sign(mixed) * rate
 
     def towards(self, key: str, new: F32, w: np.float32) -> F32:
         held = self.held(key, new)

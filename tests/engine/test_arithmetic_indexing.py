@@ -24,7 +24,7 @@ from tiebreak.engine.arithmetic.c import scatter
 from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.arithmetic.plain.indexing import extreme
 from tiebreak.engine.arithmetic.plain.random import TABLE
-from tiebreak.engine.arithmetic.plan.scatter import plan_scatter
+from tiebreak.engine.arithmetic.plan.sums import plan_scatter
 from tiebreak.protocol.numbers.philox import random_bits
 from tiebreak.protocol.program.isa import (
     Access,

@@ -25,7 +25,7 @@ from tests.engine.arithmetic_cases import (
 )
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies
-from tiebreak.engine.arithmetic.c import progress
+from tiebreak.engine.arithmetic.c import threads
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator
@@ -213,7 +213,7 @@ def test_calibration_receives_every_element_with_its_error(precision: int) -> No
 
 def test_overflow_of_the_near_tie_buffer_loses_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiled kernels then compute everything once more; counted is what was done last."""
-    monkeypatch.setattr(progress, "NEAR_ROOM", -150)  # none for the first 16 x 150 elements
+    monkeypatch.setattr(threads, "NEAR_ROOM", -150)  # none for the first 16 x 150 elements
     left, right = torch.randn(40 * 50), torch.randn(50 * 60)
     arithmetic = Arithmetic(precision=16, logging=logging(2, 1e12))
     _, ties = run(arithmetic, product(40, 50, 60), [left, right])

@@ -30,9 +30,9 @@ from tests.engine.arithmetic_cases import (
 )
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.plain import near_ties
+from tiebreak.engine.arithmetic.plain import exact
 from tiebreak.engine.arithmetic.plain.exact import TermReader
-from tiebreak.engine.arithmetic.plan.rounding import Round
+from tiebreak.engine.arithmetic.plan.options import Round
 from tiebreak.engine.arithmetic.plan.sums import _order
 from tiebreak.engine.arithmetic.plan.ziv import coefficient
 from tiebreak.protocol.numbers.float32 import decode, round_f32, round_ratio
@@ -96,10 +96,10 @@ def test_sums_without_the_exact_fallback_are_wrong(monkeypatch: pytest.MonkeyPat
     """Only exact sums get this right; what replaces them is wrong in some order of the terms."""
     terms = [*NEXT_TO_A_TIE, *[0] * 2000]
     i = sum_of(terms)
-    exact = Arithmetic()
-    assert run(exact, i, terms) == expected(i, [tensor_of(DType.F32, terms)]) == [ONE + 1]
-    assert exact.stats.of("reduce.sum.plain").undecided_twice == 1
-    monkeypatch.setattr(near_ties, "_settled", guess)
+    right = Arithmetic()
+    assert run(right, i, terms) == expected(i, [tensor_of(DType.F32, terms)]) == [ONE + 1]
+    assert right.stats.of("reduce.sum.plain").undecided_twice == 1
+    monkeypatch.setattr(exact, "_settled", guess)
     assert run(Arithmetic(), i, terms) == [ONE]
 
 

@@ -23,8 +23,8 @@ from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
 from tiebreak.engine.capture import check
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.outcomes import StepOutcome, distance_of
+from tiebreak.engine.capture.step_run import untouched
 from tiebreak.engine.capture.task import AdamW, Task
-from tiebreak.engine.capture.user_step import untouched
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.loop import exact_step

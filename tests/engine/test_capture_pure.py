@@ -73,17 +73,6 @@ def centred(self: Any, x: Tensor) -> Tensor:
     return y
 
 
-def swapped(self: Any, x: Tensor) -> Tensor:
-    self.first, self.second = self.second, self.first
-    return x * self.first
-
-
-def test_buffers_may_be_swapped_in_a_step() -> None:
-    state = run_engine(captured(with_buffers(swapped, first=torch.zeros(4), second=torch.ones(4))))
-    assert state["model.first"].tolist() == [1.0] * 4
-    assert state["model.second"].tolist() == [0.0] * 4
-
-
 def reshaped(self: Any, x: Tensor) -> Tensor:
     self.grown = torch.cat([self.grown, x.detach()])
     return x
@@ -371,6 +360,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "clamp": (lambda: Layer(clamping), r"writes to 0\.linear\.weight in its backward pass in place"),
     "batch": (lambda: Layer(lambda _, x: x), "writes to batch tensor 0 in place"),
     "backward": (lambda: Layer(lambda _, x: x), "it calls `backward`; return the loss instead"),
+    "vector": (lambda: Layer(lambda _, x: x), "expected a loss of rank 0"),
     "generator=": (lambda: Layer(lambda s, x: x * torch.rand(4, generator=s.g), g=torch.Generator()), "generator="),
     "numpy()": (lambda: Layer(lambda _, x: x * torch.from_numpy(x.detach().numpy())), "torch's operators only"),
     "deque": (lambda: stepping(partial(deque().append, 0)), "changes variable change of <lambda>"),
@@ -444,7 +434,7 @@ INTERNAL = re.compile(r"\(\w*(Error|Exception)\b")
 """An error of ours in brackets, which tells a user nothing."""
 LINELESS = {
     "scripted", "by backward", "node", "grown", "late", "first", "first draw", "trained elsewhere", "backward hook",
-    "expanded", "three views", "thawed",
+    "expanded", "three views", "thawed", "vector",
 }  # fmt: skip
 """Cases that have no line of the user's: the fault is not in a line of forward, or lies in the backward pass."""
 
@@ -458,6 +448,7 @@ def test_steps_that_cannot_be_captured_are_refused_with_module_and_line(name: st
         "batch": lambda m, x: m(x.mul_(2)).mean(),
         "backward": lambda m, x: (loss := m(x).mean(), loss.backward(retain_graph=True))[0],
         "trained elsewhere": lambda m, x: head(m(x)).mean(),
+        "vector": lambda m, x: m(x),
     }
     with pytest.raises(ConfigurationError) as caught:
         captured(model, losses.get(name))
@@ -681,21 +672,6 @@ def test_an_out_of_range_label_anywhere_in_the_data_is_refused(array: str, wrong
         loss = lambda m, x, labels: (m(x) * F.one_hot(labels, 4)).mean()  # noqa: E731
     with pytest.raises(ConfigurationError, match=r"plain PyTorch already: .*(Class values must be|out of range)"):
         capture_task(replace(task(model, loss=lambda m, x: m(x).mean()), loss=loss, data=data, batch=batch))
-
-
-def cached(self: Any, x: Tensor) -> Tensor:
-    if self.table is None:
-        self.table = torch.arange(4.0)
-    self.last = x.abs().mean()
-    return x * self.table
-
-
-def test_forward_may_cache_tensors_on_its_module() -> None:
-    model = Layer(cached, table=None, last=None)
-    state = run_engine(captured(model, lambda model, x: model(x).mean() + model.last))
-    assert torch.isfinite(state["loss"])
-    assert model.table is None
-    assert model.last is None
 
 
 def test_fullgraph_compiled_functions_and_zero_gradients_are_captured() -> None:

@@ -18,10 +18,9 @@ from tiebreak.engine.data.formats import read_tensors, write_tensors
 from tiebreak.engine.data.tensors import identities, tensor_bytes
 from tiebreak.engine.run.audit import SegmentAuditor, compare
 from tiebreak.engine.run.commit import Commit
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import Keep, RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.records import run_tree
@@ -177,7 +176,7 @@ from pathlib import Path
 import torch
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.retention import Keep
+from tiebreak.engine.run.directory import Keep
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.records import StepRecord, run_tree

@@ -146,12 +146,6 @@ def test_the_cosine_table_is_rounded_and_exact_on_the_axes(n: int) -> None:
     assert not torch.signbit(found[n::n][[0, 2]]).any()
 
 
-def test_equal_fourier_tables_are_stored_once() -> None:
-    captured = capture_task(make_task(Transforms(transforms(None), (3, 2, 8)), {"x": torch.ones(2)}))
-    sizes = [t.numel() for name, t in captured.data.items() if name.startswith("constant.")]
-    assert sorted(sizes) == [4 * n for n in (2, 3, 6, 8, 11)]  # of `fft2`, `other_dim`, `cut`, the others, `padded`
-
-
 class WithParameter(nn.Module):
     def __init__(self, *, buffer: bool) -> None:
         super().__init__()
@@ -180,6 +174,11 @@ BEFORE: dict[str, Callable[[Tensor], Tensor]] = {
     "fft": lambda z: torch.fft.fft(torch.cat([z.real[:1], -z.real[1:2], z.real[:1]])),
     "real": lambda z: z.real.to(torch.cfloat), "summed": lambda z: torch.stack([z, z]).sum(0),
 }  # fmt: skip
+PAIRS = [
+    ("alone", "sqrt"),
+    *((before, cut) for k, before in enumerate(BEFORE) for cut in [*CUTS, *CUTS][k % 7 :: 3][:3]),
+]
+"""Three cuts, in turn, after each way to come to the axis."""
 
 
 class OnTheAxis(nn.Module):
@@ -200,8 +199,9 @@ class OnTheAxis(nn.Module):
         return (found * factors).sum() * x.mean()
 
 
-@pytest.mark.parametrize("cut", slow_except(CUTS, "sqrt"))
-@pytest.mark.parametrize("before", slow_except(BEFORE, "alone", "conjugate rfft"))
+@pytest.mark.parametrize(
+    ("before", "cut"), slow_except(PAIRS, ("alone", "sqrt"), ("conjugate rfft", "sqrt"), several=True)
+)
 def test_branch_cuts_follow_the_sign_of_zero_as_in_pytorch(before: str, cut: str) -> None:
     model = OnTheAxis(lambda z: CUTS[cut](BEFORE[before](z)))
     model(torch.ones(2)).backward()
@@ -220,14 +220,6 @@ def test_branch_cuts_at_a_zero_of_undefined_sign_are_refused(cut: str) -> None:
     ):
         capture_task(task)
     assert capture_task(make_task(OnTheAxis(lambda z: torch.view_as_real((-z) ** 2)), {"x": torch.ones(2)})).program
-
-
-@pytest.mark.slow
-def test_sqrt_and_log_of_a_conjugated_real_fft_match_pytorch() -> None:
-    """Where its sum is negative, the first number of a transform lies on the axis."""
-    torch.manual_seed(0)
-    model = Through(lambda x: torch.fft.rfft(x - 2).conj().sqrt().abs() + torch.fft.rfft(x - 2).conj().log().imag)
-    assert checked(make_task(model, {"x": torch.randn(8, 5, 6)}, 4, rate=0.1)).check == "full"
 
 
 def task_of(model: nn.Module, loss: Any = None, data: Tensor | None = None) -> Any:

@@ -23,7 +23,7 @@ from tests.golden.train import inputs, make_run, train
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import free_memory
 from tiebreak.engine.capture.captured import capture_task
-from tiebreak.engine.capture.user_step import untouched
+from tiebreak.engine.capture.step_run import untouched
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.graphs import Reads
 from tiebreak.engine.run.interpreter import loss_bits
@@ -87,7 +87,7 @@ def test_reads_of_device_values_by_the_host_are_recorded() -> None:
     assert reads.seen == {f"{name} {here}": 1 for name in ("index", "nonzero", "_local_scalar_dense", "_to_copy")}
     with Reads() as reads:
         Arithmetic(compiled=False).execute(product(2, 3, 2), [torch.ones(6), torch.ones(6)], 0)
-    assert {place.split(" in ")[1].split(".")[0] for place in reads.seen} <= {"sums", "near_ties", "rounding"}
+    assert {place.split(" in ")[1].split(".")[0] for place in reads.seen} <= {"sums", "exact", "options"}
     assert reads.seen
 
 

@@ -14,13 +14,12 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.data.disk import Folder, read_file, write_file, write_whole
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.run.directory import JOB, RunDirectory
+from tiebreak.engine.run.directory import ALL, JOB, Keep, RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.job import Head, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import StepLog
 from tiebreak.protocol.tags import Digest
 
 from .tiny import DOMAIN, TRAINER

@@ -23,12 +23,7 @@ from tests.engine.lowering_bench import make_task
 from tests.engine.test_capture_pure import Layer, centred, counting, with_buffers
 from tests.parts import slow_except
 from tests.source_tree import ROOT
-from tiebreak.api.training import tasks
-from tiebreak.api.training.tasks import capture as checked
-from tiebreak.engine.capture import captured as compiling
-from tiebreak.engine.capture import check, optimizer_check, outcomes, state
-from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
-from tiebreak.engine.capture.task import (
+from tiebreak import (
     SGD,
     Adafactor,
     Adagrad,
@@ -39,12 +34,17 @@ from tiebreak.engine.capture.task import (
     Group,
     Lion,
     NAdam,
-    NamedLoss,
     RAdam,
     RMSprop,
     Task,
     Windows,
 )
+from tiebreak.api.training import tasks
+from tiebreak.api.training.tasks import capture as checked
+from tiebreak.engine.capture import captured as compiling
+from tiebreak.engine.capture import check, outcomes, state
+from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
+from tiebreak.engine.capture.task import NamedLoss
 from tiebreak.engine.lowering import RULES
 from tiebreak.engine.run.loop import exact_step
 from tiebreak.protocol.errors import ConfigurationError
@@ -320,8 +320,7 @@ OPTIMIZERS: dict[str, tuple[Any, Any, int]] = {
 
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compares five elements at a time; a weight has 16."""
-    for module in (outcomes, optimizer_check):
-        monkeypatch.setattr(module, "BLOCK", 5)
+    monkeypatch.setattr(outcomes, "BLOCK", 5)
 
 
 @pytest.mark.parametrize("name", slow_except(OPTIMIZERS, "groups"))
@@ -382,23 +381,20 @@ def test_a_model_that_cannot_run_in_float64_is_checked_in_float32(monkeypatch: p
         checked(task(Layer(lambda _, x: x.float() @ weight * next(CYCLE)), lambda model, x, y: (model(x) - y).sum()))
 
 
-def normed(seed: int, layers: Callable[[], nn.Module]) -> Task:
-    """Batch norm over two examples: the gradient of the bias before it is 0, and in FP32 what rounding leaves."""
-    torch.manual_seed(seed)
+def normed() -> Task:
+    """Batch norms over two examples: the gradient of the bias before one is 0, and in FP32 what rounding leaves."""
+    torch.manual_seed(8)
     data = {name: torch.randn(8, 4) for name in "xy"}
-    return task(layers(), data=data, batch=2)
-
-
-def one_norm() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
+    return task(two_norms(), data=data, batch=2)
 
 
 def two_norms() -> nn.Module:
-    return nn.Sequential(*one_norm()[:3], nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+    first = [nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU()]
+    return nn.Sequential(*first, nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
 
 
 def test_the_check_tolerates_rare_float32_rounding_errors() -> None:
-    checked(normed(8, two_norms))
+    checked(normed())
 
 
 def advantages(model: nn.Module, x: Tensor, reward: Tensor) -> Tensor:
@@ -423,7 +419,7 @@ def test_a_wrong_lowering_rule_is_found_among_rounding_errors(name: str, monkeyp
     real = RULES[name]
     monkeypatch.setitem(RULES, name, leaking)
     with pytest.raises(ConfigurationError, match="the program is not the model"):
-        checked(normed(8, two_norms))
+        checked(normed())
 
 
 class Padded(nn.Module):

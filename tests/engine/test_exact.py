@@ -18,7 +18,7 @@ from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c import sums
 from tiebreak.engine.arithmetic.plain.exact import LEAST, Digits
-from tiebreak.engine.arithmetic.plan.rounding import Round
+from tiebreak.engine.arithmetic.plan.options import Round
 from tiebreak.engine.native import Build
 from tiebreak.protocol.numbers.float32 import plus_zero, round_f32
 from tiebreak.protocol.program.isa import Access, DType

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from tests.engine.lowering_bench import loss_of, make_task, run_engine
 from tiebreak.engine.capture.captured import Captured, capture_task
-from tiebreak.engine.capture.hints import HINTS
 from tiebreak.engine.capture.tracing import trace
+from tiebreak.engine.capture.user_code import HINTS
 from tiebreak.engine.lowering import RULES
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode

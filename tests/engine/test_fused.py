@@ -13,7 +13,7 @@ from tests.parts import slow_except
 from tests.source_tree import ROOT
 from tiebreak.engine.arithmetic.backend import launches
 from tiebreak.engine.arithmetic.gpu import sums
-from tiebreak.engine.arithmetic.plan.stats import Counts
+from tiebreak.engine.arithmetic.plan.options import Counts
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, of the extra gpu")
 

@@ -92,7 +92,7 @@ def test_multithreaded_hashing_of_megabytes_matches_python(kernels: list[HashKer
     data = noise(5 << 20)
     inputs = [data, data[: 3 << 20], data[:4], data[1 << 20 :]]
     views = [HashInput(memoryview(one)) for one in inputs]
-    expected = [Tree.over(PLAIN.leaf_level(view)).root for view in views]
+    expected = [Tree(PLAIN.leaf_level(view)).root for view in views]
     for threads in (1, 2, 3, 16):
         assert kernels[0].roots(views, threads) == expected
         assert kernels[0].leaf_level(views[0], threads) == PLAIN.leaf_level(views[0])
@@ -205,5 +205,5 @@ def test_wide_merkle_trees_equal_the_naive_construction(count: int, seed: int, b
     leaves = [hashlib.sha256(bytes([seed]) + n.to_bytes(2, "big")).digest() for n in range(count)]
     tree = Tree(leaves, hasher=by)
     naive = trees.naive_root(trees.padded(leaves, tree.depth))
-    assert tree.root == naive == Tree.over(b"".join(leaves), hasher=by).root
+    assert tree.root == naive == Tree(b"".join(leaves), hasher=by).root
     assert Tree(leaves, 12).proof(count - 1)[tree.depth :] == [trees.empty_root(h) for h in range(tree.depth, 12)]

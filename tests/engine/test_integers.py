@@ -37,7 +37,7 @@ from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.arithmetic.gpu import integers as on_gpus
 from tiebreak.engine.arithmetic.gpu.integers import Scales
 from tiebreak.engine.arithmetic.plan import moduli
-from tiebreak.engine.arithmetic.plan.moduli import MODULI, Moduli, count_of
+from tiebreak.engine.arithmetic.plan.moduli import MODULI, count_of
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.native import FLAGS, Build, _compiler
 from tiebreak.engine.run.qualify import qualify
@@ -515,7 +515,7 @@ TERMS = (1, 64, 768, 4001, 50257, 1 << 16, 1 << 22)
 
 def test_gpu_constants_keep_the_bounds_of_the_proof() -> None:
     for k, precision in product(TERMS, (16, 24, 32)):
-        s = Scales(Moduli(count_of(k, precision)), k, precision)
+        s = Scales(k, precision)
         whole, (power, part) = s.moduli.product, s.reach
         assert part * 2.0**power <= s.moduli.reach - isqrt(k) / 2 - 1
         assert 0.5 < part * 2.0**power / s.moduli.reach <= 1
@@ -531,7 +531,7 @@ def test_gpu_constants_keep_the_bounds_of_the_proof() -> None:
 
 def test_gpu_residues_fit_in_bytes() -> None:
     """The quotient by the high half of a product, short by one at most, for every sum that 16 bits thrice can have."""
-    numbers = np.array(Scales(Moduli(12), 5000, 32).of_residues(), np.uint64).reshape(-1, 5)
+    numbers = np.array(Scales(5000, 32).of_residues(), np.uint64).reshape(-1, 5)
     r = np.random.default_rng(1)
     for m, (middle, high, added, inverse, same) in zip(MODULI, numbers.tolist(), strict=True):
         most = 0xFFFF * (1 + middle + high) + added
@@ -553,7 +553,7 @@ def test_the_gpu_reconstruction_error_is_within_the_proved_slack(k: int) -> None
     """Integers within P / 2, whose residues' sums are any that are congruent, come back within the slack."""
     r = np.random.default_rng(k)
     for precision in (16, 32):
-        s = Scales(Moduli(count_of(k, precision)), k, precision)
+        s = Scales(k, precision)
         (scale, off), digits = s.of_folds()[:2], np.array(s.of_folds()[2:], object).reshape(-1, 3)
         assert len(digits) == s.moduli.count * s.panels
         whole, top = s.moduli.product, 1 << 64

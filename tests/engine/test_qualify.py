@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.engine.test_arithmetic_sums import guess
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic, Logging, NearTies
-from tiebreak.engine.arithmetic.plain import indexing, maps, near_ties, scatter, sums
+from tiebreak.engine.arithmetic.plain import exact, indexing, maps, scatter, sums
 from tiebreak.engine.data.tensors import memory_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.native import EMULATION
@@ -58,7 +58,7 @@ def refused(match: str) -> None:
 
 @pytest.mark.usefixtures("pure")
 def test_qualification_refuses_sums_without_the_exact_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(near_ties, "_settled", guess)
+    monkeypatch.setattr(exact, "_settled", guess)
     refused(r"cpu does not compute reduce sum exactly: expected 0x.*operands 0x")
 
 

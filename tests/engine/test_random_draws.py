@@ -23,7 +23,6 @@ from tests.engine.optimizer_cases import nearest, rounded
 from tests.parts import slow_except
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture import draws
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.lowering import RULES, Context
@@ -70,6 +69,7 @@ DRAWS: dict[str, Callable[[], Tensor]] = {
     "rand": lambda: torch.rand(3, 5),
     "uniform_": lambda: torch.empty(3, 5).uniform_(-2.0, 0.5),
     "randn": lambda: torch.randn(3, 5),
+    "randn_like": lambda: torch.randn_like(torch.ones(3, 5)),
     "normal_": lambda: torch.empty(3, 5).normal_(1.5, 0.3),
     "normal, tensors": lambda: torch.normal(MEAN, SPREAD),
     "normal, numbers": lambda: torch.normal(1.0, 3.0, (4, 2)),
@@ -178,7 +178,7 @@ def test_gamma_draws_follow_the_gamma_distribution(a: float) -> None:
 
 
 def test_a_gamma_draw_with_no_accepted_try_takes_the_central_value(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tiebreak.engine.lowering.more.draws.normal_numbers", lambda b, shape: b.full(shape, -9.0))
+    monkeypatch.setattr("tiebreak.engine.lowering.random.normal_numbers", lambda b, shape: b.full(shape, -9.0))
     (found,), _ = seen(lambda: torch._standard_gamma(torch.full((90,), 2.0)), 1)
     assert 2.6 < found.max() < 2.0 + 2 / 3
 
@@ -456,25 +456,3 @@ def test_unsupported_distribution_gradients_are_refused_with_alternatives(name: 
 def test_a_step_that_reads_no_data_is_checked() -> None:
     task = make_task(nn.Linear(2, 4), {"x": torch.ones(4, 2)}, loss=lambda m, x: (m.weight * torch.rand(4, 2)).mean())
     assert checked(task).check == "full"
-
-
-def test_gradients_flow_through_random_draws() -> None:
-    class Variational(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encode, self.decode = nn.Linear(6, 4), nn.Linear(2, 6)
-
-        def forward(self, x: Tensor) -> Tensor:
-            noisy = x + 0.1 * torch.randn_like(x)
-            mean, spread = self.encode(noisy[:, torch.randperm(6)]).chunk(2, dim=1)
-            latent = mean + torch.exp(0.5 * spread) * torch.randn_like(spread)
-            time = torch.randint(0, 10, (x.shape[0], 1)) / 10
-            divergence = -0.5 * (1 + spread - mean.square() - spread.exp()).mean()
-            return F.mse_loss(self.decode(latent) * time, x) + divergence
-
-    torch.manual_seed(0)
-    task = replace(task_of(Variational()), data={"x": torch.randn(9, 6)}, loss=lambda net, x: net(x), accumulation=2)
-    captured = checked(task)
-    assert len(captured.phases[0].draws) == 8
-    assert all(value is not None for value in captured.phases[0].draws)
-    assert draws._FORMS.keys() >= {"randn_like", "randperm", "randint"}

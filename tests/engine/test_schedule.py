@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.engine.arithmetic_cases import Maker, random_reduction
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.c.buffers import SMALL, Buffers
+from tiebreak.engine.arithmetic.c.backend import SMALL, Buffers
 from tiebreak.engine.arithmetic.plan.sums import plan_tables, reads_each_once
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.lowering.builder import Builder, Ref

@@ -9,13 +9,11 @@ import torch
 from tests.engine import logged_cases
 from tests.tampered import Tampered
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
-from tiebreak.engine.capture.captured import Captured
+from tiebreak.engine.capture.captured import Captured, Terms, draft_job, sign_job
 from tiebreak.engine.run.audit import SegmentAuditor, compare, detection_probability, steps_to_replay
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import ALL, Keep, RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import StateError
 

@@ -15,7 +15,7 @@ from tests.conftest import CaseCounter
 from tests.engine.arithmetic_cases import extreme_of, sum_over
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c import backend, integers, sums
-from tiebreak.engine.arithmetic.c.buffers import SMALL, Buffers
+from tiebreak.engine.arithmetic.c.backend import SMALL, Buffers
 from tiebreak.protocol.program.isa import Access, Instruction, ReduceFunction
 
 from .undefined import BYTE, fill, modules

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.c import integers
-from tiebreak.engine.arithmetic.c.buffers import Buffers
+from tiebreak.engine.arithmetic.c.backend import Buffers
 
 BYTE: Final = 0x5A
 PACKAGES: Final = ("arithmetic", "data", "distributed", "logged", "run")

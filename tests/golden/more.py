@@ -32,7 +32,7 @@ from tiebreak.engine.capture.task import (
     Windows,
     no_decay,
 )
-from tiebreak.engine.optimizers import rates
+from tiebreak.engine.optimizers import settings as rates
 
 STEPS, INTERVAL = 25, 5
 WORDS = 13

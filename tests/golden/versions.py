@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from tests.source_tree import ROOT
-from tiebreak.api.corpus.statements import check
+from tiebreak.api.corpus.programs import check
 
 VERSIONS: Final = ("2.10.0", "2.11.0", "2.12.0", "2.14.1")
 """The three minor versions before that of constraints.txt, and the one after it."""

@@ -73,17 +73,19 @@ class Near(NamedTuple):
 def estimate(function: MapFunction, x: int, bits: int = _BITS) -> transcendental.Estimate:
     """The magnitude of f(x), by as many working bits, for x inside the ranges."""
     n, e = decode(x)
+    shift = 24 - n.bit_length()
     match function:
         case MapFunction.EXP:
-            return transcendental._exp_estimate(n, e, bits)
+            found = transcendental._exp_estimate(n, e, bits)
         case MapFunction.LOG:
-            shift = 24 - n.bit_length()
-            return transcendental._log_estimate(n << shift, e - shift + 23, bits)
+            found = transcendental._log_estimate(n << shift, e - shift + 23, bits)
         case MapFunction.TANH:
-            return transcendental._tanh_estimate(n, e, bits)
+            found = transcendental._tanh_estimate(n, e, bits)
         case MapFunction.ERF:
-            return transcendental._erf_estimate(n, e, bits)
-    return transcendental._sine_estimate(n, e, bits, int(function == MapFunction.COS))[0]
+            found = transcendental._erf_estimate(n, e, bits)
+        case _:
+            found = transcendental._sine_estimate(n, e, bits, int(function == MapFunction.COS))
+    return found._replace(n=abs(found.n))
 
 
 def _magnitude(function: MapFunction, x: int) -> Fraction:

@@ -12,6 +12,8 @@ from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, decode_for
 from tiebreak.protocol.program.rounding import (
     Direction,
+    Entries,
+    StepLog,
     SumKind,
     element_rounding,
     neighbours,
@@ -19,7 +21,6 @@ from tiebreak.protocol.program.rounding import (
     round_sum,
     sum_kind,
 )
-from tiebreak.protocol.program.step_log import Entries, StepLog
 from tiebreak.protocol.tags import Digest
 
 TOLERANCES = pack_tolerances({SumKind.PLAIN: 2, SumKind.PRODUCTS: 2, SumKind.SCATTER: 2})

@@ -3,14 +3,13 @@
 The program is `programs.every_kind` unless a `Setting` says otherwise.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 import pytest
 
 from conformance.whole_steps import execute, new_state
-from tests.protocol.bounds import max_moves, tree_over
 from tests.protocol.oracles import value as exact
 from tests.protocol.programs import every_kind, initial_state, job_data
 from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
@@ -20,6 +19,7 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import (
     StepRecord,
+    chunk_count,
     data_tree,
     identify,
     run_tree,
@@ -31,16 +31,16 @@ from tiebreak.protocol.errors import IllegalMove
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.match import moves
 from tiebreak.protocol.game.moves import Move, Side
-from tiebreak.protocol.game.rules import GameState, Reason
+from tiebreak.protocol.game.rules import GameState, Level, Reason, walk_moves
 from tiebreak.protocol.game.sides import Defender, Party
-from tiebreak.protocol.program.accumulator import Kind, decode_for, encode
-from tiebreak.protocol.program.isa import DType, Instruction
+from tiebreak.protocol.hashing import CHUNK_BYTES
+from tiebreak.protocol.program.accumulator import BLOCK_LEAVES, Kind, decode_for, encode
+from tiebreak.protocol.program.isa import MAX_NUMEL, MAX_TERMS, TERMS_PER_LEAF, DType, Instruction
 from tiebreak.protocol.program.program import Program, half_and_half
 from tiebreak.protocol.program.reference import accumulators, unpack
-from tiebreak.protocol.program.rounding import Direction, Policy
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Direction, Policy, StepLog
 from tiebreak.protocol.tags import Digest
-from tiebreak.protocol.trees import Tree
+from tiebreak.protocol.trees import Tree, depth_of
 
 CLIENT, TRAINER, CHALLENGER = (PrivateKey.from_int(k) for k in (1, 2, 3))
 DOMAIN = Domain(chain_id=31337, contract=Address(bytes(range(20))))
@@ -266,6 +266,40 @@ class Run:
         count = self.job.checkpoints if count is None else count
         head = Head(job_id=self.job.id, count=count, run_root=self.run_tree(count).root)
         return SignedHead.sign(head, DOMAIN, TRAINER)
+
+
+def max_moves(job: Job) -> int:
+    """An upper bound on the moves of any game about the job (invariant 7)."""
+    return walk_moves(
+        job.descent_levels,
+        run=job.run_depth,
+        steps=depth_of(job.checkpoint_interval),
+        values=job.half_depth + 1,
+        chunks=depth_of(MAX_NUMEL * max(dtype.size for dtype in DType) // CHUNK_BYTES),
+        terms=depth_of(MAX_TERMS // TERMS_PER_LEAF),
+    )
+
+
+def check_length(end: GameState) -> None:
+    """A walk to an element, or to some of its terms, takes as many moves as it says (invariant 7)."""
+    job = end.job
+    if end.level not in (Level.CHUNKS, Level.TERMS) or end.verdict.reason is not Reason.RECOMPUTED:
+        return
+    moves = walk_moves(
+        job.descent_levels,
+        run=job.run_depth,
+        steps=depth_of(job.segment_steps(end.checkpoint)),
+        values=job.half_depth + 1,
+        chunks=depth_of(chunk_count(end.dtype, end.shape)),
+        terms=depth_of(-(-end.terms // TERMS_PER_LEAF)) if end.terms else 0,
+    )
+    assert end.moves == moves <= max_moves(job)
+
+
+def tree_over(encoded: Sequence[bytes]) -> AccumulatorTree:
+    starts = range(0, len(encoded), BLOCK_LEAVES)
+    blocks = [b"".join(encoded[start : start + BLOCK_LEAVES]) for start in starts]
+    return AccumulatorTree(len(encoded), blocks.__getitem__)
 
 
 def duel(

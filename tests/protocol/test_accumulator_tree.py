@@ -9,19 +9,17 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from tests.protocol.bounds import tree_over
 from tests.protocol.instructions import F32, committed, reduced, source
 from tests.protocol.oracles import Stream
 from tests.protocol.programs import Body
-from tests.protocol.runs import SECRET, Computed, Run, Setting, duel, honest, make_job
+from tests.protocol.runs import SECRET, Computed, Run, Setting, duel, honest, make_job, tree_over
 from tiebreak.protocol.commitments.accumulator_tree import BLOCKS_HELD, AccumulatorTree
 from tiebreak.protocol.game.moves import Move, OpenTerms, Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.game.sides import Challenger, Defender
 from tiebreak.protocol.numbers import float32
-from tiebreak.protocol.program.accumulator import decode_for, encode, finish
+from tiebreak.protocol.program.accumulator import BLOCK_HEIGHT, BLOCK_LEAVES, decode_for, encode, finish
 from tiebreak.protocol.program.isa import Access, MapFunction, SourceKind
-from tiebreak.protocol.program.partial_sums import BLOCK_HEIGHT, BLOCK_LEAVES
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.reference import accumulators
 from tiebreak.protocol.tags import Tag, tagged_hash

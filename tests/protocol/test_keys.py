@@ -1,17 +1,25 @@
-"""Keys and signatures: against `eth_account` and `eth_keys`, and against damage."""
+"""Keys, signatures and typed data: against `eth_account` and `eth_keys`, and against damage."""
+
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from eth_account import Account
+from eth_account.messages import encode_typed_data
 from eth_keys.datatypes import Signature
 from eth_keys.exceptions import BadSignature
+from eth_utils import keccak
 from eth_utils.exceptions import ValidationError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.protocol.records import of_kind
+from tiebreak.protocol.commitments import eip712
+from tiebreak.protocol.commitments.job import Head, Job
 from tiebreak.protocol.commitments.keys import ORDER, RANDOM_BYTES, PrivateKey, recover, verify
-from tiebreak.protocol.errors import ConfigurationError, SignatureError
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, SignatureError
+from tiebreak.protocol.packing import FieldType, Raw
 
 KEY = PrivateKey.from_int(0xC0FFEE)
 DIGEST = bytes(range(32))
@@ -121,27 +129,6 @@ def _by_eth_keys(digest: bytes, signature: bytes) -> bytes | None:
         return None
 
 
-@pytest.mark.parametrize(("secret", "digest"), [(1, bytes(32)), (2, b"\xff" * 32), (ORDER - 1, b"\x01" * 32)])
-def test_recovery_is_that_of_eth_keys(secret: int, digest: bytes) -> None:
-    """Signatures that nobody made agree too: the other v, s = r (where s R / r = R), an r that is not the nonce's."""
-    good = PrivateKey.from_int(secret).sign(digest)
-    r = good[:32] if good[0] < 0x7F else b"\x01" * 32
-    crafted = [
-        good[:64] + bytes([55 - good[64]]),
-        r + r + b"\x1b",
-        b"\x02" * 32 + good[32:],
-        bytes(31) + b"\x01" + good[32:],
-    ]
-    for signature in (good, *crafted):
-        expected = _by_eth_keys(digest, signature)
-        if expected is None:
-            with pytest.raises(SignatureError):
-                recover(digest, signature)
-        else:
-            assert recover(digest, signature) == expected
-    assert recover(digest, good) == PrivateKey.from_int(secret).address
-
-
 def test_a_signature_whose_key_would_be_infinity_is_refused() -> None:
     """s R = z G: with R = 5 G and z = 5 s."""
     point = ec.derive_private_key(5, ec.SECP256K1()).public_key().public_numbers()
@@ -169,3 +156,57 @@ def test_key_recovery_matches_eth_keys_on_arbitrary_numbers(z: int, r: int, s: i
             recover(digest, signature)
     else:
         assert recover(digest, signature) == expected
+
+
+# ---------------------------------------------------------------- typed data
+
+STRUCTS: dict[str, dict[str, FieldType]] = {
+    "Job": Job.kinds(),
+    "Head": Head.kinds(),
+    "Receipt": Head.kinds(),
+    "Message": {"message_hash": Raw(32)},
+}
+
+
+domains = st.builds(
+    eip712.Domain, chain_id=st.integers(0, 2**256 - 1), contract=st.binary(min_size=20, max_size=20).map(eip712.Address)
+)
+
+
+@given(st.data(), domains, st.sampled_from(sorted(STRUCTS)))
+def test_digests_are_those_of_eth_account(data: st.DataObject, domain: eip712.Domain, struct: str) -> None:
+    """Of the JSON form too, by which a wallet shows what it signs."""
+    values = data.draw(st.tuples(*map(of_kind, STRUCTS[struct].values())))
+    typed = eip712.TypedData(domain=domain, name=struct, kinds=STRUCTS[struct], values=values)
+    other = encode_typed_data(full_message=typed.to_json())
+    assert other.header == eip712.domain_separator(domain)
+    assert other.body == eip712.hash_struct(struct, STRUCTS[struct], values)
+    assert typed.digest == keccak(b"\x19\x01" + other.header + other.body)
+
+
+def test_type_strings_are_those_of_the_specification() -> None:
+    assert eip712.encode_type("Head", Head.kinds()) == "Head(bytes32 jobId,uint64 count,bytes32 runRoot)"
+    assert eip712.encode_type("Receipt", Head.kinds()) == "Receipt(bytes32 jobId,uint64 count,bytes32 runRoot)"
+    assert eip712.encode_type("Message", STRUCTS["Message"]) == "Message(bytes32 messageHash)"
+    job = eip712.encode_type("Job", Job.kinds())
+    written = " ".join(Path("docs/SPEC.md").read_text().split())
+    assert job in written.replace(", ", ",")
+    assert len(Job.kinds()) == 27
+
+
+def test_eip712_refuses_values_outside_their_type() -> None:
+    for number in (-1, 1 << 64, b"\0", True):
+        with pytest.raises(EncodingError, match="count: expected an unsigned 64-bit integer"):
+            eip712.hash_struct("Head", Head.kinds(), (bytes(32), number, bytes(32)))
+    for data in (bytes(31), bytes(33), 0, bytearray(32)):
+        with pytest.raises(EncodingError, match="expected 32 bytes"):
+            eip712.hash_struct("Message", STRUCTS["Message"], (data,))  # type: ignore[arg-type]
+        with pytest.raises(EncodingError, match="struct hash: expected 32 bytes"):
+            eip712.typed_digest(eip712.OFF_CHAIN, data)  # type: ignore[arg-type]
+
+
+def test_a_domain_checks_its_fields() -> None:
+    with pytest.raises(EncodingError, match="chain id"):
+        eip712.Domain(chain_id=-1, contract=eip712.Address(bytes(20)))
+    with pytest.raises(EncodingError, match="verifying contract: expected 20 bytes, got 19"):
+        eip712.Domain(chain_id=1, contract=eip712.Address(bytes(19)))

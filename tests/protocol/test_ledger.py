@@ -85,30 +85,27 @@ class Scene:
         self.job, self.ledger, self.now = job, Ledger(DOMAIN), START
         self._number = count()
 
-    def post(self, key: PrivateKey, body: posts.Body, game: Digest | None = None) -> None:
+    def post(self, key: PrivateKey, body: posts.Body, game: Digest | None = None) -> "Scene":
         number, sender = next(self._number), key.address
         post = posts.Post.of(body, job_id=self.job.id, number=number, sender=sender, game_id=game)
         self.ledger.read(post, body, self.now)
+        return self
 
-    def send(self, key: PrivateKey, wanted: tx.Transaction, *, at: int | None = None) -> None:
+    def send(self, key: PrivateKey, wanted: tx.Transaction, *, at: int | None = None) -> "Scene":
         self.now = self.now + 1 if at is None else at
-        self.post(key, posts.TransactionBody(transaction=wanted))
+        return self.post(key, posts.TransactionBody(transaction=wanted))
 
     def create(self) -> "Scene":
-        self.send(CLIENT, tx.CreateJob(job=self.job, signature=self.job.sign(DOMAIN, TRAINER)))
-        return self
+        return self.send(CLIENT, tx.CreateJob(job=self.job, signature=self.job.sign(DOMAIN, TRAINER)))
 
     def accept(self) -> "Scene":
-        self.create().send(TRAINER, tx.AcceptJob(job_id=self.job.id))
-        return self
+        return self.create().send(TRAINER, tx.AcceptJob(job_id=self.job.id))
 
     def head(self, head: SignedHead = HEAD) -> "Scene":
-        self.accept().send(TRAINER, tx.PostHead(head=head))
-        return self
+        return self.accept().send(TRAINER, tx.PostHead(head=head))
 
     def challenge(self) -> "Scene":
-        self.head().send(CHALLENGER, tx.Challenge(head=HEAD, nonce=0))
-        return self
+        return self.head().send(CHALLENGER, tx.Challenge(head=HEAD, nonce=0))
 
     def talk(self, made: list[tuple[GameState, Move, GameState]]) -> "Scene":
         self.challenge()
@@ -143,77 +140,56 @@ class Scene:
 # ---------------------------------------------------------------- every post, after every end
 
 
-def _slashed(*, reclaimed: bool) -> Scene:
-    scene = Scene().challenge()
+def _slashed() -> Scene:
     other = head_of(JOB, HEAD.head.count, Digest(bytes(32)))
-    scene.send(STRANGER, tx.Report(first=HEAD, second=other))
-    if reclaimed:
-        scene.send(CHALLENGER, tx.Reclaim(game_id=GAME))
-    return scene
+    return Scene().challenge().send(STRANGER, tx.Report(first=HEAD, second=other))
 
 
 def _entered() -> Scene:
     """A proof from the state that both had signed in their talk."""
-    scene, (state, move, _) = Scene().talk(walk()[:-1]), walk()[-1]
+    state, move, _ = walk()[-1]
     receipt = TRAINER.sign(Standing.of(state).digest(DOMAIN))
-    scene.send(CHALLENGER, tx.EnterAndProve.of(state, receipt, move))  # type: ignore[arg-type]
-    return scene
+    return Scene().talk(walk()[:-1]).send(CHALLENGER, tx.EnterAndProve.of(state, receipt, move))  # type: ignore[arg-type]
 
 
 def _conceded(key: PrivateKey) -> Scene:
-    scene = Scene().talk(walk()[:3])
-    scene.send(key, tx.MakeMove(game_id=GAME, sequence=0, move=Concede()))
-    return scene
+    return Scene().talk(walk()[:3]).send(key, tx.MakeMove(game_id=GAME, sequence=0, move=Concede()))
 
 
 def _timed_out(made: int) -> Scene:
     scene = Scene().play(walk()[:made])
-    scene.send(STRANGER, tx.ClaimTimeout(game_id=GAME), at=scene.game.state.deadline + 1)
-    return scene
+    return scene.send(STRANGER, tx.ClaimTimeout(game_id=GAME), at=scene.game.state.deadline + 1)
 
 
 def _forked(key: PrivateKey) -> Scene:
-    scene = Scene().talk(walk()[:3])
-    scene.send(STRANGER, tx.ReportFork(fork=Fork.of(*(standing(key, 2, bytes([n]) * 32) for n in (1, 2)))))
-    return scene
+    fork = Fork.of(*(standing(key, 2, bytes([n]) * 32) for n in (1, 2)))
+    return Scene().talk(walk()[:3]).send(STRANGER, tx.ReportFork(fork=fork))
 
 
-def _ended(job: Job, wanted: tx.Transaction, key: PrivateKey, *, heads: bool) -> Scene:
-    scene = Scene(job)
-    if heads:
-        scene.head(head_of(job, job.checkpoints, HEAD.head.run_root))
-    else:
-        scene.accept()
-    scene.send(key, wanted, at=scene.now + job.challenge_window + 1)
-    return scene
-
-
-def _cancelled() -> Scene:
-    scene = Scene().create()
-    scene.send(CLIENT, tx.CancelJob(job_id=JOB.id))
-    return scene
+def _after_window(scene: Scene, wanted: tx.Transaction, key: PrivateKey = STRANGER) -> Scene:
+    return scene.send(key, wanted, at=scene.now + scene.job.challenge_window + 1)
 
 
 def _given_up() -> Scene:
-    scene = Scene().challenge()
-    scene.send(STRANGER, tx.ReportConcession(concession=Concession.sign(HEAD.head, STRANGER.address, DOMAIN, TRAINER)))
-    return scene
+    concession = Concession.sign(HEAD.head, STRANGER.address, DOMAIN, TRAINER)
+    return Scene().challenge().send(STRANGER, tx.ReportConcession(concession=concession))
+
+
+def _parted() -> Scene:
+    scene = Scene(LOGGED).head(head_of(LOGGED, LOGGED.checkpoints, HEAD.head.run_root))
+    return _after_window(scene, tx.Part(job_id=LOGGED.id), CLIENT)
 
 
 ENDS: dict[str, tuple[Callable[[], Scene], JobStatus | None, Reason | None]] = {
     "before the beginning": (Scene, None, None),
     "offered": (lambda: Scene().create(), JobStatus.OFFERED, None),
-    "cancelled": (_cancelled, JobStatus.CANCELLED, None),
+    "cancelled": (
+        lambda: Scene().create().send(CLIENT, tx.CancelJob(job_id=JOB.id)), JobStatus.CANCELLED, None
+    ),
     "accepted": (lambda: Scene().accept(), JobStatus.ACTIVE, None),
-    "settled": (
-        lambda: _ended(JOB, tx.Settle(job_id=JOB.id), STRANGER, heads=True), JobStatus.SETTLED, None
-    ),
-    "abandoned": (
-        lambda: _ended(JOB, tx.Abandon(job_id=JOB.id), STRANGER, heads=False), JobStatus.ABANDONED, None
-    ),
-    "parted": (
-        lambda: _ended(LOGGED, tx.Part(job_id=LOGGED.id), CLIENT, heads=True), JobStatus.PARTED, None
-    ),
+    "settled": (lambda: _after_window(Scene().head(), tx.Settle(job_id=JOB.id)), JobStatus.SETTLED, None),
+    "abandoned": (lambda: _after_window(Scene().accept(), tx.Abandon(job_id=JOB.id)), JobStatus.ABANDONED, None),
+    "parted": (_parted, JobStatus.PARTED, None),
     "in talk": (lambda: Scene().talk(walk()[:-1]), JobStatus.ACTIVE, None),
     "padding in the talk": (lambda: Scene().talk(padded()), JobStatus.ACTIVE, None),
     "proof in the talk": (lambda: Scene().talk(walk()), JobStatus.ACTIVE, None),
@@ -227,8 +203,8 @@ ENDS: dict[str, tuple[Callable[[], Scene], JobStatus | None, Reason | None]] = {
     "conceded by the challenger": (lambda: _conceded(CHALLENGER), JobStatus.ACTIVE, Reason.CONCEDED),
     "forked by the trainer": (lambda: _forked(TRAINER), JobStatus.SLASHED, Reason.FORKED),
     "forked by the challenger": (lambda: _forked(CHALLENGER), JobStatus.ACTIVE, Reason.FORKED),
-    "slashed beside a game": (lambda: _slashed(reclaimed=False), JobStatus.SLASHED, None),
-    "void": (lambda: _slashed(reclaimed=True), JobStatus.SLASHED, None),
+    "slashed beside a game": (_slashed, JobStatus.SLASHED, None),
+    "void": (lambda: _slashed().send(CHALLENGER, tx.Reclaim(game_id=GAME)), JobStatus.SLASHED, None),
     "head given up": (_given_up, JobStatus.SLASHED, None),
 }  # fmt: skip
 
@@ -296,11 +272,11 @@ def aimed(draw: st.DrawFn, kind: type[tx.Transaction]) -> tx.Transaction:  # noq
         case tx.Report:
             return tx.Report(first=draw(some_head()), second=draw(some_head()))
         case tx.ReportInconsistency:
-            siblings = tuple(Digest(one) for one in draw(st.lists(digests, max_size=3)))
-            first, second = (
-                tx.OpenedHead(head=draw(some_head()), leaf=Digest(draw(digests)), siblings=siblings) for _ in range(2)
+            leaves = [Digest(one) for one in draw(st.lists(digests, min_size=2, max_size=5))]
+            opened = (
+                tx.OpenedHead(head=draw(some_head()), leaf=leaves[n], siblings=tuple(leaves[2:])) for n in range(2)
             )
-            return tx.ReportInconsistency(position=draw(st.integers(0, 4)), first=first, second=second)
+            return tx.ReportInconsistency(position=draw(st.integers(0, 4)), first=next(opened), second=next(opened))
         case tx.ReportConcession:
             head, prover = draw(some_head()).head, draw(any_key).address
             return tx.ReportConcession(concession=Concession.sign(head, prover, DOMAIN, draw(any_key)))

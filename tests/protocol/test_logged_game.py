@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.parts import slow_except
 from tests.protocol import logged, walks
-from tests.protocol.bounds import check_length
-from tests.protocol.runs import SECRET, STEPS, Computed, Liar, Logs, Run, duel, program, stuck
+from tests.protocol.runs import SECRET, STEPS, Computed, Liar, Logs, Run, check_length, duel, program, stuck
 from tests.protocol.walks import WALKS, Walks, check_invariants, other, walk
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import NO_WORD, LogTree, code_in, word_leaf

@@ -1,68 +1,43 @@
 """The referee over openings: right values for every instruction, and a refusal for everything that is off."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.oracles import NAN, Stream
-from tests.protocol.programs import every_kind
 from tests.protocol.walks import HONEST
 from tiebreak.protocol.commitments.records import identify, tensor_id, tensor_tree
 from tiebreak.protocol.errors import EncodingError, ProofError
 from tiebreak.protocol.game.moves import ChunkOpening, TensorOpening
 from tiebreak.protocol.game.referee import Openings, build_openings, judge_element, judge_leaf, judge_scalar_source
-from tiebreak.protocol.program.accumulator import encode
 from tiebreak.protocol.program.isa import DType, Instruction, MapFunction, Opcode, SourceKind
-from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.reference import accumulators, unpack
 from tiebreak.protocol.trees import Tree
-
-JUDGED = [number for number, instruction in enumerate(every_kind().body) if instruction.opcode != Opcode.SOURCE]
-Proof = tuple[tuple[TensorOpening, ...], tuple[ChunkOpening, ...]]
-
 
 STEP = 2
 """Step 1's state is ordinary too."""
-
-
-class Executed(NamedTuple):
-    values: tuple[bytes, ...]
-    body_tree: Tree
-
-
-def body_tree(program: Program, values: Sequence[bytes]) -> Tree:
-    ids = [identify(i.dtype, i.shape, data) for i, data in zip(program.body, values, strict=True)]
-    return Tree(ids, program.half_depth)
-
-
-@cache
-def executed() -> tuple[Program, Executed]:
-    values = HONEST.computed(STEP).values
-    return HONEST.program, Executed(values, body_tree(HONEST.program, values))
+PROGRAM, VALUES = HONEST.program, HONEST.computed(STEP).values
+IDS = [identify(i.dtype, i.shape, data) for i, data in zip(PROGRAM.body, VALUES, strict=True)]
+BODY_TREE = Tree(IDS, PROGRAM.half_depth)
+JUDGED = [number for number, instruction in enumerate(PROGRAM.body) if instruction.opcode != Opcode.SOURCE]
+Proof = tuple[tuple[TensorOpening, ...], tuple[ChunkOpening, ...]]
 
 
 def prove(number: int, index: int, leaf: int | None = None) -> Proof:
-    program, step = executed()
-    return build_openings(
-        program, program.body[number], index, leaf, body_tree=step.body_tree, tensor_bytes=step.values.__getitem__
-    )
+    instruction = PROGRAM.body[number]
+    return build_openings(PROGRAM, instruction, index, leaf, body_tree=BODY_TREE, tensor_bytes=VALUES.__getitem__)
 
 
-def check(proof: Proof, root: bytes | None = None) -> Openings:
-    program, step = executed()
-    root = root or step.body_tree.root
-    return Openings(body_root=root, half_depth=program.half_depth, tensors=proof[0], chunks=proof[1])
+def check(proof: Proof, root: bytes = BODY_TREE.root) -> Openings:
+    return Openings(body_root=root, half_depth=PROGRAM.half_depth, tensors=proof[0], chunks=proof[1])
 
 
 def bits_at(number: int, index: int) -> int:
-    program, step = executed()
-    size = program.body[number].dtype.size
-    return int.from_bytes(step.values[number][index * size : (index + 1) * size], "little")
+    size = PROGRAM.body[number].dtype.size
+    return int.from_bytes(VALUES[number][index * size : (index + 1) * size], "little")
 
 
 def some_elements(instruction: Instruction) -> set[int]:
@@ -70,20 +45,12 @@ def some_elements(instruction: Instruction) -> set[int]:
     return {0, instruction.numel - 1, *(stream.below(instruction.numel) for _ in range(6))}
 
 
-def read_all(program: Program, step: Executed, instruction: Instruction) -> Callable[[int, int], int]:
-    values = [access.value for access in instruction.operands]
-    operands = [unpack(program.body[value].dtype, step.values[value]) for value in values]
-    return lambda operand, where: operands[operand][where]
-
-
 @pytest.mark.parametrize("number", JUDGED)
 def test_every_instruction_is_judged_as_it_was_executed(number: int, cases: Callable[[], None]) -> None:
-    program, step = executed()
-    instruction = program.body[number]
+    instruction = PROGRAM.body[number]
     for index in some_elements(instruction):
         if instruction.is_reduction and instruction.terms > 4:
-            read = read_all(program, step, instruction)
-            chain = [encode(a) for a in accumulators(instruction, index, read, program.operand_dtypes(instruction))]
+            chain = HONEST.encoded(STEP, number, index)
             assert len(chain) == -(-instruction.terms // 4)
             for leaf, expected in enumerate(chain):
                 previous = chain[leaf - 1] if leaf else b""
@@ -96,33 +63,30 @@ def test_every_instruction_is_judged_as_it_was_executed(number: int, cases: Call
 
 
 def find(opcode: Opcode, function: int = 0) -> int:
-    return next(
-        k for k, i in enumerate(executed()[0].body) if (i.opcode, i.function) == (opcode, function) and i.operands
-    )
+    found = enumerate(PROGRAM.body)
+    return next(k for k, i in found if (i.opcode, i.function) == (opcode, function) and i.operands)
 
 
 def test_out_of_bounds_gather_needs_only_its_index() -> None:
-    program, _ = executed()
-    number = next(k for k, i in enumerate(program.body) if i.opcode == Opcode.GATHER and i.dtype == DType.F32)
-    width = program.body[number].shape[1]
-    outside = [k for k in range(program.body[number].numel) if bits_at(number, k) == NAN]
+    number = next(k for k, i in enumerate(PROGRAM.body) if i.opcode == Opcode.GATHER and i.dtype == DType.F32)
+    width = PROGRAM.body[number].shape[1]
+    outside = [k for k in range(PROGRAM.body[number].numel) if bits_at(number, k) == NAN]
     assert len(outside) in (width, 2 * width)
     proof = prove(number, outside[0])
-    assert [t.value for t in proof[0]] == [program.body[number].operands[1].value]
-    assert judge_element(program.body[number], outside[0], check(proof)) == NAN
+    assert [t.value for t in proof[0]] == [PROGRAM.body[number].operands[1].value]
+    assert judge_element(PROGRAM.body[number], outside[0], check(proof)) == NAN
 
 
 def test_changed_operand_changes_the_verdict_and_fails_its_proof() -> None:
     """The proof shows the defender's own operands, so a changed operand changes the verdict with it."""
-    program, step = executed()
     number = find(Opcode.MAP, MapFunction.SUB)
-    operand = program.body[number].operands[0].value
-    forged = bytearray(step.values[operand])
-    forged[4] ^= 1
-    values = (*step.values[:operand], bytes(forged), *step.values[operand + 1 :])
-    tree = body_tree(program, values)
-    instruction = program.body[number]
-    proof = build_openings(program, instruction, 1, None, body_tree=tree, tensor_bytes=values.__getitem__)
+    instruction = PROGRAM.body[number]
+    operand = instruction.operands[0].value
+    forged = VALUES[operand][:4] + flip(VALUES[operand][4:])
+    values = (*VALUES[:operand], forged, *VALUES[operand + 1 :])
+    identity = identify(PROGRAM.body[operand].dtype, PROGRAM.body[operand].shape, forged)
+    tree = Tree([*IDS[:operand], identity, *IDS[operand + 1 :]], PROGRAM.half_depth)
+    proof = build_openings(PROGRAM, instruction, 1, None, body_tree=tree, tensor_bytes=values.__getitem__)
     assert judge_element(instruction, 1, check(proof, tree.root)) != bits_at(number, 1)
     with pytest.raises(ProofError, match=f"value {operand}: expected root"):
         check(proof)
@@ -230,7 +194,7 @@ def mutate(proof: Proof, choice: int, byte: int, bit: int) -> Proof:
 @settings(max_examples=150)
 def test_any_flipped_bit_is_refused(number: int, index: int, choice: int, byte: int, bit: int) -> None:
     """No bit of any opening is free: a proof says exactly one thing or nothing."""
-    instruction = executed()[0].body[number]
+    instruction = PROGRAM.body[number]
     index %= instruction.numel
     leaf = index % -(-instruction.terms // 4) if instruction.is_reduction and instruction.terms > 4 else None
     proof = prove(number, index, leaf)
@@ -242,9 +206,8 @@ def test_any_flipped_bit_is_refused(number: int, index: int, choice: int, byte: 
 
 
 def test_missing_openings_name_operand_and_element() -> None:
-    program, _ = executed()
     number = find(Opcode.MAP, MapFunction.SUB)
-    instruction = program.body[number]
+    instruction = PROGRAM.body[number]
     tensors, chunks = prove(number, 0)
     second = instruction.operands[1].value
     with pytest.raises(ProofError, match=f"chunk 0 of operand 1 \\(value {second}\\) for element 0"):
@@ -259,18 +222,15 @@ def test_missing_openings_name_operand_and_element() -> None:
 
 def lie(number: int, dtype: DType, shape: tuple[int, ...], data: bytes) -> tuple[bytes, TensorOpening, ChunkOpening]:
     """A defender that committed to other bytes, of another type, as value `number`: root and consistent openings."""
-    program, step = executed()
-    ids = [identify(i.dtype, i.shape, v) for i, v in zip(program.body, step.values, strict=True)]
     chunks = tensor_tree(data)
-    ids[number] = tensor_id(dtype, shape, chunks.root)
-    tree = Tree(ids, program.half_depth)
+    tree = Tree([*IDS[:number], tensor_id(dtype, shape, chunks.root), *IDS[number + 1 :]], PROGRAM.half_depth)
     siblings = tuple(tree.proof(number))
     opened = TensorOpening(value=number, dtype=int(dtype), dims=shape, chunk_root=chunks.root, siblings=siblings)
     return tree.root, opened, ChunkOpening(tensor=0, chunk_index=0, data=data, siblings=tuple(chunks.proof(0)))
 
 
 def lied(function: MapFunction, dtype: DType, data: bytes) -> tuple[Instruction, Openings]:
-    instruction = executed()[0].body[find(Opcode.MAP, function)]
+    instruction = PROGRAM.body[find(Opcode.MAP, function)]
     root, tensor, chunk = lie(instruction.operands[0].value, dtype, (len(data) // dtype.size,), data)
     return instruction, check(((tensor,), (chunk,)), root)
 
@@ -290,9 +250,8 @@ def test_operands_of_wrong_dtype_or_size_are_refused() -> None:
 
 
 def test_previous_accumulators_must_be_canonical() -> None:
-    program, _ = executed()
     number = find(Opcode.REDUCE)
-    instruction = program.body[number]
+    instruction = PROGRAM.body[number]
     openings = check(prove(number, 0, 1))
     for previous in (b"", bytes(96), bytes(98), b"\x02" + bytes(96), b"\x01" + bytes(95) + b"\x01"):
         with pytest.raises(EncodingError):
@@ -303,28 +262,26 @@ def test_previous_accumulators_must_be_canonical() -> None:
 
 
 def test_referee_refuses_mismatched_instructions_and_indices() -> None:
-    program, _ = executed()
     reduce, tanh = find(Opcode.REDUCE), find(Opcode.MAP, MapFunction.TANH)
     openings = check(prove(reduce, 0, 0))
     with pytest.raises(ProofError, match="judge a leaf instead"):
-        judge_element(program.body[reduce], 0, openings)
+        judge_element(PROGRAM.body[reduce], 0, openings)
     with pytest.raises(ProofError, match="expected a leaf below 4, got 4"):
-        judge_leaf(program.body[reduce], 0, 4, bytes(97), openings)
+        judge_leaf(PROGRAM.body[reduce], 0, 4, bytes(97), openings)
     with pytest.raises(ProofError, match="expected an element below 9, got 9"):
-        judge_leaf(program.body[reduce], 9, 0, b"", openings)
+        judge_leaf(PROGRAM.body[reduce], 9, 0, b"", openings)
     with pytest.raises(ProofError, match="expected an element below 15, got -1"):
-        judge_element(program.body[tanh], -1, openings)
+        judge_element(PROGRAM.body[tanh], -1, openings)
     with pytest.raises(ProofError, match="expected a reduction, got MAP 12"):
-        judge_leaf(program.body[tanh], 0, 0, b"", openings)
+        judge_leaf(PROGRAM.body[tanh], 0, 0, b"", openings)
     with pytest.raises(ProofError, match="judged by element, got COMMIT 0"):
-        judge_element(program.commits[0], 0, openings)
+        judge_element(PROGRAM.commits[0], 0, openings)
 
 
 def test_referee_judges_constant_and_step_sources(cases: Callable[[], None]) -> None:
-    program, step = executed()
-    for number, instruction in enumerate(program.body):
+    for number, instruction in enumerate(PROGRAM.body):
         if instruction.opcode == Opcode.SOURCE and instruction.function in (SourceKind.CONST, SourceKind.STEP):
-            expected = identify(instruction.dtype, (), step.values[number])
+            expected = identify(instruction.dtype, (), VALUES[number])
             assert judge_scalar_source(instruction, 2) == expected
             other = judge_scalar_source(instruction, 3)
             assert (other == expected) == (instruction.function == SourceKind.CONST)

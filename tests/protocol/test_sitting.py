@@ -13,8 +13,8 @@ from tests.protocol.town import JOB, LIE, PACE, START, Fate, KnowingAuditor, Kno
 from tests.protocol.town import root as root_of
 from tiebreak.protocol.commitments.seats import head_seal, nonce_of, root_seal, seed_of
 from tiebreak.protocol.packing import pack
+from tiebreak.protocol.parties import auditor
 from tiebreak.protocol.parties import events as e
-from tiebreak.protocol.parties import sitter
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board, JobStatus, PoolSlot, PublicJob
 from tiebreak.protocol.parties.terms import Means
@@ -32,7 +32,7 @@ ENDED = (JobStatus.SETTLED, JobStatus.SLASHED, JobStatus.ABANDONED)
 @pytest.fixture(autouse=True)
 def short_pools(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a town need not last for weeks."""
-    monkeypatch.setattr(sitter, "POOL_SECONDS", POOL_SECONDS)
+    monkeypatch.setattr(auditor, "POOL_SECONDS", POOL_SECONDS)
 
 
 class SeatedTown(Town):

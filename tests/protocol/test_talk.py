@@ -10,9 +10,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.parts import slow_except
-from tests.protocol.bounds import max_moves
 from tests.protocol.logged import logged_job, random_logs
-from tests.protocol.runs import CHALLENGER, CLIENT, CLOCK, DOMAIN, GAME, REPLAY, SECRET, TRAINER, Liar, Run, make_job
+from tests.protocol.runs import (
+    CHALLENGER,
+    CLIENT,
+    CLOCK,
+    DOMAIN,
+    GAME,
+    REPLAY,
+    SECRET,
+    TRAINER,
+    Liar,
+    Run,
+    make_job,
+    max_moves,
+)
 from tests.protocol.walks import ARGMAX, COMMIT, JOB, WALKS, Erratic, Garbage, RandomChallenger, check_invariants, other
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import EncodingError, IllegalMove, SignatureError, VerificationError

@@ -17,8 +17,7 @@ from tiebreak.protocol.codec import unsigned
 from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.errors import EncodingError, VerificationError
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import Direction
-from tiebreak.protocol.program.step_log import LogError
+from tiebreak.protocol.program.rounding import Direction, LogError
 from tiebreak.protocol.tags import Digest
 
 PROGRAM = program_of(MANY)

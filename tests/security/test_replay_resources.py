@@ -16,7 +16,7 @@ from tests.tampered import Tampered
 from tiebreak.api.signing.keys import save_key
 from tiebreak.cli.main import tiebreak
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.agreement import sign_job
+from tiebreak.engine.capture.captured import sign_job
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.lowering.builder import Builder
 from tiebreak.engine.run.audit import compare

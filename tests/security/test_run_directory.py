@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tests.protocol.runs import CLIENT, DOMAIN, TRAINER, job_over
 from tiebreak.api.training.bundle import load_bundle
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.agreement import sign_job
+from tiebreak.engine.capture.captured import sign_job
 from tiebreak.engine.data.disk import Folder, StorageError, read_file
 from tiebreak.engine.data.formats import read_tensors
 from tiebreak.engine.data.tensors import identities

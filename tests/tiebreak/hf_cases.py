@@ -8,6 +8,7 @@ import torch
 from datasets import Dataset
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer
+from transformers.trainer_callback import TrainerCallback
 
 VOCABULARY: Final = 300
 _WORDS: Final = [
@@ -67,6 +68,17 @@ def encoded(count: int = 40, longest: int = 20) -> Dataset:
 def preferences(count: int = 24) -> Dataset:
     given = {"prompt": texts(count, 1, 6), "chosen": texts(count, 2), "rejected": texts(count, 3)}
     return Dataset.from_dict({n: [(" " if n != "prompt" else "") + t for t in rows] for n, rows in given.items()})
+
+
+class Interrupts(TrainerCallback):
+    """Ends the process, as Ctrl-C would, after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step == self.step:
+            raise KeyboardInterrupt
 
 
 def arguments(kind: Any, folder: Path, **more: Any) -> Any:

@@ -17,16 +17,7 @@ from hypothesis import strategies as st
 from tests.tiebreak.test_parallel_audits import alone, found, honest, liar, make_run
 from tiebreak.api.auditing import replayers
 from tiebreak.api.auditing.audits import Workers, audit_chosen
-from tiebreak.api.auditing.replayers import (
-    ANSWERS,
-    LOST,
-    ORDERS,
-    Assignment,
-    AuditOrder,
-    AuditTask,
-    Processes,
-    TaskOutcome,
-)
+from tiebreak.api.auditing.replayers import ANSWERS, LOST, ORDERS, AuditTask, Processes, TaskOutcome
 from tiebreak.api.machine import Machine, workers
 from tiebreak.api.machine.workers import Channel, worker_name
 from tiebreak.engine.run.audit import signed_records
@@ -45,8 +36,8 @@ OUTCOME = TaskOutcome(
     log=LogReport(steps=9, missing=1, findings=[FINDING]),
 )  # fmt: skip
 MACHINE = Machine(threads=1, permute=3)
-ASSIGNMENT = Assignment.of(Path("/run"), Digest(bytes(32)), 7, Digest(bytes(32)), MACHINE)
-ORDER = AuditOrder(assignment=ASSIGNMENT, task=TASK)
+ASSIGNMENT = replayers.Assignment.of(Path("/run"), Digest(bytes(32)), 7, Digest(bytes(32)), MACHINE)
+ORDER = replayers.AuditOrder(assignment=ASSIGNMENT, task=TASK)
 SAID: list[Record] = [
     OUTCOME, *(TaskOutcome(task=TASK, worker="worker 1", fault=fault, reason="withheld") for fault in (1, LOST)),
 ]  # fmt: skip
@@ -158,7 +149,10 @@ def test_sending_to_a_worker_that_reads_nothing_does_not_block() -> None:
     """What waits for it is bounded, and goes on when it reads."""
     ours, theirs = socketpair()
     ours.setblocking(False)
-    channel, other = Channel(ours, sends=ORDERS, takes=ANSWERS), Channel(theirs, sends=ANSWERS, takes=ORDERS)
+    channel, other = (
+        Channel(ours, sends=ORDERS, takes=ANSWERS),
+        Channel(theirs, sends=ANSWERS, takes=ORDERS),
+    )
     long = replace(ORDER, task=replace(TASK, segments=tuple(range(1 << 18))))
     sent = next(number for number in range(100) if not sends(channel, long))
     assert channel.owes

@@ -13,7 +13,7 @@ from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import MANIFEST, load_bundle
 from tiebreak.api.training.reading import CHECKS
 from tiebreak.api.training.runs import agree_on, open_run
-from tiebreak.cli.capture import _size, captured
+from tiebreak.cli.capture import captured
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import EncodingError
@@ -103,10 +103,3 @@ def test_capture_shows_its_status_on_a_terminal(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("tiebreak.api.training.bundle.capture_bundle", lambda *_, **__: None)
     captured(SimpleNamespace(name="[name]"))  # type: ignore[arg-type]
     assert "capturing [name]" in stream.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (3 << 29, "1.5 GiB"), (1 << 50, "1.02e+03 TiB")]
-)
-def test_byte_counts_are_formatted_in_binary_units(count: int, text: str) -> None:
-    assert _size(count) == text

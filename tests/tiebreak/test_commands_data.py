@@ -18,7 +18,8 @@ from tests.tiebreak.parties import Commands
 from tests.tiebreak.test_tasks import linear_task
 from tiebreak.engine.capture.examples import arrays
 from tiebreak.engine.capture.task import Batch, Rows
-from tiebreak.engine.data import files, hugging_face, text
+from tiebreak.engine.data import arrays as array_files
+from tiebreak.engine.data import hugging_face, text
 from tiebreak.engine.data.tensors import identity
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 
@@ -97,7 +98,7 @@ def test_raw_binary_files_are_imported_with_offset_shape_and_in_blocks(
     assert load_file(tmp_path / "a.safetensors")["tokens"].tolist() == list(range(12))
     command(*raw, "--shape", "3,4", "-o", tmp_path / "b.safetensors")
     assert load_file(tmp_path / "b.safetensors")["tokens"].tolist() == np.arange(12).reshape(3, 4).tolist()
-    monkeypatch.setattr(files, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(array_files, "BLOCK_BYTES", 64)
     made = np.random.default_rng(4).integers(0, 1 << 16, (3 * 64 + 7,), dtype=np.uint16)
     made.tofile(tmp_path / "t.bin")
     command("data", "import", tmp_path / "t.bin", "--dtype", "<u2", "-o", tmp_path / "c.safetensors")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,23 +19,13 @@ from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.tags import Digest
 
-
-class Dispute:
-    """The command, about a run and a replay of it."""
-
-    def __init__(self, command: Commands) -> None:
-        self._command = command
-
-    def __call__(self, run: Path, replay: Path, *more: object, code: int = 0) -> str:
-        return self._command.printed("dispute", run, replay, "--threads", 1, *more, code=code)[0]
-
-    def error(self, run: Path, replay: Path, *more: object, code: int = 1) -> str:
-        return self._command.error("dispute", run, replay, "--threads", 1, *more, code=code)
+Dispute = Callable[..., str]
 
 
 @pytest.fixture
 def dispute(command: Commands) -> Dispute:
-    return Dispute(command)
+    """What the command prints on stdout about a run and a replay of it."""
+    return lambda *more, code=0: command.printed("dispute", *more, "--threads", 1, code=code)[0]
 
 
 @pytest.fixture
@@ -127,23 +118,24 @@ def test_a_trainer_that_cannot_open_its_signed_root_loses(
 
 
 def test_missing_heads_and_mismatched_replays_cannot_be_disputed(
-    parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute
+    parties: Parties, honest: Path, tmp_path: Path, command: Commands
 ) -> None:
-    fresh = parties.signed(tmp_path / "fresh")
-    assert "expected a head of 4 checkpoints, got those of [1, 2, 3]" in dispute.error(honest, honest, "--count", 4)
-    assert "expected at least one signed head, got none; nothing to dispute yet" in dispute.error(fresh, honest)
+    fresh, other = parties.signed(tmp_path / "fresh"), tmp_path / "other"
+    said = "expected a head of 4 checkpoints, got those of [1, 2, 3]"
+    assert said in command.error("dispute", honest, honest, "--count", 4)
+    assert "at least one signed head, got none; nothing to dispute yet" in command.error("dispute", fresh, honest)
     assert parties.train(fresh, "--quiet", "--until", "3") == 0
-    assert "StateError: the replay has 1 checkpoints; replay to 3 before comparing" in dispute.error(honest, fresh)
-    other = tmp_path / "other"
-    dispute._command("agree", parties.path("captured"), *parties.keys, "--nonce", 5, "--output", other)
-    assert f"{other}: expected a replay of job " in dispute.error(honest, other)
+    said = "StateError: the replay has 1 checkpoints; replay to 3 before comparing"
+    assert said in command.error("dispute", honest, fresh)
+    command("agree", parties.path("captured"), *parties.keys, "--nonce", 5, "--output", other)
+    assert f"{other}: expected a replay of job " in command.error("dispute", honest, other)
 
 
 def test_dispute_refuses_a_damaged_replay_but_not_a_damaged_run(
-    parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute
+    parties: Parties, honest: Path, tmp_path: Path, dispute: Dispute, command: Commands
 ) -> None:
     broken = parties.trained(tmp_path / "broken")
     (broken / "records.bin").write_bytes(bytes(76))
-    assert "EncodingError" in dispute.error(honest, broken, code=2)
+    assert "EncodingError" in command.error("dispute", honest, broken, code=2)
     # Its heads are true: what else lies in its folder is not asked for.
     assert dispute(broken, honest, code=NOTHING_TO_DISPUTE) == f"nothing to dispute: head 3 has the root of {honest}\n"

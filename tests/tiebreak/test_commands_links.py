@@ -11,8 +11,8 @@ import pytest
 from tests.parts import slow_except
 from tests.tiebreak.parties import Commands, Parties
 from tiebreak import api
+from tiebreak.api.chain.chains import check as check_deployment
 from tiebreak.cli.key import load_key
-from tiebreak.protocol.chain.deployments import check_deployment
 from tiebreak.protocol.errors import TiebreakError
 
 Plant = Callable[[Path, Path], None]
@@ -23,10 +23,6 @@ def link(path: Path, outside: Path) -> None:
     path.symlink_to(outside)
 
 
-def folder_link(path: Path, outside: Path) -> None:
-    path.symlink_to(outside.parent, target_is_directory=True)
-
-
 def pipe(path: Path, _outside: Path) -> None:
     os.mkfifo(path)
 
@@ -34,7 +30,7 @@ def pipe(path: Path, _outside: Path) -> None:
 RUN_PLANTS: dict[str, Plant] = {
     **dict.fromkeys(("job.bin", "program.tbp", "data.safetensors", "records.bin", "metrics.jsonl"), link),
     **dict.fromkeys((".lock", "policy.json", "state_dict.tsv", ".job.bin.part"), link),
-    **dict.fromkeys(("checkpoints", "heads", "logs"), folder_link),
+    **dict.fromkeys(("checkpoints", "heads", "logs"), lambda path, outside: link(path, outside.parent)),
     "checkpoints/000000000003.safetensors": link,
     "checkpoints/.000000000006.safetensors.part": link,
     "heads/000000000002.bin": link,

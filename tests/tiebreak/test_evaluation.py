@@ -13,7 +13,7 @@ from torch import nn
 
 import tiebreak
 from tiebreak.api.builtin.loader import load_task
-from tiebreak.api.training.evaluation import evaluate_state
+from tiebreak.api.training.trainer import evaluate_state
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.protocol.errors import ConfigurationError
 

@@ -19,9 +19,8 @@ from eth_utils import keccak
 from securesystemslib.dsse import Envelope as OtherEnvelope
 
 from tests.tiebreak.parties import Parties
-from tiebreak.api.signing import keystore, signers
-from tiebreak.api.signing.keys import load_key, new_key, save_key
-from tiebreak.api.signing.keystore import read_keystore
+from tiebreak.api.signing import keys, signers
+from tiebreak.api.signing.keys import load_key, new_key, read_keystore, save_key
 from tiebreak.api.signing.signers import SignerKey
 from tiebreak.cli.main import run, tiebreak
 from tiebreak.engine.run.directory import RunDirectory
@@ -122,7 +121,7 @@ def _set(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 def _many_rounds() -> dict[str, Any]:
     document = encrypted("pbkdf2")
-    document["crypto"]["kdfparams"]["c"] = keystore.MAX_ROUNDS + 1
+    document["crypto"]["kdfparams"]["c"] = keys.MAX_ROUNDS + 1
     return document
 
 

@@ -29,7 +29,7 @@ from tests.tiebreak.parties import Once, flip, tiny_run
 from tiebreak.api.auditing import replayers
 from tiebreak.api.auditing.audits import Workers, audit_chosen
 from tiebreak.api.auditing.parallel import RETRIES, AuditLedger, audit_in_parallel, divide
-from tiebreak.api.auditing.ray import RayExecutor
+from tiebreak.api.auditing.replayers import RayExecutor
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
 from tiebreak.api.machine.workers import WorkerProcess

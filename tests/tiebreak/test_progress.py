@@ -10,7 +10,6 @@ from rich.console import Console
 
 from tiebreak.api.auditing import progress as progress_module
 from tiebreak.api.auditing.progress import Tally, training_progress
-from tiebreak.api.machine import environment
 from tiebreak.cli.train import as_line, checkpoint_event, end_event, step_event
 from tiebreak.engine.run.commit import Commit
 from tiebreak.engine.run.train import Progress
@@ -121,11 +120,3 @@ def test_progress_fits_80_columns_and_no_word_is_cut_off(
     assert re.search(rf"^{title} .+ {steps - 1}/{steps} loss -1.234e-05 \S+ steps/s +(\d:\d\d:\d\d|-:--:--)", bars[-1])
     assert f"{steps}/{steps} loss -1.234e-05" in stream.getvalue(), "it ends complete"
     assert drawn[-1] == f"{title}: arithmetic 70.0%, resolving 10.0%"
-
-
-def test_the_environment_description_names_torch_cores_and_cpu() -> None:
-    described = dict(environment.describe())
-    assert described["torch"].startswith("2.13.0")
-    assert int(described["cores"]) >= 1
-    assert described["cpu"]
-    assert all(value for value in described.values())

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tiebreak.parties import Commands, Parties
-from tests.tiebreak.test_library import JobFiles, names
-from tiebreak.api.agreement import offers
-from tiebreak.api.agreement.readers import SEAL, Card, opened_by, readers_of, wrapped
-from tiebreak.api.agreement.sealing import SALT_BYTES, TAG_BYTES, Sealed, sealed_bytes
+from tests.tiebreak.test_library import JobFiles, changed, names
+from tiebreak.api.agreement import offers, sealing
+from tiebreak.api.agreement.sealing import SEAL, Card, Sealed, opened_by, wrapped
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import DATA, JOB, ORIGINS, PROGRAM, RECORDS, TITLE, RunDirectory
 from tiebreak.node.library import Fetcher, publish, secret_of
@@ -21,6 +20,7 @@ from tiebreak.node.parts import parts
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError, SignatureError, VerificationError
+from tiebreak.protocol.parties.posts import LibraryBody
 from tiebreak.protocol.tags import Digest
 
 KEY, OTHER = PrivateKey.from_int(0xC0FFEE), PrivateKey.from_int(0xBEEF)
@@ -44,15 +44,21 @@ def opened(data: bytes, name: str = "x", by: Sealed = SEALED) -> bytes:
     return target.getvalue()
 
 
-FIRST = PIECE_BYTES - SALT_BYTES - TAG_BYTES
-LATER = PIECE_BYTES - TAG_BYTES
+def take(folder: Path, job_files: JobFiles, offer: RunDirectory, *bodies: LibraryBody, by: PrivateKey) -> None:
+    """Fetches what leads up to the last head that was published first, as the owner of a key."""
+    fetcher = Fetcher(folder, job_files, offer.job, offer.agreement.domain, bodies, unseal=opened_by(by))
+    fetcher.fetch(bodies[0].count)
+
+
+FIRST = PIECE_BYTES - sealing.SALT_BYTES - sealing.TAG_BYTES
+LATER = PIECE_BYTES - sealing.TAG_BYTES
 
 
 def test_sealed_files_of_every_length_round_trip(cases: Callable[[], None]) -> None:
     for size in (0, 1, FIRST - 1, FIRST, FIRST + 1, FIRST + LATER, FIRST + LATER + 1):
         data = (bytes(range(251)) * (size // 251 + 1))[:size]
         found = sealed(data)
-        assert len(found) == sealed_bytes(size)
+        assert len(found) == sealing.sealed_bytes(size)
         assert opened(found) == data
         assert sealed(data) == found, "an upload that broke off goes on with the same bytes"
         cases()
@@ -88,7 +94,7 @@ def test_pieces_cannot_be_moved_or_files_exchanged() -> None:
 
 def test_equal_plaintexts_under_other_names_share_no_ciphertext() -> None:
     first, second = sealed(bytes(500), "a"), sealed(bytes(500), "b")
-    assert first[:SALT_BYTES] != second[:SALT_BYTES]
+    assert first[: sealing.SALT_BYTES] != second[: sealing.SALT_BYTES]
     assert not any(first[i : i + 16] in second for i in range(len(first) - 16))
 
 
@@ -97,7 +103,7 @@ def test_equal_plaintexts_under_other_names_share_no_ciphertext() -> None:
 
 def test_only_the_named_readers_can_open_a_seal() -> None:
     data = wrapped(SEALED.secret, JOB_ID, [Card.of(KEY), Card.of(OTHER), Card.of(KEY)])
-    assert [address for address, _ in readers_of(data, JOB_ID)] == sorted([KEY.address, OTHER.address])
+    assert [address for address, _ in sealing.readers_of(data, JOB_ID)] == sorted([KEY.address, OTHER.address])
     for key in (KEY, OTHER):
         assert opened_by(key)(data, JOB_ID) == SEALED.secret
     stranger = PrivateKey.from_int(5)
@@ -165,15 +171,12 @@ def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offer
         plain = (offered / secret).read_bytes()
         assert not any(plain[at : at + 24] in kept for at in range(0, len(plain) - 24, 24))
 
-    domain = offer.agreement.domain
     with pytest.raises(CannotCheck, match="it is sealed; the key of a reader opens it"):
-        Fetcher(tmp_path / "thief", job_files, offer.job, domain, [body]).fetch(0)
+        Fetcher(tmp_path / "thief", job_files, offer.job, offer.agreement.domain, [body]).fetch(0)
     with pytest.raises(CannotCheck, match="sealed to 3 readers, and 0x"):
-        Fetcher(
-            tmp_path / "thief", job_files, offer.job, domain, [body], unseal=opened_by(PrivateKey.from_int(9))
-        ).fetch(0)
+        take(tmp_path / "thief", job_files, offer, body, by=PrivateKey.from_int(9))
     mine = tmp_path / "trainers"
-    Fetcher(mine, job_files, offer.job, domain, [body], unseal=opened_by(trainer)).fetch(0)
+    take(mine, job_files, offer, body, by=trainer)
     assert (mine / PROGRAM).read_bytes() == (offered / PROGRAM).read_bytes()
     offers.accept(mine, trainer)
     assert parties.train(mine, "--quiet") == 0
@@ -185,7 +188,7 @@ def test_the_hub_sees_ciphertext_and_the_readers_the_job(parties: Parties, offer
     assert RECORDS not in later_names, "records tell losses"
     same = {f.name: f.root for f in body.files if f.name.endswith(b".sealed")}
     assert same.items() <= {f.name: f.root for f in later.files}.items(), "the same plaintext is stored once"
-    Fetcher(tmp_path / "auditors", job_files, offer.job, domain, [later, body], unseal=opened_by(auditor)).fetch(3)
+    take(tmp_path / "auditors", job_files, offer, later, body, by=auditor)
     left = names(mine) | names(tmp_path / "auditors")
     assert not [name for name in left if ".fetch" in name or name.endswith(".sealed")]
 
@@ -201,18 +204,12 @@ def test_a_false_sealed_file_is_discarded(parties: Parties, offered: Path, tmp_p
     target = Bytes()
     secret.seal(DATA, Bytes(bytes(wrong)), len(wrong), target)  # type: ignore[arg-type]
     root = job_files.add(target.getvalue())
-    lying = replace(
-        body, files=tuple(replace(f, root=root) if f.name == f"{DATA}.sealed".encode() else f for f in body.files)
-    )
+    lying = changed(body, f"{DATA}.sealed", root=root)
     with pytest.raises(CannotCheck, match="expected root"):
-        Fetcher(tmp_path / "a", job_files, offer.job, offer.agreement.domain, [lying], unseal=opened_by(trainer)).fetch(
-            0
-        )
+        take(tmp_path / "a", job_files, offer, lying, by=trainer)
     assert DATA not in names(tmp_path / "a")
     assert not [name for name in names(tmp_path / "a") if ".fetch" in name]
-    Fetcher(
-        tmp_path / "a", job_files, offer.job, offer.agreement.domain, [lying, body], unseal=opened_by(trainer)
-    ).fetch(0)
+    take(tmp_path / "a", job_files, offer, lying, body, by=trainer)
     assert (tmp_path / "a" / DATA).read_bytes() == (offered / DATA).read_bytes()
 
 
@@ -224,9 +221,7 @@ def test_another_publishers_seal_does_not_lock_auditors_out(parties: Parties, of
     root = job_files.add(wrapped(bytes(32), offer.job.id, [Card.of(auditor)]))
     size = len(job_files.held[root])
     lying = replace(body, files=tuple(replace(f, root=root, size=size) for f in body.files if f.name == SEAL.encode()))
-    Fetcher(
-        tmp_path / "a", job_files, offer.job, offer.agreement.domain, [lying, body], unseal=opened_by(auditor)
-    ).fetch(0)
+    take(tmp_path / "a", job_files, offer, lying, body, by=auditor)
     assert (tmp_path / "a" / DATA).read_bytes() == (offered / DATA).read_bytes()
 
 

@@ -1,7 +1,6 @@
 """`tiebreak.hf.train` with TRL's trainers and PEFT's adapters, beside the original."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from transformers.trainer_callback import PrinterCallback
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
 import tiebreak
-from tests.tiebreak.hf_cases import arguments, llama, losses, preferences, tokenizer
+from tests.tiebreak.hf_cases import Interrupts, arguments, llama, losses, preferences, tokenizer
 from tests.tiebreak.hf_scripts import dpo, lora, saved, text
 from tiebreak import ConfigurationError
 
@@ -20,11 +19,6 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sft", "dpo"])
 def test_trl_training_matches_the_original_across_an_interruption(tmp_path: Path, kind: str) -> None:
     """Epochs with a short last step, evaluation, the best model, early stopping, and an interruption."""
-
-    class Interrupts(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if state.global_step == 5:
-                raise KeyboardInterrupt
 
     def made(folder: Path, *callbacks: TrainerCallback) -> Trainer:
         settings = {
@@ -50,7 +44,7 @@ def test_trl_training_matches_the_original_across_an_interruption(tmp_path: Path
     theirs = made(tmp_path / "theirs")
     theirs.train()
     with pytest.raises(KeyboardInterrupt):
-        tiebreak.hf.train(made(tmp_path / "ours", Interrupts()))
+        tiebreak.hf.train(made(tmp_path / "ours", Interrupts(5)))
     ours = made(tmp_path / "ours")
     tiebreak.hf.train(ours)
     run = tiebreak.open_run(tmp_path / "ours" / "run")

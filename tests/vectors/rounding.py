@@ -1,6 +1,7 @@
 """Vectors of policy `logged`: sums rounded along a log, and the log trees of a small program (SPEC section 5.1)."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, Final
 
 import numpy as np
@@ -14,8 +15,7 @@ from tiebreak.protocol.numbers.float32 import INF, MAX_PRECISION, MIN_PRECISION,
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator, Kind, encode, finish
 from tiebreak.protocol.program.isa import Access, DType, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, Direction, Rounding
-from tiebreak.protocol.program.step_log import Entries, StepLog
+from tiebreak.protocol.program.rounding import MAX_TOLERANCE, MIN_TOLERANCE, Direction, Entries, Rounding, StepLog
 
 Json = dict[str, Any]
 _PRECISIONS: Final = (16, 17, 20, 23, 24, 29, 32)
@@ -86,27 +86,29 @@ def roundings() -> Json:
 
 # ---------------------------------------------------------------- logs.json
 
-_LARGE: Final = 1000
+LARGE: Final = 1000
 """Elements of the longest value: 8 chunks, the last of them not full."""
-_PLAIN, _PRODUCTS, _SCATTER, _LOSS = 1, 2, 5, 6
+PLAIN, PRODUCTS, SCATTER, LOSS = 1, 2, 5, 6
 
 
-def _program() -> Program:
+@cache
+def program() -> Program:
+    """Logged sums of several chunks, of one and of a part of one, between values that are never logged."""
     f32 = DType.F32
     one = Access(0, 0, (1, 0))
     body = (
-        source(SourceKind.STATE, "w", f32, _LARGE),
-        reduced(f32, (_LARGE,), (1,), one),
+        source(SourceKind.STATE, "w", f32, LARGE),
+        reduced(f32, (LARGE,), (1,), one),
         reduced(f32, (3, 100), (2,), Access(0, 5, (100, 1, 1)), Access(1, 0, (0, 1, 1))),
         reduced(f32, (300,), (2,), one, function=ReduceFunction.MAX),
         const(1, DType.I64),
         scattered((129,), (5,), Access(0, 0, (0, 1)), Access(4, 0, (0, 0)), match=(1,)),
         reduced(f32, (), (129,), Access(5, 0, (1,))),
     )  # fmt: skip
-    commit = committed("w", f32, (_LARGE,), 1)
-    program = Program(body, (commit,))
-    program.validate()
-    return program
+    commit = committed("w", f32, (LARGE,), 1)
+    found = Program(body, (commit,))
+    found.validate()
+    return found
 
 
 def _entries(s: Stream, numel: int, count: int) -> Entries:
@@ -115,27 +117,27 @@ def _entries(s: Stream, numel: int, count: int) -> Entries:
     return Entries(np.array(elements, dtype=np.int64), np.array(up, dtype=np.bool_))
 
 
-def _logs(program: Program) -> Iterator[StepLog]:
+def _logs() -> Iterator[StepLog]:
     """Logs of the steps of one segment: nothing, the first and last elements, some, all of one value."""
     s = Stream("logs")
-    ends = Entries(np.array([0, _LARGE - 1], dtype=np.int64), np.array([True, False]))
+    ends = Entries(np.array([0, LARGE - 1], dtype=np.int64), np.array([True, False]))
     yield StepLog()
-    yield StepLog({_PLAIN: ends, _LOSS: _entries(s, 1, 1)})
+    yield StepLog({PLAIN: ends, LOSS: _entries(s, 1, 1)})
     for share in (3, 60):
-        sums = (_PLAIN, _PRODUCTS, _SCATTER)
-        yield StepLog({value: _entries(s, program.body[value].numel, share) for value in sums})
-    full = np.arange(program.body[_SCATTER].numel, dtype=np.int64)
-    yield StepLog({_SCATTER: Entries(full, full % 3 == 0)})
+        sums = (PLAIN, PRODUCTS, SCATTER)
+        yield StepLog({value: _entries(s, program().body[value].numel, share) for value in sums})
+    full = np.arange(program().body[SCATTER].numel, dtype=np.int64)
+    yield StepLog({SCATTER: Entries(full, full % 3 == 0)})
 
 
-def _openings(program: Program, tree: LogTree) -> Iterator[Json]:
-    for value in (_PLAIN, _PRODUCTS, _SCATTER, _LOSS):
-        for chunk in range(chunk_count(DType.F32, program.body[value].shape)):
+def _openings(tree: LogTree) -> Iterator[Json]:
+    for value in (PLAIN, PRODUCTS, SCATTER, LOSS):
+        for chunk in range(chunk_count(DType.F32, program().body[value].shape)):
             word = tree.word(value, chunk)
             yield {
                 "value": value,
                 "chunk": chunk,
-                "position": value << depth_of_value(program, value) | chunk,
+                "position": value << depth_of_value(program(), value) | chunk,
                 "word": hex_of(word),
                 "leaf": hex_of(word_leaf(word)),
                 "siblings": hex_of(b"".join(tree.proof(value, chunk))),
@@ -144,18 +146,17 @@ def _openings(program: Program, tree: LogTree) -> Iterator[Json]:
 
 def logs() -> Json:
     """A program, the logs of five steps, every word with its proof, and the tree over the step logs."""
-    program, steps = _program(), []
-    trees = []
-    for number, log in enumerate(_logs(program), 1):
-        log.check(program, number)
-        tree = LogTree(program, log)
+    steps, trees = [], []
+    for number, log in enumerate(_logs(), 1):
+        log.check(program(), number)
+        tree = LogTree(program(), log)
         trees.append(tree)
         entries = b"".join(
             value.to_bytes(4, "big") + element.to_bytes(4, "big") + bytes([code])
             for value, found in log.entries.items()
             for element, code in found.directions()
         )
-        openings = list(_openings(program, tree))
+        openings = list(_openings(tree))
         steps.append(
             {"entries": hex_of(entries), "stepLog": hex_of(tree.root), "count": len(openings), "openings": openings}
         )
@@ -163,8 +164,8 @@ def logs() -> Json:
     proofs = [hex_of(b"".join(over.proof(place))) for place in range(len(trees))]
     words = bytes(range(32))
     return {
-        "program": hex_of(program.encode()),
-        "depth": program.half_depth,
+        "program": hex_of(program().encode()),
+        "depth": program().half_depth,
         "count": len(steps),
         "steps": steps,
         "logRoot": hex_of(over.root),

@@ -1,36 +1,20 @@
 """The modules of `tiebreak.api` by their short names, for type checkers and editors."""
 
-from tiebreak.api import data as data
-from tiebreak.api.agreement import offers as offers
-from tiebreak.api.agreement import readers as readers
-from tiebreak.api.agreement import sealing as sealing
-from tiebreak.api.auditing import audits as audits
-from tiebreak.api.auditing import forward as forward
-from tiebreak.api.auditing import progress as progress
-from tiebreak.api.builtin import loader as loader
-from tiebreak.api.certification import attestation as attestation
-from tiebreak.api.certification import certificates as certificates
-from tiebreak.api.certification import issuance as issuance
-from tiebreak.api.certification import ownership as ownership
-from tiebreak.api.chain import boards as boards
-from tiebreak.api.chain import chains as chains
-from tiebreak.api.chain import endings as endings
-from tiebreak.api.chain import onchain as onchain
-from tiebreak.api.chain import weights as weights
-from tiebreak.api.corpus import corpus_runs as corpus_runs
-from tiebreak.api.data import importing as importing
-from tiebreak.api.disputing import disputes as disputes
-from tiebreak.api.disputing import judging as judging
-from tiebreak.api.machine import environment as environment
-from tiebreak.api.machine import interpreters as interpreters
-from tiebreak.api.machine import qualification as qualification
-from tiebreak.api.signing import keys as keys
-from tiebreak.api.training import bundle as bundle
-from tiebreak.api.training import calibrating as calibrating
-from tiebreak.api.training import distributed as distributed
-from tiebreak.api.training import finetuning as finetuning
-from tiebreak.api.training import reading as reading
-from tiebreak.api.training import runs as runs
-from tiebreak.api.watching import alarms as alarms
-from tiebreak.api.watching import monitoring as monitoring
-from tiebreak.api.watching import sampling as sampling
+from tiebreak.api import data
+from tiebreak.api.agreement import offers, sealing
+from tiebreak.api.auditing import audits, forward, progress
+from tiebreak.api.builtin import loader
+from tiebreak.api.certification import attestation, certificates, issuance, ownership
+from tiebreak.api.chain import boards, chains, endings, onchain, weights
+from tiebreak.api.corpus import corpus_runs
+from tiebreak.api.data import importing
+from tiebreak.api.disputing import disputes, judging
+from tiebreak.api.machine import environment, interpreters, qualification
+from tiebreak.api.signing import keys
+from tiebreak.api.training import bundle, calibrating, distributed, finetuning, reading, runs
+from tiebreak.api.watching import alarms, monitoring, sampling
+
+__all__ = ["alarms", "attestation", "audits", "boards", "bundle", "calibrating", "certificates", "chains"]
+__all__ += ["corpus_runs", "data", "disputes", "distributed", "endings", "environment", "finetuning", "forward"]
+__all__ += ["importing", "interpreters", "issuance", "judging", "keys", "loader", "monitoring", "offers", "onchain"]
+__all__ += ["ownership", "progress", "qualification", "reading", "runs", "sampling", "sealing", "weights"]

@@ -194,7 +194,7 @@ def _card(text: str) -> Any:
     """The card in a file of this name, or else in the text itself."""
     path = Path(text)
     is_file = len(text) < MAX_CARD and path.is_file()
-    return api.readers.Card.read(path.read_text("ascii", "replace")[:MAX_CARD] if is_file else text)
+    return api.sealing.Card.read(path.read_text("ascii", "replace")[:MAX_CARD] if is_file else text)
 
 
 def _answer(

@@ -22,7 +22,7 @@ COULD_NOT_CHECK: Final = 3
 SHOWN: Final = 8
 """The most findings of logs, and states from which a replay began, that are printed."""
 FORWARD_SAMPLE: Final = 10
-_ONLY_REPLAYS: Final = {"output", "segment", "from_step", "to_step", "jobs", "ray", "ledger", "memory", "policy"}
+_ONLY_REPLAYS: Final = {"output", "segment", "from_step", "to_step", "jobs", "ray", "ledger", "policy"}
 """The options for which --forward has no use."""
 
 
@@ -53,7 +53,7 @@ class AuditFailure(VerificationError):
 @click.option("--ledger", type=opt.NEW_FILE, help="With --jobs or --ray: the file that keeps progress; repeat the "
               "command to go on.  [default: one for each choice of segments, in ~/.local/state/tiebreak]")  # fmt: skip
 @opt.json_option
-@opt.machine_options("threads", "permute", "device", "graphs", "memory", "policy")
+@opt.machine_options("threads", "permute", "device", "graphs", "policy")
 def audit(
     run: Path, output: Path | None, segment: int | None, from_step: int | None, to_step: int | None, sample: int | None,
     seed: str | None, forward: bool, as_json: bool, jobs: int | None, ray: str | None, ledger: Path | None,
@@ -72,7 +72,7 @@ def audit(
     An audit that reaches the last signed step also looks at the state that RUN keeps of it, which becomes the weights:
     if that file is not what was signed, the exit code is 3.
 
-    --jobs and --ray check parts, by default all, by several processes at once; --threads and --memory are then those of
+    --jobs and --ray check parts, by default all, by several processes at once; --threads are then those of
     each. Parts begin at kept checkpoints, so how far that helps depends on how many the trainer kept. A disagreement is
     computed again by another process, in another order, before it counts. Nothing is lost when one of them is killed,
     and when the command is, repeat it. No replay is kept.
@@ -107,7 +107,9 @@ def audit(
         if any(chosen) or workers is not None:
             lines = _parts(trainer, segment, (from_step, to_step), sample, seed, machine, workers, report)
         else:
-            lines = _whole(trainer, output or api.audits.place_of_replay(trainer), machine, report)
+            # In none of the folders in which archives are unpacked: one could bring a replay.
+            place = api.environment.own_folder() / "replays" / trainer.job.id.hex()
+            lines = _whole(trainer, output or place, machine, report)
     except (CannotCheck, VerificationError) as error:
         fraud = isinstance(error, AuditFailure)
         reason = " ".join(str(error).split())
@@ -157,19 +159,20 @@ def _parts(
     seed: str | None, machine: Machine, workers: "api.audits.Workers | None", report: dict[str, Any],
 ) -> list[str]:  # fmt: skip
     drawn = secrets.token_hex(16) if seed is None else seed
-    choice = api.audits.choose_segments(
+    chosen, records, head = api.audits.choose_segments(
         trainer, segment=segment, first=steps[0], last=steps[1], sample=sample, seed=drawn
     )
-    total, head, lines = len(choice.records), choice.head.head, list[str]()
+    total, lines = len(records), list[str]()
     if sample is not None:
-        report |= {"seed": drawn, "detection": [{"false": x, "probability": p} for x, p in choice.detection]}
+        detection = api.audits.chances(total, sample)
+        report |= {"seed": drawn, "detection": [{"false": x, "probability": p} for x, p in detection]}
         lines = [f"sample     {sample} of {total} segments, drawn from the seed {drawn} and the signed root"]
         words = {1: "one false segment"}
-        shown = (f"{words.get(x, f'{x} false segments')}: {100 * p:.3g}%" for x, p in choice.detection)
+        shown = (f"{words.get(x, f'{x} false segments')}: {100 * p:.3g}%" for x, p in detection)
         lines.append(f"detection  {'; '.join(shown)}")
-    report |= {"head": {"count": head.count, "run_root": head.run_root.hex()}}
-    report |= {"kind": "segments" if sample is None else "sample", "wanted": list(choice.segments)}
-    done = api.audits.audit_chosen(trainer, choice.segments, choice.records, machine, workers=workers)
+    report |= {"head": {"count": head.head.count, "run_root": head.head.run_root.hex()}}
+    report |= {"kind": "segments" if sample is None else "sample", "wanted": list(chosen)}
+    done = api.audits.audit_chosen(trainer, chosen, records, machine, workers=workers)
     report |= {
         "checked": [[r.checkpoint, r.first_step, r.last_step] for r in done.checked],
         "not_checked": done.total - len(done.checked),
@@ -186,7 +189,7 @@ def _parts(
         finder = f"a dispute with the replay of a whole audit (`tiebreak audit {trainer.path}`)"
         raise _failure(report, trainer, done.fraud, total, finder, [])
     if done.checked[-1].checkpoint == total - 1:
-        api.audits.check_last_state(trainer, choice.head)
+        api.audits.check_last_state(trainer, head)
     return [*lines, *_words(done)]
 
 
@@ -225,26 +228,25 @@ def _words(done: "SegmentAudit") -> list[str]:
 
 def _forward(trainer: "RunDirectory", sample: int, seed: str, machine: Machine, as_json: bool) -> int:
     found = api.forward.audit_forward(trainer, sample, seed, machine)
-    click.echo(json.dumps(_losses(found, seed)) if as_json else "\n".join(_words_of_losses(found, seed)))
+    if as_json:
+        click.echo(json.dumps({
+            "agrees": found.fraud is None,
+            "seed": seed,
+            "segments": found.segments,
+            "drawable": found.drawable,
+            "steps": [loss.step for loss in found.losses],
+            "share_of_a_replay": found.replay,
+            "seconds": found.seconds,
+            "detection": [{"false": number, "probability": chance} for number, chance in found.detection],
+        }))  # fmt: skip
+    else:
+        click.echo("\n".join(_words_of_losses(found, seed)))
     if (fraud := found.fraud) is not None:
         raise AuditFailure(
             f"step {fraud.step}: expected loss {shown_loss(fraud.computed)}, which the state before it gives, got "
             f"{shown_loss(fraud.committed)}, signed by 0x{trainer.job.trainer.hex()}", [],
         )  # fmt: skip
     return 0
-
-
-def _losses(found: "api.forward.ForwardAudit", seed: str) -> dict[str, Any]:
-    return {
-        "agrees": found.fraud is None,
-        "seed": seed,
-        "segments": found.segments,
-        "drawable": found.drawable,
-        "steps": [loss.step for loss in found.losses],
-        "share_of_a_replay": found.replay,
-        "seconds": found.seconds,
-        "detection": [{"false": number, "probability": chance} for number, chance in found.detection],
-    }
 
 
 def _words_of_losses(found: "api.forward.ForwardAudit", seed: str) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import MofNCompleteColumn, Progress
 
 from tiebreak import api
 from tiebreak.cli.capture import captured
@@ -92,11 +92,7 @@ def _progress(console: Console, name: str) -> Iterator["OnProgress"]:
     if not console.is_terminal:
         yield on_line
         return
-    columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=32), MofNCompleteColumn(), TextColumn("sums"),
-        TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console) as progress:
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=console) as progress:
         bar = progress.add_task(escape(f"comparing {name}"), total=None)
         yield lambda done, total: progress.update(bar, completed=done, total=total)
 

@@ -1,13 +1,14 @@
 """`tiebreak capture`: turns a task into a program, an initial state and data, as files."""
 
 import time
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from tiebreak import api
 from tiebreak.cli.options import json_option, output_option, tell
@@ -53,14 +54,11 @@ def capture(task: str, output: Path, steps: int | None, device: str, check: str,
 
 
 def captured(task: "Task", *, check: str = "full", device: str = "cpu") -> "Bundle":
-    """Captures the task; shows a spinner with the time on a terminal, and one line elsewhere."""
-    console, title = Console(stderr=True), f"capturing {task.name}"
+    """Captures the task; shows a spinner on a terminal, and one line elsewhere."""
+    console, title = Console(stderr=True), f"capturing {task.name} ..."
     if not console.is_terminal:
-        console.print(f"{title} ...", highlight=False, markup=False)
-        return api.bundle.capture_bundle(task, check=check, device=device)
-    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        progress.add_task(title, total=None)
+        console.print(title, highlight=False, markup=False)
+    with console.status(Text(title)) if console.is_terminal else nullcontext():
         return api.bundle.capture_bundle(task, check=check, device=device)
 
 

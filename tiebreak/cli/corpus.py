@@ -1,4 +1,4 @@
-"""`tiebreak corpus`: computes programs whose roots are known, states what came out, and checks such statements."""
+"""`tiebreak corpus`: computes programs whose roots are known, states what came out, and checks such programs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,7 +7,7 @@ from re import fullmatch
 import click
 
 from tiebreak import api
-from tiebreak.api.corpus import programs, statements
+from tiebreak.api.corpus import programs
 from tiebreak.cli import options as opt
 from tiebreak.cli.key import load_key
 from tiebreak.engine.data.disk import write_file
@@ -74,10 +74,10 @@ def check(file: Path, require: tuple[Address, ...], folder: Path, as_json: bool)
 
     Exit codes: 0 it holds and every program reached its root, 2 it does not, 1 not possible as asked.
     """
-    return _show(*statements.check(file, folder, require), as_json=as_json)
+    return _show(*programs.check(file, folder, require), as_json=as_json)
 
 
-def _show(made: statements.CorpusStatement, signers: Sequence[Address], *, as_json: bool) -> int:
+def _show(made: programs.CorpusStatement, signers: Sequence[Address], *, as_json: bool) -> int:
     """Prints a statement; the exit code by what it says."""
     if as_json:
         words = {"signers": list(map(hexed, signers)), "equal": not made.differing}

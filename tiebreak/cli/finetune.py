@@ -15,7 +15,7 @@ from tiebreak.api.training.settings import FineTuning
 from tiebreak.cli.key import load_key, new_key
 from tiebreak.cli.options import FILE, FOLDER, NEW_FOLDER, json_option, keep_option, machine_options, number, tell
 from tiebreak.engine.data.disk import make_folder, read_file, write_file
-from tiebreak.engine.run.retention import Keep
+from tiebreak.engine.run.directory import Keep
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, own_file
 
@@ -79,7 +79,7 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
 @number("--seed", 0, (1 << 64) - 1, 0, "Seed of the adapters' first weights, the order of windows, and dropout.")
 @click.option("--key", type=FILE, help="Key file that signs the run.  [default: key.pem in OUTPUT, made if need be]")
 @keep_option("last")
-@machine_options("threads", "device", "memory")
+@machine_options("threads", "device")
 @json_option
 def finetune(
     output: Path, merge: Path | None, key: Path | None, keep: str, machine: Machine, as_json: bool, **given: Any

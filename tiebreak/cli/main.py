@@ -1,5 +1,8 @@
 """The command `tiebreak`. Each command lives in a module of `tiebreak.cli`, which is imported when it is called.
 
+A package registers commands of its own by an entry point of the group `tiebreak.commands`, which names a `CommandSet`;
+the help shows all sets as one.
+
 Our own errors take one line, and so do a disk that is full or closed to us, and a missing library of an extra. Any
 other exception is a bug and keeps its traceback. The help of `tiebreak` lists the exit codes.
 """
@@ -8,15 +11,55 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Sequence
-from importlib.metadata import Distribution
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from importlib.metadata import Distribution, entry_points
 from typing import Final
 
 import click
 
 from tiebreak.cli.options import PASSPHRASE_VARIABLE
-from tiebreak.cli.registry import CommandSet, registered
 from tiebreak.protocol.errors import TiebreakError, VerificationError
+
+ENTRY_POINTS: Final = "tiebreak.commands"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandSet:
+    """Commands of one package. Command `a-b` is the function `a_b` of the module that has its name, or of `modules`."""
+
+    package: str
+    groups: Mapping[str, Mapping[str, str]]
+    """Title of a group in the help -> command -> the first sentence of its help."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """Command -> its module in `package`, if that is not the command's own name."""
+    needs: Mapping[str, str] = field(default_factory=dict)
+    """Command -> the extra that it always needs: a message then names all that is missing, and not only the first."""
+
+    @property
+    def commands(self) -> dict[str, str]:
+        """Command -> the first sentence of its help."""
+        return {name: line for group in self.groups.values() for name, line in group.items()}
+
+    def load(self, name: str) -> click.Command:
+        """Imports the command from its module."""
+        command = getattr(import_module(f"{self.package}.{self.modules.get(name, name)}"), name.replace("-", "_"))
+        assert isinstance(command, click.Command)
+        return command
+
+
+@cache
+def registered() -> tuple[CommandSet, ...]:
+    """The sets of all packages that are installed; a package that is gone, but for its entry point, has none."""
+    found = []
+    for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+        with suppress(ModuleNotFoundError):
+            found.append(point.load())
+    return tuple(found)
+
 
 CONFIGURATION: Final = 1
 VERIFICATION: Final = 2
@@ -66,7 +109,7 @@ CORE: Final = CommandSet(
             "chain": "Deploy contracts, list jobs and games, send what a job needs.",
         },
     },
-    modules={"judge": "dispute"}
+    modules={"judge": "dispute", "devnet": "chain"}
     | dict.fromkeys(["verify", "ownership"], "certify")
     | dict.fromkeys(["publish", "fetch", "weights"], "share")
     | dict.fromkeys(["client", "trainer", "auditor", "watcher", "hub"], "party"),

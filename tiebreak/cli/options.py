@@ -77,20 +77,6 @@ def output_option(default: str, what: str, kind: click.Path[Path] = NEW_FOLDER) 
     return click.option("--output", "-o", type=kind, default=Path(default), show_default=True, help=what)
 
 
-class _Bytes(click.ParamType["int"]):
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,3})?) ?([kMGT])(i?)B", value)
-        if found is None:
-            self.fail(
-                f"expected a number of kB, MB, GB, TB, KiB, MiB, GiB or TiB, such as 8GB, got {value!r}", param, ctx
-            )
-        return int(float(found[1]) * (1024 if found[3] else 1000) ** (1 + "kMGT".index(found[2])))
-
-
 _MACHINE: Final[dict[str, AnyDecorator]] = {
     "threads": click.option("--threads", type=click.IntRange(1), help="Threads torch may use [default: torch's "
                             "choice]. The result does not depend on it."),
@@ -100,8 +86,6 @@ _MACHINE: Final[dict[str, AnyDecorator]] = {
                            "tested first."),
     "graphs": click.option("--graphs/--no-graphs", default=True, help="On CUDA devices, replay steps as CUDA graphs "
                            "where nothing prevents it. The result does not depend on it.  [default: graphs]"),
-    "memory": click.option("--memory", type=_Bytes(), metavar="SIZE", help="Memory that this process may take, such as "
-                           "8GB; other values wait in a file in TMPDIR or /var/tmp.  [default: no limit]"),
     "policy": click.option("--policy", type=FILE, help="Policy `logged`: your own thresholds (see `tiebreak "
                            "calibrate`).  [default: the proven bounds]"),
 }  # fmt: skip

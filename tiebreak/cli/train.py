@@ -31,7 +31,7 @@ from tiebreak import api
 from tiebreak.api.machine import Machine
 from tiebreak.cli.key import load_key
 from tiebreak.cli.options import FOLDER, keep_option, key_option, machine_options
-from tiebreak.engine.run.retention import Keep
+from tiebreak.engine.run.directory import Keep
 from tiebreak.protocol.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def as_line(event: dict[str, Any]) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON lines: start, step, checkpoint, end.")
 @click.option("--monitor", is_flag=True, help="Measure this process now and then into RUN/monitor.jsonl, for `tiebreak "
               "monitor RUN`.")  # fmt: skip
-@machine_options("threads", "permute", "device", "graphs", "memory")
+@machine_options("threads", "permute", "device", "graphs")
 def train(
     run: Path, key: Path, timeout: float, until: int | None, diverging: bool, keep: str, quiet: bool, as_json: bool,
     monitor: bool, machine: Machine,

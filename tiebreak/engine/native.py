@@ -72,7 +72,7 @@ def interprets() -> bool:
 
 
 def traces() -> bool:
-    """Whether the engine shows what it executes (`tiebreak.engine.run.trace`): if TIEBREAK_TRACE is 1."""
+    """Whether the engine shows what it executes (`tiebreak.engine.run.interpreter`): if TIEBREAK_TRACE is 1."""
     return os.environ.get("TIEBREAK_TRACE") == "1"
 
 
@@ -155,7 +155,13 @@ def _load(beside: str, functions: tuple[tuple[str, tuple[Any, ...]], ...]) -> Bu
     if compiler is None:
         return Build(None, "no C compiler found; install cc, gcc or clang, or set CC")
     try:
-        directory = _private(cache_directory() / "native")
+        directory = cache_directory() / "native"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory = directory.resolve()
+        # Whatever others could write there would be loaded as code; who may rename a parent may put another in its
+        # place.
+        for folder in (directory, *directory.parents):
+            _refuse_others(folder, folder.stat(), is_parent=folder != directory)
         target = directory / f"{source.stem}-{_key(source, compiler)}.so"
         if not target.is_file():
             _build(source, compiler, target)
@@ -175,18 +181,6 @@ def _compiler() -> tuple[str, ...] | None:
         return command if command and shutil.which(command[0]) else None
     found = next((name for name in ("cc", "gcc", "clang") if shutil.which(name)), None)
     return None if found is None else (found,)
-
-
-def _private(directory: Path) -> Path:
-    """Makes a directory for this user alone: whatever others could write there would be loaded as code.
-
-    Whoever could rename one of its parents could put another in its place. Returns its real path.
-    """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    real = directory.resolve()
-    for folder in (real, *real.parents):
-        _refuse_others(folder, folder.stat(), is_parent=folder != real)
-    return real
 
 
 def _refuse_others(path: Path, status: os.stat_result, *, is_parent: bool = False) -> None:
@@ -213,7 +207,9 @@ def _open(target: Path) -> ctypes.CDLL:
 def _key(source: Path, compiler: tuple[str, ...]) -> str:
     version = subprocess.run([*compiler, "--version"], capture_output=True, check=True, timeout=TIMEOUT_S).stdout
     headers = [path.read_bytes() for path in sorted(source.parent.glob("*.h"))]
-    parts = (source.read_bytes(), *headers, version, repr((FLAGS, TUNE, compiler)).encode(), _processor())
+    # Different machines may share a home directory.
+    processor = repr((platform.system(), platform.machine(), platform.processor(), processor_features())).encode()
+    parts = (source.read_bytes(), *headers, version, repr((FLAGS, TUNE, compiler)).encode(), processor)
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()[:32]
 
 
@@ -222,11 +218,6 @@ def processor_features() -> str:
     info = Path("/proc/cpuinfo")
     lines = info.read_text(errors="replace").splitlines() if info.is_file() else []
     return next((line for line in lines if line.lower().startswith(("flags", "features"))), "")
-
-
-def _processor() -> bytes:
-    """Identifies the machine code that this processor runs, because different machines may share a home directory."""
-    return repr((platform.system(), platform.machine(), platform.processor(), processor_features())).encode()
 
 
 def _build(source: Path, compiler: tuple[str, ...], target: Path) -> None:

@@ -22,6 +22,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final, cast
 
@@ -32,8 +33,7 @@ from tiebreak.node.light_client import LINKED, LightClient
 from tiebreak.node.retrying_node import RetryingNode
 from tiebreak.protocol.chain import Chain, ChainError, InsufficientFunds, NodeError, Reverted
 from tiebreak.protocol.chain.board_state import FollowedBoard, Seen, head_in
-from tiebreak.protocol.chain.calls import Call
-from tiebreak.protocol.chain.contract_calls import call_of
+from tiebreak.protocol.chain.calls import Call, call_of
 from tiebreak.protocol.chain.gas import gas_limit
 from tiebreak.protocol.chain.node import Node, Tip
 from tiebreak.protocol.chain.outbox import Fate, Outbox, Sent
@@ -162,7 +162,9 @@ class ChainSource:
         """
         problem: NodeError | None = None
         self._node.begin()
-        for part in (self._follow, self._send_unsent, self._look):
+        unsent = [partial(self._send, wanted) for wanted in self._unsent.values()]
+        parts: list[Callable[[], object]] = [self._follow, *unsent, self._look]
+        for part in parts:
             try:
                 part()
             except NodeError as error:
@@ -181,8 +183,11 @@ class ChainSource:
         if self._marks and newest.number < self._marks[-1].number:
             return
         is_new = self._tip is None or newest.hash != self._tip.hash
-        if self._late and any(job in self.board.unread for job in self._late):
-            is_new = self._start_again() or is_new
+        is_missed = any(job in self.board.unread for job in self._late)
+        if is_missed and self._steady() - self._refolded >= REFOLD_SECONDS:
+            # With the jobs that were learned late, everything is followed again, not too often.
+            is_new, self._refolded = True, self._steady()
+            self._begin_again()
         if not is_new:
             return
         began = self._next
@@ -215,7 +220,12 @@ class ChainSource:
             if is_near and self.light_client.link(newest, mark.number + 1) == mark.hash:
                 return
             found = newest if newest.number == mark.number else self._node.block(mark.number)
-            if found == mark or (found is None and self._agrees_below(newest)):
+            if found is None:
+                # A node that lacks the last block followed may agree with an earlier one, or know none of them.
+                earlier = next((mark for mark in reversed(self._marks) if mark.number <= newest.number), None)
+                if earlier is None or self._node.block(earlier.number) == earlier:
+                    return
+            if found == mark:
                 return
             self._marks.pop()
             self.light_client.drop(mark.number)
@@ -223,11 +233,6 @@ class ChainSource:
             self._take_back(self._next)
         if self._followed:
             self._begin_again()
-
-    def _agrees_below(self, newest: Tip) -> bool:
-        """Whether a node that lacks the last block followed agrees with an earlier one, or knows none of them."""
-        earlier = next((mark for mark in reversed(self._marks) if mark.number <= newest.number), None)
-        return earlier is None or self._node.block(earlier.number) == earlier
 
     def _take_back(self, first: int) -> None:
         """Take back all that was followed from this block on."""
@@ -245,14 +250,6 @@ class ChainSource:
         self._reads.clear()
         self._next = self._first_block
 
-    def _start_again(self) -> bool:
-        """Follow everything again, with the jobs that were learned late; not too often."""
-        if self._steady() - self._refolded < REFOLD_SECONDS:
-            return False
-        self._refolded = self._steady()
-        self._begin_again()
-        return True
-
     def _take_in(self, first: int, read: dict[_Block, list[_Shown]]) -> bool:
         """Fold in what is new of all blocks from `first` on.
 
@@ -263,8 +260,11 @@ class ChainSource:
         same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, found, strict=False)))
         if same < len(before):
             gone, new = before[same], found[same] if same < len(found) else None
-            if new is None or new.tip.number >= gone.tip.number:
-                self._require_gone(gone, new)
+            is_there = new is None or new.tip.number >= gone.tip.number
+            has_more = new is not None and new.tip == gone.tip and set(new.logs) >= set(gone.logs)
+            # A block that is still there may only lack logs in the node's last answer.
+            if is_there and not has_more and self._node.block(gone.tip.number) == gone.tip:
+                raise NodeError(f"expected the logs of block {gone.tip.number}, got them no longer")
             self._take_back(gone.tip.number if new is None else min(gone.tip.number, new.tip.number))
             return False
         for block in found[same:]:
@@ -276,12 +276,6 @@ class ChainSource:
                 self.board.follow(shown.seen)
                 self._told += [e.HeadShown(at=max(self.now(), shown.seen.at), head=head) for head in heads]
         return True
-
-    def _require_gone(self, gone: _Block, new: _Block | None) -> None:
-        """Raise `NodeError` if a block is still there, and only its logs are missing in the node's last answer."""
-        is_there = self._node.block(gone.tip.number) == gone.tip
-        if is_there and not (new is not None and new.tip == gone.tip and set(new.logs) >= set(gone.logs)):
-            raise NodeError(f"expected the logs of block {gone.tip.number}, got them no longer")
 
     # ------------------------------------------------------------------ reading
 
@@ -407,10 +401,6 @@ class ChainSource:
             return self._tip is not None and self._node.newest().hash == self._tip.hash
         except NodeError:
             return False
-
-    def _send_unsent(self) -> None:
-        for wanted in list(self._unsent.values()):
-            self._send(wanted)
 
     def _look(self) -> None:
         if self._outbox is not None and self._outbox.waiting:

@@ -151,7 +151,11 @@ class Driver(PostingDriver):
             self.notes.info("board", "answers again")
         self.view.is_away = False
         for event in events:
-            self.view.note_event(event)
+            match event:
+                case e.Mined(place=place):
+                    self.notes.info("mined", log.place(place))
+                case e.Refused(place=place, error=reason):
+                    self.notes.info("refused", f"{log.place(place)}: {reason or 'the balance does not cover it'}")
             self.tell(event)
 
     def _look_after(self) -> None:
@@ -248,8 +252,13 @@ class Driver(PostingDriver):
     def _receive(self, verified: VerifiedPost) -> None:
         """Process a post. Its claims are checked by the machine, or by the library."""
         post, body, job_id = verified.post, verified.body, verified.post.job_id
-        if not self._concerns(verified):
-            return
+        self.traffic.processed(verified)
+        if isinstance(body, posts.OfferBody):
+            self._learn(body.job)
+            if self._is_offered(body.job):
+                self._adopt(job_id)
+        if job_id not in self.traffic.wanted and not self._reads_all:
+            return  # posts about jobs that are not its own leave nothing behind
         if isinstance(self.board_source, HubSource):
             self.board_source.hear(verified.place, verified.at, post, body)
         match body:
@@ -267,15 +276,6 @@ class Driver(PostingDriver):
                 self._learn(job)
                 self._signatures[job.id] = signature
         self.read(post, body)
-
-    def _concerns(self, verified: VerifiedPost) -> bool:
-        """Whether a post is about a job of its own, which an offer may make one. Others leave nothing behind."""
-        self.traffic.processed(verified)
-        if isinstance(verified.body, posts.OfferBody):
-            self._learn(verified.body.job)
-            if self._is_offered(verified.body.job):
-                self._adopt(verified.post.job_id)
-        return verified.post.job_id in self.traffic.wanted or self._reads_all
 
     def _list(self, job_id: Digest, sender: Address, body: posts.LibraryBody) -> None:
         """Keep a list of files, and the newest of its publisher before it."""
@@ -492,5 +492,4 @@ class Driver(PostingDriver):
 
     def told_trouble(self, text: str, tries: int) -> None:
         """Note a task that has to be tried again. Called in a thread of the workers."""
-        note = self.notes.error if tries > 3 else self.notes.warn
-        self.inbox.put(lambda: note("work", text))
+        self.inbox.put(partial(self.notes.error if tries > 3 else self.notes.warn, "work", text))

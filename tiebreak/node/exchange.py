@@ -3,40 +3,26 @@
 A statement posted twice counts once: publishing again after a break goes on where it stopped.
 """
 
-from io import FileIO
 from pathlib import Path
 from threading import Timer
 from typing import Final
 
 from tiebreak.api.agreement.offers import complete
-from tiebreak.api.agreement.readers import opened_by
+from tiebreak.api.agreement.sealing import opened_by
 from tiebreak.engine.run.directory import JOB, RunDirectory
 from tiebreak.node.hub_client import HubClient, VerifiedPost
 from tiebreak.node.hub_connection import HubClientStopped
 from tiebreak.node.library import Fetched, Fetcher, publish, secret_of
 from tiebreak.node.parts import parts
-from tiebreak.node.pieces import pieces_of
-from tiebreak.protocol.commitments.blobs import blob_root
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError
+from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.parties.posts import AnswerBody, Body, HeadBody, LibraryBody, OfferBody, Post, SignedPost
 from tiebreak.protocol.tags import Digest
 
 HUB_SECONDS: Final = 20.0
 """The time that a hub has for its first answer before a person hears of it."""
-
-
-class RootStore:
-    """A store that finds roots and keeps nothing: a hub wants to know the list of files before they come."""
-
-    def put(self, file: FileIO, size: int) -> Digest:
-        """The root of the first `size` bytes."""
-        return blob_root(size, pieces_of(file, size))
-
-    def get(self, root: Digest, size: int, file: FileIO) -> None:  # noqa: ARG002 (it has nothing to get)
-        raise CannotCheck(f"expected a hub to fetch {root.hex()} from, got none")
 
 
 def open_hub(url: str, domain: Domain) -> HubClient:
@@ -99,7 +85,7 @@ def publish_to(
     if key.address not in (job.client, job.trainer):
         raise ConfigurationError(f"expected the key of the job's client or trainer, got 0x{key.address.hex()}")
     listed, sealed = parts(run, count, states=states), secret_of(run, opened_by(key))
-    listing = publish(run, listed, RootStore(), count, sealed)
+    listing = publish(run, listed, None, count, sealed)
     publisher, said = Publisher(hub_client, job, agreement.domain, key), 0
     if key.address == job.client:
         said += publisher.say(OfferBody(job=job))

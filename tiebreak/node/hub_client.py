@@ -19,15 +19,8 @@ from urllib.parse import SplitResult, urlsplit
 
 from tiebreak.node.hub_connection import HubAway, HubClientStopped, HubConnection, Pause
 from tiebreak.node.pieces import FileSlice, good_bytes, pieces_of, write_at
-from tiebreak.protocol.commitments import keys
-from tiebreak.protocol.commitments.blobs import (
-    MAX_BLOB_BYTES,
-    PIECE_BYTES,
-    blob_root,
-    check_piece,
-    check_pieces,
-    piece_count,
-)
+from tiebreak.protocol.commitments import blobs, keys
+from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, check_piece, check_pieces, piece_count
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError, TiebreakError, VerificationError
 from tiebreak.protocol.hashing import DIGEST_BYTES
@@ -318,8 +311,8 @@ class HubClient:
         Bytes that came before a break stay in the file. Raises `CannotCheck` if the hub does not have the blob. Nothing
         is synced: the caller that gives the file its name does that.
         """
-        if not 0 <= size <= MAX_BLOB_BYTES:
-            raise ConfigurationError(f"expected at most {MAX_BLOB_BYTES} bytes, got {size}")
+        if not 0 <= size <= blobs.MAX_BLOB_BYTES:
+            raise ConfigurationError(f"expected at most {blobs.MAX_BLOB_BYTES} bytes, got {size}")
         try:
             digests = self._again(lambda: self._digests(root, size))
         except HubRefused as error:

@@ -41,20 +41,11 @@ class HubConnection:
     def __init__(self, parts: SplitResult, seconds: float) -> None:
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._http = kind(str(parts.hostname), parts.port, timeout=seconds, blocksize=PIECE_BYTES)
-        self._http._create_connection = self._open  # type: ignore[attr-defined]
         self._path, self._seconds = parts.path.rstrip("/"), seconds
-        self._plain: socket.socket | None = None
-        """The connection below TLS: a TLS socket cannot be shut while another thread reads it."""
+        self._socket: socket.socket | None = None
         self._is_cut, self._is_over = False, threading.Event()
         self.renew()
         threading.Thread(target=self._watch, daemon=True).start()
-
-    def _open(self, address: tuple[str, int], *_: object) -> socket.socket:
-        made = socket.create_connection(address, self._seconds)
-        self._plain = made.dup()
-        if self._is_cut:
-            raise TimeoutError("no answer in time")
-        return made
 
     def renew(self) -> None:
         """Give the hub time for the next part of its answer."""
@@ -69,34 +60,39 @@ class HubConnection:
     def cut(self) -> None:
         """End what another thread does with the connection: it gets an error, or no more bytes."""
         self._is_cut = True
-        if (plain := self._plain) is not None:
+        if (found := self._socket) is not None:
             with contextlib.suppress(OSError):
-                plain.shutdown(socket.SHUT_RDWR)
+                # Of the connection below TLS: a TLS socket's own method would end what another thread reads with.
+                socket.socket.shutdown(found, socket.SHUT_RDWR)
 
     def close(self) -> None:
         self._is_over.set()
         self._http.close()
-        if self._plain is not None:
-            self._plain.close()
 
     def answer(
         self, method: str, path: str, body: bytes | FileSlice | None = None, *, headers: dict[str, str] | None = None
     ) -> http.client.HTTPResponse:
         """Send a request. The head of the answer has come, and its body is still to be read."""
         headers = headers or ({} if body is None else {"Content-Length": str(len(body))})
+        # Each of its two parts, the connection and the handshake of TLS, has a deadline of its own.
+        self._http.connect()
+        self._socket = self._http.sock
+        if self._is_cut:
+            raise TimeoutError("no answer in time")
+
+        def pieces(part: FileSlice) -> Iterator[bytes]:
+            while data := part.read(PIECE_BYTES):
+                self.renew()  # for this piece
+                yield data
+
         try:
-            sent = self._pieces_of(body) if isinstance(body, FileSlice) else body
+            sent = pieces(body) if isinstance(body, FileSlice) else body
             self._http.request(method, self._path + path, sent, headers)
         except OSError:
             # A hub that refuses a long body answers before it has read it all, and then closes.
             if not isinstance(body, FileSlice):
                 raise
         return self._http.getresponse()
-
-    def _pieces_of(self, part: FileSlice) -> Iterator[bytes]:
-        while data := part.read(PIECE_BYTES):
-            self.renew()  # for this piece
-            yield data
 
 
 class Pause:

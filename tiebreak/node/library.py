@@ -26,8 +26,7 @@ from math import prod
 from pathlib import Path
 from typing import Final, Protocol
 
-from tiebreak.api.agreement.readers import MAX_SEAL_BYTES, SEAL, Unseal, readers_of
-from tiebreak.api.agreement.sealing import SUFFIX, Sealed, sealed_bytes
+from tiebreak.api.agreement.sealing import MAX_SEAL_BYTES, SEAL, SUFFIX, Sealed, Unseal, readers_of, sealed_bytes
 from tiebreak.engine.data import data_identities
 from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER
 from tiebreak.engine.data.disk import Folder, write_whole
@@ -38,7 +37,8 @@ from tiebreak.engine.logged.files import FILE_HEADER_BYTES
 from tiebreak.engine.run import directory
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.node.parts import FilePart, log_name
-from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES
+from tiebreak.node.pieces import pieces_of
+from tiebreak.protocol.commitments.blobs import MAX_BLOB_BYTES, blob_root
 from tiebreak.protocol.commitments.eip712 import Domain
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord, data_tree, run_tree, state_tree
@@ -91,11 +91,13 @@ def pack(run: RunDirectory, listed: Iterable[FilePart], output: Path) -> None:
 
 
 def publish(
-    run: RunDirectory, listed: Iterable[FilePart], blobs: PublishedFiles, count: int, sealed: Sealed | None = None
-) -> LibraryBody:
+    run: RunDirectory, listed: Iterable[FilePart], blobs: PublishedFiles | None, count: int,
+    sealed: Sealed | None = None,
+) -> LibraryBody:  # fmt: skip
     """Uploads the parts, and returns the list of them for the publisher to post. May be repeated after a break.
 
-    sealed: the secret of a sealed job (`secret_of`). Raises `ConfigurationError` without it for such a job.
+    blobs: None only lists the parts, as a hub wants to know the list before they come. sealed: the secret of a sealed
+    job (`secret_of`). Raises `ConfigurationError` without it for such a job.
     """
     with run.folder() as folder:
         if folder.holds(SEAL) and sealed is None:
@@ -112,7 +114,8 @@ def publish(
                 size = sealed.seal(name, file, size, raw)
                 raw.seek(0)
                 name, file = name + SUFFIX, raw
-            files.append(PublishedFile(name=name.encode("ascii"), size=size, root=blobs.put(file, size)))
+            root = blob_root(size, pieces_of(file, size)) if blobs is None else blobs.put(file, size)
+            files.append(PublishedFile(name=name.encode("ascii"), size=size, root=root))
     files.sort(key=lambda file: file.name)
     return LibraryBody(count=count, logs=int(bool(run.job.is_logged and count)), files=tuple(files))
 
@@ -161,13 +164,9 @@ class Fetcher:
         self, folder: Path, blobs: PublishedFiles, job: Job, domain: Domain, listings: Sequence[LibraryBody],
         most: int = MAX_BLOB_BYTES, unseal: Unseal | None = None,
     ) -> None:  # fmt: skip
-        self.path = folder
-        self._unseal = unseal
+        self.path, self._blobs, self._job, self._domain, self._unseal = folder, blobs, job, domain, unseal
         self._sealed: dict[Digest, Sealed] = {}
         """The job's secret as unsealed, by the root of the `seal.bin` that a publisher lists."""
-        self._blobs = blobs
-        self._job = job
-        self._domain = domain
         self._listings = [{file.name.decode("ascii"): file for file in listing.files} for listing in listings]
         self._left = most
         self._program: Program | None = None
@@ -197,17 +196,17 @@ class Fetcher:
         """The files that are there before the first step."""
         self._want(directory.JOB, directory.MAX_SIGNED_BYTES, self._check_signed)
         self._want(directory.OFFER, directory.MAX_SIGNED_BYTES, self._check_job)
-        self._want(SEAL, MAX_SEAL_BYTES, self._check_seal)
+        self._want(SEAL, MAX_SEAL_BYTES, lambda seal, name: readers_of(seal.read(name, MAX_SEAL_BYTES), self._job.id))
         self._want(directory.PROGRAM, directory.MAX_PROGRAM_BYTES, self._check_program)
         if self._program is None:
             return
         self._want(directory.DATA, _most_bytes(self._program.data_spec()), self._check_data, large=True)
         first = self._check_state(self._job.initial_state_root, first=True)
         self._want(f"{directory.STATES}/{directory.state_name(0)}", self._state_bytes(), first, large=True)
-        self._want(directory.NAMES, directory.MAX_NAMES_BYTES, _unchecked)  # it is checked whenever it is read
-        self._want(directory.UNCHECKED, directory.MAX_NOTICE_BYTES, _unchecked)
-        self._want(directory.ORIGINS, directory.MAX_ORIGINS_BYTES, _unchecked)  # shown, never used
-        self._want(directory.TITLE, directory.MAX_TITLE_BYTES, _unchecked)  # the same
+        self._want(directory.NAMES, directory.MAX_NAMES_BYTES)  # it is checked whenever it is read
+        self._want(directory.UNCHECKED, directory.MAX_NOTICE_BYTES)
+        self._want(directory.ORIGINS, directory.MAX_ORIGINS_BYTES)  # shown, never used
+        self._want(directory.TITLE, directory.MAX_TITLE_BYTES)  # the same
 
     def _progress(self, count: int) -> None:
         """The files that the trainer adds at a checkpoint. Records are believed only if the signed head is theirs."""
@@ -225,7 +224,7 @@ class Fetcher:
             for checkpoint in range(count):
                 most = FILE_HEADER_BYTES + self._job.segment_steps(checkpoint) * (longest + FRAME_BYTES)
                 # A log is checked against its record when it is followed; here only its size is.
-                self._want(f"{directory.LOGS}/{log_name(self._job, checkpoint)}", most, _unchecked, large=True)
+                self._want(f"{directory.LOGS}/{log_name(self._job, checkpoint)}", most, large=True)
         if count == self._job.checkpoints:
             self._state(self._job.steps)
 
@@ -233,12 +232,15 @@ class Fetcher:
         """The state after a step, if a record that a head commits to has its root."""
         record = next((record for record in self._records if record.step == step), None)
         if record is not None:
-            check = self._check_state(record.state_root)
-            self._want(f"{directory.STATES}/{directory.state_name(step)}", self._state_bytes(), check, large=True)
+            name, check = f"{directory.STATES}/{directory.state_name(step)}", self._check_state(record.state_root)
+            self._want(name, self._state_bytes(), check, large=True)
 
     # ------------------------------------------------------------ one file
 
-    def _want(self, name: str, most: int, check: "Check", *, grows: bool = False, large: bool = False) -> None:
+    def _want(
+        self, name: str, most: int, check: "Check" = lambda _folder, _name: None,
+        *, grows: bool = False, large: bool = False,
+    ) -> None:  # fmt: skip
         """Takes a file from the first publisher whose file passes.
 
         grows: one that is there and does not pass may be of an earlier checkpoint. large: one that is there is not read
@@ -318,19 +320,14 @@ class Fetcher:
                 f"expected job {self._job.id.hex()} on chain {self._domain.chain_id}, got {found.job.id.hex()} on "
                 f"{found.domain.chain_id}"
             )
-        if name not in (
-            directory.JOB,
-            directory.OFFER,
-        ):  # the party's own file may have no signatures, if the board stands for them
+        # The party's own file may have no signatures, if the board stands for them.
+        if name not in (directory.JOB, directory.OFFER):
             found.verify_offer()
 
     def _check_signed(self, folder: Folder, name: str) -> None:
         self._check_job(folder, name)
         if name != directory.JOB:
             SignedJob.decode(folder.read(name, directory.MAX_SIGNED_BYTES)).verify()
-
-    def _check_seal(self, folder: Folder, name: str) -> None:
-        readers_of(folder.read(name, MAX_SEAL_BYTES), self._job.id)
 
     def _check_program(self, folder: Folder, name: str) -> None:
         program = Program.decode(folder.read(name, directory.MAX_PROGRAM_BYTES))
@@ -362,11 +359,8 @@ class Fetcher:
     def _check_records(self, signed: SignedHead) -> "Check":
         def check(folder: Folder, name: str) -> None:
             job, count = self._job, signed.head.count
-            raw = folder.read(name, directory.RECORD_BYTES * count)
-            found = [
-                StepRecord.decode(raw[at : at + directory.RECORD_BYTES])
-                for at in range(0, len(raw), directory.RECORD_BYTES)
-            ]
+            raw, size = folder.read(name, directory.RECORD_BYTES * count), directory.RECORD_BYTES
+            found = [StepRecord.decode(raw[at : at + size]) for at in range(0, len(raw), size)]
             if [record.step for record in found] != [job.last_step(checkpoint) for checkpoint in range(count)]:
                 raise VerificationError(f"expected records of {count} checkpoints in their order, got others")
             root = run_tree([record.digest for record in found], job.steps, job.checkpoint_interval).root
@@ -376,13 +370,9 @@ class Fetcher:
         return check
 
 
-Check = Callable[[Folder, str], None]
+Check = Callable[[Folder, str], object]
 """Raises `VerificationError` unless the file of this name in the folder is what the job asks for."""
 _STATE: Final = re.compile(directory.STATES + r"/[0-9]{12,20}\.safetensors")
-
-
-def _unchecked(_folder: Folder, _name: str) -> None:
-    pass
 
 
 # ---------------------------------------------------------------- inner workings

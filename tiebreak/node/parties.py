@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tiebreak.api.agreement.readers import SEAL
+from tiebreak.api.agreement.sealing import SEAL
 from tiebreak.node.journal import JOBS
 from tiebreak.protocol.codec import check_bytes
 from tiebreak.protocol.commitments.eip712 import ADDRESS_BYTES, Address

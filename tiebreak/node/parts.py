@@ -4,27 +4,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tiebreak.api.agreement.readers import SEAL
+from tiebreak.api.agreement.sealing import SEAL
 from tiebreak.engine.logged.files import log_path
-from tiebreak.engine.run.directory import (
-    DATA,
-    HEADS,
-    JOB,
-    LOGS,
-    NAMES,
-    OFFER,
-    ORIGINS,
-    PROGRAM,
-    RECORD_BYTES,
-    RECORDS,
-    STATES,
-    TITLE,
-    UNCHECKED,
-    RunDirectory,
-    head_name,
-    kept_steps,
-    state_name,
-)
+from tiebreak.engine.run import directory
+from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import StateError
 
@@ -61,20 +44,30 @@ def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[FilePa
             found.extend(FilePart(f"{inside}/{name}", folder.size(name)) for name in names)
 
     with run.folder() as folder:
-        names = (JOB, OFFER, SEAL, PROGRAM, DATA, NAMES, ORIGINS, UNCHECKED, TITLE)
+        names = (
+            directory.JOB,
+            directory.OFFER,
+            SEAL,
+            directory.PROGRAM,
+            directory.DATA,
+            directory.NAMES,
+            directory.ORIGINS,
+            directory.UNCHECKED,
+            directory.TITLE,
+        )
         found += [FilePart(name, folder.size(name)) for name in names if folder.holds(name)]
-    kept = kept_steps(run, count) if states else [0]
+    kept = directory.kept_steps(run, count) if states else [0]
     if count == job.checkpoints and job.steps not in kept:
         kept.append(job.steps)
-    add(STATES, map(state_name, kept))
+    add(directory.STATES, map(directory.state_name, kept))
     if count:
-        with run.folder(HEADS) as folder:
-            if not folder.holds(head_name(count)):
+        with run.folder(directory.HEADS) as folder:
+            if not folder.holds(directory.head_name(count)):
                 raise StateError(f"{run.path}: expected a signed head of count {count}, got none")
-        add(HEADS, [head_name(count)])
-        found.append(FilePart(RECORDS, RECORD_BYTES * count))
+        add(directory.HEADS, [directory.head_name(count)])
+        found.append(FilePart(directory.RECORDS, directory.RECORD_BYTES * count))
         if job.is_logged:
-            add(LOGS, (log_name(job, checkpoint) for checkpoint in range(count)))
+            add(directory.LOGS, (log_name(job, checkpoint) for checkpoint in range(count)))
     return found
 
 

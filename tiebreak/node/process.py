@@ -7,17 +7,16 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from socket import socket
 from threading import Event as Flag
-from types import FrameType
 from typing import Any, Final
 
-from tiebreak.api.agreement.readers import opened_by
+from tiebreak.api.agreement.sealing import opened_by
+from tiebreak.node import parties
 from tiebreak.node.board_source import AnyBoardSource, ChainSource, HubSource
 from tiebreak.node.driver import Driver
 from tiebreak.node.hub_client import SECONDS, HubClient
 from tiebreak.node.journal import Journal
 from tiebreak.node.log import Log
-from tiebreak.node.metrics import serve_metrics
-from tiebreak.node.parties import AcceptancePolicy, AuditorNode, ClientNode, JobFiles, TrainerNode, WatcherNode
+from tiebreak.node.owner_view import serve_metrics
 from tiebreak.node.settings import ANY, Settings
 from tiebreak.node.tasks import WorkerSettings
 from tiebreak.node.workers import WorkerPool, warm_up
@@ -28,10 +27,7 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import SALT_BYTES
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES
-from tiebreak.protocol.parties.machine import PartyMachine
-from tiebreak.protocol.parties.posts import Body
 from tiebreak.protocol.parties.terms import Means, Pace
-from tiebreak.protocol.tags import Digest
 
 Serve = Callable[[socket, WorkerSettings], None] | None
 DATA_SPIKE: Final = 10
@@ -63,10 +59,6 @@ def open_party(
 
     Raises `ConfigurationError` if the folder belongs to another board or key, `StateError` if it is in use.
     """
-
-    def balance() -> int | None:
-        return driver.view.balance()
-
     role, notes = settings.role, Log(settings.role, as_json=as_json, verbose=verbose)
     own = "" if key is None else f"0x{key.address.hex()}"
     notes.info("start", f"with the hub {settings.hub} and the chain {settings.chain or '(none)'}", address=own)
@@ -75,7 +67,7 @@ def open_party(
     with ExitStack() as stack:
         journal = Journal(settings.folder, belongs)
         stack.callback(journal.close)
-        job_files = JobFiles(settings.folder)
+        job_files = parties.JobFiles(settings.folder)
         pace = Pace(
             block_seconds=settings.block_seconds, step_seconds=settings.step_seconds, slowdown=settings.slowdown,
             step_wei=settings.step_wei,
@@ -87,37 +79,26 @@ def open_party(
         floor = floor_of(settings, board_source.data_fee(MAX_MESSAGE_BYTES))
         more: dict[str, Any] = {
             "board": board_source.board, "domain": board_source.domain, "pace": pace, "key": key,
-            "journal": journal.records(),
-            "job_files": job_files, "means": means_of(settings, floor, balance),
+            "journal": journal.records(), "job_files": job_files,
+            "means": means_of(settings, floor, lambda: driver.view.balance()),  # noqa: PLW0108  # it is made below
         }  # fmt: skip
-        machine: PartyMachine
-        match settings.role:
-            case "trainer":
-                machine = TrainerNode(policy=policy(settings), processes=max(1, settings.processes), **more)
-            case "client":
-                machine = ClientNode(**more)
-            case "auditor":
-                machine = AuditorNode(jobs=settings.digests("jobs"), clients=policy(settings).clients, **more)
-            case _:
-                machine = WatcherNode(jobs=settings.digests("jobs"), clients=policy(settings).clients, **more)
+        machine: parties.WithJobFiles
+        if role == "trainer":
+            machine = parties.TrainerNode(policy=policy(settings), processes=max(1, settings.processes), **more)
+        elif role == "client":
+            machine = parties.ClientNode(**more)
+        else:
+            kind = parties.AuditorNode if role == "auditor" else parties.WatcherNode
+            machine = kind(jobs=settings.digests("jobs"), clients=policy(settings).clients, **more)
         computing = WorkerSettings(
             folder=settings.folder, domain=board_source.domain, hub=settings.hub, processes=max(1, settings.processes),
-            machine=settings.machine, serve=serve, most_bytes=settings.most_bytes,
-            trial_seconds=settings.trial_seconds,
+            machine=settings.machine, serve=serve, most_bytes=settings.most_bytes, trial_seconds=settings.trial_seconds,
             secret=journal.fact_once(SECRET, lambda: secrets.token_bytes(SALT_BYTES)),
         )  # fmt: skip
-        workers = WorkerPool(computing, None if key is None else opened_by(key))
         driver = Driver(
-            machine,
-            board_source=board_source,
-            hub_client=hub_client,
-            journal=journal,
-            job_files=job_files,
-            workers=workers,
-            notes=notes,
-            floor=floor,
-            stop=stop,
-        )
+            machine, board_source=board_source, hub_client=hub_client, journal=journal, job_files=job_files,
+            workers=WorkerPool(computing, None if key is None else opened_by(key)), notes=notes, floor=floor, stop=stop,
+        )  # fmt: skip
         hub_client.note = driver.traffic.note
         if isinstance(board_source, ChainSource):
             board_source.know(machine)
@@ -136,11 +117,8 @@ def _board_source(
         return ChainSource(
             chain, key, journal, pace=pace, first_block=settings.first_block, confirmations=settings.confirmations
         )
-
-    def post(job_id: Digest, body: Body, tag: bytes) -> None:
-        driver().post(job_id, body, tag=tag)
-
-    return HubSource(OFF_CHAIN, None if key is None else key.address, post, pace=pace)
+    account = None if key is None else key.address
+    return HubSource(OFF_CHAIN, account, lambda job, body, tag: driver().post(job, body, tag=tag), pace=pace)
 
 
 def floor_of(settings: Settings, data_fee: int) -> int:
@@ -175,23 +153,18 @@ def require_limits(settings: Settings) -> None:
         )
 
 
-def policy(settings: Settings) -> AcceptancePolicy:
+def policy(settings: Settings) -> parties.AcceptancePolicy:
     """A trainer's policy, from its settings."""
-    return AcceptancePolicy(
-        clients=() if settings.clients == (ANY,) else settings.addresses("clients"),
-        most_steps=settings.most_steps,
-        least_reward=settings.wei("least_reward"),
+    clients = () if settings.clients == (ANY,) else settings.addresses("clients")
+    return parties.AcceptancePolicy(
+        clients=clients, most_steps=settings.most_steps, least_reward=settings.wei("least_reward")
     )
 
 
 @contextmanager
 def _told_to_stop(stop: Flag) -> Iterator[None]:
     """Lets SIGTERM and Ctrl-C set the flag."""
-
-    def tell(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
-
-    before = {number: signal.signal(number, tell) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

@@ -8,7 +8,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, get_type_hints
@@ -30,104 +30,138 @@ _KEYED: Final = _ALL - {"watcher"}
 _WORKING: Final = _ALL - {"client"}
 _STAKING: Final = frozenset({"trainer", "auditor"})
 _TRAINER, _AUDITOR, _WATCHING = frozenset({"trainer"}), frozenset({"auditor"}), frozenset({"auditor", "watcher"})
+_TEXT: Final = """\
+# The mailbox and library. It is trusted with nothing: what it says is checked.
+hub
+
+# The address of the hub's key, if another hub at this URL is to be refused; empty: any.
+hub_key
+
+# JSON-RPC of an Ethereum node: an http(s) URL or the path of an IPC socket; better several, separated by
+# commas, of which one that is away or lies costs time. Empty: no chain; then the hub's signed receipts are
+# the clock, and money is only counted on paper.
+chain
+
+# The address of the job board on that chain (`tiebreak chain deploy`).
+board
+
+# The block in which the board was created; following starts there.
+first_block
+
+# Blocks that must stand on a transaction's before it counts as sent for good.
+confirmations
+
+# Seconds between blocks.
+block_seconds
+
+# Seconds that a step of any job counts at least; terms are judged by what a trial step took.
+step_seconds
+
+# Seconds that the first two steps of a program may take, with all that comes before them. A party stays out
+# of a job whose program takes longer, or more memory than there is.
+trial_seconds
+
+# How many times longer a step may take on the worst data (`tiebreak worst`).
+slowdown
+
+# The key file in this folder (`tiebreak key`). Its passphrase comes from TIEBREAK_PASSPHRASE, or is asked for.
+key
+
+# The price of gas, in gwei, at which the account should still pay for the dearest transaction of a game: with
+# less than that it is too poor to play games, which is an error in the log.
+spike_gwei
+
+# Processes that train or replay at once, each for other jobs and with memory of its own: as many jobs as a
+# trainer accepts at a time. If they share cores, step_seconds is that of a step while all of them work.
+# Files, and the games of each job, have processes of their own.
+processes
+
+# Threads that torch may use in each process; 0: its own choice, or an equal share of the cores. No result
+# depends on it.
+threads
+
+# The torch device; it is qualified first.
+device
+
+# Whether to compute without compiled kernels where there are none. Data can be made to take hundreds of times
+# as long then, so that a move or a head comes too late.
+uncompiled
+
+# Serve Prometheus metrics on this port of 127.0.0.1; 0: do not.
+metrics_port
+
+# Log JSON, one object a line.
+json_log
+
+# Addresses of clients. A trainer needs them: it takes only their offers, or those of ["any"]. Others try
+# their programs before those of strangers, who share what time is left.
+clients
+
+# The longest job that is taken; 0: any.
+most_steps
+
+# The most bytes that are fetched for one job; 0: no limit but the disk.
+most_bytes
+
+# The least reward of a job that is taken, in ether.
+least_reward
+
+# The largest bond of a seat, in ether, or "any". A pool takes as much for 24 days.
+most_bond
+
+# The most that is put up for one job, in ether, or "any": a trainer's stake, or an auditor's bonds and
+# challenges, whose pools and seats leave as much for a challenge. Needed.
+most_stake
+
+# The most that is put up for all jobs and pools together, in ether, or "any".
+most_exposed
+
+# Ids of the jobs to follow; empty: every job.
+jobs
+
+# What a step of an audit costs you, in wei; seats that pay less are refused.
+step_wei"""
+"""The settings file of all roles, in the order of `Settings`: what each setting means, and its name."""
 
 
-def _setting(default: Any, roles: frozenset[str], words: str) -> Any:
-    """A setting that the file of these roles has, and explains in these words."""
-    return field(default=default, metadata={"roles": roles, "words": words})
+def _setting(default: Any, roles: frozenset[str]) -> Any:
+    """A setting that the file of these roles has."""
+    return field(default=default, metadata={"roles": roles})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of one party. Amounts are texts such as "0.25", in ether."""
+    """The settings of one party; `_TEXT` says what they mean. Amounts are texts such as "0.25", in ether."""
 
     role: str
     folder: Path
-    hub: str = _setting(
-        "http://127.0.0.1:8787", _ALL, "The mailbox and library. It is trusted with nothing: what it says is checked."
-    )
-    hub_key: str = _setting(
-        "", _ALL, "The address of the hub's key, if another hub at this URL is to be refused; empty: any."
-    )
-    chain: str = _setting(
-        "",
-        _ALL,
-        "JSON-RPC of an Ethereum node: an http(s) URL or the path of an IPC socket; better several, separated by\n"
-        "commas, of which one that is away or lies costs time. Empty: no chain; then the hub's signed receipts are\n"
-        "the clock, and money is only counted on paper.",
-    )
-    board: str = _setting("", _ALL, "The address of the job board on that chain (`tiebreak chain deploy`).")
-    first_block: int = _setting(0, _ALL, "The block in which the board was created; following starts there.")
-    confirmations: int = _setting(
-        CONFIRMATIONS, _ALL, "Blocks that must stand on a transaction's before it counts as sent for good."
-    )
-    block_seconds: int = _setting(12, _ALL, "Seconds between blocks.")
-    step_seconds: int = _setting(
-        1, _ALL, "Seconds that a step of any job counts at least; terms are judged by what a trial step took."
-    )
-    trial_seconds: int = _setting(
-        600,
-        _WORKING,
-        "Seconds that the first two steps of a program may take, with all that comes before them. A party stays out\n"
-        "of a job whose program takes longer, or more memory than there is.",
-    )
-    slowdown: int = _setting(1, _ALL, "How many times longer a step may take on the worst data (`tiebreak worst`).")
-    key: str = _setting(
-        "key.pem",
-        _KEYED,
-        "The key file in this folder (`tiebreak key`). Its passphrase comes from TIEBREAK_PASSPHRASE, or is asked for.",
-    )
-    spike_gwei: int = _setting(
-        20,
-        _KEYED,
-        "The price of gas, in gwei, at which the account should still pay for the dearest transaction of a game: with\n"
-        "less than that it is too poor to play games, which is an error in the log.",
-    )
-    processes: int = _setting(
-        1,
-        _WORKING,
-        "Processes that train or replay at once, each for other jobs and with memory of its own: as many jobs as a\n"
-        "trainer accepts at a time. If they share cores, step_seconds is that of a step while all of them work.\n"
-        "Files, and the games of each job, have processes of their own.",
-    )
-    threads: int = _setting(
-        0,
-        _WORKING,
-        "Threads that torch may use in each process; 0: its own choice, or an equal share of the cores. No result\n"
-        "depends on it.",
-    )
-    device: str = _setting("cpu", _WORKING, "The torch device; it is qualified first.")
-    uncompiled: bool = _setting(
-        False,
-        _STAKING,
-        "Whether to compute without compiled kernels where there are none. Data can be made to take hundreds of times\n"
-        "as long then, so that a move or a head comes too late.",
-    )
-    metrics_port: int = _setting(0, _ALL, "Serve Prometheus metrics on this port of 127.0.0.1; 0: do not.")
-    json_log: bool = _setting(False, _ALL, "Log JSON, one object a line.")
-    clients: tuple[str, ...] = _setting(
-        (),
-        _WORKING,
-        'Addresses of clients. A trainer needs them: it takes only their offers, or those of ["any"]. Others try\n'
-        "their programs before those of strangers, who share what time is left.",
-    )
-    most_steps: int = _setting(0, _TRAINER, "The longest job that is taken; 0: any.")
-    most_bytes: int = _setting(0, _WORKING, "The most bytes that are fetched for one job; 0: no limit but the disk.")
-    least_reward: str = _setting("0", _TRAINER, "The least reward of a job that is taken, in ether.")
-    most_bond: str = _setting(
-        "any", _AUDITOR, 'The largest bond of a seat, in ether, or "any". A pool takes as much for 24 days.'
-    )
-    most_stake: str = _setting(
-        "",
-        _STAKING,
-        "The most that is put up for one job, in ether, or \"any\": a trainer's stake, or an auditor's bonds and\n"
-        "challenges, whose pools and seats leave as much for a challenge. Needed.",
-    )
-    most_exposed: str = _setting(
-        "any", _STAKING, 'The most that is put up for all jobs and pools together, in ether, or "any".'
-    )
-    jobs: tuple[str, ...] = _setting((), _WATCHING, "Ids of the jobs to follow; empty: every job.")
-    step_wei: int = _setting(0, _AUDITOR, "What a step of an audit costs you, in wei; seats that pay less are refused.")
+    hub: str = _setting("http://127.0.0.1:8787", _ALL)
+    hub_key: str = _setting("", _ALL)
+    chain: str = _setting("", _ALL)
+    board: str = _setting("", _ALL)
+    first_block: int = _setting(0, _ALL)
+    confirmations: int = _setting(CONFIRMATIONS, _ALL)
+    block_seconds: int = _setting(12, _ALL)
+    step_seconds: int = _setting(1, _ALL)
+    trial_seconds: int = _setting(600, _WORKING)
+    slowdown: int = _setting(1, _ALL)
+    key: str = _setting("key.pem", _KEYED)
+    spike_gwei: int = _setting(20, _KEYED)
+    processes: int = _setting(1, _WORKING)
+    threads: int = _setting(0, _WORKING)
+    device: str = _setting("cpu", _WORKING)
+    uncompiled: bool = _setting(False, _STAKING)
+    metrics_port: int = _setting(0, _ALL)
+    json_log: bool = _setting(False, _ALL)
+    clients: tuple[str, ...] = _setting((), _WORKING)
+    most_steps: int = _setting(0, _TRAINER)
+    most_bytes: int = _setting(0, _WORKING)
+    least_reward: str = _setting("0", _TRAINER)
+    most_bond: str = _setting("any", _AUDITOR)
+    most_stake: str = _setting("", _STAKING)
+    most_exposed: str = _setting("any", _STAKING)
+    jobs: tuple[str, ...] = _setting((), _WATCHING)
+    step_wei: int = _setting(0, _AUDITOR)
 
     @property
     def path(self) -> Path:
@@ -170,16 +204,18 @@ def _hex(path: Path, name: str, text: str, size: int) -> bytes:
     return bytes.fromhex(found[1])
 
 
-def _settings_of(role: str) -> "list[Field[Any]]":
-    return [one for one in fields(Settings) if role in one.metadata.get("roles", ())]
+def _settings_of(role: str) -> dict[str, Any]:
+    """The settings that a role has, with their defaults."""
+    return {one.name: one.default for one in fields(Settings) if role in one.metadata.get("roles", ())}
 
 
 def template(role: str, **given: Any) -> str:
     """The text of a new settings file, with every setting of the role and what it means."""
     lines = [f"# Settings of a tiebreak {role}. Start it with: tiebreak {role} run FOLDER", ""]
-    for one in _settings_of(role):
-        value = _toml(given.get(one.name, one.default))
-        lines += [*(f"# {line}" for line in one.metadata["words"].split("\n")), f"{one.name} = {value}", ""]
+    values = _settings_of(role) | given
+    for words, _, name in (block.rpartition("\n") for block in _TEXT.split("\n\n")):
+        if name in values:
+            lines += [words, f"{name} = {_toml(values[name])}", ""]
     return "\n".join(lines)
 
 
@@ -215,7 +251,7 @@ def read(role: str, folder: Path, environment: Mapping[str, str] = MappingProxyT
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"{path}: expected TOML, got a file that cannot be read: {error}") from error
     kinds = get_type_hints(Settings)
-    known = [one.name for one in _settings_of(role)]
+    known = _settings_of(role)
     for name in known:
         if (given := environment.get(PREFIX + name.upper())) is not None:
             found[name] = _from_text(given, kinds[name])

@@ -6,7 +6,7 @@ from pathlib import Path
 from socket import socket
 from typing import Annotated, Final
 
-from tiebreak.api.agreement.readers import MAX_SEAL_BYTES
+from tiebreak.api.agreement.sealing import MAX_SEAL_BYTES
 from tiebreak.api.machine import Machine
 from tiebreak.api.watching.alarms import MAX_LINE, ProcessStart, Sample, read_line
 from tiebreak.engine.run.directory import MAX_SIGNED_BYTES

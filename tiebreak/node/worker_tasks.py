@@ -37,7 +37,6 @@ from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.node import tasks
-from tiebreak.node.exchange import RootStore
 from tiebreak.node.hub_client import SECONDS, HubClient
 from tiebreak.node.library import Fetcher, publish, secret_of
 from tiebreak.node.parts import parts
@@ -107,11 +106,9 @@ class WorkerTasks:
     EVIDENCE: ClassVar = RestlessEvidence
 
     def __init__(
-        self,
-        settings: WorkerSettings,
-        tell: Callable[[Steps], None],
+        self, settings: WorkerSettings, tell: Callable[[Steps], None],
         ask: Callable[[tasks.SecretRequest], tasks.Unsealed] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._settings, self._tell, self._ask = settings, tell, ask
         self._secrets: dict[tasks.SecretRequest, bytes] = {}
         self._interpreters: dict[tuple[Digest, int], Interpreter] = {}
@@ -136,7 +133,11 @@ class WorkerTasks:
                 case tasks.Try():
                     return self._try(task)
         except (CannotCheck, VerificationError) as error:
-            if _is_own_fault(task):
+            # Files that do not verify did so when they came, so they were damaged on this disk; only the logs of
+            # policy `logged` are checked no earlier than where they are followed.
+            if isinstance(task, tasks.Compute) and (
+                isinstance(task.work, e.Train | e.Gather) or not task.job.is_logged
+            ):
                 return Failed(reason=str(error))
             return Answer(problem=str(error))
         except TiebreakError as error:
@@ -180,7 +181,7 @@ class WorkerTasks:
         if task.head:
             run.write_head(SignedHead.decode(task.head))
         listed = [part for part in parts(run, task.count) if task.logs or not part.name.startswith(f"{LOGS}/")]
-        blobs = RootStore() if task.is_listing else self._blobs()
+        blobs = None if task.is_listing else self._blobs()
         return Answer(body=publish(run, listed, blobs, task.count, secret_of(run, self._unseal)))
 
     # ------------------------------------------------------------------ work
@@ -211,7 +212,13 @@ class WorkerTasks:
             case e.Audit():
                 return Answer(root=self._replay(task, job.checkpoints, 0))
             case e.CheckLogs(head=head):
-                self._check_logs(job, head.head.count)
+                run = open_offer(self._folder(job))
+                if run.recorded() < head.head.count:
+                    raise CannotCheck("expected the records and logs of the run, got none")
+                logs = CommittedLogs(LogFiles(run), run.record_at)
+                for checkpoint in range(head.head.count):
+                    logs.log_root(checkpoint)
+                    self._give_way()
                 return Answer()
             case e.Gather():
                 assert task.turn is not None
@@ -225,7 +232,9 @@ class WorkerTasks:
 
     def _train(self, job: Job, count: int, signature: bytes) -> Digest:
         run = self._run(job, signature)
-        told = self._told(job, self._sampler(run))
+        if job.id not in self._samplers:
+            self._samplers[job.id] = Sampler(run, device=self._machine.device)
+        told = self._told(job, self._samplers[job.id])
 
         def on_progress(progress: Progress) -> None:
             told(progress)
@@ -266,15 +275,6 @@ class WorkerTasks:
         for record in earlier.records()[:count]:
             replay.append_record(record)
 
-    def _check_logs(self, job: Job, count: int) -> None:
-        run = open_offer(self._folder(job))
-        if run.recorded() < count:
-            raise CannotCheck("expected the records and logs of the run, got none")
-        logs = CommittedLogs(LogFiles(run), run.record_at)
-        for checkpoint in range(count):
-            logs.log_root(checkpoint)
-            self._give_way()
-
     def _give_way(self) -> None:
         """Wait after a step, or what takes about as long, until no process of this party seeks a move."""
         with (self._settings.folder / MOVING).open("ab") as file:
@@ -306,11 +306,6 @@ class WorkerTasks:
     def _make_interpreter(self, run: RunDirectory, attempt: int) -> Interpreter:
         machine = replace(self._machine, permute=PERMUTATION + attempt) if attempt else self._machine
         return make_interpreter(run.program, machine, run.job)
-
-    def _sampler(self, run: RunDirectory) -> Sampler:
-        if run.job.id not in self._samplers:
-            self._samplers[run.job.id] = Sampler(run, device=self._machine.device)
-        return self._samplers[run.job.id]
 
     def _told(self, job: Job, sampler: Sampler) -> Callable[[Progress], None]:
         """Tells losses every now and then."""
@@ -350,13 +345,3 @@ def rate_of(dtype: torch.dtype, device: str) -> float:
 def _failed(task: Task, reason: str) -> Answer | Failed:
     """A task that fails is tried again, except a program that is tried for the first time: it stays out."""
     return Answer(problem=reason) if isinstance(task, tasks.Try) else Failed(reason=reason)
-
-
-def _is_own_fault(task: Task) -> bool:
-    """Whether files that do not verify were damaged on this disk, since they did verify when they came.
-
-    Only the logs of policy `logged` are checked no earlier than where they are followed.
-    """
-    if not isinstance(task, tasks.Compute):
-        return False
-    return isinstance(task.work, e.Train | e.Gather) or not task.job.is_logged

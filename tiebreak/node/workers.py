@@ -26,7 +26,7 @@ from socket import socket
 from threading import Condition, Thread
 from typing import Final
 
-from tiebreak.api.agreement.readers import Unseal
+from tiebreak.api.agreement.sealing import Unseal
 from tiebreak.api.machine.workers import STOP_SECONDS, WorkerProcess
 from tiebreak.node import tasks
 from tiebreak.node.tasks import Answer, Compute, Drop, Failed, SecretRequest, Steps, Task, Try, Unsealed, WorkerSettings

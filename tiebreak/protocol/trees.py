@@ -88,24 +88,18 @@ class Nodes:
 class Tree(Nodes):
     """A tree in memory that keeps all levels. `depth` may exceed what the leaves need; `EMPTY` fills the rest."""
 
-    def __init__(self, leaves: Sequence[bytes], depth: int | None = None, *, hasher: Hasher = PLAIN) -> None:
-        self._build(b"".join(leaves), len(leaves), depth, hasher)
-
-    @classmethod
-    def over(cls, leaves: bytes, *, hasher: Hasher = PLAIN) -> "Tree":
-        """Build the tree from concatenated leaf digests."""
-        tree = cls.__new__(cls)
-        tree._build(leaves, len(leaves) // DIGEST_BYTES, None, hasher)
-        return tree
-
-    def _build(self, leaves: bytes, count: int, depth: int | None, hasher: Hasher) -> None:
-        if len(leaves) != count * DIGEST_BYTES:
-            raise ValueError(f"expected leaves of {DIGEST_BYTES} bytes, got {len(leaves)} bytes for {count}")
+    def __init__(self, leaves: Sequence[bytes] | bytes, depth: int | None = None, *, hasher: Hasher = PLAIN) -> None:
+        """leaves: digests, or all of them concatenated."""
+        level, count = leaves, len(leaves) // DIGEST_BYTES
+        if not isinstance(level, bytes):
+            level, count = b"".join(level), len(leaves)
+        if len(level) != count * DIGEST_BYTES:
+            raise ValueError(f"expected leaves of {DIGEST_BYTES} bytes, got {len(level)} bytes for {count}")
         self.count = count
         self.depth = depth_of(max(1, count)) if depth is None else depth
         if count > 1 << self.depth:
             raise ValueError(f"expected at most {1 << self.depth} leaves, got {count}")
-        self._levels = [leaves]
+        self._levels = [level]
         """The concatenated nodes that have at least one leaf below them, by height."""
         for height in range(self.depth):
             self._levels.append(hasher.parent_level(self._levels[-1], empty_root(height)))

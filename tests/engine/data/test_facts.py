@@ -14,15 +14,15 @@ from safetensors.torch import save_file
 
 from tiebreak.engine.data import (
     FactsCache,
+    arrays,
     data_identities,
     examine,
     map_array,
     not_finite,
     open_array,
     open_safetensors,
-    source_of,
 )
-from tiebreak.engine.data import files as data_files
+from tiebreak.engine.data.mapped import source_of
 from tiebreak.engine.data.tensors import identities, identity
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 
@@ -66,7 +66,7 @@ def test_an_array_file_has_the_id_of_its_tensor(tmp_path: Path, cases: Callable[
 def test_file_ids_are_right_around_block_boundaries(tmp_path: Path, count: int) -> None:
     made = np.arange(count, dtype="<f4")
     array = open_array(saved(tmp_path / "a.npy", made))
-    assert data_files.BLOCK_BYTES == 4 << 22
+    assert arrays.BLOCK_BYTES == 4 << 22
     assert examine(array).identity == identity(torch.from_numpy(made))
 
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiebreak.engine.data.hashing import hasher
-from tiebreak.protocol.commitments.records import TensorData, identify, identify_all
-from tiebreak.protocol.commitments.streaming import SUBTREE_BYTES, TensorStream
+from tiebreak.protocol.commitments.records import SUBTREE_BYTES, TensorData, TensorStream, identify, identify_all
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.program.isa import DType

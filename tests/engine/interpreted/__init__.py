@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +35,8 @@ from triton.runtime import interpreter
 from tests.engine.undefined import undefined
 from tiebreak.engine.run import qualify
 
-Mutants = dict[str, tuple[tuple[tuple[str, str], ...], Callable[[], object]]]
-"""Texts and what replaces them, and the check that fails with the changed kernels, by name."""
+Mutants = list[tuple[Any, ...]]
+"""Name, the check that fails with the changed kernels, and texts, each with what replaces it."""
 
 
 class NoReads(TorchDispatchMode):
@@ -77,33 +77,32 @@ def patch_index() -> None:
     interpreter._patch_lang = lambda _: interpreter._LangPatchScope()
 
 
-def changed(folder: Path, changes: tuple[tuple[str, str], ...], *modules: ModuleType) -> ModuleType:
+def changed(changes: Sequence[str], *modules: ModuleType) -> ModuleType:
     """One module from the changed source of some, which import from those before them.
 
-    Each old text, which occurs once, becomes the new one.
+    changes: texts, each of which occurs once, with what replaces it.
     """
     text = "\n".join(Path(str(module.__file__)).read_text() for module in modules)
     text = re.sub(rf"(?m)^from ({'|'.join(module.__name__ for module in modules)}) import .*$", "", text)
-    for old, new in changes:
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    path = folder / "mutant.py"
-    path.write_text(text)
-    spec = importlib.util.spec_from_file_location("mutant", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "mutant.py")
+        path.write_text(text)
+        spec = importlib.util.spec_from_file_location("mutant", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
     return module
 
 
 def killed(mutants: Mutants, user: ModuleType, *kernels: ModuleType) -> dict[str, str]:
     """What refuted each mutant of `kernels`, which `user.kernels` returns as one; a mutant that lives is missing."""
     found = {}
-    for name, (changes, check_that_dies) in mutants.items():
-        with tempfile.TemporaryDirectory() as folder:
-            module = changed(Path(folder), changes, *kernels)
-        with mock.patch.object(user, "kernels", return_value=module):
+    for name, check_that_dies, *changes in mutants:
+        with mock.patch.object(user, "kernels", return_value=changed(changes, *kernels)):
             if code := _exit_code(check_that_dies):
                 found[name] = f"exit code {code}"
     return found
@@ -167,11 +166,14 @@ class Suite:
 
     fast: Mapping[str, Callable[[], int]]
     slow: Mapping[str, Callable[[], int]]
-    mutants: Collection[str]
+    mutants: Mutants
     killed: Callable[[], dict[str, str]]
 
 
 def main(suite: Suite, **others: Callable[[], object]) -> None:
-    parts = {"more": lambda: ran_by(suite.slow), "mutants": lambda: [suite.killed(), sorted(suite.mutants)]} | others
+    parts = {
+        "more": lambda: ran_by(suite.slow),
+        "mutants": lambda: [suite.killed(), sorted(name for name, *_ in suite.mutants)],
+    } | others
     with interpreting():
         sys.stdout.write(json.dumps(parts[sys.argv[1]]()) + "\n")

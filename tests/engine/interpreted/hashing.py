@@ -105,23 +105,22 @@ def moves() -> int:
     return ran
 
 
-MUTANTS: Mutants = {
-    "a chunk for a node": ((("zero + NODE_TAG[1]", "zero + CHUNK_TAG[1]"),), pairs),
-    "odd nodes with what follows": (
-        (("left + 1 < tl.load(below + owner + 1)", "left + 1 < tl.load(below + tensors)"),), pairs,
-    ),
-    "no bit behind the data": ((("return x | end", "return x"),), short),
-    "NaN as it is": ((("0x7FC00000, x)", "x, x)"),), short),
-    "infinity is NaN": ((("> 0x7F800000)", ">= 0x7F800000)"),), short),
-    "every tensor has NaN": ((("= tl.load(floats + owner) != 0", "= tl.load(floats + owner) != 2"),), short),
-    "bytes as they lie": ((("x = (x >> 24) |", "_ = (x >> 24) |"),), short),
-    "a bit behind each word": ((("(past >= 0) & (past < 4)", "past < 4"),), short),
-    "length of the data alone": ((("8 * (size + 8), 0", "8 * size, 0"),), short),
-    "a rotation": ((("(e >> 11 | e << 21)", "(e >> 12 | e << 20)"),), short),
-    "the owner before": ((("<= places", "< places"),), pairs),
-    "one block": ((("tl.max(blocks, 0)", "1"),), lambda: agrees(5, 100)),
-    "blocks of others": ((("block < blocks, after", "block < 9, after"),), lambda: agrees(6, 20, 100)),
-}  # fmt: skip
+MUTANTS: Mutants = [
+    ("a chunk for a node", pairs, "zero + NODE_TAG[1]", "zero + CHUNK_TAG[1]"),
+    ("odd nodes with what follows", pairs,
+     "left + 1 < tl.load(below + owner + 1)", "left + 1 < tl.load(below + tensors)"),
+    ("the owner before", pairs, "<= places", "< places"),
+    ("no bit behind the data", short, "return x | end", "return x"),
+    ("NaN as it is", short, "0x7FC00000, x)", "x, x)"),
+    ("infinity is NaN", short, "> 0x7F800000)", ">= 0x7F800000)"),
+    ("every tensor has NaN", short, "= tl.load(floats + owner) != 0", "= tl.load(floats + owner) != 2"),
+    ("bytes as they lie", short, "x = (x >> 24) |", "_ = (x >> 24) |"),
+    ("a bit behind each word", short, "(past >= 0) & (past < 4)", "past < 4"),
+    ("length of the data alone", short, "8 * (size + 8), 0", "8 * size, 0"),
+    ("a rotation", short, "(e >> 11 | e << 21)", "(e >> 12 | e << 20)"),
+    ("one block", lambda: agrees(5, 100), "tl.max(blocks, 0)", "1"),
+    ("blocks of others", lambda: agrees(6, 20, 100), "block < blocks, after", "block < 9, after"),
+]  # fmt: skip
 
 
 def any_sizes() -> int:

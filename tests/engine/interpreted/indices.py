@@ -10,8 +10,7 @@ import torch
 from tests.engine.arithmetic_cases import STYLES, Maker, check, random_scatter, scatter_of
 from tests.engine.interpreted import Mutants, NoReads, Suite, killed, main, tried
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.gpu import random as draws
-from tiebreak.engine.arithmetic.gpu import scatter
+from tiebreak.engine.arithmetic.gpu import indices as launching
 from tiebreak.engine.arithmetic.gpu.kernels import near_ties, rounding
 from tiebreak.engine.arithmetic.gpu.kernels import random as draw_kernels
 from tiebreak.engine.arithmetic.gpu.kernels import scatter as scatter_kernels
@@ -47,7 +46,7 @@ def scatters(examples: int) -> int:
 
 def settles(examples: int) -> int:
     """Fixed point alone gives every finite result where errors decide nothing."""
-    with mock.patch.object(scatter, "coefficient", return_value=2.0**20):
+    with mock.patch.object(launching, "coefficient", return_value=2.0**20):
         made = [one_scatter(seed, 16 + seed % 17, STYLES[seed % len(STYLES)]) for seed in range(examples)]
     settled = sum(a.stats.of("scatter_sum").undecided_twice for a in made)
     assert settled > examples
@@ -69,8 +68,8 @@ def keeps_to_its_room() -> int:
     operands = [torch.arange(90) % 7 - 3.0 + 2.0**-20, torch.arange(90) % 5]
     right = Arithmetic(precision=16).execute(i, operands, 0)
     with (
-        mock.patch.object(scatter, "coefficient", return_value=2.0**20),
-        mock.patch.object(scatter, "min", return_value=2, create=True),
+        mock.patch.object(launching, "coefficient", return_value=2.0**20),
+        mock.patch.object(launching, "min", return_value=2, create=True),
     ):
         found = Arithmetic(precision=16).execute(i, operands, 0)
     listed = ~found.isnan()
@@ -114,36 +113,36 @@ def permuted(examples: int) -> int:
     return ran
 
 
-SCATTER_MUTANTS: Mutants = {
-    "nothing is open": ((("~(high <= low)", "~(high >= low)"),), hard_scatters),
-    "the last index outside": ((("(key < box)", "(key < box - 1)"),), hard_scatters),
-    "infinity is finite": ((('e < float("inf")', 'e <= float("inf")'),), hard_scatters),
-    "no high digit": ((("used & (high != 0)", "used & (high < 0)"),), lambda: settles(9)),
-    "everything is open": ((("~(high <= low)", "~(high < low)"),), leaves_nothing_open),
-    "index 0 outside": ((("(key >= 0)", "(key >= 1)"),), hard_scatters),
-    "sizes with a sign": ((("tl.abs(wide)", "wide"),), hard_scatters),
-    "digits without a sign": ((("tl.where(bits < 0, -low, low)", "low"),), lambda: settles(9)),
-    "digits that begin at 1": ((("tl.store(digit, 0,", "tl.store(digit, 1,"),), lambda: settles(9)),
-    "one round of tasks": ((("tasks), tl.num_programs(0)", "tasks), tasks + 1"),), hard_scatters),
-    "another unit": ((("normal + 5 ", "normal + 4 "),), lambda: settles(9)),
-}
-DRAW_MUTANTS: Mutants = {
-    "nine rounds": ((("range(10)", "range(9)"),), lambda: permuted(6)),
-    "no walk": ((("0) > 0:", "0) > 1:"),), lambda: permuted(6)),
-    "epochs of the first index": ((("tl.load(epoch + at, mask=inside, other=0)", "tl.load(epoch + 0 * at)"),),
-                                  lambda: permuted(6)),
-    "indices outside": ((("tl.where(inside, x, -1)", "x"),), lambda: permuted(3)),
-    "words that do not cross": ((("high1 ^ c1 ^ k0", "high0 ^ c1 ^ k0"),), lambda: permuted(6)),
-}  # fmt: skip
+SCATTER_MUTANTS: Mutants = [
+    ("nothing is open", hard_scatters, "~(high <= low)", "~(high >= low)"),
+    ("the last index outside", hard_scatters, "(key < box)", "(key < box - 1)"),
+    ("infinity is finite", hard_scatters, 'e < float("inf")', 'e <= float("inf")'),
+    ("index 0 outside", hard_scatters, "(key >= 0)", "(key >= 1)"),
+    ("sizes with a sign", hard_scatters, "tl.abs(wide)", "wide"),
+    ("one round of tasks", hard_scatters, "tasks), tl.num_programs(0)", "tasks), tasks + 1"),
+    ("no high digit", lambda: settles(9), "used & (high != 0)", "used & (high < 0)"),
+    ("digits without a sign", lambda: settles(9), "tl.where(bits < 0, -low, low)", "low"),
+    ("digits that begin at 1", lambda: settles(9), "tl.store(digit, 0,", "tl.store(digit, 1,"),
+    ("another unit", lambda: settles(9), "normal + 5 ", "normal + 4 "),
+    ("everything is open", leaves_nothing_open, "~(high <= low)", "~(high < low)"),
+]  # fmt: skip
+DRAW_MUTANTS: Mutants = [
+    ("nine rounds", lambda: permuted(6), "range(10)", "range(9)"),
+    ("no walk", lambda: permuted(6), "0) > 0:", "0) > 1:"),
+    ("epochs of the first index", lambda: permuted(6),
+     "tl.load(epoch + at, mask=inside, other=0)", "tl.load(epoch + 0 * at)"),
+    ("words that do not cross", lambda: permuted(6), "high1 ^ c1 ^ k0", "high0 ^ c1 ^ k0"),
+    ("indices outside", lambda: permuted(3), "tl.where(inside, x, -1)", "x"),
+]  # fmt: skip
 
 
 def within(check: Callable[..., T], *arguments: object) -> Callable[[], T]:
+    """A check in small blocks, by one program."""
+
     def run() -> T:
-        with (
-            mock.patch.dict(scatter.OPTIONS, BLOCK=64),
-            mock.patch.dict(draws.OPTIONS, BLOCK=16),
-            mock.patch.object(scatter, "programs", return_value=1),
-        ):
+        block = 16 if check is permuted else 64
+        options = mock.patch.dict(launching.OPTIONS, BLOCK=block)
+        with options, mock.patch.object(launching, "programs", return_value=1):
             return check(*arguments)
 
     return run
@@ -159,13 +158,9 @@ SUITE = Suite(
         "no reads": within(waits_for_nothing), "permuted": within(permuted, 20), "hard": within(hard_scatters),
         "hard, 16 bits": within(hard_scatters, 16),
     },
-    mutants={*SCATTER_MUTANTS, *DRAW_MUTANTS},
-    killed=within(
-        lambda: (
-            killed(SCATTER_MUTANTS, scatter, rounding, near_ties, scatter_kernels)
-            | killed(DRAW_MUTANTS, draws, draw_kernels)
-        )
-    ),
+    mutants=SCATTER_MUTANTS + DRAW_MUTANTS,
+    killed=within(lambda: killed(SCATTER_MUTANTS, launching, rounding, near_ties, scatter_kernels)
+                  | killed(DRAW_MUTANTS, launching, draw_kernels)),
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def decides_ties() -> int:
 
 def cut_beyond_middles() -> int:
     """What was cut, of rows or of columns, takes sums of integers from one side of a middle to the other."""
-    unit = 2.0 ** -launching.Scales(launching.Moduli(11), 70, 32).reach[0]  # of rows whose norm is 1 and a bit
+    unit = 2.0 ** -launching.Scales(70, 32).reach[0]  # of rows whose norm is 1 and a bit
     a, b = np.full((16, 70), 0.375 * unit, np.float32), np.ones((70, 16), np.float32)
     a[:, 0], a[:, 1] = 1 + np.arange(16) * 2.0**-22, 2.0**-24 - 20 * unit
     for left, right in ((a, b), (-a, b), (b.T, a.T)):
@@ -298,98 +298,62 @@ def rounds(precision: int, *, exact: bool) -> int:
     return told
 
 
-MUTANTS: Mutants = {
-    "no norm of what rows cut": (
-        (("crossed = cut_a * size_b[None, :]", "crossed = cut_a * 0"),), cut_beyond_middles,
-    ),
-    "no norm of what columns cut": (
-        (("[:, None] * cut_b[None, :]", "[:, None] * 0 * cut_b[None, :]"),), cut_beyond_middles,
-    ),
-    "norms of rows for columns": (
-        (("batch * (m + n) + i, batch * (m + n) + m + j", "batch * (m + n) + i, batch * (m + n) + j"),),
-        lambda: hostile("wide"),
-    ),
-    "nothing was cut": ((("y = rest.to(tl.float32)", "y = 0 * rest.to(tl.float32)"),), cut_beyond_middles),
-    "the last that was cut": ((("lost += y * y", "lost = y * y"),), cut_beyond_middles),
-    "one place too many": ((("reach_power + 127 -", "reach_power + 129 -"),), lambda: hostile("positive", "gauss")),
-    "digits without the first": ((("(tl.minimum(exponent, 1) << 23)", "0"),), lambda: hostile("gauss")),
-    "subnormals as others": ((("(tl.minimum(exponent, 1) << 23)", "(1 << 23)"),), lambda: hostile("subnormal")),
-    "residues without a sign": (
-        (("tl.where(bits < 0, -integer, integer)", "integer"),), lambda: hostile("gauss"),
-    ),
-    "the lowest digit of residues": ((("y = low + middle", "y = middle"),), lambda: hostile("gauss")),
-    "the highest digit of residues": ((("+ high * tl.load", "+ 0 * high * tl.load"),), lambda: hostile("gauss")),
-    "the first digit of fractions": (((".to(tl.uint64) << 32", ".to(tl.uint64) << 31"),), lambda: hostile("gauss")),
-    "the second digit of fractions": (
-        (("tl.load(number + 1).to(tl.uint32).to", "tl.load(number).to(tl.uint32).to"),), lambda: hostile("gauss"),
-    ),
-    "the third digit of fractions": (
-        (("f += tl.umulhi(x, tl.load(number + 2)", "f += 0 * tl.umulhi(x, tl.load(number + 2)"),),
-        lambda: hostile("ties", "gauss", "cancelling"),
-    ),
-    "rows within 2 GiB": ((("i[:, None].to(tl.int64) * whole", "i[:, None] * whole"),), far_rows),
-    "one modulus for all": ((("number += 3", "number += 0"),), lambda: hostile("gauss")),
-    "sums that go on": (
-        (("            c = tl.full((BLOCK_M, BLOCK_N), 1 << 30, tl.int32)\n            number", "            number"),),
-        lambda: hostile("gauss"),
-    ),
-    "the offset stays": ((("- tl.load(folds + 1)", "- 0 * tl.load(folds + 1)"),), beside_middles),
-    "what was cut is exact": (
-        (("tl.where(cut > 0, NONE, tl.min(lowest, 1))", "tl.min(lowest, 1)"),), lambda: hostile("wide", "ties"),
-    ),
-    "a grain too large": ((("- 127 + places", "- 121 + places"),), lambda: hostile("small integers", "ties")),
-    "ties away from zero": (
-        (("exact & (rest == 0), digits & 1, 0)", "exact & (rest == 1), digits & 1, 0)"),), decides_ties,
-    ),
-    "no sign": ((("bits | (-1 << 31), bits)", "bits, bits)"),), lambda: hostile("gauss")),
-    "zeros with a sign": ((("(z < 0) & (bits > 0)", "(z < 0)"),), special),
-    "what is not finite is decided": ((("(most < BAD) & (decided", "(decided"),), special),
-    "undecided ones are left": (
-        (("undecided = inside & ~decided", "undecided = inside & ~inside"),), lambda: hostile("ties", "wide"),
-    ),
-    "FP64 and integers": (
-        (("left_out = tl.arange(0, BLOCK_K), is_loose(loose)",
-          "left_out = tl.arange(0, BLOCK_K), tl.load(loose) > 1 << 61"),),
-        leaves_wide,
-    ),
-    "nothing is loose": ((("tl.div_rn(cut, size) * share", "0 * share"),), leaves_wide),
-    "lower than a middle": ((("(rest > error)", "(rest + error >= 0)"),), lambda: rounds(32, exact=False)),
-    "higher than a middle": ((("(rest < cell - error)", "(rest < cell)"),), lambda: rounds(32, exact=False)),
-    "a power of two from below": ((("(error < cell >> 2)", "(error < cell)"),), lambda: rounds(32, exact=False)),
-    "no subnormals": ((("-117 - PRECISION - power", "0 * power"),), lambda: rounds(32, exact=True)),
-    "parts: one modulus for all": (
-        (("2 + begin // fold * 3", "2"),), lambda: in_parts(lambda: hostile("gauss")),
-    ),
-    "parts: the first rows' residues": (
-        (("one = left + i[:, None] * whole(pitch, 16) + (begin + t)",
-          "one = left + i[:, None] * whole(pitch, 16) + t"),),
-        lambda: in_parts(lambda: hostile("gauss")),
-    ),
-    "chunks: the first rows": (
-        (("(a_first + top + tl.arange(0, BLOCK_M)).to(tl.int64)", "(top + tl.arange(0, BLOCK_M)).to(tl.int64)"),),
-        chunks,
-    ),
-    "parts: more than their folds": (
-        (("tl.minimum(begin + folded, pitch)", "pitch"),), lambda: in_parts(lambda: hostile("gauss")),
-    ),
-    "parts: terms beyond the last": (
-        (("tl.minimum(begin + folded, pitch)", "begin + folded"),), lambda: in_parts(lambda: hostile("gauss")),
-    ),
-    "parts: the last alone": (
-        (("f += tl.load(fractions", "f = tl.load(fractions"),), lambda: in_parts(lambda: hostile("gauss")),
-    ),
-    "parts: the next batch": (
-        (("place += batches.to(tl.int64) * a_rows * b_rows", "place += a_rows * b_rows"),),
-        lambda: in_parts(lambda: forms(4, affine)),
-    ),
-    "parts: the first rows": (
-        (("batch, (a_first + i).to(tl.int64)", "batch, i.to(tl.int64)"),), lambda: in_parts(chunks),
-    ),
-    "parts: FP64 and integers": (
-        (("(i < a_rows) & ~is_loose(loose)", "(i < a_rows)"),), lambda: in_parts(leaves_wide),
-    ),
-    "no infinity": ((("tl.where(exponent < 254, ", "tl.where(exponent < 999, "),), lambda: rounds(16, exact=True)),
-}  # fmt: skip
+MUTANTS: Mutants = [
+    ("no norm of what rows cut", cut_beyond_middles, "crossed = cut_a * size_b[None, :]", "crossed = cut_a * 0"),
+    ("no norm of what columns cut", cut_beyond_middles, "[:, None] * cut_b[None, :]", "[:, None] * 0 * cut_b[None, :]"),
+    ("nothing was cut", cut_beyond_middles, "y = rest.to(tl.float32)", "y = 0 * rest.to(tl.float32)"),
+    ("the last that was cut", cut_beyond_middles, "lost += y * y", "lost = y * y"),
+    ("norms of rows for columns", lambda: hostile("wide"),
+     "batch * (m + n) + i, batch * (m + n) + m + j", "batch * (m + n) + i, batch * (m + n) + j"),
+    ("one place too many", lambda: hostile("positive", "gauss"), "reach_power + 127 -", "reach_power + 129 -"),
+    ("digits without the first", lambda: hostile("gauss"), "(tl.minimum(exponent, 1) << 23)", "0"),
+    ("residues without a sign", lambda: hostile("gauss"), "tl.where(bits < 0, -integer, integer)", "integer"),
+    ("the lowest digit of residues", lambda: hostile("gauss"), "y = low + middle", "y = middle"),
+    ("the highest digit of residues", lambda: hostile("gauss"), "+ high * tl.load", "+ 0 * high * tl.load"),
+    ("the first digit of fractions", lambda: hostile("gauss"), ".to(tl.uint64) << 32", ".to(tl.uint64) << 31"),
+    ("the second digit of fractions", lambda: hostile("gauss"),
+     "tl.load(number + 1).to(tl.uint32).to", "tl.load(number).to(tl.uint32).to"),
+    ("one modulus for all", lambda: hostile("gauss"), "number += 3", "number += 0"),
+    ("sums that go on", lambda: hostile("gauss"),
+     "            c = tl.full((BLOCK_M, BLOCK_N), 1 << 30, tl.int32)\n            number", "            number"),
+    ("no sign", lambda: hostile("gauss"), "bits | (-1 << 31), bits)", "bits, bits)"),
+    ("subnormals as others", lambda: hostile("subnormal"), "(tl.minimum(exponent, 1) << 23)", "(1 << 23)"),
+    ("the third digit of fractions", lambda: hostile("ties", "gauss", "cancelling"),
+     "f += tl.umulhi(x, tl.load(number + 2)", "f += 0 * tl.umulhi(x, tl.load(number + 2)"),
+    ("rows within 2 GiB", far_rows, "i[:, None].to(tl.int64) * whole", "i[:, None] * whole"),
+    ("the offset stays", beside_middles, "- tl.load(folds + 1)", "- 0 * tl.load(folds + 1)"),
+    ("what was cut is exact", lambda: hostile("wide", "ties"),
+     "tl.where(cut > 0, NONE, tl.min(lowest, 1))", "tl.min(lowest, 1)"),
+    ("a grain too large", lambda: hostile("small integers", "ties"), "- 127 + places", "- 121 + places"),
+    ("ties away from zero", decides_ties, "exact & (rest == 0), digits & 1, 0)", "exact & (rest == 1), digits & 1, 0)"),
+    ("zeros with a sign", special, "(z < 0) & (bits > 0)", "(z < 0)"),
+    ("what is not finite is decided", special, "(most < BAD) & (decided", "(decided"),
+    ("undecided ones are left", lambda: hostile("ties", "wide"),
+     "undecided = inside & ~decided", "undecided = inside & ~inside"),
+    ("FP64 and integers", leaves_wide,
+     "left_out = tl.arange(0, BLOCK_K), is_loose(loose)", "left_out = tl.arange(0, BLOCK_K), tl.load(loose) > 1 << 61"),
+    ("nothing is loose", leaves_wide, "tl.div_rn(cut, size) * share", "0 * share"),
+    ("lower than a middle", lambda: rounds(32, exact=False), "(rest > error)", "(rest + error >= 0)"),
+    ("higher than a middle", lambda: rounds(32, exact=False), "(rest < cell - error)", "(rest < cell)"),
+    ("a power of two from below", lambda: rounds(32, exact=False), "(error < cell >> 2)", "(error < cell)"),
+    ("no subnormals", lambda: rounds(32, exact=True), "-117 - PRECISION - power", "0 * power"),
+    ("parts: one modulus for all", lambda: in_parts(lambda: hostile("gauss")), "2 + begin // fold * 3", "2"),
+    ("parts: the first rows' residues", lambda: in_parts(lambda: hostile("gauss")),
+     "one = left + i[:, None] * whole(pitch, 16) + (begin + t)", "one = left + i[:, None] * whole(pitch, 16) + t"),
+    ("parts: more than their folds", lambda: in_parts(lambda: hostile("gauss")),
+     "tl.minimum(begin + folded, pitch)", "pitch"),
+    ("parts: terms beyond the last", lambda: in_parts(lambda: hostile("gauss")),
+     "tl.minimum(begin + folded, pitch)", "begin + folded"),
+    ("parts: the last alone", lambda: in_parts(lambda: hostile("gauss")),
+     "f += tl.load(fractions", "f = tl.load(fractions"),
+    ("chunks: the first rows", chunks,
+     "(a_first + top + tl.arange(0, BLOCK_M)).to(tl.int64)", "(top + tl.arange(0, BLOCK_M)).to(tl.int64)"),
+    ("parts: the next batch", lambda: in_parts(lambda: forms(4, affine)),
+     "place += batches.to(tl.int64) * a_rows * b_rows", "place += a_rows * b_rows"),
+    ("parts: the first rows", lambda: in_parts(chunks), "batch, (a_first + i).to(tl.int64)", "batch, i.to(tl.int64)"),
+    ("parts: FP64 and integers", lambda: in_parts(leaves_wide), "(i < a_rows) & ~is_loose(loose)", "(i < a_rows)"),
+    ("no infinity", lambda: rounds(16, exact=True), "tl.where(exponent < 254, ", "tl.where(exponent < 999, "),
+]  # fmt: skip
 
 FAST = {
     "hostile": lambda: hostile(*MATRICES), "special": special, "ties": decides_ties, "cut": cut_beyond_middles,

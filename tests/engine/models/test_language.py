@@ -1,7 +1,7 @@
-"""Language models of `transformers`, small, in train mode with their own dropout: captured, trained, audited, judged.
+"""Language and recurrent models, small, in train mode with their own dropout: captured, trained, audited, judged.
 
-The models are as their library has them, with masks, padding, positions, tied weights, and losses that ignore some
-labels; only sizes are reduced, and weights random.
+Those of `transformers` are as their library has them, with masks, padding, positions, tied weights, and losses that
+ignore some labels; only sizes are reduced, and weights random.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
@@ -118,3 +119,57 @@ def test_language_models_are_trained_audited_and_refereed(name: str, cases: Call
     assert drawn, "the model's own dropout is part of the program"
     constants = [name for name in trained.captured.data if name.startswith("constant.")]
     assert len(constants) == case.constants
+
+
+MIXTURE = {
+    "vocab_size": VOCABULARY, "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 2,
+    "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 16, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 8, "shared_expert_intermediate_size": 8, "output_router_logits": True,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "experts"), [("Mixtral", "grouped_mm"), ("Qwen2Moe", "batched_mm")])
+def test_mixture_of_experts_models_are_trained_audited_and_refereed(
+    kind: str, experts: str, cases: Callable[..., None]
+) -> None:
+    config = getattr(transformers, f"{kind}Config")(**MIXTURE, num_local_experts=4, num_experts=4)
+    config._experts_implementation = experts
+    model = randomised(getattr(transformers, f"{kind}ForCausalLM")(config), seed=2, scale=0.2)
+    trained = check(task_of(model, causal, {"x": ids()[:4, :6]}), cases)
+    assert "REDUCE 2 F->I" in trained.kinds  # the best expert of each token
+    assert "GATHER 0 FI->F" in trained.kinds
+
+
+class Reader(nn.Module):
+    def __init__(self, network: nn.Module, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, 6, padding_idx=0)
+        self.network = network
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden, _ = self.network(self.embedding(ids))
+        logits: Tensor = self.head(hidden)
+        return logits
+
+
+def next_token(model: nn.Module, ids: Tensor) -> Tensor:
+    return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten(), ignore_index=0)
+
+
+NETWORKS = {
+    "lstm": (lambda: nn.LSTM(6, 5, batch_first=True), 5),
+    "lstm, two layers, both ways, dropout": (
+        lambda: nn.LSTM(6, 4, num_layers=2, bidirectional=True, dropout=0.25, batch_first=True), 8,
+    ),
+    "gru": (lambda: nn.GRU(6, 5, batch_first=True), 5),
+    "rnn": (lambda: nn.RNN(6, 5, batch_first=True), 5),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", slow_except(NETWORKS, "lstm"))
+def test_recurrent_models_are_trained_audited_and_refereed(name: str, cases: Callable[..., None]) -> None:
+    make, width = NETWORKS[name]
+    model = randomised(Reader(make(), width), seed=2, scale=0.2)
+    check(task_of(model, next_token, {"ids": ids()[:, :5]}, 3), cases)

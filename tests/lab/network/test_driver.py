@@ -28,7 +28,7 @@ from tiebreak.node.driver import Driver
 from tiebreak.node.hub.limits import HubLimits
 from tiebreak.node.hub.service import HubSettings
 from tiebreak.node.hub_client import HubClient
-from tiebreak.node.metrics import PartyMetrics, serve_metrics
+from tiebreak.node.owner_view import PartyMetrics, serve_metrics
 from tiebreak.node.parties import deliver
 from tiebreak.node.process import open_party
 from tiebreak.protocol.commitments.eip712 import Address

@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 
 from tests.waiting import until
-from tiebreak.api.agreement.readers import Card
+from tiebreak.api.agreement.sealing import Card
 from tiebreak.engine.run.directory import DATA, PROGRAM, RECORDS
 from tiebreak.lab.network import local_network as up
 from tiebreak.lab.network.local_network import TERMS, Child, LocalNetwork, UpPlan, free_port

@@ -10,6 +10,7 @@ from tiebreak.lab.sim.games.playing import ADVERSARIES, gather
 from tiebreak.lab.sim.world.game import seat
 from tiebreak.lab.sim.world.world import World
 from tiebreak.node.pages.source import ReadPost, snapshot
+from tiebreak.node.pages.words import Values
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.parties import posts as p
@@ -25,8 +26,8 @@ class Staged:
     domain: Domain
     at: int
     board: Board
-    seen: dict[Digest, list[ReadPost]]
-    known: Program | None
+    seen: dict[Digest, list[ReadPost]] = field(default_factory=dict)
+    known: Program | None = None
     chain: str = "chain 1337 at 127.0.0.1:8545"
     on_paper: bool = False
     names: Sequence[str] = ()
@@ -65,10 +66,14 @@ class Staged:
         self.seen.setdefault(job_id, []).append(ReadPost(place=self.place() + 1, at=at, post=post, body=body))
 
 
+def known(view: Values | None) -> Values:
+    """A view of what the board or a post knows."""
+    assert view is not None
+    return view
+
+
 def source_of(world: World) -> Staged:
-    made = Staged(
-        domain=world.chain.domain, at=world.now, board=snapshot(world.board), seen={}, known=world.workshop.program
-    )
+    made = Staged(world.chain.domain, world.now, snapshot(world.board), known=world.workshop.program)
     for job in world.board.jobs.values():
         agreed = job.job
         made.say(p.OfferBody(job=agreed), agreed.client, job.id, (job.accepted or world.now) - 24)
@@ -77,16 +82,14 @@ def source_of(world: World) -> Staged:
             first = agreed.first_step(found.head.head.count - 1)
             steps = range(first, agreed.last_step(found.head.head.count - 1) + 1)
             losses = [struct.unpack("<I", struct.pack("<f", 1.6 / (1 + 0.21 * s) + 0.04 * (s % 3)))[0] for s in steps]
-            telemetry = p.StepsBody(
-                first_step=first, losses=tuple(losses), millisteps=2310, processor=870, memory=1 << 30
-            )
-            made.say(telemetry, agreed.trainer, job.id, found.at)
+            body = p.StepsBody(first_step=first, losses=tuple(losses), millisteps=2310, processor=870, memory=1 << 30)
+            made.say(body, agreed.trainer, job.id, found.at)
             made.say(p.HeadBody(head=found.head), agreed.trainer, job.id, found.at)
     for game in world.board.games.values():
         head = game.head.head
-        root = bytes(31 - len(game.moves) % 7) + bytes([7] * (1 + len(game.moves) % 7))
-        body = p.ReplayedBody(count=head.count, run_root=Digest(root), agrees=0)
-        made.say(body, game.challenger, game.job.id, game.started - 30)
+        root = Digest(bytes(31 - len(game.moves) % 7) + bytes([7] * (1 + len(game.moves) % 7)))
+        replayed = p.ReplayedBody(count=head.count, run_root=root, agrees=0)
+        made.say(replayed, game.challenger, game.job.id, game.started - 30)
     for told in made.seen.values():
         told.sort(key=lambda one: one.at)
     return made

@@ -8,30 +8,25 @@ from starlette.testclient import TestClient
 
 from tests.lab.pages.staged import Staged
 from tests.protocol import certified
+from tests.protocol.certified import CLIENT, DOMAIN, STRANGER, TRAINER
+from tests.protocol.runs import make_job
 from tiebreak.node.pages import checking
 from tiebreak.node.pages.routes import routes
-from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain
-from tiebreak.protocol.commitments.job import Head, Job, LogReceipt, SignedHead, SignedJob
-from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Domain
+from tiebreak.protocol.commitments.job import Head, LogReceipt, SignedHead, SignedJob
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.parties import posts as p
 from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.program.rounding import Policy
 from tiebreak.protocol.tags import Digest
 
-CLIENT, TRAINER, STRANGER = (PrivateKey.from_int(n) for n in (11, 12, 13))
-DOMAIN = Domain(chain_id=1337, contract=Address(bytes(19) + b"\x07"))
-JOB = Job(
-    client=CLIENT.address, trainer=TRAINER.address, program_root=Digest(b"\1" * 32), body_count=8, state_count=2,
-    data_count=1, initial_state_root=Digest(b"\2" * 32), data_root=Digest(b"\3" * 32), steps=10, checkpoint_interval=4,
-    policy=int(Policy.LOGGED), reward=10, trainer_stake=20, challenger_stake=2, challenge_window=60, clock=60,
-    replay_time=5, talk_time=0, audit_time=5, deadline=600, descent_levels=2, nonce=0,
-)  # fmt: skip
+PARTIES = {"client": CLIENT.address, "trainer": TRAINER.address}
+JOB = replace(make_job(steps=10, interval=4), policy=int(Policy.LOGGED), **PARTIES)
 HEAD = Head(job_id=JOB.id, count=2, run_root=Digest(b"\4" * 32))
 
 
 def source() -> Staged:
-    made = Staged(domain=DOMAIN, at=1_700_000_000, board=Board(), seen={}, known=None)
+    made = Staged(domain=DOMAIN, at=1_700_000_000, board=Board())
     made.say(p.OfferBody(job=JOB), JOB.client, JOB.id, 1_700_000_000)
     return made
 
@@ -42,10 +37,8 @@ def dropped(data: bytes) -> tuple[int, str]:
 
 
 def signed_job(domain: Domain = DOMAIN) -> SignedJob:
-    signatures = {
-        f"{name}_signature": key.sign(JOB.digest(domain)) for name, key in (("client", CLIENT), ("trainer", TRAINER))
-    }
-    return SignedJob(domain=domain, job=JOB, **signatures)
+    client, trainer = (JOB.sign(domain, key) for key in (CLIENT, TRAINER))
+    return SignedJob(domain=domain, job=JOB, client_signature=client, trainer_signature=trainer)
 
 
 def test_signed_jobs_heads_and_receipts_are_verified() -> None:

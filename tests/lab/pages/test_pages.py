@@ -2,7 +2,7 @@
 
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import quote
@@ -13,15 +13,16 @@ from hypothesis import strategies as st
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from tests.lab.pages.staged import Staged, moments
+from tests.lab.pages.staged import Staged, known, moments
 from tests.tiebreak.strict_html import Strict
 from tiebreak.node.pages import views, words
 from tiebreak.node.pages.routes import POLICY, STATIC, routes
 from tiebreak.node.pages.source import ReadPost
+from tiebreak.node.pages.words import Values
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.parties import posts as p
-from tiebreak.protocol.parties.board import Board, PoolSlot, PublicJob
+from tiebreak.protocol.parties.board import Board, PoolSlot, PublicGame, PublicJob
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 
@@ -78,8 +79,7 @@ def test_a_game_page_shows_each_level_of_the_dispute_and_the_claim() -> None:
     source = final()
     _, game_id = ids(source)
     text = " ".join(parsed(client(source).get(f"/games/{game_id.hex()}").text).text.split())
-    view = views.game(source, game_id)
-    assert view is not None
+    view = known(views.game(source, game_id))
     state = source.board.games[game_id].state
     assert state.verdict is not None
     assert state.verdict.winner is Side.CHALLENGER
@@ -94,25 +94,28 @@ def test_a_game_page_shows_each_level_of_the_dispute_and_the_claim() -> None:
         assert expected in text, expected
 
 
-def test_each_move_shows_the_gas_of_its_transaction(cases: Callable[[int], None]) -> None:
-    """The gas of the moves and of the challenge is that of the game, at every moment."""
+def game_views() -> Iterator[tuple[PublicGame, Values]]:
+    """Each game at each moment, and its view."""
     for source in moments():
         for game in source.board.games.values():
-            view = views.game(source, game.id)
-            assert view is not None
-            assert [ply["gas"] for ply in view["walk"]["plies"]] == [gas for moves, gas in game.costs if moves]
-            assert all(ply["gas"] > 20_000 for ply in view["walk"]["plies"])
-            moved = sum(ply["gas"] for ply in view["walk"]["plies"])
-            assert view["other_gas"] == game.costs[0][1] == view["gas"] - moved
-            cases(1)
+            yield game, known(views.game(source, game.id))
+
+
+def test_each_move_shows_the_gas_of_its_transaction(cases: Callable[[int], None]) -> None:
+    """The gas of the moves and of the challenge is that of the game, at every moment."""
+    for game, view in game_views():
+        assert [ply["gas"] for ply in view["walk"]["plies"]] == [gas for moves, gas in game.costs if moves]
+        assert all(ply["gas"] > 20_000 for ply in view["walk"]["plies"])
+        moved = sum(ply["gas"] for ply in view["walk"]["plies"])
+        assert view["other_gas"] == game.costs[0][1] == view["gas"] - moved
+        cases(1)
     text = client(final()).get(f"/games/{ids(final())[1].hex()}").text
     assert all(f"{ply['gas']:,} gas" in text for ply in view["walk"]["plies"])
 
 
 def test_the_referees_recomputed_terms_add_up_to_the_shown_sum() -> None:
     source = final()
-    view = views.game(source, ids(source)[1])
-    assert view is not None
+    view = known(views.game(source, ids(source)[1]))
     found = view["walk"]["computation"]
     assert found is not None
     assert len(found["terms"]) == 4
@@ -130,44 +133,37 @@ def test_the_referees_recomputed_terms_add_up_to_the_shown_sum() -> None:
 
 def test_each_move_of_a_game_narrows_the_shown_range(cases: Callable[[int], None]) -> None:
     before = 0
-    for source in moments():
-        for game_id in source.board.games:
-            view = views.game(source, game_id)
-            assert view is not None
-            depth = 0
-            for stage in view["walk"]["stages"]:
-                whole = (0, stage["total"])
-                for cut in (*stage["cuts"], *([stage["found"]] if stage["found"] else [])):
-                    assert whole[0] <= cut[0] < cut[1] <= whole[1]
-                    whole = cut
-                depth += 1 + len(stage["cuts"]) + (stage["found"] is not None)
-                cases(1)
-            assert all(stage["found"] for stage in view["walk"]["stages"][:-1])
-            assert depth >= before
-            assert len(view["walk"]["plies"]) == len(source.board.games[game_id].moves)
-            before = depth
+    for game, view in game_views():
+        depth = 0
+        for stage in view["walk"]["stages"]:
+            whole = (0, stage["total"])
+            for cut in (*stage["cuts"], *([stage["found"]] if stage["found"] else [])):
+                assert whole[0] <= cut[0] < cut[1] <= whole[1]
+                whole = cut
+            depth += 1 + len(stage["cuts"]) + (stage["found"] is not None)
+            cases(1)
+        assert all(stage["found"] for stage in view["walk"]["stages"][:-1])
+        assert depth >= before
+        assert len(view["walk"]["plies"]) == len(game.moves)
+        before = depth
     assert before > 12
 
 
 def test_clocks_and_turns_are_those_of_the_rules(cases: Callable[[int], None]) -> None:
-    for source in moments():
-        for game_id, game in source.board.games.items():
-            view = views.game(source, game_id)
-            assert view is not None
-            if game.is_over:
-                assert (view["turn"], [side["due"] for side in view["sides"]]) == ("", [None, None])
-                continue
-            mover, other = view["sides"][:: 1 if game.state.mover is Side.DEFENDER else -1]
-            assert view["turn"] == mover["role"]
-            assert (mover["due"], other["due"]) == (game.state.deadline, None)
-            cases(1)
+    for game, view in game_views():
+        if game.is_over:
+            assert (view["turn"], [side["due"] for side in view["sides"]]) == ("", [None, None])
+            continue
+        mover, other = view["sides"][:: 1 if game.state.mover is Side.DEFENDER else -1]
+        assert view["turn"] == mover["role"]
+        assert (mover["due"], other["due"]) == (game.state.deadline, None)
+        cases(1)
 
 
 def test_a_job_shows_what_was_posted_and_what_the_board_says() -> None:
     source = final()
     job_id, _ = ids(source)
-    view = views.job(source, job_id)
-    assert view is not None
+    view = known(views.job(source, job_id))
     assert view["card"]["status"] == "Trainer convicted"
     assert [row["count"] for row in view["heads"]] == [1, 2, 3, 4]
     assert view["heads"][1]["contradictions"] == 1
@@ -223,7 +219,7 @@ def test_pages_show_jobs_only_offered_and_games_only_opened() -> None:
     source = final()
     job_id, game_id = ids(source)
     game = source.board.games[game_id]
-    empty = Staged(domain=source.domain, at=source.at, board=Board(), seen={}, known=None, chain="", on_paper=True)
+    empty = Staged(domain=source.domain, at=source.at, board=Board(), chain="", on_paper=True)
     text = parsed(client(empty).get("/").text).text
     assert "No run was offered yet" in text
     assert "no chain" in text
@@ -240,7 +236,7 @@ def test_pages_show_jobs_only_offered_and_games_only_opened() -> None:
 
 def test_job_lists_are_paginated_and_read_only_the_jobs_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing is read of jobs that a page does not show."""
-    source = Staged(domain=final().domain, at=final().at, board=Board(), seen={}, known=None)
+    source = Staged(domain=final().domain, at=final().at, board=Board())
     agreed = next(iter(final().board.jobs.values())).job
     for nonce in range(120):
         job = replace(agreed, nonce=nonce)
@@ -307,8 +303,7 @@ def test_hostile_text_stays_text_and_short() -> None:
     source = final()
     job_id, game_id = ids(source)
     names = [HOSTILE + f" ({HOSTILE[:40]}.py:3)"] * 500
-    hostile = Staged(domain=source.domain, at=source.at, board=source.board, seen=source.seen, known=None,
-                     chain=HOSTILE, names=names, named={job_id: HOSTILE})  # fmt: skip
+    hostile = replace(source, known=None, chain=HOSTILE, names=names, named={job_id: HOSTILE})
     for path in [*paths(source), f"/?q={quote(HOSTILE)}", f"/games?q={quote(HOSTILE)}", f"/parties?q={quote(HOSTILE)}"]:
         text = client(hostile).get(path).text
         assert "<script>alert" not in text
@@ -377,8 +372,9 @@ def test_live_parts_come_only_if_they_changed() -> None:
     _, game_id = ids(first)
     page = client(first).get(f"/games/{game_id.hex()}").text
     assert client(first).get(seen_of(page)).status_code == 204
-    first_again = Staged(domain=first.domain, at=first.at + 7, board=first.board, seen=first.seen, known=first.known)
-    assert client(first_again).get(seen_of(page)).status_code == 204  # clocks count down by themselves
+    assert (
+        client(replace(first, at=first.at + 7)).get(seen_of(page)).status_code == 204
+    )  # clocks count down by themselves
     answer = client(later).get(seen_of(page))
     assert answer.status_code == 200
     changed = re.findall(r'hx-swap-oob="innerHTML:#(\w+)"', answer.text)

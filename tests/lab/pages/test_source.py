@@ -10,7 +10,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.testclient import TestClient
 
-from tests.lab.pages.staged import Staged, moments
+from tests.lab.pages.staged import Staged, known, moments
 from tests.protocol.runs import CHALLENGER, CLIENT, TRAINER, make_job
 from tests.protocol.town import FALSE
 from tests.tiebreak.node.test_ledger import lived
@@ -102,8 +102,7 @@ def test_posts_are_read_once_and_jobs_come_newest_first(tmp_path: Path) -> None:
     store.rows.append(replace(store.rows[-1], place=len(store.rows) + 1))
     assert [one.place for one in feed.posts(job_id)] == list(range(1, len(store.rows) + 1))
     assert feed.now() == 7
-    view = views.job(feed, job_id)
-    assert view is not None
+    view = known(views.job(feed, job_id))
     assert view["card"]["status"] == "Offered"  # no board is followed
     assert {who for _, who, _ in view["money"]} == {"as agreed; no board is followed here"}
 
@@ -127,9 +126,7 @@ def test_memory_holds_the_posts_of_few_jobs(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(source_module, "MAX_SEEN_BYTES", sum(sizes) - 1)
     for job_id in (*jobs, *jobs):
         seen = feed.posts(job_id)
-        assert [(one.place - 1) // 8 for one in seen] == [0, 2, 3, 4], (
-            "the first, and the newest for which there is room"
-        )
+        assert [(one.place - 1) // 8 for one in seen] == [0, 2, 3, 4], "the first, and the newest that fit"
         assert {one.post.job_id for one in seen} == {job_id}
     assert len(feed._seen._kept) == 2
     monkeypatch.setattr(source_module, "_KNOWN", 3)
@@ -154,8 +151,7 @@ def test_the_last_board_copy_is_shown_while_the_node_is_down(tmp_path: Path) -> 
     assert board.jobs[job_id] is not source.board.jobs[job_id]
     assert next(iter(board.games.values())).job is board.jobs[job_id]
     assert feed.now() == source.at
-    view = views.job(feed, job_id)
-    assert view is not None
+    view = known(views.job(feed, job_id))
     assert view["card"]["status"] == "Trainer convicted"
 
 
@@ -168,18 +164,24 @@ def publish(source: Staged, store: Store, folder: Path, name: bytes, data: bytes
 
 def test_only_a_program_with_the_jobs_root_is_used(tmp_path: Path) -> None:
     source = moments()[-1]
-    assert source.known is not None
-    store, (job_id,) = Store(source), source.board.jobs
+    store, (agreed, data) = Store(source), program_of(source)
     feed = PageSource(store, context(source, tmp_path))
-    assert feed.program(job_id) is None
+    assert feed.program(agreed.id) is None
     publish(source, store, tmp_path, source_module.PROGRAM, b"no program", b"\1" * 32)
     assert feed.place()
-    assert feed.program(job_id) is None
-    publish(source, store, tmp_path, source_module.PROGRAM, source.known.encode(), b"\3" * 32)
+    assert feed.program(agreed.id) is None
+    publish(source, store, tmp_path, source_module.PROGRAM, data, b"\3" * 32)
     assert feed.place()
-    found = feed.program(job_id)
+    found = feed.program(agreed.id)
     assert found is not None
-    assert found.root == source.board.jobs[job_id].job.program_root
+    assert found.root == agreed.program_root
+
+
+def program_of(source: Staged) -> tuple[Job, bytes]:
+    """The job, and the encoded program."""
+    assert source.known is not None
+    (public,) = source.board.jobs.values()
+    return public.job, source.known.encode()
 
 
 def offer(store: Store, job: Job, files: Sequence[p.PublishedFile] = ()) -> None:
@@ -191,8 +193,7 @@ def offer(store: Store, job: Job, files: Sequence[p.PublishedFile] = ()) -> None
 def test_programs_of_strangers_take_bounded_memory_and_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight jobs with a program each, and memory for three; then programs with more instructions than are named."""
     source, store, decoded = moments()[-1], Store(), list[int]()
-    assert source.known is not None
-    ((agreed, data),) = [(public.job, source.known.encode()) for public in source.board.jobs.values()]
+    agreed, data = program_of(source)
     count = agreed.body_count + agreed.state_count
     jobs, decode = [replace(agreed, nonce=nonce) for nonce in range(8)], Program.decode
     for number, job in enumerate(jobs):
@@ -220,8 +221,7 @@ def test_programs_of_strangers_take_bounded_memory_and_time(tmp_path: Path, monk
 def test_another_jobs_program_is_rejected_by_its_size_without_decoding(tmp_path: Path, monkeypatch: Any) -> None:
     """A stranger names another job's program as its own: its size tells, and the other job keeps it."""
     source, store = moments()[-1], Store()
-    assert source.known is not None
-    ((agreed, data),) = [(public.job, source.known.encode()) for public in source.board.jobs.values()]
+    agreed, data = program_of(source)
     strangers, root = replace(agreed, nonce=99, body_count=agreed.body_count + 1), Digest(bytes([7]) * 32)
     (tmp_path / root.hex()).write_bytes(data)
     for job in (strangers, agreed):
@@ -257,10 +257,8 @@ def test_lists_of_files_push_out_no_other_posts(tmp_path: Path, monkeypatch: pyt
     files = [p.PublishedFile(name=b"%04d" % n, size=n, root=Digest(bytes(32))) for n in range(p.MAX_FILES)]
     bodies: list[p.Body] = [p.OfferBody(job=FALSE.job)]
     for count in range(20):
-        bodies += [
-            p.ReplayedBody(count=count, run_root=FALSE.job.id, agrees=1),
-            p.LibraryBody(count=count, logs=0, files=tuple(files)),
-        ]
+        bodies.append(p.ReplayedBody(count=count, run_root=FALSE.job.id, agrees=1))
+        bodies.append(p.LibraryBody(count=count, logs=0, files=tuple(files)))
     store = stored(tmp_path, bodies)
     feed = on_paper(store, tmp_path)
     seen = [one.body for one in feed.posts(FALSE.job.id)]
@@ -326,8 +324,7 @@ def test_published_source_locations_name_the_disputed_instruction(tmp_path: Path
     feed = PageSource(store, context(source, tmp_path, board_source))
     feed.look()
     for game_id, game in source.board.games.items():
-        view = views.game(feed, game_id)
-        assert view is not None
+        view = known(views.game(feed, game_id))
         stage = view["walk"]["stages"][2]
         assert (stage["path"], stage["line"]) == (f"block.{game.state.leaf}:addmm", f"model.py:{game.state.leaf}")
         cases()
@@ -357,8 +354,7 @@ def test_without_a_chain_the_board_is_computed_from_posts(tmp_path: Path) -> Non
     credit = {row["account"]: row["credit"] for row in views.parties(feed, PageQuery())["rows"]}
     accounts = [words.address(key.address) for key in (CLIENT, TRAINER, CHALLENGER)]
     assert [credit[account] for account in accounts] == [0, -stake, stake // 2]
-    view = views.job(feed, run.job.id)
-    assert view is not None
+    view = known(views.job(feed, run.job.id))
     assert early == {0}, "what is at stake is not lost"
     rest = "half to the prover, the rest burnt, on paper"
     assert ("Trainer’s stake", rest, stake) in view["money"]

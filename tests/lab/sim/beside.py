@@ -201,7 +201,10 @@ class Beside(Compared):
     def _hear(self) -> None:
         for party in type(self).world.parties.values():
             for game_id in self.ledger.board.games if isinstance(party, Player) else ():
-                if game_id in self.games and party.is_side(self.games[game_id]):
+                if game_id in self.games and party.address in (
+                    self.games[game_id].challenger,
+                    self.games[game_id].job.job.trainer,
+                ):
                     for wire in party.transcript(self.games[game_id]).wires:
                         self.ledger.hear(game_id, wire)
 

@@ -55,37 +55,24 @@ DATABASES = ["sqlite", "postgres"] if postgres_folder() else ["sqlite"]
 @contextlib.contextmanager
 def postgres(folder: Path) -> Iterator[str]:
     """A server on a socket in a folder, deleted at the end. Gives what follows the database's name in a URL."""
-    with cluster(folder), serving(folder):
-        yield f"?host={folder}"
-
-
-@contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[None]:
-    """The files of a new server, which does not run yet."""
     folder.mkdir(mode=0o755)
     if os.geteuid() == 0:
         shutil.chown(folder, "postgres")
     try:
         _program("initdb", folder, "-D", folder / "data", "-U", "tiebreak", "-A", "trust").wait()
-        yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def serving(folder: Path) -> Iterator[None]:
-    """A server that runs on these files."""
-    options = ["-c", "listen_addresses=", "-c", "fsync=off", "-k", folder]
-    server = _program("postgres", folder, "-D", folder / "data", *options)
-    try:
+        options = ["-c", "listen_addresses=", "-c", "fsync=off", "-k", folder]
+        server = _program("postgres", folder, "-D", folder / "data", *options)
         for _ in range(200):
             if _program("pg_isready", folder, "-h", folder).wait() == 0:
                 break
             time.sleep(0.05)
-        yield
+        try:
+            yield f"?host={folder}"
+        finally:
+            server.send_signal(signal.SIGINT)  # a fast shutdown; SIGTERM would wait for every client that a test left
+            server.wait(20)
     finally:
-        server.send_signal(signal.SIGINT)  # a fast shutdown; SIGTERM would wait for every client that a test left
-        server.wait(20)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _program(name: str, folder: Path, *arguments: Any) -> "subprocess.Popen[bytes]":
@@ -174,6 +161,10 @@ OFFER = post(posts.OfferBody(job=JOB), CLIENT, 0)
 def steps(number: int, author: PrivateKey = TRAINER) -> bytes:
     body = posts.StepsBody(first_step=number, losses=(), millisteps=0, processor=0, memory=0)
     return post(body, author, number)
+
+
+def replayed(number: int, author: PrivateKey) -> bytes:
+    return post(posts.ReplayedBody(count=number, run_root=JOB.id, agrees=1), author, number)
 
 
 def library(files: list[tuple[str, Digest, int]], number: int, author: PrivateKey = TRAINER) -> bytes:

@@ -11,20 +11,12 @@ import pytest
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER
 from tests.protocol.town import PACE
 from tests.tiebreak.node.hubs import JOB, OFFER, own_job
-from tiebreak.node import driver, hub_traffic
+from tiebreak.node import driver, hub_traffic, parties
 from tiebreak.node.board_source import HubSource
 from tiebreak.node.driver import Driver
 from tiebreak.node.hub_client import HubForgot, VerifiedPost
 from tiebreak.node.journal import Journal
-from tiebreak.node.parties import (
-    AUDITORS,
-    AcceptancePolicy,
-    ClientNode,
-    JobFiles,
-    TrainerNode,
-    auditors_in,
-    deliver,
-)
+from tiebreak.node.parties import AcceptancePolicy, JobFiles
 from tiebreak.protocol.chain import board_state
 from tiebreak.protocol.chain.board_state import FollowedBoard
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
@@ -49,7 +41,7 @@ def there(monkeypatch: pytest.MonkeyPatch) -> tuple[Driver, list[tuple[str, str]
     notes.error = notes.warn
     made = Driver(
         WatcherParty(board=FollowedBoard(), domain=DOMAIN, pace=PACE),
-        board_source=SimpleNamespace(poll=raising, now=lambda: 7, domain=DOMAIN),  # type: ignore[arg-type]
+        board_source=SimpleNamespace(poll=raising, now=lambda: 7, domain=DOMAIN, light_client=None),  # type: ignore[arg-type]
         hub_client=SimpleNamespace(read=raising, turn=lambda: None, hub=b""),  # type: ignore[arg-type]
         journal=SimpleNamespace(append=raising, fact=raising),  # type: ignore[arg-type]
         workers=SimpleNamespace(listeners=SimpleNamespace(), drop=lambda _: [], move_only=lambda _: None),  # type: ignore[arg-type]
@@ -68,7 +60,7 @@ def test_main_loop_survives_any_error_of_a_post_or_the_board_source(there: Any) 
         ("loop", "unexpected ValueError: of no family"),
         ("board", "Entered: of no lawful play"),
     ]
-    made.view.note_board()
+    made.view.note_changes()
     assert [one for one in noted if one[0] == "board"] == [("board", "Entered: of no lawful play")]
 
 
@@ -81,13 +73,12 @@ def verified(place: int, wire: bytes) -> VerifiedPost:
 def test_trainer_stores_nothing_of_strangers_jobs(there: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A trainer names its clients: jobs of others are not its own even if they name it."""
     made, _ = there
-    monkeypatch.setattr(driver, "MAX_LISTINGS", 3)
     facts: dict[str, bytes] = {}
     made.job_files = JobFiles(tmp_path)
     made.journal = made.traffic._journal = SimpleNamespace(keep_fact=facts.__setitem__)
     policy = AcceptancePolicy(clients=(CLIENT.address,))
     known = {"domain": DOMAIN, "pace": PACE, "key": TRAINER, "job_files": made.job_files}
-    made.machine = TrainerNode(board=FollowedBoard(), policy=policy, **known)
+    made.machine = parties.TrainerNode(board=FollowedBoard(), policy=policy, **known)
 
     def held() -> dict[str, int]:
         parts = {**vars(made), **vars(made.traffic), **vars(made.view)}
@@ -100,16 +91,12 @@ def test_trainer_stores_nothing_of_strangers_jobs(there: Any, monkeypatch: pytes
             made._receive(verified(1 + 10 * number + place, wire))
     assert held() == before
     made._receive(verified(100, OFFER))
-    for number in range(5):
-        body = posts.LibraryBody(count=number, logs=0, files=())
-        made._list(JOB.id, TRAINER.address, body)
     turned: list[int] = []
     made.traffic.hub_client.turn = lambda: turned.append(1)
     for _ in range(2):
         made._choose()
         made.traffic.ask()
     assert (made.traffic.wanted, len(turned)) == ({JOB.id}, 1)
-    assert [count for _, count in made._listings[JOB.id]] == [2, 3, 4]
     made.traffic._cursor = "read"
     made.traffic.keep_cursor()
     assert facts == {"own jobs": JOB.id, "read": (100).to_bytes(8, "big") + OFFER}
@@ -127,10 +114,10 @@ def test_reported_board_disagreements_are_bounded(there: Any, monkeypatch: pytes
     monkeypatch.setattr(board_state, "MAX_DISAGREEMENTS", 3)
     for number in range(5):
         made.machine.board._disagree([SimpleNamespace(name=f"Entered {number}")], ValueError())
-    made.view.note_board()
+    made.view.note_changes()
     assert len(made.machine.board.disagreements) == len(made.view._disagreed) == 3
     made.machine.board.disagreements.clear()
-    made.view.note_board()
+    made.view.note_changes()
     assert not made.view._disagreed
 
 
@@ -169,11 +156,11 @@ def test_client_names_the_auditors_of_its_offer_once_the_ledger_has_the_job(ther
     (tmp_path / "offer").mkdir()
     (tmp_path / "offer" / "offer.bin").write_bytes(offer.encode())
     accounts = (CHALLENGER.address, TRAINER.address)
-    place = deliver(tmp_path / "offer", own, accounts)
-    assert auditors_in(place) == accounts
+    place = parties.deliver(tmp_path / "offer", own, accounts)
+    assert parties.auditors_in(place) == accounts
     known = {"domain": OFF_CHAIN, "pace": PACE, "key": CLIENT, "job_files": JobFiles(own)}
     journal, board_source = Journal(own, {}), HubSource(OFF_CHAIN, CLIENT.address, raising, pace=PACE)
-    made.journal, made._posts, made.machine = journal, journal, ClientNode(board=board_source.board, **known)
+    made.journal, made._posts, made.machine = journal, journal, parties.ClientNode(board=board_source.board, **known)
     made._keep_record, made.workers.ask = journal.append, lambda *_: None
 
     def look() -> list[posts.Body]:
@@ -193,12 +180,12 @@ def test_client_names_the_auditors_of_its_offer_once_the_ledger_has_the_job(ther
     made._auditors.clear()
     assert look() == [posts.AuditorsBody(accounts=accounts)], "after a restart it is said already"
     for text in ("0x12", "x", "0x" + "ab" * 21, "é"):
-        (place / AUDITORS).write_text(text, encoding="utf-8")
+        (place / parties.AUDITORS).write_text(text, encoding="utf-8")
         made._drafted.clear()
         look()
         assert "auditors.txt: expected" in noted[-1][1]
-    (place / AUDITORS).unlink()
-    assert auditors_in(place) == ()
+    (place / parties.AUDITORS).unlink()
+    assert parties.auditors_in(place) == ()
     journal.close()
 
 

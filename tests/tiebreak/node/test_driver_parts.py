@@ -21,7 +21,7 @@ from tiebreak.node.tasks import Answer, Publish
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
-from tiebreak.protocol.parties.posts import LibraryBody, OfferBody
+from tiebreak.protocol.parties.posts import LibraryBody
 from tiebreak.protocol.tags import Digest
 
 HUB, OTHER_HUB = Address(b"\1" * 20), Address(b"\2" * 20)
@@ -196,13 +196,3 @@ def test_as_many_jobs_are_accepted_as_there_are_processes(tmp_path: Path, monkey
         assert party.accepts(offered) is (processes > 2)
     done = on_board(job=training[0].job, head_count=JOB.checkpoints)
     assert trainer_of(tmp_path, offered, done, processes=1).accepts(offered), "nothing is left to train"
-
-
-def test_an_offer_posted_again_after_a_restart_is_sent_only_once(journal: Journal) -> None:
-    """What is posted is signed, in the journal, and the same after a restart."""
-    hub = Hub()
-    for _ in range(2):
-        party = driver_of(journal, hub, on_board())
-        party.post(JOB.id, OfferBody(job=JOB))
-        party.traffic.send_all()
-    assert len(hub.had) == 1

@@ -14,16 +14,15 @@ from tests.tiebreak.parties import Commands, Parties
 from tiebreak.cli.key import load_key
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.node import exchange
-from tiebreak.node.exchange import RootStore
 from tiebreak.node.hub_client import HubClient
 from tiebreak.node.library import Fetched
-from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
+from tiebreak.node.pieces import pieces_of
+from tiebreak.protocol.commitments.blobs import PIECE_BYTES, piece_digest
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN as DOMAIN
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.errors import CannotCheck, ConfigurationError, EncodingError
+from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.protocol.parties import posts
 from tiebreak.protocol.parties import transactions as tx
-from tiebreak.protocol.tags import Digest
 
 
 @pytest.fixture
@@ -121,17 +120,15 @@ def test_an_unreachable_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None
         exchange.open_hub("http://127.0.0.1:9", DOMAIN)
 
 
-def test_root_store_computes_roots_of_file_prefixes(tmp_path: Path) -> None:
+def test_pieces_of_file_prefixes_are_those_of_their_bytes(tmp_path: Path) -> None:
     data = bytes(range(256)) * (PIECE_BYTES // 256) + b"more"
     (tmp_path / "file").write_bytes(data)
     for size in (0, 5, PIECE_BYTES, len(data)):
         pieces = [piece_digest(data[at : min(size, at + PIECE_BYTES)]) for at in range(0, max(1, size), PIECE_BYTES)]
         with (tmp_path / "file").open("rb", buffering=0) as file:
-            assert RootStore().put(file, size) == blob_root(size, pieces)
+            assert pieces_of(file, size) == pieces
     with (tmp_path / "file").open("rb", buffering=0) as file, pytest.raises(EncodingError, match="end of the file"):
-        RootStore().put(file, len(data) + 1)
-    with (tmp_path / "file").open("rb", buffering=0) as file, pytest.raises(CannotCheck):
-        RootStore().get(Digest(bytes(32)), 1, file)
+        pieces_of(file, len(data) + 1)
 
 
 def test_fetch_uses_only_file_lists_of_the_parties_longest_first(

@@ -6,50 +6,31 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
-import sqlalchemy as sql
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, TRAINER, make_job
-from tests.tiebreak.node.hubs import (
-    DATABASES,
-    GAME,
-    HEAD,
-    HUB,
-    JOB,
-    OFFER,
-    Running,
-    arrived,
-    ask,
-    download,
-    library,
-    make_writer,
-    own_job,
-    post,
-    running,
-    settings,
-    steps,
-    take,
-    upload,
-)
+from tests.tiebreak.node import hubs
+from tests.tiebreak.node.hubs import JOB, OFFER, Running, ask, make_writer, post, running, settings, steps, take
 from tests.waiting import until
 from tiebreak.node.hub import connection as connection_module
 from tiebreak.node.hub import service as service_module
 from tiebreak.node.hub import streams as streams_module
 from tiebreak.node.hub.connection import GRACE_SECONDS, OpenConnections
 from tiebreak.node.hub.limits import PAGE_SECONDS, PROCESSOR, Buckets, HubLimits, Recent, address_of, networks_in
-from tiebreak.node.hub.post_queue import PostQueue, WaitingRequest
 from tiebreak.node.hub.post_writer import Arrival
 from tiebreak.node.hub.process import proxies_of
+from tiebreak.node.hub.service import PostQueue, WaitingRequest
 from tiebreak.node.hub.store import Store, Writer
 from tiebreak.node.pages.routes import routes
 from tiebreak.node.pages.source import PageContext, PageSource
@@ -64,12 +45,18 @@ from tiebreak.protocol.parties.turns import MAX_BATCH, OTHERS, Turns
 from tiebreak.protocol.tags import Digest
 
 STRANGER = PrivateKey.from_int(9)
+GAME = post(posts.GameBody(head=hubs.HEAD, nonce=1), CHALLENGER, 0, game=hubs.GAME)
+MOVE = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=hubs.GAME)
 
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[Running]:
     with running(settings(tmp_path / "hub")) as found:
         yield found
+
+
+def large(number: int) -> bytes:
+    return post(posts.HeadBody(head=hubs.HEAD, leaves=(Digest(bytes(32)),) * 7000), TRAINER, number)
 
 
 def refused(hub: Running, status: int, wire: bytes) -> str:
@@ -88,34 +75,26 @@ def page(hub: Running, query: str = "") -> list[ReceivedPost]:
 
 def test_hub_numbers_signs_and_lists_posts_across_restarts(database: str, tmp_path: Path) -> None:
     """And a hub that starts again goes on where it was."""
-    wanted = settings(tmp_path / "hub", database)
+    wanted, wires = settings(tmp_path / "hub", database), [OFFER, steps(0), GAME, MOVE, steps(1)]
     with running(wanted) as hub:
-        first = placed_signed_and_listed(hub)
+        received = [hub.connect().post(wire) for wire in wires]
+        found = page(hub)
+        assert [item.wire for item in found] == wires
+        for item in found:
+            item.open(DOMAIN, hubs.HUB.address)
+        for query, expected in (
+            ("after=2&limit=2", [3, 4]), (f"game={hubs.GAME.hex()}", [3, 4]), (f"job={JOB.id.hex()}&after=4", [5]),
+            (f"job={'00' * 32}", []),
+        ):  # fmt: skip
+            assert [item.place for item in page(hub, query)] == expected
+        with hub.hub.store.engine.connect() as connection:
+            assert Writer(connection).job(JOB.id) == JOB
+            assert Writer(connection).challenger(hubs.GAME) == CHALLENGER.address
     with running(wanted) as hub:
-        assert hub.connect().post(OFFER) == first
-        assert hub.connect().post(steps(2)).place == 6
+        received += [hub.connect().post(wire) for wire in (OFFER, steps(2))]
+        assert [found.place for found in received] == [1, 2, 3, 4, 5, 1, 6]
+        assert received[5] == received[0]
         assert [item.place for item in page(hub)] == [1, 2, 3, 4, 5, 6]
-
-
-def placed_signed_and_listed(hub: Running) -> Received:
-    hub_client = hub.connect()
-    game = post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME)
-    move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
-    wires = [OFFER, steps(0), game, move, steps(1)]
-    received = [hub_client.post(wire) for wire in wires]
-    assert [found.place for found in received] == [1, 2, 3, 4, 5]
-    found = page(hub)
-    assert [item.wire for item in found] == wires
-    for item in found:
-        item.open(DOMAIN, HUB.address)
-    assert [item.place for item in page(hub, "after=2&limit=2")] == [3, 4]
-    assert [item.place for item in page(hub, f"game={GAME.hex()}")] == [3, 4]
-    assert [item.place for item in page(hub, f"job={JOB.id.hex()}&after=4")] == [5]
-    assert page(hub, f"job={'00' * 32}") == []
-    with hub.hub.store.engine.connect() as connection:
-        assert Writer(connection).job(JOB.id) == JOB
-        assert Writer(connection).challenger(GAME) == CHALLENGER.address
-    return received[0]
 
 
 def test_the_hub_signs_for_all_posts_of_a_job(hub: Running) -> None:
@@ -124,7 +103,7 @@ def test_the_hub_signs_for_all_posts_of_a_job(hub: Running) -> None:
         status, _, body = ask(hub, "GET", f"/posts/end?job={JOB.id.hex()}")
         assert status == 200
         said, found = Complete.unpack("end", unpack(body, 1 << 10)), page(hub, f"job={JOB.id.hex()}")
-        keys.verify(said.digest(DOMAIN), said.signature, HUB.address)
+        keys.verify(said.digest(DOMAIN), said.signature, hubs.HUB.address)
         received = [
             Received(content=posts.SignedPost.decode(one.wire).post.content, place=one.place, at=one.at)
             for one in found
@@ -151,8 +130,7 @@ def test_repeated_posts_get_the_same_receipt_and_conflicts_are_refused(hub: Runn
 def test_duplicate_posts_in_one_batch_are_stored_once(store: Store) -> None:
     writer = make_writer(store)
     first, same, other = take(writer, OFFER, OFFER, steps(0))
-    assert first.row == same.row
-    assert (first.is_new, same.is_new) == (True, False)
+    assert (first.row, first.is_new, same.is_new) == (same.row, True, False)
     assert other.row is not None
     assert other.row.place == 2
 
@@ -163,18 +141,18 @@ def test_only_the_parties_of_a_job_or_game_may_post_to_it(hub: Running) -> None:
     assert "expected one by" in refused(hub, 403, posts.SignedPost.sign(by_stranger, DOMAIN, STRANGER).encode())
     hub.connect().post(OFFER)
     assert "expected one by" in refused(hub, 403, steps(0, STRANGER))
-    assert "a game that was opened" in refused(hub, 403, post(posts.MoveBody(wire=b""), CHALLENGER, 0, game=GAME))
-    forged = replace(HEAD, signature=STRANGER.sign(HEAD.head.digest(DOMAIN)))
-    opening = post(posts.GameBody(head=forged, nonce=1), CHALLENGER, 0, game=GAME)
+    assert "a game that was opened" in refused(hub, 403, MOVE)
+    forged = replace(hubs.HEAD, signature=STRANGER.sign(hubs.HEAD.head.digest(DOMAIN)))
+    opening = post(posts.GameBody(head=forged, nonce=1), CHALLENGER, 0, game=hubs.GAME)
     assert "expected a signature by" in refused(hub, 403, opening)
-    hub.connect().post(post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME))
-    assert "expected one by" in refused(hub, 403, post(posts.MoveBody(wire=b""), STRANGER, 0, game=GAME))
-    hub.connect().post(post(posts.MoveBody(wire=b""), TRAINER, 0, game=GAME))
+    hub.connect().post(GAME)
+    assert "expected one by" in refused(hub, 403, post(posts.MoveBody(wire=b""), STRANGER, 0, game=hubs.GAME))
+    hub.connect().post(post(posts.MoveBody(wire=b""), TRAINER, 0, game=hubs.GAME))
 
 
 def test_malformed_or_wrongly_signed_posts_are_refused(hub: Running) -> None:
     hub.connect().post(OFFER)
-    signatures = (HUB.sign(bytes(32)), TRAINER.sign(bytes(32)), bytes(65), b"\xff" * 65)
+    signatures = (hubs.HUB.sign(bytes(32)), TRAINER.sign(bytes(32)), bytes(65), b"\xff" * 65)
     unsigned = [replace(posts.SignedPost.decode(steps(0)), signature=one).encode() for one in signatures]
     for wire in (b"", OFFER + b"\0", *unsigned):
         assert "expected" in refused(hub, 400, wire)
@@ -188,14 +166,12 @@ def test_posting_limits_per_key_are_enforced(tmp_path: Path) -> None:
         other = make_job(nonce=8)
         offer = posts.Post.of(posts.OfferBody(job=other), job_id=other.id, number=0, sender=CLIENT.address)
         assert "at most 1 jobs" in refused(hub, 429, posts.SignedPost.sign(offer, DOMAIN, CLIENT).encode())
-        hub.connect().post(library([], 1, CLIENT))
-        assert "at most 10 posts a minute" in refused(hub, 429, library([], 2, CLIENT))
-        game = post(posts.GameBody(head=HEAD, nonce=1), CHALLENGER, 0, game=GAME)
-        assert "at most 0 games" in refused(hub, 429, game)
+        hub.connect().post(hubs.library([], 1, CLIENT))
+        assert "at most 10 posts a minute" in refused(hub, 429, hubs.library([], 2, CLIENT))
+        assert "at most 0 games" in refused(hub, 429, GAME)
     with running(settings(tmp_path, post_bytes_per_second=20)) as hub:
         hub.connect().post(OFFER)
-        large = post(posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 100), TRAINER, 5)
-        assert "at most 20 bytes a second" in refused(hub, 429, large)
+        assert "at most 20 bytes a second" in refused(hub, 429, large(5))
     with running(settings(tmp_path, refusals_per_minute=2)) as hub:
         for status in (400, 400, 429):
             refused(hub, status, b"")
@@ -209,7 +185,7 @@ def test_replayed_posts_count_against_the_address_not_the_key(store: Store) -> N
     writer, most = make_writer(store), HubLimits().posts_per_minute // 5
     said = [OFFER, *(listing(n, 1000) for n in range(2)), *(steps(n) for n in range(2, 20))]
     another = post(posts.StepsBody(first_step=99, losses=(), millisteps=0, processor=0, memory=0), TRAINER, 2)
-    elsewhere = own_job(TRAINER, CLIENT)[1:]  # posts of another hub, about a job that was never offered here
+    elsewhere = hubs.own_job(TRAINER, CLIENT)[1:]  # posts of another hub, about a job that was never offered here
     assert {answer.status for answer in take(writer, *said, address="")} == {200}
     seen = set[str]()
     for address in ["192.0.2.66"] * 8 + [f"198.51.100.{n}" for n in range(8)]:
@@ -225,24 +201,20 @@ def test_replayed_posts_count_against_the_address_not_the_key(store: Store) -> N
     assert [(answer.status, answer.is_new) for answer in answers] == [(200, True)] * (most - 19)
 
 
-def replayed(number: int, author: PrivateKey = STRANGER) -> bytes:
-    return post(posts.ReplayedBody(count=number, run_root=JOB.id, agrees=1), author, number)
-
-
 def test_posts_of_strangers_in_a_job_are_limited_in_bytes(database: str) -> None:
     """Auditors are no party of a job, so anybody may say what a replay came to, or send what a chain would get."""
-    limits = replace(HubLimits(), stranger_bytes=3 * len(replayed(0)))
+    limits = replace(HubLimits(), stranger_bytes=3 * len(hubs.replayed(0, STRANGER)))
     for first in (0, 2):  # by a post writer that has seen them, and by one that starts again
         store = Store(database)
         writer = make_writer(store, limits=limits)
         take(writer, OFFER)
-        answers = take(writer, *(replayed(number) for number in range(first, first + 4)))
+        answers = take(writer, *(hubs.replayed(number, STRANGER) for number in range(first, first + 4)))
         assert [answer.status for answer in answers] == ([200, 200, 200, 403] if first == 0 else [200, 403, 403, 403])
         assert "at most" in answers[-1].error
-        (again,) = take(writer, replayed(0))
+        (again,) = take(writer, hubs.replayed(0, STRANGER))
         assert again.row is not None, "what is here is answered as before"
         mine = (steps(number) for number in range(10 * first, 10 * first + 9))
-        others = take(writer, replayed(first, CHALLENGER), *mine)
+        others = take(writer, hubs.replayed(first, CHALLENGER), *mine)
         assert {answer.status for answer in others} == {200}
         store.close()
 
@@ -250,15 +222,13 @@ def test_posts_of_strangers_in_a_job_are_limited_in_bytes(database: str) -> None
 def test_a_full_disk_reserves_a_little_space_per_key_and_address(store: Store) -> None:
     """Anybody is the client of a job of its own, so on a full disk only heads and games are taken, and few of them."""
     room = [True]
-    offers = [own_job(PrivateKey.from_int(100 + number)) for number in range(3)]
+    offers = [hubs.own_job(PrivateKey.from_int(100 + number)) for number in range(3)]
     most = sum(map(len, offers[0][2:5]))
     writer = make_writer(store, limits=HubLimits(full_bytes=most, keys_per_address=2), has_room=lambda: room[0])
     take(writer, OFFER, *(offer for offer, *_ in offers[:2]))
     room[0] = False
-    assert {answer.status for answer in take(writer, *offers[2], offers[0][1], steps(0), replayed(0))} == {
-        403,
-        507,
-    }
+    found = take(writer, *offers[2], offers[0][1], steps(0), hubs.replayed(0, STRANGER))
+    assert {answer.status for answer in found} == {403, 507}
     for number, (_, _, *wires) in enumerate(offers[:2]):
         assert [answer.status for answer in take(writer, *wires)] == [200] * 3 + [507], number
     answer = post(posts.AnswerBody(job=JOB, signature=b""), TRAINER, 9)
@@ -268,18 +238,16 @@ def test_a_full_disk_reserves_a_little_space_per_key_and_address(store: Store) -
 
 def listing(number: int, files: int, author: PrivateKey = TRAINER) -> bytes:
     rows = [(f"f{n}", Digest(number.to_bytes(16, "big") + n.to_bytes(16, "big")), n) for n in range(files)]
-    return library(rows, number, author)
+    return hubs.library(rows, number, author)
 
 
 def test_listed_files_are_rate_limited_per_key_and_address(store: Store) -> None:
-    writer = make_writer(
-        store, limits=HubLimits(rows_per_minute=1, keys_per_address=1)
-    )  # a burst is never below one full list
+    # A burst is never below one full list.
+    writer = make_writer(store, limits=HubLimits(rows_per_minute=1, keys_per_address=1))
     take(writer, OFFER)
     assert [answer.status for answer in take(writer, listing(1, 1000), listing(2, 1000))] == [200, 429]
     assert [answer.status for answer in take(writer, listing(3, 700, CLIENT))] == [429], "another key, the same address"
-    (answer,) = take(writer, listing(3, 700, CLIENT), address="192.0.2.2")
-    assert answer.status == 200
+    assert [answer.status for answer in take(writer, listing(3, 700, CLIENT), address="192.0.2.2")] == [200]
     assert all(store.is_named(Digest(bytes([0] * 15 + [1]) + n.to_bytes(16, "big")), n) for n in (0, 999))
 
 
@@ -290,9 +258,8 @@ def test_post_queue_puts_moves_first_and_serves_addresses_in_turn() -> None:
         line, loop, found = PostQueue(), asyncio.get_running_loop(), list[list[str]]()
         sent = [(listing(n, posts.MAX_FILES), f"list{n}") for n in range(3)]
         sent += [*((steps(n), "flood") for n in range(99)), (steps(0), "other")]
-        move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
-        for at, (wire, address) in enumerate([*sent, (move, "player")]):
-            line.put(WaitingRequest(arrived(wire, at, address), loop.create_future()))
+        for at, (wire, address) in enumerate([*sent, (MOVE, "player")]):
+            line.put(WaitingRequest(hubs.arrived(wire, at, address), loop.create_future()))
         while sum(map(len, found)) < len(sent) + 1:
             assert line.earliest(1000) < 104
             found.append([f"{one.arrival.address} {one.arrival.at:.0f}" for one in await line.next_batch()])
@@ -306,22 +273,21 @@ def test_post_queue_puts_moves_first_and_serves_addresses_in_turn() -> None:
 
 def test_a_flood_of_game_posts_does_not_starve_other_posts() -> None:
     """Anybody may call a post one of a game; by addresses without end, what others post would never be taken."""
-    line, move = Turns[Arrival](lambda one: one), post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
-    line.put(arrived(OFFER, 0, "client"))
+    line = Turns[Arrival](lambda one: one)
+    line.put(hubs.arrived(OFFER, 0, "client"))
     for batch in range(1, OTHERS + 1):
         for n in range(MAX_BATCH):
-            line.put(arrived(move, batch, f"{batch} {n}"))
+            line.put(hubs.arrived(MOVE, batch, f"{batch} {n}"))
         assert ("client" in [one.address for one in line.batch()]) is (batch == OTHERS)
     assert line.earliest(1000) == 0, "what was taken last is not done"
 
 
 def test_a_full_post_queue_evicts_posts_of_the_greediest_address(tmp_path: Path) -> None:
     """Where no more posts may wait, one from another address displaces the greediest one's newest, games' last."""
-    move = post(posts.MoveBody(wire=b"a move"), CHALLENGER, 1, game=GAME)
 
     async def greedy() -> list[tuple[str, str]]:
         hub = service_module.Hub(settings(tmp_path, waiting_posts=4))
-        sent = [(move, "greedy"), (OFFER, "greedy"), (move, "greedy"), (move, "other"), *[(move, "player")] * 2]
+        sent = [(MOVE, "greedy"), (OFFER, "greedy"), (MOVE, "greedy"), (MOVE, "other"), *[(MOVE, "player")] * 2]
         tasks = {asyncio.create_task(hub.post(wire, who), name=f"{n} {who}"): who for n, (wire, who) in enumerate(sent)}
         done, waiting = await asyncio.wait(tasks, timeout=0.2)
         ended = [(task.get_name(), task.result().error) for task in done]
@@ -433,7 +399,7 @@ def test_a_database_belongs_to_one_hub_and_one_domain(database: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("postgres" not in DATABASES, reason="needs PostgreSQL")
+@pytest.mark.skipif("postgres" not in hubs.DATABASES, reason="needs PostgreSQL")
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 def test_two_hubs_cannot_write_to_one_database(database: str) -> None:
     first, second = Store(database), Store(database)
@@ -460,41 +426,10 @@ def test_post_numbers_may_arrive_in_any_order(database: str) -> None:
 
 def test_post_timestamps_never_decrease(store: Store) -> None:
     writer = make_writer(store)
-    answers = writer.take([arrived(OFFER, 100.0)])
+    answers = writer.take([hubs.arrived(OFFER, 100.0)])
     for at, wire in ((50.0, steps(0)), (101.5, steps(1))):
-        answers += writer.take([arrived(wire, at)])
+        answers += writer.take([hubs.arrived(wire, at)])
     assert [answer.row.at for answer in answers if answer.row] == [100, 100, 101]
-
-
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_a_full_database_refuses_posts_until_it_has_room(store: Store) -> None:
-    most = [1 << 20]
-
-    def limit(connection: Any, *_: object) -> None:
-        connection.execute(f"PRAGMA max_page_count = {most[0]}")
-
-    writer = make_writer(store)
-    take(writer, OFFER)
-    most[0] = 1
-    sql.event.listen(store.engine, "checkout", limit)
-    store._leave()  # for a connection with the limit
-    large = post(posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 7000), TRAINER, 5)
-    unsigned = replace(posts.SignedPost.decode(OFFER), signature=bytes(65)).encode()
-    assert [(a.status, a.row) for a in take(writer, large, unsigned)] == [(507, None), (400, None)]
-    assert [row.place for row in store.posts(0)] == [1]
-    most[0] = 1 << 20
-    (answer,) = take(writer, large)
-    assert answer.row is not None
-    assert answer.row.place == 2
-
-
-def test_health_check_fails_after_the_post_writer_crashed(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub.connect().post(OFFER)
-    assert json.loads(ask(hub, "GET", "/healthz")[2]) == {"status": "ok", "place": 1}
-    monkeypatch.setattr(hub.hub.post_writer, "take", lambda _wires: 1 // 0)
-    assert refused(hub, 503, steps(1))
-    assert ask(hub, "GET", "/healthz")[0] == 503
-    assert len(page(hub)) == 1
 
 
 # ---------------------------------------------------------------- what is new
@@ -557,17 +492,19 @@ def test_slow_web_pages_do_not_block_posting(tmp_path: Path) -> None:
 
 
 def test_store_selects_the_newest_posts_and_posts_by_kind(store: Store) -> None:
-    take(make_writer(store), OFFER, *(wire for n in range(4) for wire in (steps(2 * n), library([], 2 * n + 1))))
-    assert [row.place for row in store.posts(2, newest=True, limit=3)] == [7, 8, 9]
-    assert [row.place for row in store.posts(8, newest=True, limit=3)] == [9]
-    kinds = (posts.PostKind.OFFER, posts.PostKind.LIBRARY)
-    assert [row.place for row in store.posts(0, kinds=kinds)] == [1, 3, 5, 7, 9]
-    assert [row.place for row in store.posts(0, jobs=[JOB.id], kinds=[posts.PostKind.STEPS], newest=True, most=1)] == [
-        8
-    ]
-
-
-LARGE = posts.HeadBody(head=HEAD, leaves=(Digest(bytes(32)),) * 7000)
+    take(
+        make_writer(store),
+        OFFER,
+        *(wire for n in range(4) for wire in (steps(2 * n), hubs.library([], 2 * n + 1))),
+    )
+    newest: dict[str, Any] = {"newest": True, "limit": 3}
+    for after, given, places in (
+        (2, newest, [7, 8, 9]),
+        (8, newest, [9]),
+        (0, {"kinds": (posts.PostKind.OFFER, posts.PostKind.LIBRARY)}, [1, 3, 5, 7, 9]),
+        (0, {"jobs": [JOB.id], "kinds": [posts.PostKind.STEPS], "newest": True, "most": 1}, [8]),
+    ):
+        assert [row.place for row in store.posts(after, **given)] == places
 
 
 def silent(hub: Running, path: str) -> socket.socket:
@@ -576,11 +513,6 @@ def silent(hub: Running, path: str) -> socket.socket:
     found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     found.sendall(f"GET {path} HTTP/1.1\r\nHost: hub\r\n\r\n".encode())
     return found
-
-
-def until_cut(hub: Running) -> None:
-    """Wait until the hub has no connection any more, though its reader still has one."""
-    until(lambda: not hub.server.server_state.connections)
 
 
 @pytest.mark.parametrize(("held", "patience"), [(1 << 40, 0.5), (1 << 19, 1e6)], ids=["time", "bytes"])
@@ -593,9 +525,9 @@ def test_a_stream_that_nobody_reads_is_cut(
         hub.connect().post(OFFER)
         until(lambda: len(hub.hub.streams) == 1)
         for number in range(40):  # more than the buffers of both sockets hold
-            hub.connect().post(post(LARGE, TRAINER, number))
+            hub.connect().post(large(number))
         until(lambda: not hub.hub.listening.held and not len(hub.hub.streams))
-        until_cut(hub)
+        until(lambda: not hub.server.server_state.connections)  # though its reader still has one
         assert len(page(hub, "limit=3")) == 3, "others are served"
 
 
@@ -603,7 +535,7 @@ def test_a_page_of_posts_counts_toward_limits_until_it_is_read(tmp_path: Path) -
     with running(settings(tmp_path, reads_per_address=1)) as hub:
         hub.connect().post(OFFER)
         for number in range(40):
-            hub.connect().post(post(LARGE, TRAINER, number))
+            hub.connect().post(large(number))
         with silent(hub, "/posts"):
             until(lambda: bool(hub.hub.reading.held))
             status, _, body = ask(hub, "GET", "/posts")
@@ -615,26 +547,14 @@ def test_a_page_of_posts_counts_toward_limits_until_it_is_read(tmp_path: Path) -
 
 def test_a_slow_reader_is_cut_only_below_the_least_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is cut once it has taken longer than the least pace allows, and not before."""
-    timers = list[tuple[float, Callable[[], None]]]()
-
-    class Stub:
-        def get_write_buffer_size(self) -> int:
-            return 5 * connection_module.LEAST_PACE
-
-        def call_later(self, seconds: float, cut: Callable[[], None]) -> "Stub":
-            timers.append((seconds, cut))
-            return self
-
-        def cancel(self) -> None:
-            timers.clear()
-
     connection: Any = object.__new__(connection_module.Connection)
-    connection.transport = connection.loop = Stub()
+    connection.loop = loop = Mock()
+    connection.transport = Mock(get_write_buffer_size=lambda: 5 * connection_module.LEAST_PACE)
     connection.flow = FlowControl(connection.transport)
     connection.pause_writing()
-    assert timers == [(connection_module.PATIENCE_SECONDS + 5, connection.cut)]
+    loop.call_later.assert_called_once_with(connection_module.PATIENCE_SECONDS + 5, connection.cut)
     connection.resume_writing()
-    assert timers == []
+    loop.call_later.return_value.cancel.assert_called_once_with()
 
 
 def connect(hub: Running, address: str) -> socket.socket:
@@ -684,21 +604,12 @@ def test_half_open_requests_do_not_block_other_clients(tmp_path: Path, half: str
         until(lambda: len(hub.server.server_state.connections) <= 16)
 
 
-class Counted:
-    """A connection to be counted."""
-
-    def __init__(self, name: str, gone: list[str], counted: OpenConnections) -> None:
-        self.name, self.address, self._gone, self._counted = name, name[0], gone, counted
-
-    def cut(self) -> None:
-        self._gone.append(self.name)
-        self._counted.remove(self)  # type: ignore[arg-type]
-
-
 def test_excess_connections_close_the_oldest_slow_one_of_the_greediest() -> None:
     counted, gone, later = OpenConnections(6, 4), list[str](), GRACE_SECONDS
-    made = {name: Counted(name, gone, counted) for name in ("a1", "b1", "b2", "b3", "c1", "a2", "d1", "d2", "d3", "e1")}
-    found: dict[str, Any] = dict(made)
+    found: dict[str, Any] = {}
+    for name in ("a1", "b1", "b2", "b3", "c1", "a2", "d1", "d2", "d3", "e1"):
+        cut = lambda name=name: (gone.append(name), counted.remove(found[name]))  # noqa: E731
+        found[name] = Mock(address=name[0], cut=cut)
     for now, name in enumerate(("a1", "b1", "b2", "b3", "c1", "a2")):
         counted.add(found[name], now, is_proxy=False)
         counted.wait(found[name], now)
@@ -733,7 +644,7 @@ DATA, ROOT, DIGESTS = blob(SIZE)
 
 def name_it(hub: Running, root: Digest = ROOT, size: int = SIZE) -> None:
     hub.connect().post(OFFER)
-    hub.connect().post(library([("a.bin", root, size)], 0))
+    hub.connect().post(hubs.library([("a.bin", root, size)], 0))
 
 
 def test_a_blob_goes_up_in_parts_and_down_in_ranges(hub: Running) -> None:
@@ -747,8 +658,6 @@ def test_a_blob_goes_up_in_parts_and_down_in_ranges(hub: Running) -> None:
     status, headers, body = ask(hub, "GET", f"{where}/pieces")
     assert (status, headers["x-tiebreak-held"], body) == (200, str(PIECE_BYTES), SIZE.to_bytes(8, "big") + DIGESTS)
     assert ask(hub, "GET", where)[0] == 404
-    status, headers, body = ask(hub, "PUT", f"{where}?offset=5", DATA[5:])
-    assert (status, headers["x-tiebreak-held"]) == (409, str(PIECE_BYTES))
     found = ask(hub, "PUT", f"{where}?offset={PIECE_BYTES}", DATA[PIECE_BYTES:])
     assert json.loads(found[2]) == {"held": SIZE, "size": SIZE}
     assert ask(hub, "GET", where)[2] == DATA
@@ -757,8 +666,8 @@ def test_a_blob_goes_up_in_parts_and_down_in_ranges(hub: Running) -> None:
         status, headers, body = ask(hub, "GET", where, range=f"bytes={text}")
         assert (status, body) == (206, part)
         assert headers["content-range"].endswith(f"/{SIZE}")
-    for text in ("bytes=9-5", f"bytes={SIZE}-", "bytes=-", "bytes=0-1,3-4", "octets=1-2"):
-        assert ask(hub, "GET", where, range=text)[0] == 416
+    for status, text in ((400, "bytes=9-5"), (416, f"bytes={SIZE}-"), (400, "bytes=-"), (400, "octets=1-2")):
+        assert ask(hub, "GET", where, range=text)[0] == status
     # Whole: what comes again is not read.
     assert json.loads(ask(hub, "PUT", where, b"")[2])["held"] == SIZE
 
@@ -767,10 +676,10 @@ def test_blobs_at_piece_size_boundaries_round_trip(hub: Running, tmp_path: Path,
     hub.connect().post(OFFER)
     for number, size in enumerate((0, 1, PIECE_BYTES, PIECE_BYTES + 1)):
         data, root, _ = blob(size)
-        hub.connect().post(library([("a", root, size)], number))
+        hub.connect().post(hubs.library([("a", root, size)], number))
         (tmp_path / "up").write_bytes(data)
-        assert upload(hub.connect(), tmp_path / "up") == root
-        download(hub.connect(), root, size, tmp_path / f"down{size}")
+        assert hubs.upload(hub.connect(), tmp_path / "up") == root
+        hubs.download(hub.connect(), root, size, tmp_path / f"down{size}")
         assert (tmp_path / f"down{size}").read_bytes() == data
         cases()
 
@@ -796,38 +705,22 @@ def test_hostile_blob_uploads_are_refused(tmp_path: Path) -> None:
         assert ask(hub, "PUT", f"{where}?offset={2 * PIECE_BYTES}", DATA[2 * PIECE_BYTES :])[0] == 200
         assert ask(hub, "GET", where)[2] == DATA
         root = blob(SIZE + 1)[1]
-        assert "files of at most" in refused(hub, 413, library([("b", root, SIZE + 1)], 1))
+        assert "files of at most" in refused(hub, 413, hubs.library([("b", root, SIZE + 1)], 1))
         for path in ("/blobs/00", f"/blobs/{'0' * 63}g", "/blobs/..%2f..%2fetc%2fpasswd", f"{where}?offset=-1"):
             assert ask(hub, "PUT", path, b"x")[0] in (400, 404)
-
-
-def test_a_partial_upload_is_verified_again_after_a_restart(tmp_path: Path) -> None:
-    wanted = settings(tmp_path / "hub")
-    with running(wanted) as hub:
-        name_it(hub)
-        ask(hub, "PUT", f"/blobs/{ROOT.hex()}/pieces?size={SIZE}", DIGESTS)
-        ask(hub, "PUT", f"/blobs/{ROOT.hex()}", DATA[: 2 * PIECE_BYTES])
-    (part,) = (tmp_path / "hub" / "blobs").rglob("*.part")
-    with part.open("r+b") as file:
-        file.seek(PIECE_BYTES + 5)
-        file.write(b"damaged")
-    with running(wanted) as hub:
-        (tmp_path / "up").write_bytes(DATA)
-        assert upload(hub.connect(), tmp_path / "up") == ROOT
-        assert ask(hub, "GET", f"/blobs/{ROOT.hex()}")[2] == DATA
 
 
 def test_stored_bytes_per_key_are_limited(tmp_path: Path) -> None:
     with running(settings(tmp_path, bytes_per_key=SIZE)) as hub:
         name_it(hub)
         data, root, digests = blob(5)
-        hub.connect().post(library([("b", root, 5)], 1))
+        hub.connect().post(hubs.library([("b", root, 5)], 1))
         assert ask(hub, "PUT", f"/blobs/{ROOT.hex()}/pieces?size={SIZE}", DIGESTS)[0] == 200
         status, _, body = ask(hub, "PUT", f"/blobs/{root.hex()}/pieces?size=5", digests)
         assert status == 403
         assert b"by the key that names it" in body
         # Somebody else of the job has room for it.
-        hub.connect().post(library([("b", root, 5)], 1, CLIENT))
+        hub.connect().post(hubs.library([("b", root, 5)], 1, CLIENT))
         assert ask(hub, "PUT", f"/blobs/{root.hex()}/pieces?size=5", digests)[0] == 200
         assert ask(hub, "PUT", f"/blobs/{root.hex()}", data)[0] == 200
 
@@ -855,23 +748,19 @@ def test_a_full_disk_refuses_blobs_and_keeps_serving(tmp_path: Path, monkeypatch
         assert ask(hub, "GET", where)[2] == DATA
 
 
-def test_a_body_that_stops_coming_or_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_drips_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "BODY_SECONDS", 0.2)
-    with running(settings(tmp_path)) as hub:
-        for drips in (False, True):
-            connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=10)
-            connection.putrequest("POST", "/posts")
-            connection.putheader("Content-Length", "100000")
-            connection.endheaders(b"only a part")
-            ended = threading.Event()
+    with running(settings(tmp_path)) as hub, closing(http.client.HTTPConnection(urlsplit(hub.url).netloc)) as line:
+        line.putrequest("POST", "/posts")
+        line.putheader("Content-Length", "100000")
+        line.endheaders(b"only a part")
+        ended = threading.Event()
 
-            def drip(connection: http.client.HTTPConnection = connection, ended: threading.Event = ended) -> None:
-                with suppress(OSError):
-                    while not ended.wait(0.02):
-                        connection.send(b"x")
+        def drip() -> None:
+            with suppress(OSError):
+                while not ended.wait(0.02):
+                    line.send(b"x")
 
-            if drips:
-                threading.Thread(target=drip).start()
-            assert connection.getresponse().status == 408
-            ended.set()
-            connection.close()
+        threading.Thread(target=drip).start()
+        assert line.getresponse().status == 408
+        ended.set()

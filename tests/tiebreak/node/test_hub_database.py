@@ -1,12 +1,13 @@
 """A hub whose database fails: no post counts twice or is lost, and whoever asks is told what is wrong."""
 
 import http.client
+import json
 import logging
-import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,22 +16,8 @@ import pytest
 import sqlalchemy as sql
 
 from tests.protocol.runs import CHALLENGER
-from tests.tiebreak.node.hubs import (
-    DATABASES,
-    JOB,
-    OFFER,
-    Running,
-    arrived,
-    ask,
-    cluster,
-    make_writer,
-    post,
-    running,
-    serving,
-    settings,
-    steps,
-    take,
-)
+from tests.tiebreak.node import hubs
+from tests.tiebreak.node.hubs import JOB, OFFER, Running, ask, make_writer, running, settings, steps, take
 from tests.waiting import until
 from tiebreak.node.hub import service as service_module
 from tiebreak.node.hub import store as store_module
@@ -42,7 +29,7 @@ from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.parties import posts
 
-needs_postgres = pytest.mark.skipif("postgres" not in DATABASES, reason="needs PostgreSQL")
+needs_postgres = pytest.mark.skipif("postgres" not in hubs.DATABASES, reason="needs PostgreSQL")
 STORED_AGAIN = "posts are stored again"
 CANNOT = "posts cannot be stored"
 ENDED = "no further post is taken"
@@ -119,7 +106,7 @@ def test_post_writer_recovers_from_any_database_error(store: Store, cases: Calla
     while not is_over:  # the first statement fails, then one of those that look again, then perhaps a third
         number += 1
         for n, more in enumerate(((), (1,), (2,))):
-            place, wires = store.last_place(), [steps(3 * number + n), replayed(3 * number + n)]
+            place, wires = store.last_place(), [steps(3 * number + n), hubs.replayed(3 * number + n, CHALLENGER)]
             broken = {executed[0] + 1 + one for one in (0, number, *(number + one for one in more))}
             answers = [[answer.status for answer in take(writer, *wires)] for _ in range(6)]
             is_over = answers[1] == [200, 200]
@@ -132,10 +119,6 @@ def test_post_writer_recovers_from_any_database_error(store: Store, cases: Calla
     assert number > 3, "several statements failed"
 
 
-def replayed(number: int) -> bytes:
-    return post(posts.ReplayedBody(count=number, run_root=JOB.id, agrees=1), CHALLENGER, number)
-
-
 def test_disk_stays_reported_full_until_a_write_succeeds(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     """What is only read says nothing about room, so the log has one ERROR, and health says so all the time."""
     writer, is_full = make_writer(store), [True]
@@ -145,8 +128,9 @@ def test_disk_stays_reported_full_until_a_write_succeeds(store: Store, caplog: p
             raise sql.exc.OperationalError(statement, None, OSError("database or disk is full"))
 
     sql.event.listen(store.engine, "before_cursor_execute", execute)
+    unsigned = replace(posts.SignedPost.decode(OFFER), signature=bytes(65)).encode()
     for _ in range(3):
-        assert [answer.status for answer in take(writer, OFFER)] == [507]
+        assert [(answer.status, answer.row) for answer in take(writer, OFFER, unsigned)] == [(507, None), (400, None)]
         assert (take(writer), writer.trouble == "") == ([], False)
     is_full[0] = False
     assert (take(writer), writer.trouble) == ([], "")
@@ -389,11 +373,12 @@ def test_a_second_writer_to_the_database_stops_the_hub_with_one_error(
     """It serves what it has, and answers every further post at once."""
     with running(settings(tmp_path / "hub")) as hub:
         hub.connect().post(OFFER)
+        assert json.loads(ask(hub, "GET", "/healthz")[2]) == {"status": "ok", "place": 1}
         monkeypatch.setattr(service_module, "TROUBLE_SECONDS", 3600.0)  # the next post is what looks again
         with failing_commit(hub.hub.store, counts=False):
             assert ask(hub, "POST", "/posts", steps(0))[0] == 507
         other = Store(str(hub.hub.store.engine.url))
-        make_writer(other).take([arrived(steps(7))])
+        make_writer(other).take([hubs.arrived(steps(7))])
         other.close()
         for number in range(5):
             status, _, body = ask(hub, "POST", "/posts", steps(number))
@@ -403,45 +388,3 @@ def test_a_second_writer_to_the_database_stops_the_hub_with_one_error(
         assert ask(hub, "GET", "/posts")[0] == 200
     assert said(caplog) == [CANNOT, ENDED]
     assert [one.levelno for one in caplog.records if one.getMessage().startswith(ENDED)] == [logging.ERROR]
-
-
-@needs_postgres
-@pytest.mark.slow
-def test_a_hub_outlives_a_restart_of_its_database(tmp_path: Path) -> None:
-    """And holds the writer's lock afterwards: a second hub is refused."""
-    folder = Path("/tmp") / f"tiebreak-pg-{secrets.token_hex(6)}"
-    with cluster(folder):
-        url = f"postgresql+psycopg://tiebreak@/postgres?host={folder}"
-        with serving(folder):
-            hub_running = running(settings(tmp_path / "hub", url), pages=with_pages(tmp_path))
-            hub = hub_running.__enter__()
-            hub.connect().post(OFFER)
-        try:
-            assert ask(hub, "POST", "/posts", steps(0))[0] == 507
-            assert [ask(hub, "GET", path)[0] for path in ("/healthz", "/", "/posts")] == [503] * 3
-            with serving(folder):
-                assert [hub.connect().post(steps(number)).place for number in range(3)] == [2, 3, 4]
-                until(lambda: ask(hub, "GET", "/")[0] == 200)
-                second = Store(url)
-                with pytest.raises(StateError, match="another hub writes to this database"):
-                    make_writer(second)
-        finally:
-            hub.stop()
-
-
-# ---------------------------------------------------------------- what is on the disk
-
-
-@pytest.mark.parametrize("database", ["sqlite"], indirect=True)
-def test_every_connection_syncs_each_transaction(store: Store) -> None:
-    """SQLite's FULL in WAL mode: a post is answered, and signed for, once it outlives a power cut."""
-    writer = make_writer(store)
-    take(writer, OFFER)
-    with failing_commit(store, counts=True):
-        take(writer, steps(0))
-    take(writer, steps(1))
-    with store.engine.connect() as reader:
-        for connection in (store._connection, reader):  # the post writer's is a new one, after the error
-            assert connection is not None
-            found = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("journal_mode", "synchronous")]
-            assert found == ["wal", 2]

@@ -199,7 +199,7 @@ def test_upload_memory_cuts_the_longest_idle_uploads_first() -> None:
 
 
 def test_a_partial_blob_never_has_gaps_or_wrong_bytes(tmp_path: Path, cases: Callable[[], None]) -> None:
-    """Blocks of several uploads in any order, right and wrong, and a restart between any two."""
+    """Blocks of several uploads in any order, right and wrong, and between any two a restart, perhaps with damage."""
     rng = random.Random(5)
     for number in range(12):
         blobs = Blobs(tmp_path / str(number), free_bytes=0)
@@ -207,7 +207,12 @@ def test_a_partial_blob_never_has_gaps_or_wrong_bytes(tmp_path: Path, cases: Cal
         here = 0
         while blobs.size(ROOT) is None:
             if rng.random() < 0.2:
-                blobs = Blobs(tmp_path / str(number), free_bytes=0)
+                blobs, part = Blobs(tmp_path / str(number), free_bytes=0), blobs.path(ROOT).with_suffix(".part")
+                if here and rng.random() < 0.5:
+                    damaged = rng.randrange(here)
+                    with part.open("r+b", buffering=0) as file:
+                        os.pwrite(file.fileno(), bytes([DATA[damaged] ^ 1]), damaged)
+                    here = damaged // PIECE_BYTES * PIECE_BYTES
                 assert blobs.resume(ROOT) == here
             first = rng.randrange(PIECES)
             offset, end = first * PIECE_BYTES, min(SIZE, rng.randrange(first + 1, PIECES + 1) * PIECE_BYTES)

@@ -53,6 +53,15 @@ def linked_to(node: Node) -> LightClient:
     return LightClient(SimpleNamespace(node=node, deployment=deployment, logs=lambda *_: node.said))  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def linked() -> tuple[Node, LightClient]:
+    """A client that has linked the newest five of nine blocks."""
+    node = Node(9)
+    light_client = linked_to(node)
+    light_client.link(node.blocks[9], 5)
+    return node, light_client
+
+
 def test_blocks_are_linked_backwards_from_the_newest_by_parent_hash() -> None:
     node = Node(9)
     light_client = linked_to(node)
@@ -74,29 +83,23 @@ def test_a_block_that_is_not_the_parent_is_refused(wrong: Tip | None) -> None:
         linked_to(node).link(node.blocks[9], 5)
 
 
-def test_blocks_of_another_fork_take_the_place_of_those_that_vanished() -> None:
-    node = Node(9)
-    light_client = linked_to(node)
-    light_client.link(node.blocks[9], 5)
+def test_blocks_of_another_fork_take_the_place_of_those_that_vanished(linked: tuple[Node, LightClient]) -> None:
+    node, light_client = linked
     node.blocks |= {8: tip(8, 1, 0), 9: tip(9, 1)}
     assert light_client.link(node.blocks[9], 5) == name(4)
     assert [light_client.at(number) for number in (7, 8, 9)] == [node.blocks[number] for number in (7, 8, 9)]
 
 
-def test_blocks_are_dropped_from_the_first_reorganised_one_on() -> None:
-    node = Node(9)
-    light_client = linked_to(node)
-    light_client.link(node.blocks[9], 5)
+def test_blocks_are_dropped_from_the_first_reorganised_one_on(linked: tuple[Node, LightClient]) -> None:
+    _, light_client = linked
     light_client.withheld = {6: 1, 7: 2, 8: 3}
     light_client.drop(7)
     assert [number for number in range(10) if light_client.at(number)] == [5, 6]
     assert light_client.withheld == {6: 1}
 
 
-def test_an_unverifiable_header_discards_all_linked_blocks() -> None:
-    node = Node(9)
-    light_client = linked_to(node)
-    light_client.link(node.blocks[9], 5)
+def test_an_unverifiable_header_discards_all_linked_blocks(linked: tuple[Node, LightClient]) -> None:
+    node, light_client = linked
     assert light_client.is_proven
     assert light_client.link(replace(node.blocks[9], header=None), 5) == b""
     assert not light_client.is_proven

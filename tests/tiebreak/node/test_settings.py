@@ -3,6 +3,7 @@
 import ast
 import io
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -10,7 +11,7 @@ from threading import Event
 
 import pytest
 
-from tests.source_tree import ROOT, committed_files, parse
+from tests.source_tree import ROOT, committed_files
 from tiebreak.node import settings
 from tiebreak.node.log import Log
 from tiebreak.node.parties import AcceptancePolicy
@@ -41,6 +42,7 @@ def test_settings_written_by_init_read_back_unchanged(tmp_path: Path, role: str)
     text = made.path.read_text()
     assert all(line.startswith("#") or " = " in line or not line for line in text.splitlines())
     assert ("\nkey = " in text) is (role != "watcher")  # a watcher has none
+    assert re.findall(r"(?m)^(\w+) = ", text) == list(settings._settings_of(role)), "each has its words"
     assert "cheat" not in text
 
 
@@ -152,10 +154,7 @@ def test_balance_floor_covers_the_costliest_transaction_at_the_spike_price(tmp_p
 HABITS = ("confirmations", "block_seconds", "step_seconds", "slowdown", "trial_seconds", "spike_gwei")
 """Settings that decide when a party acts, and whether it takes part; the others are permissions, places and cores."""
 DEVIATIONS = {
-    (
-        "tiebreak/lab/network/local_network.py",
-        "step_seconds",
-    ): "terms short enough to be watched: measured steps count",
+    ("tiebreak/lab/network/local_network.py", "step_seconds"): "terms short enough to watch: measured steps count",
     ("tests/lab/network/test_driver.py", "block_seconds"): "its chain has blocks of one second",
     ("tests/tiebreak/node/test_settings.py", "confirmations"): "reads back what was written",
     ("tests/tiebreak/node/test_settings.py", "spike_gwei"): "reads back what was written",
@@ -171,7 +170,7 @@ DEVIATIONS = {
     ("tiebreak/api/agreement/offers.py", "step_seconds"): "what a trial step took, as parties judge terms",
     ("tiebreak/cli/agree.py", "step_seconds"): "the measured seconds, printed",
     ("tests/tiebreak/node/village.py", "confirmations"): "hands on what a test names here",
-    ("tiebreak/cli/devnet.py", "block_seconds"): "a chain's, not a party's setting",
+    ("tiebreak/cli/chain.py", "block_seconds"): "a chain's, not a party's setting",
     ("tiebreak/node/parties.py", "step_seconds"): "what a trial step took, but no less than the setting",
 }
 """Where parties have other settings than `init` gives them, and why."""
@@ -180,23 +179,21 @@ DEVIATIONS = {
 DEFAULTS = {one.name: one.default for one in fields(settings.Settings) if one.name in HABITS}
 
 
-def is_same(name: str, value: ast.expr, constants: dict[str, object]) -> bool:
+def is_same(name: str, value: str, source: str) -> bool:
     """Whether a value is the setting's default, or hands on what has the same name."""
-    if isinstance(value, ast.Name | ast.Attribute):
-        handed = value.id if isinstance(value, ast.Name) else value.attr
-        return handed.lower() == name or constants.get(handed) == DEFAULTS[name]
-    return isinstance(value, ast.Constant) and value.value == DEFAULTS[name]
+    handed = value.rpartition(".")[2]
+    assigned = re.findall(r"(?m)^([A-Z_, ]+?)(?:: Final)? = ([\d, ]+)$", source)
+    numbers = dict(pair for left, right in assigned for pair in zip(left.split(", "), right.split(", "), strict=False))
+    return handed.lower() == name or str(DEFAULTS[name]) in (value, numbers.get(handed))
 
 
-def given_in(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+def given_in(source: str) -> Iterator[tuple[str, str]]:
     """Every value that a call or a dictionary gives to one of the settings."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.keyword) and node.arg in HABITS:
-            yield node.arg, node.value
+    for node in ast.walk(ast.parse(source)):
+        pairs = [(node.arg, node.value)] if isinstance(node, ast.keyword) else []
         if isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values, strict=True):
-                if isinstance(key, ast.Constant) and key.value in HABITS:
-                    yield str(key.value), value
+            pairs = [(getattr(key, "value", None), value) for key, value in zip(node.keys, node.values, strict=True)]
+        yield from ((name, ast.unparse(value)) for name, value in pairs if name in HABITS)
 
 
 def test_tests_use_the_default_settings_unless_a_reason_is_listed(cases: Callable[[], None]) -> None:
@@ -207,26 +204,11 @@ def test_tests_use_the_default_settings_unless_a_reason_is_listed(cases: Callabl
         place = str(path.relative_to(ROOT))
         if path.suffix != ".py" or not place.startswith(("tests/", "tiebreak/")):
             continue
-        if not any(name in path.read_text() for name in HABITS):
-            continue
-        tree = parse(path)
-        found |= {(place, name) for name, value in given_in(tree) if not is_same(name, value, constants_of(tree))}
-        cases()
+        source = path.read_text()
+        if any(name in source for name in HABITS):
+            found |= {(place, name) for name, value in given_in(source) if not is_same(name, value, source)}
+            cases()
     assert found - set(DEVIATIONS) == set(), "expected a setting of `init`, or a reason in DEVIATIONS"
     here = {key for key in DEVIATIONS if (ROOT / key[0]).exists()}  # the lab may be deleted
     assert here - found == set(), "expected each reason to be needed"
     assert "TIEBREAK_CONFIRMATIONS" not in (ROOT / "docs" / "operate.md").read_text()
-
-
-def constants_of(tree: ast.Module) -> dict[str, object]:
-    """The module's numbers by name, also those that a tuple assigns."""
-    found: dict[str, object] = {}
-    for node in tree.body:
-        if not isinstance(node, ast.Assign):
-            continue
-        for target in node.targets:
-            pairs = [(target, node.value)]
-            if isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple):
-                pairs = list(zip(target.elts, node.value.elts, strict=True))
-            found |= {ast.unparse(name): v.value for name, v in pairs if isinstance(v, ast.Constant)}
-    return found

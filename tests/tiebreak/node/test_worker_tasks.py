@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from queue import SimpleQueue
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 
@@ -58,6 +58,28 @@ def folder(agreed: RunDirectory, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def trained(agreed: RunDirectory, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
+    """A trainer's folder after the whole job, segment by segment, and the root of the run."""
+    folder, told = tmp_path_factory.mktemp("trained"), list[Steps]()
+    shutil.copytree(agreed.path, folder / "jobs" / agreed.job.id.hex())
+    own = bench(folder, told)
+    root = [answer(own, train(agreed, count)).root for count in range(1, COUNT + 1)][-1]
+    assert sum(len(steps.losses) for steps in told) == STEPS
+    return folder, root
+
+
+@pytest.fixture
+def party(trained: tuple[Path, bytes], tmp_path: Path) -> tuple[WorkerTasks, bytes]:
+    """The tasks of a party that has the whole run, and its root."""
+    shutil.copytree(trained[0], tmp_path, dirs_exist_ok=True)
+    return bench(tmp_path), trained[1]
+
+
+def train(agreed: RunDirectory, count: int = COUNT) -> Compute:
+    return Compute(work=e.Train(job_id=agreed.job.id, count=count), job=agreed.job)
+
+
 def answer(bench: WorkerTasks, task: Task) -> Answer:
     found = bench.do(task)
     assert isinstance(found, Answer), found
@@ -77,82 +99,64 @@ def replay(agreed: RunDirectory, root: bytes, attempt: int, agreed_count: int = 
     return Compute(work=work, job=agreed.job, agreed=agreed_count)
 
 
-def test_replays_reproduce_the_trained_root_under_all_settings(agreed: RunDirectory, folder: Path) -> None:
-    """The trainer's segment by segment, the auditor's whole, and its second from where the first one agreed."""
-    told: list[Steps] = []
-    own = bench(folder, told)
-    roots = [
-        answer(own, Compute(work=e.Train(job_id=agreed.job.id, count=count), job=agreed.job)).root
-        for count in range(1, COUNT + 1)
-    ]
-    assert sum(len(steps.losses) for steps in told) == STEPS
+def test_replays_reproduce_the_trained_root_under_all_settings(agreed: RunDirectory, party: Any) -> None:
+    """The auditor's whole, and its second from where the first one agreed."""
+    own, root = party
     for attempt, before in ((0, 0), (1, 2), (2, 0)):
-        assert answer(own, replay(agreed, roots[-1], attempt, before)).root == roots[-1]
-    assert answer(own, Compute(work=e.Audit(job_id=agreed.job.id), job=agreed.job)).root == roots[-1]
+        assert answer(own, replay(agreed, root, attempt, before)).root == root
+    assert answer(own, Compute(work=e.Audit(job_id=agreed.job.id), job=agreed.job)).root == root
     orders = [own._interpreters[agreed.job.id, attempt].arithmetic.options.shuffled for attempt in range(3)]
     assert [order is not None for order in orders] == [False, True, True]
 
 
-def test_a_replay_of_damaged_data_accuses_nobody(agreed: RunDirectory, folder: Path) -> None:
+def test_a_replay_of_damaged_data_accuses_nobody(agreed: RunDirectory, party: Any, tmp_path: Path) -> None:
     """A replay of bad data comes to no result, and is tried again."""
-    own = bench(folder)
-    trained = answer(own, Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)).root
-    flip(folder / "jobs" / agreed.job.id.hex() / "data.safetensors")
-    found = own.do(replay(agreed, trained, 0))
+    own, root = party
+    flip(tmp_path / "jobs" / agreed.job.id.hex() / "data.safetensors")
+    found = own.do(replay(agreed, root, 0))
     assert isinstance(found, Failed)
     assert "root" in found.reason
 
 
-def test_a_replay_that_a_kill_left_half_made_is_made_anew(agreed: RunDirectory, folder: Path) -> None:
-    own = bench(folder)
-    trained = answer(own, Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)).root
-    half = folder / REPLAYS / f"{agreed.job.id.hex()}-1"
+def test_a_replay_that_a_kill_left_half_made_is_made_anew(agreed: RunDirectory, party: Any, tmp_path: Path) -> None:
+    own, root = party
+    half = tmp_path / REPLAYS / f"{agreed.job.id.hex()}-1"
     shutil.copytree(agreed.path, half)
     (half / "job.bin").unlink()
     (half / "data.safetensors").unlink()
-    assert answer(own, replay(agreed, trained, 1)).root == trained
+    assert answer(own, replay(agreed, root, 1)).root == root
 
 
 def test_no_environment_variable_changes_what_a_party_computes(
-    agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
+    agreed: RunDirectory, folder: Path, trained: tuple[Path, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every variable that a setting has, or once had, and those that the engine reads, in a process that works."""
-    expected = answer(bench(folder), task := Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job))
-    shutil.rmtree(folder / "jobs")
-    shutil.copytree(agreed.path, folder / "jobs" / agreed.job.id.hex())
     party_settings.write("trainer", folder)
     names = [field.name for field in fields(party_settings.Settings)]
-    given = {f"TIEBREAK_{name.upper()}": "1" for name in [*names, "cheat", "native", "seed"]} | {
-        "TIEBREAK_CHEAT": "rate"
-    }
-    for name, value in (
-        given | {"TIEBREAK_DEVICE": "cpu", "TIEBREAK_JSON_LOG": "true", "TIEBREAK_UNCOMPILED": "true"}
-    ).items():
-        monkeypatch.setenv(name, value)
+    given = dict.fromkeys([*names, "native", "seed"], "1")
+    given |= {"cheat": "rate", "device": "cpu", "json_log": "true", "uncompiled": "true"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"TIEBREAK_{name.upper()}", value)
     found = party_settings.read("trainer", folder, os.environ)
     queue = TaskQueue(WorkerSettings(folder=folder, domain=OFF_CHAIN, hub=found.hub, machine=found.machine))
     answers = SimpleQueue[Answer]()
-    queue.ask(task, answers.put)
-    assert answers.get(timeout=60) == expected
+    queue.ask(train(agreed), answers.put)
+    assert answers.get(timeout=60) == Answer(root=trained[1])
     queue.stop()
 
 
 def test_a_replay_stops_within_a_step_once_its_game_is_over(
-    agreed: RunDirectory, folder: Path, monkeypatch: pytest.MonkeyPatch
+    agreed: RunDirectory, party: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process of a queue hears of it by its pipe; the next game has its move then."""
-    own = bench(folder)
-    job = agreed.job
-    trained = answer(own, Compute(work=e.Train(job_id=job.id, count=COUNT), job=job)).root
-    head = Head(job_id=job.id, count=COUNT, run_root=Digest(trained))
+    (own, root), job = party, agreed.job
+    head = Head(job_id=job.id, count=COUNT, run_root=Digest(root))
 
     def gather(number: int) -> Compute:
         game = Digest(bytes([number]) * 32)
-        start = rules.start(job, head, game, 1)
-        state = replace(start, phase=Phase.OPEN_STEPS)
-        turn = Turn(state=state, line=(), defends=1)
+        state = replace(rules.start(job, head, game, 1), phase=Phase.OPEN_STEPS)
         work = e.Gather(game_id=game, sequence=0, snapshot=Snapshot.of(state).id)
-        return Compute(work=work, job=job, turn=turn)
+        return Compute(work=work, job=job, turn=Turn(state=state, line=(), defends=1))
 
     over, steps = gather(1), Evidence._steps
     computed: list[int] = []
@@ -161,7 +165,7 @@ def test_a_replay_stops_within_a_step_once_its_game_is_over(
         for done in steps(self, *given):  # type: ignore[arg-type]
             computed.append(done[0])
             own.dropped.add(over.work)
-            with (folder / MOVING).open("ab") as file, pytest.raises(BlockingIOError):
+            with (tmp_path / MOVING).open("ab") as file, pytest.raises(BlockingIOError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # training and replays stand still meanwhile
             yield done
 
@@ -174,21 +178,19 @@ def test_a_replay_stops_within_a_step_once_its_game_is_over(
 
 
 def test_training_stops_within_a_step_once_its_job_is_over(agreed: RunDirectory, folder: Path) -> None:
-    told, job = list[int](), agreed.job
-    own = bench(folder)
-    work = e.Train(job_id=job.id, count=COUNT)
+    told, own, task = list[int](), bench(folder), train(agreed)
 
     def tell(steps: Steps) -> None:
         if not told:
-            own.dropped.add(work)
+            own.dropped.add(task.work)
         told.append(steps.first_step)
 
     own._tell = tell
-    found = own.do(Compute(work=work, job=job))
+    found = own.do(task)
     assert isinstance(found, Failed)
     assert "expected a job or a game that goes on" in found.reason
     assert len(told) == 1
-    assert answer(own, Compute(work=work, job=job)).root, "a block with the end of the job has vanished"
+    assert answer(own, task).root, "a block with the end of the job has vanished"
     assert len(told) > 1
 
 
@@ -215,7 +217,7 @@ def test_training_and_replays_pause_while_a_move_is_computed(
     monkeypatch.setattr(fcntl, "flock", meet)
     monkeypatch.setattr(RunDirectory, "add_metric", lambda *given: (computed.append("step"), add(*given))[1])
     seek()
-    root = answer(own, Compute(work=e.Train(job_id=agreed.job.id, count=COUNT), job=agreed.job)).root
+    root = answer(own, train(agreed)).root
     seek()
     assert answer(own, replay(agreed, root, 0)).root == root
     assert computed == ["step", "met", *["step"] * (STEPS - 1)] * 2
@@ -229,9 +231,8 @@ def test_a_task_queue_drops_tasks_that_nobody_needs(
     queue, answered = TaskQueue(bench(folder)._settings), list[int]()
 
     def gather(number: int) -> Compute:
-        return Compute(
-            work=e.Gather(game_id=Digest(bytes(32)), sequence=number, snapshot=Digest(bytes(32))), job=agreed.job
-        )
+        work = e.Gather(game_id=Digest(bytes(32)), sequence=number, snapshot=Digest(bytes(32)))
+        return Compute(work=work, job=agreed.job)
 
     monkeypatch.setattr(queue, "_start", lambda: process(ours))
     tasks = [gather(number) for number in range(4)]
@@ -260,7 +261,7 @@ def test_a_pool_works_for_several_jobs_at_once(agreed: RunDirectory, folder: Pat
     shutil.copytree(other.path, folder / "jobs" / other.job.id.hex())
     jobs = (agreed.job, other.job)
     assert jobs[0].id != jobs[1].id
-    tasks = [Compute(work=e.Train(job_id=job.id, count=n), job=job) for n in range(1, COUNT + 1) for job in jobs]
+    tasks = [train(run, count) for count in range(1, COUNT + 1) for run in (agreed, other)]
     pool, found = WorkerPool(replace(bench(folder)._settings, processes=2)), SimpleQueue[tuple[Task, Answer]]()
     try:
         for task in tasks:
@@ -277,8 +278,7 @@ def test_a_pool_works_for_several_jobs_at_once(agreed: RunDirectory, folder: Pat
     roots = {(task.job.id, task.work.count): answer.root for task, answer in done}  # type: ignore[union-attr]
     for run in (agreed, other):
         shutil.copytree(run.path, folder / "alone" / "jobs" / run.job.id.hex())
-        alone = Compute(work=e.Train(job_id=run.job.id, count=COUNT), job=run.job)
-        assert roots[run.job.id, COUNT] == answer(bench(folder / "alone"), alone).root
+        assert roots[run.job.id, COUNT] == answer(bench(folder / "alone"), train(run)).root
 
 
 def test_a_trial_step_runs_only_if_its_estimated_cost_fits(

@@ -7,11 +7,12 @@ both. Nothing in it has to be copied when the trainer signs.
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from math import ceil
 from pathlib import Path
 from typing import Final
 
-from tiebreak.api.agreement.readers import SEAL, SECRET_BYTES, Card, wrapped
+from tiebreak.api.agreement.sealing import SEAL, SECRET_BYTES, Card, wrapped
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import Policy, as_policy, make_interpreter, make_logging
 from tiebreak.api.training.bundle import Bundle
@@ -43,23 +44,18 @@ def offer_on(
     itself everything stays in the clear. Raises `ConfigurationError` if the trainer is not among the readers, or for
     seats without a chain.
     """
+    if readers and trainer not in [card.address for card in readers]:
+        raise ConfigurationError(f"expected a card of trainer 0x{trainer.hex()} among the readers, got none")
     job = draft(bundle, client, trainer, terms, as_policy(policy), precision)
     for reason in objections_to_seats(job, domain):
         raise ConfigurationError(reason)
     offer = SignedJob(domain=domain, job=job, client_signature=job.sign(domain, client))
     # The offer comes last: with it, the folder is complete.
-    drawn = {DRAFT: str(terms.nonce).encode()} if job.seats else {}
-    more = notice(bundle) | drawn | _seal(offer, client, readers) | {OFFER: offer.encode()}
-    lay_out(folder, job, bundle.program, bundle.state, bundle.data, more)
+    more = notice(bundle) | ({DRAFT: str(terms.nonce).encode()} if job.seats else {})
+    if readers:
+        more[SEAL] = wrapped(secrets.token_bytes(SECRET_BYTES), job.id, [*readers, Card.of(client)])
+    lay_out(folder, job, bundle.program, bundle.state, bundle.data, more | {OFFER: offer.encode()})
     return offer
-
-
-def _seal(offer: SignedJob, client: PrivateKey, readers: Sequence[Card]) -> dict[str, bytes]:
-    if not readers:
-        return {}
-    if offer.job.trainer not in [card.address for card in readers]:
-        raise ConfigurationError(f"expected a card of trainer 0x{offer.job.trainer.hex()} among the readers, got none")
-    return {SEAL: wrapped(secrets.token_bytes(SECRET_BYTES), offer.job.id, [*readers, Card.of(client)])}
 
 
 def seconds_per_step(offered: RunDirectory, machine: Machine) -> float:
@@ -116,10 +112,7 @@ def complete(folder: Path, trainer_signature: bytes) -> RunDirectory:
     offered = open_offer(folder)
     agreement = offered.agreement
     if not agreement.trainer_signature:
-        agreement = SignedJob(
-            domain=agreement.domain, job=agreement.job, client_signature=agreement.client_signature,
-            trainer_signature=trainer_signature,
-        )  # fmt: skip
+        agreement = replace(agreement, trainer_signature=trainer_signature)
         agreement.verify()
         offered.state(0)
         offered.data()

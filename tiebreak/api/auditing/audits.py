@@ -14,10 +14,9 @@ from rich.console import Console
 
 from tiebreak.api.auditing.parallel import Replayers, audit_in_parallel
 from tiebreak.api.auditing.progress import Tally, on_stderr
-from tiebreak.api.auditing.ray import RayExecutor
-from tiebreak.api.auditing.replayers import Assignment, Executing, Processes, TaskExecutor
+from tiebreak.api.auditing.replayers import Assignment, Executing, Processes, RayExecutor, TaskExecutor
 from tiebreak.api.machine import Machine
-from tiebreak.api.machine.environment import own_folder, own_mark, usable_cores
+from tiebreak.api.machine.environment import own_mark, usable_cores
 from tiebreak.api.machine.interpreters import as_policy, make_interpreter
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
@@ -183,11 +182,6 @@ def _mark(job: Job, folder: Path, records: Frontier) -> bytes:
     return own_mark(f"{job.id.hex()} {records.count} {records.root(job.run_depth).hex()}", folder).encode()
 
 
-def place_of_replay(trainer: RunDirectory) -> Path:
-    """The folder of this user's replay of a job, unless another is named: none in which archives are unpacked."""
-    return own_folder() / "replays" / trainer.job.id.hex()
-
-
 def _first_difference(trainer: RunDirectory, replay: RunDirectory) -> SegmentReport | None:
     """The first segment that differs; None if the trainer's records are not the ones it signed and so prove nothing."""
     try:
@@ -220,37 +214,22 @@ def open_replay(
     return RunDirectory.create(folder, *inputs, {**more, **names})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The segments to check and the signed records to check them against.
-
-    detection: pairs of a number of false segments and the chance that the sample contains at least one of them.
-    """
-
-    records: list[StepRecord]
-    head: SignedHead
-    segments: tuple[int, ...]
-    detection: list[tuple[int, float]]
-
-
 def choose_segments(
     trainer: RunDirectory, *, segment: int | None, first: int | None, last: int | None, sample: int | None, seed: str
-) -> Choice:
+) -> tuple[tuple[int, ...], list[StepRecord], SignedHead]:
     """Selects one segment, the segments with steps `first` to `last`, or a sample drawn from the seed and signed root.
 
-    Segments are numbered from 0. Raises `ConfigurationError` for a segment or step that is not signed.
+    Segments are numbered from 0. Returns them, the signed records to check them against, and the head that they are of.
+    Raises `ConfigurationError` for a segment or step that is not signed.
     """
     records, head = audit.signed_records(trainer)
     count = len(records)
-    detection: list[tuple[int, float]] = []
     if sample is not None:
-        chosen = audit.draw_segments(count, sample, seed.encode(), head.head.run_root)
-        detection = chances(count, sample)
-    else:
-        chosen = segments_of(trainer, count, first, last) if segment is None else (segment,)
-        if chosen[-1] >= count:
-            raise ConfigurationError(f"expected a checkpoint below {count}, got {chosen[-1]}")
-    return Choice(records=records, head=head, segments=chosen, detection=detection)
+        return audit.draw_segments(count, sample, seed.encode(), head.head.run_root), records, head
+    chosen = segments_of(trainer, count, first, last) if segment is None else (segment,)
+    if chosen[-1] >= count:
+        raise ConfigurationError(f"expected a checkpoint below {count}, got {chosen[-1]}")
+    return chosen, records, head
 
 
 def chances(count: int, sample: int) -> list[tuple[int, float]]:

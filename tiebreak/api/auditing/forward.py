@@ -22,7 +22,6 @@ from tiebreak.engine.run.cost import cost_of
 from tiebreak.engine.run.directory import RunDirectory, kept_steps
 from tiebreak.engine.run.interpreter import State, loss_bits
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, VerificationError
-from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
 
 
@@ -124,12 +123,11 @@ def loss_alone(program: Program) -> Program:
         if index in needed:
             needed |= {operand.value for operand in program.body[index].operands}
     at = {index: place for place, index in enumerate(sorted(needed))}
-
-    def moved(instruction: Instruction) -> Instruction:
-        operands = tuple(replace(operand, value=at[operand.value]) for operand in instruction.operands)
-        return replace(instruction, operands=operands)
-
-    return Program(body=tuple(moved(program.body[index]) for index in sorted(needed)), commits=())
+    body = [
+        replace(i, operands=tuple(replace(operand, value=at[operand.value]) for operand in i.operands))
+        for i in map(program.body.__getitem__, sorted(needed))
+    ]
+    return Program(body=tuple(body), commits=())
 
 
 def losses_in(state: State, steps: int) -> list[int]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Annotated, Any, Final, Protocol
@@ -70,7 +71,7 @@ class Assignment(Record):
     @classmethod
     def of(cls, path: Path, job_id: Digest, count: int, root: Digest, machine: Machine) -> "Assignment":
         """machine: one that computes alone, with its policy read."""
-        found = {name: getattr(machine, name) for name in ("device", "threads", "permute", "memory", "graphs")}
+        found = {name: getattr(machine, name) for name in ("device", "threads", "permute", "graphs")}
         policy = machine.policy.encode().decode() if isinstance(machine.policy, LoggedPolicy) else None
         settings = json.dumps(found | {"policy": policy}).encode()
         return cls(place=os.fsencode(path), job_id=job_id, count=count, root=root, settings=settings)
@@ -328,3 +329,34 @@ def outcome_of(task: AuditTask, future: "Future[TaskOutcome] | Future[bytes]") -
         return found
     except Exception as error:
         return lost(task, "a worker", f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
+
+
+class RayExecutor:
+    """Runs functions as tasks of a Ray cluster, each with some of its cores.
+
+    Ray itself unpickles what the machines of a cluster send: they must all be the auditor's own.
+    """
+
+    def __init__(self, address: str, threads: int) -> None:
+        """address: empty for the cluster that RAY_ADDRESS names, or else one that is started on this machine.
+
+        threads: the cores of a task. Raises `ConfigurationError` if there is no such cluster.
+        """
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # an auditor tells nobody else what it does
+        self._ray: Any = import_module("ray")  # which is not imported before it is needed
+        try:
+            self._ray.init(address=address or None, log_to_driver=False, logging_level="error")
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"expected a Ray cluster at {address or 'its default address'}: {error}"
+            ) from error
+        self._options = {"num_cpus": threads, "max_retries": 0, "scheduling_strategy": "SPREAD"}
+        self.most = max(1, int(self._ray.cluster_resources().get("CPU", 0)) // threads)
+        """The number of tasks that it can run at once."""
+
+    def submit(self, fn: Callable[..., bytes], /, *given: bytes) -> "Future[bytes]":
+        found: Future[bytes] = self._ray.remote(fn).options(**self._options).remote(*given).future()
+        return found
+
+    def close(self) -> None:
+        self._ray.shutdown()

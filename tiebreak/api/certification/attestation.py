@@ -55,7 +55,10 @@ def ask(certificate: Certificate, command: str) -> Said | None:
             ) from error
         with process:
             data, ended = _said(process, time.monotonic() + SECONDS)
-    return Said(code=process.returncode if ended else None, text=_printable(data))
+    # Text that cannot move a terminal's cursor or hide anything: ASCII and line ends, and escapes for all else.
+    text = data.decode("utf-8", "backslashreplace")
+    text = "".join(c if c == "\n" or " " <= c <= "~" else c.encode("unicode_escape").decode() for c in text)
+    return Said(code=process.returncode if ended else None, text=text.rstrip("\n"))
 
 
 def _said(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]:
@@ -77,11 +80,3 @@ def _said(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
     return data[:MAX_SAID_BYTES], False
-
-
-def _printable(data: bytes) -> str:
-    """Text that cannot move a terminal's cursor or hide anything: ASCII and line ends, and escapes for all else."""
-    text = data.decode("utf-8", "backslashreplace")
-    return "".join(c if c == "\n" or " " <= c <= "~" else c.encode("unicode_escape").decode() for c in text).rstrip(
-        "\n"
-    )

@@ -18,25 +18,16 @@ from io import FileIO
 from pathlib import Path
 from typing import Final, Self
 
-from tiebreak.api.certification.folders import (
-    ADAPTER,
-    ADAPTER_WEIGHTS,
-    INDEX,
-    WEIGHTS,
-    Found,
-    doubtful,
-    listed,
-    others_in,
-)
-from tiebreak.engine.data.arrays import safetensors_in
+from tiebreak.api.certification import folders
+from tiebreak.api.certification.folders import ADAPTER, INDEX, WEIGHTS, Found, listed
+from tiebreak.engine.data.arrays import check_bools, safetensors_in
 from tiebreak.engine.data.disk import Folder, Stamp, opened, read_exactly, read_file
 from tiebreak.engine.data.elements import Element
-from tiebreak.engine.data.files import check_bools
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.protocol.commitments.certificate import Certificate
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope
 from tiebreak.protocol.commitments.eip712 import Address
-from tiebreak.protocol.commitments.streaming import TensorStream
+from tiebreak.protocol.commitments.records import TensorStream
 from tiebreak.protocol.errors import ConfigurationError, EncodingError, SignatureError, VerificationError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.strict_json import JsonObject
@@ -161,12 +152,12 @@ def verify(
         signed.certificate.check_base(found.tensors, read[base].tensors)  # (7)
     for folder, held in read.items() if not others else ():
         is_listed = folder == model and other_files is not None
-        if folder.is_dir() and (named := doubtful(folder, held, is_listed=is_listed)):  # (6)
-            right = f"{WEIGHTS}, or {INDEX} with the files that it names,"
+        if folder.is_dir() and (named := folders.doubtful(folder, held, is_listed=is_listed)):  # (6)
+            of_model = f"{WEIGHTS}, or {INDEX} with the files that it names,"
+            right = of_model if held.configuration is None else folders.ADAPTER_WEIGHTS
             raise VerificationError(
-                f"{folder}: expected {right if held.configuration is None else ADAPTER_WEIGHTS} and no other weights "
-                f"or code, got {listed(named)}: who loads the folder may get something else; --others leaves that "
-                "to you"
+                f"{folder}: expected {right} and no other weights or code, got {listed(named)}: who loads the folder "
+                "may get something else; --others leaves that to you"
             )
     return signed, found
 
@@ -206,7 +197,7 @@ def read_weights(model: Path, *, besides: Path | None = None) -> Found:
     with Folder(model) as folder:
         folder.check()  # (3)
         names, configuration = folder.names(), None
-        if ADAPTER in names and ADAPTER_WEIGHTS in names:
+        if ADAPTER in names and folders.ADAPTER_WEIGHTS in names:
             configuration = Digest(sha256(folder.read(ADAPTER, MAX_CONFIGURATION_BYTES)).digest())
         read = {}
         for name in (name for name in names if name.endswith(SUFFIX)):
@@ -218,7 +209,7 @@ def read_weights(model: Path, *, besides: Path | None = None) -> Found:
             _check_index(model / INDEX, folder.read(INDEX, MAX_INDEX_BYTES), read)
     own = {*read, *([] if configuration is None else [ADAPTER])}
     place, certificate = model.resolve(), None if besides is None else besides.resolve()
-    others = tuple(name for name in others_in(model) if name not in own and place / name != certificate)
+    others = tuple(name for name in folders.others_in(model) if name not in own and place / name != certificate)
     return replace(_joined(model, read), others=others, configuration=configuration)
 
 

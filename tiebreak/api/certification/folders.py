@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import file_digest
 from pathlib import Path
@@ -86,8 +87,11 @@ class Found:
 
     def compared(self, folder: Path, signed: Mapping[str, Digest]) -> "Found":
         """Compares the other files with the signed ones, and reads only these."""
-        same = frozenset(name for name in signed if name in self.others and _is(folder, name, signed[name]))
-        return replace(self, same=same, different=frozenset(signed) - same)
+        same = set[str]()
+        for name in signed.keys() & {*self.others}:
+            with suppress(VerificationError):  # a link, a pipe, or too large
+                same |= {name} if _digest(folder, name) == signed[name] else set()
+        return replace(self, same=frozenset(same), different=frozenset(signed) - same)
 
     @property
     def unsigned(self) -> tuple[str, ...]:
@@ -152,13 +156,6 @@ def _digest(folder: Path, name: str) -> Digest:
             return Digest(file_digest(file, "sha256").digest())
 
 
-def _is(folder: Path, name: str, digest: Digest) -> bool:
-    try:
-        return _digest(folder, name) == digest
-    except VerificationError:  # a link, a pipe, or too large
-        return False
-
-
 def doubtful(folder: Path, found: Found, *, is_listed: bool) -> list[str]:
     """Names what makes a loader take other weights than those of `found` from a folder, or run code.
 
@@ -215,17 +212,12 @@ def _misleading(folder: Path, name: str, found: Found) -> Set[str]:
 def _misleads(field: str, value: object, beside: Mapping[str, object], found: Found) -> bool:
     if "_implementation" in field:  # of attention or experts: `org/kernel` is code from a hub
         return "/" in json.dumps(value)
-    if field == "tie_word_embeddings":
-        return _unties(value, beside, found)
+    if field == "tie_word_embeddings":  # a head that is not the tensor in the files: the embedding, or drawn at random
+        heads = {name for name in found.tensors if _HEAD.search(name)}
+        embedded = {digest for name, digest in found.tensors.items() if name not in heads}
+        drawn = not heads and _MODELS_WITH_HEAD.search(json.dumps(beside.get("architectures"))) is not None
+        return any(found.tensors[name] not in embedded for name in heads) if value else drawn
     if field in ("dtype", "torch_dtype"):
         kinds = [str(kind).removeprefix("torch.") for kind in (value.values() if isinstance(value, dict) else [value])]
         return any(kind not in WIDE and found.elements & (FLOATS - NARROW.get(kind, set())) for kind in kinds)
     return field in MISLEADING and value is not None and value is not False
-
-
-def _unties(value: object, beside: Mapping[str, object], found: Found) -> bool:
-    """Whether a model's head is not the tensor in the files: overwritten by the embedding, or drawn at random."""
-    heads = {name: digest for name, digest in found.tensors.items() if _HEAD.search(name)}
-    if value:
-        return any(digest not in {d for n, d in found.tensors.items() if n not in heads} for digest in heads.values())
-    return not heads and _MODELS_WITH_HEAD.search(json.dumps(beside.get("architectures"))) is not None

@@ -25,13 +25,8 @@ from typing import Any, Final
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from tiebreak.api.certification.certificates import (
-    CHECK,
-    SignedCertificate,
-    check,
-    read_certificate,
-    read_weights,
-)
+from tiebreak.api.certification import certificates
+from tiebreak.api.certification.certificates import SignedCertificate, read_certificate
 from tiebreak.api.certification.folders import PROSE, Found, digests, listed
 from tiebreak.api.machine import environment
 from tiebreak.api.training.reading import CHECKS, check_of
@@ -78,7 +73,7 @@ def certify(
     `VerificationError` if weights or certificate are not the run's.
     """
     there = read_certificate(output).certificate if output.exists() else None
-    found = read_weights(model, besides=output)
+    found = certificates.read_weights(model, besides=output)
     made = _certificate(run, model, found, None if there is None else there.head, ending)
     if there is None and key is None:
         raise ConfigurationError(f"expected the key of whoever signs, or a certificate at {output}, got neither")
@@ -92,8 +87,14 @@ def certify(
         for what in ("agreement", "head", "record", "adapter"):  # (4)
             if getattr(there, what) != getattr(made, what):
                 raise VerificationError(f"{output}: expected the {what} of the run in {run.path}, got another")
-        check(there, found, model)
-        _check_others(there, found, model)
+        certificates.check(there, found, model)
+        # A party signs for no file of the folder that it does not have, but for those that only people read.
+        signed = there.others or {}
+        other = found.compared(model, signed).different if model.is_dir() else signed.keys()
+        if wrong := sorted(name for name in other if Path(name).suffix not in PROSE):
+            raise VerificationError(
+                f"{model}: expected the other files that the certificate names, got none or others of {listed(wrong)}"
+            )
         envelope = Envelope.decode(read_file(output, MAX_ENVELOPE_BYTES))
     if key is not None:
         envelope = sign(envelope, key)  # (5)
@@ -129,24 +130,14 @@ def _certificate(
     weights = Weights.of(state_tree(ids), sorted(ids), {n: e for n, e in names.items() if e in shown}, MODEL)
     settlement, audits = (None, ()) if ending is None else ending
     check = check_of(run)
-    described = [*environment.describe(), *([] if check == "full" else [(CHECK, CHECKS[check])])]
+    described = dict(environment.describe()) | ({} if check == "full" else {certificates.CHECK: CHECKS[check]})
     return Certificate(
         agreement=run.agreement, head=head, record=records[-1], path=tuple(tree.proof(job.checkpoints - 1)),
         files=found.files, settlement=settlement, audits=audits,
         weights=weights, adapter=_adapter(run, ids, shown, found.configuration),
         others=digests(model, (name for name in found.others if not name.endswith("/"))) if model.is_dir() else None,
-        environment={n: text.encode("ascii", "replace").decode()[:_WORDS] for n, text in described},
+        environment={n: text.encode("ascii", "replace").decode()[:_WORDS] for n, text in described.items()},
     )  # fmt: skip
-
-
-def _check_others(there: Certificate, found: Found, model: Path) -> None:
-    """A party signs for no file of the folder that it does not have, but for those that only people read."""
-    signed = there.others or {}
-    other = found.compared(model, signed).different if model.is_dir() else signed.keys()
-    if wrong := sorted(name for name in other if Path(name).suffix not in PROSE):
-        raise VerificationError(
-            f"{model}: expected the other files that the certificate names, got none or others of {listed(wrong)}"
-        )
 
 
 def _adapter(
@@ -204,34 +195,31 @@ def _public(key: ec.EllipticCurvePrivateKey, encoding: serialization.Encoding) -
 
 def card(signed: SignedCertificate, found: Found, certificate: str) -> str:
     """A section of Markdown for a model card. certificate: the name of the file next to the weights."""
-    job, record = signed.certificate.job, signed.certificate.record
+    job, adapter = signed.certificate.job, signed.certificate.adapter
     model = next(iter(found.files)) if len(found.files) == 1 and found.configuration is None else "."
-    adapter = signed.certificate.adapter
-    signers = [f"| Signed by {signed.role(signer)} | `0x{signer.hex()}` |" for signer in signed.signers]
+    base, given = ("", "") if adapter is None else (f"\n| Base | `{adapter.root.hex()}` |", " --base BASE")
+    signers = "\n".join(f"| Signed by {signed.role(signer)} | `0x{signer.hex()}` |" for signer in signed.signers)
     required = "".join(f" --require 0x{signer.hex()}" for signer in signed.signers)
-    return "\n".join([
-        "## Certificate",
-        "",
-        f"These weights are what {job.steps:,} steps of a fixed program make of fixed data, from a fixed first state.",
-        "Every result is defined to the last bit, so anybody who trains again gets the same bytes.",
-        f"[{certificate}]({certificate}) says which, and `tiebreak verify` checks every tensor against it.",
-        "",
-        "| | |",
-        "| --- | --- |",
-        f"| Certificate | `{signed.certificate.payload.digest.hex()}` |",
-        f"| Job | `{job.id.hex()}` |",
-        f"| Program | `{job.program_root.hex()}` |",
-        f"| Data | `{job.data_root.hex()}` |",
-        f"| First state | `{job.initial_state_root.hex()}` |",
-        *([] if adapter is None else [f"| Base | `{adapter.root.hex()}` |"]),
-        f"| Final state | `{record.state_root.hex()}` |",
-        *signers,
-        "",
-        f"    tiebreak verify {model} {certificate}{'' if adapter is None else ' --base BASE'}{required}",
-        "",
-        "It does not show that the run was computed as agreed: its signers say so, and an audit finds out.",
-        "",
-    ])  # fmt: skip
+    return f"""## Certificate
+
+These weights are what {job.steps:,} steps of a fixed program make of fixed data, from a fixed first state.
+Every result is defined to the last bit, so anybody who trains again gets the same bytes.
+[{certificate}]({certificate}) says which, and `tiebreak verify` checks every tensor against it.
+
+| | |
+| --- | --- |
+| Certificate | `{signed.certificate.payload.digest.hex()}` |
+| Job | `{job.id.hex()}` |
+| Program | `{job.program_root.hex()}` |
+| Data | `{job.data_root.hex()}` |
+| First state | `{job.initial_state_root.hex()}` |{base}
+| Final state | `{signed.certificate.record.state_root.hex()}` |
+{signers}
+
+    tiebreak verify {model} {certificate}{given}{required}
+
+It does not show that the run was computed as agreed: its signers say so, and an audit finds out.
+"""
 
 
 SLSA: Final = "https://slsa.dev/provenance/v1"

@@ -51,6 +51,7 @@ from tiebreak.engine.run.audit import detection_probability, draw_segments, sign
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.directory import RunDirectory, kept_steps
 from tiebreak.engine.run.loop import exact, steps
+from tiebreak.protocol import errors
 from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope, Payload
 from tiebreak.protocol.commitments.eip712 import Address
@@ -58,14 +59,7 @@ from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.commitments.statement import sign
-from tiebreak.protocol.errors import (
-    CannotCheck,
-    ConfigurationError,
-    EncodingError,
-    SignatureError,
-    StateError,
-    VerificationError,
-)
+from tiebreak.protocol.errors import ConfigurationError, EncodingError, VerificationError
 from tiebreak.protocol.parties.posts import HeadBody, ReceivedPost
 from tiebreak.protocol.strict_json import JsonObject
 from tiebreak.protocol.tags import Digest
@@ -154,7 +148,7 @@ class OwnershipClaim:
         _require_exact(run)
         try:
             records, head = signed_records(run)  # (1)
-        except (CannotCheck, ConfigurationError) as error:
+        except (errors.CannotCheck, ConfigurationError) as error:
             raise VerificationError(str(error)) from error
         with run.folder() as opened:
             raw = opened.read(CHANGES, 4 * len(records))
@@ -209,7 +203,7 @@ def claim(run: RunDirectory, folder: Path) -> OwnershipClaim:
     records, head = signed_records(run)
     ends = [0, *(record.step for record in records)]
     if missing := sorted(set(ends) - set(kept_steps(run, len(records)))):
-        raise StateError(
+        raise errors.StateError(
             f"{run.path}: expected the states of all checkpoints, got none after step {missing[0]}; train with --keep "
             "all, or replay with `tiebreak audit` and copy the states of the replay"
         )
@@ -329,7 +323,7 @@ def _signer(made: OwnershipClaim, challenge: OwnershipChallenge) -> Address:
         signer = keys.recover(payload.digest, signature)
         if key_id == f"0x{signer.hex()}" and signer in (job.trainer, job.client):
             return signer
-    raise SignatureError(
+    raise errors.SignatureError(
         f"{path}: expected a signature by trainer 0x{job.trainer.hex()} or client 0x{job.client.hex()}, got none"
     )
 

@@ -12,7 +12,6 @@ from typing import Any, cast
 
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.protocol.chain import Chain, Event, GameRecord, JobRecord, JobStatus, Outcome
-from tiebreak.protocol.chain.deployments import require_chain
 from tiebreak.protocol.commitments.certificate import Certificate
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.commitments.job import Job
@@ -24,6 +23,20 @@ from tiebreak.protocol.parties.board import PublicGame, loss_of
 from tiebreak.protocol.parties.ledger import Ledger, Refusal
 from tiebreak.protocol.parties.posts import Body, Post, TransactionBody
 from tiebreak.protocol.tags import Digest
+
+
+def connect(rpc: str, chain_id: int | None = None) -> Chain:
+    """Connects to a chain by URL or IPC path. Raises `ConfigurationError` if its id is not `chain_id`."""
+    chain = Chain.connect(rpc)
+    if chain_id is not None:
+        require_chain(chain, chain_id)
+    return chain
+
+
+def require_chain(chain: Chain, chain_id: int) -> None:
+    """Raise `ConfigurationError` unless the chain has this id."""
+    if chain.chain_id != chain_id:
+        raise ConfigurationError(f"expected chain id {chain_id}, got {chain.chain_id}; is this the right endpoint?")
 
 
 def board_at(rpc: str, board: Address) -> Chain:
@@ -38,8 +51,7 @@ def board_of(rpc: str, signed: RunDirectory | Certificate) -> Chain:
     domain = signed.agreement.domain
     if not domain.chain_id:
         raise ConfigurationError(f"expected a job for a chain, got one that is judged off chain: {signed.job.id.hex()}")
-    chain = Chain.connect(rpc)
-    require_chain(chain, domain.chain_id)
+    chain = connect(rpc, domain.chain_id)
     chain.attach(domain.contract)
     return chain
 
@@ -207,13 +219,11 @@ def game_document(chain: Chain | HubBoard, game_id: Digest, first_block: int = 0
     document = {name: _plain(value) for name, value in vars(state).items()}
     named = {"phase": Phase(state.phase).name.lower(), "level": Level(state.level).name.lower()}
     reason = {"reason": Reason(state.reason).name.lower()} if state.reason else {}
-    logged = [event_document(event) for event in chain.events(game_id, first_block)]
+    logged = []
+    for event in chain.events(game_id, first_block):
+        values = {name: _plain(value) for name, value in event.values.items()}
+        logged.append({"event": event.name, "block": event.block, "transaction": event.transaction.hex(), **values})
     return {"game": game_id.hex(), **document, **named, **reason, "events": logged}
-
-
-def event_document(event: Event) -> dict[str, Any]:
-    values = {name: _plain(value) for name, value in event.values.items()}
-    return {"event": event.name, "block": event.block, "transaction": event.transaction.hex(), **values}
 
 
 def _plain(value: Any) -> Any:

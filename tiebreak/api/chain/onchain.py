@@ -18,12 +18,7 @@ from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.tags import Digest
 
-ENDINGS: Final = {
-    "settle": tx.Settle,
-    "cancel": tx.CancelJob,
-    "abandon": tx.Abandon,
-    "part": tx.Part,
-}
+ENDINGS: Final = {"settle": tx.Settle, "cancel": tx.CancelJob, "abandon": tx.Abandon, "part": tx.Part}
 """The ways in which a job ends by somebody's call."""
 
 
@@ -44,13 +39,12 @@ def post(chain: Chain, run: RunDirectory, key: PrivateKey, count: int | None = N
     job, state = run.job, chain.job_state(run.job.id)
     if state.status is JobStatus.NONE:
         _require_owner(key, job.client, "client, to create the job")
-        call = Call.of(tx.CreateJob(job=job, signature=run.agreement.trainer_signature))
-        return SentTransaction(what=f"the job, with {ether(call.value)} for it", receipt=chain.send(key, call))
+        creation = tx.CreateJob(job=job, signature=run.agreement.trainer_signature)
+        return _sent(chain, key, creation, f"the job, with {ether(creation.wei)} for it")
     if state.status is JobStatus.OFFERED:
         _require_owner(key, job.trainer, "trainer, to accept the job")
-        stake = ether(job.trainer_stake)
-        return SentTransaction(what=f"its acceptance, with a stake of {stake}",
-                    receipt=chain.send(key, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake)))  # fmt: skip
+        what = f"its acceptance, with a stake of {ether(job.trainer_stake)}"
+        return _sent(chain, key, tx.AcceptJob(job_id=job.id), what, job.trainer_stake)
     if state.status is not JobStatus.ACTIVE:
         raise StateError(f"expected a job that goes on, got one that is {state.status.name.lower()}")
     _require_owner(key, job.trainer, "trainer, to post a head")
@@ -59,9 +53,7 @@ def post(chain: Chain, run: RunDirectory, key: PrivateKey, count: int | None = N
     head = signed_head(run, count)
     if head.head.count <= state.head_count:
         raise StateError(f"expected a head of more than {state.head_count} checkpoints, got one of {head.head.count}")
-    return SentTransaction(
-        what=f"head {head.head.count} of {job.checkpoints}", receipt=chain.send(key, Call.of(tx.PostHead(head=head)))
-    )
+    return _sent(chain, key, tx.PostHead(head=head), f"head {head.head.count} of {job.checkpoints}")
 
 
 def challenge(
@@ -87,23 +79,22 @@ def challenge(
 
 def end(chain: Chain, run: RunDirectory, key: PrivateKey, how: str) -> SentTransaction:
     """Ends a job in one of the `ENDINGS`. Raises `Reverted` with the contract's reason if it is too early."""
-    call = Call.of(ENDINGS[how](job_id=run.job.id))
-    return SentTransaction(what=f"{how} of job {run.job.id.hex()}", receipt=chain.send(key, call))
+    return _sent(chain, key, ENDINGS[how](job_id=run.job.id), f"{how} of job {run.job.id.hex()}")
 
 
 def claim(chain: Chain, game_id: Digest, key: PrivateKey) -> SentTransaction:
     """Claims that the side to move has used up its clock. Raises `Reverted`, with the reason, if it has not."""
-    receipt = chain.send(key, Call.of(tx.ClaimTimeout(game_id=game_id)))
-    return SentTransaction(what=f"a claim that the clock of game {game_id.hex()} ran out", receipt=receipt)
+    return _sent(
+        chain, key, tx.ClaimTimeout(game_id=game_id), f"a claim that the clock of game {game_id.hex()} ran out"
+    )
 
 
 def concede(chain: Chain, run: RunDirectory, key: PrivateKey, prover: Address) -> SentTransaction:
     """Ends a job by its trainer's word that its last head is false: half of the stake goes to the prover."""
     _require_owner(key, run.job.trainer, "trainer, to concede a head")
     head = signed_head(run, None).head
-    signed = Concession.sign(head, prover, run.agreement.domain, key)
-    receipt = chain.send(key, Call.of(tx.ReportConcession(concession=signed)))
-    return SentTransaction(what=f"the concession of head {head.count} to 0x{prover.hex()}", receipt=receipt)
+    signed = tx.ReportConcession(concession=Concession.sign(head, prover, run.agreement.domain, key))
+    return _sent(chain, key, signed, f"the concession of head {head.count} to 0x{prover.hex()}")
 
 
 def withdraw(chain: Chain, key: PrivateKey, to: Address | None = None) -> SentTransaction:
@@ -111,9 +102,7 @@ def withdraw(chain: Chain, key: PrivateKey, to: Address | None = None) -> SentTr
     amount = chain.credit(key.address)
     if not amount:
         raise StateError(f"expected credit of 0x{key.address.hex()} on the board, got none")
-    return SentTransaction(
-        what=ether(amount), receipt=chain.send(key, Call.of(tx.Withdraw(to=key.address if to is None else to)))
-    )
+    return _sent(chain, key, tx.Withdraw(to=key.address if to is None else to), ether(amount))
 
 
 def signed_head(run: RunDirectory, count: int | None) -> SignedHead:
@@ -123,6 +112,10 @@ def signed_head(run: RunDirectory, count: int | None) -> SignedHead:
         which = "a signed head" if count is None else f"a signed head of count {count}"
         raise StateError(f"{run.path}: expected {which}, got none")
     return heads[-1]
+
+
+def _sent(chain: Chain, key: PrivateKey, wanted: tx.Transaction, what: str, wei: int | None = None) -> SentTransaction:
+    return SentTransaction(what=what, receipt=chain.send(key, Call.of(wanted, wei)))
 
 
 def _require_owner(key: PrivateKey, owner: Address, who: str) -> None:

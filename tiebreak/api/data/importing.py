@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from tiebreak.engine.data import ArrayFile, Element, FactsCache, examine, open_npy, open_raw, open_safetensors
 from tiebreak.engine.data.disk import Folder, write_whole
@@ -79,7 +79,6 @@ def _named(path: Path, dtype: str | None, offset: int, shape: tuple[int, ...] | 
 def _progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     """Shows a bar if standard error is a terminal, and nothing otherwise. Takes the number of further bytes read."""
     console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=32), TextColumn("{task.percentage:>3.0f}%"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
+    with Progress(console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(title, total=total)
         yield lambda more: progress.update(bar, advance=more)

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import Trainer
 from transformers.trainer_callback import CallbackHandler, DefaultFlowCallback
 
-from tiebreak.engine.capture.user_step import random_streams, set_random_streams
+from tiebreak.engine.capture.step_run import random_streams, set_random_streams
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.philox import shuffle
 

@@ -21,8 +21,8 @@ _ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "fsdp": ((None, "", [], False), "a run shares a step by workers of its own (docs/distributed.md)"),
     "parallelism_config": ((None,), "a run shares a step by workers of its own (docs/distributed.md)"),
     "debug": ((None, "", []), "its hooks read values in the step; leave it out"),
-    "activation_offloading": ((False, None), "a run takes less memory with machine=tiebreak.Machine(memory=...)"),
-    "layer_offloading": ((False, None), "a run takes less memory with machine=tiebreak.Machine(memory=...)"),
+    "activation_offloading": ((False, None), "a run keeps all values in memory; leave it out"),
+    "layer_offloading": ((False, None), "a run keeps all values in memory; leave it out"),
     "sync_ref_model": ((False,), "a reference model that moves in a callback is not part of the step"),
 }
 """The values of each argument that ask for nothing, and why others are refused."""

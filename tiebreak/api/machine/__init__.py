@@ -31,8 +31,6 @@ class Machine:
     """Threads that torch may use, in the whole process; None: torch's choice."""
     permute: int | None = None
     """The seed of a random order in which every reduction takes its terms; None: their own order."""
-    memory: int | None = None
-    """Bytes that the process may take; values beyond that wait in a file in TMPDIR or /var/tmp. None: no limit."""
     graphs: bool = True
     """Whether steps are replayed as CUDA graphs on CUDA devices. What prevents that is said in a warning."""
     uncompiled: bool = True
@@ -49,7 +47,7 @@ class Machine:
         exchange = Expectation("the workers of tiebreak.api.training.distributed.joined", lambda x: hasattr(x, "meet"))
         require_fields(
             self, device=DEVICE, threads=whole(1, MAX_THREADS) | NONE, permute=whole(0, MAX_SEED) | NONE,
-            memory=whole(0) | NONE, graphs=FLAG, uncompiled=FLAG, policy=PATH | policy | NONE, exchange=exchange | NONE,
+            graphs=FLAG, uncompiled=FLAG, policy=PATH | policy | NONE, exchange=exchange | NONE,
         )  # fmt: skip
         if self.device == "cuda" and "TORCHELASTIC_RUN_ID" in os.environ:  # as in torch's is_torchelastic_launched
             object.__setattr__(self, "device", f"cuda:{int(os.environ['LOCAL_RANK'])}")

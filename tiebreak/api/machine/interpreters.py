@@ -1,6 +1,5 @@
 """Makes the interpreter that computes a run: by the job's rules, on a device that passed the conformance vectors."""
 
-import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.logged.policy import LoggedPolicy
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.offload import Budget
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.errors import ConfigurationError, own_file
@@ -49,7 +47,7 @@ def make_interpreter(program: Program, machine: Machine = Machine(), job: Job | 
     """Makes an interpreter by the rules of a job (default: exact FP32), on a qualified device.
 
     Raises `ConfigurationError` if the device does not compute what the specification says, if the machine's policy does
-    not fit the job, if its memory is too little for one instruction, or if its settings contradict each other.
+    not fit the job, or if its settings contradict each other.
     """
     use_threads(machine.threads)
     device, permute, exchange = usable_device(machine.device), machine.permute, machine.exchange
@@ -66,16 +64,10 @@ def make_interpreter(program: Program, machine: Machine = Machine(), job: Job | 
     # Qualify with a separate object, so that the statistics of `arithmetic` count the run alone.
     qualify(Arithmetic(device=device, permute=permute, precision=precision))
     if exchange is None:
-        folder = Path(os.environ.get("TMPDIR", "/var/tmp"))  # noqa: S108 (/tmp is often memory)
-        budget = None if machine.memory is None else Budget.within(machine.memory, folder)
         arithmetic = Arithmetic(device=device, permute=permute, precision=precision, logging=logging)
         if job is None:
-            return Interpreter(program, arithmetic, budget=budget, graphs=graphs)
-        return Interpreter(program, arithmetic, budget=budget, graphs=graphs, compares=job.ends_segment)
-    if machine.memory is not None:
-        raise ConfigurationError(
-            "expected one worker where memory is limited, got several; more of them need less each"
-        )
+            return Interpreter(program, arithmetic, graphs=graphs)
+        return Interpreter(program, arithmetic, graphs=graphs, compares=job.ends_segment)
     if logging is not None:
         raise ConfigurationError("expected a job of policy exact for several workers, got one of policy logged")
     if graphs:

@@ -55,13 +55,10 @@ def examine(device: str, path: str) -> PathVerdict:
     return PathVerdict(device=device, path=path, cases=report.cases, seconds=report.seconds, problem="")
 
 
-def lines(found: tuple[KernelStatus, ...]) -> Iterator[tuple[str, str]]:
+def lines(found: tuple[KernelStatus, ...]) -> list[tuple[str, str]]:
     """Name and value of everything that decides how this machine computes."""
-    yield from describe()
-    yield from describe_cuda()
-    for kernel in found:
-        yield f"kernel {kernel.name}", kernel.detail if kernel.compiled else f"none: {kernel.detail}"
-    yield from integer_products()
+    kernels = [(f"kernel {one.name}", one.detail if one.compiled else f"none: {one.detail}") for one in found]
+    return [*describe(), *describe_cuda(), *kernels, *integer_products()]
 
 
 def document(kernels: tuple[KernelStatus, ...], found: list[PathVerdict]) -> dict[str, Any]:

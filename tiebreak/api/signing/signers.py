@@ -56,13 +56,8 @@ class SignerKey(PrivateKey):
 
     def sign(self, digest: bytes, about: About = None) -> bytes:
         """Asks for a signature and checks it."""
-        request = {
-            "method": "sign",
-            "address": f"0x{self.address.hex()}",
-            "kind": _kind(about),
-            "digest": f"0x{digest.hex()}",
-            "about": _told(about),
-        }
+        (kind, shown), address = _described(about), f"0x{self.address.hex()}"
+        request = {"method": "sign", "address": address, "kind": kind, "digest": f"0x{digest.hex()}", "about": shown}
         signature = self._ask(request, "signature", 65)
         try:
             verify(digest, signature, self.address)
@@ -111,24 +106,14 @@ class SignerKey(PrivateKey):
         return answer
 
 
-def _kind(about: About) -> str:
+def _described(about: About) -> tuple[str, dict[str, Any] | None]:
+    """KIND and ABOUT of a request. The fields of a transaction are bytes, integers, or an empty access list."""
     if about is None:
-        return "secret"
-    if isinstance(about, Payload):
-        return "dsse"
-    return "typed" if isinstance(about, TypedData) else "transaction"
-
-
-def _told(about: About) -> dict[str, Any] | None:
+        return "secret", None
     if isinstance(about, TypedData):
-        return about.to_json()
+        return "typed", about.to_json()
     if isinstance(about, Payload):
-        return {"payloadType": about.kind, "payload": base64(about.data)}
-    return None if about is None else {name: _text(value) for name, value in about.items()}
-
-
-def _text(value: Any) -> Any:
-    """A field of a transaction in JSON; access lists are none that we send."""
-    if isinstance(value, bytes):
-        return "0x" + value.hex()
-    return str(value) if isinstance(value, int) else value
+        return "dsse", {"payloadType": about.kind, "payload": base64(about.data)}
+    fields = {name: str(value) if isinstance(value, int) else value for name, value in about.items()}
+    fields |= {name: f"0x{value.hex()}" for name, value in about.items() if isinstance(value, bytes)}
+    return "transaction", fields

@@ -26,7 +26,7 @@ from tiebreak.api.training.settings import TUNING, FineTuning, Prepared, remembe
 from tiebreak.api.training.templates import ChatTemplate, Tokens, loaded, located
 from tiebreak.api.training.trainer import Step
 from tiebreak.engine.capture.task import AdamW, Clip, Task
-from tiebreak.engine.optimizers.rates import constant, cosine, linear
+from tiebreak.engine.optimizers.settings import constant, cosine, linear
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -87,19 +87,24 @@ def finetune(
 
 def model_card(prepared: Prepared, run: Run, data: list[str]) -> str:
     """The beginning of the adapter's model card, in Markdown. data: sentences on the data."""
-    settings, digest = prepared.settings, prepared.remembered["data (SHA-256)"]
-    base, alpha = settings.model.resolve().name, settings.alpha or 2 * settings.lora
-    warmup = "3% of the" if settings.warmup is None else settings.warmup
-    return "\n".join([
-        f"---\nbase_model: {base}\nlibrary_name: peft\n---\n# LoRA adapters of {base}\n",
-        f"Rank {settings.lora}, alpha {alpha} and dropout {settings.dropout:g} on {settings.targets}, trained in",
-        f"{run.steps:,} steps of {settings.batch} x {settings.accumulation} windows of {settings.length:,} tokens of",
-        f"`{settings.data.name}` (SHA-256 `{digest}`) at a rate of {settings.rate:g}",
-        f"({settings.schedule}, after {warmup} steps of warm-up), with seed {settings.seed}. The last loss was "
-        f"{run.losses[-1]:.4f}.\n", *(f"- {line}" for line in data),
-        *(f"- {LOSS} after step {step}: {loss:.4f}" for step, loss in evaluations(run).items()), "",
-        _EXAMPLE.replace("BASE", base), "",
-    ])  # fmt: skip
+    settings, found = prepared.settings, prepared.remembered
+    base, warmup = settings.model.resolve().name, "3% of the" if settings.warmup is None else settings.warmup
+    measured = [f"{LOSS} after step {step}: {loss:.4f}" for step, loss in evaluations(run).items()]
+    last, lines = f"{run.losses[-1]:.4f}", "".join(f"- {line}\n" for line in [*data, *measured])
+    return f"""---
+base_model: {base}
+library_name: peft
+---
+# LoRA adapters of {base}
+
+Rank {settings.lora}, alpha {found["alpha"]} and dropout {settings.dropout:g} on {settings.targets}, trained in
+{run.steps:,} steps of {settings.batch} x {settings.accumulation} windows of {settings.length:,} tokens of
+`{settings.data.name}` (SHA-256 `{found["data (SHA-256)"]}`) at a rate of {settings.rate:g}
+({settings.schedule}, after {warmup} steps of warm-up), with seed {settings.seed}. The last loss was {last}.
+
+{lines}
+{_EXAMPLE.replace("BASE", base)}
+"""
 
 
 _EXAMPLE: Final = """```python

@@ -20,13 +20,11 @@ from tiebreak.api.machine.interpreters import Policy, as_policy, make_interprete
 from tiebreak.api.signing.keys import new_key
 from tiebreak.api.training.bundle import Bundle, capture_bundle
 from tiebreak.api.training.distributed import joined
-from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.reading import CHECKS, check_of, open_directory
 from tiebreak.api.training.settings import check_unchanged, remember
 from tiebreak.api.training.tasks import CHECK, TASK, adapter_names, as_state_dict, state_names
-from tiebreak.api.training.trainer import Callbacks, Step, norm_in, tell
-from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
-from tiebreak.engine.capture.captured import Captured
+from tiebreak.api.training.trainer import Callbacks, Step, evaluate_state, norm_in, tell
+from tiebreak.engine.capture.captured import Captured, Terms, draft_job, sign_job
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.disk import write_file
 from tiebreak.engine.distributed.exchange import Exchange
@@ -35,9 +33,8 @@ from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.logged.policy import POLICY, LoggedPolicy, policy_of
 from tiebreak.engine.run.audit import SegmentAudit, draw_segments, signed_records
 from tiebreak.engine.run.commit import Commit
-from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, ORIGINS, TITLE, UNCHECKED, RunDirectory, titled
+from tiebreak.engine.run.directory import MAX_NAMES_BYTES, NAMES, ORIGINS, TITLE, UNCHECKED, Keep, RunDirectory, titled
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError
-from tiebreak.engine.run.retention import Keep
 from tiebreak.engine.run.train import OnCommit, OnProgress, Progress, Worker
 from tiebreak.protocol.arguments import CALLBACKS, FLAG, NONE, PATH, TEXT, instance, taking, whole
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN, Address, Domain

@@ -1,5 +1,6 @@
 """Reproducible training in memory: no keys, no stakes, no folder."""
 
+import copy
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,14 +12,14 @@ from torch import Tensor, nn
 from tiebreak.api.auditing.progress import on_stderr
 from tiebreak.api.machine import MACHINE, Machine
 from tiebreak.api.machine.interpreters import make_interpreter
-from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.tasks import CHECK, TASK, as_state_dict, capture, state_names
-from tiebreak.engine.capture.state import NORM
+from tiebreak.engine.capture.state import MODEL, NORM, load_state
+from tiebreak.engine.capture.step_run import untouched
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.run.interpreter import State
 from tiebreak.engine.run.loop import exact, steps
-from tiebreak.protocol.arguments import CALLBACKS, FLAG, NONE, taking, whole
+from tiebreak.protocol.arguments import CALLBACKS, FLAG, NONE, shown, taking, whole
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -146,3 +147,23 @@ reproducible = Trainer
 def norm_in(state: Mapping[str, Tensor]) -> float | None:
     """The norm of all gradients that a state holds; None for tasks that do not ask for it."""
     return state[NORM].item() if NORM in state else None
+
+
+def evaluate_state(task: Task, state: Mapping[str, Tensor]) -> dict[str, float]:
+    """Metrics of a job's state, whose tensors are named as in the job, by a copy of the model in eval mode.
+
+    The task's model and all global random streams stay as they are. Raises `ConfigurationError` if the task has no
+    evaluation, or if the state belongs to another model.
+    """
+    if task.evaluate is None:
+        raise ConfigurationError(f"expected task {task.name} to have an evaluation, got none")
+    own = {name.removeprefix(MODEL): tensor for name, tensor in state.items() if name.startswith(MODEL)}
+    with untouched(task.model):
+        model = copy.deepcopy(task.model)
+        load_state(model, own)
+        found: object = task.evaluate(model.eval())
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise ConfigurationError(
+            f"expected evaluate(model) to return metrics by name, such as {{'accuracy': 0.9}}, got {shown(found)}"
+        )
+    return dict(found)

@@ -5,8 +5,7 @@ folder with its kernels beside the code that calls them; `plan` is what they sha
 """
 
 from tiebreak.engine.arithmetic.execute import Arithmetic
-from tiebreak.engine.arithmetic.plan.options import Options
-from tiebreak.engine.arithmetic.plan.stats import Counts, Stats
+from tiebreak.engine.arithmetic.plan.options import Counts, Options, Stats
 from tiebreak.engine.arithmetic.plan.ziv import Logging, NearTies
 
 __all__ = ["Arithmetic", "Counts", "Logging", "NearTies", "Options", "Stats"]

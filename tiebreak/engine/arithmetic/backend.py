@@ -12,8 +12,7 @@ from tiebreak.engine.arithmetic.gpu import hashing
 from tiebreak.engine.arithmetic.gpu import integers as gpu_integers
 from tiebreak.engine.arithmetic.gpu.backend import GpuBackend
 from tiebreak.engine.arithmetic.plain.backend import TorchBackend
-from tiebreak.engine.arithmetic.plan.options import Options
-from tiebreak.engine.arithmetic.plan.stats import Stats
+from tiebreak.engine.arithmetic.plan.options import Options, Stats
 from tiebreak.engine.data import tensors as on_host
 from tiebreak.engine.native import SWITCH, Build, enabled, interprets
 from tiebreak.engine.native import integers as integers_wanted

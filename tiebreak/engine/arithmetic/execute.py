@@ -1,6 +1,7 @@
 """Executes one instruction on one device, bit for bit as SPEC sections 4 to 7 say.
 
-Near ties under policy `logged` are the exception: the caller can collect them.
+Near ties under policy `logged` are the exception: the caller can collect them. `integer_arithmetic` does so by the
+integer reference: the definition itself as a back-end, in some microseconds for each term.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,17 +11,20 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.backend import choose, has_integers, is_host
+from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.arithmetic.plain.exact import Exact, exact_sums
 from tiebreak.engine.arithmetic.plan.chains import Chains
-from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared
-from tiebreak.engine.arithmetic.plan.stats import Stats
+from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared, Stats
 from tiebreak.engine.arithmetic.plan.sums import Partial
 from tiebreak.engine.arithmetic.plan.views import Integers
 from tiebreak.engine.arithmetic.plan.ziv import NOTHING_NEAR, Logging, NearTies
+from tiebreak.engine.data.tensors import from_bytes, tensor_bytes, widened
+from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.native import interprets
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
-from tiebreak.protocol.program.isa import Instruction
-from tiebreak.protocol.program.rounding import sum_kind
+from tiebreak.protocol.program.isa import DType, Instruction, Opcode
+from tiebreak.protocol.program.reference import element, pack, unpack
+from tiebreak.protocol.program.rounding import element_rounding, sum_kind
 
 MAX_PLANS: Final = 1 << 20
 FP64_ON_HOST, FP64_ON_DEVICE = 1 << 18, 1 << 26
@@ -124,3 +128,30 @@ class Arithmetic:
     ) -> list[Exact]:
         """(n, e) of the exact sum n * 2^e for some elements of a sum, by number; None for one that is not finite."""
         return exact_sums(instruction, operands, elements)
+
+
+class IntegerBackend(TorchBackend):
+    """Computes with Python's integers only, on the CPU. Constants and the step number come as they do elsewhere."""
+
+    name = "integers"
+
+    def prepare(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared:
+        if i.opcode == Opcode.SOURCE:
+            return super().prepare(i, dtypes)
+        types = [PROTOCOL_DTYPES.get(dtype, DType.F32) for dtype in dtypes]  # a frozen entry may be held in bfloat16
+        rounding = element_rounding(i, precision=self.options.precision, tolerances=0)
+
+        def run(operands: Operands, _step: int, _near: object) -> Tensor:
+            values = [unpack(dtype, tensor_bytes(widened(x))) for dtype, x in zip(types, operands, strict=True)]
+            read = lambda operand, where: values[operand][where]  # noqa: E731
+            words = [element(i, k, read, types, rounding=rounding) for k in range(i.numel)]
+            return from_bytes(pack(i.dtype, words), i.dtype, i.shape)
+
+        return run
+
+
+def integer_arithmetic(precision: int, logging: Logging | None) -> Arithmetic:
+    """Executes instructions by `IntegerBackend`; reports no near ties, as every sum is rounded from its exact value."""
+    made = Arithmetic(precision=precision, logging=logging)
+    made.backend, made.chains = IntegerBackend(made.options, made.stats), None
+    return made

@@ -1,7 +1,10 @@
-"""Turns a task into what other parties receive: the program, the initial state and the data, as tensors by name."""
+"""Turns a task into what other parties receive: the program, the initial state and the data, as tensors by name.
+
+`draft_job` makes of these the job that client and trainer sign.
+"""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,22 +12,31 @@ from torch import Tensor
 from tiebreak.engine.capture.rehearsal import rehearse
 from tiebreak.engine.capture.state import MODEL, StateEntries
 from tiebreak.engine.capture.step import Constants, capture
-from tiebreak.engine.capture.step_run import CPU
+from tiebreak.engine.capture.step_run import CPU, same_tensors, untouched
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
 from tiebreak.engine.capture.torch_updates import RecordedSteps, recorded, torch_update
-from tiebreak.engine.capture.user_step import same_tensors, untouched
+from tiebreak.engine.data import FactsCache, data_identities
 from tiebreak.engine.data.narrow import NARROW, fills_words, stored, words_of
+from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.lowering.elementwise import wrapped
-from tiebreak.engine.optimizers.rules import update
-from tiebreak.engine.optimizers.tables import tables
+from tiebreak.engine.optimizers.rules import Update, clipped, tables, update
 from tiebreak.engine.optimizers.translate import TorchOptimizers
-from tiebreak.engine.optimizers.update import Update, clipped
+from tiebreak.protocol.commitments.eip712 import Address, Domain
+from tiebreak.protocol.commitments.job import PRECISION_F32, Job, SignedJob
+from tiebreak.protocol.commitments.keys import PrivateKey
+from tiebreak.protocol.commitments.records import data_tree, state_tree
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError, ProgramError
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.rounding import Policy
+
+__all__ = [
+    "Captured", "PhaseResults", "Terms", "capture_in_place", "capture_task", "draft_job", "rehearsed", "sign_job",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,3 +242,33 @@ def _apart(b: Builder, words_BW: Ref, array: Tensor) -> Ref:
     shifted = b.map(MapFunction.FLOORDIV, words_BW.unsqueeze(-1), b.cat(places, 0))
     parts = wrapped(b, shifted, low, bits) if low else b.map(MapFunction.MOD, shifted, b.i64(1 << bits))
     return b.reshape(parts, (words_BW.shape[0], *array.shape[1:]))
+
+
+def draft_job(
+    captured: Captured, *, steps: int, checkpoint_interval: int, client: Address, trainer: Address, terms: Terms,
+    policy: Policy = Policy.EXACT, precision: int = PRECISION_F32, tolerances: int = 0,
+) -> Job:  # fmt: skip
+    """The job over a captured task. Hashes the initial state and the data once.
+
+    tolerances: those of logged sums, packed by `tiebreak.protocol.program.rounding.pack_tolerances`; 0 under policy
+    `exact`.
+    """
+    return Job.over(
+        captured.program,
+        client=client,
+        trainer=trainer,
+        initial_state_root=state_tree(identities(captured.state)).root,
+        data_root=data_tree(data_identities(captured.data, cache=FactsCache())).root,
+        steps=steps,
+        checkpoint_interval=checkpoint_interval,
+        policy=int(policy),
+        precision=precision,
+        tolerances=tolerances,
+        **asdict(terms),
+    )
+
+
+def sign_job(job: Job, domain: Domain, *, client: PrivateKey, trainer: PrivateKey) -> SignedJob:
+    """The job with both signatures, for callers that hold both keys (demo, tests)."""
+    signatures = {"client_signature": job.sign(domain, client), "trainer_signature": job.sign(domain, trainer)}
+    return SignedJob(domain=domain, job=job, **signatures)

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten_with_path
 
-from tiebreak.engine.capture.folding import is_filled
+from tiebreak.engine.capture.step import is_filled
 from tiebreak.engine.capture.user_code import as_tensors, user_line
 from tiebreak.engine.optimizers.translate import parts
 from tiebreak.protocol.errors import ConfigurationError

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering.builder import Builder, Ref
-from tiebreak.engine.optimizers.update import AVERAGE, Update, moving_averages, total_norm
+from tiebreak.engine.optimizers.rules import AVERAGE, Update, moving_averages, total_norm
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType, MapFunction
 

@@ -1,11 +1,16 @@
 """Capture: traces a task's training step, forward and backward, as one graph of ATen calls, and lowers it.
 
-`tiebreak.engine.capture.tracing` traces, `tiebreak.engine.capture.folding` computes constants, and the rules for
-lowering to instructions are in `tiebreak.engine.lowering`.
+`tiebreak.engine.capture.tracing` traces, and the rules for lowering to instructions are in `tiebreak.engine.lowering`.
+
+Constants are folded: torch computes once whatever depends on no parameter, buffer, batch or random draw. The result
+becomes part of the agreed job: one number that is read everywhere, an `iota`, or data named `constant.N`. Integers and
+bools are exact. Floats that went through torch's functions (such as the frequencies of rotary embeddings) are whatever
+this machine's torch computed. Nobody computes them again: as with the initial weights, the client's bytes are what
+counts. Constants that cost a program nothing (a full tensor, a range, views of those) are left to their lowering rules.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, reduce
 from hashlib import sha256
 from operator import getitem
@@ -14,17 +19,116 @@ from typing import Any, Final
 import torch
 from torch import Tensor, fx, nn
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from tiebreak.engine.capture.draws import is_draw
-from tiebreak.engine.capture.folding import Constant, Folded
-from tiebreak.engine.capture.hints import COMPLEX, dtype_hint, operator_hint
 from tiebreak.engine.capture.tracing import TracedGraph, trace
+from tiebreak.engine.capture.user_code import COMPLEX, dtype_hint, operator_hint
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS, RULES, Complex, Context, complex_rule, element_type, has_cut
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.lowering.elementwise import wrapped
 from tiebreak.protocol.errors import ConfigurationError
+
+MAX_ELEMENTS: Final = 1 << 26
+"""Larger constants are computed in each step instead of at capture."""
+_FILLED: Final = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1,
+                  "empty": 0, "empty_like": 0, "new_empty": 0, "empty_permuted": 0, "empty_strided": 0,
+                  "new_empty_strided": 0}  # fmt: skip
+"""The fill value of operators whose result depends on a shape only (unset memory counts as zeros)."""
+_FULL: Final = ("full", "full_like", "new_full", "scalar_tensor")
+"""Operators whose last argument is the fill value."""
+_VIEWS: Final = frozenset({
+    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "slice", "select",
+    "alias", "detach", "clone", "lift_fresh_copy",
+})  # fmt: skip
+
+
+def _base_name(func: Any) -> str:
+    """The name of an operator without its overload, such as `full`; empty for anything but an ATen call."""
+    return func._schema.name.partition("::")[2] if isinstance(func, OpOverload) else ""
+
+
+def is_filled(func: Any) -> bool:
+    """Whether an operator fills a new tensor, and so reads only the shapes of its operands."""
+    return _base_name(func) in (*_FILLED, *_FULL)
+
+
+Constant = tuple[Tensor, tuple[int, ...]]
+"""A folded tensor without its repetitions, and the shape to which that is expanded along dims of size 1."""
+
+
+class Folded:
+    """The constants of a graph that other nodes read, by node."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        self._module, nodes = graph, graph.graph.nodes
+        self._known: dict[fx.Node, Any] = {}
+        self._constant, self._free = set[fx.Node](), set[fx.Node]()
+        for node in filter(self._is_constant, nodes):
+            self._constant.add(node)
+            is_view = _base_name(node.target) in _VIEWS and self._free.issuperset(node.all_input_nodes)
+            if is_view or is_filled(node.target) or _base_name(node.target) == "arange":
+                self._free.add(node)
+        # Computed are those that cost something and are read by a node that is not constant, or by the output.
+        costing = (node for node in nodes if node in self._constant and node not in self._free)
+        with _disable_current_modes(), torch.no_grad():
+            read = [node for node in costing if not self._constant.issuperset(node.users)]
+            self.values = {node: _canonical(self._value(node)) for node in read}
+        self._known.clear()
+
+    def covers(self, node: fx.Node) -> bool:
+        """Whether a node is part of a constant, and so needs no instruction of its own."""
+        return node in self._constant and node not in self._free and node not in self.values
+
+    def _is_constant(self, node: fx.Node) -> bool:
+        if node.op == "get_attr":
+            return True
+        if isinstance(node.target, OpOverload):
+            results = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, Tensor)]
+            if torch.Tag.nondeterministic_seeded in node.target.tags or any(t.numel() > MAX_ELEMENTS for t in results):
+                return False
+            name = _base_name(node.target)
+            if name in _FILLED or (name in _FULL and not isinstance(node.args[-1], fx.Node)):
+                return True
+        elif node.op != "call_function" or node.target is not getitem:
+            return False
+        return self._constant.issuperset(node.all_input_nodes)
+
+    def _value(self, node: fx.Node) -> Any:
+        """The value that torch computes for a node. Iterative over the inputs, which precede the node in the graph."""
+        waiting = [node]
+        while waiting:
+            last = waiting[-1]
+            # What fills a tensor reads no elements of its inputs.
+            reads = () if is_filled(last.target) else last.all_input_nodes
+            missing = [source for source in reads if source not in self._known]
+            waiting += missing
+            if not missing and waiting.pop() not in self._known:
+                self._known[last] = self._run(last)
+        return self._known[node]
+
+    def _run(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return getattr(self._module, str(node.target)).detach()
+        if is_filled(node.target):
+            value: Any = _FILLED[_base_name(node.target)] if _base_name(node.target) in _FILLED else node.args[-1]
+            return torch.full(tuple(node.meta["val"].shape), value, dtype=node.meta["val"].dtype)
+        target: Callable[..., Any] = node.target  # type: ignore[assignment]
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), self._known.__getitem__)
+        return target(*args, **kwargs)
+
+
+def _canonical(tensor: Tensor) -> Constant:
+    """The constant without repetition along any dim."""
+    base = tensor
+    for d, size in enumerate(tensor.shape if tensor.numel() else ()):
+        first = base.narrow(d, 0, 1)
+        if size > 1 and (tensor.stride(d) == 0 or bool((base == first).all())):
+            base = first
+    # The copy has memory of its own, without the strides of 0 that contiguous() keeps where sizes are 1.
+    return torch.empty(base.shape, dtype=base.dtype).copy_(base), tuple(tensor.shape)
 
 
 @dataclass
@@ -49,26 +153,25 @@ class Constants:
 
     def ref(self, constant: Constant) -> Ref | Complex:
         """The constant as a ref. Raises `NotImplementedError` if its dtype has no exact form."""
-        if not constant.base.is_complex():
-            return self._of_reals(constant)
-        return Complex(
-            *(self._of_reals(replace(constant, base=p)) for p in torch.view_as_real(constant.base).unbind(-1))
-        )
+        base, shape = constant
+        if not base.is_complex():
+            return self._of_reals(base, shape)
+        return Complex(*(self._of_reals(part, shape) for part in torch.view_as_real(base).unbind(-1)))
 
-    def _of_reals(self, constant: Constant) -> Ref:
-        base = _in_program_dtype(constant.base, len(constant.shape))
+    def _of_reals(self, base: Tensor, shape: tuple[int, ...]) -> Ref:
+        base = _in_program_dtype(base, len(shape))
         dtype, b = PROTOCOL_DTYPES[base.dtype], self.builder
         if not base.numel():
-            return b.full(constant.shape, 0, dtype)
+            return b.full(shape, 0, dtype)
         first = base.flatten()[0]
         if bool((base == first).all()) or bool(torch.isnan(base).all()):
-            return b.full(constant.shape, first.item(), dtype)
+            return b.full(shape, first.item(), dtype)
         if (places := _whole(base)) is not None and (strides := _affine(places)) is not None:
-            return b.cast(b.iota(tuple(base.shape), strides, int(first)), dtype).expand(constant.shape)
+            return b.cast(b.iota(tuple(base.shape), strides, int(first)), dtype).expand(shape)
         ref = self.table(base.squeeze())
         for d, size in enumerate(base.shape):
             ref = ref.unsqueeze(d) if size == 1 else ref
-        return ref.expand(constant.shape)
+        return ref.expand(shape)
 
     def table(self, tensor: Tensor) -> Ref:
         """A tensor as data of the program, in which equal ones are one."""
@@ -112,13 +215,12 @@ def _affine(tensor: Tensor) -> tuple[int, ...] | None:
     return tuple(found) if torch.equal(expected.expand(tensor.shape), tensor) else None
 
 
-_IN_RANGE: Final = frozenset({
-    "view", "_unsafe_view", "reshape", "permute", "transpose", "t", "expand", "unsqueeze", "squeeze", "slice", "select",
-    "alias", "detach", "clone", "lift_fresh_copy", "split", "split_with_sizes", "unbind", "flip", "cat", "stack",
-    "where", "gather", "index", "index_select", "embedding", "maximum", "minimum", "clamp", "clamp_min", "clamp_max",
-    "amax", "amin", "max", "min", "relu", "slice_scatter", "select_scatter", "triu", "tril", "full", "full_like",
-    "zeros", "zeros_like", "ones", "ones_like", "new_zeros", "new_ones", "new_full", "scalar_tensor", "arange", "empty",
-})  # fmt: skip
+_IN_RANGE: Final = _VIEWS | {
+    "split", "split_with_sizes", "unbind", "flip", "cat", "stack", "where", "gather", "index", "index_select",
+    "embedding", "maximum", "minimum", "clamp", "clamp_min", "clamp_max", "amax", "amin", "max", "min", "relu",
+    "slice_scatter", "select_scatter", "triu", "tril", "full", "full_like", "zeros", "zeros_like", "ones", "ones_like",
+    "new_zeros", "new_ones", "new_full", "scalar_tensor", "arange", "empty",
+}  # fmt: skip
 """Operators that yield no integer outside the range of their operands' dtype."""
 
 

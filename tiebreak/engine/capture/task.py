@@ -16,11 +16,21 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from tiebreak.engine.capture.batch import LOSSES, MAX_INDEX, Batch, Examples, Loss, NamedLoss, Rows, Windows, of_batch
-from tiebreak.engine.capture.examples import arrays, loaded
+from tiebreak.engine.capture.examples import (
+    LOSSES,
+    MAX_INDEX,
+    Batch,
+    Examples,
+    Loss,
+    NamedLoss,
+    Rows,
+    Windows,
+    arrays,
+    loaded,
+    of_batch,
+)
 from tiebreak.engine.data import not_finite
 from tiebreak.engine.data.narrow import NARROW
-from tiebreak.engine.optimizers.rates import warmup_linear
 from tiebreak.engine.optimizers.settings import (
     MIN_EPS,
     SGD,
@@ -40,6 +50,7 @@ from tiebreak.engine.optimizers.settings import (
     fp32,
     no_decay,
     require,
+    warmup_linear,
 )
 from tiebreak.engine.optimizers.translate import TorchOptimizers, by_phase, factors, of_lightning, translated
 from tiebreak.protocol.arguments import FLAG, FUNCTION, NONE, TEXT, Expectation, instance, is_text, taking, whole

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.capture.folding import is_filled
 from tiebreak.engine.capture.recording import (
     GRADIENT,
     PARAMETER,
@@ -35,14 +34,14 @@ from tiebreak.engine.capture.recording import (
     mapped,
     record_step,
 )
-from tiebreak.engine.capture.side_effects import shared_memory
-from tiebreak.engine.capture.step import Constants, lowered
+from tiebreak.engine.capture.rehearsal import shared_memory
+from tiebreak.engine.capture.step import Constants, is_filled, lowered
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.capture.tracing import annotate, trace_function
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering.builder import Ref
+from tiebreak.engine.optimizers.rules import Update
 from tiebreak.engine.optimizers.translate import TorchOptimizers, parameter_names, parts
-from tiebreak.engine.optimizers.update import Update
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType
 

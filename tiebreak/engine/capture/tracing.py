@@ -30,13 +30,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
-from tiebreak.engine.capture import losses, reports, substitutes
+from tiebreak.engine.capture import reports, substitutes
 from tiebreak.engine.capture.draws import Draws, is_draw
-from tiebreak.engine.capture.hints import operator_hint
 from tiebreak.engine.capture.reports import Answers
+from tiebreak.engine.capture.step_run import LossModule, as_written, exchanged
 from tiebreak.engine.capture.undecomposed import decompositions, kept_whole
-from tiebreak.engine.capture.user_code import described, is_users, refusal, user_line
-from tiebreak.engine.capture.user_step import LossModule, as_written, exchanged
+from tiebreak.engine.capture.user_code import described, is_users, operator_hint, refusal, user_line
 from tiebreak.protocol.errors import ConfigurationError
 
 TESTED_TORCH: Final = ("2.13", "2.14")
@@ -56,8 +55,8 @@ def _write_data(parameter: Tensor, value: Tensor) -> None:
 _OWN: Final[dict[Any, Any]] = {
     vars(torch._C.TensorBase)["data"].__set__: _write_data,
     torch.nn.functional.batch_norm: substitutes.batch_norm,
-    torch.nn.functional.ctc_loss: losses.ctc_loss,
-    torch.nn.functional.gaussian_nll_loss: losses.gaussian_nll_loss,
+    torch.nn.functional.ctc_loss: substitutes.ctc_loss,
+    torch.nn.functional.gaussian_nll_loss: substitutes.gaussian_nll_loss,
 }
 """Functions of torch that are traced as compositions of ours."""
 _PATH: Final = "module"

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tiebreak.engine.data.arrays import ArrayFile, check_bools
 from tiebreak.engine.data.disk import read_file
-from tiebreak.engine.data.files import ArrayFile, check_bools
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.data.mapped import source_of
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.native import cache_directory
-from tiebreak.protocol.commitments.streaming import TensorStream
+from tiebreak.protocol.commitments.records import TensorStream
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 from tiebreak.protocol.program.isa import MAX_NUMEL, DType
 from tiebreak.protocol.strict_json import JsonObject

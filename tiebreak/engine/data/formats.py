@@ -1,7 +1,7 @@
 """Named tensors in .safetensors files: written whole or not at all, read as exactly what they should be."""
 
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterator, Mapping, Set
 from io import FileIO
 from math import prod
 from pathlib import Path
@@ -11,10 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER, safetensors_in
+from tiebreak.engine.data.arrays import MAX_SAFETENSORS_HEADER, ArrayFile, check_bools, safetensors_in
 from tiebreak.engine.data.disk import Folder, Stamp, read_exactly, write_whole
 from tiebreak.engine.data.elements import Element
-from tiebreak.engine.data.files import ArrayFile, check_bools
 from tiebreak.engine.data.mapped import map_array
 from tiebreak.engine.data.tensors import PIECE, Spec, memory_of, tensor_bytes
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
@@ -79,22 +78,13 @@ def _is_short(tensor: Tensor) -> bool:
     return not any((words & np.uint32(0xFFFF)).any() for words in _words(tensor))
 
 
-Empty = Callable[[Sequence[int], torch.dtype], Tensor]
-"""(shape, dtype) -> a contiguous tensor of undefined contents."""
-
-
-def fresh(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """A tensor in memory of its own."""
-    return torch.empty(tuple(shape), dtype=dtype)
-
-
 def read_tensors(
-    folder: Folder, name: str, spec: Spec, empty: Empty = fresh, *, wanted: Collection[str] | None = None,
+    folder: Folder, name: str, spec: Spec, *, wanted: Collection[str] | None = None,
     absent: Set[str] = frozenset(), narrow: Collection[str] = (),
 ) -> dict[str, Tensor]:  # fmt: skip
     """Reads exactly the tensors of `spec`; the header is checked against it before any tensor is made.
 
-    An f32 tensor may be BF16 in the file. empty: makes the tensors into which the file is read. wanted: those to read
+    An f32 tensor may be BF16 in the file. wanted: those to read
     [default: all]. absent: those that the file may lack, all or none of them. narrow: those that stay in bfloat16 if
     they are so in the file. Raises `EncodingError` for a file that is missing, truncated or oversized, or that holds
     other names, dtypes or shapes.
@@ -105,7 +95,7 @@ def read_tensors(
         for entry in [entry for entry in spec if entry in entries and (wanted is None or entry in wanted)]:
             array, (dtype, shape) = entries[entry], spec[entry]
             stays = array.element == Element.BF16 and entry in narrow
-            tensors[entry] = empty(shape, torch.bfloat16 if stays else TORCH_DTYPES[dtype])
+            tensors[entry] = torch.empty(shape, dtype=torch.bfloat16 if stays else TORCH_DTYPES[dtype])
             memory = memory_of(tensors[entry])
             file.seek(array.offset)
             if array.element == Element.BF16 and not stays:

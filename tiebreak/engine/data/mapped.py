@@ -1,6 +1,6 @@
 """Tensors on mapped files.
 
-Only the scattered reads of training use a mapping; a pass over a whole array reads it in blocks (`files`). The mapping
+Only the scattered reads of training use a mapping; a pass over a whole array reads it in blocks (`arrays`). The mapping
 is shared and read-only. Whatever its size, it takes no memory of its own, because the system may drop its pages at any
 time. Writing into such a tensor ends the process, and so does reading a part that was cut off the file.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from tiebreak.engine.data.files import ArrayFile, check_bools
+from tiebreak.engine.data.arrays import ArrayFile, check_bools
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType
 

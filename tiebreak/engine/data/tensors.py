@@ -11,8 +11,7 @@ from torch import Tensor
 from tiebreak.engine.data.elements import Element
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES, TORCH_DTYPES
-from tiebreak.protocol.commitments.records import TensorData, identify_all
-from tiebreak.protocol.commitments.streaming import TensorStream
+from tiebreak.protocol.commitments.records import TensorData, TensorStream, identify_all
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.hashing import PLAIN, one_nan
 from tiebreak.protocol.numbers.float32 import NAN_BITS

@@ -23,10 +23,8 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.plain.exact import Digits, exact_digits
-from tiebreak.engine.arithmetic.plain.near_ties import decide
-from tiebreak.engine.arithmetic.plan.options import Operands
-from tiebreak.engine.arithmetic.plan.stats import Stats
+from tiebreak.engine.arithmetic.plain.exact import Digits, decide, exact_digits
+from tiebreak.engine.arithmetic.plan.options import Operands, Stats
 from tiebreak.engine.arithmetic.plan.sums import Partial, kind_of, norms
 from tiebreak.engine.arithmetic.plan.ziv import coefficient
 from tiebreak.engine.distributed import wire

@@ -18,7 +18,7 @@ from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs, RunIdentity
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, VerificationError
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import StepLog
 from tiebreak.protocol.tags import Digest
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, SIGN
-from tiebreak.protocol.program.step_log import Integers, Mask
+from tiebreak.protocol.program.rounding import Integers, Mask
 
 Bits = NDArray[np.uint32]
 Doubles = NDArray[np.float64]

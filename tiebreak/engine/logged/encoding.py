@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 from tiebreak.protocol.codec import unsigned
 from tiebreak.protocol.errors import EncodingError
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import sum_kind
-from tiebreak.protocol.program.step_log import Entries, Integers, LogError, Mask, StepLog
+from tiebreak.protocol.program.rounding import Entries, Integers, LogError, Mask, StepLog, sum_kind
 
 FORMAT: Final = 1
 HEADER_BYTES: Final = 17

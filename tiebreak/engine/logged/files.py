@@ -27,7 +27,7 @@ from tiebreak.engine.run.directory import LOGS, RunDirectory
 from tiebreak.protocol.codec import unsigned
 from tiebreak.protocol.errors import EncodingError, StateError
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.step_log import LogError, StepLog
+from tiebreak.protocol.program.rounding import LogError, StepLog
 from tiebreak.protocol.tags import Digest
 
 MAGIC: Final = b"TBLOGS01"

@@ -7,20 +7,51 @@ a segment that already has a record; such a log is never rewritten.
 The logs of a segment without a record are made again from its first step on, regardless of what a crash left behind.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
+from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.data.hashing import hasher
 from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.elements import bits_of, went_up
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.log_replay import Follower
-from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.logs import NO_LOGS, LogReport, Logs
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.errors import CannotCheck, StateError
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.isa import Instruction
+from tiebreak.protocol.program.rounding import Entries, StepLog
 from tiebreak.protocol.tags import Digest
+
+
+class Recorder:
+    """Algorithm 4 of the paper (`log`): what a trainer records of the roundings of one step. Changes no result.
+
+    In the paper the threshold tau is a share of the exponent's unit, one per type of layer. Here the arithmetic derives
+    the threshold from the element's own error bound and hands over exactly the elements within it
+    (`tiebreak.engine.arithmetic.plan.ziv`). The log holds the direction in which each of them was rounded, down or up
+    (the paper's 0 and 2); all other elements (the paper's 1) take no place in it. This is the
+    `tiebreak.engine.run.interpreter.Sums` of a trainer.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[int, Entries] = {}
+
+    def settle(
+        self, index: int, _instruction: Instruction, _operands: Sequence[Tensor], result: Tensor, near: NearTies
+    ) -> None:
+        """Records the directions in which the elements near a middle were rounded."""
+        if len(near):
+            went = went_up(bits_of(result, near.elements), near.values)
+            self._entries[index] = Entries(near.elements, went)
+
+    @property
+    def log(self) -> StepLog:
+        """The step's log, by instruction, regardless of the order of execution."""
+        return StepLog(dict(sorted(self._entries.items())))
 
 
 class LogsInProgress:

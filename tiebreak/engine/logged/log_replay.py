@@ -18,15 +18,17 @@ Neither finding is proof of fraud. A trainer whose results are not those of its 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.plan.ziv import NearTies
+from tiebreak.engine.arithmetic.plan.options import Round
+from tiebreak.engine.arithmetic.plan.ziv import UNIT, Logging, NearTies, coefficient
 from tiebreak.engine.logged.elements import Doubles, bits_of, put_bits, toward, went_up
-from tiebreak.engine.logged.screening import Screen
 from tiebreak.engine.run.logs import MAX_FINDINGS, FindingKind, LogFinding, LogReport
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.numbers.float32 import NAN_BITS
@@ -34,19 +36,27 @@ from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.program.rounding import (
     Direction,
+    Entries,
+    Integers,
+    Mask,
     Rounding,
+    StepLog,
     SumKind,
     element_rounding,
     neighbours,
     round_sum,
     sum_kind,
 )
-from tiebreak.protocol.program.step_log import Entries, Integers, Mask, StepLog
 
 SCREENED_FROM: Final = 256
 """Entries of one value that are not open are screened first if there are this many or more."""
 _EXACT_AT_ONCE: Final = 1 << 12
 """The number of elements whose exact sums are held at once."""
+_THRESHOLD: Final = 2.0**60
+"""A threshold so large that the arithmetic reports every element."""
+_GREATEST: Final = 2.0**127
+_SLACK: Final = 1 + 2.0**-40
+"""A factor greater than the rounding errors of these few FP64 operations."""
 _NO_ENTRIES: Final = Entries(np.empty(0, np.int64), np.empty(0, np.bool_))
 
 
@@ -60,7 +70,6 @@ class Follower:
         self._job = job
         self._arithmetic = arithmetic
         self._step = step
-        self._screen: Screen | None = None
         self.report = LogReport(steps=1, entries=log.count)
 
     def settle(
@@ -102,18 +111,58 @@ class Follower:
 
         If there are many, only those that screening leaves are summed exactly.
         """
-        tolerance = self._rounding(exact).tolerance
-        if len(elements) >= SCREENED_FROM and tolerance:
-            self._screen = self._screen or Screen(self._arithmetic)
-            screened = self._screen.screen(exact.instruction, exact.operands, elements, tolerance)
-            self._take(exact.result, elements[screened.near], screened.values[screened.near], up[screened.near])
-            self._ignore(exact, elements[screened.far], f"{_expected(self._rounding(exact))}, got one further away")
-            left = ~(screened.near | screened.far)
-            elements, up = elements[left], up[left]
-        elif not tolerance:
-            self._ignore(exact, elements, _expected(self._rounding(exact)))
+        expected = _expected(rounding := self._rounding(exact))
+        if not rounding.tolerance:
+            self._ignore(exact, elements, expected)
             return
+        if len(elements) >= SCREENED_FROM:
+            values, near, far = self.screened(exact.instruction, exact.operands, elements, rounding.tolerance)
+            self._take(exact.result, elements[near], values[near], up[near])
+            self._ignore(exact, elements[far], f"{expected}, got one further away")
+            left = ~(near | far)
+            elements, up = elements[left], up[left]
         self._decide(exact, elements, up)
+
+    @cached_property
+    def _reporting(self) -> Arithmetic:
+        """Computes sums on the same device as the step, at its precision, and reports the value of every element."""
+        logging, options = Logging.reporting_all(threshold=_THRESHOLD), self._arithmetic.options
+        return Arithmetic(self._arithmetic.device, precision=options.precision, logging=logging)
+
+    def screened(
+        self, instruction: Instruction, operands: Sequence[Tensor], elements: Integers, tolerance: int
+    ) -> tuple[Doubles, Mask, Mask]:
+        """The FP64 values c of many entries' elements, and which entries are near a middle or far, without exact sums.
+
+        Summing one element exactly takes as long as some thousand terms of a matrix product, so a trainer that logs
+        every element of a large product could keep auditors busy for longer than anyone waits. Instead the sum is
+        computed once more in FP64, giving c and N >= Sigma|terms| for every element. With e = coefficient(2 K + 16) N
+        (`tiebreak.engine.arithmetic.plan.ziv`; no order of summation rounds more often), the gap g around c and its
+        middle m, the exact sum is
+
+            near    if ||c| - m| + e < 2^-n g: then it lies between the same neighbours;
+            far     if ||c| - m| - e > 2^-n g and e < g/8: even if it lies beyond a neighbour, it is less than g/8
+                    beyond, where the gap g' is at least g/2, and so further than g'/4 >= 2^-n g' from the middle.
+
+        Exact sums decide the few elements that are neither, those whose e is zero or not finite, and those near the
+        greatest numbers, where the gaps end. elements: ascending row-major numbers. tolerance: n, at least 2.
+        """
+        values, errors = np.zeros(len(elements)), np.full(len(elements), np.inf)
+        _, ties = self._reporting.execute_logged(instruction, operands, 0)
+        _, here, there = np.intersect1d(elements, ties.elements, assume_unique=True, return_indices=True)
+        usable = np.isfinite(ties.errors[there]) & np.isfinite(ties.values[there])
+        values[here[usable]] = ties.values[there[usable]]
+        norm = ties.errors[there[usable]] / (_THRESHOLD * UNIT)
+        errors[here[usable]] = norm * coefficient(2 * instruction.terms + 16)
+        gaps = Round(self._arithmetic.options.precision).gaps(torch.from_numpy(values)).numpy()
+        magnitude = np.abs(values)
+        with np.errstate(invalid="ignore"):
+            middle = (np.floor(magnitude / gaps) + 0.5) * gaps
+            distance, limit = np.abs(magnitude - middle), gaps * 2.0**-tolerance
+            near = (distance + errors) * _SLACK < limit
+            far = (distance - errors > limit * _SLACK) & (errors < gaps / 8)
+        usual = magnitude < _GREATEST
+        return values, near & usual, far & usual
 
     def _ignore(self, exact: "_Exact", elements: Integers, detail: str) -> None:
         for element in elements[:MAX_FINDINGS].tolist():
@@ -134,13 +183,11 @@ class Follower:
             chosen = elements[some]
             own = bits_of(exact.result, chosen)
             sums = self._arithmetic.exact_sums(exact.instruction, exact.operands, chosen)
-            directions = [Direction.NONE] * len(chosen) if up is None else [_direction(u) for u in up[some].tolist()]
-            settled = [
-                self._one(exact, element, total, direction, before)
-                for element, total, direction, before in zip(
-                    chosen.tolist(), sums, directions, own.tolist(), strict=True
-                )
-            ]
+            directions = [Direction.NONE] * len(chosen)
+            if up is not None:
+                directions = [Direction.UP if u else Direction.DOWN for u in up[some].tolist()]
+            each = zip(chosen.tolist(), sums, directions, own.tolist(), strict=True)
+            settled = [self._one(exact, *one) for one in each]
             put_bits(exact.result, chosen, np.array(settled, dtype=np.uint32))
 
     def _one(
@@ -155,8 +202,10 @@ class Follower:
             if not exact.at_edge:
                 self._found(FindingKind.MISSING, exact.index, element, detail)
         elif total is None or not neighbours(*total, rounding)[1]:
-            detail = f"{_expected(rounding)}, got {'no finite sum' if total is None else _distance(*total, rounding)}"
-            self._found(FindingKind.ELSEWHERE, exact.index, element, detail)
+            got, nearest = "no finite sum", Rounding(precision=rounding.precision)
+            if total is not None:
+                got = f"one that rounds to {round_sum(*total, nearest):#010x} by itself"
+            self._found(FindingKind.ELSEWHERE, exact.index, element, f"{_expected(rounding)}, got {got}")
         else:
             self.report.needed += bits != before
         return bits
@@ -181,15 +230,7 @@ class _Exact:
     """Whether a missing entry for these elements is not worth reporting."""
 
 
-def _direction(up: bool) -> Direction:
-    return Direction.UP if up else Direction.DOWN
-
-
 def _expected(rounding: Rounding) -> str:
     if not rounding.tolerance:
         return "expected no entries, for the job gives this kind of sum no tolerance"
     return f"expected a sum within 2^-{rounding.tolerance} of the gap around a middle"
-
-
-def _distance(n: int, e: int, rounding: Rounding) -> str:
-    return f"one that rounds to {round_sum(n, e, Rounding(precision=rounding.precision)):#010x} by itself"

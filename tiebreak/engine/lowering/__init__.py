@@ -4,24 +4,13 @@ from tiebreak.engine.lowering import (  # noqa: F401 - each fills its part of th
     convolution,
     elementwise,
     indexing,
-    normalization,
     pooling,
-    powers,
     random,
     reductions,
     resampling,
     views,
 )
-from tiebreak.engine.lowering.more import (  # noqa: F401 - so do these
-    arithmetic,
-    draws,
-    functions,
-    grouped,
-    losses,
-    ordering,
-    quantization,
-    sampling,
-)
+from tiebreak.engine.lowering.more import functions, layers, ordering  # noqa: F401 - so do these
 from tiebreak.engine.lowering.more.complexes import Complex, complex_rule, has_cut
 from tiebreak.engine.lowering.registry import INTEGERS, RULES, WHOLE, Context, element_type
 

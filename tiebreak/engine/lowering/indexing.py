@@ -198,10 +198,10 @@ class Indexed:
     def result(self) -> tuple[int, ...]:
         """The shape of torch's x[indices]."""
         whole = (*self.shape, *self.rest)
-        return tuple(whole[d] for d in self._order)
+        return tuple(whole[d] for d in self.order)
 
     @property
-    def _order(self) -> list[int]:
+    def order(self) -> list[int]:
         """The places of the dims (index dims, rest) in torch's result.
 
         The index dims stay in place if the indexed dims are adjacent, and go in front otherwise.
@@ -214,11 +214,7 @@ class Indexed:
 
     def placed(self, rows: Ref) -> Ref:
         """Permutes a result of dims (index dims, rest) to torch's order of dims."""
-        return rows.permute(self._order)
-
-    def unplaced(self, values: Ref) -> Ref:
-        """The inverse of `placed`."""
-        return values.unpermute(self._order)
+        return rows.permute(self.order)
 
     def view(self) -> Ref | None:
         """x as a view, if the places read are known to be an affine function of the coordinates."""
@@ -400,7 +396,7 @@ def index_put(c: Context, x: Ref, indices: Sequence[Ref | None], values: Ref, ac
         return x
     moved, lead = several.moved, len(several.dims)
     count = prod(moved.shape[:lead])
-    source = several.unplaced(values.expand(several.result))
+    source = values.expand(several.result).unpermute(several.order)
     row = several.row() if lead > 1 else from_end(c, several.indices[0], moved.shape[0])
     if accumulate:
         rows = b.scatter_rows(source, row, count)

@@ -12,13 +12,23 @@ where it is decoupled, in addition to these:
     RAdam   13      p - rate * scale(t) * (m / (sqrt(v) + eps)), at first m / 1
     Lion    11      p - rate * sign(b1 * m + (1 - b1) * g)
     Adafactor 6, and 4 sums per element of a matrix (see `adafactor`)
+
+Tables are numbers that depend on the step alone and become data of the job, f32 [steps], correctly rounded. They are
+made with integers and decimals of 60 digits, so everyone who makes one gets the same bytes. Betas are the FP32 numbers
+of the program, so that the weights of a moving average agree with its correction.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
+from fractions import Fraction
+from functools import reduce
 from math import prod, sqrt
+from mmap import ACCESS_COPY, mmap
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from tiebreak.engine.lowering.builder import Builder, Ref
 from tiebreak.engine.optimizers.settings import (
@@ -27,6 +37,7 @@ from tiebreak.engine.optimizers.settings import (
     Adagrad,
     Adam,
     AdamW,
+    Clip,
     Lion,
     NAdam,
     Optimizer,
@@ -35,9 +46,215 @@ from tiebreak.engine.optimizers.settings import (
     f32,
     settings_of,
 )
-from tiebreak.engine.optimizers.tables import ADAFACTOR, ADAGRAD, NADAM, RADAM, radam_begins
-from tiebreak.engine.optimizers.update import TrainedParameter, Update, averaged, decayed, sum_of_squares
+from tiebreak.protocol.numbers.float32 import round_ratio
 from tiebreak.protocol.program.isa import DType, MapFunction
+
+ADAFACTOR: Final = "second_moment_weight"
+"""The data entry f32 [steps] with the weight of the newest squared gradient."""
+ADAGRAD: Final = "adagrad.decay"
+"""The data entry f32 [steps] with 1 / (1 + (t - 1) * lr_decay), if there is a decay."""
+NADAM: Final = ("nadam.gradient", "nadam.moment", "nadam.deviation")
+RADAM: Final = "radam.scale"
+_CONTEXT: Final = Context(prec=60, rounding=ROUND_HALF_EVEN)
+
+
+def second_moment_weights(steps: int, decay: float) -> Tensor:
+    """t^decay for t = 1 ... steps, correctly rounded, f32 [steps]: whoever makes the table gets the same bytes.
+
+    An FP64 power is used if changing it by 2^-40 (far beyond any library's error) gives the same FP32 number; otherwise
+    50 decimal digits decide.
+    """
+    powers = torch.arange(1, steps + 1, dtype=torch.float64) ** decay
+    low, high = ((powers * (1 + e)).float() for e in (-(2.0**-40), 2.0**-40))
+    context, table = Context(prec=50), low.clone()
+    for i in (low != high).nonzero().flatten().tolist():
+        below, above = low[i].item(), high[i].item()  # neighbours, of which the nearer one is taken
+        is_below = context.power(Decimal(i + 1), Decimal(decay)) < (Decimal(below) + Decimal(above)) / 2
+        table[i] = below if is_below else above
+    return table
+
+
+def nadam_tables(o: NAdam, steps: int) -> dict[str, Tensor]:
+    """The weights of the gradient and of the moment, and the root of the second moment's correction.
+
+    With u(t) = b1 * (1 - 0.96^(t * momentum_decay) / 2) and U(t) their product, they are (1 - u(t)) / (1 - U(t)),
+    u(t+1) / (1 - U(t+1)) and sqrt(1 - b2^t).
+    """
+    rows = []
+    with localcontext(_CONTEXT):
+        b1, b2 = (Decimal(f32(beta)) for beta in o.betas)
+        fall = Decimal("0.96") ** Decimal(o.momentum_decay)
+        share, u, product, power = fall, b1 * (1 - fall / 2), b1 * (1 - fall / 2), b2
+        for _ in range(steps):
+            share *= fall
+            following = b1 * (1 - share / 2)
+            rows.append(((1 - u) / (1 - product), following / (1 - product * following), (1 - power).sqrt()))
+            u, product, power = following, product * following, power * b2
+    return {name: _rounded(column) for name, column in zip(NADAM, zip(*rows, strict=True), strict=True)}
+
+
+def radam_table(o: RAdam, steps: int) -> dict[str, Tensor]:
+    """The factor of the rate: 1 / (1 - b1^t), from `radam_begins` on times rectification and sqrt(1 - b2^t)."""
+    column = []
+    with localcontext(_CONTEXT):
+        b1, b2 = (Decimal(f32(beta)) for beta in o.betas)
+        end, power1, power2 = 2 / (1 - b2) - 1, b1, b2
+        for t in range(1, steps + 1):
+            length = end - 2 * t * power2 / (1 - power2)
+            factor = 1 / (1 - power1)
+            if length > 5:
+                ratio = (length - 4) * (length - 2) * end / ((end - 4) * (end - 2) * length)
+                factor *= (ratio * (1 - power2)).sqrt()
+            column.append(factor)
+            power1, power2 = power1 * b1, power2 * b2
+    return {RADAM: _rounded(column)}
+
+
+def radam_begins(o: RAdam, steps: int) -> int:
+    """The first step (from 0) whose average has a length above 5; `steps` if none has.
+
+    The length, end - 2 t b2^t / (1 - b2^t), grows with t, since (b2^-t - 1) / t does.
+    """
+    with localcontext(_CONTEXT):
+        b2 = power = Decimal(f32(o.betas[1]))
+        for t in range(1, steps + 1):
+            if 2 / (1 - b2) - 1 - 2 * t * power / (1 - power) > 5:
+                return t - 1
+            power *= b2
+    return steps
+
+
+def tables(optimizer: Optimizer, steps: int) -> dict[str, Tensor]:
+    """The data entries that an optimizer reads in addition to the learning rates."""
+    match optimizer:
+        case Adafactor():
+            return {ADAFACTOR: second_moment_weights(steps, optimizer.beta2_decay)}
+        case Adagrad():
+            decay = Fraction(optimizer.lr_decay)
+            ratios = ((decay.denominator, decay.denominator + t * decay.numerator) for t in range(steps))
+            return {ADAGRAD: _tensor(ratios)} if decay else {}
+        case NAdam():
+            return nadam_tables(optimizer, steps)
+        case RAdam():
+            return radam_table(optimizer, steps)
+    return {}
+
+
+def _rounded(values: Iterable[Decimal]) -> Tensor:
+    return _tensor(value.as_integer_ratio() for value in values)
+
+
+def _tensor(ratios: Iterable[tuple[int, int]]) -> Tensor:
+    return torch.tensor([round_ratio(n, d) for n, d in ratios], dtype=torch.int64).to(torch.int32).view(torch.float32)
+
+
+AVERAGE: Final = "average."
+"""Prefix of the averages in the state."""
+MARGIN: Final = 1e-6
+"""`clip_grad_norm_` adds this to the norm before it divides."""
+MAPPED: Final = 1 << 16
+"""Zeros of at least this many elements are left to the system, which gives them memory when they are first written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedParameter:
+    """A parameter with a gradient of the same shape. rate: its learning rate in this step, f32 of rank 0."""
+
+    name: str
+    value: Ref
+    gradient: Ref
+    rate: Ref
+    weight_decay: float
+
+
+@dataclass
+class Update:
+    """New values by state name (without the group prefix), and the initial values of the optimizer's own entries."""
+
+    parameters: dict[str, Ref] = field(default_factory=dict)
+    state: dict[str, Ref] = field(default_factory=dict)
+    initial: dict[str, Tensor] = field(default_factory=dict)
+
+    def entry(self, builder: Builder, name: str, initial: Tensor) -> Ref:
+        """The state entry of this name before the step."""
+        self.initial[name] = initial
+        return builder.state(f"optimizer.{name}", DType.F32, tuple(initial.shape))
+
+    def moment(self, builder: Builder, name: str, shape: tuple[int, ...]) -> Ref:
+        """A state entry that is zero before the first step."""
+        if (count := prod(shape)) < MAPPED:
+            return self.entry(builder, name, torch.zeros(shape))
+        memory = mmap(-1, 4 * count, access=ACCESS_COPY)
+        return self.entry(builder, name, torch.frombuffer(memory, dtype=torch.float32).view(shape))
+
+
+def sum_of_squares(b: Builder, x: Ref) -> Ref:
+    """The exact sum of squares, rounded once; f32 of rank 0."""
+    return b.dot(x, x) if x.rank else b.mul(x, x)
+
+
+def decayed(b: Builder, p: TrainedParameter, *, decoupled: bool) -> tuple[Ref, Ref]:
+    """Value and gradient with weight decay, which shrinks the value (decoupled) or is added to the gradient."""
+    if not p.weight_decay:
+        return p.value, p.gradient
+    if decoupled:
+        return b.mul(p.value, b.sub(b.const(1.0), b.scale(p.rate, p.weight_decay))), p.gradient
+    return p.value, b.add(p.gradient, b.scale(p.value, p.weight_decay))
+
+
+def averaged(b: Builder, key: str, share: float, new: Ref, result: Update) -> Ref:
+    """The entry times `share`, plus (1 - share) * new; 1 - share of the FP32 number."""
+    kept = b.scale(result.moment(b, key, new.shape), share)
+    average = result.state[key] = b.add(kept, b.mul(new, b.const(1.0 - f32(share))))
+    return average
+
+
+# Before the update: clipping, by value 2 elementwise instructions per gradient; by norm 1, and an exact sum.
+
+
+def clipped(b: Builder, clip: Clip, gradients: dict[str, Ref]) -> dict[str, Ref]:
+    """The clipped gradients by name. When clipping by norm, one that is not finite makes all NaN, which stops the run.
+
+    (torch differs: if its norm is infinite, finite gradients become zero and infinite ones NaN.)
+    """
+    b.origin = "clip"
+    if clip.value is not None:
+        low, high = b.const(-clip.value), b.const(clip.value)
+        inside = {name: b.map(MapFunction.MAX, g, low) for name, g in gradients.items()}
+        gradients = {name: b.map(MapFunction.MIN, g, high) for name, g in inside.items()}
+    if clip.norm is not None:
+        ratio = b.div(b.const(clip.norm), b.add(total_norm(b, gradients), b.const(MARGIN)))
+        factor = b.map(MapFunction.MIN, ratio, b.const(1.0))
+        gradients = {name: b.mul(g, factor) for name, g in gradients.items()}
+    return gradients
+
+
+def total_norm(b: Builder, gradients: dict[str, Ref]) -> Ref:
+    """The 2-norm of all gradients, f32 of rank 0.
+
+    Each gradient's sum of squares is exact and rounded once. These sums are added one after the other, in the model's
+    order of parameters, and the root is correctly rounded.
+    """
+    squares = [sum_of_squares(b, g) for g in gradients.values()]
+    return b.map(MapFunction.SQRT, reduce(b.add, squares))
+
+
+# After the update: a moving average of the parameters, 3 elementwise instructions for each. Training does not read it.
+
+
+def moving_averages(b: Builder, decay: float, before: Mapping[str, Ref], after: Mapping[str, Ref]) -> dict[str, Ref]:
+    """average + (1 - decay) * (parameter after the step - average), by state entry.
+
+    before: the parameters in the state before the step, for their shapes. The average starts from the initial
+    parameters, like `torch.optim.swa_utils.AveragedModel` with `get_ema_avg_fn(decay)` if it is updated once before
+    training.
+    """
+    found = {}
+    for name, p in before.items():
+        held = b.state(AVERAGE + name, p.dtype, p.shape)
+        b.origin = f"average:{name}"
+        found[AVERAGE + name] = b.add(held, b.scale(b.sub(after[name], held), 1 - decay))
+    return found
 
 
 def sgd(b: Builder, o: SGD, _steps: int, trained: Sequence[TrainedParameter], result: Update) -> None:
@@ -187,7 +404,7 @@ def adafactor(b: Builder, o: Adafactor, steps: int, trained: Sequence[TrainedPar
     row / mean comes first. The squares themselves underflow below 1e-23; there eps1 dominates, as in torch.
     """
     b.origin = "optimizer:relative_step"
-    weight = b.rows(b.data(ADAFACTOR, DType.F32, (steps,)), b.step())
+    weight = _entry(b, ADAFACTOR, steps)
     one, number = b.const(1.0), b.cast(b.add(b.step(), b.i64(1)), DType.F32)
     fading = b.div(one, b.map(MapFunction.SQRT, number))
     floor = 2.0**-23 if o.eps[0] is None else o.eps[0]

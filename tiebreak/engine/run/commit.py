@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.backend import identities, launches, new_stream
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import ALL, Keep, RunDirectory
 from tiebreak.engine.run.interpreter import State
-from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord, state_tree

@@ -24,6 +24,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from types import MappingProxyType
@@ -41,7 +42,6 @@ from tiebreak.protocol.trees import Frontier
 if TYPE_CHECKING:  # torch comes with the first tensor that is read, so that `tiebreak show` need not wait for it
     from torch import Tensor
 
-    from tiebreak.engine.data import Empty
 
 T = TypeVar("T")
 JOB: Final = "job.bin"
@@ -149,16 +149,14 @@ class RunDirectory:
         check_root(f"{self.path / DATA}", self.job.data_root, data_tree(arrays.data_identities(tensors)).root)
         return tensors
 
-    def state(
-        self, step: int, root: Digest | None = None, empty: "Empty | None" = None, *, narrow: bool = False
-    ) -> dict[str, "Tensor"]:
+    def state(self, step: int, root: Digest | None = None, *, narrow: bool = False) -> dict[str, "Tensor"]:
         """The state of a checkpoint (or of step 0), checked against `root`, or else against the root in its record.
 
-        empty: makes the tensors into which it is read. narrow: whether f32 entries that no step changes may be in
-        bfloat16, if that holds them exactly. Raises `VerificationError`.
+        narrow: whether f32 entries that no step changes may be in bfloat16, if that holds them exactly. Raises
+        `VerificationError`.
         """
         with self.folder(STATES) as states:
-            tensors = read_state(states, state_name(step), self.program, empty, first=step == 0, narrow=narrow)
+            tensors = read_state(states, state_name(step), self.program, first=step == 0, narrow=narrow)
         if root is None:
             root = self.job.initial_state_root if step == 0 else self.record_of(step).state_root
         check_root(
@@ -343,6 +341,46 @@ class RunDirectory:
         return 0
 
 
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The checkpoints that stay on disk: one in every `every`; 0: only the last.
+
+    The initial state and the newest checkpoint stay, so a run can resume. A dropped one is computed again when needed.
+    """
+
+    every: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise ConfigurationError(f"expected to keep every m-th checkpoint, m at least 1, got {self.every}")
+
+    @classmethod
+    def parse(cls, text: str) -> "Keep":
+        """Parses `all`, `every:M` or `last`. Raises `ConfigurationError`."""
+        found = re.fullmatch(r"all|last|every:([1-9][0-9]{0,17})", text)
+        if found is None:
+            raise ConfigurationError(f"expected all, every:M or last, got {text!r}")
+        return cls(int(found[1]) if found[1] else int(text == "all"))
+
+    def __str__(self) -> str:
+        return {0: "last", 1: "all"}.get(self.every, f"every:{self.every}")
+
+    def keeps(self, checkpoint: int) -> bool:
+        """Whether a checkpoint (numbered from 0) stays once there is a newer one."""
+        return self.every > 0 and (checkpoint + 1) % self.every == 0
+
+    def prune(self, run: RunDirectory, newest: int) -> None:
+        """Drops the states before step `newest` that need not stay. The state of `newest` must be complete."""
+        if self.every == 1:
+            return
+        for step in run.kept():
+            if 0 < step < newest and not self.keeps(run.job.checkpoint_of(step)):
+                run.drop_state(step)
+
+
+ALL = Keep(1)
+
+
 def lay_out(
     path: Path, job: Job, program: Program, state: Mapping[str, "Tensor"], data: Mapping[str, "Tensor"],
     more: Mapping[str, bytes] = MappingProxyType({}),
@@ -368,19 +406,18 @@ def lay_out(
 
 
 def read_state(
-    states: Folder, name: str, program: Program, empty: "Empty | None" = None, *, first: bool = False,
-    narrow: bool = False,
+    states: Folder, name: str, program: Program, *, first: bool = False, narrow: bool = False
 ) -> dict[str, "Tensor"]:  # fmt: skip
     """The state in a file. Entries that no step changes, and that it lacks, are taken from the initial state beside it.
 
     first: whether it is the initial state, which has all. Nothing is checked against a root. For the rest see
     `RunDirectory.state`.
     """
-    spec, frozen, made = program.state_spec(), program.frozen, empty or arrays.fresh
+    spec, frozen = program.state_spec(), program.frozen
     held = frozen if narrow else frozenset()
-    tensors = arrays.read_tensors(states, name, spec, made, absent=frozenset() if first else frozen, narrow=held)
+    tensors = arrays.read_tensors(states, name, spec, absent=frozenset() if first else frozen, narrow=held)
     if missing := spec.keys() - tensors.keys():
-        tensors |= arrays.read_tensors(states, state_name(0), spec, made, wanted=missing, narrow=held)
+        tensors |= arrays.read_tensors(states, state_name(0), spec, wanted=missing, narrow=held)
     return {entry: tensors[entry] for entry in spec}
 
 

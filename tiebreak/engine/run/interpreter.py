@@ -28,28 +28,26 @@ workers, whoever begins in the middle of a run asks `starts_at` first. A step th
 begin again at a state that was kept.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from time import perf_counter
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.backend import is_host
-from tiebreak.engine.arithmetic.plain.backend import Finalizer
 from tiebreak.engine.arithmetic.plan.chains import CHAINED, Member, PreparedChain
 from tiebreak.engine.arithmetic.plan.ziv import NearTies
-from tiebreak.engine.data.formats import Empty, fresh
 from tiebreak.engine.data.tensors import canonical, widened
 from tiebreak.engine.native import traces
 from tiebreak.engine.run import schedule
 from tiebreak.engine.run.graphs import INTERVAL, Graphs, owned
-from tiebreak.engine.run.offload import Budget, Offload
 from tiebreak.engine.run.placement import place
 from tiebreak.engine.run.schedule import Unit, slot_name
-from tiebreak.engine.run.trace import show
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.numbers.float32 import INF, NAN_BITS
@@ -119,13 +117,9 @@ class Interpreter:
 
     def __init__(
         self, program: Program, arithmetic: Arithmetic, planned: tuple[Unit, ...] | None = None, *,
-        budget: Budget | None = None, graphs: bool = False,
-        compares: Callable[[int], bool] = lambda number: number % INTERVAL == 0,
+        graphs: bool = False, compares: Callable[[int], bool] = lambda number: number % INTERVAL == 0,
     ) -> None:  # fmt: skip
         """planned: the order of execution, if it is to be that of a program that differs only in sizes.
-
-        budget: for the values of a step in memory; others wait in a file (`tiebreak.engine.run.offload`). Raises
-        `ConfigurationError` if it is too little for one instruction.
 
         graphs: whether donated states go through a CUDA graph (`tiebreak.engine.run.graphs`). The state of a result is
         overwritten by the next step then. compares: which steps, by number, are also computed without the graph.
@@ -142,13 +136,18 @@ class Interpreter:
             again, prologues = (False, False) if chains is None else (chains.repeats, chains.prologues)
             planned, reuses = schedule.plan(program, self._chained, again=again, prologues=prologues), again
         self.planned = planned
-        self.chains = self._make_chains(reuses=reuses and budget is None)
+        self.chains = self._make_chains(reuses=reuses)
         """The chains of the planned order, by position in it."""
-        self._frozen, self._looked = program.frozen, dict[str, tuple[Tensor, bool]]()
+        self._frozen, self._examined = program.frozen, dict[str, tuple[Tensor, bool]]()
         sourced = program.sources(SourceKind.STATE)
         self.unchanged = frozenset(n for n in sourced if slot_name(program.body[n]) in self._frozen)
         """The sources of the entries that no step changes."""
-        self.finalizers = self._make_finalizers()
+        done = self.unchanged.union(*(chain.code.finalized for chain in self.chains.values()))
+        self.finalizers = {
+            index: arithmetic.backend.finalize(index, program.body[index])
+            for index in dict.fromkeys(self.committed)
+            if program.body[index].dtype == DType.F32 and index not in done
+        }
         """Finalizers of committed f32 values that come from no chain, by value."""
         self._ran = (*self.chains.values(), *self.finalizers.values())
         sources = [(n, i) for n, i in enumerate(program.body) if i.opcode == Opcode.SOURCE]
@@ -162,8 +161,6 @@ class Interpreter:
             if program.body[unit.members[0]].opcode != Opcode.SOURCE
         )
         """All units but sources, with their chains."""
-        self.offload = None if budget is None else self._make_offload(budget)
-        """Keeps values within a budget of memory."""
         self._traces = traces()
         self.graphs = Graphs(arithmetic, compares, self._frozen) if graphs and not self._traces else None
         self._compiles = True
@@ -171,20 +168,12 @@ class Interpreter:
 
     def to_device(self, tensors: Mapping[str, Tensor]) -> State:
         """The tensors on this interpreter's device, contiguous."""
-        state = {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in tensors.items()}
-        if self.offload is not None:
-            self.offload.adopt(state)
-        return state
-
-    @property
-    def empty(self) -> Empty:
-        """Makes the tensors, of undefined contents, into which a state for `to_device` is read."""
-        return fresh if self.offload is None else self.offload.on_disk
+        return {name: tensor.to(self.arithmetic.device).contiguous() for name, tensor in tensors.items()}
 
     @property
     def narrow(self) -> bool:
         """Whether entries that no step changes may be in bfloat16, which each instruction that reads them widens."""
-        return is_host(self.arithmetic.device) and self.offload is None
+        return is_host(self.arithmetic.device)
 
     def place_data(self, data: Mapping[str, Tensor]) -> State:
         """The job's data where the steps read them: on this interpreter's device, except tables too large for it."""
@@ -196,7 +185,7 @@ class Interpreter:
 
     def whole(self, state: State) -> State:
         """A state of this interpreter as others know it, to be committed."""
-        return state if self.offload is None else self.offload.all_on_disk(state)
+        return state
 
     def step(
         self, number: int, state: State, data: State, observe: Observer | None = None, *, check_finite: bool = True,
@@ -220,7 +209,7 @@ class Interpreter:
                 before = self._steps_before(number)
                 one_by_one = OneByOne(machine=self, before=before, state=state, data=data, sums=sums, observe=observe)
                 if self._traces:
-                    show(number, one_by_one, self.program, self.arithmetic)
+                    _trace(number, one_by_one, self.program, self.arithmetic)
                 new, finite = one_by_one.run(), one_by_one.finite
                 bits = loss_bits(one_by_one.values[len(body) - 1])
             else:
@@ -230,22 +219,17 @@ class Interpreter:
                     new = self._launch(state, data, self._steps_before(number), sums, donated=donate)
                 finite, bits = backend.look(self._ran)
             for name, index in zip(new, self.committed, strict=True):
-                is_finite = self._stays_finite(name, new[name]) if name in self._frozen else finite.get(index, True)
+                is_finite = finite.get(index, True)
+                if name in self._frozen:  # no step changes it, so each tensor is examined once
+                    known, is_finite = self._examined.get(name, (None, True))
+                    if known is not new[name] and new[name].dtype in (torch.float32, torch.bfloat16):
+                        is_finite = backend.is_finite(widened(new[name]))
+                        self._examined[name] = new[name], is_finite
                 if check_finite and not is_finite:
                     raise NotFiniteError(number, name)
                 if name in self._frozen and not is_finite:
                     new[name] = canonical(widened(new[name]))
-            if self.offload is not None and observe is None:
-                self.offload.end(new)
         return StepResult(new, _unsigned(bits))
-
-    def _stays_finite(self, name: str, tensor: Tensor) -> bool:
-        """Whether an entry that no step changes is finite, which is looked at once for each tensor."""
-        known, found = self._looked.get(name, (None, True))
-        if known is not tensor and tensor.dtype in (torch.float32, torch.bfloat16):
-            found = self.arithmetic.backend.is_finite(widened(tensor))
-            self._looked[name] = tensor, found
-        return found
 
     def _steps_before(self, number: int) -> Tensor:
         return torch.full((), number - 1, dtype=torch.int64, device=self.arithmetic.device)
@@ -261,17 +245,19 @@ class Interpreter:
         backend.begin_step()
         executor = self._executor(before, state, data, sums, donated=donated)
         if self._traces:
-            show(int(before) + 1, executor, self.program, self.arithmetic)
+            _trace(int(before) + 1, executor, self.program, self.arithmetic)
         new = executor.run()
         backend.end_step(executor.values[len(self.program.body) - 1])
         return new
 
     def _executor(self, before: Tensor, state: State, data: State, sums: Sums | None, *, donated: bool) -> "Planned":
         """Executes a step without an observer."""
-        given = self._given(state, data) if donated and self.arithmetic.chains is not None else frozenset[int]()
-        given |= self._reused
-        step = Planned(machine=self, before=before, state=state, data=data, sums=sums, given=given, donated=donated)
-        return step if self.offload is None else Offloaded(**vars(step), offload=self.offload)
+        given = self._reused
+        if donated and self.arithmetic.chains is not None:
+            # Sources of state entries that share their memory with no other tensor.
+            own = owned(state, data)
+            given |= {n for n in self._entries if slot_name(self.program.body[n]) in own}
+        return Planned(machine=self, before=before, state=state, data=data, sums=sums, given=given)
 
     def check_job(self, job: Job) -> None:
         """Raises `ConfigurationError` unless precision and tolerances are those of the job."""
@@ -310,28 +296,6 @@ class Interpreter:
                 made[position] = self.arithmetic.chains.make(members)
         return made
 
-    def _make_finalizers(self) -> dict[int, Finalizer | PreparedChain]:
-        made = dict[int, Finalizer | PreparedChain]()
-        from_chains = {n for chain in self.chains.values() for n in chain.code.finalized}
-        for index in self.committed:
-            i = self.program.body[index]
-            if i.dtype != DType.F32 or index in from_chains or index in made or index in self.unchanged:
-                continue
-            made[index] = self.arithmetic.backend.finalize(index, i)
-        return made
-
-    def _make_offload(self, budget: Budget) -> Offload:
-        if not is_host(self.arithmetic.device):
-            raise ConfigurationError(f"expected a CPU where memory is limited, got {self.arithmetic.device}")
-        in_place = {} if self.arithmetic.chains is None else schedule.replacements(self.program, self.planned)
-        self.arithmetic.backend.limit_memory(budget.room)
-        return Offload(self.program, self.planned, in_place, self.chains, budget, self.arithmetic.backend.empty)
-
-    def _given(self, state: Mapping[str, Tensor], data: Mapping[str, Tensor]) -> frozenset[int]:
-        """The sources of state entries that share their memory with no other tensor."""
-        own = owned(state, data)
-        return frozenset(n for n in self._entries if slot_name(self.program.body[n]) in own)
-
 
 @dataclass(kw_only=True, eq=False)
 class Planned:
@@ -345,8 +309,6 @@ class Planned:
     sums: Sums | None
     given: frozenset[int] = frozenset()
     """The values whose memory may be overwritten."""
-    donated: bool = False
-    """Whether the state may be emptied."""
     values: dict[int, Tensor] = field(default_factory=dict)
     narrow: set[int] = field(default_factory=set)
     """The values that are held in bfloat16."""
@@ -372,7 +334,10 @@ class Planned:
                 for dead in dying:
                     del self.values[dead]
         else:
-            self.put(unit, chain.run(self._widened(unit.members) if self.narrow else self.values, self.given))
+            values: Mapping[int, Tensor] = self.values
+            if self.narrow and (read := {a.value for n in unit.members for a in self.body[n].operands} & self.narrow):
+                values = {**values, **{n: self._wide(values[n]) for n in read}}
+            self.put(unit, chain.run(values, self.given))
 
     def put(self, unit: Unit, results: Mapping[int, Tensor]) -> None:
         """Takes the results of a unit that was executed as a whole."""
@@ -390,11 +355,6 @@ class Planned:
         if tensor.dtype != torch.bfloat16:
             return tensor
         return self.machine.arithmetic.backend.empty(tensor.shape, torch.float32).copy_(tensor)
-
-    def _widened(self, members: Sequence[int]) -> Mapping[int, Tensor]:
-        """The values, with those as f32 that are held in bfloat16 and that a chain of these members reads."""
-        read = {operand.value for index in members for operand in self.body[index].operands} & self.narrow
-        return {**self.values, **{n: self._wide(self.values[n]) for n in read}} if read else self.values
 
     def value(self, index: int) -> Tensor:
         """The value of instruction `index`, from operands that are already computed."""
@@ -444,27 +404,6 @@ class Planned:
 
 
 @dataclass(kw_only=True, eq=False)
-class Offloaded(Planned):
-    """One step in the planned order within a budget of memory."""
-
-    offload: Offload
-
-    def run(self) -> State:
-        self.offload.begin(self.values, self.state, self.finalized, donated=self.donated)
-        for position in self.offload.positions():
-            self.execute(self.machine.planned[position], self.machine.chains.get(position))
-        return self.new_state()
-
-    def finalized(self, index: int) -> Tensor:
-        waiting = self.offload.committed(index)
-        if waiting is None:
-            return super().finalized(index)
-        if index in self.machine.finalizers and index not in self._finalized:  # an entry that never left the file
-            self.machine.finalizers[index].run({index: waiting})
-        return waiting
-
-
-@dataclass(kw_only=True, eq=False)
 class OneByOne(Planned):
     """One step in the program's order, each of whose values an observer sees and may replace."""
 
@@ -499,3 +438,27 @@ class OneByOne(Planned):
 
 def _is_constant(instruction: Instruction) -> bool:
     return instruction.opcode == Opcode.SOURCE and instruction.function == SourceKind.CONST
+
+
+def _trace(step: int, executor: Any, program: Program, arithmetic: Arithmetic) -> None:
+    """Makes an executor of a step (`Planned`) write a line to stderr for each unit that it has executed.
+
+    With TIEBREAK_TRACE=1, for whoever looks for the place where two runs part: the step, the unit's instructions by
+    index and by name, the shape of the last result, the back-end, the time in ms until it returned (a GPU may still be
+    at work), and the place in the model.
+    """
+    execute = executor.execute
+
+    def shown(unit: Unit, chain: Any) -> None:
+        started = perf_counter()
+        execute(unit, chain)
+        took = 1e3 * (perf_counter() - started)
+        members = [program.body[n] for n in unit.members]
+        last, backend = members[-1], arithmetic.backend
+        by = "given" if last.opcode == Opcode.SOURCE else "torch" if id(last) in backend.left else backend.name
+        indices = str(unit.members[0]) if len(members) == 1 else f"{unit.members[0]} to {unit.members[-1]}"
+        names = [f"{i.opcode.name}.{getattr(i.function, 'name', '')}".rstrip(".").lower() for i in members]
+        what = f"{last.dtype.name} {' x '.join(map(str, last.shape)) or 'scalar'}, {by}, {last.origin or '-'}"
+        sys.stderr.write(f"step {step}, {indices}: {' '.join(names)}, {what}, {took:.3f} ms\n")
+
+    executor.execute = shown

@@ -197,14 +197,14 @@ def _chained(
             together[i.opcode, i.shape, i.operands, case.operands, alone].append((case, right))
     for members in together.values():
         instructions, operands = [case.instruction for case, _ in members], _operands(arithmetic, members[0][0])
-        for (case, right), result in zip(members, chains.run_once(instructions, operands), strict=True):
+        for (case, right), result in zip(members, arithmetic.backend.run_once(instructions, operands), strict=True):
             yield replace(case, name=f"{case.name} (compiled)"), right, result
     for case, right in _prologues(vectors) if chains.prologues else ():
         size = (len(case.operands[0][1]),)
         copy = _one(Opcode.MAP, DType.F32, size, Access(0, 0, (1,)), function=MapFunction.COPY)
         reads = replace(case.instruction.operands[0], value=1)
         reduced = replace(case.instruction, operands=(reads,))
-        yield case, right, chains.run_once([copy, reduced], _operands(arithmetic, case))[0]
+        yield case, right, arithmetic.backend.run_once([copy, reduced], _operands(arithmetic, case))[0]
 
 
 def _prologues(vectors: Sequence[tuple[_Case, Sequence[int]]]) -> Iterator[tuple[_Case, Sequence[int]]]:

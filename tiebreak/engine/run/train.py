@@ -13,11 +13,10 @@ from dataclasses import dataclass
 
 from tiebreak.engine.data import check_unchanged
 from tiebreak.engine.run.commit import Commit, Committer
-from tiebreak.engine.run.directory import RunDirectory
+from tiebreak.engine.run.directory import ALL, Keep, RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.logs import NO_LOGS, Logs, check_logs
 from tiebreak.engine.run.loop import steps
-from tiebreak.engine.run.retention import ALL, Keep
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.tags import Digest
 
@@ -98,7 +97,7 @@ class Worker:
         stats, last = interpreter.arithmetic.stats, job.steps if until is None else until
         with self._committing() as (committer, before):
             interpreter.starts_at(before)
-            held = run.state(before, empty=interpreter.empty, narrow=interpreter.narrow)
+            held = run.state(before, narrow=interpreter.narrow)
             state = interpreter.to_device(held)
             del held
             data = interpreter.place_data(run.data())

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from tiebreak.cli.registry import CommandSet
+from tiebreak.cli.main import CommandSet
 
 COMMANDS: Final = CommandSet(
     package=__name__,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from tiebreak.cli.devnet import terminated
+from tiebreak.cli.chain import terminated
 from tiebreak.cli.options import output_option
 from tiebreak.lab.network import local_network
 from tiebreak.lab.network.local_network import CHEATS

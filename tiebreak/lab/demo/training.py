@@ -14,8 +14,8 @@ from rich.console import Console
 from tiebreak.api.auditing.progress import training_progress
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.interpreters import make_interpreter
-from tiebreak.api.training.evaluation import evaluate_state
 from tiebreak.api.training.tasks import capture
+from tiebreak.api.training.trainer import evaluate_state
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.run.audit import compare

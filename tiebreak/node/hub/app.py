@@ -42,7 +42,6 @@ BLOCK_BYTES: Final = 4 * PIECE_BYTES
 HELD: Final = "x-tiebreak-held"
 """The header that says how many bytes of a blob are here."""
 _HEX: Final = re.compile("[0-9a-f]{64}")
-_RANGE: Final = re.compile("bytes=([0-9]{0,15})-([0-9]{0,15})")
 _FAILURES: Final[dict[type[Exception], int]] = {
     ProofError: 400, ClientDisconnect: 400, StateError: 503, SQLAlchemyError: 503, DiskFull: 507,
 }  # fmt: skip
@@ -128,7 +127,7 @@ class PostsPage(Response):
 
 
 class BlobResponse(FileResponse):
-    """A blob, or a range of it. At most two chunks of 64 KiB are in memory."""
+    """A blob, or ranges of it as Starlette reads them. At most two chunks of 64 KiB are in memory."""
 
     def __init__(self, hub: Hub, path: str, found: os.stat_result) -> None:
         super().__init__(path, headers=_FOR_EVER, media_type="application/octet-stream", stat_result=found)
@@ -295,8 +294,6 @@ class _Api:
             found = await run_in_threadpool(os.stat, path)
         except FileNotFoundError:
             raise HTTPException(404, f"expected a blob that is here, got {path.name}") from None
-        if (text := request.headers.get("range")) is not None:
-            _check_range(text, found.st_size)
         return BlobResponse(self.hub, str(path), found)
 
     # ------------------------------------------------------------------ about the hub
@@ -358,16 +355,3 @@ def _root(request: Request) -> bytes:
     if not _HEX.fullmatch(text):
         raise HTTPException(400, f"expected a root of 64 hexadecimal digits, got {text[:80]!r}")
     return bytes.fromhex(text)
-
-
-def _check_range(text: str, size: int) -> None:
-    """Raise `HTTPException` unless a header names one range within a blob: `FileResponse` would take many."""
-    found = _RANGE.fullmatch(text)
-    if found is not None and any(found.groups()):
-        first, last = found.groups()
-        start = int(first) if first else max(0, size - int(last))
-        if start < (min(size, int(last) + 1) if first and last else size):
-            return
-    raise HTTPException(
-        416, f"expected one range within {size} bytes, got {text[:80]!r}", {"content-range": f"bytes */{size}"}
-    )

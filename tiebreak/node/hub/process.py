@@ -59,10 +59,7 @@ contract = "0x0000000000000000000000000000000000000000"
 [limits]
 """
 
-DEFAULTS: Final[dict[str, str | int]] = {
-    "host": "127.0.0.1", "port": 8787, "proxies": "", "database": "",
-    "chain_id": 0, "chain": "", "first_block": 0, "contract": "0x" + "00" * 20,
-}  # fmt: skip
+DEFAULTS: Final = tomllib.loads(_TEXT)
 
 
 def template() -> str:
@@ -84,7 +81,7 @@ def read_configuration(path: Path) -> dict[str, Any]:
         found = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"cannot read {path}: {error}") from error
-    kinds = {name: type(value) for name, value in DEFAULTS.items()} | {"limits": dict}
+    kinds = {name: type(value) for name, value in DEFAULTS.items()}
     for name, value in found.items():
         if type(value) is not kinds.get(name):
             raise ConfigurationError(f"{path}: expected {', '.join(kinds)}, got {name} = {value!r}")
@@ -122,9 +119,8 @@ def run_hub(
     """
     path = config or folder / CONFIGURATION
     found = read_configuration(path) if path.is_file() else {}
-    settings: dict[str, Any] = dict(DEFAULTS) | found
-    settings |= {name: value for name, value in given.items() if value is not None}
-    limits, proxies = HubLimits(**settings.get("limits", {})), proxies_of(settings["proxies"])
+    settings = DEFAULTS | found | {name: value for name, value in given.items() if value is not None}
+    limits, proxies = HubLimits(**settings["limits"]), proxies_of(settings["proxies"])
     domain, board_source = domain_of(settings["chain_id"], settings["contract"]), None
     if settings["chain"]:
         chain = Chain.connect(settings["chain"])
@@ -138,9 +134,8 @@ def run_hub(
         )
     chain_name = f"chain {domain.chain_id}" if domain.chain_id else ""
     blob = Blobs(folder / "blobs", free_bytes=0).path
-    context = PageContext(
-        domain=domain, blob=blob, now=lambda: int(time.time()), board_source=board_source, chain=chain_name
-    )
+    now = lambda: int(time.time())  # noqa: E731
+    context = PageContext(domain=domain, blob=blob, now=now, board_source=board_source, chain=chain_name)
     hub_settings = HubSettings(folder=folder, domain=domain, key=key, database=settings["database"], limits=limits)
     app = make_app(hub_settings, pages=lambda store: pages(store, context))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -20,7 +20,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tiebreak.node.hub.blobs import UPLOAD_BYTES, Blobs, UploadMemory
 from tiebreak.node.hub.limits import PAGE_SECONDS, PROCESSOR, Buckets, Budgets, HubLimits
-from tiebreak.node.hub.post_queue import PostQueue, WaitingRequest
 from tiebreak.node.hub.post_writer import Arrival, PostResult, PostWriter
 from tiebreak.node.hub.store import Store
 from tiebreak.node.hub.streams import Streams
@@ -28,6 +27,7 @@ from tiebreak.protocol.commitments import keys
 from tiebreak.protocol.commitments.eip712 import Address, Domain
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.parties.posts import SignedPost
+from tiebreak.protocol.parties.turns import Turns
 
 GATHER_SECONDS: Final = 0.01
 """The least time between the starts of two batches of posts: each costs a sync of the disk."""
@@ -49,6 +49,36 @@ class HubSettings:
     @property
     def url(self) -> str:
         return self.database or f"sqlite+pysqlite:///{self.folder.resolve() / 'posts.sqlite'}"
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingRequest:
+    arrival: Arrival
+    answer: "asyncio.Future[PostResult]"
+
+
+class PostQueue(Turns[WaitingRequest]):
+    """The posts that were read and not answered; `protocol.parties.turns` says in which order they are written.
+
+    All its methods must be called in one event loop.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(lambda waiting: waiting.arrival)
+        self._some = asyncio.Event()
+
+    def put(self, waiting: WaitingRequest) -> None:
+        super().put(waiting)
+        self._some.set()
+
+    async def next_batch(self) -> list[WaitingRequest]:
+        """Wait for posts, and take the next of them. The batch before counts as done."""
+        self._taken = []
+        await self._some.wait()
+        batch = self.batch()
+        if not self:
+            self._some.clear()
+        return batch
 
 
 class Metrics:

@@ -163,22 +163,18 @@ class Store:
         timer = threading.Timer(WRITE_SECONDS, self._cut)
         timer.start()
         try:
-            connection = self._session()
-            with connection.begin():
-                yield Writer(connection)
+            if self._connection is None:
+                self._connection = self.engine.connect()
+                if not self.is_sqlite:
+                    self._connection.exec_driver_sql(_TAKE_LOCK)
+                    self._connection.commit()
+            with self._connection.begin():
+                yield Writer(self._connection)
         except sql.exc.SQLAlchemyError:
             self._leave()
             raise
         finally:
             timer.cancel()
-
-    def _session(self) -> sql.Connection:
-        if self._connection is None:
-            self._connection = self.engine.connect()
-            if not self.is_sqlite:
-                self._connection.exec_driver_sql(_TAKE_LOCK)
-                self._connection.commit()
-        return self._connection
 
     def _leave(self) -> None:
         """End the post writer's session, and with it the lock: a pool would keep both."""
@@ -229,9 +225,8 @@ class Store:
 
     def count(self, job_id: bytes) -> int:
         """The number of posts about a job."""
-        query = sql.select(sql.func.count()).select_from(_posts).where(_posts.c.job_id == job_id)
         with self.engine.connect() as connection:
-            return int(connection.scalar(query) or 0)
+            return _total(connection, sql.func.count(_posts.c.place), _posts.c.job_id == job_id)
 
     def received(self, job_id: bytes, until: int) -> list[Received]:
         """The content, place and instant of each post of a job up to a place, as its receipt has them, by place."""
@@ -256,8 +251,8 @@ class Store:
             if any(row.charged for row in rows):
                 return True
             for row in rows:
-                held = sql.select(sql.func.sum(c.size)).where(c.owner == row.owner, c.charged)
-                if int(connection.scalar(held) or 0) + size <= quota:
+                held = _total(connection, sql.func.sum(c.size), c.owner == row.owner, c.charged)
+                if held + size <= quota:
                     connection.execute(_named.update().where(this, c.owner == row.owner).values(charged=True))
                     return True
         return False
@@ -307,8 +302,7 @@ class Writer:
     def bytes_of(self, job_id: bytes, sender: bytes) -> int:
         """The bytes of a sender's posts within a job."""
         c = _posts.c
-        query = sql.select(sql.func.sum(sql.func.length(c.wire))).where(c.job_id == job_id, c.sender == sender)
-        return int(self._connection.scalar(query) or 0)
+        return _total(self._connection, sql.func.sum(sql.func.length(c.wire)), c.job_id == job_id, c.sender == sender)
 
     def job(self, job_id: bytes) -> Job | None:
         data = self._connection.scalar(sql.select(_jobs.c.job).where(_jobs.c.job_id == job_id))
@@ -319,12 +313,10 @@ class Writer:
         return None if found is None else Address(found)
 
     def jobs_of(self, client: bytes) -> int:
-        query = sql.select(sql.func.count()).select_from(_jobs).where(_jobs.c.client == client)
-        return int(self._connection.scalar(query) or 0)
+        return _total(self._connection, sql.func.count(_jobs.c.job_id), _jobs.c.client == client)
 
     def games_of(self, challenger: bytes) -> int:
-        query = sql.select(sql.func.count()).select_from(_games).where(_games.c.challenger == challenger)
-        return int(self._connection.scalar(query) or 0)
+        return _total(self._connection, sql.func.count(_games.c.game_id), _games.c.challenger == challenger)
 
     def add(self, rows: Sequence[Row]) -> None:
         values: list[dict[str, Any]] = [
@@ -346,6 +338,11 @@ class Writer:
         rows = [{"root": root, "size": size, "owner": owner} for root, size in dict.fromkeys(files)]
         if rows:
             self._connection.execute(_NAME, rows)
+
+
+def _total(connection: sql.Connection, amount: sql.ColumnElement[Any], *where: sql.ColumnElement[bool]) -> int:
+    """A count or sum over the rows that fit; 0 if there are none."""
+    return int(connection.scalar(sql.select(amount).where(*where)) or 0)
 
 
 def _set_up_sqlite(connection: Any, _record: Any) -> None:

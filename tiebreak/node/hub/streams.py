@@ -6,6 +6,7 @@ import json
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -44,14 +45,10 @@ class Listener:
     def put(self, place: int, event: bytes) -> None:
         self._bytes += len(event)
         if self._bytes > MAX_HELD_BYTES:
-            self.cut_off()
+            self.is_cut_off = True
+            self._cut()
         else:
             self._held.append((place, event))
-            self.woken.set()
-
-    def cut_off(self) -> None:
-        self.is_cut_off = True
-        self._cut()
         self.woken.set()
 
     def take(self, after: int) -> tuple[int, bytes]:
@@ -119,12 +116,12 @@ async def events(
     The listener hears what is new before the store is read, so nothing falls between. turn: waits until it may read a
     page. Ends if the database is away: the listener comes back.
     """
-    loop = asyncio.get_running_loop()
+    loop, read = asyncio.get_running_loop(), partial(store.posts, jobs=listener.jobs, offers=listener.offers)
     yield b": what is new, by its place\n\n"
     while True:
         await turn()
         try:
-            page = await run_in_threadpool(_page, store, listener, after)
+            page = await run_in_threadpool(read, after, limit=_PAGE, most=_PAGE_BYTES)
         except SQLAlchemyError:
             return
         if not page:
@@ -138,7 +135,3 @@ async def events(
         ping.cancel()
         after, found = listener.take(after)
         yield found or b":\n\n"
-
-
-def _page(store: Store, listener: Listener, after: int) -> list[ReceivedPost]:
-    return store.posts(after, jobs=listener.jobs, offers=listener.offers, limit=_PAGE, most=_PAGE_BYTES)

@@ -57,8 +57,12 @@ def overview(source: PageSource, query: PageQuery) -> Values:
     ids = _newest(source, known)
     searched = ids[:MAX_SEARCHED] if query.text else ids
     jobs = _listing(_matching(searched, query, lambda job_id: _texts_of(source, known, job_id)), query)
-    cards = [_card_of(source, known, job_id) for job_id in jobs["rows"]]
-    jobs |= {"rows": list(filter(None, cards)), "searched": len(searched) if len(searched) < len(ids) else None}
+    cards = list[Values]()
+    for job_id in jobs["rows"]:
+        seen = source.posts(job_id, is_brief=True)
+        if (agreed := _job_in(known, seen, job_id)) is not None:
+            cards.append(_card(source, agreed, known.jobs.get(job_id), seen, known.games_of(job_id)))
+    jobs |= {"rows": cards, "searched": len(searched) if len(searched) < len(ids) else None}
     live = [job for job in known.jobs.values() if job.status is JobStatus.ACTIVE]
     opened = [game for game in known.games.values() if not game.is_over]
     stake = sum(job.job.reward + job.job.trainer_stake for job in live) + sum(game.stake for game in opened)
@@ -194,12 +198,6 @@ def _job_in(board: Board, seen: Sequence[ReadPost], job_id: Digest) -> Job | Non
     if job_id in board.jobs:
         return board.jobs[job_id].job
     return next((one.body.job for one in seen if isinstance(one.body, p.OfferBody) and one.body.job.id == job_id), None)
-
-
-def _card_of(source: PageSource, board: Board, job_id: Digest) -> Values | None:
-    seen = source.posts(job_id, is_brief=True)
-    agreed = _job_in(board, seen, job_id)
-    return None if agreed is None else _card(source, agreed, board.jobs.get(job_id), seen, board.games_of(job_id))
 
 
 _ENDED: Final = {

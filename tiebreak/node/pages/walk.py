@@ -7,6 +7,7 @@ looked at. All of it is computed from moves, which the rules have accepted; name
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from math import prod
 from types import MappingProxyType
 from typing import Final
 
@@ -19,27 +20,17 @@ from tiebreak.protocol.game.referee import Openings
 from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.hashing import CHUNK_BYTES
 from tiebreak.protocol.numbers import float32
-from tiebreak.protocol.program import accumulator, reference
+from tiebreak.protocol.program import accumulator, isa, reference
 from tiebreak.protocol.program.accumulator import SUM_EXPONENT, Accumulator, Kind
-from tiebreak.protocol.program.isa import (
-    TERMS_PER_LEAF,
-    DType,
-    Instruction,
-    MapFunction,
-    Opcode,
-    ReduceFunction,
-    Slot,
-    SourceKind,
-    WindowFunction,
-    unravel,
-)
+from tiebreak.protocol.program.isa import TERMS_PER_LEAF, DType, Instruction, Opcode, Slot
 from tiebreak.protocol.program.program import Program
 
 Range = tuple[int, int]
 """Half open: the first place, and the one behind the last."""
 _ORIGIN: Final = re.compile(r"(?P<path>.*?)(?: \((?P<line>[^()]{1,200})\))?", re.DOTALL)
 _FUNCTIONS: Final = {
-    Opcode.MAP: MapFunction, Opcode.REDUCE: ReduceFunction, Opcode.SOURCE: SourceKind, Opcode.WINDOW: WindowFunction,
+    Opcode.MAP: isa.MapFunction, Opcode.REDUCE: isa.ReduceFunction, Opcode.SOURCE: isa.SourceKind,
+    Opcode.WINDOW: isa.WindowFunction,
 }  # fmt: skip
 
 
@@ -213,7 +204,7 @@ def _elements_stage(states: Sequence[GameState], final: GameState, operation: In
     each, total, at = CHUNK_BYTES // operation.dtype.size, operation.numel, final.element
     found, detail = None, ""
     if final.claimed:
-        found, place = (at, at + 1), ", ".join(map(str, unravel(at, operation.shape)))
+        found, place = (at, at + 1), ", ".join(map(str, isa.unravel(at, operation.shape)))
         shape = f"{operation.dtype.name.lower()}{list(operation.shape)}"
         detail = f"at [{place}] of {shape}" if place else "a single number"
     return _stage(
@@ -345,18 +336,12 @@ def _terms(
                             "decimal": words.decimal(dtype, raw)})  # fmt: skip
         result = ""
         if is_reduce and len(taken) > 1 and all(types[k] == DType.F32 for k, _, _ in taken):
-            result = _product([bits for _, _, bits in taken])
+            result = "not a number"
+            if all(float32.is_finite(bits) for _, _, bits in taken):
+                exact = (
+                    mantissa * Fraction(2) ** power for mantissa, power in (float32.decode(b) for _, _, b in taken)
+                )
+                result = words.rational(prod(exact, start=Fraction(1)))
         label = f"term {first + number:,}" if is_reduce else "reads"
         terms.append({"label": label, "factors": factors, "result": result})
     return terms
-
-
-def _product(factors: Sequence[int]) -> str:
-    """The exact product of FP32 numbers, to nine digits."""
-    product = Fraction(1)
-    for bits in factors:
-        if not float32.is_finite(bits):
-            return "not a number"
-        number, exponent = float32.decode(bits)
-        product *= Fraction(number) * Fraction(2) ** exponent
-    return words.rational(product)

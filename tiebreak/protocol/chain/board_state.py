@@ -195,8 +195,7 @@ class FollowedBoard(board.Board):
         if "burned" in said:
             self._pay(BURNED, said["burned"])
         if "gameId" in said:
-            found = self.games.get(said["gameId"])
-            if found is not None:
+            if (found := self.games.get(said["gameId"])) is not None:
                 self._touch(found)
                 self._play(found, part, seen)
             return found
@@ -214,11 +213,11 @@ class FollowedBoard(board.Board):
             self._note(f"createJob: the contract took it, Python says {error}")
         if job is None or job.id != job_id:
             job = self.job_of(job_id)
-        if job is None or job.id != job_id:
+        if job is not None and job.id == job_id:
+            self.unread.discard(job_id)
+            self.jobs[job_id] = self._add(PublicJob(job=job, last_progress=seen.at))
+        else:
             self.unread.add(job_id)
-            return
-        self.unread.discard(job_id)
-        self.jobs[job_id] = self._add(PublicJob(job=job, last_progress=seen.at))
 
     def _pay(self, account: Address, amount: int) -> None:
         if self._frames:
@@ -249,10 +248,8 @@ class FollowedBoard(board.Board):
         self._touch(job)
         for other in self.open_games(job.id):
             self._touch(other)
-        made = self._add(
-            PublicGame(id=game_id, job=job, challenger=said["challenger"], head=shown, state=state, started=seen.at)
-        )
-        self.begin(made)
+        made = PublicGame(id=game_id, job=job, challenger=said["challenger"], head=shown, state=state, started=seen.at)
+        self.begin(made := self._add(made))
         return made
 
     def _play(self, found: PublicGame, part: Sequence[Event], seen: Seen) -> None:
@@ -300,8 +297,8 @@ class FollowedBoard(board.Board):
             found.state = rules.apply(found.state, move, now)
         else:
             move = self._logged(found, part)
+            found.is_lost = move is None
             if move is None:
-                found.is_lost = True
                 return
             found.state = rules.follow(found.state, move, now)
         found.moves.append(move)
@@ -314,9 +311,8 @@ class FollowedBoard(board.Board):
 
     def _logged(self, found: PublicGame, part: Sequence[Event]) -> Move | None:
         program = self.program_of(found.job.job)
-        needs_program = part[0].name == "TensorOpened"
         is_bare = part[0].name in ("Selected", "ElementSelected") and found.answered is None
-        if found.is_lost or is_bare or (needs_program and program is None):
+        if found.is_lost or is_bare or (part[0].name == "TensorOpened" and program is None):
             return None
         return move_in(part, found.state, found.answered, cast("Program", program))
 
@@ -341,7 +337,15 @@ class FollowedBoard(board.Board):
         self, found: PublicGame, part: Sequence[Event], ended: dict[str, Any], call: Call | None, now: int
     ) -> None:
         if call is not None and call.kind == "enterAndProve":
-            self._end_by_signed_state(found, part, ended, call)
+            _, sequence, snapshot, *_ = call.arguments
+            later, found.moves = self._stood(found, sequence, snapshot)
+            found.entries += 1
+            proof = call.entered_proof
+            if proof is not None and len(found.moves) == later.moves:
+                found.state = rules.prove_signed(found.state, later, proof)
+                found.moves.append(proof)
+            else:  # what was opened on the way is not known here, and cannot be judged
+                found.state = replace(later, phase=Phase.OVER, verdict=_verdict(ended, "", part, later))
             return
         move = self._called(call)
         if move is None and part[0].name in ("Selected", "Descended"):
@@ -353,17 +357,6 @@ class FollowedBoard(board.Board):
             found.moves.append(move)
         elif part[0].name != "Proved" or found.state.phase is Phase.PROVE:
             found.state = rules.ended(found.state, _verdict(ended, "", part, found.state), now)
-
-    def _end_by_signed_state(self, found: PublicGame, part: Sequence[Event], ended: dict[str, Any], call: Call) -> None:
-        _, sequence, snapshot, *_ = call.arguments
-        later, found.moves = self._stood(found, sequence, snapshot)
-        found.entries += 1
-        move = call.entered_proof
-        if move is not None and len(found.moves) == later.moves:
-            found.state = rules.prove_signed(found.state, later, move)
-            found.moves.append(move)
-        else:  # what was opened on the way is not known here, and cannot be judged
-            found.state = replace(later, phase=Phase.OVER, verdict=_verdict(ended, "", part, later))
 
     # ------------------------------------------------------------------ entered states
 
@@ -449,12 +442,8 @@ def _change(  # noqa: C901  # one case an event
             job.post(said["count"], now)
         case "ReceiptPosted":
             job.receipts = said["count"]
-        case "Equivocation":
-            job.equivocation = True
-        case "Inconsistency":
-            job.inconsistency = True
-        case "Conceded":
-            job.conceded = True
+        case "Equivocation" | "Inconsistency" | "Conceded":  # flags of the job with these names
+            setattr(job, name.lower(), True)
         case "HeadSealed":
             job.seal(said["count"], now, pool_length)
         case "SeatsDrawn":

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from tiebreak.protocol.chain.abi import Entry, entries, function_owners, named
 from tiebreak.protocol.chain.artifacts import BOARD
-from tiebreak.protocol.chain.errors import ChainError
+from tiebreak.protocol.chain.errors import ChainError, Reverted
 from tiebreak.protocol.commitments.job import Concession, Head, Job, LogReceipt, SignedHead
 from tiebreak.protocol.commitments.records import ZERO_DIGEST
 from tiebreak.protocol.errors import EncodingError
@@ -15,6 +15,7 @@ from tiebreak.protocol.game.snapshot import Fork, opened
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.packing import Packed, camel_case
 from tiebreak.protocol.parties import transactions as tx
+from tiebreak.protocol.parties.board import Board
 from tiebreak.protocol.tags import Digest
 
 MOVE_KINDS: Final = {camel_case(kind_name(move)): kind for kind, move in MOVES.items()}
@@ -37,7 +38,7 @@ class Call:
     def of(cls, wanted: tx.Transaction, value: int | None = None) -> "Call":
         """The call for a transaction. value: the wei to send, if the board says how many.
 
-        A slot of the pool (`transacting.call_of`) and what a proof shows again (`move_call`) are asked for elsewhere.
+        A slot of the pool (`call_of`) and what a proof shows again (`move_call`) are asked for elsewhere.
         """
         return cls(wanted.function, _arguments(wanted), wanted.wei if value is None else value)
 
@@ -147,6 +148,24 @@ def _signed(job_id: bytes, count: int, run_root: bytes, signature: bytes) -> Sig
 
 
 # ---------------------------------------------------------------- arguments
+
+
+def call_of(wanted: tx.Transaction, board: Board) -> Call:
+    """The call that carries out a transaction, with the stakes and bonds that it has to pay as the board stands.
+
+    Raises `Reverted`, as the contract would, if the board does not show the job or game that it is about.
+    """
+    match wanted:
+        case tx.JoinPool(bond=bond):
+            return Call(wanted.function, (board.free_slot(bond),), bond)
+        case tx.MakeMove(game_id=game_id, move=move):
+            if game_id not in board.games:
+                raise Reverted("NoSuchGame", {"gameId": game_id})
+            return move_call(board.games[game_id].state, move)
+    try:
+        return Call.of(wanted, wanted.wei + board.stake_of(wanted))
+    except KeyError:
+        raise Reverted("WrongJobStatus", {"jobId": tx.subject_of(wanted)[0]}) from None
 
 
 def _arguments(wanted: tx.Transaction) -> tuple[Any, ...]:

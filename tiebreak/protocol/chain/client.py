@@ -20,7 +20,7 @@ from tiebreak.protocol.chain.artifacts import (
 )
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.chain.errors import ChainError, ContractMismatch, NodeError
-from tiebreak.protocol.chain.gas import gas_limit
+from tiebreak.protocol.chain.gas import first_bid, gas_limit
 from tiebreak.protocol.chain.node import Node
 from tiebreak.protocol.chain.outbox import Outbox, Sent
 from tiebreak.protocol.chain.records import Event, GameRecord, JobRecord, Receipt
@@ -30,7 +30,6 @@ from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import StateError
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
-from tiebreak.protocol.parties.fees import first_bid
 from tiebreak.protocol.parties.transactions import Challenge
 from tiebreak.protocol.tags import Digest
 
@@ -100,7 +99,9 @@ class Chain:
         self._node.require(signer.address, gas * first_bid(self._node.market(), NO_CAP).most)
         made: list[Address] = []
         # The games get the address of the board, which the transaction after theirs creates.
-        board = created_by(signer.address, self._node.count(signer.address) + len(CONTRACTS) - 1)
+        nonce = self._node.count(signer.address) + len(CONTRACTS) - 1
+        number = nonce.to_bytes(-(-nonce.bit_length() // 8), "big")
+        board = Address(bytes(keccak(encode([signer.address, number])))[12:])
         for name in CONTRACTS:
             creation = self._create(signer, name, creation_code(name, *made[-1:], *([board] if name == GAMES else [])))
             made.append(creation.address)
@@ -155,9 +156,17 @@ class Chain:
 
     def send(self, signer: PrivateKey, call: Call) -> Receipt:
         """Make a call, such as that of a transaction (`Call.of`)."""
-        data = call.data
-        to = self.deployment.named()[call.contract]
-        return self._receipt(self._transact(signer, to, data, call.value, gas_limit(call)), len(data))
+        data, to = call.data, self.deployment.named()[call.contract]
+        receipt = self._transact(signer, to, data, call.value, gas_limit(call))
+        block = int(receipt["blockNumber"])
+        return Receipt(
+            transaction=bytes(receipt["transactionHash"]),
+            block=block,
+            timestamp=self._node.timestamp(block),
+            gas_used=int(receipt["gasUsed"]),
+            calldata_bytes=len(data),
+            events=tuple(event for log in receipt["logs"] if (event := self.event_in(log)) is not None),
+        )
 
     def outbox(self, signer: PrivateKey, **settings: Any) -> Outbox:
         """The outbox that gets an account's transactions mined. The settings are those of `Outbox`, at its first use.
@@ -234,8 +243,8 @@ class Chain:
 
     def events(self, game_id: Digest | None = None, first_block: int = 0) -> list[Event]:
         """The events of board and games, oldest first; only those of one game if its id is given."""
-        addresses = (self.deployment.board, self.deployment.games)
-        logs = self._node.logs(addresses, [] if game_id is None else [None, game_id], first_block)
+        topics = [] if game_id is None else [None, game_id]
+        logs = self._node.logs((self.deployment.board, self.deployment.games), topics, first_block)
         return [event for log in logs if (event := self.event_in(log)) is not None]
 
     def credit(self, account: Address) -> int:
@@ -286,17 +295,6 @@ class Chain:
         if creation is not None and found != self._node.call(None, creation):
             raise ContractMismatch(name, address, "another contract or version")
 
-    def _receipt(self, receipt: Mapping[str, Any], calldata_bytes: int) -> Receipt:
-        block = int(receipt["blockNumber"])
-        return Receipt(
-            transaction=bytes(receipt["transactionHash"]),
-            block=block,
-            timestamp=self._node.timestamp(block),
-            gas_used=int(receipt["gasUsed"]),
-            calldata_bytes=calldata_bytes,
-            events=tuple(event for log in receipt["logs"] if (event := self.event_in(log)) is not None),
-        )
-
     def event_in(self, log: Mapping[str, Any]) -> Event | None:
         """The event in a log; None if it is not one of these contracts'. Raises `NodeError` for one that is broken."""
         try:
@@ -306,9 +304,3 @@ class Chain:
         if found is None:
             return None
         return Event(*found, block=int(log["blockNumber"]), transaction=bytes(log["transactionHash"]))
-
-
-def created_by(account: Address, nonce: int) -> Address:
-    """The address of the contract that an account's transaction with this number creates."""
-    number = nonce.to_bytes(-(-nonce.bit_length() // 8), "big")
-    return Address(bytes(keccak(encode([account, number])))[12:])

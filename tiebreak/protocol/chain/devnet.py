@@ -80,36 +80,26 @@ def run_anvil(binary: Path, *, port: int, mnemonic: str, accounts: int) -> Itera
                 last = errors.read().decode("utf-8", "replace").strip().splitlines()[-3:]
                 raise NodeError(f"expected a running anvil, got one that ended with code {code}: {' '.join(last)}")
 
+        def mine_every(seconds: int) -> None:
+            method = RPCEndpoint("evm_setIntervalMining")
+            if "error" in (answer := web3.provider.make_request(method, (seconds,))):
+                raise NodeError(f"expected anvil to take {method}, got {answer['error']}")
+
         try:
-            _wait_until_ready(web3, url, check)
-            yield RunningNode(url, "anvil", check, lambda seconds: _ask(web3, "evm_setIntervalMining", seconds))
+            end = time.monotonic() + START_SECONDS
+            while not web3.is_connected():
+                check()
+                if time.monotonic() > end:
+                    raise NodeError(f"expected anvil to answer at {url} within {START_SECONDS} s, got nothing")
+                time.sleep(0.05)
+            yield RunningNode(url, "anvil", check, mine_every)
         finally:
-            _stop(process)
-
-
-def _ask(web3: Web3, method: str, *parameters: int) -> None:
-    """Make a request that is anvil's own. Raises `NodeError` if it is refused."""
-    answer = web3.provider.make_request(RPCEndpoint(method), parameters)
-    if "error" in answer:
-        raise NodeError(f"expected anvil to take {method}, got {answer['error']}")
-
-
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _wait_until_ready(web3: Web3, url: str, check: Callable[[], None]) -> None:
-    for _ in range(START_SECONDS * 20):
-        check()
-        if web3.is_connected():
-            return
-        time.sleep(0.05)
-    raise NodeError(f"expected anvil to answer at {url} within {START_SECONDS} s, got nothing")
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar, cast
 from urllib.parse import urlsplit
 
 from eth_hash.auto import keccak
@@ -20,12 +20,11 @@ from eth_utils.exceptions import ValidationError
 
 from tiebreak.protocol.chain.abi import decode_revert
 from tiebreak.protocol.chain.errors import ChainError, InsufficientFunds, NodeError, Reverted
-from tiebreak.protocol.chain.gas import MOST
+from tiebreak.protocol.chain.gas import MOST, Market
 from tiebreak.protocol.chain.headers import Header, header_in, logs_under
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.parties.fees import Market
 
 if TYPE_CHECKING:
     from web3 import Web3
@@ -265,17 +264,26 @@ class Node:
         # Without the means to set a time, only the pending state has the next block's. It is believed unless it may
         # be somebody's transaction that stands in the way; then the newest block decides, at its own time.
         try:
-            self._call(tx, "pending")
+            with node_errors():
+                self.web3.eth.call(tx, "pending")
         except Reverted:
-            if not self._anything_waits():
-                raise
-            self._call(tx, "latest")
+            with suppress(NodeError), node_errors():  # if the node shows no pending block, assume that something waits
+                if not self.web3.eth.get_block("pending")["transactions"]:
+                    raise
+            with node_errors():
+                self.web3.eth.call(tx, "latest")
         return None
 
     def _simulate(self, tx: "TxParams") -> None:
         """Try on the newest block, at the time of the next (`eth_simulateV1`)."""
-        overrides = {"time": self._next_time()}
-        payload: Any = {"blockStateCalls": [{"blockOverrides": overrides, "calls": [tx]}], "validation": False}
+        # When the next block is due, as the node builds it: a development node may build two in one second.
+        newest = self.newest()
+        time = newest.timestamp + 1
+        with suppress(NodeError), node_errors():
+            pending = self.web3.eth.get_block("pending")
+            is_next = pending["number"] == newest.number + 1  # a node without a pending block may show the newest
+            time = max(newest.timestamp + (0 if is_next else 1), int(pending["timestamp"]))
+        payload: Any = {"blockStateCalls": [{"blockOverrides": {"time": time}, "calls": [tx]}], "validation": False}
         try:
             (block,) = self.web3.eth.simulate_v1(payload, "latest")
         except OSError as error:
@@ -286,29 +294,6 @@ class Node:
             # Some nodes give the revert data with the error, as the specification says, and some as what was returned.
             data = _hex_data(refused.get("data")) or bytes(found.get("returnData", b""))
             raise decode_revert(data, str(refused.get("message")))
-
-    def _next_time(self) -> int:
-        """When the next block is due, as the node builds it: a development node may build two in one second."""
-        newest = self.newest()
-        try:
-            with node_errors():
-                pending = self.web3.eth.get_block("pending")
-        except NodeError:
-            return newest.timestamp + 1
-        is_next = pending["number"] == newest.number + 1  # a node without a pending block may show the newest
-        return max(newest.timestamp + (0 if is_next else 1), int(pending["timestamp"]))
-
-    def _call(self, tx: "TxParams", block: Literal["pending", "latest"]) -> None:
-        with node_errors():
-            self.web3.eth.call(tx, block)
-
-    def _anything_waits(self) -> bool:
-        """Whether the pending block has transactions. If the node does not show one, assume so."""
-        try:
-            with node_errors():
-                return bool(self.web3.eth.get_block("pending")["transactions"])
-        except NodeError:
-            return True
 
     def broadcast(self, raw: bytes) -> str:
         """Hand a signed transaction to the node. Returns what the node has against it, or nothing."""

@@ -22,11 +22,11 @@ from typing import Annotated, Any, Final
 from eth_hash.auto import keccak
 
 from tiebreak.protocol.chain.errors import NodeError
+from tiebreak.protocol.chain.gas import CAP_FACTOR, Bid, Market, first_bid, raised_bid
 from tiebreak.protocol.chain.node import Node, Tip, read_transaction, sign_transaction
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.packing import U64, Data, Record, unpack
-from tiebreak.protocol.parties.fees import CAP_FACTOR, Bid, Market, first_bid, raised_bid
 
 MAX_RAW_BYTES: Final = 1 << 18
 ENVELOPE: Final = 128
@@ -131,22 +131,18 @@ class Outbox:
         """The newest block at the last look."""
         waiting: dict[int, Sent] = {}
         for note in map(Note.decode, journal):
-            if note.raw:
-                self._remember(waiting, note)
-            else:
-                waiting.pop(note.number, None)
+            before = waiting.pop(note.number, None)
+            if not note.raw:
                 self._ended = max(self._ended, note.number + 1)
+                continue
+            tx = read_transaction(note.raw)
+            bid = Bid(tx["maxFeePerGas"], tx["maxPriorityFeePerGas"])
+            hashes = before.hashes if before is not None and before.name == note.name else []
+            waiting[note.number] = Sent(
+                name=note.name, to=tx["to"], data=tx["data"], value=tx["value"], gas=tx["gas"], deadline=note.deadline,
+                number=note.number, bid=bid, raw=note.raw, hashes=[*hashes, bytes(keccak(note.raw))],
+            )  # fmt: skip
         self.waiting = list(waiting.values())
-
-    @staticmethod
-    def _remember(waiting: dict[int, Sent], note: Note) -> None:
-        tx, before = read_transaction(note.raw), waiting.get(note.number)
-        bid = Bid(tx["maxFeePerGas"], tx["maxPriorityFeePerGas"])
-        hashes = before.hashes if before is not None and before.name == note.name else []
-        waiting[note.number] = Sent(
-            name=note.name, to=tx["to"], data=tx["data"], value=tx["value"], gas=tx["gas"], deadline=note.deadline,
-            number=note.number, bid=bid, raw=note.raw, hashes=[*hashes, bytes(keccak(note.raw))],
-        )  # fmt: skip
 
     # ------------------------------------------------------------------ sending
 

@@ -23,7 +23,6 @@ class Outcome(IntEnum):
 class JobRecord(Protocol):
     """`IJobBoard.JobState` under Python's names, as far as it is read here. Amounts are in wei, times in seconds."""
 
-    trainer: Address
     status: JobStatus
     last_progress: int
     audit_end: int
@@ -36,7 +35,6 @@ class JobRecord(Protocol):
     deadline: int
     accepted: int
     open_games: int
-    crowd: int
 
 
 class GameRecord(Protocol):
@@ -57,7 +55,6 @@ class GameRecord(Protocol):
     challenger_rest: int
     verdict: Outcome
     reason: Reason
-    job_id: Digest
     challenger: Address
     rank: int
 
@@ -89,7 +86,4 @@ class Receipt:
 
     def event(self, name: str) -> Event:
         """The first event of this name. Raises `KeyError` if there is none."""
-        for event in self.events:
-            if event.name == name:
-                return event
-        raise KeyError(name)
+        return {event.name: event for event in reversed(self.events)}[name]

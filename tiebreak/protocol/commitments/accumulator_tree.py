@@ -10,8 +10,8 @@ from functools import lru_cache
 from typing import Final
 
 from tiebreak.protocol.hashing import DIGEST_BYTES, PLAIN, Hasher
+from tiebreak.protocol.program.accumulator import BLOCK_HEIGHT, BLOCK_LEAVES, ElementTerms, PartialSums
 from tiebreak.protocol.program.isa import DType, Instruction
-from tiebreak.protocol.program.partial_sums import BLOCK_HEIGHT, BLOCK_LEAVES, ElementTerms, PartialSums
 from tiebreak.protocol.tags import Digest, Tag
 from tiebreak.protocol.trees import Nodes, depth_of, empty_root
 

@@ -59,7 +59,10 @@ def encode_type(name: str, kinds: Mapping[str, FieldType]) -> str:
 
 def hash_struct(name: str, kinds: Mapping[str, FieldType], values: Sequence[int | bytes]) -> Digest:
     """EIP-712 `hashStruct`. Values are in field order. Raises `EncodingError` for one that does not fit its type."""
-    words = [_word(kind, field, value) for (field, kind), value in zip(kinds.items(), values, strict=True)]
+    words = []
+    for (field, kind), value in zip(kinds.items(), values, strict=True):
+        kind.check(field, value)
+        words.append(value.to_bytes(32, "big") if isinstance(value, int) else value.rjust(32, b"\0"))
     return Digest(keccak(type_hash(encode_type(name, kinds)) + b"".join(words)))
 
 
@@ -68,14 +71,6 @@ def _solidity(kind: FieldType) -> str:
         return f"uint{kind.bits}"
     assert isinstance(kind, Raw), "every struct that is signed is static"
     return "address" if kind.length == ADDRESS_BYTES else f"bytes{kind.length}"
-
-
-def _word(kind: FieldType, name: str, value: int | bytes) -> bytes:
-    """One 32-byte word of `encodeData`."""
-    if isinstance(kind, Uint):
-        return check_uint(name, value, kind.bits).to_bytes(32, "big")
-    kind.check(name, value)
-    return bytes(value).rjust(32, b"\0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -299,11 +299,17 @@ class Head(Record):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Signed:
-    """A head and somebody's signature. Both kinds have one file format."""
+    """A head and somebody's signature over its fields. Both kinds have one file format."""
 
     head: Head
     signature: bytes
-    _FILE: ClassVar[str]
+    _TYPE: ClassVar[str]
+    """The name of the EIP-712 type that is signed."""
+
+    @classmethod
+    def sign(cls, head: Head, domain: Domain, key: keys.PrivateKey) -> Self:
+        typed = head.typed(domain, cls._TYPE)
+        return cls(head=head, signature=key.sign(typed.digest, typed))
 
     def encode(self) -> bytes:
         return pack([FILE_VERSION, *self.head.pack(), self.signature])
@@ -311,7 +317,7 @@ class _Signed:
     @classmethod
     def decode(cls, data: bytes) -> Self:
         """Read a file. The signature is not checked yet. Raises `VerificationError`."""
-        top = Fields(cls._FILE, unpack(data, MAX_JOB_BYTES), 5)
+        top = Fields(f"{cls._TYPE.lower()} file", unpack(data, MAX_JOB_BYTES), 5)
         top.take(_VERSION)
         head = Head.unpack("head", [top.next()[1] for _ in range(3)])
         return cls(head=head, signature=top.take(Raw(keys.SIGNATURE_BYTES)))
@@ -321,11 +327,7 @@ class _Signed:
 class SignedHead(_Signed):
     """A head with a signature that should be its trainer's."""
 
-    _FILE = "head file"
-
-    @classmethod
-    def sign(cls, head: Head, domain: Domain, key: keys.PrivateKey) -> Self:
-        return cls(head=head, signature=key.sign(head.digest(domain), head.typed(domain)))
+    _TYPE = "Head"
 
     def verify(self, job: Job, domain: Domain) -> None:
         """Raise `VerificationError` unless this is a head of the job, signed by its trainer."""
@@ -341,11 +343,7 @@ class LogReceipt(_Signed):
     true; that is for a replay to find out.
     """
 
-    _FILE = "receipt file"
-
-    @classmethod
-    def sign(cls, head: Head, domain: Domain, key: keys.PrivateKey) -> Self:
-        return cls(head=head, signature=key.sign(head.receipt_digest(domain), head.typed(domain, "Receipt")))
+    _TYPE = "Receipt"
 
     def verify(self, job: Job, domain: Domain) -> None:
         """Raise `VerificationError` unless this is for a head of the job, signed by its client."""

@@ -107,9 +107,17 @@ class PrivateKey:
 def recover(digest: bytes, signature: bytes) -> Address:
     """The address whose key made the signature. Raises `SignatureError` unless it is well-formed and valid."""
     _check_digest(digest)
-    _check_format(signature)  # (1)
+    if len(signature) != SIGNATURE_BYTES:  # (1)
+        raise SignatureError(f"expected a signature of {SIGNATURE_BYTES} bytes, got {len(signature)}")
+    r, s, v = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:64], "big"), signature[64]
+    if not 1 <= r < ORDER:
+        raise SignatureError("expected r between 1 and the group order")
+    if not 1 <= s <= ORDER // 2:
+        raise SignatureError("expected s in the lower half of the group order")
+    if v not in (27, 28):
+        raise SignatureError(f"expected v of 27 or 28, got {v}")
     try:
-        wire = signature[:64] + bytes([signature[64] - 27])
+        wire = signature[:64] + bytes([v - 27])
         return _address(coincurve.PublicKey.from_signature_and_message(wire, digest, hasher=None))  # (2)
     except ValueError as error:
         raise SignatureError("no secp256k1 key makes this signature over this digest") from error
@@ -125,18 +133,6 @@ def verify(digest: bytes, signature: bytes, address: bytes) -> None:
 def _check_digest(digest: bytes) -> None:
     if len(digest) != 32:
         raise SignatureError(f"expected a digest of 32 bytes, got {len(digest)}")
-
-
-def _check_format(signature: bytes) -> None:
-    if len(signature) != SIGNATURE_BYTES:
-        raise SignatureError(f"expected a signature of {SIGNATURE_BYTES} bytes, got {len(signature)}")
-    r, s, v = int.from_bytes(signature[:32], "big"), int.from_bytes(signature[32:64], "big"), signature[64]
-    if not 1 <= r < ORDER:
-        raise SignatureError("expected r between 1 and the group order")
-    if not 1 <= s <= ORDER // 2:
-        raise SignatureError("expected s in the lower half of the group order")
-    if v not in (27, 28):
-        raise SignatureError(f"expected v of 27 or 28, got {v}")
 
 
 def _passphrase_bytes(passphrase: str) -> bytes:

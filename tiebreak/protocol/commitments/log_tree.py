@@ -10,10 +10,9 @@ from tiebreak.protocol.commitments.records import chunk_count
 from tiebreak.protocol.hashing import CHUNK_BYTES, DIGEST_BYTES, PLAIN, Hasher
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import Direction, sum_kind
-from tiebreak.protocol.program.step_log import Entries, Integers, StepLog
+from tiebreak.protocol.program.rounding import Direction, Entries, Integers, StepLog, sum_kind
 from tiebreak.protocol.tags import EMPTY, Digest, Tag, tagged_hash
-from tiebreak.protocol.trees import Tree, depth_of, empty_root
+from tiebreak.protocol.trees import Nodes, Tree, depth_of, empty_root
 
 WORD_BYTES: Final = 32
 WORD_ELEMENTS: Final = CHUNK_BYTES // DType.F32.size
@@ -60,7 +59,7 @@ class LogTree:
         return below + self._top.proof(value)
 
 
-class _Subtree:
+class _Subtree(Nodes):
     """The subtree of one value: for each height, the ascending positions and digests of the nodes above entries."""
 
     def __init__(self, depth: int, entries: Entries, hasher: Hasher) -> None:
@@ -81,10 +80,7 @@ class _Subtree:
         place = self._stored(0, chunk)
         return NO_WORD if place is None else bytes(self._words[place])
 
-    def proof(self, chunk: int) -> list[Digest]:
-        return [self._node(height, chunk >> height ^ 1) for height in range(self.depth)]
-
-    def _node(self, height: int, position: int) -> Digest:
+    def node(self, height: int, position: int) -> Digest:
         place = self._stored(height, position)
         return empty_root(height) if place is None else Digest(self._nodes[height][place].tobytes())
 

@@ -79,11 +79,6 @@ def signing_data(domain: Domain, encoded: bytes, after: GameState | None) -> Typ
     return Standing.of(after).typed(domain)
 
 
-def signing_digest(domain: Domain, encoded: bytes, after: GameState | None) -> Digest:
-    """The digest of `signing_data`."""
-    return signing_data(domain, encoded, after).digest
-
-
 def sign(message: Message, domain: Domain, key: keys.PrivateKey, after: GameState | None) -> bytes:
     """The signed message as it travels on the wire. `after` is as in `signing_data`."""
     encoded = message.encode()
@@ -190,7 +185,7 @@ class Transcript:
             raise VerificationError(f"message answered: expected {self._previous.hex()}, got {message.previous.hex()}")
         sender = self._sender(message.move, encoded, signature)  # (5)
         after = _after(self.state, message.move)  # (6)
-        keys.verify(signing_digest(self.domain, encoded, after), signature, self._parties[sender])  # (7)
+        keys.verify(signing_data(self.domain, encoded, after).digest, signature, self._parties[sender])  # (7)
         self._wires.append(bytes(wire))
         self._moves.append(message.move)
         self._previous = message_hash(encoded)
@@ -205,8 +200,8 @@ class Transcript:
     def _sender(self, move: Move, encoded: bytes, signature: bytes) -> Side:
         turn = self.state.mover
         if isinstance(move, Concede):
-            other = self._parties[turn.other]
-            return turn.other if keys.recover(signing_digest(self.domain, encoded, None), signature) == other else turn
+            signer = keys.recover(signing_data(self.domain, encoded, None).digest, signature)
+            return turn.other if signer == self._parties[turn.other] else turn
         if move.KIND.mover is not turn:
             kind = kind_name(move)
             raise VerificationError(f"expected a move of the {turn.name.lower()}, got one of its opponent ({kind})")

@@ -244,10 +244,7 @@ class Challenger:
     def move(self, state: GameState, answered: Move | None) -> Move:
         self.learn(state, answered)
         match state.phase, answered:
-            case (
-                Phase.SELECT,
-                moves.Descend() | moves.OpenSteps() | moves.OpenValues() | moves.OpenTensor() | moves.OpenTerms(),
-            ):
+            case Phase.SELECT, _ if isinstance(answered, Opening):
                 plain = choose(answered.nodes, self.pick(state, answered.nodes))
                 return replace(plain, seal=self._seal(apply(state, plain, state.last)))
             case Phase.SELECT_ELEMENT, moves.OpenChunk(chunk=chunk):
@@ -281,9 +278,7 @@ class Challenger:
         """The content of its own run at the current place, if that is what it will prove; otherwise None."""
         match state.phase, state.level:
             case Phase.PROVE, Level.CHUNKS:
-                size = state.dtype.size
-                data = self.oracle.tensor(state.step, state.leaf)[state.element * size : (state.element + 1) * size]
-                return seals.element_answer(bytes(data))
+                return seals.element_answer(_element(self.oracle, state))
             case (Phase.PROVE, Level.TERMS) | (Phase.PROVE, Level.VALUES):
                 return level_tree(self.oracle, state).node(0, state.position)
             case Phase.OPEN_TENSOR, _ if self.oracle.program.instruction_at(state.leaf).opcode == Opcode.SOURCE:
@@ -376,6 +371,11 @@ def _chunk(oracle: Oracle, state: GameState) -> bytes:
     return bytes(oracle.tensor(state.step, state.leaf)[start : start + CHUNK_BYTES])
 
 
+def _element(oracle: Oracle, state: GameState) -> bytes:
+    size = state.dtype.size
+    return bytes(oracle.tensor(state.step, state.leaf)[state.element * size : (state.element + 1) * size])
+
+
 def _first_difference(theirs: Sequence[bytes], own: Sequence[bytes]) -> int:
     return next((k for k, (a, b) in enumerate(zip(theirs, own, strict=False)) if a != b), 0)
 
@@ -428,26 +428,14 @@ def describe(state: GameState, program: Program, truth: Oracle | None = None) ->
     if not state.body_root or at_padding or (state.level is Level.VALUES and state.height):
         return summary
     # Decode the instruction again: a program built by hand may hold its functions as plain numbers.
-    name = _name(decode_instruction(program.encoded_at(state.leaf)))
-    origin = program.instruction_at(state.leaf).origin or None
+    instruction = decode_instruction(program.encoded_at(state.leaf))
+    function = f" {instruction.function.name.lower()}" if isinstance(instruction.function, IntEnum) else ""
+    name, origin = instruction.opcode.name.lower() + function, program.instruction_at(state.leaf).origin or None
     summary = replace(summary, leaf=state.leaf, instruction=name, origin=origin)
     if not state.claimed:
         return summary
-    claimed, correct = state.claimed[::-1].hex(), _correct_element(state, truth)
-    return replace(summary, element=state.element, committed=claimed, correct=correct)
-
-
-def _name(instruction: Instruction) -> str:
-    function = instruction.function
-    suffix = f" {function.name.lower()}" if isinstance(function, IntEnum) else ""
-    return f"{instruction.opcode.name.lower()}{suffix}"
-
-
-def _correct_element(state: GameState, truth: Oracle | None) -> str:
-    if truth is not None:
-        size = state.dtype.size
-        data = truth.tensor(state.step, state.leaf)[state.element * size : (state.element + 1) * size]
-        return bytes(data)[::-1].hex()
     # For a leaf of terms, the verdict compares digests, not elements.
-    is_element = state.verdict is not None and state.level is Level.CHUNKS
-    return state.verdict.correct[::-1].hex() if is_element and state.verdict is not None else ""
+    correct = verdict.correct if state.level is Level.CHUNKS else b""
+    if truth is not None:
+        correct = _element(truth, state)
+    return replace(summary, element=state.element, committed=state.claimed[::-1].hex(), correct=correct[::-1].hex())

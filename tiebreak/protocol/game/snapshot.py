@@ -14,6 +14,7 @@ takes the walk to tell.
 """
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Annotated, Any, Final
 
 from eth_hash.auto import keccak
@@ -28,7 +29,7 @@ from tiebreak.protocol.game.moves import MAX_SIBLINGS, Phase
 from tiebreak.protocol.game.seals import element_answer
 from tiebreak.protocol.game.state import GameState, Level
 from tiebreak.protocol.hashing import CHUNK_BYTES
-from tiebreak.protocol.packing import U8, U32, U64, Bytes32, Raw, Record, Root, Uint, pack, unpack
+from tiebreak.protocol.packing import U8, U32, U64, Bytes32, Raw, Record, Root, Uint, unpack
 from tiebreak.protocol.program.accumulator import Kind, kind_of, leaf_count
 from tiebreak.protocol.program.isa import MAX_NUMEL, MAX_TERMS, TERMS_PER_LEAF, DType, Opcode, ReduceFunction
 from tiebreak.protocol.program.rounding import sum_kind
@@ -111,10 +112,8 @@ class Snapshot(Record):
         )
 
     def encode(self) -> bytes:
-        parts = []
-        for kind, value in zip(self.kinds().values(), self.values, strict=True):
-            parts.append(value.to_bytes(kind.bits // 8, "big") if isinstance(kind, Uint) else value)
-        return b"".join(parts)
+        fields = zip(_WIDTHS, self.values, strict=True)
+        return b"".join(value.to_bytes(width, "big") if isinstance(value, int) else value for width, value in fields)
 
     @classmethod
     def decode(cls, data: bytes) -> "Snapshot":
@@ -224,12 +223,8 @@ class Snapshot(Record):
         return tagged_hash(Tag.SNAPSHOT, self.encode())
 
 
-def _offsets() -> dict[str, int]:
-    bits = [kind.bits if isinstance(kind, Uint) else 256 for kind in Snapshot.kinds().values()]
-    return {name: sum(bits[:n]) // 8 for n, name in enumerate(Snapshot.kinds())}
-
-
-_OFFSETS: Final = _offsets()
+_WIDTHS: Final = [kind.bits // 8 if isinstance(kind, Uint) else 32 for kind in Snapshot.kinds().values()]
+_OFFSETS: Final = {name: sum(_WIDTHS[:place]) for place, name in enumerate(Snapshot.kinds())}
 """The offset of each field in the 144 bytes."""
 
 
@@ -241,10 +236,7 @@ def opened(state: GameState) -> tuple[bytes, ...]:
 
 def opened_digest(state: GameState) -> Digest:
     """t_n of SPEC section 11: the hash of what `opened` gives."""
-    digest, *roots = opened(state)
-    for root in roots:
-        digest = bytes(keccak(digest + root))
-    return Digest(digest)
+    return Digest(reduce(lambda digest, root: bytes(keccak(digest + root)), opened(state)))
 
 
 def _summation(state: GameState) -> int:
@@ -309,9 +301,6 @@ class SignedStanding(Record):
         """The statement under the signature, which is not checked here."""
         return Standing(game_id=self.game_id, sequence=self.sequence, snapshot=self.snapshot)
 
-    def encode(self) -> bytes:
-        return pack(self.pack())
-
     @classmethod
     def decode(cls, data: bytes) -> "SignedStanding":
         """Read a receipt. The signature is not checked yet. Raises `EncodingError`."""
@@ -340,9 +329,6 @@ class Fork(Record):
             second=second.snapshot,
             second_signature=second.signature,
         )
-
-    def encode(self) -> bytes:
-        return pack(self.pack())
 
     @classmethod
     def decode(cls, data: bytes) -> "Fork":

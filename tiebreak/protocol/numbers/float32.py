@@ -88,22 +88,14 @@ def round_f32(n: int, e: int, *, sticky: bool = False, precision: int = MAX_PREC
         return 0
     fraction_bits = precision - 9
     top = max(magnitude.bit_length() + e - 1, -126)  # exponent of the binade, that of the subnormals at least
-    quotient = _round_shift(magnitude, top - fraction_bits - e)
+    shift = top - fraction_bits - e
+    if shift <= 0:
+        quotient = magnitude << -shift
+    else:  # just below half is added to an even quotient, and half to an odd one: ties go to even
+        quotient = (magnitude + (1 << (shift - 1)) - 1 + (magnitude >> shift & 1)) >> shift
     # quotient counts units of 2^(top - fraction_bits); a carry to the next binade falls into the exponent field.
     units = quotient << (FRACTION_BITS - fraction_bits)
     return sign | min(units + ((top + 126) << FRACTION_BITS), INF)
-
-
-def _round_shift(n: int, shift: int) -> int:
-    """RN of n / 2^shift for n >= 0, ties to even."""
-    if shift <= 0:
-        return n << -shift
-    if shift > n.bit_length() + 1:
-        return 0
-    quotient = n >> shift
-    rest = n - (quotient << shift)
-    half = 1 << (shift - 1)
-    return quotient + (rest > half or (rest == half and quotient & 1 == 1))
 
 
 def round_ratio(p: int, q: int, *, precision: int = MAX_PRECISION) -> int:
@@ -180,21 +172,21 @@ def square_root(x: int) -> int:
 
 def less(x: int, y: int) -> bool:
     """IEEE 754 x < y; false if either is NaN."""
-    return not (is_nan(x) or is_nan(y)) and _order(x) < _order(y)
+    return not (is_nan(x) or is_nan(y)) and order(x) < order(y)
 
 
 def less_equal(x: int, y: int) -> bool:
     """IEEE 754 x <= y; false if either is NaN."""
-    return not (is_nan(x) or is_nan(y)) and _order(x) <= _order(y)
+    return not (is_nan(x) or is_nan(y)) and order(x) <= order(y)
 
 
 def equal(x: int, y: int) -> bool:
     """IEEE 754 x == y; false if either is NaN, true for -0 and +0."""
-    return not (is_nan(x) or is_nan(y)) and _order(x) == _order(y)
+    return not (is_nan(x) or is_nan(y)) and order(x) == order(y)
 
 
-def _order(x: int) -> int:
-    """An integer that orders all patterns but NaNs by value; both zeros give 0."""
+def order(x: int) -> int:
+    """An integer that orders all patterns by value; both zeros give 0, and the canonical NaN is above all."""
     return -(x & 0x7FFFFFFF) if x & SIGN else x
 
 
@@ -202,14 +194,14 @@ def maximum(x: int, y: int) -> int:
     """The larger of two; NaN if either is NaN. A zero result is +0."""
     if is_nan(x) or is_nan(y):
         return NAN_BITS
-    return plus_zero(x if _order(x) > _order(y) else y)
+    return plus_zero(x if order(x) > order(y) else y)
 
 
 def minimum(x: int, y: int) -> int:
     """The smaller of two; NaN if either is NaN. A zero result is +0."""
     if is_nan(x) or is_nan(y):
         return NAN_BITS
-    return plus_zero(x if _order(x) < _order(y) else y)
+    return plus_zero(x if order(x) < order(y) else y)
 
 
 def plus_zero(x: int) -> int:

@@ -5,7 +5,7 @@ error interval round to the same f32, that is the answer; otherwise p is doubled
 rounding boundary are answered without evaluation. At all others none of the six functions takes such a value, so the
 loop ends.
 
-Conventions. An evaluation at p returns `Estimate(n, e, error)`: the exact magnitude lies strictly between
+Conventions. An evaluation at p returns `Estimate(n, e, error)`: the exact value lies strictly between
 (n - error) * 2^e and (n + error) * 2^e. "ulp" below is one unit of the fixed point in use, 2^-w with w working bits.
 Every `>>` and `//` truncates by less than one ulp. A Taylor term obtained from the one before by one product, one shift
 and one division carries at most (its predecessor's error times their ratio) + 2 ulp; each bound says how that adds up.
@@ -37,7 +37,7 @@ _GUARD: Final = 40
 
 
 class Estimate(NamedTuple):
-    """The exact magnitude lies strictly between (n - error) * 2^e and (n + error) * 2^e."""
+    """The exact value lies strictly between (n - error) * 2^e and (n + error) * 2^e."""
 
     n: int
     e: int
@@ -49,7 +49,7 @@ def _ziv(estimate: Callable[[int], Estimate], precision: int) -> int:
     bits = _FIRST_BITS
     while bits <= _MOST_BITS:
         n, e, error = estimate(bits)
-        if n > error:
+        if abs(n) > error:
             low = round_f32(n - error, e, precision=precision)
             if low == round_f32(n + error, e, precision=precision):
                 return low
@@ -140,7 +140,7 @@ def exp(x: int, precision: int = MAX_PRECISION) -> int:
 
 
 def _log_estimate(m: int, e: int, bits: int) -> Estimate:
-    """|log(m * 2^(e-23))| for 2^23 <= m < 2^24; not for 1.
+    """log(m * 2^(e-23)) for 2^23 <= m < 2^24; not for 1.
 
     With a mantissa above sqrt(2) halved, log = e ln 2 + 2 atanh(z), z = (mantissa - 1) / (mantissa + 1), |z| < 0.1716.
     The sum is at least 2^-25 (m next to 1), so `_GUARD` bits cover the cancellation. Powers of z fall by 34 a term and
@@ -158,8 +158,7 @@ def _log_estimate(m: int, e: int, bits: int) -> Estimate:
         total += power // k
         power = power * square >> w
         k += 2
-    value = e * _ln2(w) + (-2 * total if top < 0 else 2 * total)
-    return Estimate(abs(value), -w, 4 * k + 310)
+    return Estimate(e * _ln2(w) + (-2 * total if top < 0 else 2 * total), -w, 4 * k + 310)
 
 
 def log(x: int, precision: int = MAX_PRECISION) -> int:
@@ -174,8 +173,7 @@ def log(x: int, precision: int = MAX_PRECISION) -> int:
         return 0
     n, e = decode(x)
     shift = 24 - n.bit_length()
-    magnitude = _ziv(lambda bits: _log_estimate(n << shift, e - shift + 23, bits), precision)
-    return magnitude | (SIGN if x < ONE else 0)
+    return _ziv(lambda bits: _log_estimate(n << shift, e - shift + 23, bits), precision)
 
 
 def odd_series(y: int, w: int, sign: int, first: int) -> tuple[int, int]:
@@ -265,37 +263,22 @@ def _reduce(n: int, e: int, w: int) -> tuple[int, int]:
     return k, (2 * x - k * turn) >> (v - w + 1)
 
 
-def _sine_estimate(n: int, e: int, bits: int, quarter: int) -> tuple[Estimate, int]:
-    """|sin(|n * 2^e| + quarter pi/2)| and its sign; n * 2^e is not 0 in the case of sin.
+def _sine_estimate(n: int, e: int, bits: int, quarter: int) -> Estimate:
+    """sin(|n * 2^e| + quarter pi/2); n * 2^e is not 0 in the case of sin.
 
     An absolute error of 3 ulp in r moves either function by 3 ulp at most; sin is |r| * sin(r)/r with |r| < 1.
     """
     w = bits + 16
     if quarter == 0 and n.bit_length() + e <= 0:  # sin below 1: relative precision for any x
         s, error = odd_series(_fixed(n * n, 2 * e, w), w, -1, 1)
-        return Estimate(n * s, e - w, n * error), 1
+        return Estimate(n * s, e - w, n * error)
     k, r = _reduce(n, e, w) if n.bit_length() + e > 0 else (0, _fixed(n, e, w))
     k += quarter
     y = r * r >> w
     series, error = odd_series(y, w, -1, 1 - (k & 1))
-    sign = -1 if k & 2 else 1
-    if k & 1:
-        return Estimate(series, -w, error + 3), sign
-    return Estimate(abs(r) * series >> w, -w, error + 5), -sign if r < 0 else sign
-
-
-def _sine(magnitude: int, quarter: int, precision: int) -> int:
-    """RN of the sine or cosine of a positive finite f32."""
-    n, e = decode(magnitude)
-    sign = 0
-
-    def estimate(bits: int) -> Estimate:
-        nonlocal sign
-        found, direction = _sine_estimate(n, e, bits, quarter)
-        sign = SIGN if direction < 0 else 0
-        return found
-
-    return _ziv(estimate, precision) | sign
+    magnitude, error = (series, error + 3) if k & 1 else (abs(r) * series >> w, error + 5)
+    below_zero = (k & 2 != 0) != (k & 1 == 0 and r < 0)
+    return Estimate(-magnitude if below_zero else magnitude, -w, error)
 
 
 def sin(x: int, precision: int = MAX_PRECISION) -> int:
@@ -304,7 +287,8 @@ def sin(x: int, precision: int = MAX_PRECISION) -> int:
         return NAN_BITS
     if is_zero(x):
         return x
-    return _sine(x & ~SIGN, 0, precision) ^ (x & SIGN)
+    n, e = decode(x & ~SIGN)
+    return _ziv(lambda bits: _sine_estimate(n, e, bits, 0), precision) ^ (x & SIGN)
 
 
 def cos(x: int, precision: int = MAX_PRECISION) -> int:
@@ -313,4 +297,5 @@ def cos(x: int, precision: int = MAX_PRECISION) -> int:
         return NAN_BITS
     if is_zero(x):
         return ONE
-    return _sine(x & ~SIGN, 1, precision)
+    n, e = decode(x & ~SIGN)
+    return _ziv(lambda bits: _sine_estimate(n, e, bits, 1), precision)

@@ -1,5 +1,7 @@
 """Two parties that check runs: a watcher alerts its owner and needs no key; an auditor stakes money on its findings.
 
+An auditor also holds seats: it joins pools, audits a job whose seat it drew, seals the root, and claims its pay.
+
 If a replay does not match a head, the run is replayed a second time, and only two equal results count: the likeliest
 cause of a false alarm is the auditor's own machine. If two replays differ, a third decides, and a person is alerted.
 """
@@ -11,25 +13,23 @@ from itertools import count, pairwise
 from typing import Any, ClassVar, Final
 
 from tiebreak.protocol.commitments.job import Concession, Job, SignedHead, game_id
+from tiebreak.protocol.commitments.seats import POOL_SECONDS, SALT_BYTES, root_seal, salt_of
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.packing import Data, Fields, Uint, pack, unpack
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import transactions as tx
-from tiebreak.protocol.parties.board import PublicJob
+from tiebreak.protocol.parties.board import JobStatus, PublicJob
 from tiebreak.protocol.parties.events import Place
 from tiebreak.protocol.parties.machine import PartyMachine, is_active
 from tiebreak.protocol.parties.player import Player
-from tiebreak.protocol.parties.sitter import Sitter
-from tiebreak.protocol.parties.terms import objections_to_auditing
+from tiebreak.protocol.parties.terms import objections_to_auditing, objections_to_sitting
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 
 ATTEMPTS: Final = 3
 MAX_STRANGERS: Final = 1024
 """The most heads kept of jobs that the board does not show yet; bounded, because anybody can make them up."""
-_HEADS_PER_COUNT: Final = 2
-"""Two heads with the same count are enough to report the trainer; a third tells nothing new."""
 
 
 class Finding(Enum):
@@ -47,27 +47,14 @@ class WatcherParty(PartyMachine):
 
     def __init__(self, **known: Any) -> None:
         super().__init__(**known)
-        self._heads: dict[Digest, list[SignedHead]] = {}
         self._strangers: list[tuple[SignedHead, tuple[Digest, ...]]] = []
         self._fetched: set[tuple[Digest, int]] = set()
-        for place, data in self.records.items():
-            if place[0] == "heard":
-                head = SignedHead.decode(data)
-                self._heads.setdefault(head.head.job_id, []).append(head)
 
     # ------------------------------------------------------------------ decisions
 
     def concerns(self, job: PublicJob) -> bool:
         """Decide whether to watch a job. By default it watches every job that it can compute."""
         return self.program_of(job.job) is not None
-
-    def is_valid(self, head: SignedHead, job: Job) -> bool:
-        """Whether this is a head of the job, signed by its trainer."""
-        try:
-            head.verify(job, self.domain)
-        except VerificationError:
-            return False
-        return True
 
     def replays(self, head: SignedHead) -> bool:  # noqa: ARG002
         """Decide whether to replay a head at all."""
@@ -95,12 +82,9 @@ class WatcherParty(PartyMachine):
         job = self.board.jobs.get(head.head.job_id)
         if job is None:
             return False
-        known = self._heads.setdefault(job.id, [])
-        same = [other.head.run_root for other in known if other.head.count == head.head.count]
-        if head.head.run_root not in same and len(same) < _HEADS_PER_COUNT and self.is_valid(head, job.job):
-            known.append(head)
-            self.record(("heard", job.id, head.head.count, len(same)), head.encode())
-        is_new = len(leaves) == head.head.count and head in known and _leaves_of(head) not in self.records
+        self.keep_head(head, job.job)
+        is_kept = head in self.heads_of(job.id)
+        is_new = len(leaves) == head.head.count and is_kept and _leaves_of(head) not in self.records
         if is_new and Tree(leaves, job.job.run_depth).root == head.head.run_root:
             self.record(_leaves_of(head), b"".join(leaves))
         return True
@@ -134,10 +118,6 @@ class WatcherParty(PartyMachine):
                 return
 
     # ------------------------------------------------------------------ what it knows
-
-    def heads_of(self, job_id: Digest) -> list[SignedHead]:
-        """The valid heads of a job in order of arrival; at most two per count."""
-        return self._heads.get(job_id, [])
 
     def conflicts(self, job_id: Digest) -> Iterator[tuple[SignedHead, SignedHead]]:
         """Pairs of heads with the same count and different roots."""
@@ -183,6 +163,113 @@ class WatcherParty(PartyMachine):
         return [self.records[place] for place in places if place in self.records]
 
 
+class Sitter(PartyMachine):
+    """A party with a key that is paid for audits. It seals nothing that it has not computed itself."""
+
+    # ------------------------------------------------------------------ decisions
+
+    def sits(self, job: PublicJob) -> bool:
+        """Decide whether to take a seat of a job: whether it can audit it, in time, for less than the fee."""
+        if self.means.most_bond and job.job.seat_bond > self.means.most_bond:
+            return False
+        return not objections_to_sitting(job.job, self.program_of(job.job), self.pace_of(job.job))
+
+    def root_to_seal(self, job: PublicJob) -> Digest | None:
+        """Choose the root to seal; None starts an audit, after which it is asked again."""
+        root = self.records.get(("audited", job.id, job.job.checkpoints))
+        return None if root is None else Digest(root)
+
+    def leaves(self, bond: int) -> bool:
+        """Decide whether to leave a pool. The default is to leave when no job goes on that could draw from it.
+
+        An offer is no reason to stay: it costs nothing, and may stand for ever.
+        """
+        return not any(is_active(job) for job in self.jobs() if job.job.seat_bond == bond)
+
+    # ------------------------------------------------------------------ a round
+
+    def learn(self, event: e.Event) -> None:
+        """Record the results of audits."""
+        super().learn(event)
+        match event:
+            case e.Done(work=e.Audit(job_id=job_id)) if event.problem:
+                self.alarm(f"job {job_id.hex()[:8]} cannot be audited: {event.problem}", is_error=True)
+            case e.Done(work=e.Audit(job_id=job_id)):
+                self.record(("audited", job_id, self.board.jobs[job_id].job.checkpoints), event.root)
+
+    def plan(self) -> None:
+        for job in self.jobs():
+            if job.job.seats:
+                with self.apart(f"job {job.id.hex()[:8]}"):
+                    self._join(job)
+                    self._seal(job)
+                    self._claim(job)
+        for bond, number in self.board.slots_of(self.address):
+            since = self.board.pools[bond][number].since
+            if self.leaves(bond) and self.has_come(since + POOL_SECONDS + 1):
+                self.want(("leave", bond, number, since), tx.LeavePool(bond=bond, slot=number))
+        super().plan()
+
+    def has_business(self) -> bool:
+        """Whether it also has a seat to claim. A deposit in a pool, which stays for weeks, is none."""
+        claims = any(not self.is_given_up(place) for job in self.jobs() for place in self._claims(job))
+        return claims or super().has_business()
+
+    def _join(self, job: PublicJob) -> None:
+        """Join before the final seal, as later slots are not drawn, but not for an offer, which is withdrawn for free.
+
+        The money that is left has to pay for a seat and for a challenge.
+        """
+        bond, stake = job.job.seat_bond, job.job.challenger_stake
+        if not is_active(job) or job.seating.sealed_at or not self.sits(job):
+            return
+        if bond in (bond for bond, _ in self.board.slots_of(self.address)):
+            return
+        place, spare = ("join", bond), bond + max(0, self.means.most_stake - stake)
+        if self.affords(place, job.job, bond + stake, spare=spare, urgent=False):
+            self.want(place, tx.JoinPool(bond=bond))
+
+    def _seal(self, job: PublicJob) -> None:
+        """Seal the root that it computed. The root is in the journal before, so the seal can be opened in any case."""
+        if not is_active(job) or not job.is_sealed or self.now > job.window_end:
+            return
+        for seat in range(job.job.seats):
+            if seat in job.seating.seals or self.board.seat_owner(job, seat) != self.address or not self.sits(job):
+                continue
+            bond, left = job.job.seat_bond, max(self.means.most_stake, job.job.challenger_stake)
+            if not self.affords(("sit", job.id, seat), job.job, bond, spare=left):
+                return
+            place: Place = ("seat", job.id, seat)
+            if place not in self.records:
+                root = self.root_to_seal(job)
+                if root is None:
+                    self.begin(e.Audit(job_id=job.id))
+                    return
+                self.record(place, pack([root, salt_of(self.key, job.id)]))
+            seal = root_seal(job.id, self.address, *self._sealed(place))
+            sealing = tx.SealRoot(job_id=job.id, seat=seat, seal=seal)
+            self.want(("sit", job.id, seat), sealing, deadline=job.window_end)
+
+    def _claim(self, job: PublicJob) -> None:
+        for place in self._claims(job):
+            root, salt = self._sealed(("seat", *place[1:]))
+            claim = tx.ClaimSeat(job_id=job.id, seat=int(place[2]), auditor=self.address, run_root=root, salt=salt)
+            self.want(place, claim, deadline=job.claim_end)
+
+    def _claims(self, job: PublicJob) -> list[Any]:
+        """The places of its claims that are open, of a job that has ended."""
+        if not job.is_over or job.status is JobStatus.CANCELLED or self.now > job.claim_end:
+            return []
+        open_seats = [seat for seat in job.seating.seals if seat not in job.seating.claimed]
+        own = [seat for seat in open_seats if job.seating.seals[seat][0] == self.address]
+        return [("claim", job.id, seat) for seat in own if ("seat", job.id, seat) in self.records]
+
+    def _sealed(self, place: Place) -> tuple[Digest, bytes]:
+        """The root and the salt that it sealed for a seat."""
+        fields = Fields("seat", unpack(self.records[place], 1 << 8), 2)
+        return Digest(fields.take(Data(SALT_BYTES))), fields.take(Data(SALT_BYTES))
+
+
 class AuditorParty(Player, Sitter, WatcherParty):
     """A watcher with a key: it challenges false heads, reports contradictory ones, and plays its games."""
 
@@ -201,10 +288,6 @@ class AuditorParty(Player, Sitter, WatcherParty):
     def reports(self, first: SignedHead, second: SignedHead) -> bool:  # noqa: ARG002
         """Decide whether to report two heads that contradict each other."""
         return True
-
-    def nonce(self, head: SignedHead) -> int:  # noqa: ARG002
-        """Choose the nonce of its game against a head."""
-        return 0
 
     def accused(self, job: PublicJob) -> SignedHead | None:
         """The first head of a job that it will challenge, or None if it knows of none."""
@@ -258,7 +341,7 @@ class AuditorParty(Player, Sitter, WatcherParty):
                 self.alarm(f"{_name(head)} is false, but nobody can win a game on its terms", is_error=True)
                 return False
             self.alarm(f"{_name(head)} is false: challenging it")
-            self.record(place, pack([self.nonce(head), head.encode()]))
+            self.record(place, pack([0, head.encode()]))
         fields = Fields("challenge", unpack(self.records[place], 1 << 16), 2)
         nonce, head = fields.take(Uint(64)), SignedHead.decode(fields.take(Data(1 << 16)))
         if game_id(head.head, self.domain, self.address, nonce) in self.board.games or self.is_given_up(place):

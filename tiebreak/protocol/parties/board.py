@@ -36,9 +36,6 @@ class JobStatus(IntEnum):
     PARTED = 7
 
 
-_ENDED: Final = (JobStatus.CANCELLED, JobStatus.SETTLED, JobStatus.ABANDONED, JobStatus.SLASHED, JobStatus.PARTED)
-
-
 @dataclass(slots=True, kw_only=True)
 class PoolSlot:
     """A place in a pool; a hole has no owner."""
@@ -127,7 +124,7 @@ class PublicJob:
     @property
     def is_over(self) -> bool:
         """Whether the job has ended. Games of a slashed job may still be waiting to be reclaimed."""
-        return self.status in _ENDED
+        return self.status > JobStatus.ACTIVE
 
     @property
     def has_final_head(self) -> bool:

@@ -23,7 +23,6 @@ PATIENCE_BLOCKS: Final = 5
 """Blocks to wait for an answer to an offer before asking again."""
 LOOKS: Final = 8
 """The number of looks for missing logs within a window. Its last part is for receipts that nobody else posts."""
-_HEADS_PER_COUNT: Final = 2
 _UNSIGNED: Final = bytes(keys.SIGNATURE_BYTES)
 
 
@@ -37,7 +36,6 @@ class ClientParty(PartyMachine):
         self._drafts: dict[Digest, Job] = {}
         self._declined: set[Digest] = set()
         self._offer_at: dict[Digest, int] = {}
-        self._heads: dict[Digest, list[SignedHead]] = {}
         self._checks: dict[SignedHead, tuple[int, int]] = {}
         """The number of times that the logs of a head were found wanting, and the instant to fetch them again."""
         self._arrived: set[tuple[Digest, int]] = set()
@@ -45,15 +43,8 @@ class ClientParty(PartyMachine):
             if place[0] == "draft":
                 job = SignedJob.decode(data).job
                 self._drafts[job.id] = job
-            elif place[0] == "heard":
-                head = SignedHead.decode(data)
-                self._heads.setdefault(head.head.job_id, []).append(head)
 
     # ------------------------------------------------------------------ decisions
-
-    def patience(self, job: PublicJob) -> int:
-        """Decide how long an offer stands, in seconds."""
-        return job.job.challenge_window
 
     def gives_up(self, job: PublicJob) -> bool:  # noqa: ARG002
         """Decide whether to abandon, or to part from, a trainer that is late and not in a game."""
@@ -99,8 +90,10 @@ class ClientParty(PartyMachine):
                     self.alarm(f"job {job.id.hex()[:8]}: the trainer's signature is not the trainer's")
                 else:
                     self.record(("signed", job.id), event.signature)
-            case e.HeadShown(head=head):
-                self._file(head)
+            case e.HeadShown(head=head):  # the trainer shows one again, or posts it, if the board lacks its job
+                known = self.board.jobs.get(head.head.job_id)
+                if known is not None and known.job.is_logged and known.job.client == self.address:
+                    self.keep_head(head, known.job)
             case e.Arrived():
                 self._arrived.add((event.job_id, event.count))
             case e.Done(work=e.CheckLogs(head=head), problem=""):
@@ -114,22 +107,6 @@ class ClientParty(PartyMachine):
     def _check_of(self, head: SignedHead) -> tuple[int, int]:
         """The number of checks of a head's logs, and the instant of the next look; a head may arrive by another's."""
         return self._checks.get(head, (0, self.now))
-
-    def _file(self, head: SignedHead) -> None:
-        """Keep the heads of its own jobs. The trainer shows one again, or posts it, if the board lacks its job."""
-        job = self.board.jobs.get(head.head.job_id)
-        if job is None or not job.job.is_logged or job.job.client != self.address:
-            return
-        known = self._heads.setdefault(job.id, [])
-        same = sum(other.head.count == head.head.count for other in known)
-        if head in known or same >= _HEADS_PER_COUNT:
-            return
-        try:
-            head.verify(job.job, self.domain)
-        except VerificationError:
-            return
-        known.append(head)
-        self.record(("heard", job.id, head.head.count, same), head.encode())
 
     def plan(self) -> None:
         """Offer or create every job that its owner wants, and follow every job that it pays for."""
@@ -155,7 +132,7 @@ class ClientParty(PartyMachine):
             self.wake(self._offer_at[draft.id])
 
     def _follow(self, job: PublicJob) -> None:
-        if job.status is JobStatus.OFFERED and self.has_come(job.last_progress + self.patience(job)):
+        if job.status is JobStatus.OFFERED and self.has_come(job.last_progress + job.job.challenge_window):
             self.want(("cancel", job.id), tx.CancelJob(job_id=job.id))
         if job.job.seats:
             self._seat(job)
@@ -179,7 +156,7 @@ class ClientParty(PartyMachine):
     def _sign_for_logs(self, job: PublicJob) -> None:
         """Show the receipts that there are, and check the logs of heads beyond them."""
         window = job.job.challenge_window
-        for head in self._heads.get(job.id, ()):
+        for head in self.heads_of(job.id):
             count = head.head.count
             if ("receipt", job.id, count) in self.records:
                 self.once(e.ShowLogReceipt(receipt=self.receipt(head)))

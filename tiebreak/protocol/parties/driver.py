@@ -213,15 +213,10 @@ class PartyDriver(ABC):
 
     def begin_work(self, work: e.Work) -> None:
         """Begin some work, unless the game has moved on; what may be needed later is held back."""
-        turn = None
-        if self.is_for_nobody(work):
-            self._held.append(work)
-            return
-        if isinstance(work, e.Gather):
-            turn = self._turn(work)
-            if turn is None:
-                return
-        if not self.start_work(work, turn):
+        waits = self.is_for_nobody(work)
+        turn = self._turn(work) if isinstance(work, e.Gather) and not waits else None
+        is_past = isinstance(work, e.Gather) and turn is None
+        if waits or not (is_past or self.start_work(work, turn)):
             self._held.append(work)
 
     def finish(self, work: e.Work, *, root: bytes = b"", move: Move | None = None, problem: str = "") -> None:
@@ -267,11 +262,10 @@ class PartyDriver(ABC):
         """Begin every fetch whose time has come."""
         now = self.instant()
         for key, at in list(self._wanted.items()):
-            if key in self._fetching or at > now:
-                continue
-            self._fetching.add(key)
-            if not self.fetch_run(*key):
-                self._fetching.discard(key)
+            if key not in self._fetching and at <= now:
+                self._fetching.add(key)
+                if not self.fetch_run(*key):
+                    self._fetching.discard(key)
 
     def retry_fetches(self, job_id: Digest) -> None:
         """Let what is fetched of a job be tried again without a pause, since there is more of it now."""
@@ -343,7 +337,7 @@ class PostingDriver(PartyDriver):
         """The job that a statement is about."""
         if isinstance(statement, e.ShowMove | e.ShowReceipt):
             return self.machine.board.games[statement.game_id].job.id
-        job_id, _ = posts.body_of(statement).subject()
+        job_id, _ = tx.subject_of(posts.body_of(statement))
         assert job_id is not None
         return job_id
 

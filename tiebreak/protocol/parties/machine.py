@@ -28,15 +28,16 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
-from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.errors import StateError, VerificationError
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import Board, JobStatus, PublicJob
 from tiebreak.protocol.parties.events import Place
 from tiebreak.protocol.parties.terms import Means, Pace
 from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.tags import Digest
 
 PASSING: Final = frozenset({
     "ClockRunning", "FinalHeadMissing", "FinalHeadPosted", "FinalHeadSealed", "GameIsOver", "Halted", "HeadNotPosted",
@@ -47,6 +48,8 @@ PASSING: Final = frozenset({
 """Refusals that time will resolve, or that come of others' transactions in one block, or of a block that vanished."""
 
 
+_HEADS_PER_COUNT: Final = 2
+"""Two heads with the same count are enough to report the trainer; a third tells nothing new."""
 UNLIMITED: Final = Means()
 UNEXPECTED: Final = "unexpected"
 """The first word of the alarm about an error that a part of a round raised."""
@@ -88,6 +91,11 @@ class PartyMachine:
         self.records: dict[Place, bytes] = {}
         for entry in journal:
             self.records.setdefault(entry.place, entry.data)
+        self._heads: dict[Digest, list[SignedHead]] = {}
+        for place, data in self.records.items():
+            if place[0] == "heard":
+                head = SignedHead.decode(data)
+                self._heads.setdefault(head.head.job_id, []).append(head)
         self.now = 0
         self._slot = 0
         self._wake = 0
@@ -236,6 +244,26 @@ class PartyMachine:
             self.records[place] = data
             self.do(e.AppendRecord(place=place, data=data))
         return self.records[place]
+
+    def is_valid(self, head: SignedHead, job: Job) -> bool:
+        """Whether this is a head of the job, signed by its trainer."""
+        try:
+            head.verify(job, self.domain)
+        except VerificationError:
+            return False
+        return True
+
+    def keep_head(self, head: SignedHead, job: Job) -> None:
+        """Record a valid head of a job, unless two others of its count, or one with its root, are known."""
+        known = self._heads.setdefault(job.id, [])
+        same = [other.head.run_root for other in known if other.head.count == head.head.count]
+        if head.head.run_root not in same and len(same) < _HEADS_PER_COUNT and self.is_valid(head, job):
+            known.append(head)
+            self.record(("heard", job.id, head.head.count, len(same)), head.encode())
+
+    def heads_of(self, job_id: Digest) -> list[SignedHead]:
+        """The valid heads of a job that it has kept, in order of arrival; at most two per count."""
+        return self._heads.get(job_id, [])
 
     def begin(self, work: e.Work) -> None:
         """Start some work, unless it is already under way."""

@@ -89,7 +89,7 @@ class Player(PartyMachine):
         super().learn(event)
         match event:
             case e.Done(work=e.Gather() as work) if event.move is not None:
-                self._gathered[_turn_of(work)] = event.move
+                self._gathered[work.game_id, work.sequence, work.snapshot, work.said is not None] = event.move
             case e.Done(work=e.Gather() as work):
                 self.alarm(f"game {work.game_id.hex()[:8]}: {event.problem}", is_error=True)
             case e.MoveShown(game_id=game_id) if game_id in self.board.games:
@@ -101,10 +101,6 @@ class Player(PartyMachine):
                     if not game.is_over:
                         with self.apart(name_of(game)):
                             self._say_again(game)
-
-    def is_side(self, game: PublicGame) -> bool:
-        """Whether this party is one of a game's two sides."""
-        return self.address in (game.challenger, game.job.job.trainer)
 
     def side_in(self, game: PublicGame) -> Side:
         """The side of a game that this party is."""
@@ -151,10 +147,10 @@ class Player(PartyMachine):
 
         A defender with nothing to show leaves the rest of the clock to its owner, who may have a backup.
         """
-        is_stuck = view.side is Side.DEFENDER and isinstance(view.move, Concede)
-        if is_stuck:
-            self.alarm(f"game {view.game.id.hex()[:8]}: {_UNTIED}", is_error=True)
-        return Reply(move=None if is_stuck else view.move)
+        if view.side is Side.CHALLENGER or not isinstance(view.move, Concede):
+            return Reply(move=view.move)
+        self.alarm(f"{name_of(view.game)}: {_UNTIED}", is_error=True)
+        return Reply(move=None)
 
     def acknowledges(self, view: GameView) -> bool:  # noqa: ARG002
         """Decide whether a defender signs the state before a proof, so that the proof can enter with it."""
@@ -162,10 +158,6 @@ class Player(PartyMachine):
 
     def enters(self, view: GameView) -> bool:  # noqa: ARG002
         """Decide whether to enter the newest state that the opponent has signed, when the talk is almost over."""
-        return True
-
-    def reports_fork(self, game: PublicGame) -> bool:  # noqa: ARG002
-        """Decide whether to report that the opponent signed two states in one place, by which it loses."""
         return True
 
     def claims_timeout(self, view: GameView) -> bool:  # noqa: ARG002
@@ -189,18 +181,15 @@ class Player(PartyMachine):
         """Make the move that is due on the chain, or wait for what it needs: a replay, or a later block."""
         turn = _turn_in(view)
         place: Place = ("move", *turn[:3])
-        untried = False
         if place in self.records:
-            move: Move | None = _move_in(self.records[place])
+            reply, at = Reply(move=_move_in(self.records[place])), 0
+        elif (found := self._reply_once(turn, view)) is not None:
+            reply, at = found
         else:
-            found = self._reply_once(turn, view)
-            if found is None:
-                return
-            (reply, at), move = found, found[0].move
-            if move is None or not self.has_come(at):
-                return
-            untried = reply.untried
-        assert move is not None
+            return
+        move, untried = reply.move, reply.untried
+        if move is None or not self.has_come(at):
+            return
         # The next block is to take a proof. The wait for it, a clock, outlasts every block that may vanish.
         ripe = view.state.earliest
         if isinstance(move, Prove) and self.next_slot() < ripe and not self.has_come(ripe - 1):
@@ -212,12 +201,8 @@ class Player(PartyMachine):
             self._unsaid[turn[:2]] = move
         if not untried:
             self.record(place, pack(_MOVE.pack(move)))  # from here on, the party never makes another move in this turn
-        self.want(
-            place,
-            tx.MakeMove(game_id=view.game.id, sequence=turn[1], move=move),
-            deadline=view.state.deadline,
-            untried=untried,
-        )
+        making = tx.MakeMove(game_id=view.game.id, sequence=turn[1], move=move)
+        self.want(place, making, deadline=view.state.deadline, untried=untried)
 
     def _reply_once(self, turn: Turn, view: GameView) -> tuple[Reply, int] | None:
         """The reply for this turn and when to send it; None while the move is still being gathered."""
@@ -241,7 +226,7 @@ class Player(PartyMachine):
 
     def _talk(self, game: PublicGame, side: Side) -> bool:
         """Go on with the talk, or take it to the chain. Returns False if it is time to play on the chain."""
-        if (evidence := self.records.get(("fork", game.id))) and self.reports_fork(game):
+        if evidence := self.records.get(("fork", game.id)):
             self.want(("forked", game.id), tx.ReportFork(fork=Fork.decode(evidence)))
         chain, talk = game.state, self.transcript(game)
         view = GameView(game=game, side=side, talk=talk)
@@ -337,7 +322,8 @@ class Player(PartyMachine):
 
         Raises `VerificationError` if it has not heard of such a state.
         """
-        state = self.transcript(game).stood(sequence, snapshot) if self.is_side(game) else None
+        is_side = self.address in (game.challenger, game.job.job.trainer)
+        state = self.transcript(game).stood(sequence, snapshot) if is_side else None
         if state is None:
             raise VerificationError("expected a state of the talk, got another")
         return state, list(self.transcript(game).line[:sequence])
@@ -354,15 +340,14 @@ class Player(PartyMachine):
                     found.acknowledge(receipt)
         return self._transcripts[game.id]
 
-    def _keep(self, game: PublicGame, wire: bytes) -> bool:
+    def _keep(self, game: PublicGame, wire: bytes) -> None:
         transcript = self.transcript(game)
         try:
             transcript.append(wire)
-        except VerificationError:
+        except VerificationError:  # anybody can send anything; only moves on the board count
             self._look_for_fork(game)
-            return False  # anybody can send anything; only moves on the board count
-        self.record(("wire", game.id, transcript.messages - 1), wire)
-        return True
+        else:
+            self.record(("wire", game.id, transcript.messages - 1), wire)
 
     def _keep_receipt(self, game: PublicGame, receipt: bytes) -> None:
         transcript, other = self.transcript(game), self.side_in(game).other
@@ -400,8 +385,7 @@ class Player(PartyMachine):
             if turn[0] != game.id or number >= len(game.moves) or game.moves[number] != move:
                 continue
             del self._unsaid[turn]
-            wire = self.wire(GameView(game=game, side=side), move)
-            if wire is not None:
+            if (wire := self.wire(GameView(game=game, side=side), move)) is not None:
                 self._keep(game, wire)
                 self.do(e.ShowMove(game_id=game.id, wire=self.record(("said", *turn), wire)))
 
@@ -412,10 +396,6 @@ def name_of(game: PublicGame) -> str:
 
 def _turn_in(view: GameView) -> Turn:
     return (view.game.id, view.state.moves, Snapshot.of(view.state).id, view.talk is not None)
-
-
-def _turn_of(work: e.Gather) -> Turn:
-    return (work.game_id, work.sequence, work.snapshot, work.said is not None)
 
 
 def _move_in(data: bytes) -> Move:

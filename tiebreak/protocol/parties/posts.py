@@ -84,10 +84,6 @@ class Body(Record):
     __slots__ = ()
     KIND: ClassVar[PostKind]
 
-    def subject(self) -> tuple[Digest | None, Digest | None]:
-        """The job and the game that the body itself names; None where it names none."""
-        return tx.subject_of(self)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferBody(Body):
@@ -146,9 +142,6 @@ class ReceiptBody(Body):
 
     KIND = PostKind.RECEIPT
     receipt: Annotated[bytes, Data(MAX_RECEIPT_BYTES)]
-
-    def subject(self) -> tuple[Digest | None, Digest | None]:
-        return None, SignedStanding.decode(self.receipt).game_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,11 +276,14 @@ class Post(Record):
         """The body of the post. Raises `VerificationError` unless it is about the job and the game that it names."""
         kind = BODIES[self.kind]
         body = kind.unpack(kind.__name__, unpack(self.body, MAX_BODY_BYTES))  # (2)
-        job, game = body.subject()
-        if isinstance(body, GameBody):
-            game = game_id(body.head.head, domain, self.sender, body.nonce)
-        elif not isinstance(body, MoveBody | ReceiptBody):
-            game = self.job_id
+        job, game = tx.subject_of(body)
+        match body:
+            case GameBody():
+                game = game_id(body.head.head, domain, self.sender, body.nonce)
+            case ReceiptBody():
+                game = SignedStanding.decode(body.receipt).game_id
+            case _ if not isinstance(body, MoveBody):
+                game = self.job_id
         for what, named, found in (("job", self.job_id, job), ("game", self.game_id, game)):
             if found is not None and found != named:  # (3)
                 raise VerificationError(f"post: expected {what} {named.hex()}, got a body about {found.hex()}")

@@ -33,7 +33,6 @@ class TrainerParty(Player):
 
     def __init__(self, **known: Any) -> None:
         super().__init__(**known)
-        self._shown: dict[tuple[Digest, int], list[SignedHead]] = {}
         self._to_post: dict[tuple[Digest, int], list[SignedHead]] = {}
         self._post_at: dict[SignedHead, int] = {}
 
@@ -95,13 +94,6 @@ class TrainerParty(Player):
     def concedes_to(self, head: Head, prover: Address) -> bool:  # noqa: ARG002
         """Decide whether to sign a concession of its head to whoever contests it: half of the stake, without a game."""
         return False
-
-    def settles(self, job: PublicJob) -> bool:  # noqa: ARG002
-        return True
-
-    def parts(self, job: PublicJob) -> bool:
-        """Decide whether to part when the window is over, if a receipt did not come in time for the next head."""
-        return self.receipted(job) < job.job.checkpoints
 
     def ahead(self, job: PublicJob) -> int:  # noqa: ARG002
         """Choose how many segments to compute beyond the last receipt."""
@@ -176,7 +168,7 @@ class TrainerParty(Player):
         if job.is_sealed and self.has_come(job.window_end + 1) and self.opens(job):
             opened = tx.OpenHead(head=self.head(job.job, job.job.checkpoints), salt=salt_of(self.key, job.id))
             self.want(("open", job.id), opened, deadline=job.due)
-        if not job.has_final_head or job.lacks_receipts or not self.settles(job):
+        if not job.has_final_head or job.lacks_receipts:
             return
         if self.has_come(job.window_end + 1) and not self.board.open_games(job.id):
             self.want(("settle", job.id), tx.Settle(job_id=job.id))
@@ -191,7 +183,7 @@ class TrainerParty(Player):
                 self.want(("acknowledge", job.id, count), tx.Acknowledge(receipt=receipt))
             return
         is_over = job.head_count > 0 and self.has_come(job.window_end + 1) and not self.board.open_games(job.id)
-        if is_over and self.parts(job):
+        if is_over and count < job.job.checkpoints:
             self.want(("part", job.id, job.head_count), tx.Part(job_id=job.id))
 
     def _is_through(self, job: PublicJob) -> bool:
@@ -239,9 +231,9 @@ class TrainerParty(Player):
     def _show(self, job: PublicJob, count: int) -> None:
         """Show a checkpoint's heads, once."""
         key = (job.id, count)
-        if key not in self._shown:
+        if key not in self._to_post:
             self.do(e.PublishRun(job_id=job.id, count=count, logs=self.publishes(job.job, count)))
-            heads = self._shown[key] = self.heads(job.job, count)
+            heads = self.heads(job.job, count)
             for head in heads:
                 self.do(e.ShowHead(head=head))
             self._to_post[key] = self.posts(job.job, heads)

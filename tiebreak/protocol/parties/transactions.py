@@ -105,11 +105,14 @@ class Transaction(Record):
 
     __slots__ = ()
     FUNCTION: ClassVar[str]
-    """The name of the Solidity function that it calls."""
+    """The name of the Solidity function that it calls: the class's own, unless it says otherwise."""
     GAS: ClassVar[int]
     """The most gas that a transaction was measured to use, at least (`tiebreak.protocol.chain.gas`)."""
     WORDS: ClassVar[str]
     """The predicate of a sentence that tells of it, with the sender as its subject."""
+
+    def __init_subclass__(cls) -> None:
+        cls.FUNCTION = vars(cls).get("FUNCTION", cls.__name__[0].lower() + cls.__name__[1:])
 
     @property
     def function(self) -> str:
@@ -131,7 +134,6 @@ class Transaction(Record):
 class CreateJob(Transaction):
     """Offer a job that its trainer has signed, and pay the reward."""
 
-    FUNCTION = "createJob"
     GAS = 276_315
     WORDS = "puts the job on the board and pays the reward"
     job: AnyJob
@@ -146,7 +148,6 @@ class CreateJob(Transaction):
 class CancelJob(Transaction):
     """Withdraw a job that its trainer has not accepted; the client is credited the reward and the seats' fees."""
 
-    FUNCTION = "cancelJob"
     GAS = 46_000
     WORDS = "takes the offer back"
     job_id: Root
@@ -156,7 +157,6 @@ class CancelJob(Transaction):
 class AcceptJob(Transaction):
     """Accept an offer, and pay the trainer's stake."""
 
-    FUNCTION = "acceptJob"
     GAS = 66_935
     WORDS = "accepts the job and pays its stake"
     job_id: Root
@@ -166,7 +166,6 @@ class AcceptJob(Transaction):
 class PostHead(Transaction):
     """Put a signed head, which commits to the steps so far, on the board."""
 
-    FUNCTION = "postHead"
     GAS = 70_763
     WORDS = "posts a head"
     head: AnyHead
@@ -187,7 +186,6 @@ class Report(Transaction):
 class ReportInconsistency(Transaction):
     """Report two heads with different leaves at one position."""
 
-    FUNCTION = "reportInconsistency"
     GAS = 135_000
     WORDS = "reports two signed heads with different records of one segment"
     position: U64
@@ -199,7 +197,6 @@ class ReportInconsistency(Transaction):
 class ReportConcession(Transaction):
     """Show the board that the trainer has conceded a head, and to whom."""
 
-    FUNCTION = "reportConcession"
     GAS = 135_000
     WORDS = "shows that the trainer has conceded a head"
     concession: AnyConcession
@@ -209,7 +206,6 @@ class ReportConcession(Transaction):
 class Settle(Transaction):
     """End a job whose final head stood through its challenge window."""
 
-    FUNCTION = "settle"
     GAS = 70_000
     WORDS = "settles the job"
     job_id: Root
@@ -219,7 +215,6 @@ class Settle(Transaction):
 class Abandon(Transaction):
     """End a job whose trainer missed its window or its deadline."""
 
-    FUNCTION = "abandon"
     GAS = 67_835
     WORDS = "ends the job, for want of heads"
     job_id: Root
@@ -229,7 +224,6 @@ class Abandon(Transaction):
 class Acknowledge(Transaction):
     """Show the board the client's receipt for the logs of a head."""
 
-    FUNCTION = "acknowledge"
     GAS = 64_000
     WORDS = "shows a receipt for the logs of a head"
     receipt: AnyReceipt
@@ -239,7 +233,6 @@ class Acknowledge(Transaction):
 class Part(Transaction):
     """End a job of policy `logged` in which a receipt, or the next head, does not come."""
 
-    FUNCTION = "part"
     GAS = 75_000
     WORDS = "ends the job, for want of a receipt or a head"
     job_id: Root
@@ -249,7 +242,6 @@ class Part(Transaction):
 class Withdraw(Transaction):
     """Withdraw the party's whole credit."""
 
-    FUNCTION = "withdraw"
     GAS = 31_000
     WORDS = "withdraws"
     to: Account
@@ -271,7 +263,6 @@ class OnSeats(Transaction):
 class JoinPool(OnSeats):
     """Take a slot of the pool for seats of one bond, and deposit as much."""
 
-    FUNCTION = "joinPool"
     GAS = 69_441
     WORDS = "joins the pool of auditors"
     bond: Bond
@@ -281,7 +272,6 @@ class JoinPool(OnSeats):
 class LeavePool(OnSeats):
     """Give a slot back, and get the deposit."""
 
-    FUNCTION = "leavePool"
     GAS = 51_100
     WORDS = "leaves the pool of auditors"
     bond: Bond
@@ -292,7 +282,6 @@ class LeavePool(OnSeats):
 class SealHead(OnSeats):
     """Post the seal of a head, in a job with seats."""
 
-    FUNCTION = "sealHead"
     GAS = 89_728
     WORDS = "seals a head"
     job_id: Root
@@ -304,7 +293,6 @@ class SealHead(OnSeats):
 class DrawSeats(OnSeats):
     """Draw the seats of a job whose final head is sealed, by opening the client's secret."""
 
-    FUNCTION = "drawSeats"
     GAS = 91_502
     WORDS = "opens its secret, which draws the seats"
     job: AnyJob
@@ -315,7 +303,6 @@ class DrawSeats(OnSeats):
 class SealRoot(OnSeats):
     """Post the seal of the root that the auditor of a seat computed, and pay the bond."""
 
-    FUNCTION = "sealRoot"
     GAS = 175_000
     WORDS = "seals the root that it has for its seat, and pays the bond"
     job_id: Root
@@ -327,7 +314,6 @@ class SealRoot(OnSeats):
 class OpenHead(OnSeats):
     """Post the final head that was sealed, once the auditors' time is over."""
 
-    FUNCTION = "openHead"
     GAS = 85_083
     WORDS = "opens the final head that it sealed"
     head: AnyHead
@@ -338,7 +324,6 @@ class OpenHead(OnSeats):
 class ClaimSeat(OnSeats):
     """Open an auditor's seal when the job has ended, and get what its seat earned."""
 
-    FUNCTION = "claimSeat"
     GAS = 70_039
     WORDS = "opens its seal, and claims what its seat earned"
     job_id: Root
@@ -352,7 +337,6 @@ class ClaimSeat(OnSeats):
 class CloseSeats(OnSeats):
     """Pay out what nobody claimed: fees to the client."""
 
-    FUNCTION = "closeSeats"
     GAS = 69_161
     WORDS = "takes back the fees that nobody earned"
     job_id: Root
@@ -365,7 +349,6 @@ class CloseSeats(OnSeats):
 class Challenge(Transaction):
     """Start a game against a head, and pay the challenger's stake."""
 
-    FUNCTION = "challenge"
     GAS = 175_000
     WORDS = "stakes on a challenge"
     head: AnyHead
@@ -407,7 +390,6 @@ class MakeMove(Transaction):
 class Enter(Transaction):
     """Enter a state that the opponent signed, with its snapshot's 144 bytes."""
 
-    FUNCTION = "enter"
     GAS = 150_000
     WORDS = "enters a signed state of the game"
     game_id: Root
@@ -425,7 +407,6 @@ class Enter(Transaction):
 class EnterAndProve(Transaction):
     """Enter the sealed state that the defender acknowledged, and prove its answer."""
 
-    FUNCTION = "enterAndProve"
     GAS = 790_000
     WORDS = "enters a signed state of the game, and proves"
     entered: Annotated[Enter, OneOf((Enter,))]
@@ -442,7 +423,6 @@ class EnterAndProve(Transaction):
 class ReportFork(Transaction):
     """Report that one side signed two snapshots for one sequence number of a game."""
 
-    FUNCTION = "reportFork"
     GAS = 135_000
     WORDS = "reports that its opponent signed two states in one place"
     fork: Annotated[Fork, OneOf((Fork,))]
@@ -462,7 +442,6 @@ class ClaimTimeout(Transaction):
 class Reclaim(Transaction):
     """Take back the stake of a game whose job was slashed for another reason."""
 
-    FUNCTION = "reclaim"
     GAS = 58_000
     WORDS = "takes back the stake of a game that has no object any more"
     game_id: Root

@@ -119,12 +119,9 @@ _ANY = (_F, _I, _B)
 Signature = tuple[tuple[DType, ...], DType]
 
 
-def _same(arity: int, types: tuple[DType, ...]) -> tuple[Signature, ...]:
-    return tuple(((t,) * arity, t) for t in types)
-
-
-def _predicate(arity: int, types: tuple[DType, ...]) -> tuple[Signature, ...]:
-    return tuple(((t,) * arity, _B) for t in types)
+def _same(arity: int, types: tuple[DType, ...], result: DType | None = None) -> tuple[Signature, ...]:
+    """Operands of one dtype, which is also that of the result if no other is given."""
+    return tuple(((t,) * arity, t if result is None else result) for t in types)
 
 
 TRANSCENDENTALS: Final = frozenset(
@@ -144,10 +141,10 @@ MAP_SIGNATURES: Final[dict[MapFunction, tuple[Signature, ...]]] = {
     MapFunction.MIN: _same(2, (_F, _I)),
     **{f: _same(1, (_F,)) for f in sorted(TRANSCENDENTALS)},
     MapFunction.BF16: _same(1, (_F,)),
-    MapFunction.LT: _predicate(2, (_F, _I)),
-    MapFunction.LE: _predicate(2, (_F, _I)),
-    MapFunction.EQ: _predicate(2, _ANY),
-    MapFunction.NE: _predicate(2, _ANY),
+    MapFunction.LT: _same(2, (_F, _I), _B),
+    MapFunction.LE: _same(2, (_F, _I), _B),
+    MapFunction.EQ: _same(2, _ANY, _B),
+    MapFunction.NE: _same(2, _ANY, _B),
     MapFunction.AND: _same(2, (_B,)),
     MapFunction.OR: _same(2, (_B,)),
     MapFunction.NOT: _same(1, (_B,)),

@@ -335,7 +335,10 @@ class _Validator:
         limits, streams, elements, terms = self._limits, set[int](), 0, 0
         for index, instruction in enumerate((*self._program.body, *self._program.commits)):
             self._at = index
-            self._form(instruction)
+            is_commit = index >= len(self._program.body)
+            fits = (instruction.opcode == Opcode.COMMIT) == is_commit
+            self._require(fits, "commits follow the body and nothing else does")  # (2)
+            self.own_form(instruction)
             self._operands(instruction)
             self._types(instruction)
             self._bounds(instruction)
@@ -362,11 +365,6 @@ class _Validator:
             )
         loss = program.body[-1]
         self._require(loss.dtype == DType.F32 and loss.shape == (), "the last body instruction is an f32 of rank 0")
-
-    def _form(self, i: Instruction) -> None:  # (2)
-        is_commit = self._at is not None and self._at >= len(self._program.body)
-        self._require((i.opcode == Opcode.COMMIT) == is_commit, "commits follow the body and nothing else does")
-        self.own_form(i)
 
     def own_form(self, i: Instruction) -> None:  # (2)
         """Check what can be checked for an instruction without its program."""
@@ -460,8 +458,13 @@ class _Validator:
 
     def _slots(self) -> None:  # (6)
         program = self._program
-        for slot in range(len(program.commits)):
-            self._commit(slot)
+        for slot, commit in enumerate(program.commits):
+            self._at = len(program.body) + slot
+            self._require(_slot(commit).slot == slot, f"commit {slot} has slot {slot}")
+            taken, source = commit.operands[0], program.body[commit.operands[0].value]
+            is_whole = taken.offset == 0 and taken.strides == isa.row_major(commit.shape)
+            self._require(is_whole and source.shape == commit.shape, "a commit takes a value whole")
+        self._at = None
         self._name_order("commits are", [_slot(commit).name.encode() for commit in program.commits])
         for kind in (SourceKind.STATE, SourceKind.DATA):
             seen: set[int] = set()
@@ -470,16 +473,6 @@ class _Validator:
         data = [_slot(i) for i in program.data_slots]
         self._require([s.slot for s in data] == list(range(len(data))), "data slots are 0, 1, ..., each sourced once")
         self._name_order("data is", [s.name.encode() for s in data])
-
-    def _commit(self, slot: int) -> None:
-        commit = self._program.commits[slot]
-        self._at = len(self._program.body) + slot
-        self._require(_slot(commit).slot == slot, f"commit {slot} has slot {slot}")
-        taken = commit.operands[0]
-        is_whole = taken.offset == 0 and taken.strides == isa.row_major(commit.shape)
-        source = self._program.body[taken.value]
-        self._require(is_whole and source.shape == commit.shape, "a commit takes a value whole")
-        self._at = None
 
     def _source(self, index: int, seen: set[int]) -> None:
         """A source of state or data; `seen` has the slots of those of its kind before it."""

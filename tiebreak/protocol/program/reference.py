@@ -52,7 +52,7 @@ TRANSCENDENTAL_FUNCTIONS: Final[dict[MapFunction, Callable[[int, int], int]]] = 
 }
 """Each function takes (bits, precision)."""
 
-_I64_FUNCTIONS: Final[dict[MapFunction, Callable[..., int]]] = {
+_INTEGER_FUNCTIONS: Final[dict[MapFunction, Callable[..., int]]] = {
     MapFunction.COPY: lambda x: x,
     MapFunction.ADD: lambda x, y: x + y,
     MapFunction.SUB: lambda x, y: x - y,
@@ -67,18 +67,11 @@ _I64_FUNCTIONS: Final[dict[MapFunction, Callable[..., int]]] = {
     MapFunction.NE: lambda x, y: x != y,
     MapFunction.FLOORDIV: lambda x, y: x // y if y else 0,
     MapFunction.MOD: lambda x, y: x % y if y else 0,
-}
-
-_BOOL_FUNCTIONS: Final[dict[MapFunction, Callable[..., int]]] = {
-    MapFunction.COPY: lambda x: x,
-    MapFunction.EQ: lambda x, y: x == y,
-    MapFunction.NE: lambda x, y: x != y,
     MapFunction.AND: lambda x, y: x & y,
     MapFunction.OR: lambda x, y: x | y,
     MapFunction.NOT: lambda x: 1 - x,
 }
-
-_FUNCTIONS: Final = {DType.F32: _F32_FUNCTIONS, DType.I64: _I64_FUNCTIONS, DType.BOOL: _BOOL_FUNCTIONS}
+"""Functions of i64 before they wrap, and of bools, which are 0 and 1. The registry says which takes which."""
 _CASTS: Final[dict[tuple[DType, DType], Callable[[int], int]]] = {
     (DType.F32, DType.I64): float32.to_i64,
     (DType.F32, DType.BOOL): lambda x: int(not float32.is_zero(x)),
@@ -99,7 +92,8 @@ def scalar(
         return normal(result, values[1] if values[0] else values[2])
     if function == MapFunction.CAST:
         return _CASTS[types[0], result](values[0])
-    found = int(_FUNCTIONS[types[0]][function](*values))
+    functions = _F32_FUNCTIONS if types[0] == DType.F32 else _INTEGER_FUNCTIONS
+    found = int(functions[function](*values))
     return wrap_i64(found) if result == DType.I64 else found
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from tiebreak.engine.capture.agreement import Terms, sign_job
+from tiebreak.engine.capture.captured import Terms, sign_job
 from tiebreak.lab.sim.adversaries.base import Adversary, Catch
 from tiebreak.lab.sim.games.disputes import play as play_match
 from tiebreak.lab.sim.games.playing import CATALOGUE

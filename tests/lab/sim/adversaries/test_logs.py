@@ -13,8 +13,7 @@ from tiebreak.lab.sim.adversaries.logs import ExactSum, greater, with_entry, wro
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Side
-from tiebreak.protocol.program.rounding import Direction, Rounding
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Direction, Rounding, StepLog
 
 PADDING = "codes of padding in a log"
 

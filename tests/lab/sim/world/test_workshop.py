@@ -8,7 +8,7 @@ import pytest
 
 from tests.lab.sim.adversaries.playing import CLIENT, DOMAIN, TRAINER, deviate, fight, job_of
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.capture.agreement import sign_job
+from tiebreak.engine.capture.captured import sign_job
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
@@ -22,7 +22,7 @@ from tiebreak.lab.sim.adversaries.tampering import Cheat, ForgedEvidence, Tamper
 from tiebreak.lab.sim.world.workshop import NAMES, Workshop
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import StepLog
 
 
 @pytest.fixture(params=NAMES)

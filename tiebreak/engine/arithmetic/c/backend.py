@@ -1,21 +1,27 @@
-"""The back-end of kernels in C, on CPUs: sums, extremes, scatter sums and chains."""
+"""The back-end of kernels in C, on CPUs: sums, extremes, scatter sums and chains; and the memory of its results.
 
+Fresh memory costs a page fault for every 4 KiB, so that of large results is used again. A buffer returns to the pool
+when the last tensor over it dies, regardless of who holds that tensor or which thread drops it, so callers need not
+know about the pool. A buffer that was not used during a whole step is freed.
+"""
+
+import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.c import chains, integers, scatter, sums
-from tiebreak.engine.arithmetic.c.buffers import Buffers
 from tiebreak.engine.arithmetic.c.threads import spread, torch_alone
 from tiebreak.engine.arithmetic.plain.backend import Table, TorchBackend
-from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared
-from tiebreak.engine.arithmetic.plan.scatter import plan_scatter
-from tiebreak.engine.arithmetic.plan.stats import Stats
-from tiebreak.engine.arithmetic.plan.sums import Partial, kind_of, plan_tables
+from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared, Stats
+from tiebreak.engine.arithmetic.plan.sums import Partial, kind_of, plan_scatter, plan_tables
 from tiebreak.engine.dtypes import TORCH_DTYPES
 from tiebreak.protocol.program.isa import TRANSCENDENTALS, Instruction, Opcode, ReduceFunction
 
@@ -37,7 +43,7 @@ class CBackend(TorchBackend):
         self.buffers = Buffers()
         self._kernel = chains.kernel()
         if self._kernel is not None:
-            self.chains = chains.CompiledChains(self._kernel, self.transcendentals, stats, self.buffers, self.finite)
+            self.chains = chains.CompiledChains(self._kernel, self.transcendentals, stats, self.empty, self.finite)
 
     @property
     def table(self) -> Table:
@@ -62,9 +68,6 @@ class CBackend(TorchBackend):
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         return self.buffers.empty(shape, dtype)
-
-    def limit_memory(self, size: int) -> None:
-        self.buffers.limit = size
 
     def is_finite(self, tensor: Tensor) -> bool:
         if self._kernel is None or not tensor.is_contiguous():
@@ -93,3 +96,47 @@ class CBackend(TorchBackend):
         return lambda x, _, near: scatter.scatter(
             library, tables, x, torch.zeros(i.shape, dtype=torch.float32), counts, shuffled, precision, near
         )
+
+
+SMALL: Final = 1 << 18
+"""Below this many bytes the allocator itself reuses memory."""
+_ALIGNMENT: Final = 64
+
+Block = npt.NDArray[np.uint8]
+
+
+class Buffers:
+    """A pool of CPU memory, by exact size. One thread at a time may take buffers; any thread may return them."""
+
+    def __init__(self) -> None:
+        self._idle: dict[int, deque[tuple[int, Block]]] = {}
+        self._lent: dict[int, tuple[weakref.ref[Block], Block]] = {}
+        self._step = 0
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """A contiguous CPU tensor of undefined contents."""
+        size = prod(shape) * dtype.itemsize
+        if size < SMALL:
+            return torch.empty(tuple(shape), dtype=dtype)
+        idle = self._idle.setdefault(size, deque())
+        block = idle.pop()[1] if idle else np.empty(size + _ALIGNMENT, dtype=np.uint8)
+        start = -block.ctypes.data % _ALIGNMENT
+        lease = block[start : start + size]
+        tensor = torch.from_numpy(lease)  # holds `lease`, and so do all views of it
+        key = id(lease)
+
+        def returned(_: weakref.ref[Block]) -> None:
+            self._lent.pop(key, None)
+            idle.append((self._step, block))
+
+        self._lent[key] = weakref.ref(lease, returned), block
+        return tensor.view(dtype).view(tuple(shape))
+
+    def end_step(self) -> None:
+        """Frees the buffers that have been idle since before the step that now ends."""
+        for idle in self._idle.values():
+            for _ in range(len(idle)):
+                since, block = idle.popleft()
+                if since >= self._step:
+                    idle.append((since, block))
+        self._step += 1

@@ -15,24 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.c.buffers import Buffers
 from tiebreak.engine.arithmetic.c.threads import available, sharing, together
 from tiebreak.engine.arithmetic.plain.maps import Transcendentals
-from tiebreak.engine.arithmetic.plan.chains import (
-    CHAINED,
-    Apply,
-    ChainCode,
-    Draw,
-    Exported,
-    Iota,
-    Load,
-    Member,
-    members_of,
-)
-from tiebreak.engine.arithmetic.plan.stats import Stats
+from tiebreak.engine.arithmetic.plan.chains import CHAINED, Apply, ChainCode, Draw, Iota, Load, Member, NewTensor
+from tiebreak.engine.arithmetic.plan.options import Stats
 from tiebreak.engine.arithmetic.plan.views import Dim
 from tiebreak.engine.native import Build, load
-from tiebreak.protocol.program.isa import DType, Instruction, MapFunction
+from tiebreak.protocol.program.isa import DType, MapFunction
 
 TILES_PER_TURN: Final = 32
 """The number of tiles that a thread takes at a time."""
@@ -43,6 +32,8 @@ _STAGGER: Final = 320
 """Bytes between scratch registers, so that equal positions in two registers differ in their low address bits."""
 RESOLVED: Final = (MapFunction.EXP, MapFunction.TANH)
 """Functions that need exact results where FP64 cannot decide; the position is the kernel's number for them."""
+_MADE: Final = {Iota: DType.I64, Draw: DType.F32}
+"""The dtypes of operations that have one."""
 _Resolver = ctypes.CFUNCTYPE(ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint32)
 
 
@@ -105,23 +96,19 @@ class _Turns:
 class CompiledChains:
     """Makes and runs the chains of one `Arithmetic`. They note in `finite` whether finalized values are."""
 
-    functions: Final = CHAINED
-    repeats: Final = False
-    prologues: Final = False
+    functions = CHAINED
+    repeats = False
+    prologues = False
 
     def __init__(
-        self, found: ElementwiseKernel, exact: Transcendentals, stats: Stats, buffers: Buffers, finite: dict[int, bool]
+        self, found: ElementwiseKernel, exact: Transcendentals, stats: Stats, empty: NewTensor, finite: dict[int, bool]
     ) -> None:
-        self.kernel, self.stats, self.buffers, self.finite = found, stats, buffers, finite
+        self.kernel, self.stats, self.empty, self.finite = found, stats, empty, finite
         self.precision = exact.precision
         self.resolver = _Resolver(lambda function, bits: exact.exact_bits(RESOLVED[function], bits))
 
     def make(self, members: Sequence[Member]) -> "CompiledChain":
         return CompiledChain(self, members)
-
-    def run_once(self, instructions: Sequence[Instruction], operands: Sequence[Tensor]) -> list[Tensor]:
-        made = self.make(members_of(instructions, operands)).run(dict(enumerate(operands)))
-        return [made[number] for number in range(len(operands), len(operands) + len(instructions))]
 
 
 class CompiledChain:
@@ -139,7 +126,7 @@ class CompiledChain:
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:
         read = self.code.operands(values, "cpu")
-        made = self.code.results(values, given, self._chains.buffers.empty)
+        made = self.code.results(values, given, self._chains.empty)
         counters = self._execute(self._pointers(*(x.data_ptr() for x in (*read, *made.values()))))
         for function, at in self._resolved:
             counts = self._chains.stats.of(f"map.{function.name.lower()}")
@@ -196,30 +183,24 @@ class _Encoder:
         self._pointers = {v: k for k, v in enumerate((*code.inputs, *(s.member.index for s in code.stores)))}
         self._made: list[int] = []
         """The register of chains.c for each of the code's."""
-        early = {store.register: store for store in code.stores if store.member.replaces is None}
+        early = {store.register: store.member for store in code.stores if store.member.replaces is None}
         for number, operation in enumerate(code.operations):
             if isinstance(operation, Load):
                 self._made.append(self._load(operation))
                 continue
-            store = early.get(number)
-            dtype = (
-                operation.dtype
-                if isinstance(operation, Apply)
-                else DType.I64
-                if isinstance(operation, Iota)
-                else DType.F32
-            )
-            result = self._register(-1, 0, dtype.size) if store is None else self._stored(store)
+            member = early.get(number)
+            dtype = operation.dtype if isinstance(operation, Apply) else _MADE[type(operation)]
+            result = self._register(-1, 0, dtype.size) if member is None else self._stored(member)
             self._compute(operation, result)
             self._made.append(result)
-            if store is not None:
-                self._finalize(store, result)
+            if member is not None:
+                self._finalize(member, result)
         # A result that may overwrite an operand is stored after the tile has read all of that operand.
-        for store in code.stores:
-            if store.member.replaces is not None:
-                result = self._stored(store)
-                self._emit(f"COPY{store.member.instruction.dtype.size}", result, (self._made[store.register],))
-                self._finalize(store, result)
+        for register, member in code.stores:
+            if member.replaces is not None:
+                result = self._stored(member)
+                self._emit(f"COPY{member.instruction.dtype.size}", result, (self._made[register],))
+                self._finalize(member, result)
 
     def encode(self, found: ElementwiseKernel) -> npt.NDArray[np.int64]:
         """The words that `chain_run` reads."""
@@ -261,9 +242,9 @@ class _Encoder:
         self.registers.append(_Register(pointer, offset, step))
         return len(self.registers) - 1
 
-    def _stored(self, store: Exported) -> int:
+    def _stored(self, member: Member) -> int:
         """A register in the memory of a result."""
-        return self._register(self._pointers[store.member.index], 0, store.member.instruction.dtype.size)
+        return self._register(self._pointers[member.index], 0, member.instruction.dtype.size)
 
     def _count(self, number: int) -> int:
         """Adds counters and returns their place."""
@@ -273,10 +254,10 @@ class _Encoder:
     def _emit(self, name: str, result: int, operands: tuple[int, ...], parameters: tuple[int, ...] = ()) -> None:
         self.operations.append(_Operation(name, result, operands, parameters))
 
-    def _finalize(self, store: Exported, result: int) -> None:
-        if store.notes_finite:
-            self.finalized[store.member.index] = self._count(1)
-            self._emit("FINALIZE", result, (), (self.finalized[store.member.index],))
+    def _finalize(self, member: Member, result: int) -> None:
+        if member.notes_finite:
+            self.finalized[member.index] = self._count(1)
+            self._emit("FINALIZE", result, (), (self.finalized[member.index],))
 
     def _load(self, operand: Load) -> int:
         """The register of an operand, which is copied into the tile if its elements are not contiguous."""

@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tiebreak.engine import native
-from tiebreak.engine.arithmetic.c.progress import ZivProgress
-from tiebreak.engine.arithmetic.c.threads import together
+from tiebreak.engine.arithmetic.c.threads import ZivProgress, together
 from tiebreak.engine.arithmetic.plan.moduli import MODULI, MOST_TERMS, PAYS, Moduli, count_of, round_up
 from tiebreak.engine.arithmetic.plan.sums import ReduceTables
 from tiebreak.engine.arithmetic.plan.views import Floats
@@ -202,7 +201,15 @@ def _moduli(shape: Shape, count: int, precision: int) -> _Moduli:
     for t, (m, weight, fraction) in enumerate(zip(moduli.numbers, moduli.weights, moduli.fractions(104), strict=True)):
         plan.v1[t], plan.v2[t], plan.weight[t] = fraction >> 52, fraction & (1 << 52) - 1, weight
         plan.over[2 * t], plan.over[2 * t + 1] = _parts(moduli.product // m)
-        _set_quotient(plan, t, m)
+        # The bytes of an integer become its residue modulo m (docs/kernels.md, "Residues").
+        powers = [(r := pow(256, i, m)) - (m if r > 127 else 0) for i in range(7)]
+        whole = (2**23 + 2**19) // m
+        plan.low[t] = int.from_bytes(bytes(p & 255 for p in powers[:4]), "little", signed=True)
+        plan.high_bytes[t] = int.from_bytes(bytes(p & 255 for p in powers[4:]), "little")
+        plan.first[t] = 0x4B000000 + m * whole - 0x38 * pow(256, 6, m) % m - 2**23
+        plan.minus[t], plan.modulus[t] = -m & 0xFFFF, m
+        plan.reciprocal[t] = 1 / m
+        plan.inverse[t], plan.add[t] = 1 / m, float(3 * 2**22 - whole + (whole & 255))
     plan.whole[0], plan.whole[1] = _parts(moduli.product)
     return plan
 
@@ -210,15 +217,3 @@ def _moduli(shape: Shape, count: int, precision: int) -> _Moduli:
 def _parts(x: int) -> tuple[int, int]:
     """The lower 44 bits, and the rest."""
     return x & (1 << 44) - 1, x >> 44
-
-
-def _set_quotient(plan: _Moduli, t: int, m: int) -> None:
-    """The numbers with which the bytes of an integer become its residue modulo m (docs/kernels.md, "Residues")."""
-    powers = [(r := pow(256, i, m)) - (m if r > 127 else 0) for i in range(7)]
-    whole = (2**23 + 2**19) // m
-    plan.low[t] = int.from_bytes(bytes(p & 255 for p in powers[:4]), "little", signed=True)
-    plan.high_bytes[t] = int.from_bytes(bytes(p & 255 for p in powers[4:]), "little")
-    plan.first[t] = 0x4B000000 + m * whole - 0x38 * pow(256, 6, m) % m - 2**23
-    plan.minus[t], plan.modulus[t] = -m & 0xFFFF, m
-    plan.reciprocal[t] = 1 / m
-    plan.inverse[t], plan.add[t] = 1 / m, float(3 * 2**22 - whole + (whole & 255))

@@ -7,11 +7,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.c.progress import ZivProgress, run_kernel
-from tiebreak.engine.arithmetic.c.threads import sharing, together
-from tiebreak.engine.arithmetic.plan.options import Operands
-from tiebreak.engine.arithmetic.plan.scatter import ScatterTables
-from tiebreak.engine.arithmetic.plan.stats import Counts
+from tiebreak.engine.arithmetic.c.threads import ZivProgress, run_kernel, sharing, together
+from tiebreak.engine.arithmetic.plan.options import Counts, Operands
+from tiebreak.engine.arithmetic.plan.sums import ScatterTables
 from tiebreak.engine.arithmetic.plan.views import check_reach
 from tiebreak.engine.arithmetic.plan.ziv import Collector
 from tiebreak.engine.native import Build, load

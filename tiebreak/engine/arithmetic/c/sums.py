@@ -13,10 +13,8 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.c.integers import IntegerSum
-from tiebreak.engine.arithmetic.c.progress import ZivProgress, run_kernel
-from tiebreak.engine.arithmetic.c.threads import sharing, together
-from tiebreak.engine.arithmetic.plan.options import Operands
-from tiebreak.engine.arithmetic.plan.stats import Counts
+from tiebreak.engine.arithmetic.c.threads import ZivProgress, run_kernel, sharing, together
+from tiebreak.engine.arithmetic.plan.options import Counts, Operands
 from tiebreak.engine.arithmetic.plan.sums import Partial, ReduceTables, shuffle
 from tiebreak.engine.arithmetic.plan.views import Floats, Integers, check_reach
 from tiebreak.engine.arithmetic.plan.ziv import Collector, coefficient
@@ -192,21 +190,16 @@ def _set_blocks(task: _Contraction, matrix: bool, threads: int) -> int:
     else:
         parts = min(ceil(wanted / ceil(task.batches / 256)), task.k // (4 * _CHUNK))
     task.parts = ceil(task.k / ceil(task.k / max(1, parts)))
-    roundings = task.parts + (_set_panels(task) if matrix else min(task.k, _CHUNK) + ceil(task.k / _CHUNK) + _RUN)
+    roundings = task.parts + min(task.k, _CHUNK) + ceil(task.k / _CHUNK) + _RUN
+    if matrix:
+        # Short panels cost a little speed, but where there are many, the closer bound saves more on undecided elements.
+        terms = ceil(task.k / task.parts)
+        task.kc = min(terms, _KC if terms <= LONG else _KC // 2)
+        panels = ceil(terms / task.kc)
+        task.group = panels if panels <= 16 else isqrt(panels) + 1
+        roundings = task.parts + task.kc + task.group + ceil(panels / task.group)
     task.coefficient = coefficient(roundings) if task.k > 1 else 0.0
     return int(roundings)
-
-
-def _set_panels(task: _Contraction) -> int:
-    """Chooses how many terms are added at once; returns the roundings on a term's path through a part.
-
-    Short panels cost a little speed, but where there are many, the closer bound saves more on undecided elements.
-    """
-    terms = ceil(task.k / task.parts)
-    task.kc = min(terms, _KC if terms <= LONG else _KC // 2)
-    panels = ceil(terms / task.kc)
-    task.group = panels if panels <= 16 else isqrt(panels) + 1
-    return int(task.kc + task.group + ceil(panels / task.group))
 
 
 def _blocks(task: _Contraction) -> int:

@@ -7,16 +7,13 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.gpu.chains import LaunchedChain, LaunchedChains
+from tiebreak.engine.arithmetic.gpu.indices import LaunchedScatter, shuffle
 from tiebreak.engine.arithmetic.gpu.launching import compile_ahead
-from tiebreak.engine.arithmetic.gpu.random import shuffle
-from tiebreak.engine.arithmetic.gpu.scatter import LaunchedScatter
 from tiebreak.engine.arithmetic.gpu.sums import LaunchedSum
 from tiebreak.engine.arithmetic.plain.backend import Table, TorchBackend
 from tiebreak.engine.arithmetic.plan.chains import Member
-from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared
-from tiebreak.engine.arithmetic.plan.scatter import plan_scatter
-from tiebreak.engine.arithmetic.plan.stats import Stats
-from tiebreak.engine.arithmetic.plan.sums import MOST, Partial, ReduceTables, kind_of, plan_tables
+from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared, Stats
+from tiebreak.engine.arithmetic.plan.sums import MOST, Partial, ReduceTables, kind_of, plan_scatter, plan_tables
 from tiebreak.engine.arithmetic.plan.ziv import Collector
 from tiebreak.protocol.program.isa import Access, Instruction, MapFunction, Opcode, ReduceFunction, row_major
 
@@ -29,7 +26,7 @@ class GpuBackend(TorchBackend):
 
     def __init__(self, options: Options, stats: Stats) -> None:
         super().__init__(options, stats)
-        self.chains = LaunchedChains(options, stats)
+        self.chains = LaunchedChains(options, stats, self.empty)
 
     @property
     def table(self) -> Table:
@@ -52,7 +49,7 @@ class GpuBackend(TorchBackend):
         compile_ahead(work)
 
     def begin_step(self) -> None:
-        self.chains.begin()
+        self.chains.notes.zero_()
 
     def finalize(self, index: int, i: Instruction) -> LaunchedChain:
         """A copy, in place where that is allowed: the kernel makes NaN canonical and notes what is not finite."""
@@ -63,10 +60,14 @@ class GpuBackend(TorchBackend):
         return self.chains.make((Member(index, copy, (i.dtype,), (i.numel,), True, True, index),))
 
     def end_step(self, loss: Tensor) -> None:
-        self.chains.note(loss)
+        self.chains.notes[:1].copy_(loss.reshape(1).view(torch.int32))
 
     def look(self, ran: Iterable[object]) -> tuple[dict[int, bool], int]:
-        return self.chains.look(chain for chain in ran if isinstance(chain, LaunchedChain))
+        noted, finite = self.chains.notes.tolist(), dict[int, bool]()  # waits for the device
+        for chain in ran:
+            if isinstance(chain, LaunchedChain):
+                finite |= chain.read(noted)
+        return finite, noted[0]
 
     def _tabled(self, i: Instruction, dtypes: Sequence[torch.dtype]) -> Prepared | None:
         kinds = (torch.float32, torch.int64) if i.function == ReduceFunction.MAX else (torch.float32,)

@@ -1,10 +1,10 @@
 """Chains on GPUs: one launch of one Triton kernel (`kernels/chains.py`) for each.
 
 The host waits for nothing while a step runs. What the kernels note, whether results are finite and what FP64 left open,
-stays on the device, with the loss, until `LaunchedChains.look`, once a step.
+stays on the device, with the loss, until `GpuBackend.look`, once a step.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import ceil
 from typing import Any, Final, NamedTuple
 
@@ -13,14 +13,12 @@ from torch import Tensor
 
 from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, target
 from tiebreak.engine.arithmetic.gpu.sums import LaunchedSum, Prologue
-from tiebreak.engine.arithmetic.plan.chains import Apply, ChainCode, Draw, Iota, Load, Member, members_of
-from tiebreak.engine.arithmetic.plan.options import Options
-from tiebreak.engine.arithmetic.plan.stats import Stats
+from tiebreak.engine.arithmetic.plan.chains import Apply, ChainCode, Draw, Iota, Load, Member, NewTensor
+from tiebreak.engine.arithmetic.plan.options import Options, Stats
 from tiebreak.engine.arithmetic.plan.sums import kind_of, plan_tables
 from tiebreak.engine.arithmetic.plan.views import Dim
-from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import TRANSCENDENTALS, DType, Instruction, MapFunction, Opcode
+from tiebreak.protocol.program.isa import TRANSCENDENTALS, MapFunction, Opcode
 
 LOAD: Final = -1
 IOTA: Final = -2
@@ -51,26 +49,16 @@ class Operation(NamedTuple):
     """The result's dtype; for a transcendental, the place of its notes; for RANDOM, whether it begins with a block."""
 
 
-class ChainStore(NamedTuple):
-    """A register to be stored through the pointer that has the store's own number."""
-
-    register: int
-    note: int
-    """The place where the kernel notes that a finalized result is not finite; -1 if it is not finalized."""
-
-
 class LaunchedChains:
     """Makes and runs the chains of one `Arithmetic`."""
 
-    functions: Final = frozenset(MapFunction)
-    repeats: Final = True
+    functions = frozenset(MapFunction)
+    repeats = True
 
-    @property
-    def prologues(self) -> bool:
-        return self.options.logging is None  # a log is made of a sum's terms, which the host reads
-
-    def __init__(self, options: Options, stats: Stats) -> None:
+    def __init__(self, options: Options, stats: Stats, empty: NewTensor) -> None:
         self.options, self.device, self.precision, self.stats = options, options.device, options.precision, stats
+        self.prologues = options.logging is None  # a log is made of a sum's terms, which the host reads
+        self.empty = empty
         self.notes = torch.zeros(1 << 10, dtype=torch.int64, device=self.device)
         """The kernels' notes: the bits of the loss, then a range for each chain."""
         self._used = _ALIGNMENT
@@ -84,38 +72,9 @@ class LaunchedChains:
             self.notes = torch.cat([self.notes, torch.zeros_like(self.notes)])
         return LaunchedReduction(self, code, first, members[-1]) if reduced else LaunchedChain(self, code, first)
 
-    def run_once(self, instructions: Sequence[Instruction], operands: Sequence[Tensor]) -> list[Tensor]:
-        chain = self.make(members_of(instructions, operands))
-        self.begin()
-        made = chain.run(dict(enumerate(operands)))
-        self.look((chain,))
-        return [made[number] for number in sorted(made)]
-
-    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.empty(tuple(shape), dtype=dtype, device=self.device)
-
-    def begin(self) -> None:
-        """Clears all notes when a step begins."""
-        self.notes.zero_()
-
-    def note(self, loss: Tensor) -> None:
-        """Notes the bits of an f32 of rank 0."""
-        self.notes[:1].copy_(loss.reshape(1).view(torch.int32))
-
-    def look(self, ran: Iterable["LaunchedChain"]) -> tuple[dict[int, bool], int]:
-        """Whether each finalized result is finite in all its elements, by index, and the loss's bits as an i32.
-
-        ran: the chains that ran since `begin`. Waits for the device. Raises `ConfigurationError` if a device could not
-        settle a transcendental function.
-        """
-        noted, finite = self.notes.tolist(), dict[int, bool]()
-        for chain in ran:
-            finite |= chain.read(noted)
-        return finite, noted[0]
-
 
 class LaunchedChain:
-    """One chain, planned once and run in every step. `LaunchedChains.look` tells which results are finite."""
+    """One chain, planned once and run in every step. `GpuBackend.look` tells which results are finite."""
 
     def __init__(self, chains: LaunchedChains, kernel: "KernelCode", first: int) -> None:
         self._chains, self.kernel, self.code, self._first = chains, kernel, kernel.code, first
@@ -138,7 +97,10 @@ class LaunchedChain:
         return tuple(values[index].view(-1)[offset:] for index, offset in self.kernel.reads)
 
     def read(self, noted: Sequence[int]) -> dict[int, bool]:
-        """Whether finalized results are finite, by index; counts what FP64 left open."""
+        """Whether finalized results are finite, by index; counts what FP64 left open.
+
+        Raises `ConfigurationError` if the device could not settle a transcendental function.
+        """
         first = self._first
         for function, at in self.kernel.resolved:
             undecided, double_rounded, still = noted[first + at : first + at + 3]
@@ -191,15 +153,10 @@ class KernelCode:
         self.notes = 0
         self.operations = [self._operation(operation) for operation in code.operations]
         for store in code.stores:
-            if store.notes_finite:
+            if store.member.notes_finite:
                 self.finalized[store.member.index] = self._note(1)
-        self.stores = [ChainStore(s.register, self.finalized.get(s.member.index, -1)) for s in code.stores]
-
-    @property
-    def dtypes(self) -> tuple[DType, ...]:
-        """The dtypes that the kernel's pointers point to, in order: results first."""
-        made = (PROTOCOL_DTYPES[store.dtype] for store in self.code.stores)
-        return *made, *(self.code.inputs[index][0] for index, _ in self.reads)
+        self.stores = [(s.register, self.finalized.get(s.member.index, -1)) for s in code.stores]
+        """Each register that is stored, and where the kernel notes that it is not finite; -1 if it is not finalized."""
 
     def constants(self, precision: int, backend: str, arch: int) -> dict[str, Any]:
         """The constants of the kernel's compilation for a target of Triton, such as ("cuda", 90)."""

@@ -6,7 +6,6 @@ of both ways are launched, and what integers would leave undecided tells the dev
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import ceil, frexp, log2, sqrt
@@ -112,81 +111,45 @@ def parts_of(tiles: int, folds: int, fold: int, processors: int) -> int:
     return min(range(1, min(folds, ceil(2 * processors / tiles)) + 1), key=cost)
 
 
-@dataclass(frozen=True)
 class Scales:
     """The numbers of the kernels, for sums of `terms` terms rounded to b bits: all are derived from the moduli."""
 
-    moduli: Moduli
-    terms: int
-    precision: int
-
-    @property
-    def panels(self) -> int:
-        """The number of pieces of the terms whose products are added at once."""
-        return ceil(self.terms / FOLD)
-
-    @property
-    def tile(self) -> dict[str, Any]:
+    def __init__(self, terms: int, precision: int) -> None:
+        self.moduli, self.terms, self.precision = Moduli(count_of(terms, precision)), terms, precision
+        half, count, whole = TILE["BLOCK_K"] // 2, self.moduli.count, self.moduli.product
+        self.tile = {**TILE, "BLOCK_K": half if terms <= half else 2 * half}
         """The blocks of `multiply_residues` and the compiler's options: half as many terms where they suffice."""
-        half: int = TILE["BLOCK_K"] // 2
-        return {**TILE, "BLOCK_K": half if self.terms <= half else 2 * half}
-
-    @property
-    def fold(self) -> int:
+        self.panels = ceil(terms / FOLD)
+        """The number of pieces of the terms whose products are added at once."""
+        self.fold = round_up(ceil(terms / self.panels), self.tile["BLOCK_K"])
         """The terms that are added at once, a multiple of the block."""
-        return round_up(ceil(self.terms / self.panels), self.tile["BLOCK_K"])
-
-    @property
-    def width(self) -> int:
+        self.width = self.panels * self.fold
         """The terms of a row with the zeros that follow them."""
-        return self.panels * self.fold
-
-    @property
-    def unit(self) -> int:
+        self.unit = whole.bit_length() - 62
         """Sums are kept as multiples of 2^unit, below 2^61."""
-        return self.moduli.product.bit_length() - 62
-
-    @property
-    def slack(self) -> int:
+        self.slack = ceil((count * self.panels + 1) / 4) + 2
         """The error of such a multiple, where nothing was cut."""
-        return ceil((self.moduli.count * self.panels + 1) / 4) + 2
-
-    @property
-    def grain(self) -> int:
+        self.grain = (2 * self.slack).bit_length()
         """The least power of two, in units, whose multiples are told apart in spite of the slack."""
-        return (2 * self.slack).bit_length()
-
-    @property
-    def shift(self) -> int:
+        self.shift = max(0, ceil(log2(sqrt(terms * whole)) - self.unit) + 1 - 30)
         """Errors by what was cut are kept as multiples of 2^shift units, below 2^30."""
-        return max(0, ceil(log2(sqrt(self.terms * self.moduli.product)) - self.unit) + 1 - 30)
-
-    @property
-    def reach(self) -> tuple[int, float]:
+        part, power = frexp(self.moduli.reach - sqrt(terms) / 2 - 1)
+        self.reach = power - 1, int(2 * part * 2**23) / 2**23
         """The most that a norm may be: an exponent, and a number of 1 ... 2 in FP32, cut."""
-        part, power = frexp(self.moduli.reach - sqrt(self.terms) / 2 - 1)
-        return power - 1, int(2 * part * 2**23) / 2**23
-
-    @property
-    def most_loose(self) -> int:
+        self.most_loose = int(2.0**60 / (MUCH * 2.0 ** (precision - 7) * sqrt(terms)))
         """The parts of norms that may be cut, in units of 2^-60."""
-        return int(2.0**60 / (MUCH * 2.0 ** (self.precision - 7) * sqrt(self.terms)))
 
     def of_residues(self) -> list[int]:
         """Five numbers for each modulus: see `store_residues`."""
-        return [
-            number for m in self.moduli.numbers for number in (2**16 % m, 2**32 % m, (128 - 2**47) % m, 2**32 // m, m)
-        ]
+        return [n for m in self.moduli.numbers for n in (2**16 % m, 2**32 % m, (128 - 2**47) % m, 2**32 // m, m)]
 
     def of_folds(self) -> list[int]:
         """The scale of fractions, what is taken off them, and three digits of 32 bits for each fold."""
         whole, mask = self.moduli.product, (1 << 32) - 1
         scale = (whole << 64) >> whole.bit_length()
         off = (self.moduli.offset(self.panels, 64) - self.moduli.count * self.panels) % (1 << 64)
-        each = [self.panels * [v >> 64, v >> 32 & mask, v & mask] for v in self.moduli.fractions(96)]
-        return [
-            number - (number >> 63 << 64) for number in (scale, off, *(digit for digits in each for digit in digits))
-        ]
+        digits = [n for v in self.moduli.fractions(96) for n in self.panels * [v >> 64, v >> 32 & mask, v & mask]]
+        return [n - (n >> 63 << 64) for n in (scale, off, *digits)]
 
 
 class LaunchedIntegers:
@@ -194,16 +157,13 @@ class LaunchedIntegers:
 
     def __init__(self, tables: ReduceTables, precision: int, device: torch.device, *, stays: bool) -> None:
         """stays: whether nothing is left to FP64, however much is undecided."""
-        self._scales = Scales(Moduli(count_of(tables.terms, precision)), tables.terms, precision)
+        self._scales = Scales(tables.terms, precision)
         self._shape, self._device, self._stays = tuple(map(len, tables.out)), device, stays
 
     @cached_property
     def _numbers(self) -> tuple[Tensor, Tensor]:
-        of_residues, of_folds = (
-            torch.tensor(numbers, dtype=torch.int64, device=self._device)
-            for numbers in (self._scales.of_residues(), self._scales.of_folds())
-        )
-        return of_residues, of_folds
+        residues, folds = self._scales.of_residues(), self._scales.of_folds()
+        return torch.tensor(residues, device=self._device), torch.tensor(folds, device=self._device)
 
     def run(
         self, read: Sequence[Any], tables: Sequence[Tensor | None], steps: Sequence[int], sides: dict[str, Any],

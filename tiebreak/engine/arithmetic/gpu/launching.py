@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, Final
 
 import torch
@@ -135,29 +135,15 @@ def _form(argument: Any) -> Any:
     return tuple(map(_form, argument)) if type(argument) is tuple else argument
 
 
-@dataclass(frozen=True, slots=True)
-class _Compiler:
-    """A driver of Triton that knows the target of a device, and needs no device."""
-
-    target: Any
-
-    def get_current_target(self) -> Any:
-        return self.target
-
-    def get_current_device(self) -> int:
-        return -1
-
-    def get_current_stream(self, _: int) -> int:
-        return 0
-
-
 def _find(found: Found, kernel: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
     """Adds what Triton would compile now, as a job for another process; compiles nothing."""
     triton = import_module("triton")
     driver = triton.runtime.driver
 
     def compiled(target: Any, launcher: Any) -> None:
-        driver.set_active(_Compiler(target))
+        # A driver of Triton that knows the target of a device, and needs no device.
+        own = {"get_current_target": lambda: target, "get_current_device": lambda: -1}
+        driver.set_active(SimpleNamespace(**own, get_current_stream=lambda _: 0))
         made = kernel.warmup(*arguments, grid=(1,), **options)
         launcher(made.src, made.metadata)  # the C function that launches it
 

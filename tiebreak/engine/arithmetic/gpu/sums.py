@@ -20,10 +20,8 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.gpu.integers import choose
 from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, programs, target
 from tiebreak.engine.arithmetic.gpu.operands import OperandLayout, arrange
-from tiebreak.engine.arithmetic.plain.exact import ElementReader
-from tiebreak.engine.arithmetic.plain.near_ties import settle
-from tiebreak.engine.arithmetic.plan.options import Operands, Options
-from tiebreak.engine.arithmetic.plan.stats import Counts
+from tiebreak.engine.arithmetic.plain.exact import ElementReader, settle
+from tiebreak.engine.arithmetic.plan.options import Counts, Operands, Options
 from tiebreak.engine.arithmetic.plan.sums import Partial, ReduceTables, progression, shuffle
 from tiebreak.engine.arithmetic.plan.views import Integers, check_reach
 from tiebreak.engine.arithmetic.plan.ziv import DENSE, Collector, coefficient
@@ -274,7 +272,12 @@ class LaunchedSum:
         if near is None and self._integers is not None:  # auditors expect near ties of FP64 to be reported
             loose = self._integers.run(read, *call.reading, out, found, listed)
         if call.parts > 1:
-            self._join(call, call.leave(read, loose), memory, factor, loose)
+            batches, m, n = call.shape
+            launch(
+                kernels("sums").add_parts, ceil(numel / PARTS["BLOCK"]), *call.leave(read, loose), *call.tables[-3:],
+                *memory, loose, m, n, batches, call.parts, call.cuts, factor,
+                MATRIX=call.matrix, PRECISION=precision, **PARTS,
+            )  # fmt: skip
         else:
             call.launch(read, (*memory, None), factor, loose, PRECISION=precision, LEAVE=False)
         if near is not None and c is not None and e is not None:
@@ -307,12 +310,9 @@ class LaunchedSum:
     def greatest(self, operands: Sequence[Read]) -> Tensor:
         """The greatest term of each output, or its position among the terms, which is i64."""
         (call, (read,)), i = self._reading(operands), self._instruction
-        out, place = (
-            torch.empty(i.shape, dtype=TORCH_DTYPES[i.dtype], device=call.device),
-            i.function == ReduceFunction.ARGMAX,
-        )
+        out = torch.empty(i.shape, dtype=TORCH_DTYPES[i.dtype], device=call.device)
+        place, left = i.function == ReduceFunction.ARGMAX, None
         run_batch, run_k, k, batches = call.numbers
-        left = None
         if call.parts > 1:
             left = torch.empty((call.parts, batches), dtype=torch.int64, device=call.device)
         options = {name: value for name, value in call.options.items() if name not in ("PAIRS", "B_STEP")}
@@ -373,17 +373,6 @@ class LaunchedSum:
         roundings = min(k, FLUSH + ceil(step / (FLUSH * lane)) + lane + parts)
         on_device = [torch.from_numpy(t).to(device) for t in held]
         return _Call(kernel, on_device, numbers, options, tiles, parts, step, roundings, device, form, self._prologue)
-
-    def _join(
-        self, call: _Call, left: Sequence[Tensor], memory: Sequence[Any], factor: float, loose: Tensor | None
-    ) -> None:
-        """Adds the parts, tests and rounds; memory: out, found, room, listed, sums and errors."""
-        numel, (batches, m, n) = prod(call.shape), call.shape
-        launch(
-            kernels("sums").add_parts, ceil(numel / PARTS["BLOCK"]), *left, *call.tables[-3:], *memory, loose,
-            m, n, batches, call.parts, call.cuts, factor,
-            MATRIX=call.matrix, PRECISION=self._rounded.precision, **PARTS,
-        )  # fmt: skip
 
     def _settle_or_report(
         self, reader: ElementReader, call: _Call, read: Sequence[Any], out: Tensor, listed: Tensor,

@@ -14,9 +14,8 @@ from tiebreak.engine.arithmetic.plain import indexing, random
 from tiebreak.engine.arithmetic.plain.maps import Transcendentals, function_of
 from tiebreak.engine.arithmetic.plain.scatter import PlainScatter
 from tiebreak.engine.arithmetic.plain.sums import WHOLE, PlainSum
-from tiebreak.engine.arithmetic.plan.chains import Chains, PreparedChain
-from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared
-from tiebreak.engine.arithmetic.plan.stats import Stats
+from tiebreak.engine.arithmetic.plan.chains import Chains, PreparedChain, members_of
+from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared, Stats
 from tiebreak.engine.arithmetic.plan.sums import Partial, kind_of
 from tiebreak.engine.arithmetic.plan.views import View
 from tiebreak.engine.data.tensors import canonical
@@ -117,6 +116,15 @@ class TorchBackend:
         """Takes the loss, an f32 of rank 0, after all else."""
         self._loss = loss
 
+    def run_once(self, instructions: Sequence[Instruction], operands: Operands) -> list[Tensor]:
+        """Runs instructions as `members_of` takes them as one chain, for qualification and tests."""
+        assert self.chains is not None
+        chain = self.chains.make(members_of(instructions, operands))
+        self.begin_step()
+        made = chain.run(dict(enumerate(operands)))
+        self.look((chain,))
+        return [made[number] for number in sorted(made)]
+
     def look(self, ran: Iterable[object]) -> tuple[dict[int, bool], int]:  # noqa: ARG002
         """Whether each finalized value is finite, by index, and the loss's bits as an i32.
 
@@ -127,9 +135,6 @@ class TorchBackend:
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """A contiguous tensor of undefined contents on the device."""
         return torch.empty(tuple(shape), dtype=dtype, device=self.options.device)
-
-    def limit_memory(self, size: int) -> None:
-        """Frees memory that is kept for later, rather than taking more than `size` bytes in all."""
 
     def is_finite(self, tensor: Tensor) -> bool:
         """Whether all elements of an f32 tensor are finite."""

@@ -1,8 +1,10 @@
-"""Exact sums in fixed point, in torch on any device: the fallback of every sum that nothing else decides.
+"""Ziv's test in torch, on any device, and exact sums in fixed point for the elements that it leaves open.
 
-Terms are FP64 numbers: exact products of two f32, or f32 themselves, which are multiples of 2^-298 below 2^256. A sum
-of terms is kept as *digits*, signed 64-bit integers with room for carries (Neal's small superaccumulator, 2015, for
-many elements at once).
+`tiebreak.engine.arithmetic.plan.ziv` has the bound and near ties, with their proofs.
+
+**Digits.** Terms are FP64 numbers: exact products of two f32, or f32 themselves, which are multiples of 2^-298 below
+2^256. A sum of terms is kept as *digits*, signed 64-bit integers with room for carries (Neal's small superaccumulator,
+2015, for many elements at once).
 
 **Terms.** With S = 1.5 * 2^(52 + g), fl(fl(p + S) - S) is p rounded to a multiple of 2^g, for |p| < 2^(51 + g), and the
 remainder is exact and at most 2^(g - 1). As g goes down a fixed grid of 32 bits, each step moves the highest digit of
@@ -13,7 +15,7 @@ time, until they make an integer of 37 to 53 bits. What is below it adds up to l
 digit that is not zero. f32 numbers and the middles between them have 25 bits, so half of that sign stands for it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -23,8 +25,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.plan.rounding import Round
+from tiebreak.engine.arithmetic.plan.options import Counts, Round
 from tiebreak.engine.arithmetic.plan.views import Dim, Integers, coalesce, offsets, read_rows
+from tiebreak.engine.arithmetic.plan.ziv import Collector
 from tiebreak.protocol.program.isa import Instruction, Opcode, ScatterParams
 from tiebreak.protocol.program.rounding import sum_kind
 
@@ -189,3 +192,60 @@ def exact_digits(instruction: Instruction, operands: Sequence[Tensor], elements:
     chunks = torch.split(elements, max(1, ROW_BUDGET // reader.terms))
     found = [add_elements(reader, chunk) for chunk in chunks]
     return Digits(torch.cat([total.values for total, _ in found], 1)), torch.cat([finite for _, finite in found])
+
+
+def decide(c: Tensor, e: Tensor, rounded: Round) -> tuple[Tensor, Tensor]:
+    """Ziv's test of FP64 values within +-e: (f32 results, contiguous; mask of the undecided). Any shape."""
+    high = rounded(torch.add(c, e), torch.contiguous_format)
+    undecided = rounded(torch.sub(c, e)).ne(high)  # true for NaN
+    return high.add_(0.0), undecided  # -0 + 0 = +0
+
+
+def settle(
+    c: Tensor, e: Tensor, elements: Tensor, reader: TermReader, rounded: Round, counts: Counts, near: Collector | None,
+    *, numbers: Tensor | None = None, exactly: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:  # fmt: skip
+    """The exact results of open elements, f32, or RN(c) of those that are reported to `near`; all tensors 1-d.
+
+    Elements with an error that is not finite have a term that is not, and are NaN. `elements`: their numbers for the
+    reader. `numbers`: those in the result, if they are others. `exactly` computes the exact results of some of them
+    (their positions in `elements`) in place of the reader.
+    """
+    counts.undecided += len(c)
+    plain = rounded(c).add_(0.0)
+    values = torch.where(e.isfinite(), plain, float("nan"))
+    open_ = e.isfinite()
+    if near is not None:
+        logged = (e <= rounded.gaps(c).mul_(near.limit)) & c.isfinite()  # false for NaN
+        if near.grid:
+            at = logged.nonzero().view(-1)
+            logged[at[on_grid(reader, elements[at])]] = False
+        places = (elements if numbers is None else numbers)[logged].cpu().numpy()
+        near.add(places, c[logged].cpu().numpy(), e[logged].cpu().numpy())
+        counts.logged += len(places)
+        values, open_ = torch.where(logged, plain, values), open_ & ~logged
+    at = open_.nonzero().view(-1)
+    if len(at):
+        found = exactly(at) if exactly is not None else _settled(elements[at], reader, rounded)
+        counts.undecided_twice += len(at)
+        counts.double_rounded += int(plain[at].ne(found).sum())
+        values[at] = found
+    return values
+
+
+def _settled(elements: Tensor, reader: TermReader, rounded: Round) -> Tensor:
+    chunks = torch.split(elements, max(1, ROW_BUDGET // reader.terms))
+    return torch.cat([add_elements(reader, chunk)[0].rounded(rounded) for chunk in chunks])
+
+
+def on_grid(reader: TermReader, elements: Tensor) -> Tensor:
+    """The elements whose terms add exactly in any order: all are multiples of a number that FP64 can count them in."""
+    found = [torch.zeros(0, dtype=torch.bool, device=elements.device)]
+    for chunk in torch.split(elements, max(1, ROW_BUDGET // reader.terms)):
+        # The least exponent E with |terms| < 2^E, and S = 1.5 * 2^(E + k) for 2^k terms by definition.
+        peak = torch.stack([terms.abs().amax(1) for terms in pieces(reader, chunk)]).amax(0)
+        above = (peak.clamp_min_(2.0**LEAST).view(torch.int64) >> 52) - 1022 + max(1, (reader.count - 1).bit_length())
+        shift = ((above + 1023 << 52) | (1 << 51)).view(torch.float64)[:, None]
+        fits = [(terms + shift).sub_(shift).eq(terms).all(1) for terms in pieces(reader, chunk)]
+        found.append(torch.stack(fits).all(0))
+    return torch.cat(found)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from math import prod
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -20,26 +21,19 @@ from tiebreak.protocol.program.isa import (
     row_major,
 )
 
-_UNSIGNED = 1 << 64
-
-
-def _signed(bits: int) -> int:
-    return (bits + (_UNSIGNED >> 1)) % _UNSIGNED - (_UNSIGNED >> 1)
+_BITS: Final = {DType.F32: torch.int32, DType.I64: torch.int64, DType.BOOL: torch.int8}
+"""Signed integers of each dtype's size."""
 
 
 def filled(shape: Sequence[int], dtype: DType, bits: int, device: torch.device) -> Tensor:
     """A tensor filled with one element, given by its bits as in `SourceConst`."""
-    if dtype == DType.F32:
-        pattern = bits - (1 << 32) if bits >> 31 else bits
-        return torch.full(tuple(shape), pattern, dtype=torch.int32, device=device).view(torch.float32)
-    return torch.full(
-        tuple(shape), _signed(bits) if dtype == DType.I64 else bool(bits), dtype=TORCH_DTYPES[dtype], device=device
-    )
+    signed = int.from_bytes(bits.to_bytes(dtype.size, "little"), "little", signed=True)
+    return torch.full(tuple(shape), signed, dtype=_BITS[dtype], device=device).view(TORCH_DTYPES[dtype])
 
 
-def constant(instruction: Instruction, device: torch.device) -> Tensor:
-    assert isinstance(instruction.params, SourceConst)
-    return filled((), instruction.dtype, instruction.params.bits, device)
+def constant(i: Instruction, device: torch.device) -> Tensor:
+    assert isinstance(i.params, SourceConst)
+    return filled((), i.dtype, i.params.bits, device)
 
 
 def iota(instruction: Instruction, device: torch.device) -> Tensor:

@@ -13,11 +13,11 @@ ends of the interval round to infinity or zero; exact zeros keep their sign.
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.plan.rounding import Round
-from tiebreak.engine.arithmetic.plan.stats import Counts
+from tiebreak.engine.arithmetic.plan.options import Counts, Round
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import DType, MapFunction
 from tiebreak.protocol.program.reference import TRANSCENDENTAL_FUNCTIONS
@@ -40,8 +40,13 @@ def _direct(function: Callable[..., Tensor]) -> Function:
     return write
 
 
-def _copy(x: Sequence[Tensor], out: Tensor) -> None:
-    out.copy_(x[0])
+def _copied(function: Callable[..., Tensor]) -> Function:
+    """A function whose result is converted to the dtype of `out`, exactly or rounded once."""
+
+    def write(x: Sequence[Tensor], out: Tensor) -> None:
+        out.copy_(function(*x))
+
+    return write
 
 
 def _plus_zero(function: Callable[..., Tensor]) -> Function:
@@ -55,30 +60,17 @@ def _plus_zero(function: Callable[..., Tensor]) -> Function:
     return write
 
 
-def _sqrt(x: Sequence[Tensor], out: Tensor) -> None:
-    # torch.sqrt of f32 on CPUs is MKL's, which is not correctly rounded: it takes 0x3f7fffff to 1. In FP64 an error of
-    # some ulp is harmless: the significand s of a root, 2^23 <= s < 2^24, and a midpoint m of two f32 differ by
-    # |s^2 - m^2| / (s + m) >= (1/4) / 2^25 = 2^-27, that is 4 ulp of FP64.
-    out.copy_(x[0].to(torch.float64).sqrt_())
-
-
-def _to_bf16(x: Sequence[Tensor], out: Tensor) -> None:
-    out.copy_(x[0].to(torch.bfloat16))
-
-
-def _floordiv(x: Sequence[Tensor], out: Tensor) -> None:
-    a, b = x
+def _floordiv(a: Tensor, b: Tensor) -> Tensor:
     # Division by 0, and of -2^63 by -1, traps on CPUs, so neither reaches the hardware.
     safe = torch.where((b == 0) | (b == -1), 1, b)
     quotient = torch.div(a, safe, rounding_mode="floor")
     quotient = torch.where(b == -1, a.neg(), quotient)
-    out.copy_(torch.where(b == 0, 0, quotient))
+    return torch.where(b == 0, 0, quotient)
 
 
-def _mod(x: Sequence[Tensor], out: Tensor) -> None:
-    a, b = x
+def _mod(a: Tensor, b: Tensor) -> Tensor:
     none = (b == 0) | (b == -1)
-    out.copy_(torch.where(none, 0, torch.remainder(a, torch.where(none, 1, b))))
+    return torch.where(none, 0, torch.remainder(a, torch.where(none, 1, b)))
 
 
 def _f32_to_i64(x: Sequence[Tensor], out: Tensor) -> None:
@@ -91,31 +83,29 @@ def _f32_to_i64(x: Sequence[Tensor], out: Tensor) -> None:
     out.masked_fill_(value <= -limit, _I64_MIN)
 
 
-def _i64_to_f32(x: Sequence[Tensor], out: Tensor) -> None:
+def _i64_to_f32(value: Tensor) -> Tensor:
     # Some vector units go through FP64 and round twice. Up to 53 bits FP64 is exact; longer integers are first cut
     # to 53 bits with a sticky bit (rounding to odd), after which one rounding to FP32 is right.
-    value = x[0]
     top = value >> 53
     long = (top != 0) & (top != -1)
     exact = torch.where(long, 0, value).to(torch.float64)
     if bool(long.any()):
         cut = (value >> _STICKY_BITS) | ((value & ((1 << _STICKY_BITS) - 1)) != 0)
         exact = torch.where(long, cut.to(torch.float64) * 2.0**_STICKY_BITS, exact)
-    out.copy_(exact)
-
-
-def _to_bool(x: Sequence[Tensor], out: Tensor) -> None:
-    torch.ne(x[0], 0, out=out)
+    return exact
 
 
 _FUNCTIONS: Final[dict[MapFunction, Function]] = {
-    MapFunction.COPY: _copy,
+    MapFunction.COPY: _copied(lambda x: x),
     MapFunction.ADD: _direct(torch.add),
     MapFunction.SUB: _direct(torch.sub),
     MapFunction.MUL: _direct(torch.mul),
     MapFunction.DIV: _direct(torch.div),
-    MapFunction.SQRT: _sqrt,
-    MapFunction.BF16: _to_bf16,
+    # torch.sqrt of f32 on CPUs is MKL's, which is not correctly rounded: it takes 0x3f7fffff to 1. In FP64 an error of
+    # some ulp is harmless: the significand s of a root, 2^23 <= s < 2^24, and a midpoint m of two f32 differ by
+    # |s^2 - m^2| / (s + m) >= (1/4) / 2^25 = 2^-27, that is 4 ulp of FP64.
+    MapFunction.SQRT: _copied(lambda x: x.to(torch.float64).sqrt_()),
+    MapFunction.BF16: _copied(lambda x: x.to(torch.bfloat16)),
     MapFunction.NEG: _direct(torch.neg),
     MapFunction.ABS: _direct(torch.abs),
     MapFunction.MAX: _plus_zero(torch.maximum),
@@ -128,17 +118,17 @@ _FUNCTIONS: Final[dict[MapFunction, Function]] = {
     MapFunction.OR: _direct(torch.logical_or),
     MapFunction.NOT: _direct(torch.logical_not),
     MapFunction.WHERE: _direct(torch.where),
-    MapFunction.FLOORDIV: _floordiv,
-    MapFunction.MOD: _mod,
+    MapFunction.FLOORDIV: _copied(_floordiv),
+    MapFunction.MOD: _copied(_mod),
 }
 
 _CASTS: Final[dict[tuple[torch.dtype, DType], Function]] = {
     (torch.float32, DType.I64): _f32_to_i64,
-    (torch.float32, DType.BOOL): _to_bool,
-    (torch.int64, DType.F32): _i64_to_f32,
-    (torch.int64, DType.BOOL): _to_bool,
-    (torch.bool, DType.F32): _copy,
-    (torch.bool, DType.I64): _copy,
+    (torch.float32, DType.BOOL): _copied(lambda x: x.ne(0)),
+    (torch.int64, DType.F32): _copied(_i64_to_f32),
+    (torch.int64, DType.BOOL): _copied(lambda x: x.ne(0)),
+    (torch.bool, DType.F32): _copied(lambda x: x),
+    (torch.bool, DType.I64): _copied(lambda x: x),
 }
 
 
@@ -205,8 +195,5 @@ class Transcendentals:
 
     def _exact(self, function: MapFunction, x: Tensor) -> Tensor:
         bits, which = torch.unique(x.view(torch.int32), return_inverse=True)
-        found = []
-        for pattern in bits.tolist():
-            value = self.exact_bits(function, pattern & 0xFFFFFFFF)
-            found.append(value - (1 << 32) if value >> 31 else value)
-        return torch.tensor(found, dtype=torch.int32, device=x.device).view(torch.float32)[which]
+        found = [self.exact_bits(function, pattern & 0xFFFFFFFF) for pattern in bits.tolist()]
+        return torch.from_numpy(np.array(found, np.uint32).view(np.float32)).to(x.device)[which]

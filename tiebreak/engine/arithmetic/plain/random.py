@@ -36,10 +36,8 @@ def philox(counter: Sequence[Words | int], seed: int) -> tuple[Words, Words, Wor
     even, odd, spare = (np.empty((2, *shape), dtype=np.uint64) for _ in range(3))
     even[0], odd[0], even[1], odd[1] = counter
     column = (2, *(1 for _ in shape))
-    factors, keys = (
-        np.array((M0, M1), dtype=np.uint64).reshape(column),
-        np.array((seed & MASK, seed >> 32 & MASK), np.uint64),
-    )
+    factors = np.array((M0, M1), dtype=np.uint64).reshape(column)
+    keys = np.array((seed & MASK, seed >> 32 & MASK), np.uint64)
     steps, mask, half = np.array((W0, W1), dtype=np.uint64), np.uint64(MASK), np.uint64(32)
     for _ in range(ROUNDS):
         np.multiply(even, factors, out=spare)

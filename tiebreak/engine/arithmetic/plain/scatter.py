@@ -6,10 +6,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.plain.near_ties import decide, settle
-from tiebreak.engine.arithmetic.plan.options import Operands, Options
-from tiebreak.engine.arithmetic.plan.scatter import plan_scatter
-from tiebreak.engine.arithmetic.plan.stats import Counts
+from tiebreak.engine.arithmetic.plain.exact import decide, settle
+from tiebreak.engine.arithmetic.plan.options import Counts, Operands, Options
+from tiebreak.engine.arithmetic.plan.sums import plan_scatter
 from tiebreak.engine.arithmetic.plan.ziv import Collector, coefficient
 from tiebreak.protocol.program.isa import Instruction
 

@@ -13,7 +13,7 @@ takes.
 **Ziv's test** (`tiebreak.engine.arithmetic.plan.ziv`, with proofs) rounds C - e and C + e, where e bounds the error by
 N'. Where both round to the same number, that is the result.
 
-**Exact digits.** The few elements that this leaves open are summed exactly (`near_ties`, `exact`).
+**Exact digits.** The few elements that this leaves open are summed exactly (`exact`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,10 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.plain.exact import ElementReader
-from tiebreak.engine.arithmetic.plain.near_ties import decide, settle
-from tiebreak.engine.arithmetic.plan.options import Operands, Options
-from tiebreak.engine.arithmetic.plan.stats import Counts
+from tiebreak.engine.arithmetic.plain.exact import ElementReader, decide, settle
+from tiebreak.engine.arithmetic.plan.options import Counts, Operands, Options
 from tiebreak.engine.arithmetic.plan.sums import Partial, coalesced, grouped
 from tiebreak.engine.arithmetic.plan.views import Dim, View, offsets, size_of
 from tiebreak.engine.arithmetic.plan.ziv import Collector, coefficient

@@ -6,7 +6,6 @@ reads it, or the result of an operation.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, NamedTuple, Protocol
 
 import torch
@@ -49,6 +48,11 @@ class Member:
     """Whether its result is committed: NaN becomes canonical, and the kernel notes whether all elements are finite."""
     replaces: int | None = None
     """The value whose memory the result may reuse: this chain reads it in place, and nothing reads it afterwards."""
+
+    @property
+    def notes_finite(self) -> bool:
+        """Whether the kernel notes that an element is not finite."""
+        return self.committed and self.instruction.dtype == DType.F32
 
 
 class Load(NamedTuple):
@@ -102,15 +106,6 @@ class Exported(NamedTuple):
     register: int
     member: Member
 
-    @property
-    def dtype(self) -> torch.dtype:
-        return TORCH_DTYPES[self.member.instruction.dtype]
-
-    @property
-    def notes_finite(self) -> bool:
-        """Whether the kernel notes that an element is not finite."""
-        return self.member.committed and self.member.instruction.dtype == DType.F32
-
 
 class ChainCode:
     """The code of a chain: each operation computes the register of its own number."""
@@ -134,20 +129,13 @@ class ChainCode:
         stored = sorted((m for m in members if m.exported), key=lambda m: m.replaces is not None)
         self.stores = [Exported(self._registers[m.index], m) for m in stored]
         """The results that are stored. Those that may take an operand's place come last, when all of it was read."""
+        self._read = [(index, TORCH_DTYPES[dtype], numel) for index, (dtype, numel) in self.inputs.items()]
+        self._made = [(m.index, m.instruction.shape, TORCH_DTYPES[m.instruction.dtype], m.replaces) for m in stored]
 
     @property
     def finalized(self) -> frozenset[int]:
         """The values that are checked: kernels note whether they are finite."""
-        return frozenset(store.member.index for store in self.stores if store.notes_finite)
-
-    @cached_property
-    def _read(self) -> tuple[tuple[int, torch.dtype, int], ...]:
-        return tuple((index, TORCH_DTYPES[dtype], numel) for index, (dtype, numel) in self.inputs.items())
-
-    @cached_property
-    def _made(self) -> tuple[tuple[int, tuple[int, ...], torch.dtype, int | None], ...]:
-        found = ((store.dtype, store.member) for store in self.stores)
-        return tuple((m.index, m.instruction.shape, dtype, m.replaces) for dtype, m in found)
+        return frozenset(store.member.index for store in self.stores if store.member.notes_finite)
 
     def operands(self, values: Mapping[int, Tensor], device: str) -> list[Tensor]:
         """The values read from outside, on a kind of device."""
@@ -163,12 +151,7 @@ class ChainCode:
             read.append(x)
         return read
 
-    def results(
-        self,
-        values: Mapping[int, Tensor],
-        given: Collection[int],
-        empty: Callable[[Sequence[int], torch.dtype], Tensor],
-    ) -> dict[int, Tensor]:
+    def results(self, values: Mapping[int, Tensor], given: Collection[int], empty: NewTensor) -> dict[int, Tensor]:
         """Memory for what is stored: of the values in `given` that are replaced, and new."""
         return {
             index: values[old].view(shape) if old is not None and old in given else empty(shape, dtype)
@@ -206,9 +189,8 @@ class ChainCode:
 class PreparedChain(Protocol):
     """One chain, planned once and run in every step."""
 
-    @property
-    def code(self) -> ChainCode:
-        """The operations that it executes, as they were generated."""
+    code: ChainCode
+    """The operations that it executes, as they were generated."""
 
     def run(self, values: Mapping[int, Tensor], given: Collection[int] = ()) -> dict[int, Tensor]:
         """Executes the chain on the values that it reads; returns the results that are used outside.
@@ -220,23 +202,15 @@ class PreparedChain(Protocol):
 class Chains(Protocol):
     """Makes the chains of one `Arithmetic`."""
 
-    @property
-    def functions(self) -> Chained:
-        """The functions of `map` that may be part of a chain."""
-
-    @property
-    def repeats(self) -> bool:
-        """Whether computing a cheap result again takes less than storing it and reading it."""
-
-    @property
-    def prologues(self) -> bool:
-        """Whether a maximum or a plain sum may be the last member of a chain, whose elements are its terms."""
+    functions: frozenset[MapFunction]
+    """The functions of `map` that may be part of a chain."""
+    repeats: bool
+    """Whether computing a cheap result again takes less than storing it and reading it."""
+    prologues: bool
+    """Whether a maximum or a plain sum may be the last member of a chain, whose elements are its terms."""
 
     def make(self, members: Sequence[Member]) -> PreparedChain:
         """Prepares a chain of members as in `ChainCode`, or of a prologue and a reduction."""
-
-    def run_once(self, instructions: Sequence[Instruction], operands: Sequence[Tensor]) -> list[Tensor]:
-        """Runs instructions as `members_of` takes them as one chain, for qualification and tests."""
 
 
 def members_of(instructions: Sequence[Instruction], operands: Sequence[Tensor]) -> tuple[Member, ...]:
@@ -249,12 +223,7 @@ def members_of(instructions: Sequence[Instruction], operands: Sequence[Tensor]) 
     chain = instructions[-1].opcode != Opcode.REDUCE
     return tuple(
         Member(
-            number,
-            i,
-            tuple(dtypes[access.value] for access in i.operands),
-            tuple(numels[access.value] for access in i.operands),
-            exported=chain,
-            committed=chain,
+            n, i, tuple(dtypes[a.value] for a in i.operands), tuple(numels[a.value] for a in i.operands), chain, chain
         )
-        for number, i in enumerate(instructions, len(operands))
+        for n, i in enumerate(instructions, len(operands))
     )

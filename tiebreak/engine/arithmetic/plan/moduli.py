@@ -3,9 +3,7 @@
 docs/kernels.md explains and proves what is computed with them.
 """
 
-from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
 from math import ceil, isqrt, prod
 from typing import Final
 
@@ -33,30 +31,17 @@ def round_up(size: int, step: int) -> int:
     return ceil(size / step) * step
 
 
-@dataclass(frozen=True)
 class Moduli:
     """The first `count` moduli. Raises `ValueError` if they are not coprime in pairs."""
 
-    count: int
-
-    @cached_property
-    def numbers(self) -> tuple[int, ...]:
-        return MODULI[: self.count]
-
-    @cached_property
-    def product(self) -> int:
+    def __init__(self, count: int) -> None:
+        self.count, self.numbers = count, MODULI[:count]
+        self.product = prod(self.numbers)
         """The product of the moduli, P in docs/kernels.md: sums are computed modulo this number."""
-        return prod(self.numbers)
-
-    @property
-    def reach(self) -> float:
+        self.reach = isqrt(self.product // 2) * (1 - 2.0**-20)
         """The most that the norm of a row of integers may be: two of them have sums of products within P / 2."""
-        return isqrt(self.product // 2) * (1 - 2.0**-20)
-
-    @cached_property
-    def weights(self) -> tuple[int, ...]:
+        self.weights = [pow(self.product // m, -1, m) for m in self.numbers]
         """v of each modulus m: the inverse of P / m modulo m."""
-        return tuple(pow(self.product // m, -1, m) for m in self.numbers)
 
     def fractions(self, bits: int) -> tuple[int, ...]:
         """The fraction v / m of each modulus, cut to `bits` bits."""
@@ -64,5 +49,5 @@ class Moduli:
 
     def offset(self, sums: int, bits: int) -> int:
         """The fraction that `START` adds in `sums` sums of each modulus, cut once to `bits` bits."""
-        total = sum((Fraction(v, m) for v, m in zip(self.weights, self.numbers, strict=True)), Fraction(0))
+        total = sum(map(Fraction, self.weights, self.numbers), Fraction(0))
         return int(START * sums * total % 1 * (1 << bits))

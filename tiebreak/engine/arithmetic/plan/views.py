@@ -65,11 +65,6 @@ class View:
         plain = tuple(0 if n == 1 else stride for n, stride in zip(self.sizes, row_major(self.sizes), strict=True))
         return self.offset == 0 and not self.flips and self.strides == plain
 
-    @cached_property
-    def numel(self) -> int:
-        """The number of elements read."""
-        return prod(self.sizes)
-
 
 @dataclass(frozen=True, slots=True)
 class Dim:

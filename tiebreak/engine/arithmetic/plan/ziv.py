@@ -142,11 +142,6 @@ class Collector:
         if len(elements):
             self._found.append((elements, values, errors))
 
-    @property
-    def count(self) -> int:
-        """The number of elements reported so far."""
-        return sum(len(elements) for elements, _, _ in self._found)
-
     def found(self) -> NearTies:
         """The reported elements in order."""
         if not self._found:

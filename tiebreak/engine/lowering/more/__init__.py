@@ -1,1 +1,1 @@
-"""Rules of rare operators. Nothing outside of this folder needs one of them."""
+"""Rules of rare operators."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.logged.elements import put_bits
-from tiebreak.engine.logged.recording import Recorder
+from tiebreak.engine.logged.journal import Recorder
 from tiebreak.engine.run.interpreter import Observer
 from tiebreak.engine.run.loop import ComputedStep
 from tiebreak.engine.run.loop import steps as loop
@@ -37,8 +37,7 @@ from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION, SIGN, plus_zero, round_f32, to_float
 from tiebreak.protocol.program.isa import Instruction
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import Direction, Rounding, neighbours, sum_kind, tolerance_of
-from tiebreak.protocol.program.step_log import Entries, StepLog
+from tiebreak.protocol.program.rounding import Direction, Entries, Rounding, StepLog, neighbours, sum_kind, tolerance_of
 
 SAMPLE: Final = 64
 """The largest number of elements of a sum that a cheat considers."""
@@ -158,7 +157,7 @@ class _Steering(Recorder):
     def settle(
         self, index: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
-        """Records the log as `tiebreak.engine.logged.recording.Recorder` does, and writes the cheat's numbers."""
+        """Records the log as `tiebreak.engine.logged.journal.Recorder` does, and writes the cheat's numbers."""
         super().settle(index, instruction, operands, result, near)
         for element in self._elements if index == self._index else ():
             kind = sum_kind(instruction)

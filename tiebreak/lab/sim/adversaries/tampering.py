@@ -27,12 +27,10 @@ from tiebreak.protocol.commitments.log_tree import WORD_ELEMENTS, LogTree, code_
 from tiebreak.protocol.commitments.records import identify
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.numbers.float32 import NAN_BITS
-from tiebreak.protocol.program.accumulator import decode_for, encode, finish
+from tiebreak.protocol.program.accumulator import BLOCK_LEAVES, decode_for, encode, finish
 from tiebreak.protocol.program.isa import DType, Instruction, Opcode, Slot, SourceKind
-from tiebreak.protocol.program.partial_sums import BLOCK_LEAVES
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import Direction, element_rounding, sum_kind
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Direction, StepLog, element_rounding, sum_kind
 from tiebreak.protocol.tags import EMPTY, Digest
 from tiebreak.protocol.trees import Tree
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-from tiebreak.engine.capture.agreement import Terms, draft_job, sign_job
-from tiebreak.engine.capture.captured import Captured
+from tiebreak.engine.capture.captured import Captured, Terms, draft_job, sign_job
 from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory

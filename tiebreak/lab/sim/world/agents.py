@@ -19,7 +19,7 @@ from tiebreak.lab.sim.world.simulated import TRANSACTION_WEI
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.world import Participant, Pending, World
 from tiebreak.protocol.chain import Call, ChainError, Receipt, Reverted
-from tiebreak.protocol.chain.contract_calls import call_of
+from tiebreak.protocol.chain.calls import call_of
 from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.seats import SALT_BYTES, nonce_of

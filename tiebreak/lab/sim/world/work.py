@@ -14,8 +14,8 @@ from torch import Tensor
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import identities, tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
+from tiebreak.engine.logged.journal import Recorder
 from tiebreak.engine.logged.log_replay import Follower
-from tiebreak.engine.logged.recording import Recorder
 from tiebreak.engine.run.commit import make_record
 from tiebreak.engine.run.evidence import Evidence, tree_of_values
 from tiebreak.engine.run.interpreter import Interpreter, State
@@ -29,7 +29,7 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.game.sides import Oracle
 from tiebreak.protocol.program.isa import Opcode
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import StepLog
 from tiebreak.protocol.tags import Digest
 from tiebreak.protocol.trees import Tree
 

@@ -18,8 +18,7 @@ from typing import Any, Final
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging
-from tiebreak.engine.capture.agreement import Terms, draft_job
-from tiebreak.engine.capture.captured import Captured, capture_task
+from tiebreak.engine.capture.captured import Captured, Terms, capture_task, draft_job
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.run.interpreter import Interpreter, State
@@ -30,8 +29,7 @@ from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.rounding import Policy, SumKind, pack_tolerances
-from tiebreak.protocol.program.step_log import StepLog
+from tiebreak.protocol.program.rounding import Policy, StepLog, SumKind, pack_tolerances
 from tiebreak.protocol.tags import Digest
 
 NAMES: Final = ("exact", "logged")

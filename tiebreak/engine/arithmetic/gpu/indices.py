@@ -1,4 +1,7 @@
-"""`scatter_sum` on GPUs by Triton kernels (`kernels/scatter.py`). The host waits for nothing."""
+"""`scatter_sum` and `shuffle` on GPUs by Triton kernels (`kernels/scatter.py` and `random.py`).
+
+The host waits for nothing. One launch of a kernel takes the place of hundreds of calls of torch.
+"""
 
 from math import ceil
 from typing import Any, Final
@@ -7,13 +10,14 @@ import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic.gpu.launching import kernels, launch, programs
-from tiebreak.engine.arithmetic.plan.options import Operands, Options
-from tiebreak.engine.arithmetic.plan.scatter import ScatterTables
-from tiebreak.engine.arithmetic.plan.stats import Counts
+from tiebreak.engine.arithmetic.plain.random import operands_of
+from tiebreak.engine.arithmetic.plan.options import Counts, Operands, Options
+from tiebreak.engine.arithmetic.plan.sums import ScatterTables
 from tiebreak.engine.arithmetic.plan.views import check_reach
 from tiebreak.engine.arithmetic.plan.ziv import coefficient
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
-from tiebreak.protocol.program.isa import Instruction
+from tiebreak.protocol.numbers.philox import half_width
+from tiebreak.protocol.program.isa import Instruction, ShuffleParams
 
 OPTIONS: Final[dict[str, Any]] = {"BLOCK": 256, "num_warps": 4, "enable_fp_fusion": False}
 """Lanes of a program of the kernels, and the compiler's options."""
@@ -61,3 +65,17 @@ class LaunchedScatter:
             room, MATRIX=False, FIRST=3, SLICES=6, PRECISION=precision, MANY=0, **OPTIONS,
         )  # fmt: skip
         return out
+
+
+def shuffle(instruction: Instruction, operands: Operands) -> Tensor:
+    """The i64 result of a `shuffle` instruction."""
+    params = instruction.params
+    assert isinstance(params, ShuffleParams)
+    index, epoch, seed = operands_of(instruction, operands)
+    out = torch.empty_like(index, memory_format=torch.contiguous_format)
+    # The stream is passed as i32, so that the kernel's argument has one type.
+    launch(
+        kernels("random").permute, ceil(out.numel() / OPTIONS["BLOCK"]), out, index.contiguous(), epoch.contiguous(),
+        seed, params.stream - (params.stream >> 31 << 32), params.n, half_width(params.n), out.numel(), **OPTIONS,
+    )  # fmt: skip
+    return out.view(instruction.shape)
