@@ -10,8 +10,7 @@ from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Batch, Windows
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.lowering.builder import Builder
-from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.placement import place, tables
+from tiebreak.engine.run.interpreter import Interpreter, place, tables
 from tiebreak.protocol.program.isa import DType
 
 ELSEWHERE = torch.device("meta")
