@@ -63,7 +63,7 @@ class SharedArithmetic(Arithmetic):
         self._messages: dict[int, _Message] = {}
 
     def look_ahead(self, gathers: Iterable[tuple[AllGather, Tensor]]) -> None:
-        """Sends what the next step gathers before it asks, in its order, from the shards that exist.
+        """Begins to gather the next step's weights before the step reads them. gathers: in the order of reading.
 
         So the weights of the next layers are on their way while this one is computed.
         """

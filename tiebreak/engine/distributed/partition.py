@@ -41,8 +41,8 @@ operand is held in shards. Sending all to everyone costs as many times what shar
 SMALL: Final = 1 << 11
 """Results that all need are rounded by every worker, if it sends at most this many sums for that."""
 TOLD: Final = 3
-"""The part of DDP's bytes that all such sums may take is this, divided by the square of the number of workers. The
-smallest results come first."""
+"""Sums that every worker rounds may take, in all, this part of DDP's bytes, divided by the square of the number of
+workers. The smallest results are taken first."""
 _RESULT: Final = 0
 """The strides of the result come before those of the operands."""
 
