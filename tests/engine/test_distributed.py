@@ -1,7 +1,6 @@
 """Several workers compute what one computes, bit for bit; here they are threads of one process."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -221,17 +220,6 @@ def test_a_state_that_is_not_finite_stops_all_workers(tiny: Captured) -> None:
     assert stopped == [alone.value.name] * 3
 
 
-@dataclass
-class Counting(Seat):
-    """An end of the table that counts the bytes that it sends to the others."""
-
-    sent: int = 0
-
-    def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
-        self.sent += sum(piece.nbytes for worker, piece in enumerate(pieces) if worker != self.worker)
-        return super().begin(pieces, into)
-
-
 @pytest.mark.parametrize(
     ("held", "workers"), slow_except([(1, 1), (1, 3), (64, 8), (1 << 10, 2)], (1, 3), several=True)
 )
@@ -257,15 +245,14 @@ def test_a_plan_predicts_the_bytes_that_a_step_sends(held: int, workers: int, mo
     count(exchange.Collectives, "lists")
 
     def work(seat: Seat) -> tuple[int, int]:
-        counting = Counting(seat.table, seat.worker)
-        machine = SharedInterpreter(captured.program, SharedArithmetic(counting))
+        machine = SharedInterpreter(captured.program, SharedArithmetic(seat))
         state, data = machine.to_device(captured.state), machine.place_data(captured.data)
         state = machine.step(1, state, data).state  # the first step also agrees on bounds
-        counting.sent = exact[counting.worker] = 0
+        seat.sent = exact[seat.worker] = 0
         state = machine.step(2, state, data).state
-        step, counting.sent = counting.sent - exact[counting.worker], 0
+        step, seat.sent = seat.sent - exact[seat.worker], 0
         machine.whole(state)
-        return step, counting.sent
+        return step, seat.sent
 
     found = Plan(Partition(captured.program, workers))
     sent = together(workers, work)
