@@ -162,6 +162,7 @@ class Run:
         self._first = first
         self._steps: Known = {}
         self._value_trees: dict[int, Tree] = {}
+        self._accumulators = cache(lambda *place: tree_over(self.encoded(*place)))
 
     def computed(self, step: int) -> Computed:
         job, honest_steps = self.job, self.logs.computed if self.job.is_logged else _HONEST
@@ -250,7 +251,7 @@ class Run:
         return tensor_tree(self.tensor(step, value))
 
     def accumulators(self, step: int, value: int, index: int) -> AccumulatorTree:
-        return tree_over(self.encoded(step, value, index))
+        return self._accumulators(step, value, index)
 
     def encoded(self, step: int, value: int, index: int) -> list[bytes]:
         """The encoded accumulators of an element, by the integer reference."""
