@@ -1,4 +1,4 @@
-"""A certificate over a run that nobody computed."""
+"""Certificates for made-up tensors, with valid signatures."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -279,7 +279,7 @@ def max_moves(job: Job) -> int:
 
 
 def check_length(end: GameState) -> None:
-    """A walk to an element, or to some of its terms, takes as many moves as it says (invariant 7)."""
+    """Asserts that a game that ended at an element or a partial sum took exactly `walk_moves` moves (invariant 7)."""
     job = end.job
     if end.level not in (Level.CHUNKS, Level.TERMS) or end.verdict.reason is not Reason.RECOMPUTED:
         return
@@ -321,7 +321,7 @@ def duel(
 
 
 def stuck(defender: Defender, challenger: Party) -> tuple[GameState, str]:
-    """Where a defender of false runs gives up, for it has nothing to show, and why what it has is illegal there."""
+    """The state in which the defender of a tampered run concedes, and the error of the move that it would make there."""
     made: list[tuple[GameState, Move, GameState]] = []
     end = duel(defender.oracle, defender, challenger, on_move=lambda *move: made.append(move))  # type: ignore[arg-type]
     before, _, _ = made[-1]

@@ -1,4 +1,4 @@
-"""A tree that forgets its blocks against one that keeps every level; and games that walk down it to four terms."""
+"""Accumulator trees computed block by block against trees in memory, and disputes over very long sums."""
 
 import tracemalloc
 from collections.abc import Callable
