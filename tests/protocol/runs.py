@@ -321,7 +321,7 @@ def duel(
 
 
 def stuck(defender: Defender, challenger: Party) -> tuple[GameState, str]:
-    """The state in which the defender of a tampered run concedes, and the error of the move that it would make there."""
+    """The state in which a defender of a tampered run concedes, and the error of the move that it would make."""
     made: list[tuple[GameState, Move, GameState]] = []
     end = duel(defender.oracle, defender, challenger, on_move=lambda *move: made.append(move))  # type: ignore[arg-type]
     before, _, _ = made[-1]
