@@ -139,7 +139,10 @@ def _interval(args: Any, recording: Recording) -> int | None:
     epoch = ceil(len(recording.loader.epochs[0]) / args.gradient_accumulation_steps)
     for strategy, every in ((args.save_strategy, args.save_steps), (args.eval_strategy, args.eval_steps)):
         every = every or 1  # of a strategy that asks for none
-        intervals = {"steps": ceil(every * recording.steps) if every < 1 else int(every), "epoch": epoch}
+        intervals: dict[str, int] = {
+            "steps": ceil(every * recording.steps) if every < 1 else int(every),
+            "epoch": epoch,
+        }
         found = intervals.get(str(getattr(strategy, "value", strategy)))
         if found is not None and found <= recording.steps:
             return found
