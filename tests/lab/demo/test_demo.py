@@ -13,9 +13,8 @@ from rich.console import Console
 
 from tests.tiebreak.parties import Commands
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.lab.demo import disputes
 from tiebreak.lab.demo.results import DemoResult, Loser
-from tiebreak.lab.demo.run import MARKER, run_demo
+from tiebreak.lab.demo.run import MARKER, digits_cheats, run_demo
 from tiebreak.protocol.program.isa import Opcode
 
 pytestmark = pytest.mark.slow
@@ -63,7 +62,7 @@ def test_an_audit_with_other_settings_finds_the_same_run_root(played: Played) ->
 def test_every_cheat_is_convicted_at_the_number_it_changed(played: Played) -> None:
     result, folder, _ = played
     run_directory = RunDirectory.open(folder / "runs" / "digits")
-    cheats = disputes.digits_cheats(SimpleNamespace(run=run_directory))  # type: ignore[arg-type]
+    cheats = digits_cheats(SimpleNamespace(run=run_directory))  # type: ignore[arg-type]
     assert len(cheats) == 4
     for (tampered, cheat), found in zip(cheats, result.disputes[:4], strict=True):
         assert (found.title, found.tampered) == (cheat.name, tampered)

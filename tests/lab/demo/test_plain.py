@@ -9,7 +9,7 @@ from tiebreak.api.builtin.loader import load_task
 from tiebreak.api.training.trainer import evaluate_state
 from tiebreak.engine.capture.captured import capture_task
 from tiebreak.lab.demo import plain
-from tiebreak.lab.demo.plain_runs import PlainSettings, plain_run, plain_runs
+from tiebreak.lab.demo.plain import PlainSettings, plain_run, plain_runs
 from tiebreak.protocol.errors import StateError
 
 

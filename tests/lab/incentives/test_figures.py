@@ -172,10 +172,10 @@ def test_terms_tolerate_the_margin_in_lie_value_and_audit_probability(gas: dict[
     assert down <= 1 / f.margin * Fraction(101, 100)
 
 
-def test_no_stake_is_enough_if_nothing_burns(gas: dict[str, int]) -> None:
-    f = replace(small(), lie_value=Fraction(10**6), capital_rate=Fraction(0))
+def test_no_stake_is_enough_if_nobody_looks(gas: dict[str, int]) -> None:
+    f = replace(small(), lie_value=Fraction(10**15), audit_probability=Fraction(1, 10**12), capital_rate=Fraction(0))
     with pytest.raises(ConfigurationError, match="expected a stake that deters every cheat, got none"):
-        least_stake(f, gas, times(f), burn=Fraction(0))
+        least_stake(f, gas, times(f))
 
 
 def test_times_above_the_contracts_maximum_are_refused(gas: dict[str, int]) -> None:

@@ -10,8 +10,7 @@ from tests.lab.sim.adversaries.playing import HALF, party, played, stage
 from tiebreak.lab.sim.adversaries.base import TRAINER, false_sum, seat_trainer
 from tiebreak.lab.sim.adversaries.collusion import BaitingTrainer
 from tiebreak.lab.sim.world.agents import Agent, AuditorAgent
-from tiebreak.lab.sim.world.cast import TERMS, Cast, CastMember
-from tiebreak.lab.sim.world.game import play, seat
+from tiebreak.lab.sim.world.game import TERMS, Cast, CastMember, play, seat
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.lab.sim.world.world import World
 from tiebreak.protocol.chain import Call, ChainError

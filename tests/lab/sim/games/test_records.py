@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tiebreak.lab.sim.games.records import RECORDS, GamesHeader, open_ledger, read
+from tiebreak.lab.sim.games.series import RECORDS, open_ledger, read
+from tiebreak.lab.sim.games.summary import GamesHeader
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 
 HEAD = GamesHeader(seed=7, mix="singles:1", environment={"cpu": "any"}, adversaries={"poison": {"name": "poison"}})

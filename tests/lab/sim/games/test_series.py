@@ -10,9 +10,9 @@ import pytest
 from tests.lab.sim.counterexamples.keep import load
 from tests.lab.sim.games.players import ADVERSARIES, play
 from tiebreak.lab.sim.games.mixes import Mix, Repertoire
-from tiebreak.lab.sim.games.records import RECORDS, GamesHeader, Json, read
-from tiebreak.lab.sim.games.series import SUMMARY, VIOLATIONS, Series, to_text, write_summary
-from tiebreak.lab.sim.games.summary import summarize
+from tiebreak.lab.sim.games.runner import Json
+from tiebreak.lab.sim.games.series import RECORDS, SUMMARY, VIOLATIONS, Series, read, to_text, write_summary
+from tiebreak.lab.sim.games.summary import GamesHeader, summarize
 from tiebreak.protocol.errors import ConfigurationError
 
 pytestmark = pytest.mark.slow

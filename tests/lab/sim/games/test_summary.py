@@ -1,20 +1,18 @@
 """The summary of games whose numbers are known, and the page that `tiebreak simulate` writes beside it."""
 
 import json
-from random import Random
 from typing import Any
 
 from tests.lab.sim.games.players import ADVERSARIES, duel, party, result
 from tiebreak.lab.sim.adversaries.base import Catch, Role
 from tiebreak.lab.sim.games.line import GameLine
-from tiebreak.lab.sim.games.records import GamesHeader
 from tiebreak.lab.sim.games.summary import (
     ENDINGS,
     ROLES,
+    GamesHeader,
     honest_slashed,
     median,
     summarize,
-    table,
     to_markdown,
     undetected,
 )
@@ -100,14 +98,6 @@ def test_a_median_of_wei_is_exact() -> None:
     assert median([1, 2]) == 1.5
 
 
-def test_the_same_records_in_any_order_say_the_same() -> None:
-    records = [record(i, *(["poison"] if i % 2 else [])) for i in range(40)]
-    expected = summarize(HEAD, records)
-    Random(1).shuffle(records)
-    again = summarize(HEAD, records)
-    assert again == expected
-
-
 def page(*changes: dict[str, Any]) -> str:
     records = [record(game, *change.pop("names", ()), **change) for game, change in enumerate(changes)]
     return to_markdown(summarize(HEAD, records))
@@ -136,8 +126,3 @@ def test_a_broken_promise_stands_in_front_with_its_line() -> None:
 def test_every_ending_and_role_is_explained() -> None:
     assert {str(catch.value) for catch in Catch} <= set(ENDINGS)
     assert {role.value for role in Role} == set(ROLES)
-
-
-def test_columns_of_numbers_stand_to_the_right() -> None:
-    assert table(("a", "b"), [("x", 1000)]) == "| a | b |\n| --- | ---: |\n| x | 1,000 |"
-    assert table(("a",), []) == "| a |\n| --- |"

@@ -6,11 +6,9 @@ from random import Random
 import torch
 from torch import Tensor
 
-from tiebreak.lab.sim.adversaries.forgery import tampered
-from tiebreak.lab.sim.adversaries.tampering import Cheat
+from tiebreak.lab.sim.adversaries.tampering import Cheat, tampered
 from tiebreak.lab.sim.world.agents import AuditorAgent, Process, TrainerAgent
-from tiebreak.lab.sim.world.cast import Cast, CastMember
-from tiebreak.lab.sim.world.game import DuelResult, GameResult, PartyResult
+from tiebreak.lab.sim.world.game import Cast, CastMember
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.protocol.chain.calls import Call
@@ -48,17 +46,6 @@ def cheating(workshop: Workshop, **changes: object) -> Cast:
     return cast
 
 
-def party(result: GameResult, name: str) -> PartyResult:
-    """One party's account."""
-    return next(found for found in result.parties if found.name == name)
-
-
-def duel(result: GameResult) -> DuelResult:
-    """The only duel."""
-    (found,) = result.duels
-    return found
-
-
 # ---------------------------------------------------------------- trainers
 
 
@@ -90,13 +77,6 @@ def tardy(offset: int) -> type[TrainerAgent]:
 
 
 # ---------------------------------------------------------------- auditors and builders
-
-
-class Accuser(AuditorAgent):
-    """Challenges what is true."""
-
-    def accuses(self, head: SignedHead, agrees: bool) -> bool:
-        return True
 
 
 class Forger(TrainerAgent):

@@ -5,10 +5,10 @@ from random import Random
 
 import pytest
 
-from tests.lab.sim.world.cheats import Staller, cheating, duel, party, tardy
+from tests.lab.sim.adversaries.playing import duel, party
+from tests.lab.sim.world.cheats import Staller, cheating, tardy
 from tiebreak.lab.sim.world.agents import AuditorAgent, Process
-from tiebreak.lab.sim.world.cast import TERMS, Cast
-from tiebreak.lab.sim.world.game import conclude, play, seat
+from tiebreak.lab.sim.world.game import TERMS, Cast, conclude, play, seat
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.lab.sim.world.world import World
 from tiebreak.protocol.chain import Reverted

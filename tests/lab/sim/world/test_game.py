@@ -5,21 +5,10 @@ from random import Random
 
 import pytest
 
-from tests.lab.sim.world.cheats import (
-    LEAF,
-    Forger,
-    Garbled,
-    Mute,
-    Spammer,
-    Unwilling,
-    cheating,
-    duel,
-    party,
-    seats,
-)
+from tests.lab.sim.adversaries.playing import duel, party
+from tests.lab.sim.world.cheats import LEAF, Forger, Garbled, Mute, Spammer, Unwilling, cheating, seats
 from tests.parts import slow_except
-from tiebreak.lab.sim.world.cast import TERMS, Cast, CastMember
-from tiebreak.lab.sim.world.game import GameResult, play
+from tiebreak.lab.sim.world.game import TERMS, Cast, CastMember, GameResult, play
 from tiebreak.lab.sim.world.workshop import Workshop
 
 

@@ -6,10 +6,9 @@ from typing import Any
 import simpy
 
 from tiebreak.lab.sim.world.agents import Agent, BlockBuilder
-from tiebreak.lab.sim.world.cast import FUNDS, TERMS
-from tiebreak.lab.sim.world.game import simulated_chain
+from tiebreak.lab.sim.world.game import FUNDS, TERMS, Cast, simulated_chain
 from tiebreak.lab.sim.world.workshop import Workshop
-from tiebreak.lab.sim.world.world import GENESIS, Pending, World, WorldBlock
+from tiebreak.lab.sim.world.world import BLOCK_SECONDS, GENESIS, Pending, World, WorldBlock
 from tiebreak.protocol.chain import Call, InsufficientFunds, JobStatus, Receipt, Reverted
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import Job
@@ -40,7 +39,7 @@ class Yard:
     def __init__(self, workshop: Workshop, builder: type[BlockBuilder] = BlockBuilder) -> None:
         balances = {key.address: 10**15 if name == "poor" else FUNDS for name, key in KEYS.items()}
         chain = simulated_chain().begin(balances, GENESIS)
-        self.world = World(chain=chain, workshop=workshop, terms=TERMS, rng=Random(0))
+        self.world = World(chain, Cast(workshop=workshop), Random(0))
         self.agents = {name: Witness(self.world, name, KEYS[name]) for name in ("client", "trainer", "poor")}
         self.builder = builder(self.world, "builder", KEYS["builder"])
         self.world.builder = self.builder
@@ -204,3 +203,12 @@ def test_a_call_exposes_its_kind_job_and_value(workshop: Workshop) -> None:
     assert Call("", raw=b"abc").data == b"abc"
     assert Call("", raw=b"abc").kind == ""
     assert isinstance(refusal(yard.send("client", Call("", raw=b"abcd"))), Reverted)
+
+
+def test_refused_transactions_do_not_stop_the_pending_blocks_time(workshop: Workshop) -> None:
+    yard = Yard(workshop)
+    for _ in range(3):
+        assert not yard.send("client", Call.of(tx.Withdraw(to=KEYS["client"].address))).ok
+        assert yard.world._draft_of_next().draft.timestamp == yard.world.next_block
+        yard.world.env.run(until=yard.world.env.now + BLOCK_SECONDS)
+    assert yard.world.blocks == []

@@ -5,22 +5,11 @@ from dataclasses import replace
 from random import Random
 from typing import ClassVar, Final
 
-from tiebreak.lab.sim.adversaries.base import (
-    EARLY,
-    Catch,
-    Role,
-    between,
-    challenger,
-    false_sum,
-    given,
-    last_call,
-    row,
-    seat_challenger,
-    stalled,
-)
+from tiebreak.lab.sim.adversaries import base
+from tiebreak.lab.sim.adversaries.base import EARLY, Catch, between, challenger, false_sum
 from tiebreak.lab.sim.adversaries.tampering import flipped, one_changed
 from tiebreak.lab.sim.world.agents import AuditorAgent, Process, Scripted, TrainerAgent
-from tiebreak.lab.sim.world.cast import Cast
+from tiebreak.lab.sim.world.game import Cast
 from tiebreak.lab.sim.world.small_task import INTERVAL, STEPS
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.world import World
@@ -58,7 +47,7 @@ class StallingMistaken(Mistaken):
     """Challenges by a wrong replay, and makes every move in the last block of its clock."""
 
     def reply(self, game: GameView) -> Reply:
-        return Reply(move=super().reply(game).move, wait=stalled(self.world, game))
+        return Reply(move=super().reply(game).move, wait=base.stalled(self.world, game))
 
 
 class Accusing(AuditorAgent):
@@ -194,7 +183,7 @@ class Griefer(Scripted):
         yield from self.until(lambda: job.is_over or job.has_final_head)
         if self.late:
             pause = 20 * self.world.block_seconds
-            yield from self.sleep(last_call(self.world, job.window_end) - self.rng.randint(0, self.games) * pause)
+            yield from self.sleep(base.last_call(self.world, job.window_end) - self.rng.randint(0, self.games) * pause)
         heads = self.world.mail.heads_of(job.id)
         for nonce in range(self.games):
             if job.is_over:
@@ -209,7 +198,7 @@ def seat_griefers(cast: Cast, rng: Random, name: str, _make: object) -> None:
     """Two or three accounts with two to four games each, all at the beginning or all at the end of the window."""
     late = rng.random() < 0.5
     for _ in range(rng.randint(2, 3)):
-        seat_challenger(cast, rng, name, given(Griefer, games=rng.randint(2, 4), late=late))
+        base.seat_challenger(cast, rng, name, base.given(Griefer, games=rng.randint(2, 4), late=late))
 
 
 class Tardy(Scripted):
@@ -329,7 +318,7 @@ ADVERSARIES: Final = (
     challenger("forged proof", Forging, "an honest trainer convicted by a number that is not in its run",
         {Catch.TIMEOUT}),
     challenger("challenge full of garbage", GarblingChallenger, "a game in a state that no one thought of", _LOST),
-    row(Role.CHALLENGER, seat_griefers, "griefing in series", Griefer,
+    base.row(base.Role.CHALLENGER, seat_griefers, "griefing in series", Griefer,
         "a competitor's trainer that pays for gas and waits for its money", {Catch.TIMEOUT, Catch.REFUSED}),
     challenger("challenge after the window", Tardy, "a job that can never be settled", {Catch.REFUSED}),
     challenger("all segments challenged at once", Swarm,

@@ -14,7 +14,7 @@ from tiebreak.lab.sim.adversaries.base import EARLY, Catch, between, challenger,
 from tiebreak.lab.sim.adversaries.challengers import Strolling, Wanderer
 from tiebreak.lab.sim.adversaries.openings import other_nodes, scene_of
 from tiebreak.lab.sim.world.agents import Agent, Process, TrainerAgent
-from tiebreak.lab.sim.world.cast import Cast
+from tiebreak.lab.sim.world.game import Cast
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.game.messages import Message, Transcript, leads_on, open_wire, sign
 from tiebreak.protocol.game.moves import Concede, Move, Opening, Phase, Select, Side

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Final
 
 import simpy
 
-from tiebreak.lab.sim.world.mail import Account
+from tiebreak.lab.sim.world.mail import Account, PublishedHead
 from tiebreak.lab.sim.world.simulated import TRANSACTION_WEI
 from tiebreak.lab.sim.world.work import Work
-from tiebreak.lab.sim.world.world import Participant, Pending, World, WorldBlock
+from tiebreak.lab.sim.world.world import Participant, Pending, World
 from tiebreak.protocol.chain import Call, ChainError, Receipt, Reverted
 from tiebreak.protocol.chain.calls import call_of
 from tiebreak.protocol.commitments.job import Job, SignedHead
@@ -32,7 +32,6 @@ from tiebreak.protocol.parties import auditor, client, trainer
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.driver import PartyDriver, Turn
-from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.terms import Means
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
@@ -42,7 +41,7 @@ SEATS: Final = ("seats", "seat_fee", "seat_bond", "challenger_stake")
 """The terms that offers of one game may differ in, and be taken all the same."""
 
 
-class Agent(PartyDriver, PartyMachine):
+class Agent(Participant):
     """A party with a key: its machine, its driver, and its scripts if it has any."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
@@ -84,12 +83,6 @@ class Agent(PartyDriver, PartyMachine):
     def follow(self, job: PublicJob) -> Process:  # noqa: ARG002
         """A script about one job that concerns the party. It starts when the job appears."""
         yield from ()
-
-    def on_pending(self, pending: Pending) -> None:
-        """Called when another party's transaction enters the mempool."""
-
-    def on_block(self, block: WorldBlock) -> None:
-        """Called after a block was made."""
 
     def concerns(self, job: PublicJob) -> bool:
         """Whether the party takes part in the job or watches it."""
@@ -138,8 +131,12 @@ class Agent(PartyDriver, PartyMachine):
             lost = self.world.now - min(self._since.values(), default=self.world.now)
             death = self.world.weather.death(self.name, len(actions), lost)
         super().carry_out(actions if death is None else actions[: death[0]])
-        if death is not None:
-            self._die(death[1])
+        if death is not None:  # it forgets everything but the journal, its transactions, and what lies on the disk
+            self.lives += 1
+            self._is_down = True
+            for forgotten in (self._events, self._since, self._parties):
+                forgotten.clear()
+            self.spawn(self._later(death[1], self._wake_up))
 
     # ------------------------------------------------------------------ death, and what comes after
 
@@ -148,16 +145,7 @@ class Agent(PartyDriver, PartyMachine):
         """Whether its decisions are those of `tiebreak.protocol.parties`, so that all it knows is in its journal."""
         return type(self) in (ClientAgent, TrainerAgent, AuditorAgent)
 
-    def _die(self, down: int) -> None:
-        """Forget everything but the journal, the transactions that were sent, and what lies on the disk."""
-        self.lives += 1
-        self._is_down = True
-        for forgotten in (self._events, self._since, self._parties):
-            forgotten.clear()
-        self.spawn(self._wake_up(down))
-
-    def _wake_up(self, down: int) -> Process:
-        yield self.world.env.timeout(down)
+    def _wake_up(self) -> None:
         self._be_made(self.key, self.means)
         self._is_down, self._heads_seen = False, 0
         self.begin_again()
@@ -210,7 +198,7 @@ class Agent(PartyDriver, PartyMachine):
             self._known.add(number)
         fresh, self._heads_seen = world.mail.heads[self._heads_seen :], len(world.mail.heads)
         for shown in fresh:
-            self._read(partial(self._see, shown.head, shown.leaves))
+            self._read(partial(self._see, shown))
         self.tell(e.BoardChanged(at=now, block=world.blocks[-1].timestamp if world.blocks else now))
 
     def enter(self, game: PublicGame) -> None:
@@ -223,6 +211,12 @@ class Agent(PartyDriver, PartyMachine):
 
     def wake_at(self, at: int) -> None:
         self.spawn(self._tick(at - self.world.now))
+
+    def _tick(self, delay: int) -> Process:
+        """Wake up after `delay` seconds, behind the parties to which something happens at that same instant."""
+        yield self.world.env.timeout(delay)
+        yield self.world.env.timeout(0)
+        self.look()
 
     def raise_alarm(self, alarm: e.Alarm) -> None:
         self.kept.append(alarm)
@@ -259,13 +253,14 @@ class Agent(PartyDriver, PartyMachine):
             return
         self._waiting.add(wanted.place)
         call, weather = call_of(wanted.transaction, self.world.board), self.world.weather
-        if weather is not None and self.is_plain and (late := weather.transaction(self.name, self.pace.block_seconds)):
-            self.spawn(self._later(late, partial(self._submit, wanted, call)))
-        else:
-            self._submit(wanted, call)
 
-    def _submit(self, action: e.Transact, call: Call) -> None:
-        _on(self.world.submit(self, call, untried=action.untried), partial(self._resolve, action.place))
+        def submit() -> None:
+            _on(self.world.submit(self, call, untried=wanted.untried), partial(self._resolve, wanted.place))
+
+        if weather is not None and self.is_plain and (late := weather.transaction(self.name, self.pace.block_seconds)):
+            self.spawn(self._later(late, submit))
+        else:
+            submit()
 
     def start_work(self, work: e.Work, turn: Turn | None) -> bool:
         if turn is None:
@@ -284,12 +279,6 @@ class Agent(PartyDriver, PartyMachine):
             resume(party, game.first_state, game.moves if said is None else said)
         return self._parties[key]
 
-    def _tick(self, delay: int) -> Process:
-        """Wake up after `delay` seconds, behind the parties to which something happens at that same instant."""
-        yield self.world.env.timeout(delay)
-        yield self.world.env.timeout(0)
-        self.look()
-
     def _resolve(self, place: e.Place, done: simpy.Event) -> None:
         now, error = self.world.now, done.value
         self._listen()
@@ -301,28 +290,24 @@ class Agent(PartyDriver, PartyMachine):
         self.tell(event)
 
     def _deliver(self, game: PublicGame, wire: bytes) -> None:
-        trainer = game.job.job.trainer
         is_new = wire not in self.world.mail.transcript(game).wires
-        is_accepted = self.world.mail.deliver(game, wire, self.account)
-        if game.job.job.talk_time:
-            if is_new:
-                self.world.mail.note(game, self.name, self.world.now, Message.decode(open_wire(wire)[0]).move)
+        is_accepted, talks = self.world.mail.deliver(game, wire, self.account), bool(game.job.job.talk_time)
+        if talks and is_new:
+            self.world.mail.note(game, self.name, self.world.now, Message.decode(open_wire(wire)[0]).move)
+        if talks or is_accepted:
             self._send(game, wire=wire)
-        elif is_accepted:
-            other = self.world.party_at(game.challenger if self.address == trainer else trainer)
-            self._post(other, partial(e.MoveShown, game_id=game.id, wire=wire), "game")
 
     def _send(self, game: PublicGame, *, wire: bytes = b"", receipt: bytes = b"") -> None:
-        """Post a message or a receipt of a talk."""
+        """Post a message or a receipt of a talk; or, where the sides do not talk, a move that stands in a block."""
         mail, trainer = self.world.mail, game.job.job.trainer
         other = self.world.party_at(game.challenger if self.address == trainer else trainer)
+        event: Callable[..., e.Event] = partial(e.MoveShown, game_id=game.id, wire=wire)
         if receipt:
             self.account.sent(len(receipt))
             mail.note(game, self.name, self.world.now, SignedStanding.decode(receipt))
-        event: Callable[..., e.Event] = partial(e.MoveShown, game_id=game.id, wire=wire)
-        if not wire:
             event = partial(e.ReceiptShown, game_id=game.id, receipt=receipt)
-        self._post(other, event, "game", mail.fate(game) if self.world.weather is None else None)
+        is_late = self.world.weather is None and bool(game.job.job.talk_time)
+        self._post(other, event, "game", mail.fate(game) if is_late else None)
 
     def _post(
         self, other: Participant, event: Callable[..., e.Event], kind: str = "job", delays: list[int] | None = None
@@ -358,8 +343,8 @@ class Agent(PartyDriver, PartyMachine):
             else:
                 arrive()
 
-    def _see(self, head: SignedHead, leaves: tuple[Digest, ...]) -> None:
-        self.tell(e.HeadShown(at=self.world.now, head=head, leaves=leaves))
+    def _see(self, shown: PublishedHead) -> None:
+        self.tell(e.HeadShown(at=self.world.now, head=shown.head, leaves=shown.leaves))
 
     def work_on(self, work: e.Work) -> Process:
         """Do a piece of work, in the time that it takes, and tell the machine when it is done."""
@@ -423,10 +408,6 @@ class BlockBuilder(Agent):
     """Makes the blocks. The honest builder includes every waiting transaction in the order of arrival."""
 
     ROLE: ClassVar = "builder"
-
-    def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002  # for who looks at it
-        """The transactions of the next block, in order. An adversary overrides this."""
-        return pending
 
     def own(self, call: Call) -> Pending:
         """A transaction that the builder puts into its own block without showing it in the mempool first."""

@@ -28,9 +28,12 @@ class Account:
     gas: int = 0
     fees_wei: int = 0
     steps: int = 0
+    """Steps that the party had to execute, in training or for an audit."""
     messages: int = 0
+    """Messages sent outside the chain: heads, and moves as signed messages."""
     bytes: int = 0
     refused: int = 0
+    """Transactions that reverted in a block, plus messages that the recipient refused."""
 
     def sent(self, size: int) -> None:
         self.messages += 1
