@@ -131,8 +131,7 @@ def test_a_move_may_be_censored_for_exactly_its_clock_and_allowance(
     bears = Measured.bears - Measured.later
     if moves_before is not None:
         assert bears == QUICK.clock + allowance - moves_before - Measured.later
-    for seconds in (bears - 1, bears):
-        assert censored(victim, trigger, seconds).violations == ()
+    assert censored(victim, trigger, bears).violations == ()
     beyond = censored(victim, trigger, bears + 1)
     assert any(sentence.startswith("1: ") for sentence in beyond.violations), "the assumption is broken"
     assert beyond.duels[0].reason == "timeout"
@@ -145,7 +144,6 @@ def test_heads_and_challenges_may_be_censored_for_exactly_the_window(victim: str
     assert censored(victim, trigger, 0).violations == ()
     assert QUICK.challenge_window - 2 * STEPS <= Measured.bears <= QUICK.challenge_window
     bears = Measured.bears
-    assert censored(victim, trigger, bears - 1).violations == ()
     assert censored(victim, trigger, bears).violations == ()
     assert censored(victim, trigger, bears + 1).violations != ()
 
@@ -163,7 +161,7 @@ def test_bearable_censorship_is_shorter_than_clock_and_window() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_hub_that_is_silent_for_ever_costs_nobody_a_game(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for an answer goes to the chain in time, from the first block of a game on."""
     monkeypatch.setattr(blocks.StallingHub, "late", lambda self, *_: None if self.began is not None else 0)
