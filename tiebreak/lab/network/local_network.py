@@ -234,7 +234,8 @@ class LocalNetwork:
             self._wait(hub, lambda: _answers(self._port))
             self._tell("page", f"open {self.page} to watch")
             self.ending.moments["page"] = self._seconds()
-            capture = self._capture()
+            steps = [] if plan.steps is None else ["--steps", str(plan.steps)]
+            capture = self._start("capture", "capture", plan.task, "--output", str(plan.folder / "task"), *steps)
             addresses = {name: self._party(name, board, rpc) for name in plan.parties}
             self._wait(capture, capture.is_done, 10 * START_SECONDS)
             self._offer(addresses, board)
@@ -270,10 +271,6 @@ class LocalNetwork:
 
     def _heard(self, name: str, line: str) -> None:
         self._lines.put((name, line))
-
-    def _capture(self) -> Child:
-        steps = [] if self.plan.steps is None else ["--steps", str(self.plan.steps)]
-        return self._start("capture", "capture", self.plan.task, "--output", str(self.plan.folder / "task"), *steps)
 
     def _chain(self) -> tuple[str, str]:
         """Start the chain. Returns the address of its board, and its URL."""

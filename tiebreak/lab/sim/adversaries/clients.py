@@ -206,8 +206,7 @@ class LateReceipts(ClientAgent):
 
     def follow(self, job: PublicJob) -> Process:
         """Acknowledge in the last block, abandon in the next one."""
-        signed = partial(self._has_signed, job)
-        yield from self.until(lambda: job.is_over or signed())
+        yield from self.until(lambda: job.is_over or ("receipt", job.id, job.head_count) in self.records)
         yield from self.sleep(base.last_call(self.world, job.window_end))
         if not job.is_over:
             (head,) = (head for head in self._heads[job.id] if head.head.count == job.head_count)
@@ -218,9 +217,6 @@ class LateReceipts(ClientAgent):
     def gives_up(self, job: PublicJob) -> bool:  # noqa: ARG002
         """Never part, as that would win no stake."""
         return False
-
-    def _has_signed(self, job: PublicJob) -> bool:
-        return job.head_count > 0 and ("receipt", job.id, job.head_count) in self.records
 
 
 class Leaving(TrainerAgent):
