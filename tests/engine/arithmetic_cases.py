@@ -94,7 +94,7 @@ def product(rows: int, terms: int, columns: int) -> Instruction:
     return sum_over((rows, columns), (terms,), Access(0, 0, (terms, 0, 1)), Access(1, 0, (0, 1, columns)))
 
 
-def matmul(m: int, k: int, n: int, batch: int = 1, *, transposed: tuple[bool, bool] = (False, False)) -> Instruction:
+def matmul(m: int, k: int, n: int, batch: int = 1, *, transposed: Sequence[bool] = (False, False)) -> Instruction:
     """(batch, m, n) = (batch, m, k) x (batch, k, n), each operand row-major or transposed."""
     a = (m * k, 1, 0, m) if transposed[0] else (m * k, k, 0, 1)
     b = (k * n, 0, k, 1) if transposed[1] else (k * n, 0, 1, n)

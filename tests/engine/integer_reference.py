@@ -6,8 +6,11 @@ from math import frexp, isqrt
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from tests.engine.arithmetic_cases import matmul
+from tiebreak.engine.arithmetic import Arithmetic, Counts
 from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
 
 Matrix = NDArray[np.float32]
@@ -26,6 +29,29 @@ def exact_product(a: Matrix, b: Matrix, precision: int) -> NDArray[np.uint32]:
     sums = integers_of(a).dot(integers_of(b))
     bits = [plus_zero(round_ratio(int(s), 1 << 2 * UNIT, precision=precision)) for s in sums.ravel()]
     return np.array(bits, np.uint32).reshape(sums.shape)
+
+
+def multiply(a: Matrix, b: Matrix, precision: int = 32, permute: int | None = None) -> tuple[Any, Counts]:
+    """The bits of a product by the engine, and what it counted."""
+    arithmetic = Arithmetic(precision=precision, permute=permute)
+    operands = [torch.from_numpy(np.ascontiguousarray(x)).view(-1) for x in (a, b)]
+    found = arithmetic.execute(matmul(len(a), a.shape[1], b.shape[1]), operands, 0)
+    bits = found.view(torch.int32).numpy().view(np.uint32).reshape(len(a), b.shape[1])
+    return bits, arithmetic.stats.of("reduce.sum.products")
+
+
+def check_non_finite(m: int, k: int, n: int) -> int:
+    """Infinite factors and NaN make their own rows and columns NaN, also times zeros, and change no others."""
+    a, b = factors("gauss", m, k, n)
+    b[:, 11] = 0
+    want = exact_product(a, b, 32)
+    a[1, 3], a[2, 4], b[5, 7] = np.inf, np.nan, -np.inf
+    found, _ = multiply(a, b)
+    nan = np.zeros_like(found, bool)
+    nan[1] = nan[2] = nan[:, 7] = True
+    assert np.array_equal(found[~nan], want[~nan])
+    assert np.isnan(found.view(np.float32)[nan]).all()
+    return found.size
 
 
 class Scaled:

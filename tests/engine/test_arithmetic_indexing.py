@@ -8,16 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.arithmetic_cases import (
-    STYLES,
-    Maker,
-    check,
-    elements_of,
-    extreme_of,
-    random_reduction,
-    scatter_of,
-    tensor_of,
-)
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c import scatter
@@ -26,22 +16,10 @@ from tiebreak.engine.arithmetic.plain.indexing import extreme
 from tiebreak.engine.arithmetic.plain.random import TABLE
 from tiebreak.engine.arithmetic.plan.sums import plan_scatter
 from tiebreak.protocol.numbers.philox import random_bits
-from tiebreak.protocol.program.isa import (
-    Access,
-    DType,
-    GatherParams,
-    Instruction,
-    IotaParams,
-    Opcode,
-    RandomParams,
-    ReduceFunction,
-    ShuffleParams,
-    SourceConst,
-    SourceKind,
-    WindowFunction,
-    WindowParams,
-    row_major,
-)
+from tiebreak.protocol.program import isa
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction
+
+from .arithmetic_cases import STYLES, Maker, check, elements_of, extreme_of, random_reduction, scatter_of, tensor_of
 
 SEEDS = st.integers(0, 2**32)
 DTYPES = list(DType)
@@ -75,7 +53,7 @@ def test_gather_matches_the_integer_reference(seed: int, dtype: DType) -> None:
     index, indices = make.access(1, shape, dead=range(cut, len(shape)) if rows else ())
     reach = stride * (bound - 1)
     table = Access(0, table.offset - min(0, reach), table.strides)
-    params = GatherParams(index_stride=stride, bound=bound)
+    params = isa.GatherParams(index_stride=stride, bound=bound)
     i = Instruction(opcode=Opcode.GATHER, dtype=dtype, shape=shape, operands=(table, index), params=params)
     j = tensor_of(
         DType.I64, [r.choice([r.randint(0, bound - 1), r.randint(-2, bound + 1), -(1 << 63)]) for _ in range(indices)]
@@ -84,14 +62,14 @@ def test_gather_matches_the_integer_reference(seed: int, dtype: DType) -> None:
 
 
 @settings(max_examples=60)
-@given(SEEDS)
-def test_scatter_sum_matches_the_integer_reference(seed: int) -> None:
+@given(SEEDS, st.just(32) | st.integers(16, 32))
+def test_scatter_sum_matches_the_integer_reference(seed: int, precision: int) -> None:
     make = Maker(random.Random(seed))
     r = make.random
     shape = tuple(r.randint(1, 4) for _ in range(r.randint(1, 3)))
     reduction = make.dims(2, 5)
     matched = sorted(r.sample(range(len(shape)), r.randint(1, len(shape))))
-    box = row_major(tuple(shape[d] for d in matched))
+    box = isa.row_major(tuple(shape[d] for d in matched))
     match = tuple(box[matched.index(d)] if d in matched else 0 for d in range(len(shape)))
     source, size = make.access(0, (*shape, *reduction), dead=matched)
     index, indices = make.access(1, (*shape, *reduction), dead=matched)
@@ -101,26 +79,27 @@ def test_scatter_sum_matches_the_integer_reference(seed: int) -> None:
         make.tensor(DType.F32, size, r.choice(STYLES)),
         tensor_of(DType.I64, [r.randint(-1, top) for _ in range(indices)]),
     ]
-    for native in ("1", "0"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TIEBREAK_NATIVE", native)
-            check(Arithmetic(), i, operands)
-            check(Arithmetic(permute=seed), i, operands)
+    for compiled in (True, False):
+        check(Arithmetic(precision=precision, compiled=compiled), i, operands)
+        check(Arithmetic(precision=precision, permute=seed, compiled=compiled), i, operands)
 
 
 @settings(max_examples=60)
-@given(SEEDS, st.sampled_from(DTYPES), st.sampled_from(list(WindowFunction)))
-def test_window_matches_the_integer_reference(seed: int, dtype: DType, function: WindowFunction) -> None:
+@given(SEEDS, st.sampled_from(DTYPES), st.sampled_from(list(isa.WindowFunction)))
+def test_window_matches_the_integer_reference(seed: int, dtype: DType, function: isa.WindowFunction) -> None:
     make = Maker(random.Random(seed))
     r = make.random
     shape = make.dims(3, 6)
     lo = tuple(r.randint(0, n - 1) for n in shape)
     hi = tuple(r.randint(a + 1, n) for a, n in zip(lo, shape, strict=True))
     fill = {DType.F32: r.choice([0, 0x80000000, 0xFF800000, NAN, 1]), DType.I64: (1 << 64) - 5, DType.BOOL: 1}[dtype]
-    params = WindowParams(
-        lo=lo, hi=hi, step=tuple(r.randint(1, 3) for _ in shape), fill=fill if function == WindowFunction.FILL else 0
+    params = isa.WindowParams(
+        lo=lo,
+        hi=hi,
+        step=tuple(r.randint(1, 3) for _ in shape),
+        fill=fill if function == isa.WindowFunction.FILL else 0,
     )
-    made = [make.access(0, params.extents), make.access(1, shape)][: 1 + (function == WindowFunction.ELSE)]
+    made = [make.access(0, params.extents), make.access(1, shape)][: 1 + (function == isa.WindowFunction.ELSE)]
     operands = tuple(a for a, _ in made)
     i = Instruction(opcode=Opcode.WINDOW, function=function, dtype=dtype, shape=shape, operands=operands, params=params)
     check(Arithmetic(), i, [make.tensor(dtype, size) for _, size in made])
@@ -132,7 +111,7 @@ def test_iota_wraps_around_at_64_bits(seed: int) -> None:
     make = Maker(random.Random(seed))
     shape = make.dims(4, 4)
     choice = [0, 1, -1, 3, (1 << 63) - 1, -(1 << 63)]
-    params = IotaParams(offset=make.random.choice(choice), strides=tuple(make.random.choice(choice) for _ in shape))
+    params = isa.IotaParams(offset=make.random.choice(choice), strides=tuple(make.random.choice(choice) for _ in shape))
     check(Arithmetic(), Instruction(opcode=Opcode.IOTA, dtype=DType.I64, shape=shape, params=params), [])
 
 
@@ -143,16 +122,16 @@ def test_iota_wraps_around_at_64_bits(seed: int) -> None:
     + [(DType.BOOL, 1)],
 )
 def test_constants_keep_their_exact_bits(dtype: DType, bits: int) -> None:
-    i = Instruction(opcode=Opcode.SOURCE, function=SourceKind.CONST, dtype=dtype, params=SourceConst(bits=bits))
+    i = Instruction(opcode=Opcode.SOURCE, function=isa.SourceKind.CONST, dtype=dtype, params=isa.SourceConst(bits=bits))
     check(Arithmetic(), i, [])
 
 
 def test_the_step_source_yields_the_step_number() -> None:
-    i = Instruction(opcode=Opcode.SOURCE, function=SourceKind.STEP, dtype=DType.I64)
+    i = Instruction(opcode=Opcode.SOURCE, function=isa.SourceKind.STEP, dtype=DType.I64)
     assert check(Arithmetic(), i, [], step=41) == [41]
 
 
-@pytest.mark.parametrize(("opcode", "function"), [(Opcode.SOURCE, SourceKind.STATE), (Opcode.COMMIT, 0)])
+@pytest.mark.parametrize(("opcode", "function"), [(Opcode.SOURCE, isa.SourceKind.STATE), (Opcode.COMMIT, 0)])
 def test_arithmetic_refuses_instructions_that_the_interpreter_provides(opcode: Opcode, function: int) -> None:
     with pytest.raises(ValueError, match="expected"):
         Arithmetic().execute(Instruction(opcode=opcode, function=function, dtype=DType.F32), [], 0)
@@ -161,7 +140,7 @@ def test_arithmetic_refuses_instructions_that_the_interpreter_provides(opcode: O
 def draws(shape: tuple[int, ...], stream: int, offset: int = 0) -> Instruction:
     """Random numbers by the seed at this offset of the first operand, and the step that is the second."""
     operands = tuple(Access(o, offset * (o == 0), (0,) * len(shape)) for o in range(2))
-    params = RandomParams(stream=stream)
+    params = isa.RandomParams(stream=stream)
     return Instruction(opcode=Opcode.RANDOM, dtype=DType.F32, shape=shape, operands=operands, params=params)
 
 
@@ -184,7 +163,7 @@ def test_random_element_numbers_continue_across_blocks() -> None:
 def shuffled(shape: tuple[int, ...], n: int, *strides: tuple[int, ...]) -> Instruction:
     """A permutation of n; strides: of indices, seed and epochs."""
     operands = tuple(Access(o, 0, each) for o, each in enumerate(strides))
-    params = ShuffleParams(n=n, stream=4)
+    params = isa.ShuffleParams(n=n, stream=4)
     return Instruction(opcode=Opcode.SHUFFLE, dtype=DType.I64, shape=shape, operands=operands, params=params)
 
 
@@ -253,17 +232,14 @@ def embedding(keys: int, width: int, count: int) -> Instruction:
 )
 @pytest.mark.parametrize("style", slow_except(["ties", "any"], "ties"))
 def test_compiled_scatter_sums_match_pure_torch(
-    instruction: Instruction, sources: int, indices: int, top: int, style: str, monkeypatch: pytest.MonkeyPatch,
-    cases: Callable[[], None],
-) -> None:  # fmt: skip
+    instruction: Instruction, sources: int, indices: int, top: int, style: str, cases: Callable[[], None]
+) -> None:
     """The sizes need several threads and tasks."""
     source = Maker(random.Random(sources)).tensor(DType.F32, sources, style)
     index = torch.randint(-1, top + 1, (indices,), generator=torch.Generator().manual_seed(1))
     assert plan_scatter(instruction).tables is not None
-    monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-    pure = Arithmetic()
+    pure = Arithmetic(compiled=False)
     right = pure.execute(instruction, [source, index], 0)
-    monkeypatch.setenv("TIEBREAK_NATIVE", "1")
     for threads, permute in ((1, None), (2, None), (3, 4)):
         compiled = Arithmetic(permute=permute)
         with limited(threads):

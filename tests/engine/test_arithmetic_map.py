@@ -9,19 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.arithmetic_cases import (
-    EDGE_F32,
-    EDGE_I64,
-    NON_FINITE,
-    STYLES,
-    Maker,
-    check,
-    elements_of,
-    map_of,
-    tensor_of,
-)
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.protocol.program.isa import MAP_SIGNATURES, Access, DType, MapFunction
+
+from .arithmetic_cases import EDGE_F32, EDGE_I64, NON_FINITE, STYLES, Maker, check, elements_of, map_of, tensor_of
 
 SIGNATURES = [(f, types, result) for f, found in MAP_SIGNATURES.items() for types, result in found]
 EDGES = {DType.F32: EDGE_F32 + NON_FINITE, DType.I64: EDGE_I64, DType.BOOL: [0, 1]}

@@ -93,8 +93,7 @@ def test_the_threshold_covers_errors_between_variants_and_from_exact(seed: int, 
     i, operands = product(3, terms, 5), matrices(seed, 3, terms, 5)
     operands[0] *= 2.0**scale
     operands[0][:, : terms // 2] *= 1e4  # cancellation
-    calibration = Calibration(ORDERS, precision=32)
-    calibration._comparison.compare(i, operands)
+    calibration = calibrated(i, operands)
     kappa = calibration.policy(margin=1).thresholds[SumKind.PRODUCTS]
     assert kappa is not None
     exact = [
@@ -133,6 +132,12 @@ def test_cancellation_inflates_exponent_units_but_not_error_units() -> None:
     assert cancelled.of_exponent > 2.0**-24, "more than half a gap: no tau covers it"
 
 
+def calibrated(i: Instruction, operands: Sequence[Tensor]) -> Calibration:
+    calibration = Calibration(ORDERS, precision=32)
+    calibration._comparison.compare(i, operands)
+    return calibration
+
+
 class Shifted(Comparer):
     """A comparison in which one variant is off by so many units."""
 
@@ -152,8 +157,7 @@ def test_one_inaccurate_variant_raises_the_threshold(monkeypatch: pytest.MonkeyP
     i, operands = product(8, 100, 8), matrices(3, 8, 100, 8)
     monkeypatch.setattr(Shifted, "off", off)
     monkeypatch.setattr("tiebreak.engine.logged.calibration.Comparer", Shifted)
-    calibration = Calibration(ORDERS, precision=32)
-    calibration._comparison.compare(i, operands)
+    calibration = calibrated(i, operands)
     kappa = calibration.policy(margin=1).thresholds[SumKind.PRODUCTS]
     assert kappa is not None
     assert off - 2 <= kappa <= 1.2 * off + 4
@@ -164,8 +168,7 @@ def test_one_inaccurate_variant_raises_the_threshold(monkeypatch: pytest.MonkeyP
 def test_an_inaccurate_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Shifted, "off", 2.0**45)
     monkeypatch.setattr("tiebreak.engine.logged.calibration.Comparer", Shifted)
-    calibration = Calibration(ORDERS, precision=32)
-    calibration._comparison.compare(product(8, 100, 8), matrices(3, 8, 100, 8))
+    calibration = calibrated(product(8, 100, 8), matrices(3, 8, 100, 8))
     with pytest.raises(CalibrationError, match="less accurately"):
         calibration.policy()
 

@@ -1,7 +1,7 @@
 """Chains: the same bytes as the integer reference and as instruction by instruction, on programs of every kind."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -14,7 +14,7 @@ from tests.engine.random_programs import check_program
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c import chains
 from tiebreak.engine.arithmetic.c.chains import TILES_PER_TURN
-from tiebreak.engine.arithmetic.c.threads import available, spread
+from tiebreak.engine.arithmetic.c.threads import available, limited, spread
 from tiebreak.engine.arithmetic.plan.chains import Member
 from tiebreak.engine.capture.captured import Captured
 from tiebreak.engine.lowering.builder import Builder
@@ -68,23 +68,14 @@ def long_inputs(program: Program, seed: int) -> tuple[dict[str, torch.Tensor], d
     return {name: torch.randn(shape, generator=generator) for name, shape in spec.items()}, {"seed": torch.tensor(5)}
 
 
-@pytest.fixture
-def threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
-def test_long_chains_give_the_same_bits_on_any_thread_count(
-    threads: Callable[[int], None], cases: Callable[[int], None]
-) -> None:
+def test_long_chains_give_the_same_bits_on_any_thread_count(cases: Callable[[int], None]) -> None:
     program = long_program()
     state, data = long_inputs(program, 3)
     twin, machine = Interpreter(program, Arithmetic()), Interpreter(program, Arithmetic())
     right = twin.step(2, state, data, lambda _, tensor: tensor, check_finite=False)
     for number in (1, 2, 5):
-        threads(number)
-        found = machine.step(2, state, data, check_finite=False)
+        with limited(number):
+            found = machine.step(2, state, data, check_finite=False)
         assert found.loss_bits == right.loss_bits
         for name, tensor in right.state.items():
             assert torch.equal(found.state[name].view(torch.int32), tensor.view(torch.int32)), name
@@ -96,7 +87,7 @@ def test_long_chains_give_the_same_bits_on_any_thread_count(
 
 
 @needs_kernel
-def test_torch_leaves_its_threads_to_the_kernels_during_a_step(threads: Callable[[int], None]) -> None:
+def test_torch_leaves_its_threads_to_the_kernels_during_a_step() -> None:
     """Its own would spin on their cores. Long instructions get them all the same, and a failure gives them back."""
     state, data = long_inputs(long_program(), 3)
     machine = Interpreter(long_program(), Arithmetic())
@@ -108,11 +99,11 @@ def test_torch_leaves_its_threads_to_the_kernels_during_a_step(threads: Callable
             raise KeyError("any")
         return tensor
 
-    threads(3)
-    with pytest.raises(KeyError):
-        machine.step(2, state, data, observe)
-    assert seen == [(1, 3, 3)] * 2
-    assert (torch.get_num_threads(), available()) == (3, 3)
+    with limited(3):
+        with pytest.raises(KeyError):
+            machine.step(2, state, data, observe)
+        assert seen == [(1, 3, 3)] * 2
+        assert (torch.get_num_threads(), available()) == (3, 3)
 
 
 @needs_kernel

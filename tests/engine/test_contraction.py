@@ -14,6 +14,7 @@ from tests.engine.arithmetic_cases import PLAIN, Maker, elements_of, expected, k
 from tests.parts import slow_except
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.c import sums
+from tiebreak.engine.arithmetic.c.threads import limited
 from tiebreak.engine.arithmetic.plan.sums import plan_tables
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.protocol.errors import ConfigurationError
@@ -36,26 +37,20 @@ SHAPES = [
 @pytest.mark.parametrize("shape", slow_except(SHAPES, *SHAPES[1:3]))
 @pytest.mark.parametrize("style", ["gauss", "ties"])
 def test_compiled_matrix_products_match_pure_torch(
-    shape: tuple[int, int, int, int], style: str, monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None]
+    shape: tuple[int, int, int, int], style: str, cases: Callable[[], None]
 ) -> None:
     m, k, n, batch = shape
     make = Maker(random.Random(m * k * n))
     operands = [make.tensor(DType.F32, batch * m * k, style), make.tensor(DType.F32, batch * k * n, style)]
-    before = torch.get_num_threads()
     for precision, *transposed in product((32, 20), (False, True), (False, True)):
-        instruction = matmul(m, k, n, batch, transposed=(transposed[0], transposed[1]))
-        monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-        right = Arithmetic(precision=precision).execute(instruction, operands, 0)
-        monkeypatch.delenv("TIEBREAK_NATIVE")
+        instruction = matmul(m, k, n, batch, transposed=transposed)
+        right = Arithmetic(precision=precision, compiled=False).execute(instruction, operands, 0)
         assert plan_tables(instruction) is not None
-        try:
-            for threads, permute in ((1, None), (2, None), (3, 5)):
-                torch.set_num_threads(threads)
+        for threads, permute in ((1, None), (2, None), (3, 5)):
+            with limited(threads):
                 found = Arithmetic(permute=permute, precision=precision).execute(instruction, operands, 0)
-                assert torch.equal(found, right)
-                cases()
-        finally:
-            torch.set_num_threads(before)
+            assert torch.equal(found, right)
+            cases()
 
 
 FLAT = [
@@ -67,18 +62,19 @@ FLAT = [
 @pytest.mark.parametrize(("shape", "reduction", "strides"), slow_except(FLAT, FLAT[0], several=True))
 @pytest.mark.parametrize("operands", slow_except([1, 2], 2))
 def test_compiled_sums_of_any_stride_match_pure_torch(
-    shape: tuple[int, ...], reduction: tuple[int, ...], strides: tuple[int, ...], operands: int,
-    monkeypatch: pytest.MonkeyPatch, cases: Callable[[], None],
-) -> None:  # fmt: skip
+    shape: tuple[int, ...],
+    reduction: tuple[int, ...],
+    strides: tuple[int, ...],
+    operands: int,
+    cases: Callable[[], None],
+) -> None:
     offset = -sum(stride * (size - 1) for stride, size in zip(strides, (*shape, *reduction), strict=True) if stride < 0)
     instruction = sum_over(shape, reduction, *(Access(i, offset, strides) for i in range(operands)))
     make = Maker(random.Random(str(strides)))
     length = 1 + sum(abs(stride) * (size - 1) for stride, size in zip(strides, (*shape, *reduction), strict=True))
     for style in ("gauss", "ties", "wide"):
         read = [make.tensor(DType.F32, length, style) for _ in range(operands)]
-        monkeypatch.setenv("TIEBREAK_NATIVE", "0")
-        right = Arithmetic().execute(instruction, read, 0)
-        monkeypatch.delenv("TIEBREAK_NATIVE")
+        right = Arithmetic(compiled=False).execute(instruction, read, 0)
         for permute in (None, 3):
             found = Arithmetic(permute=permute).execute(instruction, read, 0)
             assert torch.equal(found.nan_to_num(7.0), right.nan_to_num(7.0))

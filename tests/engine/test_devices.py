@@ -1,9 +1,9 @@
 """Devices other than the CPU: the same bytes.
 
-Without a GPU the branches for other devices run on a stand-in (tests.engine.elsewhere), which refuses what a GPU
-refuses and whose FP64 results are another device's; that shows that no code assumes a CPU, and that the roots do not
-depend on FP64's last bits. It does not show what a GPU's own kernels compute. With one, three models of real sizes, and
-the golden runs, must reach the CPU's roots.
+Without a GPU the branches for other devices run on a stand-in (tests.engine.elsewhere), which refuses what a
+GPU refuses and whose FP64 results are another device's; that shows that no code assumes a CPU, and that the roots do
+not depend on FP64's last bits. It does not show what a GPU's own kernels compute. With one, three models of real sizes,
+and the golden runs, must reach the CPU's roots.
 """
 
 import json

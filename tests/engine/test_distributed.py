@@ -15,7 +15,6 @@ from torch import Tensor
 from tests.conftest import CaseCounter
 from tests.engine.lowering_bench import make_task
 from tests.parts import slow_except
-from tests.protocol.instructions import committed, mapped, reduced, source
 from tiebreak.api.builtin.loader import load_task
 from tiebreak.engine.arithmetic.plan.views import Dim
 from tiebreak.engine.capture.captured import Captured, capture_task
@@ -30,9 +29,9 @@ from tiebreak.engine.distributed.plan import Plan
 from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.engine.run.interpreter import NotFiniteError
 from tiebreak.protocol.errors import ConfigurationError
-from tiebreak.protocol.program.isa import Access, DType, MapFunction, ReduceFunction, SourceKind
-from tiebreak.protocol.program.program import Program
+from tiebreak.protocol.program.isa import DType, ReduceFunction
 
+from .mixed_workers import sum_of
 from .models import test_language
 from .together import Seat, together, train_alone, train_together
 
@@ -97,18 +96,6 @@ def test_worker_shares_cover_a_dimension_once() -> None:
 # ---- sums whose terms lie on several workers ----
 
 
-def sum_program(terms: int, rows: int, columns: int, *, products: bool, bf16: bool = False) -> Program:
-    """Sums over the leading dim of state, which the workers hold in shards."""
-    function = ReduceFunction.SUM_BF16 if bf16 else ReduceFunction.SUM
-    shapes = {"a": (terms, rows), "b": (terms, columns)} if products else {"a": (terms, rows)}
-    shape = (rows, columns) if products else (rows,)
-    reads = [Access(0, 0, (1, 0, rows)), Access(1, 0, (0, 1, columns))] if products else [Access(0, 0, (1, rows))]
-    body = [source(SourceKind.STATE, name, DType.F32, *shapes[name], slot=n) for n, name in enumerate(shapes)]
-    body += [reduced(DType.F32, shape, (terms,), *reads, function=function)]
-    commits = [committed(name, DType.F32, body[n].shape, n, slot=n) for n, name in enumerate([*shapes, "sum"])]
-    return Program((*body, mapped(MapFunction.COPY, DType.F32, (), Access(0, 0, ()))), tuple(commits))
-
-
 def hostile(kind: str, terms: int, width: int, generator: torch.Generator) -> Tensor:
     x = torch.randn(terms, width, generator=generator)
     if kind == "ties":  # 1, then halves of a last place: exact middles, which no FP64 bound decides
@@ -145,11 +132,12 @@ def test_sums_across_workers_equal_those_of_one_worker(
     for (terms, workers), bf16 in product([(9, 2), (700, 3), (1030, 8)], [False, True]):
         least = 1 if result == "in shards" else 90 * workers**2  # the result has 77 elements at most
         monkeypatch.setattr(partition, "LEAST", least)
-        program = sum_program(terms, 11, 7, products=products, bf16=bf16)
-        state = {"a": hostile(kind, terms, 11, generator), "b": torch.ones(terms, 7)}
-        if kind in ("plain", "spread", "extreme"):
-            state["b"] = hostile(kind, terms, 7, generator)
-        state = state if products else {"a": state["a"]}
+        function = ReduceFunction.SUM_BF16 if bf16 else ReduceFunction.SUM
+        program = sum_of("tr,tc->rc" if products else "tr->r", {"t": terms, "r": 11, "c": 7}, DType.F32, function)
+        state = {"a": hostile(kind, terms, 11, generator), "loss": torch.zeros(())}
+        if products:
+            is_hostile = kind in ("plain", "spread", "extreme")
+            state["b"] = hostile(kind, terms, 7, generator) if is_hostile else torch.ones(terms, 7)
         (added,) = (i for i in Partition(program, workers).local(0).body if isinstance(i, SharedSum))
         assert (added.split is not None, added.everywhere) == (result == "in shards", result == "rounded by all")
         seen: list[int] = []
@@ -173,12 +161,12 @@ def test_sums_across_workers_equal_those_of_one_worker(
 
 def test_error_bounds_include_the_rounding_of_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sums a little beside a middle: without `ROUNDINGS`, workers would round some of them wrongly."""
-    program = sum_program(4, 299, 1, products=True)
+    program = sum_of("tr,tc->rc", {"t": 4, "r": 299, "c": 1}, DType.F32, ReduceFunction.SUM)
     a = torch.zeros(4, 299)
     a[0] = 1 + 2.0**-23 * torch.arange(299)  # of one worker; its message has units of more than 2^-47
     a[2] = 2.0**-24  # of another one, as what follows
     a[3] = 2.0**-52 * (torch.arange(299) % 35 - 17)
-    given = Captured(program, {"a": a, "b": torch.ones(4, 1)}, {})
+    given = Captured(program, {"a": a, "b": torch.ones(4, 1), "loss": torch.zeros(())}, {})
     expected, _ = train_alone(given, 1)
     assert train_together(given, 2, 1)[0] == expected
     monkeypatch.setattr(wire, "ROUNDINGS", 0)
@@ -188,11 +176,11 @@ def test_error_bounds_include_the_rounding_of_messages(monkeypatch: pytest.Monke
 # ---- whole models ----
 
 
-def attention(steps: int = 25) -> Task:
+def attention() -> Task:
     """GPT-2 with dropout: more workers than heads, features and examples divide into."""
     torch.manual_seed(3)
     data = {"x": torch.randint(0, test_language.VOCABULARY, (12, 9))}
-    settings = {"loss": test_language.causal, "optimizer": AdamW(lr=1e-2), "clip": Clip(norm=1.0), "steps": steps}
+    settings = {"loss": test_language.causal, "optimizer": AdamW(lr=1e-2), "clip": Clip(norm=1.0), "steps": 25}
     return make_task(test_language.gpt2().train(), data, 6, **settings)
 
 

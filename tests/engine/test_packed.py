@@ -56,11 +56,8 @@ def reading(model: nn.Module, **changes: Any) -> Task:
 
 
 LAYERS: dict[str, Callable[[], nn.Module]] = {
-    "lstm": lambda: Reader(nn.LSTM(4, 3, batch_first=True), ordered=True),
     "lstm, projected both ways": lambda: Reader(nn.LSTM(4, 3, 2, proj_size=2, bidirectional=True), 0.2),
-    "gru": lambda: Reader(nn.GRU(4, 3, 2, bias=False, batch_first=True), 0.1),
-    "gru, both ways": lambda: Reader(nn.GRU(4, 3, bidirectional=True, batch_first=True)),
-    "rnn": lambda: Reader(nn.RNN(4, 3, 2, bidirectional=True)),
+    "gru": lambda: Reader(nn.GRU(4, 3, 2, bias=False, batch_first=True)),
     "rnn, relu": lambda: Reader(nn.RNN(4, 3, nonlinearity="relu", batch_first=True), 0.3, ordered=True),
 }
 

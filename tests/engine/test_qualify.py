@@ -16,6 +16,7 @@ from tiebreak.engine.arithmetic.plain import exact, indexing, maps, scatter, sum
 from tiebreak.engine.data.tensors import memory_of
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.native import EMULATION
+from tiebreak.engine.run import qualify as qualification
 from tiebreak.engine.run.qualify import check_emulation, qualify
 from tiebreak.protocol.commitments.records import identify
 from tiebreak.protocol.errors import ConfigurationError
@@ -23,16 +24,15 @@ from tiebreak.protocol.program.isa import Instruction, MapFunction
 from tiebreak.protocol.program.rounding import SumKind
 from tiebreak.protocol.tags import Digest
 
+OPTIONS: list[dict[str, int]] = [{}, {"permute": 3, "fp64_elements": 100}, {"precision": 16}, {"precision": 31}]
 
-def test_the_cpu_passes_qualification() -> None:
-    report = qualify(Arithmetic())
+
+@pytest.mark.parametrize("options", slow_except(OPTIONS, *OPTIONS[:3]), ids=str)
+def test_the_cpu_passes_qualification(options: dict[str, int]) -> None:
+    report = qualify(Arithmetic(**options))
     assert report.cases > 15000
     assert len(report.operations) > 50
     assert report.device == "cpu"
-
-
-def test_permuted_and_tiled_arithmetic_qualifies() -> None:
-    assert qualify(Arithmetic(permute=3, fp64_elements=100)).cases > 15000
 
 
 @pytest.mark.gpu
@@ -56,35 +56,41 @@ def refused(match: str) -> None:
         qualify(Arithmetic())
 
 
-@pytest.mark.usefixtures("pure")
-def test_qualification_refuses_sums_without_the_exact_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact, "_settled", guess)
-    refused(r"cpu does not compute reduce sum exactly: expected 0x.*operands 0x")
+def minus_zero(i: Instruction, x: Sequence[Tensor], extreme: Callable[..., Tensor] = indexing.extreme) -> Tensor:
+    """A maximum that keeps -0."""
+    return -extreme(i, [-x[0]]) if x[0].dtype == torch.float32 and i.dtype == 0 else extreme(i, x)
+
+
+def with_any_nan(tensors: Mapping[str, Tensor], **_: bool) -> dict[str, Digest]:
+    """Ids of tensors whose NaN are hashed as they are."""
+    return {name: identify(PROTOCOL_DTYPES[x.dtype], x.shape, memory_of(x)) for name, x in tensors.items()}
+
+
+FAULTS: dict[str, tuple[object, str, Callable[..., object], str]] = {
+    "no exact fallback": (exact, "_settled", guess, r"does not compute reduce sum exactly: expected 0x.*operands 0x"),
+    "sums rounded from FP64": (sums, "settle", lambda c, *_, **__: c.float(), "reduce sum"),
+    "scatters rounded from FP64": (scatter, "settle", lambda c, *_, **__: c.float(), "scatter_sum"),
+    "a bound that is too small": (sums, "coefficient", lambda _: 0.0, "reduce sum"),
+    "products in FP32": (
+        sums, "_matmul", lambda a, b: torch.matmul(a.float(), b.float()).double(), "reduce sum of products",
+    ),
+    "a maximum that keeps -0": (indexing, "extreme", minus_zero, "reduce max"),
+    "results that are not contiguous": (
+        indexing, "window", lambda i, _: torch.zeros(tuple(reversed(i.shape))).t(), "window: expected a contiguous",
+    ),
+    "NaN hashed as they are": (
+        qualification, "identities", with_any_nan, r"cpu does not hash torch.float32 \(256,\) right: expected ",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("pure")
-@pytest.mark.parametrize(("module", "name"), [(sums, "reduce sum"), (scatter, "scatter_sum")])
-def test_qualification_refuses_rounding_from_fp64(monkeypatch: pytest.MonkeyPatch, module: object, name: str) -> None:
-    monkeypatch.setattr(module, "settle", lambda c, *_, **__: c.float())
-    refused(name)
-
-
-@pytest.mark.usefixtures("pure")
-def test_qualification_refuses_an_error_bound_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Long sums with few undecided elements: the bound of one addition is not enough."""
-    monkeypatch.setattr(sums, "coefficient", lambda _: 0.0)
-    refused("reduce sum")
-
-
-@pytest.mark.usefixtures("pure")
-def test_qualification_refuses_matrix_products_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sums, "_matmul", lambda a, b: torch.matmul(a.float(), b.float()).double())
-    refused("reduce sum of products")
-
-
-@pytest.mark.parametrize("precision", slow_except([16, 31], 16))
-def test_arithmetic_of_fewer_bits_passes_qualification(precision: int) -> None:
-    assert qualify(Arithmetic(precision=precision)).cases > 15000
+@pytest.mark.parametrize("fault", FAULTS)
+def test_qualification_refuses_faulty_arithmetic(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """A bound of one addition shows in long sums with few undecided elements."""
+    module, name, replacement, match = FAULTS[fault]
+    monkeypatch.setattr(module, name, replacement)
+    refused(match)
 
 
 ALL = dict.fromkeys(SumKind, 2)
@@ -121,20 +127,17 @@ def test_qualification_refuses_results_of_another_precision(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(
-    ("function", "kernel", "name"),
+    ("function", "kernel"),
     [
-        (MapFunction.DIV, lambda x, out: out.copy_(x[0] * x[1].reciprocal()), "map div"),
-        (MapFunction.SQRT, lambda x, out: out.copy_(x[0].rsqrt().reciprocal()), "map sqrt"),
-        (MapFunction.MAX, lambda x, out: out.copy_(torch.where(x[0] > x[1], *x)), "map max"),
-        (MapFunction.MUL, lambda x, out: out.copy_(_flushed(x[0] * x[1])), "map mul"),
-        (MapFunction.ADD, lambda x, out: torch.add(x[0], x[1].to(torch.bfloat16), out=out), "map add"),
+        (MapFunction.DIV, lambda x, out: out.copy_(x[0] * x[1].reciprocal())),
+        (MapFunction.SQRT, lambda x, out: out.copy_(x[0].rsqrt().reciprocal())),
+        (MapFunction.MAX, lambda x, out: out.copy_(torch.where(x[0] > x[1], *x))),
+        (MapFunction.MUL, lambda x, out: out.copy_(torch.where((x[0] * x[1]).abs() < 2.0**-126, 0.0, x[0] * x[1]))),
+        (MapFunction.ADD, lambda x, out: torch.add(x[0], x[1].to(torch.bfloat16), out=out)),
     ],
 )
 def test_qualification_refuses_elementwise_shortcuts(
-    monkeypatch: pytest.MonkeyPatch,
-    function: MapFunction,
-    kernel: Callable[[Sequence[Tensor], Tensor], object],
-    name: str,
+    monkeypatch: pytest.MonkeyPatch, function: MapFunction, kernel: Callable[[Sequence[Tensor], Tensor], object]
 ) -> None:
     right = maps._FUNCTIONS[function]
 
@@ -142,11 +145,7 @@ def test_qualification_refuses_elementwise_shortcuts(
         kernel(x, out) if out.dtype == torch.float32 else right(x, out)
 
     monkeypatch.setitem(maps._FUNCTIONS, function, wrong)
-    refused(name)
-
-
-def _flushed(x: Tensor) -> Tensor:
-    return torch.where(x.abs() < 2.0**-126, 0.0, x)
+    refused(f"map {function.name.lower()}")
 
 
 @pytest.mark.parametrize("function", sorted(maps.FP64))
@@ -156,25 +155,3 @@ def test_qualification_refuses_functions_a_quarter_ulp_off(
     right = maps.FP64[function]
     monkeypatch.setitem(maps.FP64, function, lambda x: right(x) * (1 + 2.0**-26))
     refused(f"map {function.name.lower()}")
-
-
-def test_qualification_refuses_a_maximum_that_keeps_minus_zero(monkeypatch: pytest.MonkeyPatch) -> None:
-    def extreme(i: Instruction, x: Sequence[Tensor]) -> Tensor:
-        return -right(i, [-x[0]]) if x[0].dtype == torch.float32 and i.dtype == 0 else right(i, x)
-
-    right = indexing.extreme
-    monkeypatch.setattr(indexing, "extreme", extreme)
-    refused("reduce max")
-
-
-def test_qualification_refuses_non_contiguous_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(indexing, "window", lambda i, _: torch.zeros(tuple(reversed(i.shape))).t())
-    refused("window: expected a contiguous")
-
-
-def test_qualification_refuses_hashing_without_canonical_nans(monkeypatch: pytest.MonkeyPatch) -> None:
-    def identities(tensors: Mapping[str, Tensor], **_: bool) -> dict[str, Digest]:
-        return {name: identify(PROTOCOL_DTYPES[x.dtype], x.shape, memory_of(x)) for name, x in tensors.items()}
-
-    monkeypatch.setattr("tiebreak.engine.run.qualify.identities", identities)
-    refused(r"cpu does not hash torch.float32 \(256,\) right: expected ")

@@ -226,13 +226,10 @@ class Run:
 
     def value_tree(self, step: int) -> Tree:
         if step not in self._value_trees:
-            self._value_trees[step] = self._make_value_tree(step)
+            made = zip(self.program.body, self.computed(step).values, strict=True)
+            body = [identify(i.dtype, i.shape, data) for i, data in made]
+            self._value_trees[step] = half_and_half(body, self._state_leaves(step), self.program.half_depth)
         return self._value_trees[step]
-
-    def _make_value_tree(self, step: int) -> Tree:
-        made = self.computed(step)
-        body = [identify(i.dtype, i.shape, data) for i, data in zip(self.program.body, made.values, strict=True)]
-        return half_and_half(body, self._state_leaves(step), self.program.half_depth)
 
     def _state_leaves(self, step: int) -> list[Digest]:
         return [state_leaf(name, self.state_id(step, name)) for name in self.program.state_spec()]

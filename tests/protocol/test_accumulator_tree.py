@@ -4,7 +4,6 @@ import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from tiebreak.protocol.numbers import float32
 from tiebreak.protocol.program.accumulator import BLOCK_HEIGHT, BLOCK_LEAVES, decode_for, encode, finish
 from tiebreak.protocol.program.isa import Access, MapFunction, SourceKind
 from tiebreak.protocol.program.program import Program
-from tiebreak.protocol.program.reference import accumulators
 from tiebreak.protocol.tags import Tag, tagged_hash
 from tiebreak.protocol.trees import Tree, empty_root, verify
 
@@ -54,21 +52,6 @@ def test_block_based_tree_equals_a_fully_stored_tree(count: int, cases: Callable
         assert tree.proof(leaf) == kept.proof(leaf)
         verify(tree.root, tree.depth, leaf, tagged_hash(Tag.ACCUMULATOR, tree.at(leaf)), tree.proof(leaf))
     assert tree.last == encoded[-1]
-
-
-def test_element_tree_commits_to_the_reference_accumulators() -> None:
-    terms = 4 * BLOCK_LEAVES + 6
-    instruction = reduced(F32, (3,), (terms,), Access(0, 0, (1, 3)), Access(1, 0, (0, 1)))
-    bits = [sha256(k.to_bytes(4, "big")).digest()[:3] for k in range(3 * terms)]
-    words = [int.from_bytes(x, "big") | 0x3F000000 for x in bits]
-    data = b"".join(x.to_bytes(4, "little") for x in words)
-    dtypes = (F32, F32)
-    tree = AccumulatorTree.of(instruction, 2, [data, data[: 4 * terms]], dtypes)
-    found = [encode(a) for a in accumulators(instruction, 2, lambda _, where: words[where], dtypes)]
-    assert tree.root == plain(found).root
-    assert [tree.at(leaf) for leaf in (0, BLOCK_LEAVES - 1, BLOCK_LEAVES, len(found) - 1)] == [
-        found[leaf] for leaf in (0, BLOCK_LEAVES - 1, BLOCK_LEAVES, len(found) - 1)
-    ]
 
 
 def test_blocks_are_recomputed_and_only_a_few_are_cached() -> None:

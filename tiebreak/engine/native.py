@@ -42,7 +42,7 @@ TUNE: Final = ("-march=native", "-mcpu=native", "")
 """Options that are tried in this order: that of x86 compilers, that of others, and none."""
 TIMEOUT_S: Final = 300
 PATIENCE_S: Final = 3
-"""The time after which a user who waits for a compiler is told so."""
+"""Seconds of compiling after which a message on standard error says why the user waits."""
 SWITCH: Final = "TIEBREAK_NATIVE"
 """The environment variable that switches compiled kernels off when it is 0."""
 INTEGERS: Final = "TIEBREAK_INTEGERS"
@@ -72,7 +72,7 @@ def interprets() -> bool:
 
 
 def traces() -> bool:
-    """Whether the engine shows what it executes (`tiebreak.engine.run.interpreter`): if TIEBREAK_TRACE is 1."""
+    """Whether the engine prints what it executes (`tiebreak.engine.run.interpreter`): if TIEBREAK_TRACE is 1."""
     return os.environ.get("TIEBREAK_TRACE") == "1"
 
 
@@ -101,9 +101,9 @@ def compile_in_parallel(jobs: Sequence[Callable[[], object]], cache_folder: Path
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(cores, len(jobs))
-    told = Timer(PATIENCE_S, sys.stderr.write, [f"compiling {len(jobs)} GPU kernels once\n"])
+    notice = Timer(PATIENCE_S, sys.stderr.write, [f"compiling {len(jobs)} GPU kernels once\n"])
     cache_folder.mkdir(parents=True, exist_ok=True)
-    told.start()
+    notice.start()
     try:
         with (cache_folder / ".tiebreak").open("a") as lock, warnings.catch_warnings():
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -112,7 +112,7 @@ def compile_in_parallel(jobs: Sequence[Callable[[], object]], cache_folder: Path
                 with suppress(ChildProcessError):  # the user's own code may have waited for it
                     os.waitpid(fork, 0)
     finally:
-        told.cancel()
+        notice.cancel()
 
 
 def _fork(jobs: Sequence[Callable[[], object]]) -> int:

@@ -60,7 +60,7 @@ class JsonObject:
         return bytes.fromhex(self.text(key, f"{prefix}[0-9a-f]{{{2 * length}}}", words).removeprefix(prefix))
 
     def same(self, key: str, value: Any, source: str = "") -> None:
-        """Takes a field that must hold this value. source: says where it comes from."""
+        """Takes a field that must have this value. source: appended to the error message; where the value is from."""
         self.take(key, f"{value}{source}", lambda found: found == value)
 
     def is_null(self, key: str) -> bool:

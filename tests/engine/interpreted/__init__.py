@@ -26,8 +26,6 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import numpy as np
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton import language
 from triton.runtime import interpreter
@@ -139,16 +137,8 @@ def interpreting() -> Iterator[None]:
 
 
 def tried(examples: int, holds: Callable[[int, int], int]) -> int:
-    """Cases of a check, which returns how many, with so many random seeds at precisions of 16 to 32 bits."""
-    ran = []
-
-    @settings(max_examples=examples, deadline=None, database=None)
-    @given(st.integers(0, 2**32), st.integers(16, 32))
-    def once(seed: int, precision: int) -> None:
-        ran.append(holds(seed, precision))
-
-    once()
-    return sum(ran)
+    """Cases of a check, which returns how many, with so many seeds at precisions of 16 to 32 bits."""
+    return sum(holds(seed, 32 - seed % 17) for seed in range(examples))
 
 
 def ran_by(checks: Mapping[str, Callable[[], int]]) -> dict[str, int]:

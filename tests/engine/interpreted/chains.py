@@ -285,7 +285,7 @@ SUITE = Suite(
     },
     slow={
         "vectors": conforms, "vectors, 16 bits": lambda: conforms(precision=16), "views": lambda: views(60),
-        "programs": lambda: programs(range(2, 12), 60), "draws": draws, "hard": hard, "decided": decided,
+        "programs": lambda: programs(range(2, 8), 60), "draws": draws, "hard": hard, "decided": decided,
         "pairs": lambda: sum(map(pairs, HARD)),
     },
     mutants=MUTANTS,

@@ -1,4 +1,4 @@
-"""Finds what a loader would make of the folder of some weights besides these weights. Imports no torch.
+"""Finds what in a model's folder could make a loader use other weights or run code. Imports no torch.
 
 A folder is a stranger's: nothing in it is followed or run, and no more of it is read than these bounds allow. Loaders
 are those of transformers, PEFT, sentence-transformers and diffusers, also with `trust_remote_code`.

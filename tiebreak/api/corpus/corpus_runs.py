@@ -237,7 +237,7 @@ def _in_words(summary: Summary, shown: Evidence, truth: Evidence) -> str:
 
 
 class Watched(Interpreter):
-    """Keeps each value that a step makes in the planned order, as it was then, if there is a place for it."""
+    """An interpreter that copies each value of a planned step into `made`, unless that is None."""
 
     made: dict[int, Tensor] | None = None
 

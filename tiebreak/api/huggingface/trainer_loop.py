@@ -60,7 +60,7 @@ class _Driven:
         self._written: dict[str, int] = {}
         """The version of each tensor after it was last written."""
         self.watched = any(_is_foreign(callback) for callback in self.callbacks.callbacks)
-        """Whether code that this module does not know may look at the weights after each step."""
+        """Whether a callback that this module does not know may read the weights after each step."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -165,7 +165,7 @@ def _is_foreign(callback: Any) -> bool:
 
 
 class _Keeper(TrainerCallback):
-    """The last callback: it writes the weights where somebody will look, and ends runs at checkpoints alone."""
+    """The last callback: gives the model the run's weights before evaluations and saves; ends runs at checkpoints."""
 
     def __init__(self, driven: _Driven) -> None:
         self._driven, self._stopping = driven, False

@@ -55,7 +55,7 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
         torch.cuda.set_device(device)  # where nccl meets
     dist.init_process_group(backend, store=store, rank=worker, world_size=workers, timeout=patience)
     exchange = Torch()
-    beats = _Beats(store.clone(), exchange)
+    beats = _Heartbeats(store.clone(), exchange)
     try:
         with _last_words(exchange.worker):
             try:
@@ -121,7 +121,7 @@ def plan(run: RunDirectory, workers: int) -> dict[str, Any]:
     }
 
 
-class _Beats:
+class _Heartbeats:
     """Signs of life: each worker writes how often it has written, and how many exchanges it has begun."""
 
     def __init__(self, store: Any, exchange: Torch) -> None:

@@ -1,4 +1,4 @@
-"""The samples of a worker while it trains, and the rules by which they look wrong: alarms, never a verdict.
+"""Samples that a worker measures of itself while it trains, and rules that raise alarms over them, never a verdict.
 
 Kang et al. (2023) have three rules for losses, utilisation and memory; the others are ours. A worker can make up all
 that it says, such as by repeating what another run measured. So a rule that holds proves nothing, and one that does
@@ -138,14 +138,15 @@ def _number(found: Mapping[str, Any], name: str, most: int, *, whole: bool = Fal
 
 @dataclass(slots=True)
 class Troubles:
-    """The troubles that were found, in words: the first three, and the number of all."""
+    """Problems of one rule, in words: the first three, and the number of all."""
 
     first: list[str] = field(default_factory=list)
     count: int = 0
 
     def note(self, text: str) -> None:
-        self.count += 1
-        if len(self.first) < 3:
+        """Adds one, unless it is empty."""
+        self.count += bool(text)
+        if text and len(self.first) < 3:
             self.first.append(text)
 
     def rule(self, name: str, otherwise: str, *, judged: bool = True) -> Rule:

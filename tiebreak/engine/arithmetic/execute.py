@@ -4,7 +4,7 @@ Near ties under policy `logged` are the exception: the caller can collect them. 
 integer reference: the definition itself as a back-end, in some microseconds for each term.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -15,7 +15,6 @@ from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.arithmetic.plain.exact import Exact, exact_sums
 from tiebreak.engine.arithmetic.plan.chains import Chains
 from tiebreak.engine.arithmetic.plan.options import Operands, Options, Prepared, Stats
-from tiebreak.engine.arithmetic.plan.sums import Partial
 from tiebreak.engine.arithmetic.plan.views import Integers
 from tiebreak.engine.arithmetic.plan.ziv import NOTHING_NEAR, Logging, NearTies
 from tiebreak.engine.data.tensors import from_bytes, tensor_bytes, widened
@@ -58,8 +57,8 @@ class Arithmetic:
         device = torch.device(device)
         shuffled = torch.Generator().manual_seed(permute) if isinstance(permute, int) else permute
         at_once = fp64_elements or (FP64_ON_HOST if is_host(device) else FP64_ON_DEVICE)
-        looks = is_host(device) and not interprets()
-        self.options = Options(device, shuffled, precision, logging, at_once, looks, compiled, by_integers)
+        reads = is_host(device) and not interprets()
+        self.options = Options(device, shuffled, precision, logging, at_once, reads, compiled, by_integers)
         self.stats = Stats() if stats is None else stats
         self.backend = choose(self.options, self.stats)
         self.chains: Chains | None = self.backend.chains
@@ -104,10 +103,6 @@ class Arithmetic:
             return self.execute(instruction, operands, step), NOTHING_NEAR
         collector = logging.collector(kind)
         return self._plan(instruction, operands)(operands, step, collector), collector.found()
-
-    def partial(self, instruction: Instruction) -> Callable[[Operands], Partial]:
-        """Prepares an f32 `reduce` sum whose FP64 sums are left for others to add and to round."""
-        return self.backend.partial(instruction)
 
     def _plan(self, instruction: Instruction, operands: Operands) -> Prepared:
         found = self._prepared.get(id(instruction))

@@ -93,7 +93,7 @@ def rehearse(
     run()  # (1)
     refuse_settings(run, process)  # (2)
     run.watch, first = nullcontext(), (random_state(), run.results())
-    watch.refuse_writes()  # (3)
+    watch.refuse("written")  # (3)
     refuse_other_memory(run)  # (4)
     refuse_marks(run)  # (5)
     refuse_shared_memory(run)  # (4)
@@ -106,7 +106,7 @@ def rehearse(
     second = random_state(), run.results()
     refuse_reads()  # (6)
     refuse_python_state(run, reach.changed())  # (7)
-    watch.refuse_reads()  # (8)
+    watch.refuse("read")  # (8)
     refuse_strangers(run, reach)  # (9)
     is_alike = first[0] == second[0] and _alike(first[1], second[1])
     _refuse_flags(run, is_alike=is_alike)  # (11)
@@ -182,23 +182,19 @@ class EffectWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _place(self, frame: FrameType) -> str:
         return described(module_of(frame, self._paths), user_line(frame))
 
-    def refuse_writes(self) -> None:
-        """Check 3: refuses writes to what is no buffer or parameter, and writes in the backward pass."""
-        if "written" in self._found:
-            raise ConfigurationError(
-                "expected a step that changes buffers and parameters only, and in forward, got one that writes to {} "
-                "in place at {}; compute a new tensor instead (`x = x * 2`), and write to no tensor of the model in a "
-                "hook of the backward pass".format(*self._found["written"])
-            )
+    def refuse(self, deed: str) -> None:
+        """Refuses the first deed of a kind, "written" (check 3) or "read" (check 8), with its place."""
+        if deed in self._found:
+            raise ConfigurationError(_DEEDS[deed].format(*self._found[deed]))
 
-    def refuse_reads(self) -> None:
-        """Check 8: refuses tensors of the model that the step reads from elsewhere."""
-        if "read" in self._found:
-            raise ConfigurationError(
-                "expected a step that reads the model's tensors from the model, got one that reads {} by another way "
-                "(from a list, a closure, or as `.data`) at {}; take it from the model in forward, or from the loss's "
-                "argument".format(*self._found["read"])
-            )
+
+_DEEDS: Final = {
+    "written": "expected a step that changes buffers and parameters only, and in forward, got one that writes to {} in "
+    "place at {}; compute a new tensor instead (`x = x * 2`), and write to no tensor of the model in a hook of the "
+    "backward pass",
+    "read": "expected a step that reads the model's tensors from the model, got one that reads {} by another way (from "
+    "a list, a closure, or as `.data`) at {}; take it from the model in forward, or from the loss's argument",
+}
 
 
 def stays(place: str, deed: str, advice: str) -> ConfigurationError:

@@ -196,7 +196,7 @@ class _Sum:
     def __init__(self, i: SharedSum, arithmetic: SharedArithmetic) -> None:
         self.instruction, self.mine, self.collectives = i, i.mine, arithmetic.collectives
         self.plain = not norms(i.mine)
-        self.planned, self.rounded = arithmetic.partial(i.mine), arithmetic.options.rounding(i.mine)
+        self.planned, self.rounded = arithmetic.backend.partial(i.mine), arithmetic.options.rounding(i.mine)
         self.counts = arithmetic.stats.of(kind_of(i.mine))
         self.whole = i.split is None
         self.split = Split(1, i.mine.numel, 1) if i.split is None else i.split

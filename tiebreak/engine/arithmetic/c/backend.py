@@ -31,6 +31,11 @@ LONG: Final = 1 << 22
 """The amount of work from which on an instruction is worth all of torch's threads, as elements times cost."""
 FP64_FUNCTION: Final = 32
 """The number of elements that are copied while torch computes one transcendental and its test."""
+SMALL: Final = 1 << 18
+"""Below this many bytes the allocator itself reuses memory."""
+_ALIGNMENT: Final = 64
+
+Block = npt.NDArray[np.uint8]
 
 
 class CBackend(TorchBackend):
@@ -96,13 +101,6 @@ class CBackend(TorchBackend):
         return lambda x, _, near: scatter.scatter(
             library, tables, x, torch.zeros(i.shape, dtype=torch.float32), counts, shuffled, precision, near
         )
-
-
-SMALL: Final = 1 << 18
-"""Below this many bytes the allocator itself reuses memory."""
-_ALIGNMENT: Final = 64
-
-Block = npt.NDArray[np.uint8]
 
 
 class Buffers:

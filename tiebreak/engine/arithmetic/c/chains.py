@@ -5,10 +5,9 @@ broadcast, strided or reversed are first copied into the tile through their acce
 """
 
 import ctypes
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import count
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -59,9 +58,9 @@ class ElementwiseKernel:
 
     def all_finite(self, tensor: Tensor) -> bool:
         """Whether a contiguous f32 CPU tensor holds neither infinities nor NaN. One pass without a temporary."""
-        address, turns = tensor.data_ptr(), _Turns(tensor.numel(), self)
-        finite = self.library.chain_finite
-        return all(together(lambda: all(finite(address, *turn) for turn in turns), turns.threads))
+        address, finite = tensor.data_ptr(), self.library.chain_finite
+        turns, threads = _turns(tensor.numel(), self)
+        return all(together(lambda: all(finite(address, *turn) for turn in turns), threads))
 
 
 def kernel() -> ElementwiseKernel | None:
@@ -76,21 +75,11 @@ def _kernel(library: ctypes.CDLL) -> ElementwiseKernel:
     return ElementwiseKernel(library, {name: code for code, name in enumerate(names)}, library.chain_tile())
 
 
-class _Turns:
-    """Divides 0 ... size - 1 into parts, each of which goes to one of the iterating threads."""
-
-    def __init__(self, size: int, found: ElementwiseKernel) -> None:
-        self._size, self._step = size, found.tile * TILES_PER_TURN
-        self._shared = count()  # its `next` is atomic
-        self.threads = min(available(), -(-size // self._step))
-        """The number of threads that find work."""
-
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        for turn in self._shared:
-            begin = turn * self._step
-            if begin >= self._size:
-                return
-            yield begin, min(begin + self._step, self._size)
+def _turns(size: int, found: ElementwiseKernel) -> tuple[Iterable[tuple[int, int]], int]:
+    """Parts of 0 ... size - 1, which threads take from one iterator, and the number of threads that find work."""
+    step = found.tile * TILES_PER_TURN
+    ends = (*range(step, size, step), size)
+    return zip(range(0, size, step), ends, strict=True), min(available(), len(ends))  # its `next` is atomic
 
 
 class CompiledChains:
@@ -140,16 +129,17 @@ class CompiledChain:
     def _execute(self, pointers: "ctypes.Array[ctypes.c_void_p]") -> "list[ctypes.Array[ctypes.c_int64]]":
         """Runs all tiles; returns the counters of each thread."""
         found, code, resolver = self._chains.kernel, self._address, self._chains.resolver
-        turns = _Turns(self.code.numel, found) if sharing(self._work) > 1 else None
+        numel = self.code.numel
+        turns, threads = _turns(numel, found) if sharing(self._work) > 1 else ([(0, numel)], 1)
 
         def work() -> "ctypes.Array[ctypes.c_int64]":
             own = self._counters()
-            for begin, end in turns or ((0, self.code.numel),):
+            for begin, end in turns:
                 if found.library.chain_run(code, pointers, begin, end, resolver, own):
                     raise MemoryError("no memory for the registers of a chain")
             return own
 
-        return [work()] if turns is None else together(work, turns.threads)
+        return together(work, threads)
 
 
 class _Register(NamedTuple):

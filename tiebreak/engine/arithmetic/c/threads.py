@@ -1,4 +1,7 @@
-"""Python threads for compiled kernels: `ctypes` releases the interpreter's lock while a kernel runs."""
+"""Python threads for compiled kernels, and the state and near ties that kernels of sums share among them.
+
+`ctypes` releases the interpreter's lock while a kernel runs.
+"""
 
 import ctypes
 import os
@@ -20,6 +23,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 SMALL: Final = 1 << 23
 """Work of up to this many multiplications is as fast on one thread: to wake one takes 100 us on virtual machines."""
+_NEAR_TIE: Final = np.dtype([("place", np.int64), ("c", np.float64), ("e", np.float64)])
+"""`near_tie` of exact.h."""
+NEAR_ROOM: Final = 1 << 12
+"""The initial room for near ties, in addition to one for every 16 elements."""
 _held = threading.local()
 
 
@@ -111,18 +118,8 @@ class ZivProgress(ctypes.Structure):
         counts.seconds_resolving += self.nanoseconds / 1e9 / threads
 
 
-_NEAR_TIE: Final = np.dtype([("place", np.int64), ("c", np.float64), ("e", np.float64)])
-"""`near_tie` of exact.h."""
-NEAR_ROOM: Final = 1 << 12
-"""The initial room for near ties, in addition to one for every 16 elements."""
-
-
 def run_kernel(
-    compute: Callable[["ZivProgress"], bool],
-    out: Tensor,
-    precision: int,
-    terms: int,
-    near: Collector | None,
+    compute: Callable[["ZivProgress"], bool], out: Tensor, precision: int, terms: int, near: Collector | None
 ) -> ZivProgress:
     """Fills `out` by calling `compute`, which returns False if memory ran out; returns the counters.
 

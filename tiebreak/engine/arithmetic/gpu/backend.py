@@ -1,4 +1,4 @@
-"""The back-end of Triton kernels, on GPUs. The host waits for nothing until it looks at a step."""
+"""The back-end of Triton kernels, on GPUs. The host waits for nothing before `look`, once a step."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache

@@ -20,15 +20,6 @@ from tiebreak.protocol.trees import empty_root
 OPTIONS: Final[dict[str, Any]] = {"BLOCK": 128, "num_warps": 4, "enable_fp_fusion": False}
 """Lanes of a program, each of which hashes one chunk or node, and the compiler's options."""
 _HEIGHTS: Final = 64
-_CONSTANTS: Final = bytes.fromhex(
-    "428a2f98 71374491 b5c0fbcf e9b5dba5 3956c25b 59f111f1 923f82a4 ab1c5ed5 d807aa98 12835b01 243185be 550c7dc3"
-    "72be5d74 80deb1fe 9bdc06a7 c19bf174 e49b69c1 efbe4786 0fc19dc6 240ca1cc 2de92c6f 4a7484aa 5cb0a9dc 76f988da"
-    "983e5152 a831c66d b00327c8 bf597fc7 c6e00bf3 d5a79147 06ca6351 14292967 27b70a85 2e1b2138 4d2c6dfc 53380d13"
-    "650a7354 766a0abb 81c2c92e 92722c85 a2bfe8a1 a81a664b c24b8b70 c76c51a3 d192e819 d6990624 f40e3585 106aa070"
-    "19a4c116 1e376c08 2748774c 34b0bcb5 391c0cb3 4ed8aa4a 5b9cca4f 682e6ff3 748f82ee 78a5636f 84c87814 8cc70208"
-    "90befffa a4506ceb bef9a3f7 c67178f2"
-)
-"""The constants of SHA-256 (FIPS 180-4, 4.2.2) as big-endian words."""
 
 
 def identities(tensors: Mapping[str, Tensor]) -> dict[str, Digest]:
@@ -95,6 +86,9 @@ def _layout(counts: Sequence[int]) -> tuple[list[list[int]], list[int]]:
 @cache
 def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
     """The words of SHA-256, i32 (64,), and the roots of empty trees by height, i32 (heights, 8), on a device."""
+    # The words are the first 32 bits of the fractions of the cube roots of the first 64 primes (FIPS 180-4, 4.2.2).
+    primes = (n for n in range(2, 312) if all(n % divisor for divisor in range(2, n)))
+    words = np.array([int(n ** (1 / 3) % 1 * 2**32) for n in primes], dtype=np.uint32).view(np.int32)
     empties = b"".join(empty_root(height) for height in range(_HEIGHTS))
-    words, empty = (np.frombuffer(data, dtype=">i4").astype(np.int32) for data in (_CONSTANTS, empties))
+    empty = np.frombuffer(empties, dtype=">i4").astype(np.int32)
     return torch.from_numpy(words).to(device), torch.from_numpy(empty.reshape(_HEIGHTS, 8)).to(device)

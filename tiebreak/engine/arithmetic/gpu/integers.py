@@ -130,7 +130,7 @@ class Scales:
         self.slack = ceil((count * self.panels + 1) / 4) + 2
         """The error of such a multiple, where nothing was cut."""
         self.grain = (2 * self.slack).bit_length()
-        """The least power of two, in units, whose multiples are told apart in spite of the slack."""
+        """The least power of two, in units, whose multiples differ by more than the slack."""
         self.shift = max(0, ceil(log2(sqrt(terms * whole)) - self.unit) + 1 - 30)
         """Errors by what was cut are kept as multiples of 2^shift units, below 2^30."""
         part, power = frexp(self.moduli.reach - sqrt(terms) / 2 - 1)

@@ -148,6 +148,8 @@ class _Call:
 
     kernel: Any
     tables: list[Tensor]
+    shape: tuple[int, int, int]
+    """Batches, m and n; m and n are 1 for a sum without rows and columns."""
     numbers: tuple[int, ...]
     options: dict[str, Any]
     tiles: int
@@ -159,6 +161,8 @@ class _Call:
     """The number of roundings on a term's path, additions of parts included."""
     device: torch.device
     form: Form | None
+    cuts: int
+    """The number of pieces of the terms whose sizes are left."""
     prologue: Prologue | None
 
     def places(self, numbers: Tensor) -> Tensor:
@@ -173,12 +177,6 @@ class _Call:
     def matrix(self) -> bool:
         """Whether the result has m and n."""
         return len(self.tables) > 4
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Batches, m and n; m and n are 1 for a sum without rows and columns."""
-        first, second, _, batches = self.numbers
-        return (batches, first, second) if self.matrix else (batches, 1, 1)
 
     @property
     def chain(self) -> tuple[Any, ...]:
@@ -215,11 +213,6 @@ class _Call:
             self.kernel, self.tiles * self.parts, read[0], read[-1], *tables, *memory, *numbers, factor,
             *(self.chain if form is None else ()), FLUSH=FLUSH, **sides, **self.options, **options,
         )  # fmt: skip
-
-    @property
-    def cuts(self) -> int:
-        """The number of pieces of the terms whose sizes are left."""
-        return self.parts if self.form is None else self.form.cuts
 
     def leave(self, read: Sequence[Read], loose: Tensor | None = None) -> list[Tensor]:
         """FP64 sums (parts, batches, m n) and what bounds are made of (cuts, batches, m + n), of each part and cut."""
@@ -354,7 +347,7 @@ class LaunchedSum:
         held: list[Integers]
         kernel, form = kernels("sums").add_up, None
         if tables.out:
-            batches, m, n = len(first.batch), len(first.own), len(last.own)
+            shape = batches, m, n = len(first.batch), len(first.own), len(last.own)
             kernel, form = kernels("products").product, Form.of(tables, terms, device)
             options = product_tile(*target(device), m, tables=any(layout.step is None for layout in form.layouts))
             held = [first.batch, first.own, terms[0], last.batch, last.own, terms[-1], *tables.out]
@@ -362,6 +355,7 @@ class LaunchedSum:
             lane = 1
         else:
             batches = len(first.batch) * tables.run_batch
+            shape = batches, 1, 1
             steps: dict[str, Any] = {"PAIRS": len(tables.operands) > 1, "A_STEP": first.step, "B_STEP": last.step}
             steps |= {"CHAIN": None if self._prologue is None else self._prologue.program}
             options = {**lanes(tables, prologue=self._prologue is not None), **steps}
@@ -372,7 +366,22 @@ class LaunchedSum:
         # In a product a term stays in its lane; `add_up` adds the lanes in the end.
         roundings = min(k, FLUSH + ceil(step / (FLUSH * lane)) + lane + parts)
         on_device = [torch.from_numpy(t).to(device) for t in held]
-        return _Call(kernel, on_device, numbers, options, tiles, parts, step, roundings, device, form, self._prologue)
+        cuts = parts if form is None else form.cuts
+        return _Call(
+            kernel,
+            on_device,
+            shape,
+            numbers,
+            options,
+            tiles,
+            parts,
+            step,
+            roundings,
+            device,
+            form,
+            cuts,
+            self._prologue,
+        )
 
     def _settle_or_report(
         self, reader: ElementReader, call: _Call, read: Sequence[Any], out: Tensor, listed: Tensor,

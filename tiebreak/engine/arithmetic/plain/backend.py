@@ -1,7 +1,7 @@
 """The back-end of torch alone, on any device. It computes every instruction; others replace what they do faster.
 
 A step is surrounded by `step`. In it `begin_step` comes first, then instructions, chains and finalizers in any order,
-then `end_step`; `look` tells afterwards what the host has to know of it.
+then `end_step`; `look` returns to the host, afterwards, which values are finite, and the loss.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ class TorchBackend:
             Opcode.MAP: self._map,
             Opcode.REDUCE: self._reduce,
             Opcode.SCATTER_SUM: self._scatter,
-            Opcode.GATHER: lambda i, _: lambda x, *_: indexing.gather(i, x, looks=options.looks),
+            Opcode.GATHER: lambda i, _: lambda x, *_: indexing.gather(i, x, reads_values=options.reads_values),
             Opcode.WINDOW: lambda i, _: lambda x, *_: indexing.window(i, x),
             Opcode.IOTA: lambda i, _: lambda *_: indexing.iota(i, options.device),
             Opcode.RANDOM: lambda i, _: lambda x, *_: random.random(i, x),
@@ -105,7 +105,7 @@ class TorchBackend:
         yield
 
     def begin_step(self) -> None:
-        """Forgets what the step before it left to `look`."""
+        """Clears what the previous step left for `look`."""
         self.finite.clear()
 
     def finalize(self, index: int, i: Instruction) -> "Finalizer | PreparedChain":  # noqa: ARG002

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import torch
@@ -99,22 +99,7 @@ class Digits:
 # ---- single elements of an instruction ----
 
 
-class TermReader(Protocol):
-    """Reads the exact terms of single elements again, by their numbers."""
-
-    @property
-    def terms(self) -> int:
-        """The number of terms that are read of an element; zeros may fill its list."""
-
-    @property
-    def count(self) -> int:
-        """K: the number of terms of an element by the instruction's definition."""
-
-    def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
-        """Terms begin ... end - 1 of some elements (i64 numbers, U of them), exact: FP64 (U, end - begin)."""
-
-
-def pieces(reader: TermReader, elements: Tensor) -> Iterator[Tensor]:
+def pieces(reader: "TermReader", elements: Tensor) -> Iterator[Tensor]:
     """All terms of some elements, about `ROW_BUDGET` at once."""
     step = max(1, ROW_BUDGET // max(1, len(elements)))
     for begin in range(0, reader.terms, step):
@@ -123,7 +108,7 @@ def pieces(reader: TermReader, elements: Tensor) -> Iterator[Tensor]:
 
 @dataclass(frozen=True)
 class ElementReader:
-    """Reads the terms of single elements, numbered row-major over the result."""
+    """Reads the exact terms of single elements again, by their row-major numbers in the result."""
 
     instruction: Instruction
     operands: Sequence[Tensor]
@@ -159,6 +144,35 @@ class ElementReader:
             return torch.where(rows[1] == wanted[:, None], rows[0].to(torch.float64), 0.0)
         found = rows[0].to(torch.float64)
         return found if len(rows) == 1 else found * rows[1].to(torch.float64)
+
+
+@dataclass(frozen=True)
+class KeyReader:
+    """Reads the exact terms of single sums of a `scatter_sum` again, numbered row-major over (occurring keys, row)."""
+
+    rows: Tensor
+    """f32 (sources, row elements), sorted by key."""
+    first: Tensor
+    """i64 (keys,): the first source of each key."""
+    sources: Tensor
+    """i64 (keys,): how many sources each key has."""
+    terms: int
+    """The length to which the lists of terms are padded: the most sources of a key."""
+    count: int
+    """K: the number of terms of an element by the instruction's definition."""
+
+    def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
+        width = self.rows.shape[1]
+        key = elements.div(width, rounding_mode="floor")
+        position = torch.arange(begin, end, dtype=torch.int64, device=elements.device)
+        inside = position < self.sources[key][:, None]
+        place = torch.where(inside, self.first[key][:, None] + position, 0)
+        found = self.rows[place, (elements - key * width)[:, None]].to(torch.float64)
+        return torch.where(inside, found, 0.0)
+
+
+TermReader = ElementReader | KeyReader
+"""Reads terms begin ... end - 1 of some elements, exactly: i64 numbers, U of them -> FP64 (U, end - begin)."""
 
 
 def add_elements(reader: TermReader, elements: Tensor) -> tuple[Digits, Tensor]:

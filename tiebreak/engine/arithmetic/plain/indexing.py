@@ -78,13 +78,13 @@ def wrapping_sum(i: Instruction, operands: Sequence[Tensor]) -> Tensor:
     return total.expand(i.shape).clone(memory_format=torch.contiguous_format)
 
 
-def gather(instruction: Instruction, operands: Sequence[Tensor], *, looks: bool) -> Tensor:
-    """A `gather`; out-of-bounds indices give NaN, 0 or false. looks: as in `Pieces`."""
+def gather(instruction: Instruction, operands: Sequence[Tensor], *, reads_values: bool) -> Tensor:
+    """A `gather`; out-of-bounds indices give NaN, 0 or false. reads_values: as in `Options`."""
     params, shape = instruction.params, instruction.shape
     assert isinstance(params, GatherParams)
     table, index = operands
     if table.device != index.device:  # the table did not fit on the device
-        return gather(instruction, (table, index.to(table.device)), looks=True).to(index.device)
+        return gather(instruction, (table, index.to(table.device)), reads_values=True).to(index.device)
     j = View.of_access(instruction.operands[1], shape).on(index)
     inside = j.clamp(0, params.bound - 1)
     outside, j = inside != j, inside
@@ -100,7 +100,7 @@ def gather(instruction: Instruction, operands: Sequence[Tensor], *, looks: bool)
     else:
         place = j * params.index_stride + ramp(shape, access.strides, table.device) + access.offset
         found = table.reshape(-1).take(place).expand(shape).contiguous()
-    if not looks or bool(outside.any()):
+    if not reads_values or bool(outside.any()):
         found = found.masked_fill(outside, float("nan") if instruction.dtype == DType.F32 else 0)
     return found
 

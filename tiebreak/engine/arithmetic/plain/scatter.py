@@ -1,40 +1,15 @@
 """`scatter_sum` in torch: only keys that occur are held, so memory is proportional to the source."""
 
-from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-from tiebreak.engine.arithmetic.plain.exact import decide, settle
+from tiebreak.engine.arithmetic.plain.exact import KeyReader, decide, settle
 from tiebreak.engine.arithmetic.plan.options import Counts, Operands, Options
 from tiebreak.engine.arithmetic.plan.sums import plan_scatter
 from tiebreak.engine.arithmetic.plan.ziv import Collector, coefficient
 from tiebreak.protocol.program.isa import Instruction
-
-
-@dataclass(frozen=True)
-class _KeyReader:
-    """Reads the terms of single elements, numbered row-major over (occurring keys, row)."""
-
-    rows: Tensor
-    """f32 (sources, row elements), sorted by key."""
-    first: Tensor
-    """i64 (keys,): the first source of each key."""
-    sources: Tensor
-    """i64 (keys,): how many sources each key has."""
-    terms: int
-    """The length to which the lists of terms are padded: the most sources of a key."""
-    count: int
-
-    def read(self, elements: Tensor, begin: int, end: int) -> Tensor:
-        width = self.rows.shape[1]
-        key = elements.div(width, rounding_mode="floor")
-        position = torch.arange(begin, end, dtype=torch.int64, device=elements.device)
-        inside = position < self.sources[key][:, None]
-        place = torch.where(inside, self.first[key][:, None] + position, 0)
-        found = self.rows[place, (elements - key * width)[:, None]].to(torch.float64)
-        return torch.where(inside, found, 0.0)
 
 
 class PlainScatter:
@@ -82,7 +57,7 @@ class PlainScatter:
         if len(at):
             order = which.argsort(stable=True)
             first, count = sources.cumsum(0) - sources, prod(self._plan.summed)
-            reader = _KeyReader(rows[order], first, sources, int(sources.max()), count)
+            reader = KeyReader(rows[order], first, sources, int(sources.max()), count)
             numbers = self._plan.numbers(keys, at)
             result.view(-1)[at] = settle(
                 c.view(-1)[at], e.view(-1)[at], at, reader, self._rounded, counts, near, numbers=numbers

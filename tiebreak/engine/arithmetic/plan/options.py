@@ -1,4 +1,4 @@
-"""What all instructions of an `Arithmetic` share: its options, how it rounds, and what it counts.
+"""The options, the rounding and the counts that all instructions of an `Arithmetic` share.
 
 **Rounding** takes FP64 to f32 numbers of b bits (1 sign, 8 exponent, b - 9 fraction bits), to nearest, ties to even. A
 normal result keeps b - 9 of the 52 fraction bits. Adding half of the last kept bit's weight, less one unit unless that
@@ -53,7 +53,7 @@ class Round:
 
 
 class _Counter:
-    """A count to which the host adds, and kernels at one place of `Counts.on`. To read it waits for their device."""
+    """A count to which the host adds, and kernels at one index of `Counts.on`. Reading it waits for their device."""
 
     def __init__(self, place: int) -> None:
         self._place = place
@@ -127,8 +127,8 @@ class Options:
     fp64: int
     """About how many elements one FP64 tensor of torch's has: on a CPU it stays in the cache, elsewhere it gives a
     device work."""
-    looks: bool
-    """Whether to look at values in order to leave out work costs less than the work."""
+    reads_values: bool
+    """Whether to read values on the host in order to skip work costs less than that work: on CPUs."""
     compiled: bool
     """Whether compiled kernels may compute; without them it is torch alone."""
     by_integers: bool

@@ -119,10 +119,8 @@ def grouped(instruction: Instruction) -> tuple[tuple[int, ...], list[list[tuple[
 
 def norms(instruction: Instruction) -> int:
     """The number of norms of rows and columns in a `Partial`; 0 if each element has a sum of absolute terms."""
-    output, _ = coalesced(instruction)
-    own = [d for d in output if any(d.strides) and not all(d.strides)]
-    batches = prod(d.size for d in output if all(d.strides) or not any(d.strides))
-    return batches * sum(prod(d.size for d in own if d.strides[o]) for o in (0, 1)) if own else 0
+    batch, m, n = (size_of([dim for dim, _ in group]) for group in grouped(instruction)[1])
+    return batch * (m + n) if m * n > 1 else 0
 
 
 def plan_tables(instruction: Instruction) -> ReduceTables | None:
