@@ -9,7 +9,7 @@ import pytest
 from tests.lab.sim.adversaries.playing import party, played, stage
 from tiebreak.lab.sim.adversaries import blocks
 from tiebreak.lab.sim.adversaries.base import TRAINER, builder
-from tiebreak.lab.sim.adversaries.mempool import Censor, bearable, victims_in, with_something_to_dispute
+from tiebreak.lab.sim.adversaries.mempool import Censor, victims_in, with_something_to_dispute
 from tiebreak.lab.sim.games.playing import CATALOGUE
 from tiebreak.lab.sim.world.game import TERMS, Cast, GameResult, play, seat
 from tiebreak.lab.sim.world.small_task import STEPS
@@ -146,15 +146,6 @@ def test_heads_and_challenges_may_be_censored_for_exactly_the_window(victim: str
     bears = Measured.bears
     assert censored(victim, trigger, bears).violations == ()
     assert censored(victim, trigger, bears + 1).violations != ()
-
-
-def test_bearable_censorship_is_shorter_than_clock_and_window() -> None:
-    cast = Cast(workshop=Workshop.open("exact"))
-    assert 0 < bearable(cast) < TERMS.clock
-    cast.terms = replace(TERMS, challenge_window=200)
-    assert 0 < bearable(cast) < 200
-    cast.terms = replace(TERMS, clock=12)
-    assert bearable(cast) == 0
 
 
 # ---------------------------------------------------------------- whoever owns or floods the hub
