@@ -13,13 +13,11 @@ from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.lab.sim.world.world import World
 from tiebreak.protocol.chain import Reverted
 from tiebreak.protocol.chain.calls import Call, move_call
-from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.game.rules import Reason
 from tiebreak.protocol.parties.player import GameView, Reply
 
-NOBODY = Address(bytes(19) + b"\x01")
 SHORT = replace(TERMS, clock=200, replay_time=60)
 
 
