@@ -74,6 +74,12 @@ def test_a_lie_in_any_instruction_is_convicted(chain: EmbeddedChain, leaf: int) 
     assert duel.state.level is expected
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CALLED)
+def test_a_lie_in_any_function_is_convicted(chain: EmbeddedChain, name: str) -> None:
+    convicted(chain, FUNCTIONS, 3, CALLED[name], levels=4)
+
+
 @pytest.mark.parametrize(
     ("leaf", "precision"),
     slow_except([(CALLED["EXP"], 16), (CALLED["ERF"], 20), (CALLED["SIN"], 31), (LOSS, 25)], (CALLED["EXP"], 16),
@@ -83,6 +89,11 @@ def test_jobs_of_less_precision_are_judged_at_it(chain: EmbeddedChain, precision
     """The lie is one unit in the last place that the job has."""
     duel = convicted(chain, FUNCTIONS, 2, leaf, levels=5, precision=precision)
     assert chain.job_state(duel.job.id).precision == precision
+
+
+def test_a_sum_to_bfloat16_is_judged_at_it_whatever_the_jobs_precision(chain: EmbeddedChain) -> None:
+    duel = convicted(chain, FUNCTIONS, 3, LOSS - 1, levels=5, precision=24, bend_from=50)
+    assert (duel.state.level, duel.state.position) == (Level.TERMS, 50)
 
 
 @pytest.mark.slow

@@ -8,8 +8,9 @@ import pytest
 
 from tests.protocol.instructions import BOOL, F32, I64, const, counted, mapped, reduced, shuffled, windowed
 from tests.protocol.programs import every_kind
-from tests.protocol.runs import GAME, SECRET, Run, duel, make_job
+from tests.protocol.runs import GAME, SECRET, Run, duel, make_job, stuck
 from tiebreak.protocol.commitments.job import Head
+from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import IllegalMove, VerificationError
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import OpenTensor, Phase, Prove, Side, TensorWitness
@@ -101,3 +102,15 @@ def test_a_program_that_nobody_validated_cannot_crash_a_referee(name: str) -> No
     witness = TensorWitness(tensor_id=EMPTY, siblings=())
     with pytest.raises(IllegalMove):
         game.apply(state, Prove(instruction=encoded, siblings=siblings[:1], witness=witness), 1)
+
+
+def test_opening_with_another_steps_record_is_refused() -> None:
+    """A cheat shows the record of an earlier step where a later one stands."""
+
+    class Stale(Run):
+        def record(self, step: int) -> StepRecord:
+            return replace(super().record(step), step=1) if step == 2 else super().record(step)
+
+    cheat = Stale(make_job())
+    at, refused = stuck(Defender(cheat), Challenger(Run(make_job()), SECRET))
+    assert (at.step, refused) == (2, "the step record is not the disputed one")
