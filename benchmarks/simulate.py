@@ -14,8 +14,8 @@ import click
 from benchmarks.table import RESULTS, placed
 from tiebreak.api.machine.environment import usable_cores
 from tiebreak.lab.commands.simulate import PromiseBroken, run
-from tiebreak.lab.sim.games.dealing import deal
 from tiebreak.lab.sim.games.mixes import ALL
+from tiebreak.lab.sim.games.playing import deal
 from tiebreak.lab.sim.games.series import SUMMARY
 from tiebreak.lab.sim.games.summary import to_markdown
 

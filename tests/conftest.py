@@ -68,7 +68,7 @@ WAITING = ROOT / "tests" / "tiebreak" / "node"
 
 @pytest.fixture(scope="session", autouse=True)
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What this user's work is marked with lies in the folder of the tests."""
+    """Points XDG_STATE_HOME to the temporary folder of the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
         yield
@@ -119,7 +119,7 @@ def once(
 
 
 def processor_seconds() -> float:
-    """What this process and those that it has waited for have used so far: the same beside other work, almost."""
+    """Processor seconds that this process and its finished children have used: other load hardly changes them."""
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + children.ru_utime + children.ru_stime
 
@@ -148,7 +148,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Give each phase of a test what it used, as seconds of the machine of `BUDGETS`."""
+    """Attach to each phase of a test the processor seconds that it used, scaled to the machine of `BUDGETS`."""
     report = yield
     used = processor_seconds() - item.stash.get(USED, 0.0)
     report.processor_seconds = used / slowness() if used > min(BUDGETS.values()) else used

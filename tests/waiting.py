@@ -1,4 +1,4 @@
-"""Waiting for what other processes and threads do, and a port for them."""
+"""Polling for conditions that other processes and threads bring about, and a free port for them."""
 
 import secrets
 import socket
@@ -20,7 +20,7 @@ def free_port() -> int:
 
 
 def until(is_so: Callable[[], bool], seconds: float = 20) -> None:
-    """Ask again and again until it is so; fails after so long."""
+    """Poll a condition until it holds; fails after `seconds`."""
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, f"it did not come to that in {seconds:g} s"

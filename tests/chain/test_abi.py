@@ -12,16 +12,21 @@ from eth_abi.abi import encode
 from eth_abi.exceptions import DecodingError
 from eth_hash.auto import keccak
 
+from tests.chain.support import CHALLENGER
 from tests.source_tree import ROOT
-from tiebreak.protocol.chain import ChainError, GameRecord, JobRecord, JobStatus, Outcome
+from tests.vectors.posts import GAME, HEAD, JOB, transactions
+from tiebreak.protocol.chain import Call, ChainError, GameRecord, JobRecord, JobStatus, Outcome, Reverted
 from tiebreak.protocol.chain.abi import decode_revert, entries, read_log, snake_case
 from tiebreak.protocol.chain.artifacts import CONTRACTS, load_artifact
-from tiebreak.protocol.chain.calls import MOVE_KINDS, Call, read_move
+from tiebreak.protocol.chain.calls import MOVE_KINDS, call_of, read_move
 from tiebreak.protocol.commitments.eip712 import encode_type
 from tiebreak.protocol.commitments.job import Head, Job
-from tiebreak.protocol.game.moves import MOVES, Move, Phase, Prove, StateWitness
+from tiebreak.protocol.game import rules
+from tiebreak.protocol.game.moves import MOVES, Concede, Move, Phase, Prove, StateWitness
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.packing import Data, FieldType, ListOf, OneOf, Raw, Record, Uint, camel_case
+from tiebreak.protocol.parties import transactions as tx
+from tiebreak.protocol.parties.board import Board, PublicGame, PublicJob
 
 ENTRIES = [(contract, entry) for contract in CONTRACTS for entry in load_artifact(contract).abi]
 Items = list[dict[str, Any]]
@@ -244,3 +249,43 @@ def test_importing_the_chain_adapter_does_not_import_web3() -> None:
         "assert not {'web3', 'eth_tester', 'eth', 'eth_account', 'requests'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+# ---------------------------------------------------------------- transactions as calls
+
+
+ON_BOARD = {
+    tx.AcceptJob(job_id=JOB.id): "WrongJobStatus",
+    tx.Challenge(head=HEAD, nonce=0): "WrongJobStatus",
+    tx.SealRoot(job_id=JOB.id, seat=0, seal=GAME): "WrongJobStatus",
+    tx.MakeMove(game_id=GAME, sequence=0, move=Concede()): "NoSuchGame",
+}
+
+
+def board() -> Board:
+    found, state = Board(), rules.start(JOB, HEAD.head, GAME, 0)
+    found.jobs[JOB.id] = job = PublicJob(job=JOB, last_progress=0)
+    found.begin(PublicGame(id=GAME, job=job, challenger=CHALLENGER.address, head=HEAD, state=state, started=0))
+    return found
+
+
+def test_every_transaction_encodes_to_one_contract_call() -> None:
+    for wanted in transactions():
+        call = call_of(wanted, board())
+        assert (call.kind, call.heads) == (wanted.function, wanted.heads)
+        assert Call.decode(call.data).data == call.data
+
+
+@pytest.mark.parametrize("wanted", ON_BOARD, ids=lambda wanted: type(wanted).__name__)
+def test_transaction_on_a_vanished_job_is_refused_like_the_contract(wanted: tx.Transaction) -> None:
+    with pytest.raises(Reverted) as refused:
+        call_of(wanted, Board())
+    assert refused.value.name == ON_BOARD[wanted]
+
+
+def test_calls_send_the_stakes_that_the_board_requires() -> None:
+    assert call_of(tx.AcceptJob(job_id=JOB.id), board()) == Call("acceptJob", (JOB.id,), JOB.trainer_stake)
+    one_is_open = 2 * JOB.challenger_stake
+    assert call_of(tx.Challenge(head=HEAD, nonce=3, more=2), board()).value == 4 * one_is_open
+    assert call_of(tx.JoinPool(bond=5), board()) == Call("joinPool", (0,), 5)
+    assert call_of(tx.Withdraw(to=CHALLENGER.address), board()) == Call("withdraw", (CHALLENGER.address,))

@@ -1,6 +1,8 @@
 """The adapter itself: agreement with the contracts' ABI, and every way in which a chain can disappoint."""
 
+import copy
 import json
+from collections.abc import Collection
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,16 @@ from web3.exceptions import BlockNotFound, ContractLogicError, MethodUnavailable
 
 from tests.chain.support import JOB, RUN, STRANGER
 from tests.protocol.records import any_record
-from tiebreak.protocol.chain import Chain, ChainError, ContractMismatch, EmbeddedChain, NodeError, Reverted, artifacts
+from tiebreak.protocol.chain import (
+    Chain,
+    ChainError,
+    ContractMismatch,
+    EmbeddedChain,
+    InsufficientFunds,
+    NodeError,
+    Reverted,
+    artifacts,
+)
 from tiebreak.protocol.chain.artifacts import BOARD, load_artifact
 from tiebreak.protocol.chain.calls import Call, move_call, read_move
 from tiebreak.protocol.chain.gas import MOST
@@ -50,8 +61,42 @@ def test_a_move_survives_its_calldata(move: Move) -> None:
 
 def test_a_call_that_no_function_takes_halts(chain: EmbeddedChain) -> None:
     with pytest.raises(Reverted) as error:
-        chain._node.call(chain.deployment.board, b"\xde\xad\xbe\xef")
+        chain.node.call(chain.deployment.board, b"\xde\xad\xbe\xef")
     assert error.value.name == "Halted"
+
+
+class FakeEth:
+    """A node whose newest block has number 7 and time 100; `seen` lists what it executed, and on which block."""
+
+    chain_id = 1
+
+    def __init__(self, pending: dict[str, Any] | None, *, simulates: bool, refusing: Collection[str] = ()) -> None:
+        self.pending, self.simulates, self.refusing, self.seen = pending, simulates, refusing, list[Any]()
+
+    def call(self, tx: object, block: str) -> bytes:
+        self.seen.append(block)
+        if block in self.refusing:
+            raise ContractLogicError("refused", data="0x82b42900")
+        return b""
+
+    def get_block(self, block: str) -> dict[str, Any]:
+        if block == "latest":
+            return {"number": 7, "timestamp": 100, "hash": bytes(32)}
+        if self.pending is None:
+            raise BlockNotFound("pending")
+        return self.pending
+
+    def simulate_v1(self, payload: dict[str, Any], block: str) -> list[Any]:
+        if not self.simulates:
+            raise MethodUnavailable("eth_simulateV1 is not known here")
+        (state,) = payload["blockStateCalls"]
+        (tx,) = state["calls"]
+        self.seen.append((block, state["blockOverrides"], tx["gas"]))
+        refused = {"status": 0, "error": {"code": -32015, "message": "out of gas"}}
+        return [{"calls": [refused if tx["gas"] == 125 else {"status": 1}]}]
+
+    def try_out(self) -> int:
+        return Node(SimpleNamespace(eth=self)).try_out(STRANGER.address, STRANGER.address, b"", 0, 125)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -68,34 +113,14 @@ def test_mempool_decoy_blocks_nobody_without_block_overrides(
     waiting: list[bytes] | None, refusing: set[str], tried: list[str]
 ) -> None:
     """A pending state that refuses is believed only if nothing waits there; a node need not show what does."""
-    seen: list[str] = []
-
-    class Eth:
-        chain_id = 1
-
-        def call(self, tx: object, block: str) -> bytes:
-            seen.append(block)
-            if block in refusing:
-                raise ContractLogicError("refused", data="0x82b42900")
-            return b""
-
-        def get_block(self, block: str) -> dict[str, Any]:
-            if block == "latest":
-                return {"number": 1, "timestamp": 100, "hash": bytes(32)}
-            if waiting is None:
-                raise BlockNotFound("pending")
-            return {"transactions": waiting, "timestamp": 112, "number": 2}
-
-        def simulate_v1(self, payload: object, block: str) -> None:
-            raise MethodUnavailable("eth_simulateV1 is not known here")
-
-    node = Node(SimpleNamespace(eth=Eth()))  # type: ignore[arg-type]
+    pending = None if waiting is None else {"transactions": waiting, "timestamp": 112, "number": 8}
+    eth = FakeEth(pending, simulates=False, refusing=refusing)
     try:
-        assert node.try_out(STRANGER.address, STRANGER.address, b"", 0, 125) == 125
-        seen.append("sent")
+        assert eth.try_out() == 125
+        eth.seen.append("sent")
     except Reverted:
-        seen.append("refused")
-    assert seen == tried
+        eth.seen.append("refused")
+    assert eth.seen == tried
 
 
 @pytest.mark.parametrize(
@@ -103,29 +128,9 @@ def test_mempool_decoy_blocks_nobody_without_block_overrides(
 )
 def test_dry_run_uses_the_time_of_the_next_block(pending: int | None, number: int, time: int) -> None:
     """It is tried on the newest block alone, and gets more than the measured gas only where that runs out."""
-    seen: list[Any] = []
-
-    class Eth:
-        chain_id = 1
-
-        def get_block(self, block: str) -> dict[str, Any]:
-            if block == "pending" and pending is None:
-                raise BlockNotFound("pending")
-            if block == "latest":
-                return {"timestamp": 100, "number": 7, "hash": bytes(32)}
-            return {"timestamp": pending, "number": number}
-
-        def simulate_v1(self, payload: dict[str, Any], block: str) -> list[Any]:
-            (state,) = payload["blockStateCalls"]
-            (tx,) = state["calls"]
-            seen.append((block, state["blockOverrides"], tx["gas"]))
-            if tx["gas"] == 125:
-                return [{"calls": [{"status": 0, "error": {"code": -32015, "message": "out of gas"}}]}]
-            return [{"calls": [{"status": 1}]}]
-
-    node = Node(SimpleNamespace(eth=Eth()))  # type: ignore[arg-type]
-    assert node.try_out(STRANGER.address, STRANGER.address, b"", 0, 125) == MOST
-    assert seen == [("latest", {"time": time}, 125), ("latest", {"time": time}, MOST)]
+    eth = FakeEth(None if pending is None else {"timestamp": pending, "number": number}, simulates=True)
+    assert eth.try_out() == MOST
+    assert eth.seen == [("latest", {"time": time}, 125), ("latest", {"time": time}, MOST)]
 
 
 def test_call_too_large_for_a_message_is_not_a_move() -> None:
@@ -143,31 +148,31 @@ def test_connecting_to_an_unreachable_node_raises_a_node_error() -> None:
 
 
 def test_reading_the_chain_needs_a_known_board(chain: EmbeddedChain) -> None:
-    fresh = Chain(chain._node)
+    fresh = Chain(chain.node)
     with pytest.raises(StateError, match="deploy"):
         fresh.job_state(RUN)
 
 
 def test_attaching_to_an_address_without_code_is_refused(chain: EmbeddedChain) -> None:
     with pytest.raises(ContractMismatch, match="without code"):
-        Chain(chain._node).attach(STRANGER.address)
+        Chain(chain.node).attach(STRANGER.address)
 
 
 def test_attaching_to_another_contract_is_refused(chain: EmbeddedChain) -> None:
     with pytest.raises(ContractMismatch, match="Board"):
-        Chain(chain._node).attach(chain.deployment.referee)
+        Chain(chain.node).attach(chain.deployment.referee)
 
 
 def test_a_board_of_another_version_is_refused(chain: EmbeddedChain) -> None:
     """One byte of the deployed code differs: creation code that returns the board's code, changed at its end."""
-    code = chain._node.code(chain.deployment.board)
+    code = chain.node.code(chain.deployment.board)
     code = code[:-1] + bytes([code[-1] ^ 1])
     # PUSH2 length, DUP1, PUSH1 offset, PUSH0, CODECOPY, PUSH0, RETURN
     creation = b"\x61" + len(code).to_bytes(2, "big") + b"\x80\x60\x0a\x5f\x39\x5f\xf3" + code
     board = chain._create(STRANGER, BOARD, creation).address
-    assert chain._node.code(board) == code
+    assert chain.node.code(board) == code
     with pytest.raises(ContractMismatch, match="another contract or version"):
-        Chain(chain._node).attach(board)
+        Chain(chain.node).attach(board)
 
 
 def test_a_missing_or_broken_artifact_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +199,29 @@ def test_time_does_not_run_backward(chain: EmbeddedChain) -> None:
 
 def test_data_fee_is_read_from_the_rollup_oracle(chain: EmbeddedChain, monkeypatch: pytest.MonkeyPatch) -> None:
     """A contract at a fixed address says it; here one takes a wei a byte, and another knows no such fee."""
-    assert chain._node.data_fee(9000) == 0
+    assert chain.node.data_fee(9000) == 0
     # As above; the code loads its argument, stores it, and returns what is in memory.
     at = chain._create(STRANGER, BOARD, bytes.fromhex("60098060095f395ff36004355f52595ff300")).address
     for oracle, fee in ((at, 9000), (chain.deployment.board, 0)):
         monkeypatch.setattr("tiebreak.protocol.chain.node.ORACLE", oracle)
-        assert Node(chain._node.web3).data_fee(9000) == fee
+        assert Node(chain.node.web3).data_fee(9000) == fee
+
+
+# ---------------------------------------------------------------- errors
+
+
+ERRORS: list[ChainError] = [
+    Reverted("WindowClosed", {"end": 7, "current": 8, "root": b"\1\2"}),
+    InsufficientFunds(b"\3" * 20, 8, 7),
+    ContractMismatch("Board", b"\4" * 20, "another contract"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_copied_chain_errors_keep_message_and_fields(error: ChainError) -> None:
+    copies = (type(error)(*error.args), copy.copy(error))
+    assert [str(other) for other in copies] == [str(error)] * 2
+    assert [vars(other) for other in copies] == [vars(error)] * 2
+    assert str(error).startswith(
+        ("the contract refused: WindowClosed(end=7, ", "account 0x0303", "expected the contra")
+    )

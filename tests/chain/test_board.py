@@ -36,19 +36,14 @@ def test_ids_and_digests_agree_with_python(chain: EmbeddedChain) -> None:
 def test_an_honest_job_from_offer_to_withdrawal(chain: EmbeddedChain) -> None:
     job = support.numbered(next(NONCES))
     before = chain.balance(support.CLIENT.address)
-    receipt = chain.send(
-        support.CLIENT, Call.of(tx.CreateJob(job=job, signature=support.TRAINER.sign(job.digest(chain.domain))))
-    )
+    receipt = chain.send(support.CLIENT, support.create(chain, job))
     assert receipt.event("JobCreated").values["reward"] == job.reward
     assert chain.balance(support.CLIENT.address) <= before - job.reward
     chain.send(support.TRAINER, Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake))
     for counted in range(1, job.checkpoints + 1):
-        posted = (
-            chain.send(support.STRANGER, Call.of(tx.PostHead(head=support.head(chain, job, counted))))
-            .event("HeadPosted")
-            .values
-        )
-        assert (posted["count"], posted["isFinal"]) == (counted, counted == job.checkpoints)
+        posted = chain.send(support.STRANGER, Call.of(tx.PostHead(head=support.head(chain, job, counted))))
+        values = posted.event("HeadPosted").values
+        assert (values["count"], values["isFinal"]) == (counted, counted == job.checkpoints)
     state = chain.job_state(job.id)
     assert (state.status, state.head_count, state.head_root) == (JobStatus.ACTIVE, 3, support.RUN)
     assert (state.trainer, state.program_root, state.depth) == (job.trainer, job.program_root, job.half_depth)
@@ -110,12 +105,9 @@ def test_a_refused_transaction_costs_and_changes_nothing(chain: EmbeddedChain) -
 
 def test_an_account_without_wei_is_told_what_it_needs(chain: EmbeddedChain) -> None:
     job = replace(support.numbered(next(NONCES)), client=support.PAUPER.address)
-    with pytest.raises(
-        InsufficientFunds, match=r"expected at least [\d.]+ ether, got [\d.]+ ether; fund it first"
-    ) as error:
-        chain.send(
-            support.PAUPER, Call.of(tx.CreateJob(job=job, signature=support.TRAINER.sign(job.digest(chain.domain))))
-        )
+    message = r"expected at least [\d.]+ ether, got [\d.]+ ether; fund it first"
+    with pytest.raises(InsufficientFunds, match=message) as error:
+        chain.send(support.PAUPER, support.create(chain, job))
     assert (error.value.account, error.value.available) == (support.PAUPER.address, 0)
     assert error.value.needed >= job.reward
 
@@ -127,13 +119,9 @@ def test_unknown_jobs_and_games_read_as_none(chain: EmbeddedChain) -> None:
 
 
 def test_existing_board_can_be_attached_to(chain: EmbeddedChain) -> None:
-    again = Chain(chain._node)
+    again = Chain(chain.node)
     assert again.attach(chain.deployment.board) == chain.deployment
     assert again.domain == chain.domain
-
-
-def logged(nonce: int) -> Job:
-    return replace(support.JOB, policy=int(Policy.LOGGED), nonce=nonce)
 
 
 def receipt(chain: EmbeddedChain, job: Job, count: int, key: PrivateKey = support.CLIENT) -> LogReceipt:
@@ -141,7 +129,7 @@ def receipt(chain: EmbeddedChain, job: Job, count: int, key: PrivateKey = suppor
 
 
 def test_log_receipt_digests_and_checks_match_python(chain: EmbeddedChain) -> None:
-    job = logged(0)
+    job = replace(support.JOB, policy=int(Policy.LOGGED))
     found = receipt(chain, job, 2)
     found.verify(job, chain.domain)
     assert chain._read(Call("receiptDigest", (found.head.values,))) == found.head.receipt_digest(chain.domain)
@@ -151,7 +139,7 @@ def test_log_receipt_digests_and_checks_match_python(chain: EmbeddedChain) -> No
     for broken, other in (
         (receipt(chain, job, 2, support.TRAINER), job),
         (LogReceipt(head=found.head, signature=support.head(chain, job, 2, key=support.CLIENT).signature), job),
-        (found, logged(1)),
+        (found, replace(job, nonce=1)),
         (receipt(chain, job, 4), job),
         (receipt(chain, support.JOB, 2), support.JOB),
     ):

@@ -123,10 +123,10 @@ def _turn(duel: Duel, player: Party, last: Move | None, seen: list[Move], rng: R
     return move
 
 
-GAMES = [(play, seed) for play in (random_game, random_logged_game) for seed in range(4)]
+GAMES = [(play, seed) for play in (random_game, random_logged_game) for seed in range(3)]
 
 
-@pytest.mark.parametrize(("play", "seed"), slow_except(GAMES, GAMES[4], several=True))
+@pytest.mark.parametrize(("play", "seed"), slow_except(GAMES, GAMES[3], several=True))
 def test_contract_and_python_agree_on_random_moves(
     chain: EmbeddedChain, play: Callable[..., Duel], seed: int, cases: Callable[[int], None]
 ) -> None:

@@ -123,12 +123,8 @@ def test_reexecuted_block_keeps_its_prevrandao() -> None:
     tester = new_tester(MNEMONIC, 2, BALANCE)
     tester.disable_auto_mine_transactions()
     account, other = tester.get_accounts()
-    kept = {
-        "from": account,
-        "gas": 100_000,
-        "data": "0x44600055",
-        "value": 0,
-    }  # PREVRANDAO, to slot 0 of a new contract
+    # PREVRANDAO, to slot 0 of a new contract
+    kept = {"from": account, "gas": 100_000, "data": "0x44600055", "value": 0}
     plain = {"from": other, "to": account, "gas": 21_000, "value": 1}
     tester.mine_block()
     tester.send_transaction(kept)
@@ -147,11 +143,8 @@ def test_rpc_answers_follow_the_ethereum_json_rpc_format(server: RpcServer) -> N
     receipt = call(server, "eth_getTransactionReceipt", call(server, "eth_sendTransaction", sent)["result"])["result"]
     assert (receipt["status"], receipt["logs"], len(receipt["logsBloom"])) == ("0x1", [], 2 + 512)
     refused = call(server, "eth_call", {"data": "0x600160005260206000fd"}, "latest")  # reverts with a word of 1
-    assert refused["error"] == {
-        "code": 3,
-        "message": "execution reverted",
-        "data": "0x" + (1).to_bytes(32, "big").hex(),
-    }
+    data = "0x" + (1).to_bytes(32, "big").hex()
+    assert refused["error"] == {"code": 3, "message": "execution reverted", "data": data}
 
 
 @pytest.mark.parametrize(

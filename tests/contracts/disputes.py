@@ -7,10 +7,10 @@ the ends of i64. The verdict of Python's referee on any of them, changed or not,
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from math import prod
 from typing import Any, Final
 
-from tests.contracts.context import Context, Target
 from tests.contracts.roundings import any_rounding, unpacked
 from tests.protocol.instructions import counted, drawn, gathered, mapped, reduced, scattered, shuffled, windowed
 from tests.protocol.runs import make_job
@@ -27,6 +27,42 @@ from tiebreak.protocol.program.program import decode_alone, encode_instruction, 
 from tiebreak.protocol.program.reference import accumulators, pack, unpack
 from tiebreak.protocol.tags import EMPTY, Tag, tagged_hash
 from tiebreak.protocol.trees import Tree
+
+ZERO: Final = bytes(32)
+
+
+class Target(IntEnum):
+    VALUE = 0
+    ELEMENT = 1
+    TERMS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """`IReferee.Context`, field by field in its order; `rounding` is packed (`tests.contracts.roundings`)."""
+
+    target: Target
+    depth: int
+    rounding: int = 32
+    position: int = 0
+    element: int = 0
+    terms_leaf: int = 0
+    step: int = 1
+    state_count: int = 0
+    data_count: int = 0
+    instruction_leaf: bytes = ZERO
+    program_root: bytes = ZERO
+    body_root: bytes = ZERO
+    data_root: bytes = ZERO
+    record_root: bytes = ZERO
+    record_depth: int = 0
+    record_position: int = 0
+    accumulator_root: bytes = ZERO
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return tuple(int(v) if isinstance(v, int) else v for v in (getattr(self, name) for name in self.__slots__))
+
 
 F32, I64, BOOL = isa.DType.F32, isa.DType.I64, isa.DType.BOOL
 SLOTS: Final = 3

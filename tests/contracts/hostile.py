@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from tests.contracts.context import Target
-from tests.contracts.disputes import F32, KINDS, Dispute, at_leaf, dispute_of
+from tests.contracts.disputes import F32, KINDS, Dispute, Target, at_leaf, dispute_of
 from tests.contracts.roundings import any_rounding, edge_sum, no_rounding, unpacked
 from tests.contracts.slotted import SOURCES, slotted
 from tiebreak.protocol.commitments.records import tensor_id

@@ -3,8 +3,7 @@
 import random
 from dataclasses import replace
 
-from tests.contracts.context import Context, Target
-from tests.contracts.disputes import DEPTH, F32, SLOTS, SMALL, Dispute, element
+from tests.contracts.disputes import DEPTH, F32, SLOTS, SMALL, Context, Dispute, Target, element
 from tests.protocol.instructions import STEP_NUMBER, committed, const, source
 from tiebreak.protocol.commitments.records import StepRecord, data_leaf, state_leaf
 from tiebreak.protocol.game.moves import Prove, StateWitness, TensorWitness

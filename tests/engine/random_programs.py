@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import torch
@@ -43,6 +44,9 @@ class Writer:
         self.state: dict[str, torch.Tensor] = {}
         self.streams = 0
 
+    def emit(self, opcode: Opcode, dtype: DType, shape: tuple[int, ...], **settings: Any) -> None:
+        self.body.append(Instruction(opcode=opcode, dtype=dtype, shape=shape, **settings))
+
     def of(self, dtype: DType) -> list[int]:
         return [n for n, i in enumerate(self.body) if i.dtype == dtype]
 
@@ -54,10 +58,7 @@ class Writer:
                 name = f"{'d' if kind == SourceKind.DATA else 's'}{slot}"
                 flat = self.make.tensor(dtype, 40, self.random.choice(STYLES))[: torch.Size(shape).numel()]
                 into[name] = flat.reshape(shape).clone()
-                params = Slot(slot=slot, name=name)
-                self.body.append(
-                    Instruction(opcode=Opcode.SOURCE, function=kind, dtype=dtype, shape=shape, params=params)
-                )
+                self.emit(Opcode.SOURCE, dtype, shape, function=kind, params=Slot(slot=slot, name=name))
 
     def access(self, value: int, shape: tuple[int, ...]) -> Access | None:
         """Reads in place where it fits; else scalar, broadcast, or with any strides that stay inside."""
@@ -97,15 +98,12 @@ class Writer:
         if self.random.random() < 0.5:
             strides = tuple(self.random.choice([0, 1, -3, 1 << 62]) for _ in shape)
             params = IotaParams(offset=self.random.choice([0, -5, (1 << 63) - 1]), strides=strides)
-            self.body.append(Instruction(opcode=Opcode.IOTA, dtype=DType.I64, shape=shape, params=params))
+            self.emit(Opcode.IOTA, DType.I64, shape, params=params)
             return
         seeds = [self.random.choice(self.of(DType.I64)) for _ in range(2)]
         operands = tuple(Access(v, self.random.randrange(self.body[v].numel), (0,) * len(shape)) for v in seeds)
         self.streams += 1
-        params = RandomParams(stream=self.streams)
-        self.body.append(
-            Instruction(opcode=Opcode.RANDOM, dtype=DType.F32, shape=shape, operands=operands, params=params)
-        )
+        self.emit(Opcode.RANDOM, DType.F32, shape, operands=operands, params=RandomParams(stream=self.streams))
 
     def renewed(self, name: str) -> int:
         """Some value of an entry's dtype and shape, rather a late one."""
@@ -120,17 +118,13 @@ class Writer:
         kept = [self.renewed(name) for name in self.state] + self.random.sample(range(len(self.body)), 4)
         last = self.of(DType.F32)[-1]
         self.body.append(sum_over((), (1,), Access(last, 0, (0,))))
-        commits = tuple(
-            Instruction(
-                opcode=Opcode.COMMIT,
-                dtype=self.body[n].dtype,
-                shape=self.body[n].shape,
-                operands=(Access(n, 0, row_major(self.body[n].shape)),),
-                params=Slot(slot=slot, name=f"s{slot}"),
+        commits = []
+        for slot, i in enumerate(self.body[n] for n in kept):
+            read, params = (Access(kept[slot], 0, row_major(i.shape)),), Slot(slot=slot, name=f"s{slot}")
+            commits.append(
+                Instruction(opcode=Opcode.COMMIT, dtype=i.dtype, shape=i.shape, operands=read, params=params)
             )
-            for slot, n in enumerate(kept)
-        )
-        program = Program(tuple(self.body), commits)
+        program = Program(tuple(self.body), tuple(commits))
         program.validate()
         return program
 

@@ -1,8 +1,9 @@
-"""Checkpoints: committed beside the computation, in order, whatever dies in between; kept as asked."""
+"""Training and its checkpoints: committed beside the computation, in order, whatever dies in between; kept as asked."""
 
 import json
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tests.engine.processes import printed
+from tests.tampered import Tamper, Tampered
+from tiebreak.api.training.bundle import capture_bundle
+from tiebreak.api.training.runs import agree_on
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.disk import Folder, StorageError
 from tiebreak.engine.data.formats import read_tensors, write_tensors
@@ -20,24 +24,25 @@ from tiebreak.engine.run.audit import SegmentAuditor, compare
 from tiebreak.engine.run.commit import Commit
 from tiebreak.engine.run.directory import Keep, RunDirectory
 from tiebreak.engine.run.evidence import Evidence
-from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, Observer
 from tiebreak.engine.run.train import Progress, Worker
 from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.records import run_tree
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.isa import DType
 from tiebreak.protocol.tags import Digest
 
-from .tiny import TRAINER
+from .tiny import CLIENT, DOMAIN, TRAINER, make_tiny_task
 
 NewRun = Callable[[str], RunDirectory]
 EVERY_TWO = Keep(2)
 LAST = Keep(0)
 
 
-def worker(run: RunDirectory, **options: object) -> Worker:
+def worker(run: RunDirectory, tamper: Tamper = lambda _: None, **options: object) -> Worker:
     machine = Interpreter(run.program, Arithmetic(device=torch.device("cpu")))
-    return Worker(run, machine, key=TRAINER, **options)  # type: ignore[arg-type]
+    return Worker(run, Tampered(machine, tamper), key=TRAINER, **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -46,6 +51,45 @@ def whole(new_run: NewRun) -> RunDirectory:
     run = new_run("whole")
     worker(run).work()
     return run
+
+
+def test_heads_are_signed_at_every_checkpoint(new_run: NewRun) -> None:
+    run, seen, commits = new_run("run"), list[Progress](), list[Commit]()
+    root = worker(run, on_progress=seen.append, on_commit=commits.append).work()
+    heads = run.heads()
+    assert [h.head.count for h in heads] == [1, 2, 3, 4]
+    assert heads[-1].head.run_root == root
+    assert [p.step for p in seen] == list(range(1, 13))
+    assert [c.record for c in commits] == run.records()
+    assert [c.head for c in commits] == heads
+    assert [(c.count, c.run_root) for c in commits] == [(h.head.count, h.head.run_root) for h in heads]
+    assert [m["step"] for m in run.metrics()] == list(range(1, 13))
+    assert seen[-1].loss < seen[0].loss + 1
+
+
+def test_resuming_stops_if_the_machine_cannot_reproduce_its_records(new_run: NewRun) -> None:
+    run = new_run("run")
+    worker(run).work()
+    run.state_path(12).unlink()
+    changed = run.program.leaf_of_commit(0)
+
+    def nudge(step: int) -> Observer | None:
+        return (lambda leaf, tensor: tensor + 1 if leaf == changed else tensor) if step == 11 else None
+
+    with pytest.raises(StateError, match="no longer reproduces its own result"):
+        worker(run, nudge).work()
+    assert len(run.records()) == 4
+
+
+def test_a_run_that_diverges_stops_with_the_step_and_the_tensor(tmp_path: Path) -> None:
+    bundle = capture_bundle(replace(make_tiny_task(), schedule=(1.0,) * 5 + (3e39,) * 7), check="none")
+    run = agree_on(bundle, tmp_path / "run", client=CLIENT, trainer=TRAINER, terms=Terms(), domain=DOMAIN)
+    with pytest.raises(NotFiniteError, match="no longer finite") as caught:
+        worker(run).work()
+    assert 6 <= caught.value.step <= 12
+    assert caught.value.name.startswith(("model.", "optimizer."))
+    assert run.last_complete() in (3, 6, 9)
+    assert len(run.heads()) == len(run.records())
 
 
 def test_a_checkpoint_writes_state_record_and_head_before_dropping_states(

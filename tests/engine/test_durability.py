@@ -5,23 +5,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.conftest import CaseCounter
 from tests.durability import Check, Store, fails, power_cuts, survived
 from tests.engine import logged_cases
-from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.captured import Captured
-from tiebreak.engine.data.disk import Folder, read_file, write_file, write_whole
+from tiebreak.engine.data.disk import Folder, read_file, write_file
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.run.directory import ALL, JOB, Keep, RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.train import Worker
+from tiebreak.engine.run.directory import JOB, RunDirectory
 from tiebreak.protocol.commitments.job import Head, SignedHead, SignedJob
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.program.rounding import StepLog
 from tiebreak.protocol.tags import Digest
 
+from .test_committing import LAST, worker
+from .test_storage import record
 from .tiny import DOMAIN, TRAINER
 
 NewRun = Callable[[str], RunDirectory]
@@ -39,13 +37,6 @@ def store_by_writing(folder: Path, done: Callable[[], None]) -> None:
         done()
 
 
-def store_by_replacing(folder: Path, done: Callable[[], None]) -> None:
-    for content in CONTENTS[1:]:
-        with Folder(folder) as opened, opened.replacing("file") as file:
-            write_whole(file, memoryview(content))
-        done()
-
-
 def store_by_renaming(folder: Path, done: Callable[[], None]) -> None:
     for content in CONTENTS[1:]:
         (folder / "part").write_bytes(content)
@@ -59,18 +50,28 @@ def holds_old_or_new(folder: Path, acknowledged: int) -> None:
     assert found in CONTENTS[acknowledged : acknowledged + 2]
 
 
-@pytest.mark.parametrize("store", [store_by_writing, store_by_replacing, store_by_renaming])
+def needs_every_sync(store: Store, check: Check, new: Callable[[str], Path], place: Path, syncs: range) -> int:
+    """The number of power cuts that a store survives, none of whose syncs (by number) can be left out.
+
+    new: makes a folder, of another name each time.
+    """
+    power = power_cuts(new("whole"), store)
+    count = survived(power, place / "after", check)
+    assert power.syncs == syncs.stop
+    for number in syncs:
+        assert fails(power_cuts(new(f"{number}"), store, number), place / "after", check), f"sync {number}"
+    return count
+
+
+@pytest.mark.parametrize("store", [store_by_writing, store_by_renaming])
 def test_power_cuts_leave_a_whole_file_and_every_fsync_is_needed(
     store: Store, tmp_path: Path, cases: CaseCounter
 ) -> None:
-    (tmp_path / "whole").mkdir()
-    power = power_cuts(tmp_path / "whole", store)
-    cases(survived(power, tmp_path / "after", holds_old_or_new))
-    assert power.syncs == 6, "of the file and of its folder, three times"
-    for number in range(power.syncs):
-        (tmp_path / f"{number}").mkdir()
-        forgotten = power_cuts(tmp_path / f"{number}", store, number)
-        assert fails(forgotten, tmp_path / "after", holds_old_or_new), f"sync {number}"
+    def new(name: str) -> Path:
+        (tmp_path / name).mkdir()
+        return tmp_path / name
+
+    cases(needs_every_sync(store, holds_old_or_new, new, tmp_path, range(6)))  # of the file and of its folder, thrice
 
 
 def test_renaming_before_fsync_fails_the_power_cut_check(tmp_path: Path) -> None:
@@ -95,22 +96,21 @@ def test_a_power_cut_leaves_a_new_run_complete_or_absent(
     """Not yet: without a job, which comes last, nobody takes the folder for a run."""
 
     def create(folder: Path, done: Callable[[], None]) -> None:
-        RunDirectory.create(folder / "a" / "run", agreement, tiny.program, tiny.state, tiny.data, {"more": b"another"})
-        done()
+        (folder / "made").mkdir()  # by a process that was killed before it could sync
+        for path in (folder / "made", folder / "a" / "run"):
+            RunDirectory.create(path, agreement, tiny.program, tiny.state, tiny.data, {"more": b"another"})
+            done()
 
     def whole(folder: Path, acknowledged: int) -> None:
-        if acknowledged or (folder / "a" / "run" / JOB).exists():
-            run = RunDirectory.open(folder / "a" / "run")
-            assert (run.last_complete(), run.recorded(), run.heads()) == (0, 0, [])
-            assert run.data().keys() == tiny.data.keys()
-            assert read_file(run.path / "more", 100) == b"another"
+        for number, path in enumerate((folder / "made", folder / "a" / "run")):
+            if acknowledged > number or (path / JOB).exists():
+                run = RunDirectory.open(path)
+                assert (run.last_complete(), run.recorded(), run.heads()) == (0, 0, [])
+                assert run.data().keys() == tiny.data.keys()
+                assert read_file(run.path / "more", 100) == b"another"
 
     (tmp_path / "disk").mkdir()
     cases(survived(power_cuts(tmp_path / "disk", create), tmp_path / "after", whole))
-
-
-def record(step: int) -> StepRecord:
-    return StepRecord(step=step, state_root=Digest(bytes([step]) * 32), loss_bits=0x3F800000)
 
 
 def test_a_power_cut_leaves_an_appended_record_whole_or_absent(
@@ -129,12 +129,7 @@ def test_a_power_cut_leaves_an_appended_record_whole_or_absent(
             run.append_record(record(STEPS[len(records)]))  # over what is left of the one that was cut off
         assert run.records() == [record(step) for step in STEPS[: len(records) + 1]]
 
-    power = power_cuts(new_run("run").path, append)
-    cases(survived(power, tmp_path / "after", are_a_beginning))
-    assert power.syncs == len(STEPS)
-    for number in range(power.syncs):
-        forgotten = power_cuts(new_run(f"{number}").path, append, number)
-        assert fails(forgotten, tmp_path / "after", are_a_beginning), f"sync {number}"
+    cases(needs_every_sync(append, are_a_beginning, lambda name: new_run(name).path, tmp_path, range(len(STEPS))))
 
 
 def test_a_power_cut_never_loses_a_signed_head(new_run: NewRun, tmp_path: Path, cases: CaseCounter) -> None:
@@ -151,29 +146,20 @@ def test_a_power_cut_never_loses_a_signed_head(new_run: NewRun, tmp_path: Path, 
         counts = [signed.head.count for signed in RunDirectory.open(folder).heads()]
         assert counts in ([1, 2][:acknowledged], [1, 2][: acknowledged + 1])
 
-    power = power_cuts(new_run("run").path, sign)
-    cases(survived(power, tmp_path / "after", are_there))
-    for number in range(power.syncs):
-        forgotten = power_cuts(new_run(f"{number}").path, sign, number)
-        assert fails(forgotten, tmp_path / "after", are_there), f"sync {number}"
-
-
-def worker(run: RunDirectory, keep: Keep, **options: object) -> Worker:
-    machine = Interpreter(run.program, Arithmetic(device=torch.device("cpu")))
-    return Worker(run, machine, key=TRAINER, keep=keep, **options)  # type: ignore[arg-type]
+    cases(needs_every_sync(sign, are_there, lambda name: new_run(name).path, tmp_path, range(4)))
 
 
 @pytest.fixture
 def committed(new_run: NewRun) -> list[StepRecord]:
     """The records of a run without a power cut."""
     run = new_run("undisturbed")
-    worker(run, ALL).work()
+    worker(run).work()
     return run.records()
 
 
 def train(folder: Path, done: Callable[[], None]) -> None:
     """Two checkpoints; the first is dropped at the second."""
-    worker(RunDirectory.open(folder), Keep(0), on_commit=lambda _: done()).work(6)
+    worker(RunDirectory.open(folder), keep=LAST, on_commit=lambda _: done()).work(6)
 
 
 def is_resumable(committed: list[StepRecord]) -> Check:
@@ -216,7 +202,7 @@ def test_a_run_resumes_after_any_power_cut_to_the_same_root(
 ) -> None:
     def ends_alike(folder: Path, acknowledged: int) -> None:
         run = RunDirectory.open(folder)
-        worker(run, Keep(0)).work(9)
+        worker(run, keep=LAST).work(9)
         assert run.records() == committed[:3]
         assert [signed.head.count for signed in run.heads()] == [1, 2, 3]
         assert run.kept() == [0, 9]
@@ -229,7 +215,9 @@ def test_a_run_resumes_after_any_power_cut_to_the_same_root(
 
 def test_no_record_commits_to_logs_lost_in_a_power_cut(tmp_path: Path, cases: CaseCounter) -> None:
     """The logs' own order: appended, synced, committed to."""
-    run = logged_cases.new_run(tmp_path / "run", logged_cases.logged_job())
+
+    def new(name: str) -> Path:
+        return logged_cases.new_run(tmp_path / name, logged_cases.logged_job()).path
 
     def log(folder: Path, done: Callable[[], None]) -> None:
         logs = LogFiles(RunDirectory.open(folder))
@@ -243,9 +231,5 @@ def test_no_record_commits_to_logs_lost_in_a_power_cut(tmp_path: Path, cases: Ca
         for step in (1, 2, 3, 4) if acknowledged else ():
             assert logs.step_log(step) == StepLog()
 
-    power = power_cuts(run.path, log)
-    cases(survived(power, tmp_path / "after", are_there))
-    assert power.syncs == 3
-    for number in (1, 2):  # of the folder and of the logs; that of the empty file alone is not needed
-        run = logged_cases.new_run(tmp_path / f"{number}", logged_cases.logged_job())
-        assert fails(power_cuts(run.path, log, number), tmp_path / "after", are_there), f"sync {number}"
+    # Of the folder and of the logs; that of the empty file alone, which comes first, is not needed.
+    cases(needs_every_sync(log, are_there, new, tmp_path, range(1, 3)))

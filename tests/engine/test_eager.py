@@ -23,28 +23,13 @@ from tests.engine.lowering_bench import make_task
 from tests.engine.test_capture_pure import Layer, centred, counting, with_buffers
 from tests.parts import slow_except
 from tests.source_tree import ROOT
-from tiebreak import (
-    SGD,
-    Adafactor,
-    Adagrad,
-    Adam,
-    AdamW,
-    Batch,
-    Clip,
-    Group,
-    Lion,
-    NAdam,
-    RAdam,
-    RMSprop,
-    Task,
-    Windows,
-)
+from tiebreak import SGD, Adafactor, Adagrad, Adam, AdamW, Batch, Clip, Group, Lion, NAdam, RAdam, RMSprop, Task
 from tiebreak.api.training import tasks
 from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.capture import captured as compiling
 from tiebreak.engine.capture import check, outcomes, state
 from tiebreak.engine.capture.reach import ROUNDED, UNROUNDED, put_back, settings
-from tiebreak.engine.capture.task import NamedLoss
+from tiebreak.engine.capture.task import NamedLoss, Windows
 from tiebreak.engine.lowering import RULES
 from tiebreak.engine.run.loop import exact_step
 from tiebreak.protocol.errors import ConfigurationError

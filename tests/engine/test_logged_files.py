@@ -1,6 +1,5 @@
 """One segment's logs in one file: appended step by step, found without reading others, torn and broken ones named."""
 
-import os
 import struct
 from pathlib import Path
 
@@ -8,7 +7,6 @@ import pytest
 
 from tests.engine.processes import file_size
 from tiebreak.engine.data.disk import StorageError
-from tiebreak.engine.logged import files
 from tiebreak.engine.logged.files import FILE_HEADER_BYTES, LogFile
 from tiebreak.protocol.errors import EncodingError, StateError
 from tiebreak.protocol.program.rounding import Direction, LogError, StepLog
@@ -92,14 +90,6 @@ def test_refusing_an_invalid_log_leaves_the_file_unchanged(tmp_path: Path) -> No
     assert logs.path.read_bytes() == raw
     logs.append(7, LOGS[7])
     assert logs.read(7) == LOGS[7]
-
-
-def test_log_sync_calls_fsync_on_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logs = filled(tmp_path)
-    synced = []
-    monkeypatch.setattr(files.os, "fsync", lambda handle: synced.append(os.fstat(handle).st_ino))
-    logs.sync()
-    assert synced == [logs.path.stat().st_ino]
 
 
 def test_reading_one_steps_log_decodes_no_other_step(tmp_path: Path) -> None:

@@ -29,22 +29,12 @@ from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.errors import ConfigurationError, StateError
 from tiebreak.protocol.program.rounding import Policy, StepLog
 
-from .logged_cases import (
-    INTERVAL,
-    STEPS,
-    WIDE,
-    Flipping,
-    captured,
-    log_of,
-    logged_job,
-    logging_of,
-    machine,
-    new_run,
-    published,
-    replay,
-    train,
-)
+from . import logged_cases
+from .logged_cases import INTERVAL, STEPS, Flipping, log_of, logged_job, machine, new_run, published, replay, train
 from .tiny import CLIENT, DOMAIN, TRAINER
+
+ALL = [(32, logged_cases.WIDE), (16, 2.0**40)]
+PRECISIONS = pytest.mark.parametrize(("precision", "threshold"), slow_except(ALL, ALL[0], several=True))
 
 
 @pytest.fixture
@@ -54,17 +44,11 @@ def flipping(monkeypatch: pytest.MonkeyPatch) -> type[Flipping]:
     return Flipping
 
 
-def exact_run(path: Path) -> RunDirectory:
-    """The same computation under policy `exact`."""
-    job = replace(logged_job().job, policy=int(Policy.EXACT), tolerances=0)
-    return new_run(path, sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER))
-
-
 def records_of(run: RunDirectory) -> list[bytes]:
     return [record.digest for record in run.records()]
 
 
-@pytest.mark.parametrize(("precision", "threshold"), slow_except([(32, WIDE), (16, 2.0**40)], (32, WIDE), several=True))
+@PRECISIONS
 def test_an_auditor_who_follows_the_log_reaches_the_trainers_root(
     precision: int, threshold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flipping: type[Flipping]
 ) -> None:
@@ -115,7 +99,7 @@ def test_a_logged_run_without_entries_equals_an_exact_run(tmp_path: Path) -> Non
         assert all(log_of(run, step).count == 0 for step in range(1, STEPS + 1))
         program = run.program
         exact = Interpreter(program, Arithmetic(precision=precision))
-        state, data = exact.to_device(captured().state), exact.place_data(captured().data)
+        state, data = exact.to_device(logged_cases.captured().state), exact.place_data(logged_cases.captured().data)
         for step in range(1, STEPS + 1):
             state = exact.step(step, state, data).state
         assert all(torch.equal(state[name], tensor) for name, tensor in run.state(STEPS).items())
@@ -123,15 +107,15 @@ def test_a_logged_run_without_entries_equals_an_exact_run(tmp_path: Path) -> Non
         assert {record.log_root for record in run.records()} == {logs_tree([empty] * INTERVAL).root}
 
 
-@pytest.mark.parametrize(("precision", "threshold"), slow_except([(32, WIDE), (16, 2.0**40)], (32, WIDE), several=True))
+@PRECISIONS
 def test_logged_steps_equal_the_integer_reference(
     precision: int, threshold: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flipping: type[Flipping]
 ) -> None:
     monkeypatch.setattr(flipping, "precision", precision)
     run = new_run(tmp_path / "run", logged_job(precision))
     train(run, threshold)
-    raw_state = {name: tensor.numpy().tobytes() for name, tensor in captured().state.items()}
-    raw_data = {name: tensor.numpy().tobytes() for name, tensor in captured().data.items()}
+    raw_state = {name: tensor.numpy().tobytes() for name, tensor in logged_cases.captured().state.items()}
+    raw_data = {name: tensor.numpy().tobytes() for name, tensor in logged_cases.captured().data.items()}
     entries = 0
     for step in range(1, 2 * INTERVAL + 1):
         log = log_of(run, step)
@@ -228,10 +212,10 @@ def test_whole_and_segment_audits_both_find_a_false_step(tmp_path: Path, flippin
 
 def test_an_interpreter_with_other_precision_or_tolerances_is_refused(tmp_path: Path) -> None:
     run = new_run(tmp_path / "run", logged_job(26))
-    other = Interpreter(run.program, Arithmetic(precision=32, logging=logging_of(run.job)))
+    other = Interpreter(run.program, Arithmetic(precision=32, logging=logged_cases.logging_of(run.job)))
     with pytest.raises(ConfigurationError, match=r"expected an arithmetic of the job's precision 26, got .* 32"):
         Worker(run, other)
-    other = Interpreter(run.program, Arithmetic(precision=26, logging=logging_of(logged_job(26, 7).job)))
+    other = Interpreter(run.program, Arithmetic(precision=26, logging=logged_cases.logging_of(logged_job(26, 7).job)))
     with pytest.raises(ConfigurationError, match="expected an arithmetic with the job's tolerances 0x020202, got 0x0"):
         Worker(run, other)
     with pytest.raises(ConfigurationError, match="tolerances"):
@@ -241,14 +225,16 @@ def test_an_interpreter_with_other_precision_or_tolerances_is_refused(tmp_path: 
 
 
 def test_logs_are_required_exactly_when_the_policy_is_logged(tmp_path: Path) -> None:
-    run, plain = new_run(tmp_path / "run", logged_job()), exact_run(tmp_path / "plain")
-    for wrong, logs in ((run, NO_LOGS), (plain, LogsInProgress(plain))):
-        computer = machine(wrong.job)
-        with pytest.raises(ConfigurationError, match="expected rounding logs for a job of policy logged, got"):
+    job = replace(logged_job().job, policy=int(Policy.EXACT), tolerances=0)
+    plain = new_run(tmp_path / "plain", sign_job(job, DOMAIN, client=CLIENT, trainer=TRAINER))
+    run = new_run(tmp_path / "run", logged_job())
+    for wrong, logs, got in ((run, NO_LOGS, "none for one"), (plain, LogsInProgress(plain), "some for another")):
+        computer, words = machine(wrong.job), f"expected rounding logs for a job of policy logged, got {got}"
+        with pytest.raises(ConfigurationError, match=words):
             Worker(wrong, computer, logs=logs)
-        with pytest.raises(ConfigurationError, match="expected rounding logs for a job of policy logged, got"):
+        with pytest.raises(ConfigurationError, match=words):
             Evidence(wrong, computer, logs)
-        with pytest.raises(ConfigurationError, match="expected rounding logs for a job of policy logged, got"):
+        with pytest.raises(ConfigurationError, match=words):
             SegmentAuditor(wrong, computer, []).audit([0], logs=logs)
     assert LogsInProgress.of(plain) is CommittedLogs.of(plain) is NO_LOGS
     with pytest.raises(StateError, match="step 1: a run of policy exact has no logs"):
@@ -270,7 +256,7 @@ def test_a_replay_resumes_with_its_own_copy_of_the_logs(flipped: RunDirectory, t
 def test_another_device_follows_the_logs_to_the_same_root(flipped: RunDirectory, tmp_path: Path) -> None:
     """One that is no CPU, whose FP64 sums take their terms backwards."""
     module, places = "tests.engine.on_another_device", [str(flipped.path), str(tmp_path / "own")]
-    found = json.loads(printed("-m", module, "follow", *places, str(WIDE), str(2.0**4)))
+    found = json.loads(printed("-m", module, "follow", *places, str(logged_cases.WIDE), str(2.0**4)))
     assert found["agrees"] == [True, True]
     entries, needed, elsewhere, _, in_parts = found["counts"]
     assert entries == needed > STEPS

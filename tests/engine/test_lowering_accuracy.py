@@ -31,6 +31,20 @@ def _sigmoid(x: mpmath.mpf) -> mpmath.mpf:
     return 1 / (1 + mp.exp(-x))
 
 
+def _logistic(x: mpmath.mpf) -> mpmath.mpf:
+    """The share of exp(x) in exp(x) + exp(1)."""
+    return _sigmoid(x - 1)
+
+
+def _log_sum(x: mpmath.mpf) -> mpmath.mpf:
+    return mp.log(mp.exp(x) + mp.e)
+
+
+def _beside(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of rows, of x and ones."""
+    return lambda x: function(torch.stack([x, torch.ones_like(x)]))
+
+
 def _sech2(x: mpmath.mpf) -> mpmath.mpf:
     return mp.sech(x) ** 2
 
@@ -83,27 +97,15 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Exact, Exact]] = {
     "gelu, tanh": (lambda x: F.gelu(x, approximate="tanh"), _gelu_tanh, _gelu_tanh_slope),
     "elu": (F.elu, lambda x: x if x > 0 else mp.expm1(x), lambda x: mp.mpf(1) if x > 0 else mp.exp(x)),
     "logit": (torch.logit, lambda x: mp.log(x / (1 - x)), lambda x: 1 / (x * (1 - x))),
-    "logaddexp": (
-        lambda x: torch.logaddexp(x, torch.ones(())),
-        lambda x: mp.log(mp.exp(x) + mp.e),
-        lambda x: _sigmoid(x - 1),
-    ),
+    "logaddexp": (lambda x: torch.logaddexp(x, torch.ones(())), _log_sum, _logistic),
     "sinc": (torch.sinc, mp.sincpi, lambda x: (mp.cospi(x) - mp.sincpi(x)) / x if x else mp.mpf(0)),
-    "softmax": (
-        lambda x: F.softmax(torch.stack([x, torch.ones_like(x)]), 0)[0],
-        lambda x: _sigmoid(x - 1),
-        lambda x: _sigmoid(x - 1) * _sigmoid(1 - x),
-    ),
+    "softmax": (_beside(lambda rows: F.softmax(rows, 0)[0]), _logistic, lambda x: _logistic(x) * _logistic(2 - x)),
     "log_softmax": (
-        lambda x: F.log_softmax(torch.stack([x, torch.ones_like(x)]), 0)[0],
-        lambda x: -mp.log1p(mp.exp(1 - x)),
-        lambda x: _sigmoid(1 - x),
+        _beside(lambda rows: F.log_softmax(rows, 0)[0]),
+        lambda x: x - _log_sum(x),
+        lambda x: _logistic(2 - x),
     ),
-    "logsumexp": (
-        lambda x: torch.logsumexp(torch.stack([x, torch.ones_like(x)]), 0),
-        lambda x: mp.log(mp.exp(x) + mp.e),
-        lambda x: _sigmoid(x - 1),
-    ),
+    "logsumexp": (_beside(lambda rows: torch.logsumexp(rows, 0)), _log_sum, _logistic),
     "mean": (
         lambda x: torch.stack([x, torch.ones_like(x), x]).mean(0),
         lambda x: (2 * x + 1) / 3,
@@ -204,7 +206,7 @@ def values_of(captured: Captured) -> dict[str, Tensor]:
     return next(stepped(captured, check_finite=False)).state
 
 
-def results(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+def values_and_gradients(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
     task = make_task(Elementwise(FUNCTIONS[name][0], x), {"u": torch.zeros(1, 1)}, batch=1)
     state = values_of(capture_task(task))
     return state["model.y"], -state["model.zero"]
@@ -224,7 +226,7 @@ def far(name: str, seed: int, count: int) -> list[str]:
     x = inputs(name, seed, count)
     stated, found = ACCURACY[name], []
     for values, exact, limit, unit in zip(
-        results(name, x), FUNCTIONS[name][1:], stated[::2], stated[1::2], strict=True
+        values_and_gradients(name, x), FUNCTIONS[name][1:], stated[::2], stated[1::2], strict=True
     ):
         units = [UNITS[unit](v) if isinstance(unit, str) else unit for v in x.tolist()]
         errors = [error(y, exact(mp.mpf(v)), u) for y, v, u in zip(values.tolist(), x.tolist(), units, strict=True)]

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import permutations
-from math import prod
 from typing import Any
 
 import pytest
@@ -23,7 +22,6 @@ from tiebreak.engine.arithmetic.plain.backend import TorchBackend
 from tiebreak.engine.arithmetic.plan.sums import norms
 from tiebreak.engine.capture.captured import Captured, capture_task
 from tiebreak.engine.capture.task import Adam
-from tiebreak.engine.distributed import arithmetic as adding
 from tiebreak.engine.distributed import partition
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
 from tiebreak.engine.distributed.exchange import Exchange
@@ -31,8 +29,9 @@ from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
 
-from .mixed_workers import STEPS, agree, cases, perceptron
-from .models import test_language
+from . import mixed_workers
+from .mixed_workers import STEPS, agree, perceptron
+from .test_distributed import captured_attention
 from .together import arithmetic_by, together, train_alone, train_together
 
 needs_kernel = pytest.mark.skipif(sums.build().library is None, reason="needs a C compiler")
@@ -63,11 +62,14 @@ def test_workers_with_two_back_ends_agree_on_every_kind_of_sum(
 @needs_kernel
 def test_all_back_ends_give_partial_sums_of_the_same_form(cases: CaseCounter) -> None:
     """Of each element one sum; and the same rows and columns, whichever operand a back-end would rather have first."""
-    for name, given in sum_cases():
+    (alone,) = together(1, lambda exchange: exchange)
+    for name, given in mixed_workers.cases():
+        if " of " in name:  # no sum in FP64
+            continue
         (i,) = (i for i in given.program.body if i.opcode == Opcode.REDUCE)
         operands, found = [given.state[name] for name in "ab"[: len(i.operands)]], []
         for backend in (TorchBackend, CBackend):
-            part = arithmetic_by(backend, exchange_of_one()).backend.partial(i)(operands)
+            part = arithmetic_by(backend, alone).backend.partial(i)(operands)
             assert (sum(map(torch.numel, part.sizes)) if len(part.sizes) == 2 else 0) == norms(i), name
             sizes = [size.sqrt() for size in part.sizes] if norms(i) else [part.in_order(*part.sizes)]
             bound = part.errors(*sizes, 0, i.numel) if norms(i) else sizes[0]
@@ -75,16 +77,6 @@ def test_all_back_ends_give_partial_sums_of_the_same_form(cases: CaseCounter) ->
         for one, other in zip(*found, strict=True):
             assert torch.allclose(one, other, rtol=2.0**-40, atol=2.0**-40), name
         cases(1)
-
-
-def sum_cases() -> list[tuple[str, Captured]]:
-    return [(name, given) for name, given in cases() if " of " not in name]
-
-
-def exchange_of_one() -> Exchange:
-    found: list[Exchange] = []
-    together(1, found.append)
-    return found[0]
 
 
 # ---- whole models ----
@@ -102,14 +94,7 @@ def convolutions() -> Captured:
     return capture_task(make_task(model, data, 8, loss=loss, optimizer=Adam(lr=1e-2), steps=STEPS))
 
 
-def attention() -> Captured:
-    torch.manual_seed(3)
-    data = {"x": torch.randint(0, test_language.VOCABULARY, (12, 9))}
-    settings: dict[str, Any] = {"loss": test_language.causal, "optimizer": Adam(lr=1e-2), "steps": STEPS}
-    return capture_task(make_task(test_language.gpt2().train(), data, 6, **settings))
-
-
-MODELS = {"perceptron": perceptron, "convolutions": convolutions, "attention": attention}
+MODELS = {"perceptron": perceptron, "convolutions": convolutions, "attention": captured_attention}
 
 
 @cache
@@ -123,8 +108,8 @@ def model(name: str) -> tuple[Captured, list[Any]]:
 @pytest.mark.parametrize(
     ("name", "first", "second", "workers"),
     slow_except(
-        [(name, *pair, n) for name in MODELS for pair in PAIRS for n in (2, 3)],
-        *(("perceptron", *pair, 2) for pair in PAIRS), several=True,
+        [(name, *pair, n) for name in MODELS for pair, n in zip(PAIRS, (2, 3), strict=True)],
+        ("perceptron", *PAIRS[0], 2), several=True,
     ), **ids,
 )  # fmt: skip
 def test_workers_with_two_back_ends_reproduce_a_single_workers_run(
@@ -142,7 +127,7 @@ def test_workers_with_two_back_ends_reproduce_a_single_workers_run(
 def test_error_bounds_use_the_most_roundings_of_any_worker(fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds count the most roundings that any worker's terms pass through, and an addition for each worker."""
     most, workers = 1 << 40, 3
-    given = dict(cases())["tr,tc->rc far"]
+    given = dict(mixed_workers.cases())["tr,tc->rc far"]
 
     def work(seat: Exchange) -> tuple[int | None, int, int]:
         machine = SharedInterpreter(given.program, SharedArithmetic(seat))
@@ -195,19 +180,3 @@ def test_workers_with_different_exchange_plans_are_refused(what: str, tiny: Capt
             machine.compare({})
 
     together(2, work)
-
-
-def test_the_form_of_partial_sums_follows_from_the_instruction_alone() -> None:
-    """What a worker reads of a message follows from the instruction, not from what its own back-end left."""
-    for name, given in sum_cases():
-        (i,) = (i for i in given.program.body if i.opcode == Opcode.REDUCE)
-        read = name.split("->")[0].split(",")
-        own = [set(one) - set(read[1 - at]) for at, one in enumerate(read)] if len(read) == 2 else []
-        result = name.split("->")[1].split()[0].partition("|")[0]
-        sides = [[dim for dim in result if dim in dims] for dims in own]
-        assert (norms(i) > 0) == any(sides), name
-        if any(sides):
-            sizes = dict(zip(result, i.shape, strict=True))
-            both = prod(sizes[dim] for dim in result if len({dim in one for one in read}) == 1)
-            assert norms(i) == both * sum(prod(sizes[dim] for dim in side) for side in sides), name
-    assert adding.norms is norms

@@ -30,7 +30,6 @@ from tiebreak.engine.run.interpreter import NotFiniteError
 from tiebreak.protocol.errors import ConfigurationError
 
 FEW = ("exp", "max.reduction_with_dim", "unfold", "isinf", "cat")
-MORE = ("linspace", "nn.functional.conv2d", "topk", "sgn", "mode", "searchsorted", "bucketize")
 SHARDS = 8
 UNSET = ("empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "empty_permuted")
 """Operators whose results hold whatever was in memory."""
@@ -195,19 +194,11 @@ def check(ops: Iterable[Any], dtype: torch.dtype = torch.float32) -> Counter[str
 
 
 @pytest.mark.parametrize(
-    ("names", "dtype", "expected"),
-    [
-        (FEW, torch.float32, {"right": 5}),
-        pytest.param(MORE, torch.float32, {"right": 6, "refused": 1}, marks=pytest.mark.slow),
-        (("isinf", "nn.functional.max_pool2d"), torch.int64, {"right": 2}),
-    ],
-    ids=str,
+    ("names", "dtype"), [(FEW, torch.float32), (("isinf", "nn.functional.max_pool2d"), torch.int64)], ids=str
 )
-def test_selected_opinfo_operators_are_right_or_refused(
-    names: tuple[str, ...], dtype: torch.dtype, expected: dict[str, int], cases: CaseCounter
-) -> None:
+def test_selected_opinfo_operators_are_right(names: tuple[str, ...], dtype: torch.dtype, cases: CaseCounter) -> None:
     counts = check((op for op in operators() if full_name(op) in names), dtype)
-    assert counts == expected
+    assert counts == {"right": len(names)}
     cases(counts.total())
 
 

@@ -15,15 +15,17 @@ from tiebreak.engine.run.directory import ALL, Keep, RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
+from tiebreak.protocol.commitments.job import Head, SignedHead
 from tiebreak.protocol.errors import StateError
+from tiebreak.protocol.tags import Digest
 
 from .tiny import CLIENT, DOMAIN, TRAINER
 
 NewRun = Callable[[str], RunDirectory]
 
 
-def machine(run: RunDirectory) -> Interpreter:
-    return Interpreter(run.program, Arithmetic(device=torch.device("cpu")))
+def machine(run: RunDirectory, permute: int | None = None) -> Interpreter:
+    return Interpreter(run.program, Arithmetic(device=torch.device("cpu"), permute=permute))
 
 
 def trained(run: RunDirectory, keep: Keep = ALL) -> RunDirectory:
@@ -74,16 +76,22 @@ def test_evidence_gives_the_state_of_any_step_in_any_order(new_run: NewRun) -> N
     assert {step: evidence.state_leaves(step).root for step in reversed(range(13))} == forwards
     assert len(set(forwards.values())) == 13
     assert forwards[6] == run.record_of(6).state_root
+    with pytest.raises(StateError, match="expected 5 checkpoints"):
+        evidence.run_tree(5)
 
 
 def test_comparing_a_head_requires_replay_to_its_last_checkpoint(new_run: NewRun) -> None:
     run, replay = trained(new_run("run")), new_run("replay")
-    head = run.heads()[2]
-    Worker(replay, machine(replay)).work(6)
+    _, second, third, _ = run.heads()
+    Worker(replay, machine(replay, 5)).work(6)
     with pytest.raises(StateError, match="the replay has 2 checkpoints; replay to 3"):
-        compare(replay, head)
-    Worker(replay, machine(replay)).work(9)
-    assert compare(replay, head).agrees
+        compare(replay, third)
+    Worker(replay, machine(replay, 5)).work(9)
+    assert compare(replay, third).agrees
+    assert compare(replay, second).agrees
+    lie = Head(job_id=run.job.id, count=3, run_root=Digest(b"\1" * 32))
+    assert not compare(replay, SignedHead.sign(lie, DOMAIN, TRAINER)).agrees
+    assert replay.heads() == [], "an auditor signs nothing"
 
 
 def test_detection_is_certain_when_a_sample_must_hit_a_false_segment() -> None:

@@ -260,9 +260,8 @@ def swapped(found: Captured, number: int) -> Captured | None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [LEAST, LEAST + 2])
-def test_the_slice_comparison_detects_any_swapped_operand(count: int, cases: CaseCounter) -> None:
-    made = task(plain(count=count), optimizer=AdamW(lr=0.1), clip=Clip(norm=1.0))
+def test_the_slice_comparison_detects_any_swapped_operand(cases: CaseCounter) -> None:
+    made = task(plain(count=LEAST), optimizer=AdamW(lr=0.1), clip=Clip(norm=1.0))
     part, whole = Slice.of(made), capture_task(made)
     small = capture_task(part.task)
     part.compare(whole, small, made.model)

@@ -33,8 +33,8 @@ def read_everything(path: Path) -> None:
     run.state(0)
 
 
-def record(step: int, tag: int = 1) -> StepRecord:
-    return StepRecord(step=step, state_root=Digest(bytes([tag]) * 32), loss_bits=0x3F800000)
+def record(step: int) -> StepRecord:
+    return StepRecord(step=step, state_root=Digest(bytes([step]) * 32), loss_bits=0x3F800000)
 
 
 def test_create_refuses_a_directory_in_use(new_run: NewRun) -> None:
@@ -55,33 +55,6 @@ def test_create_refuses_inputs_that_are_not_the_jobs(tiny: Captured, agreement: 
     del data["seed"]
     with pytest.raises(EncodingError, match="seed"):
         RunDirectory.create(tmp_path / "c", agreement, tiny.program, tiny.state, data)
-
-
-def test_creating_a_run_fsyncs_the_parent_of_every_new_folder(
-    new_run: NewRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    sync, rename = os.fsync, os.replace
-
-    def synced(handle: int) -> None:
-        sync(handle)
-        calls.append(str(Path(f"/proc/self/fd/{handle}").readlink()))
-
-    def renamed(*arguments: object, **options: object) -> None:
-        rename(*arguments, **options)  # type: ignore[call-overload]
-        calls.append(f"name {arguments[1]}")
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", renamed)
-    new_run("outer/inner/run")
-    first = next(number for number, call in enumerate(calls) if call.startswith("name "))
-    above = [str(tmp_path), str(tmp_path / "outer"), str(tmp_path / "outer/inner")]
-    assert sorted(calls[:first])[:3] == above, "the folders' own names are safe before the first file has its own"
-    assert calls[-2:] == ["name job.bin", f"{tmp_path}/outer/inner/run"]
-    (tmp_path / "made").mkdir()  # by a process that was killed before it could sync
-    calls.clear()
-    new_run("made")
-    assert calls[0] == str(tmp_path)
 
 
 @pytest.mark.parametrize("file", ["job.bin", "program.tbp", "data.safetensors", "checkpoints/000000000000.safetensors"])

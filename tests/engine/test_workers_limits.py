@@ -77,26 +77,6 @@ def test_weights_are_gathered_ahead_within_a_limit(tiny: Captured, monkeypatch: 
         shared.together([gather], [[shard]])
 
 
-# ---------------------------------------------------------------- bounds
-
-
-def test_workers_agree_on_the_most_roundings_plus_their_additions() -> None:
-    shared: Any = SharedArithmetic(Counted())
-    asked: list[list[int]] = []
-
-    def greatest(mine: list[int], _: torch.device) -> list[int]:
-        asked.append(mine)
-        return [7, 9]
-
-    shared.collectives = SimpleNamespace(greatest=greatest, workers=2)
-    sums = [SimpleNamespace(part=SimpleNamespace(roundings=count), roundings=None) for count in (7, 4)]
-    shared._agree(sums)
-    assert asked == [[7, 4]]
-    assert [each.roundings for each in sums] == [7 + 2, 9 + 2]
-    shared._agree(sums)
-    assert asked == [[7, 4]], "once for each sum"
-
-
 def test_a_sum_without_a_finite_bound_is_nan_and_not_recomputed(tiny: Captured) -> None:
     shared = SharedArithmetic(Counted())
     summed = next(i for i in tiny.program.body if i.opcode == Opcode.REDUCE and i.dtype == DType.F32)

@@ -1,4 +1,4 @@
-"""The package of the integer reference and the vectors: it sees what differs, and needs no torch."""
+"""The conformance package: it reports every result that differs, and needs no torch."""
 
 import json
 import shutil
@@ -34,14 +34,7 @@ RESULTS: dict[str, tuple[str | int, ...]] = {
     "posts": ("complete", "signature"),
 }
 """Where in each file a result ends."""
-PARTS = (
-    "conformance",
-    "tiebreak/protocol",
-    "tests/vectors",
-    "corpus",
-    "docs/SPEC.md",
-    "LICENSE",
-)
+PARTS = ("conformance", "tiebreak/protocol", "tests/vectors", "corpus", "docs/SPEC.md", "LICENSE")
 SIGNATURES = ("coincurve", "cryptography", "_cffi_backend", "cffi", "Crypto", "eth_hash", "msgpack")
 
 

@@ -25,10 +25,6 @@ finite = patterns.filter(lambda b: b & INF != INF)
 precisions = st.integers(24, 32)
 
 
-def special(bits: int) -> bool:
-    return bits & INF == INF
-
-
 @given(st.integers(-(2**300), 2**300), st.integers(-460, 110), precisions)
 @example(2**24 - 1, 104, 32)
 @example(2**25 - 1, 103, 32)
@@ -164,7 +160,7 @@ def test_comparisons_handle_infinities_and_signed_zeros() -> None:
 
 @given(patterns)
 def test_to_i64_truncates_and_saturates(x: int) -> None:
-    if special(x):
+    if x & INF == INF:
         expected = 0 if x & 0x7FFFFF else (-(2**63) if x & SIGN else 2**63 - 1)
     else:
         expected = max(-(2**63), min(2**63 - 1, int(value(x))))

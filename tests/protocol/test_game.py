@@ -1,4 +1,4 @@
-"""The rules of the game by the number of their invariant, and every tie."""
+"""The rules of the game: its invariants by their numbers, and every check of an opening against its commitment."""
 
 import re
 from collections import Counter
@@ -173,15 +173,11 @@ def test_rounding_log_is_illegal_under_policy_exact() -> None:
         game.apply(state, move, state.last)
 
 
-def _flip_siblings(move: Move) -> Move:
-    return replace(move, siblings=tuple(other(s) for s in move.siblings))  # type: ignore[union-attr,call-arg]
-
-
 @pytest.mark.parametrize("phase", [Phase.OPEN_STEPS, Phase.OPEN_VALUES, Phase.OPEN_TENSOR, Phase.OPEN_TERMS])
 def test_wrong_siblings_and_a_wrong_number_of_them_are_illegal(phase: Phase) -> None:
     state, move = at("terms", phase)
     with pytest.raises(IllegalMove, match=r"is not"):
-        game.apply(state, _flip_siblings(move), state.last)
+        game.apply(state, replace(move, siblings=tuple(map(other, move.siblings))), state.last)
     for siblings in (move.siblings[1:], (*move.siblings, bytes(32))):
         with pytest.raises(IllegalMove, match=f"expected {len(move.siblings)} siblings, got {len(siblings)}"):
             game.apply(state, replace(move, siblings=siblings), state.last)

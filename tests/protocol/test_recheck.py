@@ -24,7 +24,7 @@ from tiebreak.protocol.program.program import Program, ProgramLimits
 from tiebreak.protocol.program.rounding import sum_kind
 
 ROOT = Path(__file__).resolve().parents[2]
-MUTANTS = 600
+MUTANTS = 300
 RANGES = ProgramLimits(value_elements=1 << 40, total_elements=1 << 60, total_terms=1 << 92)
 """Those of the specification, without what this machine could run."""
 CAN_BUILD = shutil.which("cc") and shutil.which("make")
@@ -106,32 +106,30 @@ def test_c_recheck_reproduces_the_corpus_roots(name: str, build: Path) -> None:
         assert steps[step] == (state_root, loss)
 
 
-@pytest.mark.parametrize("precision", [32, 19])
 @pytest.mark.parametrize("name", TINY)
-def test_c_recheck_and_python_reference_print_the_same_lines(name: str, precision: int, build: Path) -> None:
-    """Also the roots of all values of each step, which no golden run holds."""
+def test_c_recheck_and_python_reference_print_the_same_lines(name: str, build: Path) -> None:
+    """The roots of all values of each step, which no golden run holds."""
     files = _inputs(name, build)
-    expected = _run(build / "recheck", "run", *files, 4, 2, precision)
-    assert _run(sys.executable, "-m", "conformance", "run", *files, 4, 2, precision) == expected
-    assert expected.count("values") == 4
+    expected = _run(build / "recheck", "run", *files, 3, 2, 32)
+    assert _run(sys.executable, "-m", "conformance", "run", *files, 3, 2, 32) == expected
+    assert expected.count("values") == 3
 
 
-@pytest.mark.parametrize("precision", [32, 17])
-def test_c_recheck_and_python_agree_on_logged_runs(precision: int, build: Path) -> None:
+def test_c_recheck_and_python_agree_on_logged_runs(build: Path) -> None:
     """Along drawn logs, with the widest tolerances; codes have an effect, so the states are not those without."""
-    draw, program = random.Random(precision), load("mlp").program
+    draw, program, precision = random.Random(17), load("mlp").program, 17
     sums = [(number, i.numel) for number, i in enumerate(program.body) if sum_kind(i) is not None]
     steps = [
         [(value, at, draw.choice((1, 2))) for value, numel in sums for at in range(numel) if draw.random() < 0.3]
-        for _ in range(5)
+        for _ in range(3)
     ]
     path = build / "logs"
     path.write_bytes(_plain_logs(0x020202, steps))
-    files = (*_inputs("mlp", build), 5, 2, precision)
+    files = (*_inputs("mlp", build), 3, 2, precision)
     found = _run(build / "recheck", "run", *files, path)
     assert _run(sys.executable, "-m", "conformance", "run", *files, path) == found
     logged, exact = (_roots(output)[1] for output in (found, _run(build / "recheck", "run", *files)))
-    assert len(logged) == 5
+    assert len(logged) == 3
     assert all(logged[step][0] != exact[step][0] for step in logged)
 
 
@@ -235,7 +233,7 @@ def test_c_recheck_and_python_accept_the_same_programs(build: Path) -> None:
     assert MUTANTS // 50 < sum(root is not None for root in expected) < MUTANTS // 2
 
 
-@pytest.mark.parametrize("precision", [16, 24, 31])
+@pytest.mark.parametrize("precision", [16, 31])
 def test_c_recheck_and_python_compute_the_same_steps(precision: int, build: Path) -> None:
     """Mutants that are accepted compute what nobody captured; here at other precisions than the golden runs."""
     draw, bundle = random.Random(precision), load("mlp")

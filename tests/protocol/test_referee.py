@@ -1,4 +1,4 @@
-"""The referee over openings: right values for every instruction, and a refusal for everything that is off."""
+"""The referee over openings: right values for every instruction, and refusal of every wrong opening."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.protocol.oracles import NAN, Stream
-from tests.protocol.walks import HONEST
+from tests.protocol.walks import HONEST, other
 from tiebreak.protocol.commitments.records import identify, tensor_id, tensor_tree
 from tiebreak.protocol.errors import EncodingError, ProofError
 from tiebreak.protocol.game.moves import ChunkOpening, TensorOpening
@@ -40,15 +40,11 @@ def bits_at(number: int, index: int) -> int:
     return int.from_bytes(VALUES[number][index * size : (index + 1) * size], "little")
 
 
-def some_elements(instruction: Instruction) -> set[int]:
-    stream = Stream(f"referee/{instruction.opcode}/{instruction.function}")
-    return {0, instruction.numel - 1, *(stream.below(instruction.numel) for _ in range(6))}
-
-
 @pytest.mark.parametrize("number", JUDGED)
 def test_every_instruction_is_judged_as_it_was_executed(number: int, cases: Callable[[], None]) -> None:
     instruction = PROGRAM.body[number]
-    for index in some_elements(instruction):
+    stream = Stream(f"referee/{instruction.opcode}/{instruction.function}")
+    for index in {0, instruction.numel - 1, *(stream.below(instruction.numel) for _ in range(6))}:
         if instruction.is_reduction and instruction.terms > 4:
             chain = HONEST.encoded(STEP, number, index)
             assert len(chain) == -(-instruction.terms // 4)
@@ -82,7 +78,7 @@ def test_changed_operand_changes_the_verdict_and_fails_its_proof() -> None:
     number = find(Opcode.MAP, MapFunction.SUB)
     instruction = PROGRAM.body[number]
     operand = instruction.operands[0].value
-    forged = VALUES[operand][:4] + flip(VALUES[operand][4:])
+    forged = VALUES[operand][:4] + other(VALUES[operand][4:])
     values = (*VALUES[:operand], forged, *VALUES[operand + 1 :])
     identity = identify(PROGRAM.body[operand].dtype, PROGRAM.body[operand].shape, forged)
     tree = Tree([*IDS[:operand], identity, *IDS[operand + 1 :]], PROGRAM.half_depth)
@@ -98,10 +94,6 @@ def with_tensor(proof: Proof, **changes: Any) -> Proof:
 
 def with_chunk(proof: Proof, **changes: Any) -> Proof:
     return proof[0], (replace(proof[1][0], **changes), *proof[1][1:])
-
-
-def flip(data: bytes) -> bytes:
-    return bytes([data[0] ^ 1]) + data[1:]
 
 
 TAMPERED: dict[str, tuple[Callable[[Proof], Proof], type[Exception], str]] = {
@@ -121,7 +113,7 @@ TAMPERED: dict[str, tuple[Callable[[Proof], Proof], type[Exception], str]] = {
     "other chunk": (lambda p: with_chunk(p, chunk_index=2), ProofError, "expected 176 bytes, got 512"),
     "short chunk": (lambda p: with_chunk(p, data=p[1][0].data[:-1]), ProofError, "expected 512 bytes, got 511"),
     "empty chunk": (lambda p: with_chunk(p, data=b""), ProofError, "expected 512 bytes, got 0"),
-    "flipped bit": (lambda p: with_chunk(p, data=flip(p[1][0].data)), ProofError, "chunk 0 of value .*expected root"),
+    "flipped bit": (lambda p: with_chunk(p, data=other(p[1][0].data)), ProofError, "chunk 0 of value .*expected root"),
     "chunk without siblings": (lambda p: with_chunk(p, siblings=()), ProofError, "expected 2 siblings"),
 }
 
@@ -152,8 +144,8 @@ def test_later_chunk_proofs_omit_siblings_shared_with_the_first(first: int) -> N
         for wrong in {*range(4)} - {height}:
             with pytest.raises(ProofError, match=f"expected {height} siblings"):
                 check(whole, opened(index, wrong))
-        tampered = [replace(part, data=flip(part.data))]
-        tampered += [replace(part, siblings=(flip(part.siblings[0]), *part.siblings[1:]))] if height else []
+        tampered = [replace(part, data=other(part.data))]
+        tampered += [replace(part, siblings=(other(part.siblings[0]), *part.siblings[1:]))] if height else []
         for bad in tampered:
             with pytest.raises(ProofError, match="expected root"):
                 check(whole, bad)
@@ -283,6 +275,6 @@ def test_referee_judges_constant_and_step_sources(cases: Callable[[], None]) -> 
         if instruction.opcode == Opcode.SOURCE and instruction.function in (SourceKind.CONST, SourceKind.STEP):
             expected = identify(instruction.dtype, (), VALUES[number])
             assert judge_scalar_source(instruction, 2) == expected
-            other = judge_scalar_source(instruction, 3)
-            assert (other == expected) == (instruction.function == SourceKind.CONST)
+            next_step = judge_scalar_source(instruction, 3)
+            assert (next_step == expected) == (instruction.function == SourceKind.CONST)
             cases()

@@ -22,7 +22,6 @@ from tiebreak.protocol.program.rounding import (
     SumKind,
     check_tolerances,
     element_rounding,
-    neighbours,
     pack_tolerances,
     round_sum,
     sum_kind,
@@ -115,13 +114,6 @@ def test_logged_rounding_handles_overflow_and_underflow() -> None:
     assert round_sum(*as_sum(-least), Rounding(tolerance=20, direction=Direction.DOWN)) == 0  # no -0
     assert round_sum(*as_sum(-least), Rounding(tolerance=20, direction=Direction.UP)) == SIGN | 1
     assert round_sum(0, 0, Rounding(tolerance=2, direction=Direction.UP)) == 0
-
-
-def test_neighbours_returns_the_lower_number_and_nearness_to_a_tie() -> None:
-    rounding = Rounding(precision=16, tolerance=2, direction=Direction.UP)
-    assert neighbours(*as_sum(value(0x3F800000) + Fraction(1, 2**8)), rounding) == (0x3F800000, True)
-    assert neighbours(*as_sum(value(0x3F800000) + Fraction(1, 2**12)), rounding) == (0x3F800000, False)
-    assert neighbours(*as_sum(-value(0x3F810000)), rounding)[1] is False
 
 
 @given(st.integers(-(2**767), 2**767 - 1), middles(), tolerances, directions)

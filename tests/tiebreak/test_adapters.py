@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import tiebreak
 from tests.engine.tiny import CLIENT, TRAINER
@@ -39,9 +39,8 @@ def llama(tied: bool = False) -> LlamaForCausalLM:
 
 
 def lora(**more: Any) -> LoraConfig:
-    return LoraConfig(
-        **{"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False} | more
-    )
+    given = {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj", "v_proj"], "init_lora_weights": False}
+    return LoraConfig(**given | more)
 
 
 def key_of(entries: dict[str, str], entry: str) -> str:
@@ -67,9 +66,8 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("kind", KINDS)
 def test_adapter_names_match_the_file_that_peft_writes(tmp_path: Path, kind: str, tied: bool) -> None:
     llama(tied).save_pretrained(tmp_path / "base")
-    model = get_peft_model(
-        LlamaForCausalLM.from_pretrained(tmp_path / "base"), lora(task_type="CAUSAL_LM", **KINDS[kind])
-    )
+    base = LlamaForCausalLM.from_pretrained(tmp_path / "base")
+    model = get_peft_model(base, lora(task_type="CAUSAL_LM", **KINDS[kind]))
     model.save_pretrained(tmp_path / "adapter")
     written, state = load_file(tmp_path / "adapter" / "adapter_model.safetensors"), model.state_dict()
     named = {name: key for key, name in adapter_names(model).items()}
@@ -83,12 +81,12 @@ def test_adapter_names_match_the_file_that_peft_writes(tmp_path: Path, kind: str
     assert weights.root(len(ids), {name: ids[entries[key]] for name, key in named.items()}) == state_tree(ids).root
     assert len(weights.suffixes) <= 4
     assert not weights.names, "rules say all"
-    base = load_file(tmp_path / "base" / "model.safetensors")
+    plain = load_file(tmp_path / "base" / "model.safetensors")
     names, own = base_names(entries), weights.entries({name: ids[entries[key]] for name, key in named.items()})
-    assert names.keys() >= base.keys()
-    assert all(names[name] in own or torch.equal(base[name], state[key_of(entries, names[name])]) for name in base)
+    assert names.keys() >= plain.keys()
+    assert all(names[name] in own or torch.equal(plain[name], state[key_of(entries, names[name])]) for name in plain)
     under = Weights.of(state_tree(ids), sorted(ids), names, "model.base_model.model.", own)
-    assert under.root(len(ids), {name: ids[names[name]] for name in base}, own) == state_tree(ids).root
+    assert under.root(len(ids), {name: ids[names[name]] for name in plain}, own) == state_tree(ids).root
 
 
 def test_adapter_names_match_the_file_that_transformers_writes(tmp_path: Path) -> None:
@@ -283,47 +281,3 @@ def test_bfloat16_and_float16_weights_compare_by_exact_value(tmp_path: Path) -> 
     save_file({"x": (values + 2.0**-20).to(torch.bfloat16)}, tmp_path / "narrow.safetensors")
     save_file({"x": values + 2.0**-20}, tmp_path / "wide.safetensors")
     assert read_weights(tmp_path / "narrow.safetensors").tensors != read_weights(tmp_path / "wide.safetensors").tensors
-
-
-@pytest.mark.slow
-def test_an_adapter_saved_by_the_transformers_trainer_is_certified(tmp_path: Path) -> None:
-    llama().save_pretrained(tmp_path / "base")
-    model = get_peft_model(LlamaForCausalLM.from_pretrained(tmp_path / "base"), lora(task_type="CAUSAL_LM"))
-    drawn = torch.randint(0, 32, (24, 8), generator=torch.Generator().manual_seed(3))
-    args = TrainingArguments(
-        output_dir=str(tmp_path / "out"), use_cpu=True, disable_tqdm=True, max_steps=20, learning_rate=1e-2,
-        per_device_train_batch_size=4, report_to="none", save_strategy="no",
-    )  # fmt: skip
-    data = [{"input_ids": row, "labels": row} for row in drawn]
-    trainer = Trainer(model=model, args=args, train_dataset=data)
-    tiebreak.hf.train(trainer, client=CLIENT, key=TRAINER)
-    trainer.save_model(str(tmp_path / "adapter"))
-    certify(RunDirectory.open(tmp_path / "out" / "run"), tmp_path / "adapter", tmp_path / "certificate.json", TRAINER)
-    _, found = verify(tmp_path / "adapter", tmp_path / "certificate.json", base=tmp_path / "base")
-    assert len(found.tensors) == 8
-    assert "training_args.bin" in found.others
-
-
-@pytest.mark.slow
-def test_a_tiny_llama_adapter_is_trained_certified_and_loaded_by_peft(tmp_path: Path) -> None:
-    base, adapter, output = tmp_path / "base", tmp_path / "adapter", tmp_path / "output"
-    llama().bfloat16().save_pretrained(base)
-    model = get_peft_model(
-        LlamaForCausalLM.from_pretrained(base, dtype=torch.float32), lora(task_type="CAUSAL_LM", use_dora=True)
-    )
-    ids = torch.randint(0, 32, (24, 8), generator=torch.Generator().manual_seed(3))
-    task = tiebreak.Task(
-        model, lambda model, ids: model(input_ids=ids, labels=ids).loss, data={"ids": ids},
-        optimizer=tiebreak.AdamW(lr=1e-2), batch=4, steps=20,
-    )  # fmt: skip
-    run = tiebreak.train(task, tmp_path / "run", **KEYS)
-    model.load_state_dict(run.state_dict())
-    model.save_pretrained(adapter)
-    certify(RunDirectory.open(run.directory), adapter, tmp_path / "certificate.json", TRAINER)
-    write_weights(run.directory, output, like=adapter)
-    for folder in (adapter, output):
-        verify(folder, tmp_path / "certificate.json", resaved=True, base=base)
-        loaded = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(base, dtype=torch.float32), folder)
-        with torch.no_grad():
-            assert torch.equal(loaded(ids).logits, model.eval()(ids).logits)
-    assert run.losses[-1] < run.losses[0]

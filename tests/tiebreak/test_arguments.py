@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import tiebreak
-from tiebreak.protocol.arguments import Expectation, shown, whole
+from tiebreak.protocol.arguments import Expectation, shown
 from tiebreak.protocol.errors import ConfigurationError
 
 WRONG: tuple[Any, ...] = (
@@ -143,10 +143,7 @@ def test_every_public_function_checks_its_arguments() -> None:
         ({"data": {"x": np.array(["a"])}}, "expected numbers that torch can read in data 'x'"),
         ({"data": {"x": torch.ones(2, device="meta"), "y": torch.ones(2)}}, "data 'x' on the CPU .*got 'meta'"),
         ({"model": nn.Linear(1, 1, device="meta")}, "weight on the CPU .*got 'meta'"),
-        (
-            {"callbacks": 3},
-            "expected callbacks as a function, or a list of functions, that take a tiebreak.Step, got 3",
-        ),
+        ({"callbacks": 3}, "expected callbacks as a function, or a list of .*, that take a tiebreak.Step, got 3"),
         ({"machine": "cuda"}, "expected machine as a tiebreak.Machine, got 'cuda'"),
     ],
 )
@@ -165,14 +162,6 @@ def test_a_passphrase_is_text_and_never_shown() -> None:
     for wrong in (b"correct horse", 123456789):
         with pytest.raises(ConfigurationError, match=r"expected passphrase as a text, got (bytes|int)$"):
             tiebreak.save_key(tiebreak.new_key(), "key.pem", wrong)  # type: ignore[arg-type]
-
-
-def test_integer_ranges_of_arguments_include_their_bounds() -> None:
-    for expectation, inside, outside in ((whole(1, 3), [1, 3], [0, 4]), (whole(0, (1 << 63) - 1), [0], [-1, 1 << 63])):
-        assert all(map(expectation.holds, inside))
-        assert not any(map(expectation.holds, outside))
-    assert whole(0, (1 << 63) - 1).words == "an integer from 0 to 2^63 - 1"
-    assert whole(16, 32).words == "an integer from 16 to 32"
 
 
 def test_values_in_error_messages_are_abbreviated() -> None:

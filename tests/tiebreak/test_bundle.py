@@ -28,14 +28,6 @@ def copy(captured: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_saved_bundle_loads_unchanged(captured: Path) -> None:
-    bundle = load_bundle(captured)
-    assert (bundle.name, bundle.steps, bundle.checkpoint_interval) == ("small", 7, 3)
-    assert set(bundle.data) == {"x", "y", "seed", "learning_rate"}
-    assert bundle.data["x"].shape == (20, 6)
-    assert bundle.roots().items() <= json.loads((captured / MANIFEST).read_text()).items()
-
-
 @pytest.mark.parametrize("name", [PROGRAM, STATE, DATA, MANIFEST])
 def test_missing_truncated_and_oversized_bundle_files_are_refused(copy: Path, name: str) -> None:
     content = (copy / name).read_bytes()

@@ -111,13 +111,13 @@ def test_in_totos_libraries_read_a_certificate(desk: Desk) -> None:
     found = OtherEnvelope.from_dict(json.loads(desk.certificate.read_text()))
     keys = []
     for who in ("trainer", "client"):
-        key = load_key(desk.parties.path(f"{who}.pem"))
-        public = attesting_key(key).public_key()
+        path = desk.parties.path(f"{who}.pem")
+        public = attesting_key(load_key(path)).public_key()
         key_id = next(
             one["keyid"] for one in document["signatures"][1::2] if one["keyid"] not in [k.keyid for k in keys]
         )
         keys.append(SSlibKey.from_crypto(public, keyid=key_id))
-        assert SSlibKey.from_crypto(public).keyval["public"] == public_pem(key)
+        assert SSlibKey.from_crypto(public).keyval["public"] == desk.command("key", path, "--public")
     assert set(found.verify(keys, 2)) == {key.keyid for key in keys}
     statement = statement_of(found.payload)
     assert statement.predicate_type == "urn:tiebreak:certificate:1"
@@ -125,12 +125,6 @@ def test_in_totos_libraries_read_a_certificate(desk: Desk) -> None:
     found.payload += b" "
     with pytest.raises(OtherVerificationError):
         found.verify(keys, 1)
-
-
-def test_the_public_key_for_other_tools_is_printed(parties: Parties, command: Commands) -> None:
-    path = parties.path("trainer.pem")
-    assert command("key", path, "--public") == public_pem(load_key(path))
-    assert public_pem(load_key(path)).startswith("-----BEGIN PUBLIC KEY-----")
 
 
 def bias(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Tensors], None]:
@@ -446,15 +440,11 @@ sys.exit(evidence != b"signed nonce " + nonce.encode())
 
 
 @pytest.fixture
-def attested(parties: Parties, tmp_path: Path, command: Commands) -> Callable[[bytes], Desk]:
-    def made(evidence: bytes = b"") -> Desk:
-        desk = Desk(parties, tmp_path, command)
-        root = open_run(desk.run).root
-        (tmp_path / "evidence").write_bytes(evidence or f"signed nonce {root}".encode())
-        desk.certify("trainer", "--attestation", "made-up-gpu", tmp_path / "evidence")
-        return desk
-
-    return made
+def attested(parties: Parties, tmp_path: Path, command: Commands) -> Desk:
+    desk = Desk(parties, tmp_path, command)
+    (tmp_path / "evidence").write_text(f"signed nonce {open_run(desk.run).root}")
+    desk.certify("trainer", "--attestation", "made-up-gpu", tmp_path / "evidence")
+    return desk
 
 
 def asked(desk: Desk, script: str, *more: str, code: int = 0) -> str:
@@ -464,8 +454,8 @@ def asked(desk: Desk, script: str, *more: str, code: int = 0) -> str:
     return desk.verify(desk.weights, "--attestation-verifier", f"{sys.executable} -IS '{path}'", *more, code=code)
 
 
-def test_an_attestation_is_handed_to_the_users_verifier_and_decides_nothing(attested: Callable[[], Desk]) -> None:
-    desk = attested()
+def test_an_attestation_is_handed_to_the_users_verifier_and_decides_nothing(attested: Desk) -> None:
+    desk = attested
     told = desk.verify(desk.weights)
     assert "What the attestation in it, of type made-up-gpu, says of a machine: nothing here reads it" in told
     told = asked(desk, VERIFIER, "--require-attestation")
@@ -478,12 +468,13 @@ def test_an_attestation_is_handed_to_the_users_verifier_and_decides_nothing(atte
     desk.certify("client", "--attestation", "made-up-gpu", desk.folder / "evidence", code=1)
 
 
-def test_evidence_of_another_run_fails_only_a_required_attestation(attested: Callable[[bytes], Desk]) -> None:
-    desk = attested(b"signed nonce " + b"0" * 64)
-    told = asked(desk, VERIFIER)
-    assert "The certificate holds" in told, "its word changes nothing"
-    assert "ended with 1 and said:\n  | type made-up-gpu OF ANOTHER RUN" in told
-    asked(desk, VERIFIER, "--require-attestation", code=2)
+def test_evidence_of_another_run_fails_only_a_required_attestation(attested: Desk) -> None:
+    evidence = attested.folder / "evidence"
+    evidence.write_text(f"signed nonce {'0' * 64}")
+    attested.certificate.unlink()
+    attested.certify("trainer", "--attestation", "made-up-gpu", evidence)
+    assert "ended with 1 and said:\n  | type made-up-gpu OF ANOTHER RUN" in asked(attested, VERIFIER)
+    asked(attested, VERIFIER, "--require-attestation", code=2)
 
 
 @pytest.mark.parametrize(
@@ -499,16 +490,15 @@ def test_evidence_of_another_run_fails_only_a_required_attestation(attested: Cal
     ],
 )
 def test_failing_hanging_or_flooding_attestation_verifiers_are_contained(
-    attested: Callable[[], Desk], monkeypatch: pytest.MonkeyPatch, script: str, expected: str
+    attested: Desk, monkeypatch: pytest.MonkeyPatch, script: str, expected: str
 ) -> None:
     monkeypatch.setattr("tiebreak.api.certification.attestation.SECONDS", 0.3 if "sleep" in script else 20.0)
-    desk = attested()
-    told = asked(desk, script)
+    told = asked(attested, script)
     assert expected in told
     assert len(told) < 20_000
     assert all(c == "\n" or c.isprintable() for c in told)
     if "SIGSEGV" in script:
-        asked(desk, script, "--require-attestation", code=2)
+        asked(attested, script, "--require-attestation", code=2)
 
 
 def test_missing_or_invalid_attestations_are_refused(desk: Desk, tmp_path: Path) -> None:

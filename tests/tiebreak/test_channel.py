@@ -14,20 +14,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.tiebreak.test_parallel_audits import alone, found, honest, liar, make_run
 from tiebreak.api.auditing import replayers
-from tiebreak.api.auditing.audits import Workers, audit_chosen
 from tiebreak.api.auditing.replayers import ANSWERS, LOST, ORDERS, AuditTask, Processes, TaskOutcome
 from tiebreak.api.machine import Machine, workers
 from tiebreak.api.machine.workers import Channel, worker_name
-from tiebreak.engine.run.audit import signed_records
-from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.logs import FindingKind, LogFinding, LogReport
 from tiebreak.protocol.errors import CannotCheck, EncodingError
 from tiebreak.protocol.packing import AnyOf, Real, Record, Text, pack
 from tiebreak.protocol.tags import Digest
 
-__all__ = ["honest", "liar", "make_run"]
 TASK = AuditTask(number=3, segments=(4, 6), steps=9)
 RECORD = bytes(76)
 FINDING = LogFinding(kind=FindingKind.MISSING, step=7, value=1, element=2, detail="far")
@@ -83,22 +78,6 @@ def hostile(evil: Path, name: str) -> Iterator[tuple[str, bytes]]:
     number, (task, worker, checked, *more) = AnyOf(ANSWERS).pack(outcome)  # type: ignore[misc, str-unpack]
     yield "a segment left out", framed(pack((number, (task, worker, checked[1:], *more))))  # type: ignore[index]
     yield "two answers", whole + whole
-
-
-@pytest.mark.parametrize(
-    "record", [*SAID, ORDER, replace(ORDER, task=replace(TASK, permute=5))], ids=lambda r: type(r).__name__
-)
-def test_records_round_trip_over_a_channel(record: Record) -> None:
-    types = ANSWERS if isinstance(record, ANSWERS) else ORDERS
-    ours, theirs = socketpair()
-    channel, other = (Channel(end, sends=types, takes=types) for end in (ours, theirs))
-    channel.send(record)
-    came = other.wait()
-    assert came == record
-    channel.close()
-    with pytest.raises(EOFError):
-        other.wait()
-    other.close()
 
 
 @given(st.binary(max_size=200), st.sampled_from(SAID), st.data())
@@ -217,30 +196,3 @@ def test_a_worker_that_stops_mid_record_blocks_no_other(fakes: "SimpleQueue[tupl
     assert stuck.result(timeout=20).is_lost
     for end in (silent, honest_one):
         end.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["honest", "liar"])
-def test_hostile_workers_do_not_change_an_audits_report(
-    name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The first processes each say something else that no worker says; those in their places are real."""
-    run: RunDirectory = request.getfixturevalue(name)
-    spawn, said, begun = replayers.spawn, [data for _, data in hostile(tmp_path / "evil", "")][:8], list[int]()
-
-    def mixed(end: socket, module: str) -> Any:
-        begun.append(end.fileno())
-        if len(begun) > len(said):
-            return spawn(end, module)
-        end.sendall(said[len(begun) - 1])
-        return workers._Spawned(["sleep", "600"])
-
-    monkeypatch.setattr(replayers, "spawn", mixed)
-    monkeypatch.setattr("tiebreak.api.auditing.parallel.RETRIES", 20)  # each task may meet every hostile worker
-    records = signed_records(run)[0]
-    segments = tuple(range(len(records)))
-    by_two = Workers(jobs=2, ledger=tmp_path / "ledger")
-    audit = audit_chosen(run, segments, records, Machine(), workers=by_two, quiet=True)
-    assert found(audit) == found(alone(run))
-    assert len(begun) > len(said)
-    assert not (tmp_path / "evil").exists()

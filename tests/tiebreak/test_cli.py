@@ -92,11 +92,6 @@ def test_unexpected_exceptions_propagate_from_a_command(error: Exception) -> Non
         run(raising(error), ["act"])
 
 
-@pytest.mark.parametrize(("returned", "code"), [(None, 0), (0, 0), (2, 2)])
-def test_a_command_may_return_its_exit_code(returned: int | None, code: int) -> None:
-    assert run(group_that(lambda: returned), ["act"]) == code
-
-
 def every_command(group: click.Group = tiebreak, path: str = "tiebreak") -> Iterator[tuple[str, click.Command]]:
     """Each command with its whole name, also those below other commands."""
     context = click.Context(group)
@@ -137,28 +132,6 @@ def test_help_says_what_each_command_and_option_does(cases: Callable[[], None]) 
             assert not FRAGMENTS.match(text), (name, text)
             assert parameter.opts[0] in usage
             cases()
-
-
-SEVERAL_KINDS = {
-    "--output": "files and folders", "--model": "weights, which may be one file, and a model that has a tokenizer",
-    "--device": "one, or several to compare", "--board": "a name in party.toml and hub.toml, which is checked there",
-    "--step-seconds": "as terms count them, and as they are measured", "--seed": "a number, or a secret in words",
-    "--dtype": "of models, and of any array", "--check": "of a program, and of a deployment",
-    "--replay": "of a run, and of a game of the simulator",
-}  # fmt: skip
-"""Options that take several kinds of values, and why."""
-
-
-def test_an_option_of_several_commands_takes_one_kind_of_value() -> None:
-    """The figures of `economics` are decimals, whatever they are in a job."""
-    kinds: dict[str, set[str]] = {}
-    for command in (command for name, command in every_command() if name != "tiebreak economics"):
-        for parameter in command.params:
-            if isinstance(parameter, click.Option):
-                kinds.setdefault(parameter.opts[0], set()).add(f"{parameter.type.name}{parameter.multiple}")
-    several = {name for name, found in kinds.items() if len(found) > 1}
-    of_the_lab = set() if registered() else {"--replay"}
-    assert several == set(SEVERAL_KINDS) - of_the_lab
 
 
 def test_the_help_of_all_commands_fits_a_screen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,13 +73,9 @@ def test_data_import_converts_arrays_of_every_type(tmp_path: Path, imported: Imp
     )
     lines = imported(*(tmp_path / name for name in ("pixels.npy", "thirds.npy", "more.safetensors")))
     found = arrays(tmp_path / "out.safetensors", [])[0]
-    expected = {
-        "pixels": torch.from_numpy(pixels.astype("i8")),
-        "thirds": torch.arange(5, dtype=torch.float64).div(3).to(torch.float32),
-        "half": torch.arange(6.0),
-        "keep": torch.tensor([1, 0]),
-        "one": torch.tensor([3]),
-    }
+    expected = {"half": torch.arange(6.0), "keep": torch.tensor([1, 0]), "one": torch.tensor([3])}
+    expected["pixels"] = torch.from_numpy(pixels.astype("i8"))
+    expected["thirds"] = torch.arange(5, dtype=torch.float64).div(3).to(torch.float32)
     assert found.keys() == expected.keys()
     for name, tensor in expected.items():
         assert found[name].dtype == tensor.dtype
@@ -131,18 +127,12 @@ def test_dataset_columns_become_arrays(saved: Path, monkeypatch: pytest.MonkeyPa
     assert linear_task(data=data, batch=batch, loss=lambda model, image, label: model(image)).examples == 25
 
 
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        ("ragged", "lists of one length, got 1 to 2"),
-        ("hole", "a value in every row"),
-        ("text", "one of b1, f2"),
-        ("when", "one of b1, f2"),
-    ],
-)
-def test_a_column_that_is_no_array_is_refused(saved: Path, column: str, message: str) -> None:
-    with pytest.raises((ConfigurationError, EncodingError), match=message):
-        hugging_face.arrays(datasets.load_from_disk(str(saved)), [column])
+def test_a_column_that_is_no_array_is_refused(saved: Path, cases: Callable[[], None]) -> None:
+    refused = {"ragged": "lists of one length, got 1 to 2", "hole": "a value in every row"}
+    for column, message in (refused | dict.fromkeys(("text", "when"), "one of b1, f2")).items():
+        with pytest.raises((ConfigurationError, EncodingError), match=message):
+            hugging_face.arrays(datasets.load_from_disk(str(saved)), [column])
+        cases()
 
 
 def test_a_text_file_that_cannot_be_read_is_refused_with_its_line(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -43,21 +44,11 @@ def devnet(folder: Path) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]
     """The command as a process of its own; it must say what it runs, and end by SIGTERM."""
     port = free_port()
     arguments = ["devnet", "--embedded", "--json", "--port", str(port), "--accounts", "2", "--keys", str(folder)]
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *arguments],
-        cwd=ROOT,
-        env={**os.environ, PASSPHRASE_VARIABLE: PASSPHRASE},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command, environment = [sys.executable, "-c", COMMAND, *arguments], os.environ | {PASSPHRASE_VARIABLE: PASSPHRASE}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    lines = ""
-    for line in process.stdout:
-        lines += line
-        if line == "}\n":
-            break
     try:
-        yield process, json.loads(lines)
+        yield process, json.loads("".join(takewhile(lambda line: line != "}\n", process.stdout)) + "}")
         assert process.poll() is None, "it runs until it is told to stop"
     finally:
         process.send_signal(signal.SIGTERM)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,14 +118,9 @@ def test_an_interrupted_run_goes_on(train: Training, parties: Parties, tmp_path:
     captured, train.folder = tmp_path / "captured", tmp_path / "long"
     train.command("capture", parties.path("task.py"), "--steps", LONG, "--output", captured)
     train.command("agree", captured, *parties.keys, "--output", train.folder)
-    training = subprocess.Popen(
-        [sys.executable, "-m", "tiebreak", *map(str, train.arguments())],
-        cwd=ROOT,
-        env=os.environ | {PASSPHRASE_VARIABLE: PASSPHRASE},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words, environment = [*map(str, train.arguments())], os.environ | {PASSPHRASE_VARIABLE: PASSPHRASE}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    training = subprocess.Popen([sys.executable, "-m", "tiebreak", *words], cwd=ROOT, env=environment, **pipes)
     opened = train.run
     until(lambda: len(opened.records()) >= 3 or training.poll() is not None, seconds=200)
     training.send_signal(signal.SIGINT)

@@ -22,7 +22,7 @@ from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.errors import ConfigurationError
 
 pytestmark = pytest.mark.slow
-STEPS, INTERVAL = 300, 10
+STEPS, INTERVAL = 200, 10
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -96,9 +96,8 @@ def test_training_resumes_with_any_number_of_workers_after_one_is_killed(
 OTHERWISE = {
     "last step": 'sys.argv += ["--until", "40"]',
     "release of tiebreak": "from pathlib import Path\n    Path.rglob = lambda *_: []",
-    "plan of exchanges": "partition.TOLD = 0",
 }
-"""What one worker may have otherwise than the others, and how."""
+"""What one worker may have otherwise than the others, and how; `test_mixed_workers` has plans of exchanges."""
 
 
 @pytest.mark.parametrize("what", OTHERWISE)

@@ -62,20 +62,11 @@ def cells(name: str) -> list[Any]:
 def test_a_notebook_uses_public_names_only_and_shows_its_pictures(name: str) -> None:
     code = "\n".join(cells(name))
     tree = ast.parse(code)
-    imported = [
-        found
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for found in (
-            [getattr(node, "module", "")] if isinstance(node, ast.ImportFrom) else [n.name for n in node.names]
-        )
-    ]
+    imported = [name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names]
+    imported += [str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     assert [found for found in imported if found.startswith("tiebreak")] == ["tiebreak"]
-    used = {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "tiebreak"
-    }
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    used = {node.attr for node in attributes if ast.unparse(node.value) == "tiebreak"}
     assert used
     assert used <= {*package.__all__, "hf"}
     assert "curve(run.losses)" in code
@@ -114,10 +105,8 @@ def test_the_training_notebook_matches_the_original_trainer(tmp_path: Path) -> N
 
     before = "\n".join(code[:2])  # what its user had: the line of the diff, the other way round
     assert before.count(put[0] + "\n") == 1
-    theirs = re.search(
-        r"global_step=64, training_loss=([\d.]+)",
-        told_by([before.replace(put[0], taken[0])], tmp_path / "theirs"),
-    )
+    told = told_by([before.replace(put[0], taken[0])], tmp_path / "theirs")
+    theirs = re.search(r"global_step=64, training_loss=([\d.]+)", told)
     assert theirs
     assert float(ours[1]) == pytest.approx(float(theirs[1]), rel=0.01), "other masks of dropout, and the same training"
     assert len(put) == len(taken) == 1

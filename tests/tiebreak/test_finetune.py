@@ -13,10 +13,10 @@ import datasets
 import pytest
 import torch
 from peft import PeftModel
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import tiebreak
+from tests.tiebreak.hf_cases import llama, tokenizer
 from tests.tiebreak.parties import PASSPHRASE, Commands, Once
 from tiebreak import ConfigurationError, Run, Step
 from tiebreak.api.certification.certificates import verify
@@ -41,25 +41,12 @@ SAID = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": 
 
 
 def make(folder: Path) -> None:
-    """A model in BF16 with its tokenizer, and 40 conversations."""
-    tokens = Tokenizer(models.BPE(unk_token=None))
-    tokens.pre_tokenizer, tokens.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
-    special = ["<pad>", "<eos>", "<|user|>", "<|assistant|>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=320, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=special
-    )
-    tokens.train_from_iterator([QUESTION, ANSWER], trainer)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=tokens, pad_token="<pad>", eos_token="<eos>", chat_template=MARKED
-    )
-    tokenizer.save_pretrained(folder / "model")
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=320, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=1, pad_token_id=0, eos_token_id=1, bos_token_id=None, tie_word_embeddings=True,
-    )  # fmt: skip
-    LlamaForCausalLM(config).bfloat16().save_pretrained(folder / "model")
-    (folder / "chat.jsonl").write_text("".join(json.dumps({"messages": SAID, "id": n}) + "\n" for n in range(40)))
+    """A model in BF16 with its tokenizer, and 10 conversations."""
+    made, model = tokenizer(), llama(torch.bfloat16)
+    made.chat_template, model.config.max_position_embeddings = MARKED, 1024
+    made.save_pretrained(folder / "model")
+    model.save_pretrained(folder / "model")
+    (folder / "chat.jsonl").write_text("".join(json.dumps({"messages": SAID, "id": n}) + "\n" for n in range(10)))
 
 
 @pytest.fixture
@@ -69,19 +56,9 @@ def here(once: Once, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def options(here: Path, output: Path) -> list[Any]:
-    given = {
-        "data": "chat.jsonl",
-        "lora": 2,
-        "steps": 20,
-        "length": 16,
-        "batch": 2,
-        "rate": "1e-2",
-        "accumulation": None,
-    }
     config = here / "config.yaml"
-    config.write_text("".join(f"{name}: {'null' if v is None else v}\n" for name, v in given.items()))
-    with config.open("a") as file:
-        file.write(f"model: {here / 'model'}\n")
+    given = "data: chat.jsonl\nlora: 2\nsteps: 20\nlength: 16\nbatch: 2\nrate: 1e-2\naccumulation: null\n"
+    config.write_text(f"model: {here / 'model'}\n{given}")
     return ["--config", config, "--data", here / "chat.jsonl", "--output", output, "--threads", 1]
 
 
@@ -111,14 +88,8 @@ def test_finetune_turns_conversations_into_a_certified_adapter(
     assert f"{here / 'model'} is the base that these adapters were trained on" in told
     assert "not as they were signed for" not in told
     card = (adapter / "README.md").read_text()
-    for line in (
-        found["certificate"],
-        "base_model: model\n",
-        "SHA-256 `",
-        "--base BASE --require 0x",
-        run.job.id.hex(),
-    ):
-        assert line in card
+    named = [found["certificate"], "base_model: model\n", "SHA-256 `", "--base BASE --require 0x", run.job.id.hex()]
+    assert [line for line in named if line not in card] == []
     base = LlamaForCausalLM.from_pretrained(here / "model", dtype="auto")
     loaded, ids = PeftModel.from_pretrained(base, adapter), torch.arange(4, 20)[None]
     trained = finetuning._adapted(FineTuning(model=here / "model", data=here / "chat.jsonl", lora=2)).eval()
@@ -138,7 +109,7 @@ def test_finetune_applies_its_settings_and_the_card_loads_the_adapter(
     (here / "held.jsonl").write_text(json.dumps({"messages": SAID}) + "\n" + json.dumps({"text": QUESTION}) + "\n")
     given = ["finetune", "--model", here / "model", "--data", here / "chat.jsonl", "--length", 16, "--threads", 1]
     options = ["--lora", 2, "--alpha", 8, "--targets", "q_proj,v_proj", "--dropout", 0.25, "--dtype", "float32",
-               "--epochs", 0.5, "--batch", 4, "--schedule", "linear", "--warmup", 3, "--rate", "1e-2"]  # fmt: skip
+               "--epochs", 0.5, "--batch", 4, "--schedule", "linear", "--warmup", 1, "--rate", "1e-2"]  # fmt: skip
     plain = command.tell(*given, *options, "-o", here / "plain")
     measured = ["--evaluation", here / "held.jsonl", "--merge", here / "merged"]
     found = command.tell(*given, *options, *measured, "-o", here / "out", "--key", here / "plain" / "key.pem")
@@ -154,7 +125,7 @@ def test_finetune_applies_its_settings_and_the_card_loads_the_adapter(
     assert [configuration[name] for name in ("r", "lora_alpha", "lora_dropout")] == [2, 8, 0.25]
     assert sorted(configuration["target_modules"]) == ["q_proj", "v_proj"]
     rates = run._run.data()["learning_rate"]
-    assert rates.argmax() == 3
+    assert rates.argmax() == 1
     assert rates[-1].item() == pytest.approx(1e-3)
     held = windows(settings, read(here / "held.jsonl"))
     base = LlamaForCausalLM.from_pretrained(here / "model", dtype=torch.float32)
@@ -184,16 +155,16 @@ def test_only_tokens_marked_by_the_chat_template_are_learnt(here: Path) -> None:
     settings = FineTuning(model=here / "model", data=here / "chat.jsonl", length=5)
     found = windows(settings, read(settings.data))
     ids, labels = found.ids, found.labels
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(here / "model")
-    once = tokenizer.apply_chat_template(SAID, return_dict=True)["input_ids"]
-    everything = torch.tensor(once * 40)[: len(once) * 8 * 5].reshape(-1, 5)
-    learnt = torch.tensor([i >= once.index(3) + 1 for i in range(len(once))] * 40)[: everything.numel()].reshape(-1, 5)
+    own = PreTrainedTokenizerFast.from_pretrained(here / "model")
+    once = own.apply_chat_template(SAID, return_dict=True)["input_ids"]
+    everything = torch.tensor(once * 10).reshape(-1, 5)
+    learnt = torch.tensor([i >= once.index(3) + 1 for i in range(len(once))] * 10).reshape(-1, 5)
     kept = learnt[:, 1:].any(1)
     assert not kept.all(), "a window may lie in a question"
     assert torch.equal(ids, everything[kept])
     assert torch.equal(labels, everything.where(learnt, -100)[kept])
-    assert ANSWER in tokenizer.decode(labels[labels >= 0][: len(once)])
-    assert found.lines[0].startswith("40 rows of ")
+    assert ANSWER in own.decode(labels[labels >= 0][: len(once)])
+    assert found.lines[0].startswith("10 rows of ")
     assert f"; {int((~kept).sum())} windows and 0 rows without anything to learn" in found.lines[1]
     assert len(found.lines) == 3, "the template marks answers"
     assert found.lines[2] == "columns not used: id"
@@ -208,7 +179,7 @@ def test_only_tokens_marked_by_the_chat_template_are_learnt(here: Path) -> None:
     (here / "chat.jsonl").write_text('{"text": "All of them."}\n\n' * 20)
     text = windows(settings, read(settings.data))
     assert torch.equal(text.ids, text.labels)
-    assert tokenizer.decode(text.ids[:2].flatten()).startswith("All of them.<eos>All")
+    assert own.decode(text.ids[:4].flatten()).startswith("All of them.<eos>All")
 
 
 @pytest.mark.parametrize(
@@ -259,10 +230,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"messages": [{"content": "x"}]}, "message 1: expected an object with role"),
     ({"text": 1}, "text: expected text"),
     ({"prompt": "q", "chosen": "a", "rejected": "b"}, "got chosen, prompt, rejected"),
-    (
-        {"messages": [USER], "conversations": [USER]},
-        "expected one of messages, conversations, .* got conversations, messages",
-    ),
+    ({"messages": [USER], "conversations": [USER]}, "one of messages, conversations, .* got conversations, messages"),
     ({"messages": [{"role": "user"}, REPLY]}, "message 1: expected content"),
     ({"messages": [USER, {"role": "gpt", "content": "a"}]}, "message 2: expected a role of system, .*got 'gpt'"),
     ({"conversations": [{"from": "bing", "value": "a"}]}, "got 'bing'"),
@@ -308,13 +276,13 @@ def test_rows_are_read_from_each_kind_of_source(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_tools_reach_the_prompt_and_only_completions_are_learnt(here: Path) -> None:
     (here / "model" / "chat_template.jinja").write_text(PLAIN)
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(here / "model")
+    own = PreTrainedTokenizerFast.from_pretrained(here / "model")
 
     def tokens(**columns: Any) -> tuple[str, str]:
         row(here / "x.jsonl", **columns)
         ((found, _),) = finetuning._tokenized(FineTuning(model=here / "model", data=here), read(here / "x.jsonl"))
         learnt = [token for token, is_learnt in zip(found.ids, found.learnt, strict=True) if is_learnt]
-        return tokenizer.decode(found.ids), tokenizer.decode(learnt)
+        return own.decode(found.ids), own.decode(learnt)
 
     question, reply = SAID
     assert tokens(messages=SAID, tools=TOOLS)[0].startswith('[{"type": "function"')

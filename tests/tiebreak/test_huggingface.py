@@ -280,29 +280,20 @@ def fast() -> Any:
     return made(gpt2().config)
 
 
+READING = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "eval_dataset": encoded(4)}
+LOADER = {name: DataLoader(encoded(4)) for name in ("train_dataset", "eval_dataset")}
+SEVERAL = {"kind": Steps, "neftune_noise_alpha": 1.0, "torch_compile": True}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a counter": ({"kind": Counts}, "it changes an attribute of loss"),
     "a step of its own": ({"kind": Steps}, "got a training_step of your own, which a run never calls"),
     "padding that counts": ({"kind": Averages}, "a loss that padding does not change, got others for batch"),
     "noise on embeddings": ({"neftune_noise_alpha": 5.0}, "got neftune_noise_alpha=5.0: its noise depends on the padd"),
-    "a schedule that reads": (
-        {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "epoch", "eval_dataset": encoded(4)},
-        "'reduce_lr_on_plateau': it reads",
-    ),
-    "loaders": (
-        {"train_dataset": DataLoader(encoded(4)), "eval_dataset": DataLoader(encoded(4))},
-        r"(?s)\* a DataLoader as train_dataset: give `loader.dataset`.*\* a DataLoader as eval_dataset",
-    ),
+    "a schedule that reads": (READING, "'reduce_lr_on_plateau': it reads"),
+    "loader": (LOADER, r"(?s)\* a DataLoader as train_dataset: give `loader.dataset`.*\* a DataLoader as eval_dataset"),
     "hooks on gradients": ({"callbacks": [Clips()]}, r"Clips.on_pre_optimizer_step: there are no gradients"),
-    "a callback that writes": (
-        {"callbacks": [Writes()]},
-        "callbacks that leave the weights alone, got one that writes",
-    ),
+    "a callback that writes": ({"callbacks": [Writes()]}, "leave the weights alone, got one that writes"),
     "Unsloth": ({"model": fast}, "got a model or a trainer of Unsloth, .* same LoRA with peft"),
-    "several": (
-        {"kind": Steps, "neftune_noise_alpha": 1.0, "torch_compile": True},
-        r"(?s)\* torch_compile=True: .*\* neftune_noise_alpha=1.0: .*\* a training_step of your own",
-    ),
+    "several": (SEVERAL, r"(?s)\* torch_compile=True: .*\* neftune_noise_alpha=1.0: .*\* a training_step of your own"),
 }
 
 
@@ -375,19 +366,13 @@ def test_resume_accepts_any_checkpoint_of_the_same_run(tmp_path: Path) -> None:
         assert (again.global_step, again.training_loss) == (2, first.training_loss)
 
 
-@pytest.mark.parametrize(
-    ("config", "names"),
-    [
-        (peft.PromptTuningConfig, {"prompt_encoder.default.embedding.weight": "prompt_embeddings"}),
-        (peft.PrefixTuningConfig, {"prompt_encoder.default.embedding.weight": "prompt_embeddings"}),
-        (peft.PromptEncoderConfig, {}),
-    ],
-)
-def test_adapter_names_include_virtual_tokens_that_peft_saves(config: Any, names: dict[str, str]) -> None:
+def test_adapter_names_include_virtual_tokens_that_peft_saves() -> None:
     """Those of P-tuning are what a network gives, so no tensor of the run is what PEFT saves."""
-    more = {"encoder_hidden_size": 16} if config is peft.PromptEncoderConfig else {}
-    made = peft.get_peft_model(llama(), config(task_type="CAUSAL_LM", num_virtual_tokens=4, **more))
-    assert adapter_names(made) == names
+    names, given = {"prompt_encoder.default.embedding.weight": "prompt_embeddings"}, {"num_virtual_tokens": 4}
+    for config in (peft.PromptTuningConfig, peft.PrefixTuningConfig):
+        assert adapter_names(peft.get_peft_model(llama(), config(task_type="CAUSAL_LM", **given))) == names
+    of_network = peft.PromptEncoderConfig(task_type="CAUSAL_LM", encoder_hidden_size=16, **given)
+    assert adapter_names(peft.get_peft_model(llama(), of_network)) == {}
 
 
 @pytest.mark.slow

@@ -240,23 +240,15 @@ def test_listed_files_with_unknown_names_are_ignored(
     assert not {"policy.json", "zzz/run.py"} & names(tmp_path / "there")
 
 
-def _link(place: Path) -> None:
-    place.symlink_to(place.parent / "victim")
-
-
-def _second_name(place: Path) -> None:
-    os.link(place.parent / "victim", place)
-
-
-@pytest.mark.parametrize("trap", [_link, _second_name])
+@pytest.mark.parametrize("trap", [Path.symlink_to, Path.hardlink_to])
 def test_fetching_does_not_write_through_planted_links(
-    trained: RunDirectory, job_files: JobFiles, tmp_path: Path, trap: Callable[[Path], None]
+    trained: RunDirectory, job_files: JobFiles, tmp_path: Path, trap: Callable[[Path, Path], None]
 ) -> None:
     body, folder = published(trained, job_files, 0), tmp_path / "there"
     folder.mkdir()
     (folder / "victim").write_bytes(b"mine")
     root = next(file.root for file in body.files if file.name == PROGRAM.encode())
-    trap(folder / f".{root.hex()[:32]}.fetch")
+    trap(folder / f".{root.hex()[:32]}.fetch", folder / "victim")
     with pytest.raises((errors.CannotCheck, errors.VerificationError, errors.ConfigurationError)):
         take(trained, folder, job_files, body)
     assert (folder / "victim").read_bytes() == b"mine"

@@ -151,6 +151,10 @@ def first(folder: Path) -> Path:
     return next(folder.iterdir())
 
 
+def with_changes(data: bytes) -> Callable[[Desk], object]:
+    return lambda desk: (desk.proof / "changes.bin").write_bytes(data)
+
+
 FORGERIES: dict[str, tuple[Callable[[Desk], object], str]] = {
     "swapped": (
         lambda desk: shutil.copyfile(desk.proof / THIRD, desk.proof / SIXTH),
@@ -171,14 +175,8 @@ FORGERIES: dict[str, tuple[Callable[[Desk], object], str]] = {
     "other data": (lambda desk: flip(desk.proof / "data.safetensors"), "data.safetensors"),
     "withheld": (lambda desk: (desk.proof / THIRD).unlink(), "expected the opened state after step 3, got none"),
     "linked": (linked, "a symbolic link"),
-    "not finite": (
-        lambda desk: (desk.proof / "changes.bin").write_bytes(b"\0\0\x80\x7f" * 3),
-        "expected finite changes",
-    ),
-    "too few changes": (
-        lambda desk: (desk.proof / "changes.bin").write_bytes(bytes(8)),
-        "changes.bin: expected 12 bytes, got 8",
-    ),
+    "not finite": (with_changes(b"\0\0\x80\x7f" * 3), "expected finite changes"),
+    "too few changes": (with_changes(bytes(8)), "changes.bin: expected 12 bytes, got 8"),
 }
 
 

@@ -107,9 +107,8 @@ def assignment_of(run: RunDirectory) -> replayers.Assignment:
 
 
 def alone(run: RunDirectory, segments: Sequence[int] = range(SEGMENTS)) -> SegmentAudit:
-    return SegmentAuditor(run, make_interpreter(run.program, Machine(threads=1)), signed_records(run)[0]).audit(
-        segments
-    )
+    interpreter = make_interpreter(run.program, Machine(threads=1))
+    return SegmentAuditor(run, interpreter, signed_records(run)[0]).audit(segments)
 
 
 def together(run: RunDirectory, workers: Here, ledger: Path, segments: Sequence[int] = range(SEGMENTS)) -> SegmentAudit:

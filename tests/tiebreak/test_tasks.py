@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
-from tiebreak.api.builtin import digits, text
+from tiebreak.api.builtin import text
 from tiebreak.api.builtin.loader import load_task
 from tiebreak.engine.capture.task import SGD, AdamW, Batch, Rows, Task, Windows
 from tiebreak.protocol.errors import ConfigurationError
@@ -29,17 +29,6 @@ def linear_task(**changes: object) -> Task:
         "batch": Batch(size=2, examples=Rows(names=("x", "y"))), "steps": 4, "checkpoint_interval": 2,
     }  # fmt: skip
     return Task(**(base | changes))  # type: ignore[arg-type]
-
-
-def test_digits_data_is_exact_and_split() -> None:
-    images, labels = digits.load()
-    assert images.shape == (1797, 1, 8, 8)
-    assert bool((images * 16 == (images * 16).round()).all())
-    assert sorted(set(labels.tolist())) == list(range(10))
-    made = digits.task()
-    assert made.data["images"].shape[0] == made.examples == 1797 - digits.TEST_IMAGES
-    assert made.steps >= 60
-    assert made.batch.size == 32
 
 
 def test_text_windows_are_consecutive_bytes() -> None:
@@ -86,10 +75,9 @@ def test_learning_rates_are_rounded_once() -> None:
         assert abs(Fraction(value) - exact) <= min(abs(Fraction(below) - exact), abs(Fraction(above) - exact))
 
 
-def infinite() -> nn.Linear:
-    made = nn.Linear(1, 1)
-    nn.init.constant_(made.weight, math.inf)
-    return made
+X = {"x": torch.ones(2, 1)}
+INFINITE = nn.Linear(1, 1)
+nn.init.constant_(INFINITE.weight, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -98,15 +86,12 @@ def infinite() -> nn.Linear:
         ({"checkpoint_interval": 5}, "1 <= interval <= 4"),
         ({"schedule": (1.0,)}, "4 factors"),
         ({"schedule": (1.0, math.nan, 1.0, 1.0)}, "finite factors"),
-        ({"data": {"x": torch.ones(2, 1)}}, r"data named \['y'\]"),
-        ({"data": {"x": torch.ones(2, 1), "y": torch.ones(3, 1)}}, "equally many rows"),
-        (
-            {"data": {"x": torch.ones(2, 1), "y": torch.tensor([[1.0], [math.nan]])}},
-            "finite numbers in data 'y', got '1",
-        ),
-        ({"data": {"x": torch.ones(2, 1), "y": torch.ones(2, 1).double()}}, "float32, int64 or bool"),
+        ({"data": X}, r"data named \['y'\]"),
+        ({"data": X | {"y": torch.ones(3, 1)}}, "equally many rows"),
+        ({"data": X | {"y": torch.tensor([[1.0], [math.nan]])}}, "finite numbers in data 'y', got '1"),
+        ({"data": X | {"y": torch.ones(2, 1).double()}}, "float32, int64 or bool"),
         ({"model": nn.Linear(1, 1).double()}, "weight to be one of"),
-        ({"model": infinite()}, "finite numbers in weight"),
+        ({"model": INFINITE}, "finite numbers in weight"),
     ],
 )
 def test_a_broken_task_is_a_configuration_error(changes: dict[str, object], message: str) -> None:
@@ -182,8 +167,12 @@ def configured(make: Callable[[nn.Module], object]) -> Task:
     return Task(model, nn.MSELoss(), optimizer=make(model), data=data, batch=2, steps=4)  # type: ignore[arg-type]
 
 
+def halving(optimizer: torch.optim.Optimizer) -> lr_scheduler.ExponentialLR:
+    return lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
 def stepwise(optimizer: torch.optim.Optimizer, **changes: object) -> dict[str, object]:
-    return {"scheduler": lr_scheduler.ExponentialLR(optimizer, 0.5), "interval": "step", **changes}
+    return {"scheduler": halving(optimizer), "interval": "step", **changes}
 
 
 CONFIGURED: dict[str, Callable[[nn.Module], object]] = {
@@ -211,10 +200,7 @@ def test_several_lightning_optimizers_are_combined() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (
-            lambda o: {"lr_scheduler": lr_scheduler.ExponentialLR(o, 0.5)},
-            "goes by steps, got interval 'epoch', frequency 1",
-        ),
+        (lambda o: {"lr_scheduler": halving(o)}, "goes by steps, got interval 'epoch', frequency 1"),
         (lambda o: {"lr_scheduler": stepwise(o, interval="epoch")}, "Lightning's default is epochs"),
         (lambda o: {"lr_scheduler": stepwise(o, frequency=2)}, "frequency 2"),
         (lambda o: {"lr_scheduler": {"interval": "step"}}, "and give {'scheduler': ..., 'interval': 'step'}"),

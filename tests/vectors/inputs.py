@@ -81,6 +81,9 @@ class Stream(oracles.Stream):
         """An integer whose magnitude is spread over all binades."""
         return (self.bits(64) - (1 << 63)) >> self.below(63)
 
+    def data(self, length: int) -> bytes:
+        return bytes(self.bits(8) for _ in range(length))
+
 
 def _neighbour(x: int, step: int) -> int:
     return x & SIGN | max(0, min(INF, (x & ~SIGN) + step))

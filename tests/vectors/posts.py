@@ -22,8 +22,7 @@ JOB = make_job()
 
 
 def _digest(name: str) -> Digest:
-    s = Stream(name)
-    return Digest(bytes(s.bits(8) for _ in range(32)))
+    return Digest(Stream(name).data(32))
 
 
 HEAD = SignedHead.sign(Head(job_id=JOB.id, count=2, run_root=_digest("run")), DOMAIN, TRAINER)

@@ -11,13 +11,9 @@ from tiebreak.protocol.commitments.seats import ATTEMPTS, head_seal, nonce_of, r
 from tiebreak.protocol.tags import Digest
 
 
-def _drawn(s: Stream, length: int) -> bytes:
-    return bytes(s.bits(8) for _ in range(length))
-
-
 def _seats(s: Stream, count: int, pool_length: int) -> dict[str, Any]:
-    job_id, root, salt, secret, entropy = (Digest(_drawn(s, 32)) for _ in range(5))
-    auditor, seed = Address(_drawn(s, 20)), seed_of(job_id, entropy, secret)
+    job_id, root, salt, secret, entropy = (Digest(s.data(32)) for _ in range(5))
+    auditor, seed = Address(s.data(20)), seed_of(job_id, entropy, secret)
     return {
         "jobId": hex_of(job_id), "runRoot": hex_of(root), "salt": hex_of(salt), "headCount": str(count),
         "headSeal": hex_of(head_seal(job_id, count, root, salt)), "auditor": hex_of(auditor),
@@ -36,8 +32,8 @@ def seats() -> dict[str, Any]:
 
 
 def _receipt(s: Stream, count: int) -> dict[str, Any]:
-    domain = Domain(chain_id=1 + s.bits(32), contract=Address(_drawn(s, 20)))
-    head = Head(job_id=Digest(_drawn(s, 32)), count=count, run_root=Digest(_drawn(s, 32)))
+    domain = Domain(chain_id=1 + s.bits(32), contract=Address(s.data(20)))
+    head = Head(job_id=Digest(s.data(32)), count=count, run_root=Digest(s.data(32)))
     client = PrivateKey.from_int(1 + s.bits(64))
     receipt = LogReceipt.sign(head, domain, client)
     return {

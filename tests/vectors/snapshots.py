@@ -76,10 +76,6 @@ def _entered(start: GameState, states: Mapping[int, bytes], s: Stream) -> Json:
     }  # fmt: skip
 
 
-def _bytes(s: Stream, count: int) -> bytes:
-    return bytes(s.bits(8) for _ in range(count))
-
-
 def _drawn(s: Stream) -> Iterator[Snapshot]:
     """All fields at one end of their ranges, then at the other, then drawn: no two fields are alike."""
 
@@ -90,7 +86,7 @@ def _drawn(s: Stream) -> Iterator[Snapshot]:
 
     def drawn(kind: FieldType) -> int | bytes:
         if not isinstance(kind, Uint):
-            return _bytes(s, 32)
+            return s.data(32)
         low, high = ends(kind)
         return s.bits(kind.bits) if high >> kind.bits - 1 else int(low) + s.below(high - low + 1)
 
@@ -109,8 +105,8 @@ def _refused(encoded: bytes) -> Iterator[bytes]:
 
 
 def _signed(found: Snapshot, s: Stream) -> Json:
-    domain = Domain(chain_id=31337, contract=Address(_bytes(s, 20)))
-    standing = Standing(game_id=Digest(_bytes(s, 32)), sequence=17, snapshot=found.id)
+    domain = Domain(chain_id=31337, contract=Address(s.data(20)))
+    standing = Standing(game_id=Digest(s.data(32)), sequence=17, snapshot=found.id)
     place = {"chainId": domain.chain_id, "contract": hex_of(domain.contract)}
     return {**place, **standing.to_json(), "digest": hex_of(standing.digest(domain))}
 

@@ -50,29 +50,17 @@ _TERMS: Final[dict[str, tuple[click.ParamType[int], str]]] = {
     "reward": (opt.Ether(), "Ether that the trainer earns.  [default: 1]"),
     "trainer_stake": (opt.Ether(), "Ether that the trainer puts up, and loses for a lie.  [default: 1]"),
     "challenger_stake": (opt.Ether(), "Ether that a challenger puts up, and loses if it was wrong.  [default: 0.1]"),
-    "challenge_window": (
-        click.IntRange(1, MAX_SECONDS), "Seconds in which a head can be challenged, and the next one has to be posted."
-    ),
+    "challenge_window": (click.IntRange(1, MAX_SECONDS), "Seconds to challenge a head, and to post the next one."),
     "clock": (click.IntRange(1, MAX_GAME_SECONDS), "Seconds that each side has for all of its moves in one dispute."),
-    "replay_time": (
-        _GAME, "Seconds, in addition to the clock, for a move that needs re-execution (a segment, a step, a long sum).",
-    ),
+    "replay_time": (_GAME, "Seconds beyond the clock for a move that re-executes a segment, a step or a long sum."),
     "talk_time": (_GAME, "Seconds for the sides of a dispute to settle it by messages, off chain."),
-    "audit_time": (
-        click.IntRange(0, MAX_SECONDS), "Seconds of a head's window for each segment up to it, if that is longer."
-    ),
+    "audit_time": (click.IntRange(0, MAX_SECONDS), "Seconds of a head's window per segment up to it, if longer."),
     "deadline": (click.IntRange(1, MAX_SECONDS), "Seconds from acceptance to the final head."),
     "seats": (click.IntRange(0, MAX_SEATS), "Audits, by auditors who are drawn by lot, that the client pays for."),
     "seat_fee": (opt.Ether(), "Ether that each of these auditors earns."),
-    "seat_bond": (
-        _Bond(), "Ether that each of them puts up, rounded up to a power of two in wei; jobs of one bond share a pool.",
-    ),
-    "descent_levels": (
-        click.IntRange(1, 5), "Tree levels revealed per dispute move; more make fewer, larger moves."
-    ),
-    "nonce": (
-        click.IntRange(0), "Distinguishes otherwise equal jobs. With seats, it and the client's key give the draw."
-    ),
+    "seat_bond": (_Bond(), "Ether that each puts up, rounded up to a power of two in wei; one bond is one pool."),
+    "descent_levels": (click.IntRange(1, 5), "Tree levels revealed per dispute move; more make fewer, larger moves."),
+    "nonce": (click.IntRange(0), "Distinguishes equal jobs. With seats, it and the client's key give the draw."),
 }  # fmt: skip
 """The options for fields of `Terms`, in the order of the help."""
 _ANSWER: Final = {"block_seconds", "step_seconds", "slowdown", "anyway", "threads", "device"}
@@ -201,7 +189,7 @@ def _answer(
     folder: Path, key: Path | None, machine: Machine, block_seconds: int, step_seconds: int | None, slowdown: int,
     *, anyway: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Judges an offer by its terms, and signs it if the trainer's key is given and nothing speaks against it."""
+    """Checks an offer's terms, and signs it if the trainer's key is given and there are no objections."""
     offered = api.reading.open_offer(folder)
     seconds, start, began = float(step_seconds or 0), 0.0, time.monotonic()
     if step_seconds is None:

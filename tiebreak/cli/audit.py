@@ -44,9 +44,7 @@ class AuditFailure(VerificationError):
 @click.option("--sample", type=click.IntRange(1), help="Check this many segments, drawn at random; with --forward, "
               f"this many steps (default: {FORWARD_SAMPLE}).")  # fmt: skip
 @click.option("--seed", help="Seed of the sample. Keep it secret until the head is signed.  [default: a new one]")
-@click.option(
-    "--forward", is_flag=True, help="Recompute only the losses of drawn steps: cheaper, and blind to updates."
-)
+@click.option("--forward", is_flag=True, help="Recompute only the losses of drawn steps: cheaper, blind to updates.")
 @click.option("--jobs", type=click.IntRange(1), help="Processes that replay segments at once; with --ray, the most.")
 @click.option("--ray", is_flag=False, flag_value="", metavar="[ADDRESS]", help="Replay segments on a Ray cluster, "
               "whose machines all see RUN.  [default address: RAY_ADDRESS, or else one started here]")  # fmt: skip
@@ -194,7 +192,7 @@ def _parts(
 
 
 def _logs(log: "LogReport", report: dict[str, Any]) -> list[str]:
-    """Describes the result of following the logs. A finding convicts nobody, so it is reported next to the verdict."""
+    """Describes the result of following the logs. A finding proves no fraud, so it stands beside the verdict."""
     counts = {"entries": log.entries, "needed": log.needed, "elsewhere": log.elsewhere, "missing": log.missing}
     report["log"] = {"steps": log.steps, **counts, "findings": [str(finding) for finding in log.findings]}
     lines = [f"logs       {log.entries} entries in {log.steps} steps; {log.needed} were needed here"]

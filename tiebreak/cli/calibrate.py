@@ -35,9 +35,7 @@ STEPS, ORDERS, MARGIN, SHARE = 3, 4, 8.0, 0.99
               help="Safety factor on the measured differences.")  # fmt: skip
 @click.option("--share", type=click.FloatRange(0, 1, min_open=True), default=SHARE, show_default=True,
               help="Share of elements that may be logged; others near a tie are computed exactly.")  # fmt: skip
-@click.option(
-    "--threads", type=click.IntRange(1), help="Threads to compare with one [default: all cores, at least two]."
-)
+@click.option("--threads", type=click.IntRange(1), help="Threads to compare with one [default: all cores, 2 or more].")
 @click.option("--device", "devices", multiple=True, help="Device to compare with the CPU [default: every CUDA device].")
 @number("--seed", 0, (1 << 62) - 1, 0, "Seed of the orders and of the sample of elements.")
 @click.option("--proven", is_flag=True, help="Skip measuring; use the proven bounds.")

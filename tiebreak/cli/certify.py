@@ -130,11 +130,8 @@ def verify(
             document["attestation_verifier"] = None if said is None else asdict(said)
         opt.tell(document, as_json=True)
     else:
-        by = (
-            f", signed by {', '.join(required)}."
-            if required
-            else " for keys that anybody can make: no --require is given."
-        )
+        parties = ", ".join(required)
+        by = f", signed by {parties}." if parties else " for keys that anybody can make: no --require is given."
         lines = [f"The certificate holds{by}", "", "What it proves:", *(f"  - {line}" for line in proves)]
         lines += ["", "What it does not prove:", *(f"  - {line}" for line in open_)]
         if verifier is not None and said is None:

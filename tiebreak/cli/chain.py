@@ -50,9 +50,7 @@ def chain() -> None:
 @opt.key_option("Key file of the account that pays.", required=False)
 @click.option("--chain-id", type=click.IntRange(1), help="Refuse to deploy to any other chain than this.")
 @opt.output_option("deployment.json", "New file for the addresses.", kind=opt.NEW_FILE)
-@click.option(
-    "--check", "checked", type=opt.FILE, help="Deploy nothing: verify a file that an earlier deployment wrote."
-)
+@click.option("--check", "checked", type=opt.FILE, help="Deploy nothing: verify the file of an earlier deployment.")
 @opt.json_option
 def deploy(
     rpc: str, key: Path | None, chain_id: int | None, output: Path, checked: Path | None, as_json: bool
@@ -188,9 +186,7 @@ def post(run: Path, key: Path, rpc: str, count: int | None, as_json: bool) -> No
 
 @chain.command()
 @_of_run
-@click.option(
-    "--replay", type=opt.FOLDER, help="Your own replay of the job (tiebreak audit), which contradicts the head."
-)
+@click.option("--replay", type=opt.FOLDER, help="Your replay of the job (tiebreak audit), which contradicts the head.")
 @click.option("--anyway", is_flag=True, help="Challenge without a replay, and lose the stake if the head is true.")
 @opt.count_option("Number of checkpoints of the challenged head.")
 @opt.number("--nonce", 0, None, 0, "Tells your games against one head apart.")

@@ -56,9 +56,7 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
               "not learnt.")  # fmt: skip
 @click.option("--output", "-o", type=NEW_FOLDER, required=True,
               help="Folder for run, adapter and key; what is there already is continued.")  # fmt: skip
-@click.option(
-    "--merge", type=NEW_FOLDER, help="New or empty folder for a whole model with merged adapters, uncertified."
-)
+@click.option("--merge", type=NEW_FOLDER, help="New or empty folder for a model with merged adapters, uncertified.")
 @number("--lora", 1, None, 16, "Rank of the adapters.")
 @click.option("--alpha", type=click.IntRange(1), help="Scale of the adapters, times their rank.  [default: 2 ranks]")
 @click.option("--targets", default="all-linear", show_default=True, metavar="NAME,...",

@@ -171,7 +171,7 @@ class Commands(click.Group):
         return None if found is None else found.load(cmd_name)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's)
-        """Writes a table for each group, without importing the commands, so tight that one screen shows all."""
+        """Writes a table for each group, without importing the commands, on one screen."""
         formatter.write("\n")
         for title, group in command_groups().items():
             formatter.write(f"{title}:\n")
@@ -208,9 +208,8 @@ def tiebreak(context: click.Context) -> None:
 def run(group: click.Group, arguments: Sequence[str] | None = None) -> int:
     """Runs a command line and returns the exit code. Exceptions that are neither ours nor click's pass through."""
     try:
-        code = group.main(
-            args=None if arguments is None else list(arguments), prog_name="tiebreak", standalone_mode=False
-        )
+        words = None if arguments is None else list(arguments)
+        code = group.main(args=words, prog_name="tiebreak", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return CONFIGURATION
@@ -234,9 +233,8 @@ def run(group: click.Group, arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _DISK:
             raise
-        click.echo(
-            f"{error.strerror}: {error.filename or 'while writing'}; free space or choose another folder", err=True
-        )
+        place = error.filename or "while writing"
+        click.echo(f"{error.strerror}: {place}; free space or choose another folder", err=True)
         return CONFIGURATION
     return code if isinstance(code, int) else 0
 

@@ -175,7 +175,7 @@ def domain_options(function: AnyFunction) -> AnyFunction:
 
 
 def tell(document: Any, *, as_json: bool) -> None:
-    """Prints what a command found: as JSON, or a name and a value on each line; rows as a table, texts on lines."""
+    """Prints a document: as JSON, or a name and a value on each line; a list of dicts as a table."""
     if as_json:
         click.echo(json.dumps(document, indent=1))
     elif isinstance(document, list):

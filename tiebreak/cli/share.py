@@ -20,9 +20,7 @@ states_option = click.option("--states", is_flag=True, help="Add all kept states
 @click.argument("run", type=opt.FOLDER)
 @opt.hub_option(required=False)
 @opt.key_option("With --hub: key file of the job's client or trainer, who publishes.", required=False)
-@click.option(
-    "--output", "-o", type=opt.NEW_FOLDER, help="New or empty folder to copy the files to, in place of a hub."
-)
+@click.option("--output", "-o", type=opt.NEW_FOLDER, help="New or empty folder for the files, in place of a hub.")
 @opt.count_option(_COUNT)
 @states_option
 @opt.json_option

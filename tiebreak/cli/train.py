@@ -119,19 +119,19 @@ def train(
     with ExitStack() as stack:
         exchange = stack.enter_context(api.distributed.joined(machine.device, timeout)) if shared else None
         first = exchange is None or not exchange.worker
-        told = Told(opened, keep, "nothing" if quiet or not first else "lines" if as_json else "bar", stack)
+        report = TrainingReport(opened, keep, "nothing" if quiet or not first else "lines" if as_json else "bar", stack)
         if monitor and first:
-            told.sampler = api.sampling.Sampler(opened, device=machine.device)
+            report.sampler = api.sampling.Sampler(opened, device=machine.device)
         root = api.runs.continue_run(
             opened, replace(machine, exchange=exchange),
             key=load_key(key) if shared and first else signer, until=until, keep=keep, diverging=diverging,
-            on_progress=told.step, on_commit=told.commit,
+            on_progress=report.step, on_commit=report.commit,
         )  # fmt: skip
-    told.end(root.hex())
+    report.end(root.hex())
 
 
-class Told:
-    """Reports on a run: a bar on stderr and the root on stdout, JSON lines on stdout, or nothing."""
+class TrainingReport:
+    """Reports the progress of a run: a bar on stderr and the root on stdout, JSON lines on stdout, or nothing."""
 
     def __init__(self, run: "RunDirectory", keep: str, how: str, stack: ExitStack) -> None:
         """Begins the report. Its display ends when the stack closes."""

@@ -83,11 +83,22 @@ PATTERNS: Final[dict[str, Pattern]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """One instruction; `operands` makes its data from a pattern, or ordinary data if that is None."""
+    """One instruction, and how the data of its float operands are made of a pattern; `index` is its last operand."""
 
     name: str
     instruction: Instruction
-    operands: Callable[[Pattern | None, torch.Generator], list[Tensor]]
+    sizes: tuple[int, ...]
+    """The numbers of elements of its float operands."""
+    hostile: Callable[[Pattern, torch.Generator], list[Tensor]]
+    index: Tensor | None = None
+
+    def operands(self, pattern: Pattern | None, generator: torch.Generator) -> list[Tensor]:
+        """Flat operands of a pattern, or ordinary ones if that is None."""
+        if pattern is None:
+            found = [torch.randn(size, generator=generator) for size in self.sizes]
+        else:
+            found = self.hostile(pattern, generator)
+        return found if self.index is None else [*found, self.index]
 
 
 def _sum(shape: tuple[int, ...], terms: tuple[int, ...], *accesses: Access) -> Instruction:
@@ -97,41 +108,31 @@ def _sum(shape: tuple[int, ...], terms: tuple[int, ...], *accesses: Access) -> I
 def product(batches: int, m: int, k: int, n: int) -> Case:
     """Batches of matrix products (m, k) x (k, n)."""
 
-    def operands(pattern: Pattern | None, generator: torch.Generator) -> list[Tensor]:
-        if pattern is None:
-            return [
-                torch.randn(batches * m * k, generator=generator),
-                torch.randn(batches * k * n, generator=generator),
-            ]
+    def hostile(pattern: Pattern, generator: torch.Generator) -> list[Tensor]:
         a, b = pattern(batches * m, k, n, generator)
         return [a.reshape(-1), b.expand(batches, k, n).reshape(-1)]
 
     i = _sum((batches, m, n), (k,), Access(0, 0, (m * k, k, 0, 1)), Access(1, 0, (k * n, 0, 1, n)))
-    return Case(f"product of {batches} x {m} x {k} x {n}", i, operands)
+    return Case(f"product of {batches} x {m} x {k} x {n}", i, (batches * m * k, batches * k * n), hostile)
 
 
 def plain(rows: int, k: int, *, columns: bool = False) -> Case:
     """Sums along rows or columns."""
 
-    def operands(pattern: Pattern | None, generator: torch.Generator) -> list[Tensor]:
-        if pattern is None:
-            return [torch.randn(rows * k, generator=generator)]
+    def hostile(pattern: Pattern, generator: torch.Generator) -> list[Tensor]:
         a, b = pattern(rows, k, 1, generator)
         terms = a * b[:, 0]  # may round or underflow, but equally in every row
         return [(terms.T if columns else terms).reshape(-1)]
 
-    access = Access(0, 0, (1, rows) if columns else (k, 1))
-    return Case(f"{'columns' if columns else 'rows'} of {k}, {rows} of them", _sum((rows,), (k,), access), operands)
+    i = _sum((rows,), (k,), Access(0, 0, (1, rows) if columns else (k, 1)))
+    return Case(f"{'columns' if columns else 'rows'} of {k}, {rows} of them", i, (rows * k,), hostile)
 
 
 def convolution(images: int, channels: int, side: int, filters: int) -> Case:
     """Filters of 3 x 3 over overlapping windows."""
     out, area = side - 2, side * side
 
-    def operands(pattern: Pattern | None, generator: torch.Generator) -> list[Tensor]:
-        shape = (images * channels * area, filters * channels * 9)
-        if pattern is None:
-            return [torch.randn(size, generator=generator) for size in shape]
+    def hostile(pattern: Pattern, generator: torch.Generator) -> list[Tensor]:
         # The pattern runs along the channels. Only the middle of a filter is not zero, so that no tie occurs nine times
         # in a sum.
         a, b = pattern(1, channels, filters, generator)
@@ -143,25 +144,24 @@ def convolution(images: int, channels: int, side: int, filters: int) -> Case:
         (images, filters, out, out), (channels, 3, 3),
         Access(0, 0, (channels * area, 0, side, 1, area, side, 1)), Access(1, 0, (0, channels * 9, 0, 0, 9, 3, 1)),
     )  # fmt: skip
-    return Case(f"convolution of {images} x {channels} x {side} x {side}, {filters} filters", i, operands)
+    sizes = (images * channels * area, filters * channels * 9)
+    return Case(f"convolution of {images} x {channels} x {side} x {side}, {filters} filters", i, sizes, hostile)
 
 
 def scatter(sources: int, outputs: int, width: int) -> Case:
     """Rows of `width` added to the outputs that an index names; every output gets the same number of rows."""
     each = sources // outputs
 
-    def operands(pattern: Pattern | None, generator: torch.Generator) -> list[Tensor]:
-        index = torch.arange(sources) % outputs
-        if pattern is None:
-            return [torch.randn(sources * width, generator=generator), index]
+    def hostile(pattern: Pattern, generator: torch.Generator) -> list[Tensor]:
         a, b = pattern(width, each, 1, generator)
-        return [(a * b[:, 0]).T[:, None, :].expand(each, outputs, width).reshape(-1), index]
+        return [(a * b[:, 0]).T[:, None, :].expand(each, outputs, width).reshape(-1)]
 
     i = Instruction(
         opcode=Opcode.SCATTER_SUM, dtype=DType.F32, shape=(outputs, width), reduction=(sources,),
         operands=(Access(0, 0, (0, 1, width)), Access(1, 0, (0, 0, 1))), params=ScatterParams(match=(1, 0)),
     )  # fmt: skip
-    return Case(f"scatter of {sources} x {width} to {outputs}", i, operands)
+    name, index = f"scatter of {sources} x {width} to {outputs}", torch.arange(sources) % outputs
+    return Case(name, i, (sources * width,), hostile, index)
 
 
 CASES: Final = (

@@ -288,11 +288,9 @@ class ChainSource:
 
         Raises `NodeError` for logs that cannot be of one chain.
         """
-        logs = sorted(
-            self.light_client.logs(first, last), key=lambda log: (int(log["blockNumber"]), int(log["logIndex"]))
-        )
+        found_logs = self.light_client.logs(first, last)
         numbered: dict[int, list[Mapping[str, Any]]] = {}
-        for log in logs:
+        for log in sorted(found_logs, key=lambda log: (int(log["blockNumber"]), int(log["logIndex"]))):
             numbered.setdefault(int(log["blockNumber"]), []).append(log)
         read: dict[_Block, list[_Shown]] = {}
         known = self._recent(first)
@@ -302,7 +300,7 @@ class ChainSource:
         return read
 
     def _block(self, number: int, logs: list[Mapping[str, Any]], followed: list[_Block]) -> _Block:
-        """The block of some logs. One that was followed with the same logs is not asked for again."""
+        """The block of some logs. One that was followed with the same logs is not requested again."""
         places = tuple((bytes(log["transactionHash"]), int(log["logIndex"])) for log in logs)
         hashes = {bytes(log["blockHash"]) for log in logs}
         for known in followed:
@@ -431,7 +429,7 @@ class HubSource:
         self, domain: Domain, account: Address | None, post: Callable[[Digest, posts.Body, bytes], object], *,
         pace: Pace, steady: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`post` keeps something to be said about a job, once for each tag, and says it until the hub has it."""
+        """post: keeps a post about a job in the journal, once for each tag, and sends it until the hub has it."""
         self.light_client = None
         self._ledger = Ledger(domain)
         self.board: Board = self._ledger.board
@@ -506,7 +504,7 @@ class HubSource:
 
 
 AnyBoardSource = ChainSource | HubSource
-"""The grounds that a party of a network may stand on."""
+"""The places where a party's transactions may count."""
 
 
 def _address(value: object) -> Address:

@@ -37,7 +37,7 @@ from tiebreak.protocol.parties.machine import is_active
 from tiebreak.protocol.tags import Digest
 
 POLL_SECONDS: Final = 1.0
-"""The pause between two looks at the board source."""
+"""The pause between two polls of the board source."""
 MAX_OWN: Final = 1024
 """The number of offered jobs that a party remembers; it forgets the oldest that the board does not show."""
 MAX_LISTINGS: Final = 16
@@ -65,6 +65,9 @@ class Driver(PostingDriver):
         self.traffic = HubTraffic(
             hub_client, journal, notes, self.stop, put=self.inbox.put, on_post=self._receive, on_forgot=self._forgotten
         )
+        # Without a chain, those who check all jobs learn of them by posts: every job of the hub is their own.
+        is_checking = isinstance(machine, parties.WatcherNode | parties.AuditorNode) and not machine.chosen
+        self.traffic.reads_all = isinstance(board_source, HubSource) and is_checking
         self._due = 0.0
         """When to follow the board source again, by the machine's steady clock."""
         self.jobs: dict[Digest, Job] = {}
@@ -212,16 +215,6 @@ class Driver(PostingDriver):
             self.notes.error("hub", "the posts that made the board are gone; start this party again")
             self.stop.set()  # then it makes the board anew, of what comes now
 
-    @property
-    def _reads_all(self) -> bool:
-        """Whether every job of the hub is its own: without a chain, those who check all jobs learn of them by posts."""
-        machine = self.machine
-        return (
-            isinstance(self.board_source, HubSource)
-            and isinstance(machine, parties.WatcherNode | parties.AuditorNode)
-            and not machine.chosen
-        )
-
     def _adopt(self, job_id: Digest) -> None:
         """Remember a job as its own, also over a restart."""
         if job_id not in self._own:
@@ -243,7 +236,6 @@ class Driver(PostingDriver):
         if len(wanted) > MAX_JOBS:
             wanted = {job_id for job_id in wanted if job_id not in board.jobs or not board.jobs[job_id].is_over}
         self.traffic.wanted = frozenset(wanted)
-        self.traffic.reads_all = self._reads_all
 
     def _learn(self, job: Job) -> None:
         if isinstance(self.board_source, ChainSource):
@@ -257,7 +249,7 @@ class Driver(PostingDriver):
             self._learn(body.job)
             if self._is_offered(body.job):
                 self._adopt(job_id)
-        if job_id not in self.traffic.wanted and not self._reads_all:
+        if job_id not in self.traffic.wanted and not self.traffic.reads_all:
             return  # posts about jobs that are not its own leave nothing behind
         if isinstance(self.board_source, HubSource):
             self.board_source.hear(verified.place, verified.at, post, body)
@@ -297,9 +289,8 @@ class Driver(PostingDriver):
         if isinstance(machine, parties.TrainerNode):
             clients = machine.policy.clients
             return job.trainer == machine.address and (not clients or job.client in clients)
-        return machine.follows(job) and (
-            isinstance(machine, parties.ClientNode) or isinstance(self.board_source, HubSource)
-        )
+        learns_by_posts = isinstance(machine, parties.ClientNode) or isinstance(self.board_source, HubSource)
+        return learns_by_posts and machine.follows(job)
 
     def _offered(self, offer: e.JobOffered) -> None:
         """Let a trainer answer an offer, once it has the files to judge it by."""
@@ -342,7 +333,7 @@ class Driver(PostingDriver):
     # ------------------------------------------------------------------ files
 
     def _fetch_inputs(self) -> None:
-        """Prepare for every job that the party looks at, or has taken.
+        """Fetch the inputs of every job that the party follows or has taken, and try its program.
 
         One that a stranger only offers costs nobody anything, so it waits until no other is being tried.
         """

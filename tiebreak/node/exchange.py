@@ -4,14 +4,13 @@ A statement posted twice counts once: publishing again after a break goes on whe
 """
 
 from pathlib import Path
-from threading import Timer
 from typing import Final
 
 from tiebreak.api.agreement.offers import complete
 from tiebreak.api.agreement.sealing import opened_by
 from tiebreak.engine.run.directory import JOB, RunDirectory
 from tiebreak.node.hub_client import HubClient, VerifiedPost
-from tiebreak.node.hub_connection import HubClientStopped
+from tiebreak.node.hub_connection import HubAway
 from tiebreak.node.library import Fetched, Fetcher, publish, secret_of
 from tiebreak.node.parts import parts
 from tiebreak.protocol.commitments.eip712 import Domain
@@ -27,16 +26,11 @@ HUB_SECONDS: Final = 20.0
 
 def open_hub(url: str, domain: Domain) -> HubClient:
     """A hub that answers. Raises `ConfigurationError` if none does, or if it serves another chain."""
-    hub_client = HubClient(url, domain)
-    timer = Timer(HUB_SECONDS, hub_client.close)
-    timer.start()
     try:
-        _ = hub_client.hub
-    except HubClientStopped as error:
+        hub = HubClient(url, domain, seconds=HUB_SECONDS, patience=HUB_SECONDS).hub
+    except HubAway as error:
         raise ConfigurationError(f"expected a hub at {url}, got no answer in {HUB_SECONDS:.0f} seconds") from error
-    finally:
-        timer.cancel()
-    return hub_client
+    return HubClient(url, domain, hub=hub)
 
 
 def read_posts(hub_client: HubClient, *jobs: Digest) -> list[VerifiedPost]:

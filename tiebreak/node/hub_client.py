@@ -95,7 +95,7 @@ class HubClient:
         self.lies = 0
         """The number of the hub's answers that did not verify."""
         self.note: Callable[[str], None] = lambda _: None
-        """Called with the reason when the hub is asked again."""
+        """Called before a request is repeated, with the reason."""
         self._connections: set[HubConnection] = set()
         self._turned = threading.Event()
         self._listening: HubConnection | None = None
@@ -360,7 +360,10 @@ class HubClient:
     # ------------------------------------------------------------------ requests
 
     def _again(self, once: Callable[[], T]) -> T:
-        """Do something until the hub answers. Raises `HubRefused`, `HubAway`, or `HubClientStopped` if told to stop."""
+        """Repeat a request until the hub answers.
+
+        Raises `HubRefused`, `HubAway` after `patience`, or `HubClientStopped` once `stop` is set.
+        """
         pause = Pause(self.stop, self._patience)
         while True:
             try:

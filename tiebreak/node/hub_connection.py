@@ -25,7 +25,7 @@ _CHANCE: Final = SystemRandom()
 
 
 class HubClientStopped(TiebreakError):
-    """The client was told to stop while it was trying."""
+    """The client was stopped before the hub answered."""
 
 
 class HubAway(TiebreakError):
@@ -58,7 +58,10 @@ class HubConnection:
         self.cut()
 
     def cut(self) -> None:
-        """End what another thread does with the connection: it gets an error, or no more bytes."""
+        """End what another thread does with the connection: it gets an error, or no more bytes.
+
+        Opening one, and the handshake of TLS, end by their own deadlines.
+        """
         self._is_cut = True
         if (found := self._socket) is not None:
             with contextlib.suppress(OSError):
@@ -107,7 +110,7 @@ class Pause:
         self._seconds, self._end = FIRST_PAUSE, time.monotonic() + self._patience
 
     def wait(self) -> None:
-        """Wait longer than the last time, by a random share. Raises `HubClientStopped` if told to stop meanwhile.
+        """Wait about twice as long as the last time, with random variation. Raises `HubClientStopped` if it is stopped.
 
         Raises `HubAway` instead of waiting if nothing came for longer than `patience`.
         """

@@ -39,12 +39,12 @@ class HubTraffic:
         self.wanted: Set[Digest] = frozenset()
         """The jobs whose posts are wanted."""
         self._asked_for: Set[Digest] = frozenset()
-        """The jobs that the hub was asked for."""
+        """The jobs of the request that reads from the hub now."""
         self.reads_all = False
         """Whether every post is read, from the first one on: then the party learns of all jobs by posts."""
         self._unsent = Flag()
         self._is_met = False
-        """Whether the hub was asked if it still has all that it took."""
+        """Whether it is known that the hub still has the last post that it took."""
         self._trouble = ""
         self._threads: list[Thread] = []
         self.read_up_to = self._kept_up_to = (0, b"")
@@ -146,7 +146,7 @@ class HubTraffic:
             self._on_forgot()
 
     def ask(self) -> None:
-        """Have the hub asked for the jobs that are wanted now, however often they have changed."""
+        """Read on with another request if other jobs are wanted than those of the present one."""
         if self.wanted != self._asked_for:
             self._asked_for = self.wanted
             self.hub_client.turn()

@@ -21,6 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from io import FileIO
 from math import prod
 from pathlib import Path
@@ -201,7 +202,7 @@ class Fetcher:
         if self._program is None:
             return
         self._want(directory.DATA, _most_bytes(self._program.data_spec()), self._check_data, large=True)
-        first = self._check_state(self._job.initial_state_root, first=True)
+        first = partial(self._check_state, self._job.initial_state_root, first=True)
         self._want(f"{directory.STATES}/{directory.state_name(0)}", self._state_bytes(), first, large=True)
         self._want(directory.NAMES, directory.MAX_NAMES_BYTES)  # it is checked whenever it is read
         self._want(directory.UNCHECKED, directory.MAX_NOTICE_BYTES)
@@ -211,12 +212,12 @@ class Fetcher:
     def _progress(self, count: int) -> None:
         """The files that the trainer adds at a checkpoint. Records are believed only if the signed head is theirs."""
         head = f"{directory.HEADS}/{directory.head_name(count)}"
-        self._want(head, directory.MAX_SIGNED_BYTES, self._check_head(count))
+        self._want(head, directory.MAX_SIGNED_BYTES, partial(self._check_head, count))
         if head in self._found.missing:
             return
         with Folder(self.path, directory.HEADS) as folder:
             signed = SignedHead.decode(folder.read(directory.head_name(count), directory.MAX_SIGNED_BYTES))
-        self._want(directory.RECORDS, directory.RECORD_BYTES * count, self._check_records(signed), grows=True)
+        self._want(directory.RECORDS, directory.RECORD_BYTES * count, partial(self._check_records, signed), grows=True)
         if not self._records:
             return
         if self._job.is_logged and self._program is not None:
@@ -232,8 +233,8 @@ class Fetcher:
         """The state after a step, if a record that a head commits to has its root."""
         record = next((record for record in self._records if record.step == step), None)
         if record is not None:
-            name, check = f"{directory.STATES}/{directory.state_name(step)}", self._check_state(record.state_root)
-            self._want(name, self._state_bytes(), check, large=True)
+            check = partial(self._check_state, record.state_root)
+            self._want(f"{directory.STATES}/{directory.state_name(step)}", self._state_bytes(), check, large=True)
 
     # ------------------------------------------------------------ one file
 
@@ -339,35 +340,26 @@ class Fetcher:
         tensors = map_tensors(folder, name, self._program.data_spec())
         directory.check_root("data", self._job.data_root, data_tree(data_identities(tensors)).root)
 
-    def _check_state(self, root: Digest, *, first: bool = False) -> "Check":
-        def check(folder: Folder, name: str) -> None:
-            assert self._program is not None
-            tensors = directory.read_state(folder, name, self._program, first=first, narrow=True)
-            directory.check_root("state", root, state_tree(identities(tensors)).root)
+    def _check_state(self, root: Digest, folder: Folder, name: str, *, first: bool = False) -> None:
+        assert self._program is not None
+        tensors = directory.read_state(folder, name, self._program, first=first, narrow=True)
+        directory.check_root("state", root, state_tree(identities(tensors)).root)
 
-        return check
+    def _check_head(self, count: int, folder: Folder, name: str) -> None:
+        found = SignedHead.decode(folder.read(name, directory.MAX_SIGNED_BYTES))
+        found.verify(self._job, self._domain)
+        if found.head.count != count:
+            raise VerificationError(f"expected a head of count {count}, got one of {found.head.count}")
 
-    def _check_head(self, count: int) -> "Check":
-        def check(folder: Folder, name: str) -> None:
-            found = SignedHead.decode(folder.read(name, directory.MAX_SIGNED_BYTES))
-            found.verify(self._job, self._domain)
-            if found.head.count != count:
-                raise VerificationError(f"expected a head of count {count}, got one of {found.head.count}")
-
-        return check
-
-    def _check_records(self, signed: SignedHead) -> "Check":
-        def check(folder: Folder, name: str) -> None:
-            job, count = self._job, signed.head.count
-            raw, size = folder.read(name, directory.RECORD_BYTES * count), directory.RECORD_BYTES
-            found = [StepRecord.decode(raw[at : at + size]) for at in range(0, len(raw), size)]
-            if [record.step for record in found] != [job.last_step(checkpoint) for checkpoint in range(count)]:
-                raise VerificationError(f"expected records of {count} checkpoints in their order, got others")
-            root = run_tree([record.digest for record in found], job.steps, job.checkpoint_interval).root
-            directory.check_root("records", signed.head.run_root, root)
-            self._records = found
-
-        return check
+    def _check_records(self, signed: SignedHead, folder: Folder, name: str) -> None:
+        job, count, size = self._job, signed.head.count, directory.RECORD_BYTES
+        raw = folder.read(name, size * count)
+        found = [StepRecord.decode(raw[at : at + size]) for at in range(0, len(raw), size)]
+        if [record.step for record in found] != [job.last_step(checkpoint) for checkpoint in range(count)]:
+            raise VerificationError(f"expected records of {count} checkpoints in their order, got others")
+        root = run_tree([record.digest for record in found], job.steps, job.checkpoint_interval).root
+        directory.check_root("records", signed.head.run_root, root)
+        self._records = found
 
 
 Check = Callable[[Folder, str], object]

@@ -43,7 +43,7 @@ class OwnerView:
         self._is_proven = True
         self._is_poor = False
         self._balance: int | None = 0
-        """The wei that the account could pay with when it was last asked for."""
+        """The account's wei at the last request for its balance."""
         self.shown: dict[str, Any] = {}
         self.training: dict[Digest, Steps] = {}
         """The newest report of the process that trains, by job."""
@@ -120,7 +120,7 @@ class OwnerView:
         return self._balance
 
     def show(self) -> None:
-        """Write `status.json` for those who look from outside, whole or not at all."""
+        """Write `status.json` atomically, for monitoring tools."""
         found = self.status()
         if found == self.shown:
             return

@@ -113,7 +113,7 @@ class WithJobFiles(PartyMachine):
         return self.job_files.program(job)
 
     def follows(self, job: Job) -> bool:
-        """Whether it looks at posts about a job, once that is on the board or was offered to it."""
+        """Whether it reads the posts about a job that is on the board or was offered to it."""
         return self.address in (job.client, job.trainer)
 
     def names(self, job: Job) -> bool:
@@ -147,7 +147,7 @@ class TrainerNode(WithJobFiles, trainer.TrainerParty):
         self.policy, self._processes = policy, processes
 
     def wants(self, job: Job) -> bool:
-        """Whether its owner's policy and limits allow a job. It is asked before anything is fetched."""
+        """Whether its owner's policy and limits allow a job. It is called before anything is fetched."""
         stake = job.trainer_stake
         if reason := self.policy.objection(job) or self.means.objection(of_job=stake, in_all=stake):
             self.alarm(f"job {job.id.hex()[:8]}: not signed: {reason}")
@@ -195,7 +195,7 @@ class _Chosen(WithJobFiles):
         return job.id in self.chosen or job.client in self.clients or super().names(job)
 
     def follows(self, job: Job) -> bool:
-        """Whether its owner wants it to look at a job, once it has its files."""
+        """Whether its owner wants it to check a job, once it has its files."""
         return not self.chosen or job.id in self.chosen
 
     def concerns(self, job: PublicJob) -> bool:
@@ -207,10 +207,8 @@ class AuditorNode(_Chosen, auditor.AuditorParty):
 
     def names(self, job: Job) -> bool:
         found = self.board.jobs.get(job.id)
-        sits = found is not None and any(
-            self.board.seat_owner(found, seat) == self.address for seat in range(job.seats)
-        )
-        return sits or super().names(job)
+        owners = [] if found is None else [self.board.seat_owner(found, seat) for seat in range(job.seats)]
+        return self.address in owners or super().names(job)
 
     def taken(self) -> list[Job]:
         own = [game for game in self.board.games.values() if game.challenger == self.address and not game.is_stopped]

@@ -45,16 +45,9 @@ def parts(run: RunDirectory, count: int, *, states: bool = False) -> list[FilePa
 
     with run.folder() as folder:
         names = (
-            directory.JOB,
-            directory.OFFER,
-            SEAL,
-            directory.PROGRAM,
-            directory.DATA,
-            directory.NAMES,
-            directory.ORIGINS,
-            directory.UNCHECKED,
-            directory.TITLE,
-        )
+            directory.JOB, directory.OFFER, SEAL, directory.PROGRAM, directory.DATA, directory.NAMES, directory.ORIGINS,
+            directory.UNCHECKED, directory.TITLE,
+        )  # fmt: skip
         found += [FilePart(name, folder.size(name)) for name in names if folder.holds(name)]
     kept = directory.kept_steps(run, count) if states else [0]
     if count == job.checkpoints and job.steps not in kept:

@@ -1,4 +1,4 @@
-"""Makes a party from its settings, and lets it live until it is told to stop."""
+"""Makes a party from its settings, and runs it until SIGTERM or Ctrl-C."""
 
 import os
 import secrets
@@ -38,7 +38,7 @@ SECRET: Final = "secret of seals"  # noqa: S105  # the name of one
 def run(
     settings: Settings, key: PrivateKey | None, *, as_json: bool = False, verbose: bool = False, serve: Serve = None
 ) -> None:
-    """Let the party live until SIGTERM or Ctrl-C."""
+    """Run the party until SIGTERM or Ctrl-C."""
     os.umask(0o077)
     stop = Flag()
     with _told_to_stop(stop):

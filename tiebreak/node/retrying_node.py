@@ -1,4 +1,4 @@
-"""Repeats requests at once that a node did not answer, as long as that costs a look at the chain little time."""
+"""Repeats failed requests to a node at once, up to a number and a time per poll of the chain."""
 
 import time
 from collections.abc import Callable
@@ -7,24 +7,27 @@ from typing import Any, Final
 from tiebreak.protocol.chain import NodeError
 
 AGAIN: Final = 24
-"""The number of repeated requests within one look, over all requests."""
+"""The number of repeated requests within one poll, over all requests."""
 SECONDS: Final = 5.0
-"""The time after which a look repeats no request: a node that is silent, not only shaky, holds up its party."""
+"""The time after which a poll repeats no request, since a node that does not answer at all holds up its party."""
 
 
 class RetryingNode:
-    """A node in front of another. Without it, each answer that fails costs a look, and a look may cost a block."""
+    """Passes requests to a node, and repeats those that fail, so that one lost answer does not lose a poll.
+
+    steady: a clock in seconds that never goes back.
+    """
 
     def __init__(self, node: Any, steady: Callable[[], float] = time.monotonic) -> None:
         self._node, self._steady = node, steady
         self._left, self._end = 0, 0.0
 
     def begin(self) -> None:
-        """Begin a look: there may be questions that are asked again."""
+        """Begin a poll: from now on, requests may be repeated."""
         self._left, self._end = AGAIN, self._steady() + SECONDS
 
     def may_ask_again(self) -> bool:
-        """Whether one more question may be asked again, which then counts as asked."""
+        """Whether one more request may be repeated in this poll. It counts as repeated if so."""
         self._left -= 1
         return self._left >= 0 and self._steady() < self._end
 

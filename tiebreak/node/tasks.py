@@ -172,7 +172,7 @@ ANSWERS: Final = (Answer, Failed, Steps, SecretRequest)
 
 
 def fits(task: Task, said: Answer | Failed | Steps | SecretRequest, done: int) -> bool:
-    """Whether a worker may say this amid a task, so that a party can take it. done: the last step it told of.
+    """Whether a record is a legal message of a worker during a task. done: the last step that it has reported.
 
     Raises `EncodingError` for a sample that is none.
     """

@@ -152,7 +152,7 @@ class WorkerTasks:
     # ------------------------------------------------------------------ files
 
     def _blobs(self) -> HubClient:
-        """A hub that is asked again only for a while: then this task is done later, and others have their turn."""
+        """A client that repeats requests only for a while: then this task fails, to be tried again after others."""
         return HubClient(self._settings.hub, self._settings.domain, patience=SECONDS)
 
     def _unseal(self, data: bytes, job_id: Digest) -> bytes:

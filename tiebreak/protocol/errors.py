@@ -25,7 +25,7 @@ class EncodingError(VerificationError):
 
 
 class InvalidSnapshot(EncodingError):
-    """A field of a snapshot that is not as in any place of the game (SPEC section 10.1), in the contract's words."""
+    """A field of a snapshot has a value that it has in no state of a game (SPEC section 10.1); the contract's error."""
 
     def __init__(self, offset: int, value: int) -> None:
         self.offset = offset
@@ -72,7 +72,7 @@ class StateError(TiebreakError):
 
 @contextmanager
 def own_file() -> Iterator[None]:
-    """Reads a file of the user's own: if it cannot be read, the request is wrong, and no other party's word false."""
+    """Turns an `EncodingError` into a `ConfigurationError` while a file that the user provided is read."""
     try:
         yield
     except EncodingError as error:

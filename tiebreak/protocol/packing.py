@@ -103,7 +103,7 @@ class FieldType:
         return item
 
     def to_json(self, value: Any) -> Any:
-        """Convert a field value to what stands for it in JSON: here, bytes as hexadecimal."""
+        """Convert a field value to its JSON form: here, bytes to hexadecimal digits after 0x."""
         return "0x" + value.hex()
 
 

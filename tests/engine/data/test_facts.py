@@ -12,16 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from tiebreak.engine.data import (
-    FactsCache,
-    arrays,
-    data_identities,
-    examine,
-    map_array,
-    not_finite,
-    open_array,
-    open_safetensors,
-)
+from tiebreak.engine.data import FactsCache, arrays, data_identities, examine, map_array, not_finite, open_array
 from tiebreak.engine.data.mapped import source_of
 from tiebreak.engine.data.tensors import identities, identity
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
@@ -85,17 +76,17 @@ def test_every_nan_payload_hashes_as_one_nan_and_is_counted(tmp_path: Path, cach
 def test_bool_bytes_other_than_0_and_1_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     save_file({"keep": torch.tensor([2, 0], dtype=torch.uint8).view(torch.bool)}, path)
-    array = open_safetensors(path)["keep"]
+    array = arrays.open_safetensors(path)["keep"]
     for use in (lambda: examine(array), lambda: map_array(array)):
         with pytest.raises(EncodingError, match="bools of 0 and 1, got 2"):
             use()
 
 
-@pytest.mark.parametrize("kind", ["<u2", ">f4", "<f8"])
-def test_unsupported_dtypes_are_refused_with_the_import_command(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "got"), [("<u2", "U16"), (">f4", "big-endian F32"), ("<f8", "F64")])
+def test_unsupported_dtypes_are_refused_with_the_import_command(tmp_path: Path, kind: str, got: str) -> None:
     array = open_array(saved(tmp_path / "a.npy", np.ones(3, dtype=kind)))
     for use in (lambda: examine(array), lambda: map_array(array)):
-        with pytest.raises(ConfigurationError, match="tiebreak data import"):
+        with pytest.raises(ConfigurationError, match=f"expected little-endian F32, .*BOOL, got {got}; convert it with"):
             use()
 
 

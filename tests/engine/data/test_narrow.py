@@ -17,8 +17,7 @@ from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.task import SGD, Batch, Task, Windows
 from tiebreak.engine.data import map_array, open_array
-from tiebreak.engine.data.mapped import source_of
-from tiebreak.engine.data.narrow import NARROW, stored
+from tiebreak.engine.data.mapped import NARROW, source_of, stored
 from tiebreak.engine.data.tensors import identities, tensor_bytes
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError
@@ -116,15 +115,7 @@ def test_memory_mapped_narrow_data_are_not_copied(dtype: torch.dtype, tmp_path: 
     assert torch.equal(stored(odd), words)
 
 
-def test_unsupported_data_dtypes_and_byte_orders_are_refused(tmp_path: Path) -> None:
-    np.save(tmp_path / "x.npy", np.zeros((4, 8), np.uint16))
-    with pytest.raises(
-        ConfigurationError, match=r"expected little-endian F32, .* U8 or BOOL, got U16; convert it with"
-    ):
-        map_array(open_array(tmp_path / "x.npy"))
-    np.save(tmp_path / "x.npy", np.zeros((4, 8), ">i4"))
-    with pytest.raises(ConfigurationError, match="got big-endian I32"):
-        map_array(open_array(tmp_path / "x.npy"))
+def test_unsupported_data_dtypes_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"float32, int64 or bool in data 'x', or uint8, .*got torch.float16"):
         task_of(torch.zeros(7, 8, dtype=torch.float16), torch.zeros(7, dtype=torch.int64))
 

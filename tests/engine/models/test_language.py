@@ -4,8 +4,7 @@ Those of `transformers` are as their library has them, with masks, padding, posi
 ignore some labels; only sizes are reduced, and weights random.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from tests.engine.models.harness import check, randomised, task_of, tokens
 from tests.parts import slow_except
-from tiebreak.engine.capture.task import Task
 from tiebreak.protocol.program.isa import Opcode
 
 VOCABULARY, EXAMPLES, BATCH, LENGTH = 61, 6, 2, 8
@@ -83,42 +81,28 @@ def smoothed(model: nn.Module, x: Tensor, mask: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten(), ignore_index=-100, label_smoothing=0.1)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model, its loss and its data, and how many constants are data of its program."""
-
-    make: Callable[[], nn.Module]
-    loss: Callable[..., Tensor]
-    data: Callable[[], Mapping[str, Tensor]]
-    constants: int
-
-
 def padded_data() -> dict[str, Tensor]:
     return {"x": ids(), "mask": padding(), "y": labels()}
 
 
-CASES = {
-    "gpt2": Case(gpt2, causal, lambda: {"x": ids()}, 1),
-    "bert-masked": Case(bert, smoothed, padded_data, 0),
-    "llama": Case(llama, padded_causal, lambda: {"x": ids(), "mask": padding()}, 1),
-    "t5": Case(t5, padded, padded_data, 4),
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor], Callable[[], dict[str, Tensor]], int]] = {
+    "gpt2": (gpt2, causal, lambda: {"x": ids()}, 1),
+    "bert-masked": (bert, smoothed, padded_data, 0),
+    "llama": (llama, padded_causal, lambda: {"x": ids(), "mask": padding()}, 1),
+    "t5": (t5, padded, padded_data, 4),
 }  # fmt: skip
-
-
-def make_task(case: Case) -> Task:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return task_of(randomised(case.make()), case.loss, case.data())
+"""A model, its loss and its data, and how many constants are data of its program."""
 
 
 @pytest.mark.parametrize("name", slow_except(CASES, "gpt2"))
 def test_language_models_are_trained_audited_and_refereed(name: str, cases: Callable[..., None]) -> None:
-    case = CASES[name]
-    trained = check(make_task(case), cases)
+    make, loss, data, expected = CASES[name]
+    torch.manual_seed(0)
+    trained = check(task_of(randomised(make()), loss, data()), cases)
     drawn = [i for i in trained.program.body if i.opcode == Opcode.RANDOM]
     assert drawn, "the model's own dropout is part of the program"
     constants = [name for name in trained.captured.data if name.startswith("constant.")]
-    assert len(constants) == case.constants
+    assert len(constants) == expected
 
 
 MIXTURE = {

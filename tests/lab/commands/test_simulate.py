@@ -9,10 +9,9 @@ import pytest
 
 from tests.tiebreak.parties import Commands
 from tiebreak.lab.commands.simulate import PromiseBroken
-from tiebreak.lab.sim.games import dealing as games
+from tiebreak.lab.sim.games import playing as games
 from tiebreak.lab.sim.games.playing import ADVERSARIES, play_line
-from tiebreak.lab.sim.games.records import RECORDS, read
-from tiebreak.lab.sim.games.series import SUMMARY, VIOLATIONS
+from tiebreak.lab.sim.games.series import RECORDS, SUMMARY, VIOLATIONS, read
 from tiebreak.lab.sim.games.summary import PAGE, summarize, to_markdown
 from tiebreak.protocol.errors import VerificationError
 
@@ -103,10 +102,8 @@ def test_list_shows_every_adversary(simulate: Simulate) -> None:
     ("arguments", "message"),
     [
         (("--replay", "v1 seed=7"), "ConfigurationError: expected game=NUMBER in the line"),
-        (("--replay", "v1 seed=7 game=1 with=nobody"), "expected an adversary of the catalogue, got 'nobody'"),
         (("--replay", "v1 seed=7 game=1", "--list"), "expected --list or --replay, got both"),
         (("--mix", "nobody"), "expected an adversary of the catalogue, got 'nobody'"),
-        (("--mix", "honest:0"), "expected a weight of 1...1000 after honest:, got '0'"),
         (("--games", "0"), "0 is not in the range"),
     ],
 )
@@ -117,10 +114,3 @@ def test_simulate_reports_wrong_options_in_one_line(
     assert message in err
     assert out == ""
     assert "Traceback" not in err
-
-
-def test_simulate_does_not_overwrite_existing_results(tmp_path: Path, simulate: Simulate) -> None:
-    (tmp_path / RECORDS).write_text("mine")
-    _, err = simulate("--games", 1, "--mix", "honest", "--output", tmp_path, code=1)
-    assert "go on with it (--resume)?" in err
-    assert (tmp_path / RECORDS).read_text() == "mine"

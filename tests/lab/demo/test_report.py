@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiebreak.strict_html import Strict
-from tests.tiebreak.test_progress import recorded
-from tiebreak.lab.demo import pictures, report, results
-from tiebreak.lab.demo.run import heading, show_result
-from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.lab.demo import report, results
 
 
 def digest(text: str) -> str:
@@ -46,19 +43,15 @@ WALK = (
     results.WalkStep(tree="terms", height=5, levels=4, index=15, position=15),
     results.WalkStep(tree="terms", height=1, levels=1, index=0, position=30, note="terms 120 to 123"),
 )
-KINDS = ("descend", "select", "open steps", "open values", "open tensor", "open chunk", "select element", "prove")
 
 
 def dispute(title: str, tampered: str, *, honest_trainer: bool = False, on_chain: bool = True) -> results.DisputeResult:
     loser = results.Loser.CHALLENGER if honest_trainer else results.Loser.TRAINER
+    kinds = (("descend", "defender"), ("select", "challenger"), ("prove", "challenger"))
     moves = tuple(
-        results.Move(
-            kind=KINDS[i % len(KINDS)],
-            by="challenger" if KINDS[i % len(KINDS)] in ("select", "select element", "prove") else "defender",
-            bytes=300 + 40 * i,
-            gas=60_000 + 3_000 * i if on_chain else None,
-        )
+        results.Move(kind=kind, by=by, bytes=300 + 40 * i, gas=60_000 + 3_000 * i if on_chain else None)
         for i in range(21)
+        for kind, by in [kinds[i % 3]]
     )
     return results.DisputeResult(
         title=title, tampered=tampered, honest_trainer=honest_trainer, job="digits", step=30, instruction=103,
@@ -76,23 +69,15 @@ def result() -> results.DemoResult:
         audits=(
             results.AuditResult(
                 job="digits",
-                settings=(
-                    results.Setting(name="threads", trainer="2", auditor="1"),
-                    results.Setting(name="ATEN_CPU_CAPABILITY", trainer="avx512", auditor="default"),
-                    results.Setting(name="order of terms", trainer="as given", auditor="random"),
-                ),
+                settings=(results.Setting(name="threads", trainer="2", auditor="1"),),
                 trainer_root=jobs[0].run_root,
                 auditor_root=jobs[0].run_root,
                 seconds=8.1,
             ),
         ),
-        plain=(
-            results.PlainResult(
-                job="digits", settings="1 thread, default", state_sha256=digest("a"), final_loss=0.2687475
-            ),
-            results.PlainResult(
-                job="digits", settings="2 threads, avx512", state_sha256=digest("b"), final_loss=0.2687473
-            ),
+        plain=tuple(
+            results.PlainResult(job="digits", settings=f"{n} threads", state_sha256=digest(str(n)), final_loss=0.25)
+            for n in (1, 2)
         ),
         disputes=(
             dispute("Poisoned label", "one label of the batch of step 30: 3 became 5"),
@@ -152,7 +137,7 @@ def test_hostile_text_cannot_break_html_or_markdown() -> None:
 
 def test_the_tree_picture_draws_the_selected_nodes() -> None:
     made = dispute("t", "x")
-    svg = pictures.walk(made)
+    svg = report.walk(made)
     assert svg.count('class="w-chosen"') == made.rounds == 8
     assert svg.count('class="w-agreed"') == sum(step.index for step in made.walk)
     assert svg.count("<rect") == sum(1 << step.levels for step in made.walk)
@@ -201,70 +186,9 @@ def test_equal_plain_runs_are_not_reported_as_divergent() -> None:
     assert "No divergence on this machine" in report.to_html(same)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: results.RoundingCount(kind="k", elements=1, undecided=2, integers=0, fp64_differs=0),
-        lambda: results.RoundingCount(kind="k", elements=9, undecided=2, integers=3, fp64_differs=0),
-        lambda: results.RoundingCount(kind="k", elements=9, undecided=2, integers=0, fp64_differs=3),
-        lambda: results.WalkStep(tree="run", height=2, levels=3, index=0, position=0),
-        lambda: results.WalkStep(tree="run", height=3, levels=1, index=2, position=0),
-        lambda: dataclasses.replace(result().jobs[0], losses=(1.0,)),
-    ],
-)
-def test_impossible_results_are_refused(make) -> None:
-    with pytest.raises(ConfigurationError, match="expected"):
-        make()
-
-
 def test_write_creates_html_markdown_and_json_reports(tmp_path: Path) -> None:
     paths = report.write(result(), tmp_path / "a" / "b")
     assert sorted(paths) == ["report.html", "report.md", "result.json"]
     assert json.loads(paths["result.json"].read_text())["seconds"] == 93.4
     assert paths["report.md"].read_text().count("| digits |") >= 3
     assert [report.share(*parts) for parts in ((0, 10), (0, 0), (1, 1000))] == ["0", "0", "1.0e-03"]
-
-
-def test_html_shows_disputes_before_rounding_and_labels_table_cells() -> None:
-    page = Strict(report.to_html(result()))
-    assert page.text.index("Disputes") < page.text.index("How results were rounded") < page.text.index("Environment")
-    source = report.to_html(result())
-    for table in re.findall(r'<table class="stack">.*?</table>', source, flags=re.DOTALL):
-        rows = re.findall(r"<tr>(.*?)</tr>", table, flags=re.DOTALL)
-        heads = re.findall(r"<th[^>]*>(.*?)</th>", rows[0])
-        for row in rows[1:]:
-            assert re.findall(r'<td[^>]* data-label="([^"]*)"', row) == heads
-
-
-# ---------------------------------------------------------------- on the console
-
-
-def test_the_table_has_every_dispute() -> None:
-    console, stream = recorded()
-    show_result(console, result())
-    text = stream.getvalue()
-    for expected in ("0x3f800001", "0x3f800000", "1,890,000", "14,700", "instruction 103", "the same run root"):
-        assert expected in text
-    assert text.count("trainer loses / trainer loses") == 3
-    assert text.count("challenger loses / –") == 1
-    assert text.count("Plain FP32 PyTorch") == 2
-
-
-def test_the_console_shows_failed_audits_and_wrong_verdicts() -> None:
-    base = result()
-    audit = dataclasses.replace(base.audits[0], auditor_root="11" * 32)
-    bad = dataclasses.replace(base.disputes[0], contract=results.Loser.CHALLENGER)
-    console, stream = recorded()
-    show_result(console, dataclasses.replace(base, audits=(audit,), disputes=(bad,)))
-    assert "ANOTHER RUN ROOT" in stream.getvalue()
-    assert "trainer loses / challenger loses" in stream.getvalue()
-
-
-def test_the_console_prints_markup_in_text_literally() -> None:
-    base = result()
-    console, stream = recorded()
-    bad = dataclasses.replace(base.disputes[0], tampered="[link=x]y[/link]", origin="[red]")
-    show_result(console, dataclasses.replace(base, disputes=(bad,)))
-    heading(console, 1, "[bold]x")
-    assert "[link=x]y[/link]" in stream.getvalue()
-    assert "1. [bold]x" in stream.getvalue()

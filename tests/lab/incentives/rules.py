@@ -21,7 +21,6 @@ JOB = JobEconomics(
     reward=130_000, trainer_stake=400_000, challenger_stake=3000, training=100_000, audit=90_000, lie=20_000,
     segments=4, tampered=4, sampled=4, auditors=1, costs=COSTS,
 )  # fmt: skip
-CHANGED = replace(JOB, oldest_paid=True, challenge_burn=Fraction(1, 2), challenger_stake=150_000)
 
 
 CLIENT: Final = "client"
@@ -97,11 +96,11 @@ class Ledger:
         return self.job.auditors if self.job.seated else 0
 
     def _share(self) -> int:
-        return int(self.job.trainer_stake * (1 - self.job.burn)) // (1 + self._seats())
+        return self.job.trainer_stake // 2 // (1 + self._seats())
 
     def _relief(self) -> int:
         """What each challenger gets whose game is open when the trainer is slashed."""
-        return 0 if self.job.oldest_paid else min(self.job.challenger_stake // 2, self._share() // 16)
+        return min(self.job.challenger_stake // 2, self._share() // 16)
 
     def challenge(self, challenger: str) -> None:
         assert self.status == "ACTIVE"
@@ -115,21 +114,19 @@ class Ledger:
         assert self.status == "ACTIVE"
         self.games.remove(challenger)
         stake = self.stakes[challenger]
-        paid = int(stake * (1 - self.job.challenge_burn))
-        self.move("board", TRAINER, paid)
-        self.move("board", BURNED, stake - paid)
+        self.move("board", TRAINER, stake // 2)
+        self.move("board", BURNED, stake - stake // 2)
 
     def convicted(self, challenger: str) -> None:
         assert self.status == "ACTIVE"
-        prover = self.games[0] if self.job.oldest_paid else challenger
         self.games.remove(challenger)
         self.move("board", challenger, self.stakes[challenger])
-        self._slash(prover)
+        self._slash(challenger)
 
     def equivocation(self, reporter: str) -> None:
         assert self.status == "ACTIVE"
         self.move(reporter, GAS, self.job.costs.equivocation)
-        self._slash(self.games[0] if self.job.oldest_paid and self.games else reporter)
+        self._slash(reporter)
 
     concession = equivocation
     """The trainer pays as much to the one to whom it concedes a head by signature."""
@@ -235,12 +232,8 @@ def play(s: JobEconomics, players: Players, story: Story) -> Ledger:
     ledger = Ledger(job=s)
     trainer = TrainerStrategy.HONEST if story.decoy else players.trainer
     ledger.accept()
-    computed = (
-        Fraction(s.training)
-        if trainer is TrainerStrategy.HONEST
-        else s.training * (1 - Fraction(s.tampered, s.segments))
-    )
-    ledger.move(TRAINER, COMPUTE, computed)
+    saved = 0 if trainer is TrainerStrategy.HONEST else s.training * Fraction(s.tampered, s.segments)
+    ledger.move(TRAINER, COMPUTE, s.training - saved)
     ledger.move(TRAINER, GAS, s.costs.way)
     ledger.move(TRAINER, CAPITAL, s.trainer_stake * s.rate * s.job_seconds)
     ledger.head = "true" if trainer is TrainerStrategy.HONEST and not story.decoy else "false"
@@ -277,7 +270,7 @@ def _seal(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> No
 
 def _own_seals(s: JobEconomics, story: Story, ledger: Ledger, *, caught: bool) -> None:
     """The trainer's seats, which cost no replay, seal last, if that pays."""
-    win = s.fee + (int(s.trainer_stake * (1 - s.burn)) // (1 + s.auditors) if caught else 0)
+    win = s.fee + (s.trainer_stake // 2 // (1 + s.auditors) if caught else 0)
     if win > s.costs.seal + s.costs.claim + 2 * s.bond * s.rate * s.job_seconds:
         for _ in story.bought:
             ledger.seal(SYBIL, "another root" if caught else ledger.head)
@@ -290,15 +283,11 @@ def _audits(s: JobEconomics, story: Story, players: Players, ledger: Ledger) -> 
             ledger.move(auditor(number), COMPUTE, s.audit)
         _seal(s, players, story, ledger)
         return
-    for number in range(s.auditors):
-        if number in story.audited:
-            ledger.move(auditor(number), COMPUTE, s.audit * Fraction(s.sampled, s.segments))
-        if number in story.audited or not s.proven:
-            ledger.move(CLIENT, auditor(number), s.fee)
-        if number in story.finders and s.whole_first and s.sampled < s.segments:
+    for number in story.audited:
+        ledger.move(auditor(number), COMPUTE, s.audit * Fraction(s.sampled, s.segments))
+        ledger.move(CLIENT, auditor(number), s.fee)
+        if number in story.finders and s.sampled < s.segments:
             ledger.move(auditor(number), COMPUTE, s.audit)
-    if players.own is AuditorStrategy.FALSE and not s.proven:
-        ledger.move(auditor(0), CLIENT, s.fee)  # a challenger has not claimed that all is well
 
 
 def _silent_challenge(ledger: Ledger) -> None:
@@ -314,9 +303,7 @@ def _with_honest(s: JobEconomics, players: Players, story: Story, ledger: Ledger
 
 
 def _with_naive(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
-    _audits(s, story, players, ledger)
-    if players.own is AuditorStrategy.FALSE:
-        _silent_challenge(ledger)
+    _with_honest(s, players, story, ledger)
     if not story.finders:
         return
     for number in story.finders:
@@ -338,16 +325,16 @@ def _with_naive(s: JobEconomics, players: Players, story: Story, ledger: Ledger)
     ledger.move("the world", TRAINER, s.kept * s.lie)
 
 
+def _accusers(players: Players, story: Story) -> list[str]:
+    return [auditor(0)] if players.own is AuditorStrategy.FALSE else [auditor(number) for number in story.finders[:1]]
+
+
 def _with_hedged(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
     _audits(s, story, players, ledger)
-    accusers = (
-        [auditor(0)] if players.own is AuditorStrategy.FALSE else [auditor(number) for number in story.finders[:1]]
-    )
-    for who in accusers:
+    for who in _accusers(players, story):
         ledger.challenge(who)
         ledger.equivocation(SYBIL)
-        if not s.oldest_paid:
-            ledger.withdraw(SYBIL)
+        ledger.withdraw(SYBIL)
         ledger.reclaim(who)
         ledger.withdraw(who)
         ledger.move("the world", TRAINER, s.kept * s.lie)
@@ -358,9 +345,7 @@ def _with_insured(s: JobEconomics, players: Players, story: Story, ledger: Ledge
     ledger.challenge(SYBIL)  # nobody can challenge before the trainer's heads are known, and it knows them first
     _lock(ledger, SYBIL, s.challenger_stake)
     ledger.move(TRAINER, GAS, s.costs.concede)  # one of the two sides ends the game
-    accusers = (
-        [auditor(0)] if players.own is AuditorStrategy.FALSE else [auditor(number) for number in story.finders[:1]]
-    )
+    accusers = _accusers(players, story)
     if not accusers:
         ledger.defended(SYBIL)
         return
@@ -381,9 +366,7 @@ def _with_self(s: JobEconomics, players: Players, story: Story, ledger: Ledger) 
 
 
 def _with_decoy(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
-    _audits(s, story, players, ledger)
-    if players.own is AuditorStrategy.FALSE:
-        _silent_challenge(ledger)
+    _with_honest(s, players, story, ledger)
     for who in [auditor(number) for number in story.finders[:1]]:
         ledger.challenge(who)
         ledger.convicted(who)

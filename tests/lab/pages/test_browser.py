@@ -106,6 +106,12 @@ def page(chromium: Browser, site: Site) -> Iterator[Page]:
         yield opened
 
 
+def go(page: Page, site: Site, source: Staged, path: str = "") -> None:
+    """Opens a page of the site, which shows this source."""
+    site.stage.show(source)
+    page.goto(site.address + path, wait_until="load")
+
+
 WIDTH = "[document.documentElement.scrollWidth, window.innerWidth]"
 
 
@@ -114,23 +120,18 @@ def test_nothing_is_wider_than_the_window(page: Page, site: Site, width: int, ca
     page.set_viewport_size({"width": width, "height": 800})
     ends = [source for source in moments() if source.board.games]
     for source in (moments()[0], ends[-1]):
-        for hostile in (False, True):
-            site.stage.show(source)
-            if hostile:
-                site.stage.names, site.stage.chain = [HOSTILE] * 300, HOSTILE
-                site.stage.named = dict.fromkeys(source.board.jobs, "W" * 100)
+        named = dict.fromkeys(source.board.jobs, "W" * 100)
+        for shown in (source, replace(source, names=[HOSTILE] * 300, chain=HOSTILE, named=named)):
             for path in paths(source):
-                page.goto(site.address + path, wait_until="load")
+                go(page, site, shown, path)
                 found, there = page.evaluate(WIDTH)
                 assert found <= there, (path, width, found)
                 cases()
 
 
 def test_a_narrow_page_shows_money_before_lists(page: Page, site: Site) -> None:
-    source = moments()[-1]
-    site.stage.show(source)
     page.set_viewport_size({"width": 390, "height": 844})
-    page.goto(f"{site.address}/jobs/{next(iter(source.board.jobs)).hex()}", wait_until="load")
+    go(page, site, moments()[-1], f"/jobs/{next(iter(moments()[-1].board.jobs)).hex()}")
     places = [page.locator(name).bounding_box() for name in ("#live_training", "#money", "#live_heads", "#live_said")]
     tops = [place["y"] for place in places if place]
     assert len(tops) == 4
@@ -140,9 +141,8 @@ def test_a_narrow_page_shows_money_before_lists(page: Page, site: Site) -> None:
 def test_live_updates_keep_the_search_and_the_text_being_typed(page: Page, site: Site) -> None:
     """The list stays the one that was asked for when the page changes, and so does what is being typed."""
     source = moments()[-1]
-    site.stage.show(replace(source, named=dict.fromkeys(source.board.jobs, "digits")))
     page.set_viewport_size({"width": 390, "height": 844})
-    page.goto(site.address, wait_until="load")
+    go(page, site, replace(source, named=dict.fromkeys(source.board.jobs, "digits")))
     page.get_by_label("A name, an id or an account").fill("digitz")
     page.get_by_role("button", name="Search").click()
     page.wait_for_url("**/?q=digitz")
@@ -161,9 +161,8 @@ def test_live_updates_keep_the_search_and_the_text_being_typed(page: Page, site:
 
 def test_a_game_page_shows_new_moves_without_a_reload(page: Page, site: Site) -> None:
     games = [source for source in moments() if source.board.games]
-    site.stage.show(games[0])
     (game_id,) = games[0].board.games
-    page.goto(f"{site.address}/games/{game_id.hex()}", wait_until="load")
+    go(page, site, games[0], f"/games/{game_id.hex()}")
     page.wait_for_selector("body.live")
     assert site.asked[-1].endswith(f"&job={next(iter(games[0].board.jobs)).hex()}")
     assert page.locator(".stage").count() == 1
@@ -181,9 +180,8 @@ def test_a_game_page_shows_new_moves_without_a_reload(page: Page, site: Site) ->
 
 def test_clocks_count_down_by_the_boards_time(page: Page, site: Site) -> None:
     source = next(source for source in moments() if source.board.games)
-    site.stage.show(source)
     (game_id,) = source.board.games
-    page.goto(f"{site.address}/games/{game_id.hex()}", wait_until="load")
+    go(page, site, source, f"/games/{game_id.hex()}")
     clock = page.locator(".side.turn .clock time")
     before = clock.inner_text()
     assert page.locator("#difference").inner_text().startswith("; this machine is at UTC")
@@ -197,10 +195,8 @@ def test_clocks_count_down_by_the_boards_time(page: Page, site: Site) -> None:
 
 
 def test_an_opened_detail_stays_open_across_live_updates(page: Page, site: Site) -> None:
-    source = moments()[-1]
-    site.stage.show(source)
-    (job_id,) = source.board.jobs
-    page.goto(f"{site.address}/jobs/{job_id.hex()}", wait_until="load")
+    (job_id,) = moments()[-1].board.jobs
+    go(page, site, moments()[-1], f"/jobs/{job_id.hex()}")
     page.wait_for_selector("body.live")
     page.locator("summary").click()
     site.stage.show(moments()[-2])
@@ -224,8 +220,7 @@ def test_a_dropped_file_is_checked(page: Page, site: Site) -> None:
 
 
 def test_the_keyboard_reaches_every_link(page: Page, site: Site) -> None:
-    site.stage.show(moments()[-1])
-    page.goto(site.address, wait_until="load")
+    go(page, site, moments()[-1])
     links = page.locator("a").count()
     reached: set[Any] = set()
     for _ in range(links):

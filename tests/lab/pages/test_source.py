@@ -31,14 +31,16 @@ from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
 
 
+def received(post: p.Post, place: int, at: int) -> p.ReceivedPost:
+    """A post that a hub took, without signatures."""
+    wire = p.SignedPost(post=post, signature=bytes(65)).encode()
+    return p.ReceivedPost(place=place, at=at, wire=wire, signature=bytes(65))
+
+
 class Store:
     def __init__(self, source: Staged | None = None) -> None:
         seen = [] if source is None else [one for told in source.seen.values() for one in told]
-        self.rows = [
-            p.ReceivedPost(place=place, at=one.at, wire=p.SignedPost(post=one.post, signature=bytes(65)).encode(),
-                           signature=bytes(65))
-            for place, one in enumerate(seen, start=1)
-        ]  # fmt: skip
+        self.rows = [received(one.post, place, one.at) for place, one in enumerate(seen, start=1)]
         self.asked = 0
 
     def posts(
@@ -47,9 +49,8 @@ class Store:
     ) -> Sequence[p.ReceivedPost]:  # fmt: skip
         self.asked += 1
         rows = [(row, p.SignedPost.decode(row.wire).post) for row in self.rows if row.place > after]
-        found = [
-            row for row, post in rows if (jobs is None or post.job_id in jobs) and (kinds is None or post.kind in kinds)
-        ]
+        rows = [(row, post) for row, post in rows if jobs is None or post.job_id in jobs]
+        found = [row for row, post in rows if kinds is None or post.kind in kinds]
         return found[-limit:] if newest else found[: min(limit, 3)]
 
     def last_place(self) -> int:
@@ -58,8 +59,7 @@ class Store:
     def say(self, body: p.Body, job_id: Digest, sender: Address = CLIENT.address) -> None:
         place = len(self.rows) + 1
         post = p.Post.of(body, job_id=job_id, number=900 + place, sender=sender)
-        wire = p.SignedPost(post=post, signature=bytes(65)).encode()
-        self.rows.append(p.ReceivedPost(place=place, at=place, wire=wire, signature=bytes(65)))
+        self.rows.append(received(post, place, place))
 
 
 class BoardSource:
@@ -240,11 +240,9 @@ def stored(folder: Path, bodies: Sequence[p.Body]) -> RealStore:
     store.open_for_writing({})
     for place, body in enumerate(bodies, start=1):
         post = p.Post.of(body, job_id=FALSE.job.id, number=place, sender=CLIENT.address)
-        wire = p.SignedPost(post=post, signature=bytes(65)).encode()
-        rows.append(
-            Row(place=place, at=place, job_id=post.job_id, game_id=post.game_id, sender=post.sender, number=place,
-                kind=post.kind, content=post.content, wire=wire, signature=bytes(65))
-        )  # fmt: skip
+        named = {name: getattr(post, name) for name in ("job_id", "game_id", "sender", "kind", "content")}
+        wire = received(post, place, place).wire
+        rows.append(Row(place=place, at=place, number=place, wire=wire, signature=bytes(65), **named))
     with store.writing() as writer:
         writer.add(rows)
     return store

@@ -10,7 +10,7 @@ import pytest
 
 from tests.lab.sim.adversaries.playing import stage
 from tiebreak.lab.sim.adversaries import blocks, seats
-from tiebreak.lab.sim.adversaries.catalogue import CATALOGUE
+from tiebreak.lab.sim.games.playing import CATALOGUE
 from tiebreak.lab.sim.world.board import WorldBoard
 from tiebreak.lab.sim.world.game import GameResult, watch
 from tiebreak.lab.sim.world.world import World

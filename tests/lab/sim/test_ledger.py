@@ -10,10 +10,9 @@ import pytest
 from tests.lab.sim.adversaries.playing import HALF, RELIEF, convict, party
 from tests.lab.sim.beside import whole
 from tests.parts import slow_except
-from tiebreak.lab.sim.adversaries.base import RECOMPUTED, Catch, Deviating
-from tiebreak.lab.sim.adversaries.catalogue import CATALOGUE, MODULES, WEAKNESSES, adversary
-from tiebreak.lab.sim.world.cast import TERMS
-from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.lab.sim.adversaries.base import RECOMPUTED, Catch
+from tiebreak.lab.sim.games.playing import CATALOGUE, MODULES
+from tiebreak.lab.sim.world.game import TERMS
 
 FAST = (
     "one false sum", "equivocation", "silence in the talk", "two ways in one talk",
@@ -27,7 +26,7 @@ REPORTED_BY_ITSELF = {"trainer": -STAKE, "puppet 1": HALF - RELIEF, "client": 0,
 WITHOUT_GROUND = {"challenger 1": -GAME, "trainer": REWARD + GAME // 2}
 ABANDONED, COPIED_BY_THE_BUILDER = {"client": STAKE}, {**COPIED, "builder": RELIEF}
 PAID = {"trainer": REWARD, "client": -REWARD}
-FALSE = [name for name, kind in CATALOGUE.items() if isinstance(kind, Deviating) and kind.caught == RECOMPUTED]
+FALSE = [name for name, kind in CATALOGUE.items() if kind.work is not None and kind.caught == RECOMPUTED]
 PLAYED = (
     "one bit of a loss", "stale checkpoint", "bent partial sum", "log entry far from a tie", "drift by log entries",
 )  # fmt: skip
@@ -69,12 +68,8 @@ def test_a_false_run_is_convicted_at_its_first_lie(name: str) -> None:
 def test_every_adversary_has_a_unique_name_and_known_endings() -> None:
     rows = [one for module in MODULES for one in module.ADVERSARIES]
     assert len(rows) == len(CATALOGUE) >= 135
-    assert not WEAKNESSES, "what the rules do not stop"
     assert len(FALSE) == 40
     for one in rows:
-        assert adversary(one.name) is one
         assert one.name == one.name.strip()
         assert len(one.gain) > 10
-        assert one.caught <= set(Catch)
-    with pytest.raises(ConfigurationError, match=r"expected an adversary, one of .*poisoned label.*; got 'nobody'"):
-        adversary("nobody")
+        assert set() < one.caught <= set(Catch)

@@ -17,8 +17,7 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.train import Worker
-from tiebreak.lab.sim.adversaries.forgery import ForgedEvidence
-from tiebreak.lab.sim.adversaries.tampering import Cheat, long_sums
+from tiebreak.lab.sim.adversaries.tampering import Cheat, ForgedEvidence, long_sums
 from tiebreak.lab.sim.games import disputes
 from tiebreak.protocol.chain import JobStatus
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob

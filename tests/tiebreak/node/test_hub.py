@@ -477,10 +477,8 @@ def test_slow_web_pages_do_not_block_posting(tmp_path: Path) -> None:
             go_on.wait(20)
 
     context = PageContext(domain=DOMAIN, blob=lambda root: tmp_path / root.hex(), now=lambda: 0)
-    with (
-        running(settings(tmp_path), pages=lambda store: routes(Slow(store, context))) as hub,
-        ExitStack() as stack,
-    ):
+    slow = running(settings(tmp_path), pages=lambda store: routes(Slow(store, context)))
+    with slow as hub, ExitStack() as stack:
         for number in range(48):
             reader = stack.enter_context(connect(hub, f"127.0.0.{2 + number // 8}"))
             reader.sendall(b"GET / HTTP/1.1\r\nHost: hub\r\n\r\n")
@@ -492,11 +490,8 @@ def test_slow_web_pages_do_not_block_posting(tmp_path: Path) -> None:
 
 
 def test_store_selects_the_newest_posts_and_posts_by_kind(store: Store) -> None:
-    take(
-        make_writer(store),
-        OFFER,
-        *(wire for n in range(4) for wire in (steps(2 * n), hubs.library([], 2 * n + 1))),
-    )
+    posted = [wire for n in range(4) for wire in (steps(2 * n), hubs.library([], 2 * n + 1))]
+    take(make_writer(store), OFFER, *posted)
     newest: dict[str, Any] = {"newest": True, "limit": 3}
     for after, given, places in (
         (2, newest, [7, 8, 9]),

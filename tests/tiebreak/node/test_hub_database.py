@@ -6,9 +6,10 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,7 +23,6 @@ from tests.waiting import until
 from tiebreak.node.hub import service as service_module
 from tiebreak.node.hub import store as store_module
 from tiebreak.node.hub.store import Store
-from tiebreak.node.hub_client import HubClient
 from tiebreak.node.pages.routes import pages
 from tiebreak.node.pages.source import PageContext
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
@@ -196,14 +196,14 @@ def end_sessions(store: Store) -> None:
 
 
 class Proxy:
-    """Passes bytes between a hub and PostgreSQL, and fails as it is told.
+    """Passes bytes between a hub and PostgreSQL.
 
-    fails: at the next COMMIT, "counted" cuts the connection behind it, "lost" before it, and "silent" passes it on and
-    lets no answer through for as long as the connection lasts. is_away: ends all connections, and takes no new one.
+    is_silent: the next COMMIT is passed on, and no answer let through for as long as its connection lasts. is_away: all
+    connections are ended, and no new one is taken.
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self.fails, self.is_away, self.failures = path, "", False, 0
+        self._path, self.is_silent, self.is_away = path, False, False
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.port = self._listening.getsockname()[1]
         self._open = set[socket.socket]()
@@ -221,38 +221,26 @@ class Proxy:
     def _accept(self) -> None:
         with suppress(OSError):
             while True:
-                client = self._listening.accept()[0]
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+                client, server = self._listening.accept()[0], socket.socket(socket.AF_UNIX)
+                if self.is_away:
+                    client.close()
+                    continue
+                server.connect(str(self._path))
+                self._open |= {client, server}
+                silent = threading.Event()
+                for source, target in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass, args=(source, target, silent), daemon=True).start()
 
-    def _serve(self, client: socket.socket) -> None:
-        server, silent = socket.socket(socket.AF_UNIX), threading.Event()
-        with suppress(OSError), client, server:
-            if self.is_away:
-                return
-            server.connect(str(self._path))
-            self._open |= {client, server}
-            threading.Thread(target=self._answer, args=(client, server, silent), daemon=True).start()
-            while data := client.recv(1 << 16):
-                fails = self.fails if b"COMMIT\0" in data else ""
-                if fails:
-                    self.fails, self.failures = "", self.failures + 1
-                    silent.set()
-                if fails != "lost":
-                    server.sendall(data)
-                if fails in ("counted", "lost"):
-                    break
-            self._open -= {client, server}
-            with suppress(OSError):
-                client.shutdown(socket.SHUT_RDWR)
-                server.shutdown(socket.SHUT_WR)
-
-    @staticmethod
-    def _answer(client: socket.socket, server: socket.socket, silent: threading.Event) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket, silent: threading.Event) -> None:
+        is_answer = source.family == socket.AF_UNIX
         with suppress(OSError):
-            while data := server.recv(1 << 16):
-                if not silent.is_set():
-                    client.sendall(data)
-            client.shutdown(socket.SHUT_RDWR)
+            while data := source.recv(1 << 16):
+                if self.is_silent and not is_answer and b"COMMIT\0" in data:
+                    self.is_silent = False
+                    silent.set()
+                if not (is_answer and silent.is_set()):
+                    target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
@@ -293,48 +281,44 @@ def test_a_database_reply_lost_by_a_proxy_only_costs_time(
     """
     monkeypatch.setattr(store_module, "WRITE_SECONDS", 1.0)
     with running(settings(tmp_path / "hub", through(database, proxy))) as hub:
-        hub_client, heard = hub.connect(), list[int]()
+        hub_client = hub.connect()
         hub_client.post(OFFER)
-        following = hub.connect()
-        reader = threading.Thread(target=lambda: heard.extend(places(following, 4)), daemon=True)
-        reader.start()
-        until(lambda: len(hub.hub.streams) == 1)
-        proxy.fails = fails
-        received = [hub_client.post(steps(number)).place for number in range(3)]
-        assert (received, proxy.failures) == ([2, 3, 4], 1)
-        reader.join(20)
-        assert heard == [1, 2, 3, 4], "each once, in order"
+        coming = listening(hub)
+        proxy.is_silent = fails == "silent"
+        with nullcontext() if proxy.is_silent else failing_commit(hub.hub.store, counts=fails == "counted"):
+            assert [hub_client.post(steps(number)).place for number in range(3)] == [2, 3, 4]
+        assert not proxy.is_silent, "a COMMIT went without an answer"
+        assert [coming.get(timeout=20) for _ in range(4)] == [1, 2, 3, 4], "each once, in order"
         assert (ask(hub, "GET", "/healthz")[0], trouble(hub)) == (200, 0)
         assert ask(hub, "GET", f"/posts/end?job={JOB.id.hex()}")[0] == 200
     assert said(caplog) == [CANNOT, STORED_AGAIN]
 
 
-def places(hub_client: HubClient, count: int) -> Iterator[int]:
-    for verified in hub_client.follow(0):
-        yield verified.place
-        if verified.place == count:
-            return
+def listening(hub: Running) -> SimpleQueue[int]:
+    """The places of all posts, as a listener hears them that listens already."""
+    found = SimpleQueue[int]()
+
+    def follow() -> None:
+        for verified in hub.connect().follow(0):
+            found.put(verified.place)
+
+    threading.Thread(target=follow, daemon=True).start()
+    until(lambda: len(hub.hub.streams) == 1)
+    return found
 
 
-@needs_postgres
-@pytest.mark.parametrize("database", ["postgres"], indirect=True)
 def test_a_post_committed_without_a_reply_still_reaches_the_stream(
-    database: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client that never asks again does not keep a post from those who listen."""
     monkeypatch.setattr(service_module, "TROUBLE_SECONDS", 0.1)
-    with running(settings(tmp_path / "hub", through(database, proxy))) as hub:
+    with running(settings(tmp_path / "hub", database)) as hub:
         hub.connect().post(OFFER)
-        connection = http.client.HTTPConnection(urlsplit(hub.url).netloc, timeout=20)
-        connection.request("GET", "/stream?after=1")
-        response = connection.getresponse()
-        until(lambda: len(hub.hub.streams) == 1)
-        proxy.fails = "counted"
-        assert ask(hub, "POST", "/posts", steps(0))[0] == 507
-        lines = iter(response.readline, b"")
-        assert next(line for line in lines if line.startswith(b"id: ")) == b"id: 2\n"
+        coming = listening(hub)
+        with failing_commit(hub.hub.store, counts=True):
+            assert ask(hub, "POST", "/posts", steps(0))[0] == 507
+        assert [coming.get(timeout=20) for _ in range(2)] == [1, 2]
         until(lambda: ask(hub, "GET", "/healthz")[0] == 200)
-        connection.close()
 
 
 @needs_postgres

@@ -175,10 +175,8 @@ def end_of(export: list[posts.ReceivedPost]) -> posts.Complete:
         posts.Received(content=posts.SignedPost.decode(entry.wire).post.content, place=entry.place, at=entry.at)
         for entry in export
     ]
-    job_id, at = (
-        (posts.SignedPost.decode(export[0].wire).post.job_id, export[-1].at) if export else (TRUTH.job.id, START)
-    )
-    digest = posts.Complete.hash_of(received)
+    job_id = posts.SignedPost.decode(export[0].wire).post.job_id if export else TRUTH.job.id
+    digest, at = posts.Complete.hash_of(received), export[-1].at if export else START
     made = posts.Complete(job_id=job_id, posts=digest, at=at, signature=bytes(SIGNATURE_BYTES))
     return replace(made, signature=HUB.sign(made.digest(OFF_CHAIN)))
 
@@ -313,17 +311,6 @@ def test_an_honest_trainer_is_owed_its_reward_without_a_chain(judge: Judge) -> N
     assert set(found["debts"]) == {f"0x{CLIENT.address.hex()}"}
 
 
-def test_posts_without_a_valid_hub_signature_are_not_judged(judge: Judge) -> None:
-    commune = lived(TRUTH)
-    export = commune.export
-    swapped = replace(export[0], at=export[0].at + 1)
-    judge([swapped, *export[1:]], code=2)
-    later = posts.Received(content=posts.SignedPost.decode(export[0].wire).post.content, place=1, at=START * 2)
-    signature = HUB.sign(later.digest(OFF_CHAIN))
-    backdated = replace(export[0], at=START * 2, signature=signature)
-    assert "instant" in judge([backdated, *export[1:]], code=2)
-
-
 def test_an_unfinished_job_yields_no_debts_or_claims(judge: Judge) -> None:
     """The hub's own word of any instant before the conviction, which the trainer may hand over, is no last word."""
     export = lived(FALSE).export
@@ -431,6 +418,8 @@ def test_truncated_or_extended_transcripts_are_rejected(judge: Judge) -> None:
     broken = [*whole[:challenge], replace(whole[challenge], wire=unsigned), *whole[challenge + 1 :]]
     assert f"place {whole[challenge].place}: " in judge(broken, code=3)["problems"][0]
 
+    backdated = placed(export[0], export[0].wire, 1, START * 2)
+    assert "instant" in judge([backdated, *export[1:]], code=2)
     doubled = [*whole, placed(export[0], export[1].wire, place + 1, at)]
     assert "expected one post of a sender and a number" in judge(doubled, code=2)
     theirs = [placed(entry, entry.wire, entry.place, entry.at, TRAINER) for entry in cut]

@@ -155,11 +155,9 @@ class Storm(Commune):
         """Cut somebody off, or all, or kill somebody; and let a stranger post what it has seen."""
         if self.verified_posts and self.rng.random() < 0.2:
             verified = self.rng.choice(self.verified_posts)
-            body, self.strange = verified.body, self.strange + 1
-            game = verified.post.game_id
-            made = posts.Post.of(
-                body, job_id=verified.post.job_id, number=self.strange, sender=STRANGER.address, game_id=game
-            )
+            self.strange += 1
+            named = {"job_id": verified.post.job_id, "game_id": verified.post.game_id}
+            made = posts.Post.of(verified.body, number=self.strange, sender=STRANGER.address, **named)
             with suppress(VerificationError):  # what names its own author is no post of a stranger's
                 self.deliver(posts.SignedPost.sign(made, OFF_CHAIN, STRANGER), OFF_CHAIN)
         if self.plan.calm or self.rng.random() > 0.1:

@@ -64,13 +64,8 @@ class Villager(PostingDriver):
         self.is_started, self.kept = False, Kept()
         pace = Pace(block_seconds=BLOCK, step_seconds=1)
         board_source = self.new_ground(pace)
-        known: dict[str, Any] = {
-            "board": board_source.board,
-            "domain": board_source.domain,
-            "pace": pace,
-            "key": self.key,
-        }
-        super().__init__(self.kind(**known), self.kept, board_source)
+        machine: Any = self.kind(board=board_source.board, domain=board_source.domain, pace=pace, key=self.key)
+        super().__init__(machine, self.kept, board_source)
         self.board_source: Any = board_source
         if isinstance(board_source, ChainSource):
             board_source.know(self.machine)

@@ -29,9 +29,9 @@ from tiebreak.protocol.errors import ConfigurationError, VerificationError
 from tiebreak.protocol.parties.terms import Pace, objections_to_seats, objections_to_training
 
 DRAFT: Final = "draft.txt"
-"""The file with the draft's nonce, for a job with seats: from it the client's key alone derives the draw's secret."""
+"""File of the draft's nonce, for a job with seats. From it and its key the client derives the secret of the draw."""
 MEASURED_STEPS: Final = 2
-"""The first step also pays for compiling kernels and filling caches, so the fastest counts."""
+"""Steps that `seconds_per_step` times. The fastest counts: the first one also compiles kernels and fills caches."""
 
 
 def offer_on(
@@ -71,7 +71,10 @@ def seconds_per_step(offered: RunDirectory, machine: Machine) -> float:
 
 
 def pace_of(seconds: float, *, block_seconds: int, slowdown: int, start: float = 0.0) -> Pace:
-    """The pace by which terms are judged: whole seconds of a step, so that none is free, and a trial's without one."""
+    """The speeds by which `objections` judges terms, all in seconds.
+
+    seconds: of one step, rounded up; 0 if unknown. start: before the first step. slowdown: factor for the worst data.
+    """
     return Pace(block_seconds=block_seconds, step_seconds=ceil(seconds), slowdown=slowdown, start_seconds=start)
 
 

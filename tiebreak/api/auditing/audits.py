@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tiebreak.api.auditing.parallel import Replayers, audit_in_parallel
 from tiebreak.api.auditing.progress import Tally, on_stderr
-from tiebreak.api.auditing.replayers import Assignment, Executing, Processes, RayExecutor, TaskExecutor
+from tiebreak.api.auditing.replayers import Assignment, ExecutorWorkers, Processes, RayExecutor, TaskExecutor
 from tiebreak.api.machine import Machine
 from tiebreak.api.machine.environment import own_mark, usable_cores
 from tiebreak.api.machine.interpreters import as_policy, make_interpreter
@@ -34,9 +34,9 @@ from tiebreak.protocol.trees import Frontier
 SHARES: Final = (0.01, 0.1)
 """Shares of false segments for which a sample's chance of detection is reported, as for a single false segment."""
 MARK: Final = "replayed.here"
-"""The file of a replay that says who made its records: the marks (`own_mark`) of two counts, in hex digits.
+"""File in a replay that proves who made its records: two marks (`own_mark`, an HMAC) in hex digits.
 
-They are those of all records and of one more, which may not be there yet after a crash.
+One is of all records, the other of one more, which may be missing after a crash.
 """
 MARK_DIGITS: Final = 64
 
@@ -68,7 +68,7 @@ class WholeAudit:
 
 
 def check_last_state(trainer: RunDirectory, head: SignedHead) -> None:
-    """Raises `CannotCheck` if a run whose head is right keeps another last state, which `tiebreak weights` reads."""
+    """Raises `CannotCheck` if the final state on disk is not the one that the signed head commits to."""
     last = trainer.job.last_step(head.head.count - 1)
     try:
         if last in trainer.kept():
@@ -138,10 +138,10 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
 
 
 class OwnReplay(RunDirectory):
-    """A replay whose records this user's audits made, each marked before it is appended.
+    """A replay whose records this user's audits made, each authenticated by a MAC before it is appended.
 
-    What else lies there is checked against a record or the job when it is read, so an archive that somebody made brings
-    nothing that counts; and an older replay of the user's own, only less of the same.
+    Other files are checked against a record or the job when they are read, so planted files have no effect. Restoring
+    an older replay of one's own only loses progress.
     """
 
     @classmethod
@@ -302,10 +302,10 @@ def _audit_by(
         def begin() -> Replayers:
             if workers.ray is not None:
                 ray = stack.enter_context(closing(RayExecutor(workers.ray, threads)))
-                return Executing(assignment, ray, ray.most if jobs is None else min(jobs, ray.most))
+                return ExecutorWorkers(assignment, ray, ray.most if jobs is None else min(jobs, ray.most))
             assert jobs is not None
             if workers.executor is not None:
-                return Executing(assignment, workers.executor, jobs)
+                return ExecutorWorkers(assignment, workers.executor, jobs)
             return Processes(assignment, jobs)
 
         console = Console(stderr=True, quiet=quiet)

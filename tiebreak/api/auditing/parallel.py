@@ -24,7 +24,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from tiebreak.api.auditing.replayers import AuditTask, Executing, Processes, TaskOutcome, outcome_of
+from tiebreak.api.auditing.replayers import AuditTask, ExecutorWorkers, Processes, TaskOutcome, outcome_of
 from tiebreak.api.machine.environment import own_folder, own_mark
 from tiebreak.engine.data.disk import storing
 from tiebreak.engine.run.audit import SegmentAudit, SegmentReport
@@ -35,15 +35,15 @@ from tiebreak.protocol.packing import AnyOf, pack, unpack
 from tiebreak.protocol.tags import Digest
 
 TASKS: Final = 32
-"""About how many tasks each worker gets: the last ones are short, and little is lost with a worker."""
+"""The approximate number of tasks of each worker: many, so that little is lost with a worker."""
 RETRIES: Final = 3
 """The number of times that a task is done again when it is lost."""
 _SECOND: Final = 0x7469
-"""Seeds the order of sums of second replays."""
+"""The seed of the order in which second replays take the terms of sums."""
 _ROW: Final = AnyOf((AuditTask, TaskOutcome))
 
 
-Replayers = Processes | Executing
+Replayers = Processes | ExecutorWorkers
 
 
 def divide(run: RunDirectory, segments: Sequence[int], workers: int) -> list[AuditTask]:
@@ -74,8 +74,8 @@ class AuditLedger:
     def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
         """Opens the ledger of the audit with this key, or makes an empty one.
 
-        Raises `ConfigurationError` if it is another audit's or was not made here by this user (it would acquit whom its
-        maker likes), `StateError` if a process is at work on it.
+        Raises `ConfigurationError` if it is another audit's or was not made here by this user (whose results its maker
+        could choose), `StateError` if a process is at work on it.
         """
         self.path, self._began, self._key = path, time.monotonic(), json.dumps(key, sort_keys=True)
         with ExitStack() as stack:
@@ -106,14 +106,14 @@ class AuditLedger:
         self._spent = float(found[1])
 
     def foreign(self) -> ConfigurationError:
-        """The error of a ledger that is not to be gone on with."""
+        """The error for a ledger that must not be resumed."""
         return ConfigurationError(
             f"{self.path}: the ledger of another audit, or one that you did not begin in this place, or that is not as "
             "you left it; name a new file, or delete this one"
         )
 
     def _mark(self, content: bytes) -> str:
-        """Binds what a row says to this user: a journal file next to the ledger, too, may be a stranger's."""
+        """HMAC of a row under this user's secret. It detects others' rows, such as those of a planted journal file."""
         return own_mark(f"{self._key} {content.hex()}", self.path)
 
     def _put(self, rows: Sequence[AuditTask | TaskOutcome]) -> None:
@@ -122,7 +122,7 @@ class AuditLedger:
             self._file.execute("INSERT OR REPLACE INTO task VALUES (?, ?, ?)", [number, content, self._mark(content)])
 
     def begin(self, tasks: Sequence[AuditTask]) -> None:
-        """Keeps the tasks of an audit that begins."""
+        """Stores the tasks of a new audit."""
         with self._file:
             self._file.execute("BEGIN")
             self._put(tasks)
@@ -130,7 +130,7 @@ class AuditLedger:
     def tasks(self) -> tuple[list[AuditTask], dict[int, TaskOutcome]]:
         """All tasks of the audit, in order, and the outcomes of those that are done, by number.
 
-        Raises `ConfigurationError` if anything of them is not what this user's audit has kept here.
+        Raises `ConfigurationError` if a row was not written here by this user's audit.
         """
         tasks, done = list[AuditTask](), dict[int, TaskOutcome]()
         try:
@@ -147,7 +147,7 @@ class AuditLedger:
         return tasks, done
 
     def put(self, outcomes: Sequence[TaskOutcome]) -> None:
-        """Keeps the outcomes of some tasks, durably."""
+        """Stores outcomes of tasks durably, in one transaction."""
         with self._file:
             self._file.execute("BEGIN")
             self._put(outcomes)
@@ -155,7 +155,7 @@ class AuditLedger:
 
     @property
     def seconds(self) -> float:
-        """The time that the audit has taken so far, in all processes that led it."""
+        """Seconds that the audit has taken so far, including those before it was resumed."""
         return self._spent + time.monotonic() - self._began
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ def audit_in_parallel(
 
 
 def _place(key: Mapping[str, Any]) -> Path:
-    """The file of an audit's ledger, unless another is named, in a folder in which no archives are unpacked."""
+    """The default path of an audit's ledger, in the user's own state folder, into which no archive is unpacked."""
     folder = own_folder() / "ledgers"
     with storing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -215,10 +215,9 @@ class _Audit:
         self._unsaved: list[TaskOutcome] = []
         self._suspects: dict[int, TaskOutcome] = {}
         """Tasks in which a segment disagrees, until it is computed again."""
-        self._end = min(
-            (number for number, outcome in self._done.items() if self._disagrees(outcome)), default=len(tasks)
-        )
-        """No task after this one counts."""
+        disagreeing = [number for number, outcome in self._done.items() if self._disagrees(outcome)]
+        self._end = min(disagreeing, default=len(tasks))
+        """The last task that counts, by number."""
         left = [task for task in tasks if task.number not in self._done]
         self._waiting = sorted(left, key=lambda task: -task.steps)
         self._under_way: dict[Future[Any], AuditTask] = {}
@@ -234,7 +233,7 @@ class _Audit:
         return bool(self._waiting) or any(task.number <= self._end for task in self._under_way.values())
 
     def work(self, replayers: Replayers) -> None:
-        """Has all tasks done."""
+        """Runs tasks until none is left, and stores their outcomes. Raises `StateError` if one is lost too often."""
         try:
             while self.is_left:
                 while self._waiting and len(self._under_way) < replayers.most:
@@ -285,7 +284,7 @@ class _Audit:
         self._unsaved.append(outcome)
 
     def _judge(self, first: TaskOutcome, second: TaskOutcome) -> None:
-        """A disagreement has been computed again."""
+        """Decides on a disagreement, by the second computation of its segment."""
         number, (checkpoint, record) = first.task.number, first.checked[-1]
         if second.checked[-1] == (checkpoint, record):
             self._keep(first)

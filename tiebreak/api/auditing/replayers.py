@@ -1,8 +1,7 @@
 """Replays of parts of one run for an audit, by processes of this machine or by somebody else's executor.
 
-A part is a task. The answer holds records and what the replay met on its way; states stay where they are. A task that
-ends without a result, because its process was killed, says what is no answer or is short of something, is lost: that
-says nothing about the run.
+A part is a task. Its outcome holds records, steps and findings of logs; states stay on the worker. A task is lost if
+its process is killed, sends something else than an outcome, or lacks memory or disk: that says nothing about the run.
 """
 
 import json
@@ -219,7 +218,7 @@ def lost(task: AuditTask, worker: str, reason: str) -> TaskOutcome:
 class Processes:
     """A fixed number of processes on this machine. One that ends, however it does, is replaced.
 
-    None is a copy of this process, since it would hold its memory too: a key, and a fault that all copies share.
+    They are started anew instead of forked: a copy would hold the keys of this process, and any fault in its memory.
     """
 
     def __init__(self, assignment: Assignment, number: int) -> None:
@@ -303,7 +302,7 @@ def replay_packed(order: bytes) -> bytes:
     return packing.pack(replay(AuditOrder.unpack("order", packing.unpack(order, len(order)))).pack())
 
 
-class Executing:
+class ExecutorWorkers:
     """Workers of an executor, in place of `Processes`."""
 
     def __init__(self, assignment: Assignment, executor: TaskExecutor, most: int) -> None:
@@ -319,7 +318,7 @@ class Executing:
 
 
 def outcome_of(task: AuditTask, future: "Future[TaskOutcome] | Future[bytes]") -> TaskOutcome:
-    """The outcome of a task whose future is done. If that failed, or says what is no answer, the task is lost."""
+    """The outcome of a task whose future is done. If it failed, or its result is no valid outcome, the task is lost."""
     try:
         found = future.result()
         if isinstance(found, bytes):

@@ -33,11 +33,9 @@ class Attention(nn.Module):
 
     def forward(self, x_BTC: Tensor) -> Tensor:
         """[B, T, C] to [B, T, C]."""
-        B, T, C = x_BTC.shape
-        q, k, v = (
-            part.view(B, T, self.heads, C // self.heads).transpose(1, 2) for part in self.qkv(x_BTC).split(C, dim=2)
-        )
-        scores_BHTT = (q @ k.transpose(-2, -1)) * (1 / math.sqrt(C // self.heads))
+        (B, T, C), H = x_BTC.shape, self.heads
+        q, k, v = (part.view(B, T, H, C // H).transpose(1, 2) for part in self.qkv(x_BTC).split(C, dim=2))
+        scores_BHTT = (q @ k.transpose(-2, -1)) * (1 / math.sqrt(C // H))
         time_T = torch.arange(T)
         future_TT = time_T[None, :] > time_T[:, None]
         weights_BHTT = F.softmax(scores_BHTT.masked_fill(future_TT, MASKED), dim=-1)
@@ -109,7 +107,7 @@ def load() -> Tensor:
 def task(steps: int = 40) -> Task:
     """Trains by AdamW with linear warm-up and decay, 16 windows a step; measures perplexity on held-out text.
 
-    A model that knows nothing has perplexity 256.
+    Uniform predictions have perplexity 256.
     """
     text = load()
     training, validation = text[:-VALIDATION_BYTES], text[-VALIDATION_BYTES:]

@@ -24,18 +24,18 @@ MAX_SAID_BYTES: Final = 16 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class VerifierOutput:
     """The answer of a verifier. code: its exit status, None if it was stopped. text: printable, of at most 16 KiB."""
 
     code: int | None
     text: str
 
 
-def ask(certificate: Certificate, command: str) -> Said | None:
+def ask(certificate: Certificate, command: str) -> VerifierOutput | None:
     """Runs `COMMAND TYPE NONCE` with the evidence on its standard input; None if the certificate has none.
 
     The nonce, in hex, is the run root. The verifier has to find it in the evidence: else this is evidence of something
-    else. After a minute, or once it has said too much, the verifier is killed with all that it has started in its
+    else. After a minute, or when its output exceeds a limit, the verifier is killed with all that it has started in its
     session. Raises `ConfigurationError` if the command cannot be run.
     """
     attestation = certificate.attestation
@@ -58,7 +58,7 @@ def ask(certificate: Certificate, command: str) -> Said | None:
     # Text that cannot move a terminal's cursor or hide anything: ASCII and line ends, and escapes for all else.
     text = data.decode("utf-8", "backslashreplace")
     text = "".join(c if c == "\n" or " " <= c <= "~" else c.encode("unicode_escape").decode() for c in text)
-    return Said(code=process.returncode if ended else None, text=text.rstrip("\n"))
+    return VerifierOutput(code=process.returncode if ended else None, text=text.rstrip("\n"))
 
 
 def _said(process: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]:

@@ -84,7 +84,7 @@ class SignedCertificate:
     def leaves_open(
         self, found: Found | None = None, *, chain_asked: bool = False, base_given: bool = False
     ) -> list[str]:
-        """Sentences that do not follow from it. found: the files that were checked, if any."""
+        """Sentences on what the certificate does not prove. found: the files that were checked, if any."""
         certificate = self.certificate
         rest = certificate.job.state_count - certificate.weights.count
         said = [
@@ -262,7 +262,6 @@ def _joined(model: Path, read: Mapping[str, _Read]) -> Found:
 def _check_index(path: Path, data: bytes, read: Mapping[str, _Read]) -> None:
     """Raises `EncodingError` unless the index, by which a model is loaded, names each tensor and its file."""
     found = JsonObject.parse(str(path), data, 4).take("weight_map", "an object", lambda x: isinstance(x, dict))
-    for tensor in sorted(
-        {tensor: name for name, (_, ids, _) in read.items() for tensor in ids}.items() ^ found.items()
-    ):
-        raise EncodingError(f"{path}: expected each tensor of the files with its file, got {tensor[0]!r} otherwise")
+    right = {tensor: name for name, (_, ids, _) in read.items() for tensor in ids}
+    for tensor, _ in sorted(right.items() ^ found.items()):
+        raise EncodingError(f"{path}: expected each tensor of the files with its file, got {tensor!r} otherwise")

@@ -1,4 +1,4 @@
-"""Finds what a loader would make of the folder of some weights besides these weights. Imports no torch.
+"""Finds what in a model's folder could make a loader use other weights or run code. Imports no torch.
 
 A folder is a stranger's: nothing in it is followed or run, and no more of it is read than these bounds allow. Loaders
 are those of transformers, PEFT, sentence-transformers and diffusers, also with `trust_remote_code`.
@@ -62,7 +62,7 @@ MORE: Final = "more than is read here"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names for people: the first `SHOWN`, and the number of the rest."""
+    """Names joined for a message: the first `SHOWN`, and the number of the rest."""
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return f"{', '.join(map(ascii, names[:SHOWN]))}{more}"
 

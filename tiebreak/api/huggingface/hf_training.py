@@ -44,9 +44,8 @@ def train(
     Raises `ConfigurationError`, with every reason, if the trainer asks for what a run could not follow.
     """
     check_trainer(trainer)
-    _check_start(
-        trainer, trainer.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
-    )
+    start = trainer.args.resume_from_checkpoint if resume_from_checkpoint is None else resume_from_checkpoint
+    _check_start(trainer, start)
     if trial is not None:
         raise ConfigurationError("expected no trial of a search, got one: make a trainer and a folder for each trial")
     with _noting_reads(trainer.args) as read:
@@ -64,7 +63,7 @@ def train(
 
 
 def _check_start(trainer: Trainer, start: str | bool | None) -> None:
-    """Refuses to begin from the checkpoint of another training."""
+    """Raises `ConfigurationError` if the checkpoint is of another training."""
     folder = Path(str(trainer.args.output_dir)).resolve()
     checkpoints = [*folder.glob("checkpoint-[0-9]*")] if start is True else [Path(start).resolve()] if start else []
     if any(path.parent != folder or not (folder / RUN).is_dir() for path in checkpoints):
@@ -139,13 +138,12 @@ def _interval(args: Any, recording: Recording) -> int | None:
     """Steps between checkpoints: those at which Trainer saves, or else evaluates; None for a tenth of all steps."""
     epoch = ceil(len(recording.loader.epochs[0]) / args.gradient_accumulation_steps)
     for strategy, every in ((args.save_strategy, args.save_steps), (args.eval_strategy, args.eval_steps)):
-        match str(getattr(strategy, "value", strategy)):
-            case "steps":
-                found = ceil(every * recording.steps) if every < 1 else int(every)
-            case "epoch":
-                found = epoch
-            case _:
-                continue
-        if found <= recording.steps:
+        every = every or 1  # of a strategy that asks for none
+        intervals: dict[str, int] = {
+            "steps": ceil(every * recording.steps) if every < 1 else int(every),
+            "epoch": epoch,
+        }
+        found = intervals.get(str(getattr(strategy, "value", strategy)))
+        if found is not None and found <= recording.steps:
             return found
     return None

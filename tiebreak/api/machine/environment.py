@@ -77,7 +77,7 @@ def kernels() -> tuple[KernelStatus, ...]:
 
 
 def describe_cuda() -> tuple[tuple[str, str], ...]:
-    """Everything that decides how a CUDA device computes; empty if there is none."""
+    """Properties and versions that determine how a CUDA device computes; empty if there is none."""
     if not torch.cuda.is_available():
         return ()
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -98,16 +98,16 @@ def describe_cuda() -> tuple[tuple[str, str], ...]:
 
 
 def own_folder() -> Path:
-    """The folder that keeps what is this user's alone: `$XDG_STATE_HOME/tiebreak`, else `~/.local/state/tiebreak`."""
+    """The user's state folder: `$XDG_STATE_HOME/tiebreak`, else `~/.local/state/tiebreak`."""
     base = os.environ.get("XDG_STATE_HOME")
     return (Path(base) if base else Path.home() / ".local" / "state") / "tiebreak"
 
 
 def own_mark(of: str, path: Path) -> str:
-    """A mark of this user on work at a path, whose content is in `of`: its HMAC by a secret of this user.
+    """The HMAC-SHA256, in hex, of a text and a path under a secret of this user.
 
-    Work that can be resumed carries it, because a stranger's archive may hold work that looks the same. The secret is
-    in `own_folder`. Raises `StorageError` if it cannot be kept there.
+    Work that can be resumed carries it, so that work planted by others is not resumed. The secret is in `own_folder`,
+    made at the first call. Raises `StorageError` if it cannot be kept there.
     """
     folder = own_folder()
     with storing(folder):

@@ -1,4 +1,4 @@
-"""Joins the workers that `torchrun` has started, and finds out which one is gone when they lose each other."""
+"""Connects the workers that `torchrun` has started, and names the one that is gone when a connection breaks."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ GO_ON: Final = "what is committed stays, start any number of workers to go on"
 
 
 class WorkerLost(StateError):
-    """The workers have lost each other. All that is committed stays, and any number of workers may go on from there."""
+    """The connection of the workers broke. Checkpoints remain, and any number of workers can continue from the last."""
 
 
 def launched() -> bool:
@@ -55,7 +55,7 @@ def joined(device: str, timeout: float = TIMEOUT) -> Iterator[Torch]:
         torch.cuda.set_device(device)  # where nccl meets
     dist.init_process_group(backend, store=store, rank=worker, world_size=workers, timeout=patience)
     exchange = Torch()
-    beats = _Beats(store.clone(), exchange)
+    beats = _Heartbeats(store.clone(), exchange)
     try:
         with _last_words(exchange.worker):
             try:
@@ -121,7 +121,7 @@ def plan(run: RunDirectory, workers: int) -> dict[str, Any]:
     }
 
 
-class _Beats:
+class _Heartbeats:
     """Signs of life: each worker writes how often it has written, and how many exchanges it has begun."""
 
     def __init__(self, store: Any, exchange: Torch) -> None:

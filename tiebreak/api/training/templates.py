@@ -103,9 +103,8 @@ def located(tokenizer: Any, text: str, spans: list[tuple[int, int]], **given: An
 
 def _tokens(tokenizer: Any, messages: list[Any], first: int, more: dict[str, Any]) -> Tokens:
     """Takes what the template marks, or else what each answer adds to the rendering of the messages before it."""
-    is_marked = (
-        re.search(r"\{%-?\s*generation\s*-?%\}", tokenizer.get_chat_template(tools=more.get("tools"))) is not None
-    )
+    template = tokenizer.get_chat_template(tools=more.get("tools"))
+    is_marked = re.search(r"\{%-?\s*generation\s*-?%\}", template) is not None
     if is_marked and not first:
         found = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True, **more)
         return Tokens([*found["input_ids"]], [*map(bool, found["assistant_masks"])])

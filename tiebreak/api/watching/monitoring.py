@@ -30,7 +30,7 @@ _CHUNK: Final = 1 << 20
 
 
 class _Tail:
-    """The whole lines that a file gained since the last look, with their numbers. Overlong ones are cut."""
+    """Reads the complete lines that a file has gained since the last call, with their numbers; cuts overlong ones."""
 
     def __init__(self, run: RunDirectory, name: str, most: int, longest: int) -> None:
         self._run, self.name, self._most, self._longest = run, name, most, longest
@@ -62,7 +62,7 @@ class _Tail:
 
 
 class RunMonitor:
-    """One reader of a run. `look` reads new lines; `rules` gives the standing of each rule."""
+    """Monitors one run directory. `look` reads new lines; `rules` evaluates each rule."""
 
     def __init__(self, run: RunDirectory, *, step_seconds: float | None = None, states: bool = False) -> None:
         """step_seconds: the time of a step on the machine that was agreed on. states: read kept states, too."""
@@ -82,12 +82,11 @@ class RunMonitor:
         self._signed: dict[int, int] = {}
         """Bits of signed losses, by step, whose lines have not come yet."""
         self._bound = 0
-        """The number of losses that were compared with signed ones."""
-        self._last = 0
+        """The number of losses that were compared with the trainer's signed ones."""
         self._before = 0
         """The step of the line of metrics before."""
         self._bad_loss = self._bad_sample = ""
-        """The trouble with a line that a killed process may have left, as the next line will tell."""
+        """The problem of the last line, held back: a killed process may have left it, if the next line resumes."""
 
     @property
     def is_over(self) -> bool:
@@ -120,12 +119,11 @@ class RunMonitor:
         """The paper's three rules and ours, as they stand now. now: seconds since 1970."""
         life, over, job = self._lives[-1] if self._lives else [], self.is_over, self.run.job
         working = [sample for life in self._lives for sample in life[1:]]
-        lines = (
-            f"{sum(map(len, self._lives))} samples in order, of this job" if self._lives else "no samples are told here"
-        )
+        count = sum(map(len, self._lives))
+        lines = f"{count} samples in order, of this job" if self._lives else "no samples are told here"
         signed = f"{self._bound} losses are those that the trainer signed"
         return (
-            alarms.losses_rule(len(self._losses), self._last, job.steps, is_over=over),
+            alarms.losses_rule(len(self._losses), max(self._losses, default=0), job.steps, is_over=over),
             alarms.utilisation_rule(working),
             alarms.memory_rule(life),
             self._heads.rule("heads", signed if self._head else "nothing is signed", judged=self._bound > 0),
@@ -155,7 +153,7 @@ class RunMonitor:
                 raise ValueError("not a step")
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             # A process that is killed can leave half a line, and the next one goes on from a checkpoint.
-            self._note_bad(self._bad_loss)
+            self._form.note(self._bad_loss)
             words = f"{where}: expected a step and its FP32 loss, got {raw[:40]!r}"
             self._bad_loss = self._held(words, len(raw) <= MAX_METRIC_CHARACTERS)
             return
@@ -165,13 +163,12 @@ class RunMonitor:
             return
         goes_on = step <= self._before + 1 and step == job.first_step(job.checkpoint_of(step))
         if not goes_on:  # which follows on what a kill has left
-            self._note_bad(self._bad_loss)
+            self._form.note(self._bad_loss)
         if step != self._before + 1 and not goes_on:
             self._form.note(f"{where}: expected step {self._before + 1}, or one after a checkpoint, got {step}")
         if not isfinite(entry["loss"]):
             self._form.note(f"{where}: expected a finite loss of step {step}, got {entry['loss']}")
         self._bad_loss, self._before = "", step
-        self._last = max(self._last, step)
         if step in self._signed:
             self._losses[step] = bits
             self._compare(step, self._signed.pop(step))
@@ -184,11 +181,11 @@ class RunMonitor:
         try:
             line = alarms.read_line(raw)
         except EncodingError as error:
-            self._note_bad(self._bad_sample)
+            self._form.note(self._bad_sample)
             self._bad_sample = self._held(f"{where}: {error}", len(raw) <= alarms.MAX_LINE)
             return
         if not isinstance(line, ProcessStart):  # which follows on what a kill has left
-            self._note_bad(self._bad_sample)
+            self._form.note(self._bad_sample)
         self._bad_sample = ""
         last = self._lives[-1][-1] if self._lives and self._lives[-1] else None
         if line.time > now + AHEAD:
@@ -217,14 +214,10 @@ class RunMonitor:
             self._unlike[sample.step] = sample.loss_bits
 
     def _held(self, words: str, is_short: bool) -> str:
-        """The words, held back if a killed process may have left the line; one that is too long is noted at once."""
+        """The message for a bad line, kept back if a killed process may have left the line incomplete."""
         if not is_short:
-            self._note_bad(words)
-        return words if is_short else ""
-
-    def _note_bad(self, words: str) -> None:
-        if words:
             self._form.note(words)
+        return words if is_short else ""
 
     # ------------------------------------------------------------------ signed losses
 

@@ -37,9 +37,8 @@ class Sampler:
         if self._gpu is not None:
             machine["gpu"] = self._gpu.name
         step = max(run.kept(), default=0)
-        run.append_line(
-            MONITOR, as_line(ProcessStart(job=run.job.id.hex(), step=step, time=round(time.time(), 3), machine=machine))
-        )
+        start = ProcessStart(job=run.job.id.hex(), step=step, time=round(time.time(), 3), machine=machine)
+        run.append_line(MONITOR, as_line(start))
         run.append_line(MONITOR, as_line(self._sample(step, None)))
 
     def __call__(self, progress: Progress) -> None:

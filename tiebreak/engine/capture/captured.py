@@ -16,7 +16,7 @@ from tiebreak.engine.capture.step_run import CPU, same_tensors, untouched
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
 from tiebreak.engine.capture.torch_updates import RecordedSteps, recorded, torch_update
 from tiebreak.engine.data import FactsCache, data_identities
-from tiebreak.engine.data.narrow import NARROW, fills_words, stored, words_of
+from tiebreak.engine.data.mapped import NARROW, fills_words, stored, words_of
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS
@@ -113,10 +113,10 @@ def capture_in_place(
     before: the model's tensors in the initial state, which are not copied: large models leave no room for that.
     assigned: what `rehearsed` returned, if the step need not be rehearsed again.
     """
-    emitter = _Emitter(task, task.initial_state() if before is None else before)
-    emitter.emit_phases(rehearsed(task) if assigned is None else assigned)
-    b, phases, constants = emitter.b, emitter.phases, emitter.constants
-    new, state, loss = emitter.entries.finished([phase.loss for phase in phases], phases[0].gradients)
+    b = Builder()
+    constants, entries = Constants(b), StateEntries(b, task, task.initial_state() if before is None else before)
+    phases = _phases(task, constants, entries, rehearsed(task) if assigned is None else assigned)
+    new, state, loss = entries.finished([phase.loss for phase in phases], phases[0].gradients)
     try:
         program = b.finish(new, loss)
     except ProgramError as error:
@@ -131,56 +131,52 @@ def capture_in_place(
     return Captured(program, state, data, tuple(phase.placed(b.indices) for phase in phases), traced)
 
 
-class _Emitter:
-    """Emits the phases of a task's step, each from the weights and buffers that the phase before it leaves."""
+def _phases(task: Task, constants: Constants, entries: StateEntries, assigned: frozenset[str]) -> list[PhaseResults]:
+    """Emits the batch, then each phase with its update, from the weights and buffers that the phase before it leaves.
 
-    def __init__(self, task: Task, initial: Mapping[str, Tensor]) -> None:
-        self.task, self.b = task, Builder()
-        self.constants = Constants(self.b)
-        self.entries = StateEntries(self.b, task, initial)
-        self.phases: list[PhaseResults] = []
-        self._recordings: dict[str, RecordedSteps] = {}
+    assigned: the names of the buffers that the phases assign.
+    """
+    b, weights, recordings = constants.builder, dict(task.model.named_parameters()), dict[str, RecordedSteps]()
+    b.origin = "batch"
+    batch, divisor = _batch(b, task)
+    example, found = _telling(task), list[PhaseResults]()
+    for phase in task.phases:
+        drawn, before = len(b.draws), entries.now.copy()
+        with same_tensors(task.model):
+            step = capture(constants, task.model, phase.loss, batch, example, before.__getitem__, divisor, assigned)
+        entries.now |= step.buffers
+        trained = {n for n, p in weights.items() if phase.trains(p)}
+        gradients = entries.rounded({name: g for name, g in step.gradients.items() if name in trained})
+        entries.update(_update(phase, constants, entries, gradients, recordings))
+        after: dict[str, Ref | None] = {MODEL + n: ref for n, ref in entries.now.items() if ref != before[n]}
+        written = {n: ref for n, ref in step.buffers.items() if n in weights and weights[n].requires_grad}
+        draws = tuple(b.draws[drawn:])
+        found.append(PhaseResults(loss=step.loss, gradients=gradients, written=written, after=after, draws=draws))
+    return found
 
-    def emit_phases(self, assigned: frozenset[str]) -> None:
-        """Emits the batch, then each phase with its update. assigned: the names of the buffers that they assign."""
-        task, entries, self.b.origin = self.task, self.entries, "batch"
-        batch, divisor = _batch(self.b, task)
-        example, weights = _telling(task), dict(task.model.named_parameters())
-        for phase in task.phases:
-            drawn, before = len(self.b.draws), entries.now.copy()
-            with same_tensors(task.model):
-                step = capture(
-                    self.constants, task.model, phase.loss, batch, example, before.__getitem__, divisor, assigned
-                )
-            entries.now |= step.buffers
-            trained = {n for n, p in weights.items() if phase.trains(p)}
-            gradients = entries.rounded({name: g for name, g in step.gradients.items() if name in trained})
-            entries.update(self._update(phase, gradients))
-            after: dict[str, Ref | None] = {MODEL + n: ref for n, ref in entries.now.items() if ref != before[n]}
-            written = {n: ref for n, ref in step.buffers.items() if n in weights and weights[n].requires_grad}
-            draws = tuple(self.b.draws[drawn:])
-            self.phases.append(
-                PhaseResults(loss=step.loss, gradients=gradients, written=written, after=after, draws=draws)
-            )
 
-    def _update(self, phase: Task, gradients: dict[str, Ref]) -> Update:
-        b, o, entries = self.b, phase.optimizer, self.entries
-        rates = b.data("learning_rate", DType.F32, (phase.steps,))
-        b.origin = "schedule"
-        rate = b.rows(rates, b.step())
-        parameters = {name: entries.now[name] for name, _ in phase.model.named_parameters()}
-        if phase.clip is not None:
-            gradients = entries.rounded(clipped(b, phase.clip, gradients))
-        if isinstance(o, TorchOptimizers):  # whose state has dtypes of its own
-            if o.prefix not in self._recordings:
-                self._recordings[o.prefix] = recorded(phase, o, list(gradients))
-            updated = torch_update(self.constants, self._recordings[o.prefix], parameters, gradients)
-        else:
-            updated = update(b, o, rate, phase.steps, parameters, gradients)
-        updated.parameters = entries.rounded(updated.parameters)
-        if not isinstance(o, TorchOptimizers):
-            updated.state = entries.rounded(updated.state, lambda entry: entry.partition(".")[2])
-        return updated
+def _update(
+    phase: Task, constants: Constants, entries: StateEntries, gradients: dict[str, Ref],
+    recordings: dict[str, RecordedSteps],
+) -> Update:  # fmt: skip
+    """Emits the update of a phase. recordings: those of torch's own optimizers so far, by prefix."""
+    b, o = constants.builder, phase.optimizer
+    rates = b.data("learning_rate", DType.F32, (phase.steps,))
+    b.origin = "schedule"
+    rate = b.rows(rates, b.step())
+    parameters = {name: entries.now[name] for name, _ in phase.model.named_parameters()}
+    if phase.clip is not None:
+        gradients = entries.rounded(clipped(b, phase.clip, gradients))
+    if isinstance(o, TorchOptimizers):  # whose state has dtypes of its own
+        if o.prefix not in recordings:
+            recordings[o.prefix] = recorded(phase, o, list(gradients))
+        updated = torch_update(constants, recordings[o.prefix], parameters, gradients)
+    else:
+        updated = update(b, o, rate, phase.steps, parameters, gradients)
+    updated.parameters = entries.rounded(updated.parameters)
+    if not isinstance(o, TorchOptimizers):
+        updated.state = entries.rounded(updated.state, lambda entry: entry.partition(".")[2])
+    return updated
 
 
 def _telling(task: Task) -> tuple[Tensor, ...]:

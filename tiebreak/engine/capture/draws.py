@@ -55,23 +55,24 @@ class Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self._noted(begun, call, result)
 
     def _noted(self, begun: bytes, call: Any, result: Any) -> Any:
-        number, first = len(self.earlier), self._first.get(begun, -1)
+        number, first, wrong = len(self.earlier), self._first.get(begun, -1), ""
         if (ended := random_state()) == begun:  # of no elements, or of a kind that needs no random number
             first = None
         elif first == -1:
-            raise ConfigurationError(
-                f"the step cannot be captured: at {user_line(sys._getframe(2))} it draws from a state of torch's "
-                "random numbers that is none of this step's (`set_rng_state`, `manual_seed`), so that each step draws "
-                "the same; leave that out, as each step draws by the job's seed, or keep the numbers in a buffer"
+            wrong = (
+                "is none of this step's (`set_rng_state`, `manual_seed`), so that each step draws the same; leave that "
+                "out, as each step draws by the job's seed, or keep the numbers in a buffer"
             )
         elif first is None:
             self._first[begun] = number
         elif self._calls[first] != call:
-            raise ConfigurationError(
-                f"the step cannot be captured: at {user_line(sys._getframe(2))} it draws from a state of torch's "
-                "random numbers that another draw began in, of other shape, strides, type or distribution; set a state "
-                "again (`set_rng_state`, `fork_rng`) only to draw the same again, by the same call"
+            wrong = (
+                "another draw began in, of other shape, strides, type or distribution; set a state again "
+                "(`set_rng_state`, `fork_rng`) only to draw the same again, by the same call"
             )
+        if wrong:
+            place = f"at {user_line(sys._getframe(2))} it draws from a state of torch's random numbers"
+            raise ConfigurationError(f"the step cannot be captured: {place} that {wrong}")
         self.earlier.append(first)
         self._calls.append(call)
         self._first.setdefault(ended, None)

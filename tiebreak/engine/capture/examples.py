@@ -32,17 +32,7 @@ from torch.utils.data import (
 from tiebreak.engine.capture.step_run import SEED, random_streams, set_random_streams
 from tiebreak.engine.data import ArrayFile, hugging_face, map_array, open_array, open_safetensors
 from tiebreak.engine.optimizers.settings import require
-from tiebreak.protocol.arguments import (
-    FLAG,
-    TEXT,
-    Expectation,
-    instance,
-    is_text,
-    require_fields,
-    shown,
-    tuple_of,
-    whole,
-)
+from tiebreak.protocol.arguments import FLAG, TEXT, Expectation, instance, require_fields, shown, tuple_of, whole
 from tiebreak.protocol.errors import ConfigurationError
 
 MAX_INDEX: Final = (1 << 63) - 1
@@ -65,7 +55,7 @@ class Rows:
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        require_fields(self, names=tuple_of('names of arrays in a tuple, such as ("x", "y")', is_text))
+        require_fields(self, names=tuple_of('names of arrays in a tuple, such as ("x", "y")', TEXT.holds))
         require(len(self.names) > 0, "at least one name of an array", self.names)
 
     def arrays(self) -> tuple[str, ...]:
@@ -224,18 +214,11 @@ LOOKS: Final = 256
 """The most examples of a dataset that are read again, twice and in other orders."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
-    """The dataset of a loader, and how it makes batches: their size, in random order or not, with a short last one."""
+def loaded(loader: DataLoader[Any]) -> tuple[Any, dict[str, Any]]:
+    """The dataset of a loader, and the settings of a `Batch` (size, shuffled, drop_last) that do what it does.
 
-    dataset: Any
-    size: int
-    shuffled: bool
-    drop_last: bool
-
-
-def loaded(loader: DataLoader[Any]) -> Loaded:
-    """Reads what a loader does, if a job can do it. Raises `ConfigurationError` with the name of what it cannot."""
+    Raises `ConfigurationError` with the name of what a job cannot do.
+    """
     batches: Any = loader.batch_sampler
     dataset: Any = loader.dataset
     _refuse(isinstance(dataset, IterableDataset), f"a stream, {shown(dataset)}")
@@ -255,10 +238,8 @@ def loaded(loader: DataLoader[Any]) -> Loaded:
         _refuse(kind is not SequentialSampler, f"the sampler {kind.__name__}")
     _refuse(not hasattr(dataset, "__len__"), f"a dataset without a length, {shown(dataset)}")
     _refuse(len(sampler) != len(dataset), f"a sampler of {len(sampler)} of {len(dataset)} examples")
-    return Loaded(
-        dataset=dataset, size=batches.batch_size, drop_last=batches.drop_last,
-        shuffled=kind in (RandomSampler, SubsetRandomSampler),
-    )  # fmt: skip
+    shuffled = kind in (RandomSampler, SubsetRandomSampler)
+    return dataset, {"size": batches.batch_size, "shuffled": shuffled, "drop_last": batches.drop_last}
 
 
 def _refuse(refused: bool, what: str) -> None:
@@ -272,7 +253,7 @@ def _refuse(refused: bool, what: str) -> None:
 def _stacked(data: Any) -> Any:
     """The examples of a list or of a PyTorch dataset as arrays, as `default_collate` stacks them; other data as it is.
 
-    Raises `ConfigurationError` if they are no numbers of equal shapes, or others at another look.
+    Raises `ConfigurationError` if they are no numbers of equal shapes, or differ when they are read again.
     """
     listed = isinstance(data, list | tuple) and bool(data) and isinstance(data[0], list | tuple | Mapping)
     stored = type(data) is TensorDataset or isinstance(data, IterableDataset) or not hasattr(data, "__len__")

@@ -93,7 +93,7 @@ def rehearse(
     run()  # (1)
     refuse_settings(run, process)  # (2)
     run.watch, first = nullcontext(), (random_state(), run.results())
-    watch.refuse_writes()  # (3)
+    watch.refuse("written")  # (3)
     refuse_other_memory(run)  # (4)
     refuse_marks(run)  # (5)
     refuse_shared_memory(run)  # (4)
@@ -106,7 +106,7 @@ def rehearse(
     second = random_state(), run.results()
     refuse_reads()  # (6)
     refuse_python_state(run, reach.changed())  # (7)
-    watch.refuse_reads()  # (8)
+    watch.refuse("read")  # (8)
     refuse_strangers(run, reach)  # (9)
     is_alike = first[0] == second[0] and _alike(first[1], second[1])
     _refuse_flags(run, is_alike=is_alike)  # (11)
@@ -182,27 +182,23 @@ class EffectWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _place(self, frame: FrameType) -> str:
         return described(module_of(frame, self._paths), user_line(frame))
 
-    def refuse_writes(self) -> None:
-        """Check 3: refuses writes to what is no buffer or parameter, and writes in the backward pass."""
-        if "written" in self._found:
-            raise ConfigurationError(
-                "expected a step that changes buffers and parameters only, and in forward, got one that writes to {} "
-                "in place at {}; compute a new tensor instead (`x = x * 2`), and write to no tensor of the model in a "
-                "hook of the backward pass".format(*self._found["written"])
-            )
+    def refuse(self, deed: str) -> None:
+        """Raises `ConfigurationError` for the first forbidden write ("written", check 3) or read ("read", check 8)."""
+        if deed in self._found:
+            raise ConfigurationError(_DEEDS[deed].format(*self._found[deed]))
 
-    def refuse_reads(self) -> None:
-        """Check 8: refuses tensors of the model that the step reads from elsewhere."""
-        if "read" in self._found:
-            raise ConfigurationError(
-                "expected a step that reads the model's tensors from the model, got one that reads {} by another way "
-                "(from a list, a closure, or as `.data`) at {}; take it from the model in forward, or from the loss's "
-                "argument".format(*self._found["read"])
-            )
+
+_DEEDS: Final = {
+    "written": "expected a step that changes buffers and parameters only, and in forward, got one that writes to {} in "
+    "place at {}; compute a new tensor instead (`x = x * 2`), and write to no tensor of the model in a hook of the "
+    "backward pass",
+    "read": "expected a step that reads the model's tensors from the model, got one that reads {} by another way (from "
+    "a list, a closure, or as `.data`) at {}; take it from the model in forward, or from the loss's argument",
+}
 
 
 def stays(place: str, deed: str, advice: str) -> ConfigurationError:
-    """The refusal of a deed of Python code, which a program would not do again."""
+    """The refusal of a side effect of Python code, which a program would not repeat in each step."""
     return ConfigurationError(
         f"the step cannot be captured: at {place} it {deed}. A program is captured once and then computed without your "
         f"Python code, so this would stay as it was at capture; {advice}"
@@ -345,7 +341,7 @@ def outside_reads(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 
 def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
-    """The forbidden deed of a call of a function in C, and advice; None if a step may make that call."""
+    """The side effect of a call of a function in C, and advice; None if a step may make that call."""
     owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
     if isinstance(owner, random.Random) or name in ("urandom", "getrandom"):
         return f"reads random numbers of Python (`{name}`)", _RANDOM
@@ -396,7 +392,7 @@ def _deed_of_torch(owner: Any, name: str, frame: FrameType) -> tuple[str, str] |
 
 
 def refuse_python_state(run: StepRun, changed: Mapping[str, tuple[Any, Callable[[], Parts]]]) -> None:
-    """Refuses what a step changes and the next one reads. changed: what `Reach` has found."""
+    """Refuses what a step changes and the next one reads. changed: the result of `Reach.changed`."""
     for name in _carried(run, [*changed]):
         value, get = changed[name]
         start = get()

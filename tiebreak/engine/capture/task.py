@@ -30,7 +30,7 @@ from tiebreak.engine.capture.examples import (
     of_batch,
 )
 from tiebreak.engine.data import not_finite
-from tiebreak.engine.data.narrow import NARROW
+from tiebreak.engine.data.mapped import NARROW
 from tiebreak.engine.optimizers.settings import (
     MIN_EPS,
     SGD,
@@ -141,7 +141,7 @@ class Task:
             their sum. An optimizer may stand there more than once. `clip` is by phase; schedulers and `average` move on
             after the last.
         data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32, int64,
-            bool or narrower integers (`tiebreak.engine.data.narrow`) on the CPU, as tensors, numpy arrays, or files
+            bool or narrower integers (`tiebreak.engine.data.mapped`) on the CPU, as tensors, numpy arrays, or files
             (.npy, .safetensors; these stay on the disk), or one .safetensors file of all. Or a `TensorDataset`, or a
             Hugging Face `datasets.Dataset`: the columns that the loss names are taken, or all that are numbers. Or a
             list of examples, each a dict, a tuple or a pair, or any PyTorch dataset of such (`Subset` too), or a
@@ -171,21 +171,19 @@ class Task:
             steps [default: at each checkpoint] and after the last.
         """
         losses: list[Any] = list(loss) if isinstance(loss, list | tuple) else [loss]
-        loader = loaded(data) if isinstance(data, DataLoader) else None
-        data = data if loader is None else loader.dataset
+        data, of_loader = loaded(data) if isinstance(data, DataLoader) else (data, {})
         taken, is_named = arrays(data, losses)
-        size = loader.size if batch is None and loader is not None else batch
+        size = of_loader.get("size") if batch is None else batch
         if size is None:
             raise ConfigurationError("expected batch, the number of examples per step, got none")
         names = tuple(one for one in taken if one != items)
         batch = size if isinstance(size, Batch) else Batch(size=size, examples=Rows(names=names))
-        if loader is not None:
-            if batch.size != loader.size:
-                raise ConfigurationError(
-                    f"expected batch={loader.size}, the batch_size of the DataLoader, got {batch.size}; leave `batch` "
-                    "out, or give the loader's dataset"
-                )
-            batch = replace(batch, shuffled=loader.shuffled, drop_last=loader.drop_last)
+        if batch.size != of_loader.get("size", batch.size):
+            raise ConfigurationError(
+                f"expected batch={of_loader['size']}, the batch_size of the DataLoader, got {batch.size}; leave "
+                "`batch` out, or give the loader's dataset"
+            )
+        batch = replace(batch, **of_loader)
         losses = [of_batch(one, batch.examples.arrays(), by_position=not is_named) for one in losses]
         vars(self).update(
             model=model, data=taken, batch=batch, steps=steps, seed=seed, accumulation=accumulation, items=items,
@@ -199,7 +197,7 @@ class Task:
             require(evaluate is not None, "a function evaluate(model) with evaluate_every", "none")
         self._check_data()
         self._check_model()
-        left = 0 if loader is None or loader.drop_last else self.examples % batch.size
+        left = 0 if of_loader.get("drop_last", True) else self.examples % batch.size
         if left and steps * accumulation * batch.size > self.examples - left:
             raise ConfigurationError(
                 "expected a DataLoader whose batches are all of one size, got drop_last=False and a last one of "

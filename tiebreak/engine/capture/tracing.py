@@ -148,7 +148,7 @@ class _Lines(TorchFunctionMode):
         self._counters, self._answers, self._weights = counters, answers, weights
         self._packed = substitutes.PackedSequences()
         self._asked = ""
-        """The place where the step first asked for the values of a tensor."""
+        """The user's line that first read the values of a tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         line = user_line(sys._getframe(1))
@@ -169,9 +169,7 @@ class _Lines(TorchFunctionMode):
         if self._counters and substitutes.needs_number(func, args):
             deed = "needs the number of a counter, which a tensor cannot stand for"
         if deed:
-            raise ConfigurationError(
-                f"the model cannot be captured: at {described(_noted().get(_PATH), line)} it {deed}"
-            )
+            raise _refused(f"{described(_noted().get(_PATH), line)} it {deed}")
         is_branch = sys._getframe(1).f_code.co_name == "__bool__"  # which asks again, for ever, if it gets a tensor
         if func is Tensor.item and self._counters and substitutes.is_counter(args[0]) and not is_branch:
             return args[0].reshape(()).to(torch.int64, copy=True)
@@ -180,7 +178,7 @@ class _Lines(TorchFunctionMode):
         return self._answered(*self._weights.call(func, args, kwargs or {}), line)
 
     def _answered(self, func: Any, args: Any, kwargs: Any, line: str) -> Any:
-        """Calls a function of torch. If it asks for values, the answer is that of plain PyTorch, or an error."""
+        """Calls a function of torch. If it reads values, the result is that of a run in plain PyTorch, or an error."""
         try:
             return _OWN.get(func, func)(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -194,10 +192,15 @@ class _Lines(TorchFunctionMode):
     def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
         super().__exit__(kind, value, traceback)  # type: ignore[no-untyped-call]
         if self._asked and kind is None:
-            raise ConfigurationError(
-                f"the model cannot be captured: at {self._asked} it needs the values of tensors, and catches the error "
-                "that a trace raises there, so it would always take that way; leave out the `try`"
+            raise _refused(
+                f"{self._asked} it needs the values of tensors, and catches the error that a trace raises there, so it "
+                "would always take that way; leave out the `try`"
             )
+
+
+def _refused(deed: str) -> ConfigurationError:
+    """The refusal of a step. deed: the place in the user's code, in words, and what it does there."""
+    return ConfigurationError(f"the model cannot be captured: at {deed}")
 
 
 def _noted() -> dict[str, str]:
@@ -214,11 +217,10 @@ def _enter_autocast(context: Any) -> Any:
     """Refuses that of another device, which does nothing here, unless it is to do nothing."""
     idle = getattr(context, "is_meant_off", False) and not torch.is_autocast_enabled("cpu")
     if context.device != "cpu" and not idle:
-        noted = _noted()
-        raise ConfigurationError(
-            f"the model cannot be captured: at {described(noted.get(_PATH), user_line(sys._getframe(1)))} it enters "
-            f'torch.autocast("{context.device}"); a step is captured on the CPU, so give it the type of the device of '
-            "its tensors (`x.device.type`)"
+        raise _refused(
+            f"{described(_noted().get(_PATH), user_line(sys._getframe(1)))} it enters torch.autocast"
+            f'("{context.device}"); a step is captured on the CPU, so give it the type of the device of its tensors '
+            "(`x.device.type`)"
         )
     return _ENTER(context)
 
@@ -405,10 +407,8 @@ def _only_inputs(graph: fx.Graph, count: int) -> None:
     """Removes the tangents, which the gradient of one loss does not need, and all inputs that nothing reads."""
     for node in graph.find_nodes(op="call_function", target=torch.ops.higher_order.with_effects):
         noted, operator = node.meta.get("custom", {}), str(node.args[1]).removeprefix("aten.")
-        raise ConfigurationError(
-            f"the model cannot be captured: at {described(noted.get(_PATH), noted.get(_LINE))} {operator} would act on "
-            f"values while the step runs; {operator_hint(operator)}"
-        )
+        place = described(noted.get(_PATH), noted.get(_LINE))
+        raise _refused(f"{place} {operator} would act on values while the step runs; {operator_hint(operator)}")
     for tangent in graph.find_nodes(op="placeholder")[count:]:
         graph.erase_node(tangent)  # raises if anything reads it
     graph.eliminate_dead_code()

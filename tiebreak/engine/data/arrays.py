@@ -8,7 +8,7 @@ see `mapped`. Imports no torch, so that weights can be checked without it.
 import ast
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from math import prod
 from pathlib import Path
@@ -92,7 +92,8 @@ class ArrayFile:
             yield file
 
     def _check_stamp(self, found: Stamp) -> None:
-        if not found.same_bytes(self.stamp):
+        # A new name or mode of the file changes only `changed`; writing into it changes the others too.
+        if replace(found, changed=0) != replace(self.stamp, changed=0):
             raise StateError(
                 f"{self.path}: expected the file as it was when it was opened, got a changed one; open it again"
             )

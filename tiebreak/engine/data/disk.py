@@ -17,7 +17,7 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Final, Self
@@ -71,10 +71,6 @@ class Stamp:
     def of(cls, file: FileIO) -> "Stamp":
         found = os.fstat(file.fileno())
         return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
-
-    def same_bytes(self, other: "Stamp") -> bool:
-        """Whether nobody wrote into the file in between. A new name or mode of the file changes only `changed`."""
-        return replace(self, changed=0) == replace(other, changed=0)
 
 
 def _expect(path: Path, kind: int, found: os.stat_result) -> os.stat_result:

@@ -88,7 +88,10 @@ class FactsCache:
             with tempfile.NamedTemporaryFile("w", dir=self.folder, suffix=".part", delete=False) as file:
                 file.write(json.dumps(entry))
             Path(file.name).replace(self._path(key))
-            self._prune()
+            entries = list(self.folder.glob("*.json"))
+            if len(entries) > MAX_ENTRIES:
+                for path in sorted(entries, key=lambda one: one.stat().st_mtime)[: MAX_ENTRIES // 2]:
+                    path.unlink(missing_ok=True)
         except OSError:
             return False
         return True
@@ -99,12 +102,6 @@ class FactsCache:
     def _is_private(self) -> bool:
         status = self.folder.stat()
         return status.st_uid == os.getuid() and not status.st_mode & 0o022
-
-    def _prune(self) -> None:
-        entries = list(self.folder.glob("*.json"))
-        if len(entries) > MAX_ENTRIES:
-            for path in sorted(entries, key=lambda one: one.stat().st_mtime)[: MAX_ENTRIES // 2]:
-                path.unlink(missing_ok=True)
 
 
 def _key(array: ArrayFile) -> str:

@@ -84,10 +84,9 @@ def read_tensors(
 ) -> dict[str, Tensor]:  # fmt: skip
     """Reads exactly the tensors of `spec`; the header is checked against it before any tensor is made.
 
-    An f32 tensor may be BF16 in the file. wanted: those to read
-    [default: all]. absent: those that the file may lack, all or none of them. narrow: those that stay in bfloat16 if
-    they are so in the file. Raises `EncodingError` for a file that is missing, truncated or oversized, or that holds
-    other names, dtypes or shapes.
+    An f32 tensor may be BF16 in the file. wanted: those to read [default: all]. absent: those that the file may lack,
+    all or none of them. narrow: those that stay in bfloat16 if they are so in the file. Raises `EncodingError` for a
+    file that is missing, truncated or oversized, or that holds other names, dtypes or shapes.
     """
     with folder.reading(name) as (file, stamp):
         entries = _of_spec(folder.path / name, file, stamp, spec, absent=absent, bf16=True)

@@ -4,7 +4,7 @@ They are Arrow tables, which that library maps and reads in batches. A column of
 all have one shape, becomes an array.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -26,9 +26,13 @@ def arrays(dataset: Any, wanted: Iterable[str]) -> dict[str, Array]:
     form = dataset.format
     shown = dataset.column_names if form["output_all_columns"] else form["columns"]
     found = dataset.select_columns(shown).with_format("arrow")
-    columns = [name for name in wanted if name in shown] or numeric_columns(found)
+    row = next(found.iter(batch_size=1))
+    columns = [name for name in wanted if name in shown] or [name for name in shown if _is_numeric(name, row)]
     parts: dict[str, list[Array]] = {name: [] for name in columns}
-    for table in _tables(found.select_columns(columns)):
+    chosen = found.select_columns(columns)
+    # Arrow tables of about 16 MiB each.
+    rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // max(1, next(chosen.iter(batch_size=1)).nbytes)))
+    for table in chosen.iter(batch_size=rows):
         for name in columns:
             element, values = _numbers(name, table.column(name).combine_chunks())
             parts[name].append(element.convert(values))
@@ -41,23 +45,13 @@ def makes_rows(dataset: Any) -> bool:
     return isinstance(form, dict) and (form["type"] == "custom" or "dtype" in form["format_kwargs"])
 
 
-def numeric_columns(dataset: Any) -> list[str]:
-    """The columns whose first row is a number or a list of numbers of one shape."""
-    table = next(dataset.iter(batch_size=1))
-    found = []
-    for name in dataset.column_names:
-        try:
-            _numbers(name, table.column(name).combine_chunks())
-        except (EncodingError, ConfigurationError):
-            continue
-        found.append(name)
-    return found
-
-
-def _tables(dataset: Any) -> Iterator[Any]:
-    """Yields Arrow tables of about 16 MiB each."""
-    row = max(1, next(dataset.iter(batch_size=1)).nbytes)
-    yield from dataset.iter(batch_size=max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // row)))
+def _is_numeric(name: str, row: Any) -> bool:
+    """Whether a column's value in a table of one row is a number or a list of numbers of one shape."""
+    try:
+        _numbers(name, row.column(name).combine_chunks())
+    except (EncodingError, ConfigurationError):
+        return False
+    return True
 
 
 def _numbers(name: str, column: Any) -> tuple[Element, Array]:

@@ -29,12 +29,20 @@ from typing import Final
 from tiebreak.engine.arithmetic.plan.chains import RandomFrom
 from tiebreak.engine.arithmetic.plan.views import Dim, coalesce
 from tiebreak.engine.distributed.layout import Split, along, cut, leading, localized, share
-from tiebreak.engine.distributed.sizes import BOUND_BYTES, LEAST, SMALL, SUM_BYTES, TOLD
+from tiebreak.engine.distributed.wire import BOUND_BYTES, SUM_BYTES
 from tiebreak.protocol.program import isa
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, ReduceFunction, SourceKind
 from tiebreak.protocol.program.isa import row_major as contiguous
 from tiebreak.protocol.program.program import Program
 
+LEAST: Final = 1 << 12
+"""Results of fewer elements than this, divided by the square of the number of workers, are computed whole, unless an
+operand is held in shards. Sending all to everyone costs as many times what shards cost as there are workers."""
+SMALL: Final = 1 << 11
+"""Results that all need are rounded by every worker, if it sends at most this many sums for that."""
+TOLD: Final = 3
+"""Sums that every worker rounds may take, in all, this part of DDP's bytes, divided by the square of the number of
+workers. The smallest results are taken first."""
 _RESULT: Final = 0
 """The strides of the result come before those of the operands."""
 
@@ -138,7 +146,13 @@ class Partition:
         for o in held:
             dims, rank, boxes = _cut(dims, rank, boxes, o + 1, self._layout(i, o))
         readable = {o: self._along(i, dims, boxes, o) for o in held}
-        shared = self._vote(i, readable)
+        votes: dict[int, tuple[int, int]] = {}  # by dim: the elements read in shards along it, of the batch and others
+        for o, at in readable.items():
+            if at is not None:
+                value, (batched, others) = i.operands[o].value, votes.get(at, (0, 0))
+                count = self.program.body[value].numel
+                votes[at] = (batched + count, others) if self.batched[value] else (batched, others + count)
+        shared = max(votes, key=lambda at: votes[at], default=None)
         summed = shared is not None and shared >= rank
         if summed:
             self.batched[index] = False
@@ -154,16 +168,6 @@ class Partition:
             self._set(way, Split(prod(sizes[:shared]), sizes[shared], prod(sizes[shared + 1 :])))
         else:
             self._set(way, self.state_layout(i.shape) if i.is_f32_sum else None)
-
-    def _vote(self, i: Instruction, readable: dict[int, int | None]) -> int | None:
-        """The dim along which most elements are read in shards, those that depend on the batch first."""
-        votes: dict[int, tuple[int, int]] = {}
-        for o, at in readable.items():
-            if at is not None:
-                value, (batched, others) = i.operands[o].value, votes.get(at, (0, 0))
-                count = self.program.body[value].numel
-                votes[at] = (batched + count, others) if self.batched[value] else (batched, others + count)
-        return max(votes, key=lambda at: votes[at], default=None)
 
     def _begin_batch(self, index: int) -> None:
         """Takes note of a value that comes from data, and whose elements are not the same for every worker."""
@@ -422,7 +426,7 @@ class _Local:
         commits = [self._commit(i) for i in given.commits]
         loss = self._whole(len(given.body) - 1)
         if loss != len(self.body) - 1:
-            self._put(_copy(DType.F32, (), Access(loss, 0, ())))
+            self._put(_map(MapFunction.COPY, DType.F32, (), Access(loss, 0, ())))
         return Program(tuple(self.body), tuple(commits))
 
     def _put(self, i: Instruction) -> int:
@@ -459,7 +463,18 @@ class _Local:
         local = replace(i, shape=shape, reduction=summed, operands=operands, params=self._params(i, way, begin, sizes))
         if way.shared < way.rank:
             return self._put(local)
-        return self._add(local, split) if i.is_f32_sum else self._combine(local)
+        if i.is_f32_sum:
+            shape = local.shape if split is None else self._shape(split)
+            everywhere = self.partition.everywhere(local, split)
+            return self._put(
+                SharedSum(opcode=Opcode.REDUCE, dtype=i.dtype, shape=shape, operands=operands, mine=local, split=split,
+                          everywhere=everywhere)
+            )  # fmt: skip
+        # A maximum or a sum of integers: first each worker's own, then those of all.
+        workers, count = self.partition.workers, local.numel
+        every = self._put(_gather(local, self._put(local), (workers, count), Split(1, workers, count)))
+        read = (Access(every, 0, (*contiguous(shape), count)),)
+        return self._put(replace(local, reduction=(workers,), operands=read))
 
     def _access(self, i: Instruction, operand: int, way: Way, begin: int) -> Access:
         assert way.shared is not None
@@ -476,19 +491,10 @@ class _Local:
 
     def _moved(self, value: int, by: int) -> int:
         """A value of integers, each increased by the same number."""
-        constant = self._put(
-            Instruction(
-                opcode=Opcode.SOURCE,
-                function=SourceKind.CONST,
-                dtype=DType.I64,
-                params=isa.SourceConst(bits=by % 2**64),
-            )
-        )
-        count = self.body[value].numel
-        operands = (Access(value, 0, (1,)), Access(constant, 0, (0,)))
-        return self._put(
-            Instruction(opcode=Opcode.MAP, function=MapFunction.ADD, dtype=DType.I64, shape=(count,), operands=operands)
-        )
+        bits, count = isa.SourceConst(bits=by % 2**64), self.body[value].numel
+        constant = Instruction(opcode=Opcode.SOURCE, function=SourceKind.CONST, dtype=DType.I64, params=bits)
+        read = (Access(value, 0, (1,)), Access(self._put(constant), 0, (0,)))
+        return self._put(_map(MapFunction.ADD, DType.I64, (count,), *read))
 
     def _params(self, i: Instruction, way: Way, begin: int, sizes: Sequence[int]) -> isa.Params:
         assert way.shared is not None
@@ -511,21 +517,6 @@ class _Local:
                 return replace(i.params, index_stride=stride)
         return i.params
 
-    def _add(self, mine: Instruction, split: Split | None) -> int:
-        shape, everywhere = mine.shape if split is None else self._shape(split), self.partition.everywhere(mine, split)
-        return self._put(
-            SharedSum(opcode=Opcode.REDUCE, dtype=mine.dtype, shape=shape, operands=mine.operands, mine=mine,
-                      split=split, everywhere=everywhere)
-        )  # fmt: skip
-
-    def _combine(self, mine: Instruction) -> int:
-        """Combines a maximum or a sum of integers: first each worker's own, then those of all."""
-        workers, count = self.partition.workers, mine.numel
-        own = self._put(mine)
-        every = self._put(_gather(mine, own, (workers, count), Split(1, workers, count)))
-        operands = (Access(every, 0, (*contiguous(mine.shape), count)),)
-        return self._put(replace(mine, reduction=(workers,), operands=operands))
-
     def _commit(self, i: Instruction) -> Instruction:
         value = i.operands[0].value
         split = self.partition.state_layout(i.shape)
@@ -534,13 +525,13 @@ class _Local:
         else:
             begin, _ = self._share(split.size)
             read = Access(self._whole(value), begin * split.inner, (split.numel, split.inner, 1))
-            held = self._put(_copy(i.dtype, self._shape(split), read))
+            held = self._put(_map(MapFunction.COPY, i.dtype, self._shape(split), read))
         shape = i.shape if split is None else self._shape(split)
         return replace(i, shape=shape, operands=(Access(held, 0, contiguous(shape)),))
 
 
-def _copy(dtype: DType, shape: tuple[int, ...], access: Access) -> Instruction:
-    return Instruction(opcode=Opcode.MAP, function=MapFunction.COPY, dtype=dtype, shape=shape, operands=(access,))
+def _map(function: MapFunction, dtype: DType, shape: tuple[int, ...], *read: Access) -> Instruction:
+    return Instruction(opcode=Opcode.MAP, function=function, dtype=dtype, shape=shape, operands=read)
 
 
 def _gather(i: Instruction, held: int, shape: tuple[int, ...], split: Split) -> AllGather:

@@ -20,6 +20,7 @@ log.
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import ceil, floor, log2
 from typing import Final
 
@@ -145,20 +146,12 @@ class Calibration:
             environment=tuple(environment),
             sums=found,
         )
-        return LoggedPolicy(
-            precision=proven.precision,
-            thresholds=thresholds,
-            tolerances=tolerances,
-            measurements=measurements,
-        )
+        return replace(proven, thresholds=thresholds, tolerances=tolerances, measurements=measurements)
 
 
 def proven_policy(precision: int) -> LoggedPolicy:
     """The policy without measurements: its thresholds are the proven bounds. Logs are larger, but nothing can fail."""
     slack = -round(log2(UNIT)) - (precision - (MAX_PRECISION - FRACTION_BITS)) - SLACK
     tolerance = min(max(slack, MIN_TOLERANCE), MAX_TOLERANCE)
-    return LoggedPolicy(
-        precision=precision,
-        thresholds=dict.fromkeys(SumKind),
-        tolerances=dict.fromkeys(SumKind, tolerance),
-    )
+    tolerances = dict.fromkeys(SumKind, tolerance)
+    return LoggedPolicy(precision=precision, thresholds=dict.fromkeys(SumKind), tolerances=tolerances)

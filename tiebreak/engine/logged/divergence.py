@@ -45,11 +45,10 @@ class Variant:
     order: int | None = None
 
     def __str__(self) -> str:
-        kernel, threads = (
-            "compiled" if self.compiled else "pure",
-            "1 thread" if self.threads == 1 else f"{self.threads} threads",
-        )
-        words = [self.device, *([kernel, threads] if self.device == "cpu" else [])]
+        words = [self.device]
+        if self.device == "cpu":
+            words += ["compiled" if self.compiled else "pure"]
+            words += ["1 thread" if self.threads == 1 else f"{self.threads} threads"]
         return ", ".join(words if self.order is None else [*words, f"order {self.order}"])
 
 
@@ -140,13 +139,18 @@ class Comparer:
         """Compares one logged sum. Its operands are on the CPU."""
         kind = sum_kind(instruction)
         assert kind is not None  # the caller has checked that it is a logged sum
-        seen, sampling = self.seen[kind], self._sampling(instruction.numel)
+        seen, sampling = self.seen[kind], EVERYTHING
+        fraction_bits = self._precision - (MAX_PRECISION - FRACTION_BITS)
+        if instruction.numel > REPORTED:  # a threshold within which about `REPORTED` well-conditioned ones are reported
+            sampling = float(2.0 ** round(log2(REPORTED / instruction.numel / UNIT) - fraction_bits - 1))
         seen.total += instruction.numel
         elements, values, units, each = self._values(instruction, operands, sampling)
         if not len(elements):
             return
         unit, apart = units.min(0), values.max(0) - values.min(0)
-        gaps, exponents = _gaps(np.abs(values).max(0), self._precision)
+        # 2^exponent of each element, and the gap between its neighbours of that precision.
+        exponents = np.ldexp(1.0, np.maximum(np.frexp(np.abs(values).max(0))[1] - 1, _LEAST_EXPONENT))
+        gaps = exponents * 2.0**-fraction_bits
         chance = 1.0 if sampling == EVERYTHING else np.minimum(1.0, 2 * sampling * unit / gaps)
         bins = np.clip(np.frexp(gaps / unit)[1] - 1 + BINS // 2, 0, BINS - 1)
         np.add.at(seen.counts, bins, each / chance)
@@ -161,13 +165,6 @@ class Comparer:
             if total is not None:
                 seen.exact += 1
                 seen.error = max(seen.error, _error(values[:, at], units[:, at], total))
-
-    def _sampling(self, numel: int) -> float:
-        """The threshold within which elements are reported: all of them, or about `REPORTED` well-conditioned ones."""
-        if numel <= REPORTED:
-            return EVERYTHING
-        fraction_bits = self._precision - (MAX_PRECISION - FRACTION_BITS)
-        return float(2.0 ** round(log2(REPORTED / numel / UNIT) - fraction_bits - 1))
 
     def _values(
         self, instruction: Instruction, operands: Sequence[Tensor], sampling: float
@@ -210,12 +207,6 @@ def _only(near: NearTies, elements: Integers) -> NearTies:
     """The report restricted to some of its elements."""
     at = np.searchsorted(near.elements, elements)
     return NearTies(elements, near.values[at], near.errors[at])
-
-
-def _gaps(magnitudes: Floats, precision: int) -> tuple[Floats, Floats]:
-    """The gap between the neighbours of that precision around each FP64 magnitude, and 2^exponent."""
-    exponents = np.ldexp(1.0, np.maximum(np.frexp(magnitudes)[1] - 1, _LEAST_EXPONENT))
-    return exponents * 2.0 ** -(precision - (MAX_PRECISION - FRACTION_BITS)), exponents
 
 
 def _error(values: Floats, units: Floats, total: tuple[int, int]) -> float:

@@ -105,7 +105,14 @@ class LogFile:
     def open(self) -> None:
         """Opens an existing file, perhaps a stranger's. Raises `EncodingError`."""
         with self._reading() as file:
-            self._check_header(file.read(FILE_HEADER_BYTES))
+            found = file.read(FILE_HEADER_BYTES)
+        for what, part, show in (
+            ("a file of rounding logs,", slice(0, 8), repr),
+            ("logs of job", slice(8, 40), bytes.hex),
+            ("a segment from step", slice(40, 48), lambda raw: str(int.from_bytes(raw, "big"))),
+        ):
+            if found[part] != self._header[part]:
+                raise EncodingError(f"{self.path}: expected {what} {show(self._header[part])}, got {show(found[part])}")
         self._scan()
 
     @property
@@ -125,7 +132,8 @@ class LogFile:
         file is as before.
         """
         if step != self.steps.stop or step not in self.segment:
-            raise StateError(f"{self.path}: expected the log of {self._next()}, got that of step {step}")
+            due = f"step {self.steps.stop}" if self.steps.stop in self.segment else "no further step"
+            raise StateError(f"{self.path}: expected the log of {due}, got that of step {step}")
         data = encode_sparse(log, self._program, step)
         head = unsigned(step, 8) + unsigned(len(data), 8)
         frame = head + unsigned(zlib.crc32(data, zlib.crc32(head)), 4) + data
@@ -214,15 +222,6 @@ class LogFile:
             )
         return length, checksum
 
-    def _check_header(self, found: bytes) -> None:
-        for what, part, show in (
-            ("a file of rounding logs,", slice(0, 8), repr),
-            ("logs of job", slice(8, 40), bytes.hex),
-            ("a segment from step", slice(40, 48), lambda raw: str(int.from_bytes(raw, "big"))),
-        ):
-            if found[part] != self._header[part]:
-                raise EncodingError(f"{self.path}: expected {what} {show(self._header[part])}, got {show(found[part])}")
-
     def _check_sum(self, file: BinaryIO, step: int, length: int, expected: int) -> None:
         found, rest = zlib.crc32(unsigned(step, 8) + unsigned(length, 8)), length
         while rest:
@@ -234,6 +233,3 @@ class LogFile:
             raise EncodingError(
                 f"{self.path}: expected checksum {expected:08x} of the log of step {step}, got {found:08x}"
             )
-
-    def _next(self) -> str:
-        return f"step {self.steps.stop}" if self.steps.stop in self.segment else "no further step"

@@ -41,7 +41,6 @@ from tiebreak.protocol.program.rounding import (
     Mask,
     Rounding,
     StepLog,
-    SumKind,
     element_rounding,
     neighbours,
     round_sum,
@@ -82,7 +81,7 @@ class Follower:
         _, at_near, at_entry = np.intersect1d(near.elements, entries.elements, assume_unique=True, return_indices=True)
         self._take(result, near.elements[at_near], near.values[at_near], entries.up[at_entry])
         exact = _Exact(instruction, operands, result, index)
-        expected = self._expected_entries(sum_kind(instruction), result, near)
+        expected = self._expected_entries(instruction, result, near)
         expected[at_near] = False
         at_edge = ~expected
         at_edge[at_near] = False
@@ -90,14 +89,14 @@ class Follower:
         self._decide(exact, near.elements[expected], None)
         self._decide(replace(exact, at_edge=True), near.elements[at_edge], None)
 
-    def _expected_entries(self, kind: SumKind | None, result: Tensor, near: NearTies) -> Mask:
+    def _expected_entries(self, instruction: Instruction, result: Tensor, near: NearTies) -> Mask:
         """The open elements so near their middle that a trainer's value must have been open too.
 
         If e is at least twice the distance between machines, as with a calibrated threshold, then no other machine's
         value is further than e from the middle when the auditor's is within e/2. A proven threshold is wider than a
         trainer's need be, so nothing is expected then.
         """
-        logging = self._arithmetic.options.logging
+        logging, kind = self._arithmetic.options.logging, sum_kind(instruction)
         if kind is None or logging is None or logging.thresholds.get(kind) is None:
             return np.zeros(len(near), np.bool_)
         own = bits_of(result, near.elements)

@@ -18,7 +18,7 @@ People refer to a file by its digest: SHA-256 of its shortest encoding, with the
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -161,6 +161,10 @@ class LoggedPolicy:
         write_file(path, self.encode())
 
     def _as_json(self) -> dict[str, Any]:
+        evidence = None
+        if (found := self.measurements) is not None:
+            sums = {name: asdict(found.sums[kind]) for name, kind in _NAMES.items() if kind in found.sums}
+            evidence = asdict(found) | {"sums": sums}
         return {
             "version": VERSION,
             "precision": self.precision,
@@ -169,7 +173,7 @@ class LoggedPolicy:
                 name: {"threshold": self.thresholds[kind], "tolerance": self.tolerances[kind]}
                 for name, kind in _NAMES.items()
             },
-            "evidence": None if self.measurements is None else _as_data(self.measurements),
+            "evidence": evidence,
         }
 
 
@@ -185,47 +189,36 @@ def policy_of(run: RunDirectory) -> LoggedPolicy | None:
         return LoggedPolicy.decode(folder.read(POLICY, MAX_BYTES), str(run.path / POLICY))
 
 
-def _as_data(found: Measurements) -> dict[str, Any]:
-    return asdict(found) | {
-        "sums": {name: asdict(found.sums[kind]) for name, kind in _NAMES.items() if kind in found.sums}
-    }
-
-
 def _number(data: JsonObject, key: str, high: float = 2.0**1023) -> float:
     return float(data.take(key, f"a number from 0 to {high}", lambda x: type(x) in (int, float) and 0 <= x <= high))
 
 
-def _count(data: JsonObject, key: str) -> int:
-    return data.integer(key, 0, (1 << 63) - 1)
+def _are_texts(values: object) -> bool:
+    return (
+        isinstance(values, list)
+        and len(values) <= MAX_LIST
+        and all(
+            isinstance(value, str) and len(value) <= MAX_TEXT and value.isascii() and value.isprintable()
+            for value in values
+        )
+    )
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_TEXT and value.isascii() and value.isprintable()
-
-
-def _texts(data: JsonObject, key: str) -> tuple[str, ...]:
-    def allows(value: object) -> bool:
-        return isinstance(value, list) and len(value) <= MAX_LIST and all(map(_is_text, value))
-
-    expected = f"a list of at most {MAX_LIST} lines of at most {MAX_TEXT} printable characters"
-    return tuple(data.take(key, expected, allows))
-
-
-_READERS: Final[dict[Any, Callable[[JsonObject, str], Any]]] = {
-    int: _count,
-    float: _number,
-    tuple[str, ...]: _texts,
-}
 _SHARES: Final = {"share", "logged", "resolved"}
 
 
 def _fields(kind: type[Measurements | MeasuredSums], data: JsonObject) -> dict[str, Any]:
     """The fields of a dataclass that are not objects themselves, each read by its type."""
-    return {
-        field.name: _number(data, field.name, 1.0) if field.name in _SHARES else _READERS[field.type](data, field.name)
-        for field in fields(kind)
-        if field.type in _READERS
-    }
+    found: dict[str, Any] = {}
+    for name, of in ((field.name, field.type) for field in fields(kind)):
+        if of is int:
+            found[name] = data.integer(name, 0, (1 << 63) - 1)
+        elif of is float:
+            found[name] = _number(data, name, 1.0 if name in _SHARES else 2.0**1023)
+        elif of == tuple[str, ...]:
+            expected = f"a list of at most {MAX_LIST} lines of at most {MAX_TEXT} printable characters"
+            found[name] = tuple(data.take(name, expected, _are_texts))
+    return found
 
 
 def _measurements(data: JsonObject) -> Measurements:

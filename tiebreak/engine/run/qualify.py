@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
-from itertools import islice, product
+from itertools import chain, islice, product
 from math import prod
 from time import perf_counter
 from typing import Any, Final
@@ -44,25 +44,8 @@ from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.hashing import one_nan
 from tiebreak.protocol.numbers.float32 import plus_zero, round_ratio
 from tiebreak.protocol.numbers.philox import random_bits
-from tiebreak.protocol.program.isa import (
-    MAP_SIGNATURES,
-    TRANSCENDENTALS,
-    Access,
-    DType,
-    GatherParams,
-    Instruction,
-    IotaParams,
-    MapFunction,
-    Opcode,
-    RandomParams,
-    ReduceFunction,
-    ScatterFunction,
-    ScatterParams,
-    ShuffleParams,
-    WindowFunction,
-    WindowParams,
-    row_major,
-)
+from tiebreak.protocol.program import isa
+from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, ReduceFunction
 from tiebreak.protocol.program.reference import element, needed_elements, pack, to_raw, unpack
 from tiebreak.protocol.program.rounding import Rounding, sum_kind
 from tiebreak.protocol.tags import Digest
@@ -175,7 +158,7 @@ def _operands(arithmetic: Arithmetic, case: _Case) -> list[Tensor]:
 
 
 def _rehearse(arithmetic: Arithmetic, vectors: Sequence[tuple[_Case, Sequence[int]]]) -> None:
-    """Does what qualification does on the device, and compares nothing."""
+    """Executes all cases once without comparing results, so that their kernels can be compiled ahead."""
     for case, _ in vectors:
         arithmetic.execute(case.instruction, _operands(arithmetic, case), 0)
     for _ in _chained(arithmetic, vectors):
@@ -193,29 +176,23 @@ def _chained(
     for case, right in vectors:
         i = case.instruction
         if is_elementwise(i, chains.functions):
-            alone = i.function if i.opcode == Opcode.MAP and i.function in TRANSCENDENTALS else None
+            alone = i.function if i.opcode == Opcode.MAP and i.function in isa.TRANSCENDENTALS else None
             together[i.opcode, i.shape, i.operands, case.operands, alone].append((case, right))
     for members in together.values():
         instructions, operands = [case.instruction for case, _ in members], _operands(arithmetic, members[0][0])
         for (case, right), result in zip(members, arithmetic.backend.run_once(instructions, operands), strict=True):
             yield replace(case, name=f"{case.name} (compiled)"), right, result
-    for case, right in _prologues(vectors) if chains.prologues else ():
-        size = (len(case.operands[0][1]),)
-        copy = _one(Opcode.MAP, DType.F32, size, Access(0, 0, (1,)), function=MapFunction.COPY)
-        reads = replace(case.instruction.operands[0], value=1)
-        reduced = replace(case.instruction, operands=(reads,))
-        yield case, right, arithmetic.backend.run_once([copy, reduced], _operands(arithmetic, case))[0]
-
-
-def _prologues(vectors: Sequence[tuple[_Case, Sequence[int]]]) -> Iterator[tuple[_Case, Sequence[int]]]:
-    """The first sum and the first maximum that may have a prologue, for which a chain copies their operand."""
-    for function in (ReduceFunction.SUM, ReduceFunction.MAX):
-        for case, right in vectors:
-            i = case.instruction
-            plain = (i.opcode, i.function, i.dtype) == (Opcode.REDUCE, function, DType.F32)
-            if plain and reads_each_once(i, len(case.operands[0][1])):
-                yield replace(case, name=f"{case.name} (with a prologue)"), right
-                break
+    # The first sum and the first maximum that may have a prologue, which copies their operand.
+    wanted: set[int] = {ReduceFunction.SUM, ReduceFunction.MAX} if chains.prologues else set()
+    for case, right in vectors:
+        i = case.instruction
+        plain = i.opcode == Opcode.REDUCE and i.dtype == DType.F32 and i.function in wanted
+        if plain and reads_each_once(i, size := len(case.operands[0][1])):
+            wanted.remove(i.function)
+            copy = _one(Opcode.MAP, DType.F32, (size,), Access(0, 0, (1,)), function=MapFunction.COPY)
+            reduced = replace(i, operands=(replace(i.operands[0], value=1),))
+            named = replace(case, name=f"{case.name} (with a prologue)")
+            yield named, right, arithmetic.backend.run_once([copy, reduced], _operands(arithmetic, case))[0]
 
 
 def _ids(arithmetic: Arithmetic) -> dict[str, Digest]:
@@ -322,15 +299,8 @@ def _right(case: _Case, precision: int) -> tuple[int, ...]:
 
 
 def _cases() -> Iterator[_Case]:
-    yield from _maps()
-    yield from _transcendentals()
-    yield from _sums()
-    yield from _products()
-    yield from _scatters()
-    yield from _to_bf16()
-    yield from _extremes()
-    yield from _selections()
-    yield from _draws()
+    parts = _maps, _transcendentals, _sums, _products, _scatters, _to_bf16, _extremes, _selections, _draws
+    return chain.from_iterable(part() for part in parts)
 
 
 @cache
@@ -341,7 +311,7 @@ def _draw(count: int, seed: int) -> tuple[int, ...]:
 
 
 def _maps() -> Iterator[_Case]:
-    for function, signatures in MAP_SIGNATURES.items():
+    for function, signatures in isa.MAP_SIGNATURES.items():
         for types, result in signatures:
             edges = [_EDGES[t][:: 3 if len(types) == 3 and t != DType.BOOL else 1] for t in types]
             # Both as whole vectors and broadcast over the product: the two may use different kernels.
@@ -365,7 +335,7 @@ def _one(opcode: Opcode, dtype: DType, shape: tuple[int, ...], *operands: Access
 def _transcendentals() -> Iterator[_Case]:
     near_one = tuple(exponent << 23 | fraction for exponent in range(100, 136, 3) for fraction in (0, 0x123456))
     x = (*_draw(40, 1), *near_one, *(n | _SIGN for n in near_one))
-    for function in (*sorted(TRANSCENDENTALS), MapFunction.SQRT):
+    for function in (*sorted(isa.TRANSCENDENTALS), MapFunction.SQRT):
         i = _one(Opcode.MAP, DType.F32, (len(x),), Access(0, 0, (1,)), function=function)
         yield _Case(f"map {function.name.lower()}", i, ((DType.F32, x),))
 
@@ -387,25 +357,32 @@ def _reduce(
     return _one(Opcode.REDUCE, dtype, shape, *operands, function=function, reduction=reduction)
 
 
+def _sum_of(
+    shape: tuple[int, ...], reduction: tuple[int, ...], *read: tuple[Access, tuple[int, ...]],
+    elements: tuple[int, ...] = (),
+) -> _Case:  # fmt: skip
+    """An f32 sum, plain or of products. read: for each operand, how it is read, and the bits of its elements."""
+    i = _reduce(ReduceFunction.SUM, DType.F32, shape, reduction, *(access for access, _ in read))
+    name = "reduce sum" if len(read) == 1 else "reduce sum of products"
+    return _Case(name, i, tuple((DType.F32, bits) for _, bits in read), elements)
+
+
 def _sums() -> Iterator[_Case]:
     count = len(_HARD_ROWS)
     for width in (5, 64, 333):
         x = _rows(width, width % 5 + 1)
-        inner = _reduce(ReduceFunction.SUM, DType.F32, (count,), (width,), Access(0, 0, (width, 1)))
-        yield _Case("reduce sum", inner, ((DType.F32, x),))
+        yield _sum_of((count,), (width,), (Access(0, 0, (width, 1)), x))
         turned = tuple(x[r * width + c] for c in range(width) for r in range(count))
-        outer = _reduce(ReduceFunction.SUM, DType.F32, (count,), (width,), Access(0, 0, (1, count)))
-        yield _Case("reduce sum", outer, ((DType.F32, turned),))
-        whole = _reduce(ReduceFunction.SUM, DType.F32, (), (width * 9,), Access(0, 0, (1,)))
-        yield _Case("reduce sum", whole, ((DType.F32, x),))
+        yield _sum_of((count,), (width,), (Access(0, 0, (1, count)), turned))
+        yield _sum_of((), (width * 9,), (Access(0, 0, (1,)), x))
         # One hard row in sixteen: few undecided elements are settled in another way than many. Once without rows that
         # are not finite, which alone would make a kernel look at all others.
         easy = (_ONE, *[0] * (width - 1)) * 15
         lines = [x[r * width : (r + 1) * width] for r in range(count)]
         for hard in (lines, [line for line in lines if all(bits & _INFINITY != _INFINITY for bits in line)]):
             sparse = tuple(bits for line in hard for bits in (*line, *easy))
-            apart = _reduce(ReduceFunction.SUM, DType.F32, (16 * len(hard),), (width,), Access(0, 0, (width, 1)))
-            yield _Case("reduce sum", apart, ((DType.F32, sparse),), tuple(range(0, 16 * len(hard), 16)))
+            rows = 16 * len(hard)
+            yield _sum_of((rows,), (width,), (Access(0, 0, (width, 1)), sparse), elements=tuple(range(0, rows, 16)))
     wrapping = _reduce(ReduceFunction.SUM, DType.I64, (), (len(_EDGES[DType.I64]),), Access(0, 0, (1,)))
     yield _Case("reduce sum of i64", wrapping, ((DType.I64, _EDGES[DType.I64]),))
 
@@ -418,29 +395,27 @@ def _products() -> Iterator[_Case]:
         left = (*_rows(width, 3), *cancelling, *_draw(width, 9))
         rows = len(_HARD_ROWS) + 2
         spare = _draw(width * (columns - 2), 5)
-        right = [
+        right = tuple(
             (_ONE if c == 0 else 0x34800000 if c == 1 else spare[(c - 2) * width + k % (width // 2)])
             for k in range(width)
             for c in range(columns)
-        ]
-        accesses = Access(0, 0, (width, 0, 1)), Access(1, 0, (0, 1, columns))
-        i = _reduce(ReduceFunction.SUM, DType.F32, (rows, columns), (width,), *accesses)
+        )
+        read = (Access(0, 0, (width, 0, 1)), left), (Access(1, 0, (0, 1, columns)), right)
         chosen = tuple(r * columns + c for r in range(rows) for c in {0, 1, 2, columns - 1})
-        yield _Case("reduce sum of products", i, ((DType.F32, left), (DType.F32, tuple(right))), chosen)
+        yield _sum_of((rows, columns), (width,), *read, elements=chosen)
     # A convolution: overlapping views, a batch dim, a reversed filter.
     image, filters = _draw(2 * 2 * 36, 11), _draw(3 * 2 * 9, 12)
-    accesses = Access(0, 0, (72, 0, 6, 1, 36, 6, 1)), Access(1, 8, (0, 18, 0, 0, 9, -3, -1))
-    i = _reduce(ReduceFunction.SUM, DType.F32, (2, 3, 4, 4), (2, 3, 3), *accesses)
-    yield _Case("reduce sum of products", i, ((DType.F32, image), (DType.F32, filters)))
+    read = (Access(0, 0, (72, 0, 6, 1, 36, 6, 1)), image), (Access(1, 8, (0, 18, 0, 0, 9, -3, -1)), filters)
+    yield _sum_of((2, 3, 4, 4), (2, 3, 3), *read)
     # A unit that cuts additions, or aligns several terms and cuts them, is further off here than the bound allows.
     a, b = (_ONE, 0x33800000, 0xB63E0000, *253 * (0x32FC0000,)), (_ONE, _ONE, 0x32800000, *253 * (0x32000000,))
-    i = _reduce(ReduceFunction.SUM, DType.F32, (64, 64), (256,), Access(0, 0, (256, 0, 1)), Access(1, 0, (0, 1, 64)))
     x, y = 32 * (*a, *(bits ^ _SIGN for bits in a)), tuple(bits for bits in b for _ in range(64))
-    yield _Case("reduce sum of products", i, ((DType.F32, x), (DType.F32, y)), (0, 65, 62 * 65, 63 * 65))
+    read = (Access(0, 0, (256, 0, 1)), x), (Access(1, 0, (0, 1, 64)), y)
+    yield _sum_of((64, 64), (256,), *read, elements=(0, 65, 62 * 65, 63 * 65))
     # Neither side has a dim of its own: a product row by row.
     flat = _rows(48, 5)
-    i = _reduce(ReduceFunction.SUM, DType.F32, (len(_HARD_ROWS),), (48,), Access(0, 0, (48, 1)), Access(1, 0, (48, 1)))
-    yield _Case("reduce sum of products", i, ((DType.F32, flat), (DType.F32, tuple(_ONE for _ in flat))))
+    ones = tuple(_ONE for _ in flat)
+    yield _sum_of((len(_HARD_ROWS),), (48,), (Access(0, 0, (48, 1)), flat), (Access(1, 0, (48, 1)), ones))
 
 
 def _large_products() -> Iterator[_Case]:
@@ -457,13 +432,15 @@ def _large_products() -> Iterator[_Case]:
         for k in range(width)
         for c in range(columns)
     )
-    accesses = Access(0, 0, (width, 0, 1)), Access(1, 0, (0, 1, columns))
-    i = _reduce(ReduceFunction.SUM, DType.F32, (rows * copies, columns), (width,), *accesses)
     first, last = range(rows), range(rows * (copies - 1), rows * copies)
     chosen = tuple(r * columns + c for r in (*first, *last) for c in (0, 1, 2, columns - 1))
-    turned = replace(i, reduction=(32, 32), operands=(Access(0, 0, (width, 0, 1, 32)), Access(1, 0, (0, width, 31, 1))))
-    for each, some in ((i, chosen), (turned, chosen[::8])):
-        yield _Case("reduce sum of products (large)", each, ((DType.F32, once * copies), (DType.F32, right)), some)
+    for reduction, left_strides, right_strides, some in (
+        ((width,), (width, 0, 1), (0, 1, columns), chosen),
+        ((32, 32), (width, 0, 1, 32), (0, width, 31, 1), chosen[::8]),
+    ):
+        read = (Access(0, 0, left_strides), once * copies), (Access(1, 0, right_strides), right)
+        case = _sum_of((rows * copies, columns), reduction, *read, elements=some)
+        yield replace(case, name=f"{case.name} (large)")
 
 
 def _scatters() -> Iterator[_Case]:
@@ -476,7 +453,7 @@ def _scatters() -> Iterator[_Case]:
     for width in (1, 6):
         i = _one(
             Opcode.SCATTER_SUM, DType.F32, (len(_HARD_ROWS), width), Access(0, 0, (0, 0, 1)), Access(1, 0, (0, 0, 1)),
-            reduction=(count,), params=ScatterParams(match=(1, 0)),
+            reduction=(count,), params=isa.ScatterParams(match=(1, 0)),
         )  # fmt: skip
         yield _Case("scatter_sum", i, ((DType.F32, source), (DType.I64, index)))
 
@@ -484,15 +461,14 @@ def _scatters() -> Iterator[_Case]:
 def _to_bf16() -> Iterator[_Case]:
     """Some of the sums, to bfloat16: their own ties are 16 bits away from those of f32."""
     rows = [(_ONE, 0x3B800000, more, 0, 0) for more in (0, 1, 1 | _SIGN, 0x0E800000)]
-    ties = _reduce(ReduceFunction.SUM_BF16, DType.F32, (len(rows),), (5,), Access(0, 0, (5, 1)))
-    yield _Case("reduce sum to bf16", ties, ((DType.F32, tuple(bits for row in rows for bits in row)),))
-    for made, function in (
-        (_sums, ReduceFunction.SUM_BF16),
-        (_products, ReduceFunction.SUM_BF16),
-        (_scatters, ScatterFunction.SUM_BF16),
-    ):
-        for case in islice((case for case in made() if case.instruction.is_f32_sum), 2):
-            yield replace(case, name=f"{case.name} to bf16", instruction=replace(case.instruction, function=function))
+    ties = _sum_of((len(rows),), (5,), (Access(0, 0, (5, 1)), tuple(bits for row in rows for bits in row)))
+    sums, products, scatters = (
+        islice((case for case in made() if case.instruction.is_f32_sum), 2) for made in (_sums, _products, _scatters)
+    )
+    for case in (ties, *sums, *products, *scatters):
+        is_scatter = case.instruction.opcode == Opcode.SCATTER_SUM
+        function = isa.ScatterFunction.SUM_BF16 if is_scatter else ReduceFunction.SUM_BF16
+        yield replace(case, name=f"{case.name} to bf16", instruction=replace(case.instruction, function=function))
 
 
 def _extremes() -> Iterator[_Case]:
@@ -510,26 +486,26 @@ def _extremes() -> Iterator[_Case]:
 def _selections() -> Iterator[_Case]:
     for dtype, table in ((DType.F32, _draw(24, 3)), (DType.I64, tuple(range(24))), (DType.BOOL, (0, 1, 1) * 8)):
         for strides in ((0, 1), (1, 0)):  # whole rows, single elements
-            params = GatherParams(index_stride=4, bound=4)
+            params = isa.GatherParams(index_stride=4, bound=4)
             i = _one(Opcode.GATHER, dtype, (7, 4), Access(0, 0, strides), Access(1, 0, (1, 0)), params=params)
             yield _Case("gather", i, ((dtype, table), (DType.I64, (3, 0, 3, -1, 4, 1, -(1 << 63)))))
-        for function in WindowFunction:
-            shape, fill = (5, 4), 1 if function == WindowFunction.FILL else 0
-            box = WindowParams(lo=(1, 0), hi=(5, 4), step=(2, 1), fill=fill)
-            accesses = (Access(0, 7, (-4, 1)), Access(1, 0, row_major(shape)))[: 1 + function]
+        for function in isa.WindowFunction:
+            shape, fill = (5, 4), 1 if function == isa.WindowFunction.FILL else 0
+            box = isa.WindowParams(lo=(1, 0), hi=(5, 4), step=(2, 1), fill=fill)
+            accesses = (Access(0, 7, (-4, 1)), Access(1, 0, isa.row_major(shape)))[: 1 + function]
             i = _one(Opcode.WINDOW, dtype, shape, *accesses, function=function, params=box)
             yield _Case("window", i, ((dtype, table), (dtype, table[::-1][: prod(shape)]))[: 1 + function])
-    wrapping = IotaParams(offset=(1 << 63) - 3, strides=(1, -(1 << 63)))
+    wrapping = isa.IotaParams(offset=(1 << 63) - 3, strides=(1, -(1 << 63)))
     yield _Case("iota", _one(Opcode.IOTA, DType.I64, (3, 5), params=wrapping), ())
 
 
 def _draws() -> Iterator[_Case]:
     zeros = ((DType.I64, (-5,)), (DType.I64, ((1 << 40) + 3,)))
     same = Access(0, 0, (0, 0)), Access(1, 0, (0, 0))
-    i = _one(Opcode.RANDOM, DType.F32, (11, 13), *same, params=RandomParams(stream=(1 << 32) - 1))
+    i = _one(Opcode.RANDOM, DType.F32, (11, 13), *same, params=isa.RandomParams(stream=(1 << 32) - 1))
     yield _Case("random", i, zeros)
     for n in (1, 5, 60, 1 << 40):
         index = (*range(min(n, 30)), n - 1, n, -1)
         accesses = Access(0, 0, (1,)), Access(1, 0, (0,)), Access(2, 0, (0,))
-        i = _one(Opcode.SHUFFLE, DType.I64, (len(index),), *accesses, params=ShuffleParams(n=n, stream=9))
+        i = _one(Opcode.SHUFFLE, DType.I64, (len(index),), *accesses, params=isa.ShuffleParams(n=n, stream=9))
         yield _Case("shuffle", i, ((DType.I64, index), *zeros))

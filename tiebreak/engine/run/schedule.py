@@ -31,17 +31,8 @@ from typing import Final
 
 from tiebreak.engine.arithmetic.plan.chains import CHAINED, Chained
 from tiebreak.engine.arithmetic.plan.sums import reads_each_once
-from tiebreak.protocol.program.isa import (
-    TRANSCENDENTALS,
-    Access,
-    DType,
-    Instruction,
-    Opcode,
-    ReduceFunction,
-    Slot,
-    SourceKind,
-    row_major,
-)
+from tiebreak.protocol.program import isa
+from tiebreak.protocol.program.isa import Access, DType, Instruction, Opcode, ReduceFunction, SourceKind
 from tiebreak.protocol.program.program import Program
 
 MAX_MEMBERS: Final = 64
@@ -78,7 +69,7 @@ def is_elementwise(instruction: Instruction, chained: Chained = CHAINED) -> bool
 
 def reads_in_place(access: Access, instruction: Instruction, operand: Instruction) -> bool:
     """Whether element k of the instruction reads element k of the operand, for every element of the operand."""
-    plain = zip(instruction.shape, access.strides, row_major(instruction.shape), strict=True)
+    plain = zip(instruction.shape, access.strides, isa.row_major(instruction.shape), strict=True)
     return (
         access.offset == 0
         and instruction.numel == operand.numel
@@ -140,12 +131,10 @@ class _Planner:
             elif self.elementwise[index]:
                 last = min((self.gap[u] for u in self.users[index]), default=len(number))
                 self.gap[index] = first[index] if index in eager else last
-                self.level[index] = max((self._level_under(index, u) for u in self.users[index]), default=0)
-
-    def _level_under(self, index: int, user: int) -> int:
-        if not self.elementwise[user] or self.gap[user] != self.gap[index]:
-            return 0
-        return self.level[user] + (0 if self._joined(index, user) else 1)
+                for user in self.users[index]:
+                    if self.elementwise[user] and self.gap[user] == self.gap[index]:
+                        under = self.level[user] + (not self._joined(index, user))
+                        self.level[index] = max(self.level[index], under)
 
     def _joined(self, index: int, user: int) -> bool:
         """Whether `user` reads the result of `index` only element by element."""
@@ -281,7 +270,11 @@ class _Repeated:
                 by_large.setdefault(way[1], []).append(value)
         for large, values in by_large.items():
             gone = {value for value in values if self.readers[value] == {position}} - self.kept
-            if any(not self._is_stored(n) or self._bytes([n]) > self._bytes(gone) for n in large):
+            # A large value may be read if it lies in memory anyway, and nothing is written over it.
+            held = [n for n in large if not self.elementwise[n] or n in self.kept or self.readers.get(n)]
+            if len(held) < len(large) or any(self.body[n].opcode == Opcode.SOURCE for n in large):
+                continue
+            if any(self._bytes([n]) > self._bytes(gone) for n in large):
                 continue
             found = [
                 way[0] for value in values if (way := ways[value]) is not None and self._is_cheap(way[0], value in gone)
@@ -320,14 +313,9 @@ class _Repeated:
         reads = ((a, self.body[n]) for n in members for a in self.body[n].operands if a.value in members)
         return all(reads_in_place(access, i, self.body[access.value]) for access, i in reads)
 
-    def _is_stored(self, value: int) -> bool:
-        """Whether a value lies in memory anyway, and nothing is written over it."""
-        stored = not self.elementwise[value] or value in self.kept or bool(self.readers.get(value))
-        return stored and self.body[value].opcode != Opcode.SOURCE
-
     def _is_cheap(self, members: Iterable[int], gone: bool) -> bool:
         """Whether members take less than reading a result, or no more than storing it, too, which is `gone` then."""
-        return gone or not any(self.body[n].function in TRANSCENDENTALS for n in members)
+        return gone or not any(self.body[n].function in isa.TRANSCENDENTALS for n in members)
 
     def _bytes(self, values: Iterable[int]) -> int:
         return sum(self.body[n].numel * self.body[n].dtype.size for n in values)
@@ -360,7 +348,10 @@ class _Repeated:
 
     def _spread(self, value: int, maker: int) -> None:
         """Rule 6: lets all readers of a value compute it, if a reduction is among them and that pays."""
-        readers, wanted = sorted(self.readers.get(value, ())), self._slice(value, maker)
+        readers, wanted, waiting = sorted(self.readers.get(value, ())), set[int](), [value]
+        while waiting:  # the members of the chain by which it computes the value
+            wanted.add(index := waiting.pop())
+            waiting += (self._operands([index]) & self.inside[maker]) - wanted
         if value in self.kept or not any(self._takes_prologue(p, value) for p in readers):
             return
         left, units = self._needed(maker, value), [(p, self.inside[p] | wanted) for p in readers]
@@ -380,14 +371,6 @@ class _Repeated:
             self._read(inside, position)
         self._forget(self.inside[maker] - left, maker)
         self.readers[value] = set()
-
-    def _slice(self, value: int, position: int) -> set[int]:
-        """The members of a chain by which it computes a value."""
-        found, waiting = set[int](), [value]
-        while waiting:
-            found.add(index := waiting.pop())
-            waiting += (self._operands([index]) & self.inside[position]) - found
-        return found
 
     def _takes_prologue(self, position: int, value: int) -> bool:
         """Whether a unit is a reduction that can have a prologue which computes a value."""
@@ -443,7 +426,7 @@ def _renewed(program: Program) -> dict[int, int]:
 
 def slot_name(instruction: Instruction) -> str:
     """The name of the entry that a source reads, or that a commit writes."""
-    assert isinstance(instruction.params, Slot)  # the program was validated
+    assert isinstance(instruction.params, isa.Slot)  # the program was validated
     return instruction.params.name
 
 

@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 
 from tiebreak.cli import options as opt
 from tiebreak.lab.incentives.figures import FIGURES, PRESETS, Figures, load
-from tiebreak.lab.incentives.findings import Table, agree_options, document, find, tables
+from tiebreak.lab.incentives.findings import agree_options, document, find, tables
 from tiebreak.lab.incentives.measured import measured
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -51,7 +51,13 @@ def economics(preset: str | None, figures_file: Path | None, as_json: bool, **gi
     know the rest: prices, what a lie is worth, how often somebody audits. docs/economics.md explains the model, and
     what the contract does not pay for.
     """
-    found = _figures(preset, figures_file, {name: value for name, value in given.items() if value is not None})
+    changed = {name: value for name, value in given.items() if value is not None}
+    base = None if preset is None else PRESETS[preset].figures
+    if figures_file is not None:
+        base = load(figures_file, base)
+    if base is None and not changed:
+        raise ConfigurationError(f"expected --preset ({', '.join(PRESETS)}), --figures or figures as options, got none")
+    found = Figures.of(changed, base)
     findings = find(found, measured(found.descent_levels))
     if as_json:
         opt.tell(document(findings), as_json=True)
@@ -60,30 +66,13 @@ def economics(preset: str | None, figures_file: Path | None, as_json: bool, **gi
     if preset is not None:
         chosen = PRESETS[preset]
         console.print(f"{chosen.title}. Assumed: {chosen.source}.", markup=False, highlight=False)
-    values = "; ".join(f"{name} {_plain(getattr(findings.figures, name))}" for name in FIGURES)
+    values = "; ".join(f"{name} {float(getattr(found, name)):,.6g}" for name in FIGURES)
     console.print(f"Figures: {values}.", markup=False, highlight=False)
     for table in tables(findings):
-        console.print(_rich(table))
+        shown = RichTable(title=table.title, title_justify="left", header_style="dim", pad_edge=False)
+        for number, name in enumerate(table.header):
+            shown.add_column(name, justify="left" if number == 0 else "right")
+        for row in table.rows:
+            shown.add_row(*map(escape, row))
+        console.print(shown)
     console.print(f"tiebreak agree {' '.join(agree_options(findings.recommendation))}", highlight=False, soft_wrap=True)
-
-
-def _figures(preset: str | None, path: Path | None, given: dict[str, Decimal]) -> Figures:
-    base = None if preset is None else PRESETS[preset].figures
-    if path is not None:
-        base = load(path, base)
-    if base is None and not given:
-        raise ConfigurationError(f"expected --preset ({', '.join(PRESETS)}), --figures or figures as options, got none")
-    return Figures.of(given, base)
-
-
-def _plain(value: Any) -> str:
-    return f"{float(value):,.6g}"
-
-
-def _rich(table: Table) -> RichTable:
-    shown = RichTable(title=table.title, title_justify="left", header_style="dim", pad_edge=False)
-    for number, name in enumerate(table.header):
-        shown.add_column(name, justify="left" if number == 0 else "right")
-    for row in table.rows:
-        shown.add_row(*map(escape, row))
-    return shown

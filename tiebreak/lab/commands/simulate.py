@@ -1,22 +1,19 @@
 """`tiebreak simulate`: plays games with adversaries of every kind, on the real engine and the real contract."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from importlib import import_module
+from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from tiebreak import api
 from tiebreak.cli.options import number, output_option
 from tiebreak.lab.sim.games.line import MAX_GAME, MAX_SEED
-from tiebreak.lab.sim.games.mixes import ALL, HONEST, PAIRS, SINGLES, WEAKNESSES
-from tiebreak.lab.sim.games.records import Json
+from tiebreak.lab.sim.games.mixes import ALL, HONEST, PAIRS, SINGLES
+from tiebreak.lab.sim.games.runner import Json
 from tiebreak.lab.sim.games.series import SUMMARY, VIOLATIONS, Series
 from tiebreak.lab.sim.games.summary import PAGE, violations_of
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
@@ -34,7 +31,7 @@ class PromiseBroken(VerificationError):
 @number("--seed", 0, MAX_SEED, 0, "Determines all games, on every machine.")
 @click.option("--mix", "-m", default=ALL, show_default=True, metavar="MIX",
               help=f"Games to play: {ALL}, or PART[:WEIGHT],... with a PART of {SINGLES}, {PAIRS}, {HONEST}, "
-              f"{WEAKNESSES}, an adversary, or several adversaries joined by +.")  # fmt: skip
+              "an adversary, or several adversaries joined by +.")  # fmt: skip
 @click.option("--rough", is_flag=True, help="Inject faults: lost, doubled and late messages; crashes; reorganisations.")
 @click.option("--processes", "-j", type=click.IntRange(1, MAX_PROCESSES),
               help="Processes that play.  [default: one for each core]")  # fmt: skip
@@ -59,55 +56,37 @@ def simulate(
     """
     if listing and replay is not None:
         raise ConfigurationError("expected --list or --replay, got both")
+    playing = import_module(
+        "tiebreak.lab.sim.games.playing"
+    )  # it brings torch and web3: `--help` does not wait for them
     if listing:
-        show_adversaries()
+        for role in playing.Role:
+            kinds = {name: kind for name, kind in playing.ADVERSARIES.items() if kind.role is role}
+            click.echo(f"{role.value} ({len(kinds)})")
+            for name, kind in kinds.items():
+                ends = ", ".join(sorted(end.value for end in kind.caught))
+                click.echo(f"  {name}\n      hopes for: {kind.gain}\n      ends: {ends}")
     elif replay is not None:
-        retell(replay)
+        told, violations = playing.retell(replay)
+        for text in told:
+            click.echo(text)
+        if violations:
+            raise PromiseBroken(f"the game {replay!r} broke a promise: {'; '.join(violations)}")
     else:
-        series = _dealing().deal(seed, mix, games, rough=rough)
+        series = playing.deal(seed, mix, games, rough=rough)
         run(series, output, api.environment.usable_cores() if processes is None else processes, resume=resume)
-
-
-# ---------------------------------------------------------------- one game, and who plays
-
-
-def show_adversaries() -> None:
-    """Lists all adversaries, by role."""
-    for role, kinds in _dealing().adversaries().items():
-        click.echo(f"{role} ({len(kinds)})")
-        for name, kind in kinds.items():
-            ends = ", ".join(sorted(end.value for end in kind.caught))
-            ends = "an open weakness: the rules do not stop it" if kind.open else ends
-            click.echo(f"  {name}")
-            click.echo(f"      hopes for: {kind.gain}")
-            click.echo(f"      ends: {ends}")
-
-
-def retell(line: str) -> None:
-    """Plays the game that a line describes and narrates it. Raises `PromiseBroken`."""
-    told, violations = _dealing().retell(line)
-    for text in told:
-        click.echo(text)
-    if violations:
-        raise PromiseBroken(f"the game {line!r} broke a promise: {'; '.join(violations)}")
-
-
-def _dealing() -> Any:
-    """`tiebreak.lab.sim.games.dealing`, which brings torch and web3: `--help` does not wait for them."""
-    return import_module("tiebreak.lab.sim.games.dealing")
-
-
-# ---------------------------------------------------------------- many games
 
 
 def run(series: Series, folder: Path, processes: int, *, resume: bool) -> None:
     """Plays a series and prints its outcome. Raises `PromiseBroken`."""
-    console = Console(stderr=True)
+    games = series.games
+
+    def told_before(done: int) -> None:
+        if done:
+            click.echo(f"{done} of {games} games were played before", err=True)
+
     try:
-        with _progress(console, series.games) as meter:
-            summary = series.run(
-                folder, processes=processes, resume=resume, on_start=meter.start, on_record=meter.record
-            )
+        summary = series.run(folder, processes=processes, resume=resume, on_start=told_before, on_record=_teller(games))
     except KeyboardInterrupt:
         click.echo(f"the games played so far are in {folder}; run the same command with --resume to continue", err=True)
         raise
@@ -137,48 +116,15 @@ def conclusion(summary: Json) -> Iterator[str]:
     yield f"one process plays {summary['speed']['games_per_hour']} games an hour"
 
 
-class _Meter:
-    """Shows the progress of a series: a bar on a terminal, occasional lines elsewhere.
+def _teller(games: int) -> Callable[[Json, int], None]:
+    """Prints the progress of a series about twenty times, and each broken promise at once."""
+    began, played = time.monotonic(), count(1)
 
-    Reports broken promises at once.
-    """
-
-    def __init__(self, console: Console, games: int, bar: Progress | None) -> None:
-        self._console, self._games, self._bar = console, games, bar
-        self._task = None if bar is None else bar.add_task("playing", total=games, rate="")
-        self._done = self._played = 0
-        self._began = time.monotonic()
-
-    def start(self, done: int) -> None:
-        """Starts at `done` games, which were played before an interruption."""
-        self._done, self._began = done, time.monotonic()
-        if done:
-            self._say(f"{done} of {self._games} games were played before")
-
-    def record(self, record: Json) -> None:
-        """Counts one more game."""
-        self._done += 1
-        self._played += 1
+    def tell(record: Json, done: int) -> None:
         for violation in violations_of(record):
-            self._say(f"BROKEN PROMISE {violation}\n    {record['line']}")
-        rate = f"{3600 * self._played / max(1e-9, time.monotonic() - self._began):,.0f} games/hour"
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=self._done, rate=rate)
-        elif self._done % max(1, self._games // 20) == 0 or self._done == self._games:
-            self._say(f"game {self._done} of {self._games}, {rate}")
+            click.echo(f"BROKEN PROMISE {violation}\n    {record['line']}", err=True)
+        rate = 3600 * next(played) / max(1e-9, time.monotonic() - began)
+        if done % max(1, games // 20) == 0 or done == games:
+            click.echo(f"game {done} of {games}, {rate:,.0f} games/hour", err=True)
 
-    def _say(self, text: str) -> None:
-        self._console.print(escape(text), highlight=False, soft_wrap=True)
-
-
-@contextmanager
-def _progress(console: Console, games: int) -> Iterator[_Meter]:
-    if not console.is_terminal:
-        yield _Meter(console, games, None)
-        return
-    columns = (
-        TextColumn("{task.description}"), BarColumn(bar_width=20), MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"), TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=console) as bar:
-        yield _Meter(console, games, bar)
+    return tell

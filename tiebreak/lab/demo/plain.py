@@ -10,16 +10,21 @@ instruction sets. Example order and dropout come from torch's CPU generator.
 
 import copy
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
+from typing import Final
 
 import click
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from tiebreak.api.builtin.loader import load_task
@@ -27,7 +32,8 @@ from tiebreak.engine.capture.state import load_state
 from tiebreak.engine.capture.task import Task
 from tiebreak.engine.optimizers.settings import settings_of
 from tiebreak.engine.optimizers.translate import TorchOptimizers, torchs
-from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.lab.demo.results import PlainResult
+from tiebreak.protocol.errors import ConfigurationError, StateError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,30 +99,72 @@ def batches(task: Task, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Te
 
 
 def train(
-    task: Task,
-    state: dict[str, Tensor] | None = None,
-    dtype: torch.dtype = torch.float32,
-    on_step: Callable[[int, float], None] | None = None,
+    task: Task, state: dict[str, Tensor] | None = None, dtype: torch.dtype = torch.float32
 ) -> tuple[nn.Module, PlainTraining]:
     """Trains a copy of the task's model, starting from `state` if given. The task's own model does not change."""
     model = copy.deepcopy(task.model)
     load_state(model, task.initial_state() if state is None else state)
     model.to(dtype)
     optimizer = make_optimizer(task, model)
-    rates = task.learning_rates().tolist()
-    losses = []
     drawn = batches(task, dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
         started = time.perf_counter()
-        for step in range(task.steps):
-            losses.append(take_step(task, model, optimizer, rates[step], drawn))
-            if on_step is not None:
-                on_step(step + 1, losses[-1])
+        losses = tuple(take_step(task, model, optimizer, rate, drawn) for rate in task.learning_rates().tolist())
         seconds = time.perf_counter() - started
     digest = state_sha256(model)
     metrics = task.evaluate(model.float().eval()) if task.evaluate is not None else {}
-    return model, PlainTraining(state_sha256=digest, losses=tuple(losses), metrics=metrics, seconds=seconds)
+    return model, PlainTraining(state_sha256=digest, losses=losses, metrics=metrics, seconds=seconds)
+
+
+# ---------------------------------------------------------------- runs that differ only in threads and instruction set
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainSettings:
+    """threads: torch's. capability: the value of ATEN_CPU_CAPABILITY, or None for the machine's own."""
+
+    threads: int
+    capability: str | None = None
+
+
+SETTINGS: Final = (
+    PlainSettings(threads=1),
+    PlainSettings(threads=2),
+    PlainSettings(threads=1, capability="default"),
+)
+"""The settings to compare by default."""
+
+
+def plain_run(name: str, state_file: Path, settings: PlainSettings, steps: int | None = None) -> PlainResult:
+    """Trains task `name` in its own process, from the state in a file.
+
+    Raises `StateError` with the last output of the process if it fails.
+    """
+    command = [sys.executable, "-m", "tiebreak.lab.demo.plain", name, "--state", str(state_file)]
+    command += ["--threads", str(settings.threads)]
+    if steps is not None:
+        command += ["--steps", str(steps)]
+    environment = {k: v for k, v in os.environ.items() if k not in ("ATEN_CPU_CAPABILITY", "OMP_NUM_THREADS")}
+    if settings.capability is not None:
+        environment["ATEN_CPU_CAPABILITY"] = settings.capability
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["nothing on stderr"])[-1]
+        raise StateError(f"expected plain PyTorch to train {name}, got exit code {done.returncode}: {last}")
+    run = json.loads(done.stdout)
+    words = f"{run['threads']} thread{'s' if run['threads'] > 1 else ''}, {run['capability']}"
+    return PlainResult(job=name, settings=words, state_sha256=run["state_sha256"], final_loss=run["losses"][-1])
+
+
+def plain_runs(
+    name: str, state: dict[str, Tensor], settings: Sequence[PlainSettings] = SETTINGS, steps: int | None = None
+) -> tuple[PlainResult, ...]:
+    """Does one run for each of the settings, all from the same state bytes (named as in the model)."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "initial.safetensors"
+        save_file(state, file)
+        return tuple(plain_run(name, file, each, steps) for each in settings)
 
 
 @click.command()

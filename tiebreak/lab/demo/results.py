@@ -9,14 +9,12 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from tiebreak.protocol.errors import ConfigurationError
-
 FORMAT: Final = 1
 """The version of the JSON form."""
 
 
 class Loser(StrEnum):
-    """The party that lost a game, which is all that a verdict says."""
+    """The party that lost a game."""
 
     TRAINER = "trainer"
     CHALLENGER = "challenger"
@@ -35,11 +33,6 @@ class RoundingCount:
     undecided: int
     integers: int
     fp64_differs: int
-
-    def __post_init__(self) -> None:
-        ordered = 0 <= self.integers <= self.undecided <= self.elements and 0 <= self.fp64_differs <= self.undecided
-        if not ordered:
-            raise ConfigurationError(f"expected integers, fp64_differs <= undecided <= elements, got {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +61,6 @@ class JobResult:
     seconds: float
     plain_seconds: float
     rounding: tuple[RoundingCount, ...]
-
-    def __post_init__(self) -> None:
-        if len(self.losses) != self.steps:
-            raise ConfigurationError(f"expected {self.steps} losses of job {self.name}, got {len(self.losses)}")
 
     @property
     def slowdown(self) -> float:
@@ -129,10 +118,6 @@ class WalkStep:
     index: int
     position: int
     note: str = ""
-
-    def __post_init__(self) -> None:
-        if not (1 <= self.levels <= self.height and 0 <= self.index < 1 << self.levels):
-            raise ConfigurationError(f"expected an index below 2^levels and levels <= height, got {self}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,7 +188,7 @@ class DisputeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """Everything that the demo found. environment: name -> value, for example the CPU and the torch version."""
+    """The results of the whole demo. environment: name -> value, for example the CPU and the torch version."""
 
     environment: tuple[tuple[str, str], ...]
     jobs: tuple[JobResult, ...]

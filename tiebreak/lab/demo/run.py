@@ -1,66 +1,41 @@
-"""Runs the demo, from its first line to its report, and prints its result as a table."""
+"""Runs the demo, from its first line to its report, and prints its result."""
 
 import shutil
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
+from rich.markdown import Markdown
 from rich.markup import escape
-from rich.table import Table
 
 from tiebreak.api.builtin.loader import load_task
 from tiebreak.api.machine.environment import describe
-from tiebreak.lab.demo import disputes, report, training
-from tiebreak.lab.demo.plain_runs import plain_runs
-from tiebreak.lab.demo.report import short
-from tiebreak.lab.demo.results import DemoResult, DisputeResult
-from tiebreak.lab.sim.games.disputes import Arena, DisputeMarket
+from tiebreak.lab.demo import report, training
+from tiebreak.lab.demo.plain import plain_runs
+from tiebreak.lab.demo.results import DemoResult, DisputeResult, Loser, Move, WalkStep
+from tiebreak.lab.demo.training import Trained
+from tiebreak.lab.sim.adversaries import tampering
+from tiebreak.lab.sim.adversaries.tampering import Cheat
+from tiebreak.lab.sim.games import disputes
+from tiebreak.lab.sim.games.disputes import Arena, DisputeMarket, Fought
 from tiebreak.node.pages.words import whole
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.game import sides
+from tiebreak.protocol.game.moves import Side, kind_name
+from tiebreak.protocol.game.state import GameState, Level
+
+MARKER = ".tiebreak-demo"
+"""Marks a folder that a demo made, so that the next demo may empty it."""
+JOBS = ("digits", "text")
 
 
 def heading(console: Console, number: int, title: str) -> None:
     """Prints the heading of one part of the demo."""
     console.print(f"\n[bold]{number}. {escape(title)}[/bold]", highlight=False)
-
-
-def _verdict(dispute: DisputeResult) -> str:
-    colour = "green" if dispute.just else "bold red"
-    contract = "–" if dispute.contract is None else f"{dispute.contract} loses"
-    return f"[{colour}]{dispute.python} loses / {contract}[/{colour}]"
-
-
-def dispute_table(result: DemoResult) -> Table:
-    """The table of disputes, with one row for each game."""
-    table = Table(title="Disputes", title_justify="left", header_style="dim", pad_edge=False)
-    for name in ("tampered with", "ended at", "committed", "correct"):
-        table.add_column(name, overflow="fold")
-    for name in ("rounds", "messages", "bytes", "gas"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict: Python / contract")
-    for d in result.disputes:
-        ended = f"step {whole(d.step)}, instruction {whole(d.instruction)} ({d.operation}), element {whole(d.element)}"
-        counts = (str(d.rounds), str(d.messages), whole(d.bytes), whole(d.gas))
-        bits = short(d.committed), short(d.correct)
-        table.add_row(*map(escape, (d.tampered, ended, *bits, *counts)), _verdict(d))
-    return table
-
-
-def show_result(console: Console, result: DemoResult) -> None:
-    """Prints the demo's result: audits, forks of plain PyTorch, and the table of disputes."""
-    for audit in result.audits:
-        word = "[green]the same run root[/green]" if audit.equal else "[bold red]ANOTHER RUN ROOT[/bold red]"
-        console.print(f"Audit of {escape(audit.job)}: {word} {short(audit.auditor_root)}", highlight=False)
-    for plain in result.plain:
-        line = f"Plain FP32 PyTorch, {plain.job}, {plain.settings}: {short(plain.state_sha256)}"
-        console.print(escape(line), highlight=False)
-    console.print(dispute_table(result))
-
-
-MARKER = ".tiebreak-demo"
-"""Marks a folder that a demo made, so that the next demo may empty it."""
-JOBS = ("digits", "text")
 
 
 def run_demo(output: Path, console: Console, *, steps: int | None = None) -> DemoResult:
@@ -98,21 +73,17 @@ def run_demo(output: Path, console: Console, *, steps: int | None = None) -> Dem
         )
     heading(console, 4, "Cheat: every lie is walked down to one number, on the chain too")
     arena = Arena(market, digits.run, replay, digits.interpreter, output / "runs")
-    fought = [
-        disputes.fight(arena, digits, number, tampered, cheat, console)
-        for number, (tampered, cheat) in enumerate(disputes.digits_cheats(arena), start=1)
-    ]
-    fought.append(disputes.false_challenge(arena, digits, console))
+    fought = fight(arena, digits, console)
     heading(console, 5, "Show")
     result = DemoResult(
         environment=describe(),
         jobs=tuple(job.result for job in trained),
         audits=(audit,),
         plain=plain,
-        disputes=tuple(fought),
+        disputes=fought,
         seconds=time.perf_counter() - started,
     )
-    show_result(console, result)
+    console.print(Markdown(report.to_markdown(result)))
     files = report.write(result, output)
     console.print("\n" + "\n".join(f"{path}" for path in files.values()), highlight=False)
     return result
@@ -125,3 +96,113 @@ def _prepare(output: Path) -> None:
         shutil.rmtree(output)
     output.mkdir(parents=True, exist_ok=True)
     (output / MARKER).touch()
+
+
+# ---------------------------------------------------------------- disputes, each on and off the chain
+
+
+def digits_cheats(arena: Arena) -> list[tuple[str, Cheat]]:
+    """The cheats in the image job, as pairs of the thing tampered with and the cheat."""
+    program, job = arena.run.program, arena.run.job
+    matrix = next(n for n in tampering.long_sums(program, 64) if program.body[n].numel > 64)
+    state, saved = (
+        next(n for n in program.state_spec() if n.endswith("head.weight")),
+        job.last_step(job.checkpoints - 2),
+    )
+    label = tampering.poisoned_label(program, labels="labels", step=job.steps - 5, element=7, classes=10)
+    rate = tampering.changed_learning_rate(program, step=job.steps - 9, factor=1.5)
+    weight = tampering.flipped_weight_bit(program, state=state, step=saved, element=123)
+    total = tampering.low_precision_sum(step=job.steps - 3, index=matrix, element=17)
+    return [
+        (f"one label of the batch of step {label.step}", label),
+        (f"the learning rate of step {rate.step}", rate),
+        (f"one bit of one weight in the checkpoint of step {weight.step}", weight),
+        (f"one sum of products of step {total.step}: TF32 instead of exact", total),
+    ]
+
+
+def fight(arena: Arena, trained: Trained, console: Console) -> tuple[DisputeResult, ...]:
+    """Lets trainers cheat, and an auditor whose replay is honest challenge their last heads.
+
+    At last a challenger with a wrong replay attacks the honest trainer, and loses its stake.
+    """
+    cheats = digits_cheats(arena)
+    games: list[tuple[str, str, Callable[[], Fought]]] = [
+        (cheat.name, tampered, partial(disputes.fight, arena, cheat, disputes.another(arena.run.job), str(number)))
+        for number, (tampered, cheat) in enumerate(cheats, start=1)
+    ]
+    false = partial(disputes.challenge_falsely, arena, cheats[0][1], "challenger")
+    games.append(("false challenge", "nothing: the trainer is honest", false))
+    found = []
+    for title, tampered, play in games:
+        started = time.perf_counter()
+        found.append(_result(trained, title, tampered, play(), started, honest_trainer=play is false))
+        result = found[-1]
+        console.print(
+            f"{title}: {result.messages} messages, {result.bytes:,} bytes, {result.gas or 0:,} gas; ended at step "
+            f"{result.step}, instruction {result.instruction} ({result.operation}), element {whole(result.element)}; "
+            f"{result.python} loses (referee), {result.contract} loses (contract)",
+            highlight=False,
+        )
+    return tuple(found)
+
+
+def _result(
+    trained: Trained, title: str, tampered: str, fought: Fought, started: float, *, honest_trainer: bool
+) -> DisputeResult:
+    match, chain = fought.match, fought.match.chain
+    ended = sides.describe(match.final, trained.captured.program, fought.truth)
+    walk = []
+    for at, chosen in match.selections:
+        position = at.below(chosen.index)
+        note = _narrowed_to(match.final, at.level, position) if at.height == at.levels else ""
+        walk.append(
+            WalkStep(
+                tree=at.level.name.lower(),
+                height=at.height,
+                levels=at.levels,
+                index=chosen.index,
+                position=position,
+                note=note,
+            )
+        )
+    return DisputeResult(
+        title=title,
+        tampered=tampered,
+        honest_trainer=honest_trainer,
+        job=trained.task.name,
+        step=ended.step,
+        instruction=ended.leaf,
+        operation=ended.instruction or "",
+        origin=ended.origin or "",
+        element=ended.element,
+        committed=ended.committed,
+        correct=ended.correct,
+        python=_LOSERS[match.loser],
+        contract=_LOSERS[chain.loser],
+        trainer_delta=chain.trainer_gain,
+        challenger_delta=chain.challenger_gain,
+        seconds=time.perf_counter() - started,
+        moves=tuple(Move(kind=kind_name(m.move), by=m.by.name.lower(), bytes=m.bytes, gas=m.gas) for m in match.moves),
+        walk=tuple(walk),
+    )
+
+
+_LOSERS: Final = {Side.DEFENDER: Loser.TRAINER, Side.CHALLENGER: Loser.CHALLENGER}
+
+
+def _narrowed_to(state: GameState, level: Level, position: int) -> str:
+    """Names the object at leaf `position` of a level's tree, for instance a segment's steps."""
+    match level:
+        case Level.RUN:
+            job = state.job
+            return f"checkpoint {position + 1}: steps {job.first_step(position)} to {job.last_step(position)}"
+        case Level.STEPS:
+            return f"step {state.step}"
+        case Level.VALUES:
+            half = 1 << state.job.half_depth
+            return f"instruction {position}" if position < half else f"state entry {position - half}"
+        case Level.CHUNKS:
+            return f"chunk {position}"
+        case Level.TERMS:
+            return f"terms {4 * position} to {4 * position + 3}"

@@ -7,7 +7,6 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from rich.console import Console
@@ -23,7 +22,7 @@ from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.commit import Commit
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.train import Progress, Worker
+from tiebreak.engine.run.train import Worker
 from tiebreak.lab.demo import plain
 from tiebreak.lab.demo.report import short
 from tiebreak.lab.demo.results import AuditResult, JobResult, RoundingCount, Setting
@@ -54,14 +53,6 @@ class Trained:
         return self.run.heads()[-1]
 
 
-class _Computed(NamedTuple):
-    root: str
-    losses: tuple[float, ...]
-    gas: list[int]
-    """The gas of each head that was posted."""
-    seconds: float
-
-
 def agree(
     market: DisputeMarket, task: Task, folder: Path, console: Console, terms: Terms
 ) -> tuple[Captured, RunDirectory]:
@@ -83,37 +74,32 @@ def agree(
     return captured, run
 
 
-def _compute(
-    market: DisputeMarket, run: RunDirectory, interpreter: Interpreter, title: str, console: Console
-) -> _Computed:
-    """Computes the run, and signs and posts a head at every checkpoint."""
-    posted: list[int] = []
-    losses: list[float] = []
-    with training_progress(console, title, run.job.steps) as on_step:
-
-        def told(progress: Progress) -> None:
-            losses.append(progress.loss)
-            on_step(progress.step, progress.loss)
-
-        def post(commit: Commit) -> None:
-            if commit.head is not None:
-                posted.append(market.post(commit.head))
-
-        started = time.perf_counter()
-        root = Worker(run, interpreter, key=market.parties.trainer, on_progress=told, on_commit=post).work()
-        return _Computed(root.hex(), tuple(losses), posted, time.perf_counter() - started)
-
-
 def train(market: DisputeMarket, task: Task, captured: Captured, run: RunDirectory, console: Console) -> Trained:
-    """Trains honestly, and measures the model before and after."""
+    """Trains honestly, posts a signed head at every checkpoint, and measures the model before and after."""
     interpreter = make_interpreter(captured.program, Machine(threads=TRAINER_THREADS), run.job)
-    done = _compute(market, run, interpreter, f"training {task.name}", console)
+    gas: list[int] = []
+
+    def post(commit: Commit) -> None:
+        if commit.head is not None:
+            gas.append(market.post(commit.head))
+
+    with training_progress(console, f"training {task.name}", run.job.steps) as on_step:
+        started = time.perf_counter()
+        Worker(
+            run,
+            interpreter,
+            key=market.parties.trainer,
+            on_commit=post,
+            on_progress=lambda progress: on_step(progress.step, progress.loss),
+        ).work()
+        seconds = time.perf_counter() - started
+    root = run.heads()[-1].head.run_root.hex()
     before, after = (evaluate_state(task, run.state(step)) for step in (0, task.steps))
     metric = next(iter(after))
     _, plain_run = plain.train(task)
     console.print(
-        f"{task.name}: {metric} {before[metric]:.3f} → {after[metric]:.3f} in {done.seconds:.1f} s; "
-        f"{len(done.gas)} heads on chain ({max(done.gas):,} gas at most); run root {short(done.root)}",
+        f"{task.name}: {metric} {before[metric]:.3f} → {after[metric]:.3f} in {seconds:.1f} s; "
+        f"{len(gas)} heads on chain ({max(gas):,} gas at most); run root {short(root)}",
         highlight=False,
     )
     result = JobResult(
@@ -128,12 +114,12 @@ def train(market: DisputeMarket, task: Task, captured: Captured, run: RunDirecto
         initial_state_root=run.job.initial_state_root.hex(),
         data_root=run.job.data_root.hex(),
         job_id=run.job.id.hex(),
-        run_root=done.root,
-        losses=done.losses,
+        run_root=root,
+        losses=tuple(row["loss"] for row in run.metrics()),
         metric=metric,
         metric_before=before[metric],
         metric_after=after[metric],
-        seconds=done.seconds,
+        seconds=seconds,
         plain_seconds=plain_run.seconds,
         rounding=tuple(
             RoundingCount(

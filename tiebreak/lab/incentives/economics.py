@@ -8,9 +8,7 @@ from math import prod
 from typing import Final, Self
 
 from tiebreak.protocol.commitments.terms import MAX_GAMES
-from tiebreak.protocol.errors import ConfigurationError
 
-HALF: Final = Fraction(1, 2)
 MOST_AUDITORS: Final = 1000
 
 
@@ -66,10 +64,6 @@ class TransactionCosts:
     seal: int = 0
     claim: int = 0
 
-    def __post_init__(self) -> None:
-        for name in (entry.name for entry in fields(self)):
-            _require(name, getattr(self, name) >= 0, "0 or more wei", getattr(self, name))
-
     @classmethod
     def of(cls, gas: Mapping[str, int], gwei: Fraction, heads: int, *, opened: bool = False) -> Self:
         """The costs at a gas price, for a job in which `heads` heads are posted. gas: as `measured` returns it.
@@ -90,12 +84,10 @@ class JobEconomics:
     trainer besides saved compute; kept: the share of it that a convicted trainer keeps (1 if the weights are out before
     the window ends). harm: what false weights that settle cost the client besides the reward. segments, tampered: the
     number of parts in which the run is committed, and the number that a cheat does not compute. sampled: segments that
-    an audit draws; all of them for a whole audit. whole_first: whether a sample that disagrees is followed by a whole
-    replay before the challenge, as on the command line; the game's rules do not ask for it. audit_probability: of each
-    auditor. fee: for an audit; proven: whether it is paid only for an audit that was made, instead of to anyone who
-    claims one. planted: share of jobs that are decoys of the client, whose false heads are conceded to the first
-    finder. rate: cost of capital per second. job_seconds: from acceptance to settlement. game_seconds: of the longest
-    game.
+    an audit draws; all of them for a whole audit. A sample that disagrees is followed by a whole replay before the
+    challenge, as on the command line. audit_probability: of each auditor. fee: for an audit that was made. planted:
+    share of jobs that are decoys of the client, whose false heads are conceded to the first finder. rate: cost of
+    capital per second. job_seconds: from acceptance to settlement. game_seconds: of the longest game.
 
     seated: whether the auditors hold seats of the job: then the board pays the fee for each right root, the trainer's
     heads stay sealed until the auditors have sealed theirs, and a conviction pays the prover's part in equal shares to
@@ -104,9 +96,7 @@ class JobEconomics:
     pool; 0: what it brings them now. trusting: share of the auditors that take the root that a LEAKING trainer shows
     them for their own.
 
-    In the contract burn and challenge_burn, the shares of a slashed trainer's and a lost challenger's stake that burn,
-    are 1/2, there is no fee, and a changed rule is off: oldest_paid, whether the prover's part goes to the oldest open
-    game (see docs). A game that starts over k others costs 2^k challenger's stakes.
+    Without seats the contract pays no fee. A game that starts over k others costs 2^k challenger's stakes.
     """
 
     reward: int
@@ -120,18 +110,13 @@ class JobEconomics:
     segments: int = 1
     tampered: int = 1
     sampled: int = 1
-    whole_first: bool = True
     auditors: int = 1
     audit_probability: Fraction = Fraction(1)
     fee: int = 0
-    proven: bool = True
     planted: Fraction = Fraction(0)
     rate: Fraction = Fraction(0)
     job_seconds: int = 0
     game_seconds: int = 0
-    burn: Fraction = HALF
-    challenge_burn: Fraction = HALF
-    oldest_paid: bool = False
     seated: bool = False
     bond: int = 0
     bought: Fraction = Fraction(0)
@@ -139,32 +124,10 @@ class JobEconomics:
     trusting: Fraction = Fraction(0)
     costs: TransactionCosts = field(default_factory=TransactionCosts)
 
-    def __post_init__(self) -> None:
-        for name in ("reward", "trainer_stake", "challenger_stake", "training", "audit", "lie", "harm", "fee", "bond"):
-            _require(name, getattr(self, name) >= 0, "0 or more wei", getattr(self, name))
-        for name in ("rate", "job_seconds", "game_seconds"):
-            _require(name, getattr(self, name) >= 0, "0 or more", getattr(self, name))
-        for name in ("kept", "audit_probability", "planted", "burn", "challenge_burn", "bought", "trusting"):
-            _require(name, 0 <= getattr(self, name) <= 1, "a share of 0 to 1", getattr(self, name))
-        _require("segments", self.segments >= 1, "at least one", self.segments)
-        _require("tampered", 1 <= self.tampered <= self.segments, f"1 to {self.segments}", self.tampered)
-        _require("sampled", 1 <= self.sampled <= self.segments, f"1 to {self.segments}", self.sampled)
-        _require("auditors", 0 <= self.auditors <= MOST_AUDITORS, f"0 to {MOST_AUDITORS}", self.auditors)
-        if self.seated:  # the root that a seat seals takes a whole replay
-            _require("sampled", self.sampled == self.segments, f"all {self.segments}", self.sampled)
-            _require("planted", not self.planted, "no decoys beside seats", self.planted)
-        else:
-            _require("bought", not self.bought and not self.trusting, "0 without seats", self.bought or self.trusting)
-
-    @property
-    def prover_part(self) -> int:
-        """The part of the trainer's stake that a conviction pays out: floor(T / 2) in the contract."""
-        return int((1 - self.burn) * self.trainer_stake)
-
     @property
     def share(self) -> int:
-        """The reward of whoever convicts: the prover's part, or with seats an equal share of it."""
-        return self.prover_part // (1 + self.auditors) if self.seated else self.prover_part
+        """The reward of whoever convicts: half of the trainer's stake, or with seats an equal share of it."""
+        return self.trainer_stake // 2 // (1 + self.auditors if self.seated else 1)
 
     @property
     def burned_part(self) -> int:
@@ -174,12 +137,7 @@ class JobEconomics:
     @property
     def relief(self) -> int:
         """The pay of a challenger whose game is open when the trainer is slashed, out of the prover's share."""
-        return 0 if self.oldest_paid else min(self.challenger_stake // 2, self.share // MAX_GAMES)
-
-    @property
-    def challenge_to_trainer(self) -> int:
-        """The part of a lost challenger's stake that goes to the trainer: floor(C / 2) in the contract."""
-        return int((1 - self.challenge_burn) * self.challenger_stake)
+        return min(self.challenger_stake // 2, self.share // MAX_GAMES)
 
     @property
     def saved(self) -> Fraction:
@@ -194,7 +152,7 @@ class JobEconomics:
     @property
     def second_replay(self) -> int:
         """Compute of the whole replay after a sample that disagrees."""
-        return self.audit if self.whole_first and self.sampled < self.segments else 0
+        return self.audit if self.sampled < self.segments else 0
 
     @property
     def detection(self) -> Fraction:
@@ -249,8 +207,3 @@ class JobEconomics:
     def capital(self, amount: int, seconds: int) -> Fraction:
         """The cost of having an amount locked."""
         return amount * self.rate * seconds
-
-
-def _require(name: str, holds: bool, expected: str, got: object) -> None:
-    if not holds:
-        raise ConfigurationError(f"{name}: expected {expected}, got {got}")

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
+from itertools import chain
 from typing import Any, Final
 
 from tiebreak.lab.incentives.economics import JobEconomics
@@ -11,15 +12,11 @@ from tiebreak.lab.incentives.figures import FIGURES, WEI, Figures
 from tiebreak.lab.incentives.model import Equilibrium, Griefing, griefing, solve
 from tiebreak.lab.incentives.recommend import Margin, Rate, Recommendation, margins, rates, recommend
 
-OPTIONS: Final = {
-    "reward": "--reward", "trainer_stake": "--trainer-stake", "challenger_stake": "--challenger-stake",
-    "challenge_window": "--challenge-window", "clock": "--clock", "replay_time": "--replay-time",
-    "talk_time": "--talk-time", "audit_time": "--audit-time", "deadline": "--deadline", "seats": "--seats",
-    "seat_fee": "--seat-fee", "seat_bond": "--seat-bond", "descent_levels": "--descent-levels",
-}  # fmt: skip
-"""The terms, with their options of `tiebreak agree`."""
 AMOUNTS: Final = ("reward", "trainer_stake", "challenger_stake", "seat_fee", "seat_bond")
 TIMES: Final = ("challenge_window", "clock", "replay_time", "talk_time", "audit_time", "deadline")
+TERMS: Final = (*AMOUNTS[:3], *TIMES, "seats", *AMOUNTS[3:], "descent_levels")
+OPTIONS: Final = {name: f"--{name.replace('_', '-')}" for name in TERMS}
+"""The terms, with their options of `tiebreak agree`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,11 +98,9 @@ def percent(share: Fraction | float) -> str:
 
 def agree_options(found: Recommendation) -> tuple[str, ...]:
     """The recommended terms as options of `tiebreak agree`."""
-    words: list[str] = []
-    for name, option in OPTIONS.items():
-        value = getattr(found.terms, name)
-        words += [option, ether(value) if name in AMOUNTS else str(value)]
-    return tuple(words)
+    values = ((option, name, getattr(found.terms, name)) for name, option in OPTIONS.items())
+    pairs = ((option, ether(value) if name in AMOUNTS else str(value)) for option, name, value in values)
+    return tuple(chain.from_iterable(pairs))
 
 
 def _span(seconds: int) -> str:
@@ -113,10 +108,66 @@ def _span(seconds: int) -> str:
 
 
 def tables(found: Findings) -> tuple[Table, ...]:
-    return (
-        _costs(found), _terms(found), _conditions(found), _margins(found), _rates(found), _regimes(found),
-        _griefing(found),
+    f, r = found.figures, found.recommendation
+    conditions = tuple(
+        (c.name, "holds" if c.holds else "BROKEN", ether(c.slack, 4), f"{f.dollars(c.slack):,.2f}", c.binds)
+        for c in r.conditions
+    )
+    margins = tuple(
+        (m.figure, _factor(m.down), _factor(m.up), "; ".join(filter(None, (m.breaks_down, m.breaks_up))) or "–")
+        for m in found.margins
+    )
+    cheapest = min(found.rates, key=lambda rate: rate.total)
+    rates = tuple(
+        (
+            percent(rate.probability),
+            percent(rate.discovery),
+            ether(rate.stake, 3),
+            ether(rate.replays, 3),
+            ether(rate.capital, 3),
+            ether(rate.total, 3) + (" (least)" if rate is cheapest else ""),
+        )
+        for rate in found.rates
+    )
+    regimes = tuple(
+        (one.name, percent(e.lies), percent(e.audit_probability), percent(e.accepted), ether(one.cost, 3))
+        for one in found.regimes for e in [one.equilibrium]
     )  # fmt: skip
+    griefing = tuple(
+        (g.attack, ether(g.attacker, 3), ether(g.harm, 3), ether(g.compensation, 3), _factor(g.factor))
+        for g in found.griefing
+    )
+    shown = {
+        ("What honesty gains", "", "", "ether", "dollars", "compared with"): conditions,
+        ("How far figures may be off", "", "down to x", "up to x", "then this fails"): margins,
+        (
+            "Fewer audits need larger stakes (ether a job)",
+            "share of jobs audited",
+            "a lie is found",
+            "stake needed",
+            "cost of replays",
+            "cost of capital",
+            "both",
+        ): rates,
+        (
+            "What happens at these terms if everyone wants money only",
+            "",
+            "jobs with a lie",
+            "jobs audited",
+            "lies that are paid",
+            "the client pays, ether a job",
+        ): regimes,
+        (
+            "Doing harm for its own sake (ether)",
+            "",
+            "attacker loses",
+            "harm done",
+            "victims are paid",
+            "lost per ether of harm",
+        ): griefing,
+    }
+    more = (Table(title=title, header=tuple(header), rows=rows) for (title, *header), rows in shown.items())
+    return (_costs(found), _terms(found), *more)
 
 
 def _costs(found: Findings) -> Table:
@@ -137,72 +188,21 @@ def _costs(found: Findings) -> Table:
 
 def _terms(found: Findings) -> Table:
     f, r = found.figures, found.recommendation
-    rows = [
-        (option, ether(value), f"{f.dollars(value):,.2f}")
-        if name in AMOUNTS
-        else (option, _span(value) if name in TIMES else str(value), "")
-        for name, option in OPTIONS.items()
-        for value in [getattr(r.terms, name)]
-    ]
+    rows = []
+    for name, option in OPTIONS.items():
+        value = getattr(r.terms, name)
+        if name in AMOUNTS:
+            rows.append((option, ether(value), f"{f.dollars(value):,.2f}"))
+        else:
+            rows.append((option, _span(value) if name in TIMES else str(value), ""))
     rows.append(("each auditor audits", percent(f.audit_probability), ""))
     decoys = "none is enough" if r.planted is None else percent(r.planted)
     rows.append(("or: share of jobs that are decoys", decoys, ""))
     return Table(title="Recommended terms", header=("", "ether or seconds", "dollars"), rows=tuple(rows))
 
 
-def _conditions(found: Findings) -> Table:
-    rows = tuple(
-        (c.name, "holds" if c.holds else "BROKEN", ether(c.slack, 4), f"{found.figures.dollars(c.slack):,.2f}", c.binds)
-        for c in found.recommendation.conditions
-    )
-    return Table(title="What honesty gains", header=("", "", "ether", "dollars", "compared with"), rows=rows)
-
-
 def _factor(value: Fraction | None) -> str:
     return "any" if value is None else f"{Decimal(f'{float(value):.3g}'):f}"
-
-
-def _margins(found: Findings) -> Table:
-    rows = tuple(
-        (m.figure, _factor(m.down), _factor(m.up), "; ".join(filter(None, (m.breaks_down, m.breaks_up))) or "–")
-        for m in found.margins
-    )
-    header = ("", "down to x", "up to x", "then this fails")
-    return Table(title="How far figures may be off", header=header, rows=rows)
-
-
-def _rates(found: Findings) -> Table:
-    cheapest = min(found.rates, key=lambda rate: rate.total)
-    rows = tuple(
-        (
-            percent(rate.probability), percent(rate.discovery), ether(rate.stake, 3), ether(rate.replays, 3),
-            ether(rate.capital, 3), ether(rate.total, 3) + (" (least)" if rate is cheapest else ""),
-        )
-        for rate in found.rates
-    )  # fmt: skip
-    header = ("share of jobs audited", "a lie is found", "stake needed", "cost of replays", "cost of capital", "both")
-    return Table(title="Fewer audits need larger stakes (ether a job)", header=header, rows=rows)
-
-
-def _regimes(found: Findings) -> Table:
-    rows = tuple(
-        (
-            regime.name, percent(regime.equilibrium.lies), percent(regime.equilibrium.audit_probability),
-            percent(regime.equilibrium.accepted), ether(regime.cost, 3),
-        )
-        for regime in found.regimes
-    )  # fmt: skip
-    header = ("", "jobs with a lie", "jobs audited", "lies that are paid", "the client pays, ether a job")
-    return Table(title="What happens at these terms if everyone wants money only", header=header, rows=rows)
-
-
-def _griefing(found: Findings) -> Table:
-    rows = tuple(
-        (g.attack, ether(g.attacker, 3), ether(g.harm, 3), ether(g.compensation, 3), _factor(g.factor))
-        for g in found.griefing
-    )
-    header = ("", "attacker loses", "harm done", "victims are paid", "lost per ether of harm")
-    return Table(title="Doing harm for its own sake (ether)", header=header, rows=rows)
 
 
 def document(found: Findings) -> dict[str, Any]:

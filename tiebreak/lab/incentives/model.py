@@ -1,6 +1,6 @@
 """Closed forms: what every strategy pays, when honesty and diligence are best replies, and the equilibria.
 
-Notation of docs/economics.md: R reward; T, C stakes; W what of T a conviction pays out (`prover_part`); K training, A
+Notation of docs/economics.md: R reward; T, C stakes; W what of T a conviction pays out, half of it; K training, A
 audit; x of S segments tampered with, G = K x/S saved; V the lie, k the share of V kept; p, d, n: each of n auditors
 audits with probability p and finds with probability d; P = 1 - (1 - p d)^n (`discovery`). With seats: F the fee, B the
 bond, f the bought share of the pool, W / (1 + n) each `share`. All are exact, in wei.
@@ -38,7 +38,7 @@ def trainer_payoff(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
     settles = s.reward + s.lie - s.costs.settle - s.costs.withdraw
     if strategy is TrainerStrategy.INSURED:
         common -= s.costs.challenge + s.costs.concede + s.capital(s.challenger_stake, s.game_seconds)
-        settles -= s.challenger_stake - s.challenge_to_trainer
+        settles -= s.challenger_stake - s.challenger_stake // 2
     return common + (1 - s.discovery) * settles + s.discovery * caught
 
 
@@ -66,8 +66,6 @@ def _loss_if_caught(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
         return s.trainer_stake + s.costs.defence + s.capital(s.trainer_stake, s.game_seconds)
     if strategy is TrainerStrategy.INSURED:
         return Fraction(s.burned_part + s.relief + s.costs.withdraw)
-    if strategy in RUNNING and s.oldest_paid:
-        return Fraction(s.trainer_stake + s.costs.equivocation)
     relief = s.relief if strategy in RUNNING else 0  # to the challenger that it overtakes
     return Fraction(s.burned_part + relief + s.costs.equivocation + s.costs.withdraw)
 
@@ -98,26 +96,12 @@ def finder_payoff(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
         # What the first pays the others as relief, each of them is as likely to be paid.
         won = s.share - s.costs.prosecution - s.costs.withdraw
         return first * won - (1 - first) * late - doubling(s) * s.capital(s.challenger_stake, s.game_seconds)
-    if strategy in RUNNING:
-        return first * ((s.share if s.oldest_paid else s.relief) - late)
-    return first * (s.relief - late) if strategy is TrainerStrategy.INSURED else ZERO
+    return ZERO if strategy is TrainerStrategy.SELF else first * (s.relief - late)
 
 
 def _others_find(s: JobEconomics) -> Fraction:
     """The probability that one of the other n-1 auditors finds a lie."""
     return 1 - (1 - s.finds) ** max(s.auditors - 1, 0)
-
-
-def _copying(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
-    """The gain of copying another auditor's challenge without a replay: it ends after the original, with relief."""
-    claimed = ZERO if s.proven else Fraction(s.fee)
-    if strategy is TrainerStrategy.NAIVE:
-        # It is the last of all games: E[2^X; X > 0] stakes.
-        others, chance = max(s.auditors - 1, 0), s.finds
-        stakes = min((1 + chance) ** others - (1 - chance) ** others, Fraction(1 << MAX_GAMES - 1))
-        gas = s.costs.prosecution + s.costs.reclaim + s.costs.withdraw
-        return claimed + _others_find(s) * (s.relief - gas) - stakes * s.capital(s.challenger_stake, s.game_seconds)
-    return ZERO if strategy is TrainerStrategy.SELF else claimed  # the other games are over before a copy could be made
 
 
 def _false_challenge(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
@@ -126,9 +110,7 @@ def _false_challenge(s: JobEconomics, strategy: TrainerStrategy) -> Fraction:
     Against a cheat that runs away, the stake comes back.
     """
     if strategy in (*RUNNING, TrainerStrategy.INSURED):
-        return Fraction((s.share if s.oldest_paid and strategy in RUNNING else s.relief) - (
-            s.costs.challenge + s.costs.reclaim + s.costs.withdraw
-        ))  # fmt: skip
+        return Fraction(s.relief - overtaken_gas(s))
     if strategy is TrainerStrategy.SELF:
         return ZERO
     return -(s.costs.challenge + s.challenger_stake + s.capital(s.challenger_stake, s.game_seconds))
@@ -172,22 +154,25 @@ def _of_job(s: JobEconomics, own: AuditorStrategy, strategy: TrainerStrategy) ->
         if strategy is TrainerStrategy.HONEST:
             return s.fee - s.replay
         return s.fee - s.replay + s.detection * (finder_payoff(s, strategy) - s.second_replay)
-    if own is AuditorStrategy.COPYING:
-        return _copying(s, strategy)
     if own is AuditorStrategy.FALSE:
         return _false_challenge(s, strategy)
-    return ZERO if s.proven or strategy is TrainerStrategy.SELF else Fraction(s.fee)
+    if own is AuditorStrategy.COPYING and strategy is TrainerStrategy.NAIVE:
+        # It ends after the original, with relief, and is the last of all games: E[2^X; X > 0] stakes. The games of
+        # other cheats are over before a copy could be made.
+        others, chance = max(s.auditors - 1, 0), s.finds
+        stakes = min((1 + chance) ** others - (1 - chance) ** others, Fraction(1 << MAX_GAMES - 1))
+        gas = s.costs.prosecution + s.costs.reclaim + s.costs.withdraw
+        return _others_find(s) * (s.relief - gas) - stakes * s.capital(s.challenger_stake, s.game_seconds)
+    return ZERO
 
 
 def _of_decoy(s: JobEconomics, own: AuditorStrategy) -> Fraction:
     """The gain from a decoy, which concedes to the first true challenge and lets a false one time out."""
     if own is AuditorStrategy.DILIGENT:
         # An audit may draw any segment of a decoy, and the number of false ones is x, as for a cheat.
-        won = s.prover_part - s.costs.challenge - s.costs.withdraw
+        won = s.share - s.costs.challenge - s.costs.withdraw
         return s.fee - s.replay + s.detection * (first_share(s) * won - s.second_replay)
-    if own is AuditorStrategy.FALSE:
-        return _false_challenge(s, TrainerStrategy.HONEST)
-    return ZERO if s.proven else Fraction(s.fee)
+    return _false_challenge(s, TrainerStrategy.HONEST) if own is AuditorStrategy.FALSE else ZERO
 
 
 def extremes(s: JobEconomics) -> tuple[JobEconomics, ...]:
@@ -300,7 +285,7 @@ def conditions_once_accepted(s: JobEconomics) -> tuple[Condition, ...]:
         honesty(s), diligence(s), *seats,
         Condition(name="a false challenge costs", slack=-_false_challenge(s, TrainerStrategy.HONEST)),
         # all costs of an honest trainer in a game that is walked to its end
-        Condition(name="a false challenge pays its victim", slack=s.challenge_to_trainer - victims_loss(s)),
+        Condition(name="a false challenge pays its victim", slack=s.challenger_stake // 2 - victims_loss(s)),
         # the gas of having started a game that another conviction, or a report, cuts short
         Condition(name="a challenger that is overtaken loses no gas", slack=Fraction(s.relief - overtaken_gas(s))),
     )  # fmt: skip
@@ -324,81 +309,52 @@ class Griefing:
         return self.attacker / self.harm if self.harm else None
 
 
-def false_challenges(s: JobEconomics, words: str) -> tuple[Griefing, Griefing]:
-    """A false challenge that is left to time out, and one that is walked to its end. In a series, all cost the same.
-
-    Several challenges delay the job only once: games can start until the window ends, and they run side by side.
-    """
-    locked = s.capital(s.challenger_stake, s.game_seconds)
-    late = s.capital(s.reward + s.trainer_stake, s.game_seconds)
-    silent = Griefing(
-        attack=f"false challenge, {words}, then silence",
-        attacker=s.costs.challenge + s.challenger_stake + locked,
-        harm=s.costs.answer + s.costs.timeout + late,
-        compensation=Fraction(s.challenge_to_trainer),
-    )
-    walked = Griefing(
-        attack=f"false challenge, {words}, to the end",
-        attacker=s.costs.prosecution + s.challenger_stake + locked,
-        harm=victims_loss(s),
-        compensation=Fraction(s.challenge_to_trainer),
-    )
-    return silent, walked
-
-
 CROWD: Final = 4
 """The number of games at once that are compared with one."""
 
 
-def many_challenges(s: JobEconomics) -> tuple[Griefing, Griefing]:
-    """`CROWD` false challenges at once: by a stranger; or by the trainer, so that the next costs 2^`CROWD` stakes.
-
-    Each costs twice the one before, and half of it burns.
-    """
-    stakes = ((1 << CROWD) - 1) * s.challenger_stake
-    kept = sum(int((1 - s.challenge_burn) * (s.challenger_stake << rank)) for rank in range(CROWD))
-    locked, late = s.capital(stakes, s.game_seconds), s.capital(s.reward + s.trainer_stake, s.game_seconds)
-    many = Griefing(
-        attack=f"{CROWD} false challenges at once, then silence",
-        attacker=CROWD * s.costs.challenge + stakes + locked,
-        harm=CROWD * (s.costs.answer + s.costs.timeout) + late,
-        compensation=Fraction(kept),
-    )
-    dear = Griefing(
-        attack=f"a challenge made {1 << CROWD} times as dear by the trainer",
-        attacker=CROWD * s.costs.challenge + stakes - kept + locked,
-        harm=locked,
-        compensation=ZERO,
-    )
-    return many, dear
-
-
 def griefing(s: JobEconomics) -> tuple[Griefing, ...]:
-    """The attacks of challengers and trainers that want nothing but the loss of others."""
-    seat = s.fee + s.share if s.seated else 0
-    stalled = s.capital(s.challenger_stake, s.game_seconds) + s.capital(s.reward, s.game_seconds)
-    return (
-        *false_challenges(s, "this stake"),
-        *false_challenges(replace(s, challenger_stake=0), "no stake"),
-        *many_challenges(s),
-        Griefing(
-            attack="a lie defended to the last second, and lost",
-            attacker=s.trainer_stake + s.costs.defence + s.capital(s.trainer_stake, s.game_seconds),
-            harm=s.costs.prosecution + s.costs.withdraw + stalled,
-            compensation=Fraction(s.share + seat),
-        ),
-        Griefing(
-            attack="a lie, reported by itself once challenged",
-            attacker=Fraction(s.burned_part + s.relief + s.costs.equivocation + s.costs.withdraw),
-            harm=s.replay + s.costs.challenge + s.costs.reclaim + s.costs.withdraw,
-            compensation=Fraction((s.share if s.oldest_paid else s.relief) + seat),
-        ),
-        Griefing(
-            attack="a job accepted and left alone",
-            attacker=Fraction(s.trainer_stake + s.costs.way),
-            harm=s.costs.offer + s.capital(s.reward, s.job_seconds),
-            compensation=Fraction(s.trainer_stake),
-        ),
+    """The attacks of challengers and trainers that want nothing but the loss of others.
+
+    A false challenge is left to time out, or walked to its end; in a series, all cost the same. Several challenges
+    delay the job only once: games can start until the window ends, and they run side by side. `CROWD` of them at once,
+    by a stranger, or by the trainer, make the next one cost 2^`CROWD` stakes: each costs twice the one before, and half
+    of it burns.
+    """
+    late, seat = s.capital(s.reward + s.trainer_stake, s.game_seconds), s.fee + s.share if s.seated else 0
+    rows: dict[str, tuple[Fraction | int, Fraction | int, Fraction | int]] = {}
+    for words, stake in (("this stake", s.challenger_stake), ("no stake", 0)):
+        lost = stake + s.capital(stake, s.game_seconds)
+        silence = s.costs.answer + s.costs.timeout + late
+        rows[f"false challenge, {words}, then silence"] = s.costs.challenge + lost, silence, stake // 2
+        rows[f"false challenge, {words}, to the end"] = s.costs.prosecution + lost, victims_loss(s), stake // 2
+    stakes = ((1 << CROWD) - 1) * s.challenger_stake
+    kept, locked = sum((s.challenger_stake << rank) // 2 for rank in range(CROWD)), s.capital(stakes, s.game_seconds)
+    crowd = CROWD * s.costs.challenge + stakes + locked
+    rows[f"{CROWD} false challenges at once, then silence"] = (
+        crowd,
+        CROWD * (s.costs.answer + s.costs.timeout) + late,
+        kept,
+    )
+    rows[f"a challenge made {1 << CROWD} times as dear by the trainer"] = crowd - kept, locked, 0
+    rows["a lie defended to the last second, and lost"] = (
+        s.trainer_stake + s.costs.defence + s.capital(s.trainer_stake, s.game_seconds),
+        s.costs.prosecution + s.costs.withdraw + s.capital(s.challenger_stake + s.reward, s.game_seconds),
+        s.share + seat,
+    )
+    rows["a lie, reported by itself once challenged"] = (
+        _loss_if_caught(s, TrainerStrategy.HEDGED),
+        s.replay + overtaken_gas(s),
+        s.relief + seat,
+    )
+    rows["a job accepted and left alone"] = (
+        s.trainer_stake + s.costs.way,
+        s.costs.offer + s.capital(s.reward, s.job_seconds),
+        s.trainer_stake,
+    )
+    return tuple(
+        Griefing(attack=attack, attacker=Fraction(attacker), harm=Fraction(harm), compensation=Fraction(paid))
+        for attack, (attacker, harm, paid) in rows.items()
     )
 
 

@@ -5,22 +5,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
-from typing import Any, Final
+from typing import Final
 
+from tiebreak.lab.incentives import model
 from tiebreak.lab.incentives.economics import JobEconomics
 from tiebreak.lab.incentives.figures import Figures
-from tiebreak.lab.incentives.model import (
-    Condition,
-    conditions,
-    conditions_once_accepted,
-    disbelief,
-    first_share,
-    honesty,
-    overtaken_gas,
-    perseverance,
-    stuffing,
-    victims_loss,
-)
+from tiebreak.lab.incentives.model import Condition, disbelief, honesty, overtaken_gas, stuffing, victims_loss
 from tiebreak.protocol.commitments.terms import MAX_GAMES, MAX_SECONDS, Terms, least_challenger_stake, pool_bond
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.terms import REPLAYS
@@ -106,18 +96,17 @@ def _worse(s: JobEconomics, margin: Fraction) -> Iterator[JobEconomics]:
         yield replace(s, bought=1 - (1 - s.bought) / margin)
 
 
-def least_stake(f: Figures, gas: Mapping[str, int], terms: Terms, **rules: Any) -> int:
+def least_stake(f: Figures, gas: Mapping[str, int], terms: Terms) -> int:
     """The trainer's least stake that makes honesty its best reply in all of `_worse`, rounded up to three digits.
 
     Where there are seats, it also makes their auditors audit rather than believe a root that the trainer shows. And the
     sixteenth of the prover's share pays the gas of a challenger that is overtaken. That relief makes it dearer for a
     cheat to report itself is not counted on.
-    rules: fields of `JobEconomics` that differ from the contract.
     """
 
     def deters(stake: int) -> bool:
         tried = replace(terms, trainer_stake=stake)
-        s = f.economics(replace(tried, reward=reward_for(f, gas, tried)), gas, **rules)
+        s = f.economics(replace(tried, reward=reward_for(f, gas, tried)), gas)
         if s.share < MAX_GAMES * f.margin * overtaken_gas(s):
             return False
         if not s.seated:
@@ -127,9 +116,7 @@ def least_stake(f: Figures, gas: Mapping[str, int], terms: Terms, **rules: Any) 
 
     bits = bisect_left(range(STAKE_BITS), True, key=lambda bits: deters(1 << bits))
     if bits == STAKE_BITS:
-        raise ConfigurationError(
-            f"expected a stake that deters every cheat, got none below 2^{bits} wei: nothing burns, or nobody looks"
-        )
+        raise ConfigurationError(f"expected a stake that deters every cheat, got none below 2^{bits} wei: nobody looks")
     high, low = 1 << bits, (1 << bits) // 2
     while high - low > max(high // 10**6, 1):
         middle = (low + high) // 2
@@ -156,8 +143,8 @@ def least_decoys(s: JobEconomics, profit: Fraction) -> Fraction | None:
     A decoy with one false segment among those that an audit may draw is the easiest to overlook, so x = 1 here.
     """
     at = replace(s, tampered=1)
-    won = at.prover_part - at.costs.challenge - at.costs.withdraw
-    gain = at.detection * (first_share(at) * won - at.second_replay)
+    won = at.share - at.costs.challenge - at.costs.withdraw
+    gain = at.detection * (model.first_share(at) * won - at.second_replay)
     share = at.replay * (1 + profit) / gain if gain > 0 else Fraction(2)
     return share if share <= 1 else None
 
@@ -172,10 +159,10 @@ def recommend(f: Figures, gas: Mapping[str, int]) -> Recommendation:
         reward=terms.reward, trainer_stake=terms.trainer_stake, seats=terms.seats, seat_fee=terms.seat_fee,
         seat_bond=terms.seat_bond,
     )  # fmt: skip
-    loss = victims_loss(s) * f.margin / (1 - s.challenge_burn)
+    loss = 2 * victims_loss(s) * f.margin  # half of it burns
     terms = replace(terms, challenger_stake=rounded_up(max(loss, Fraction(least))))
     planted = least_decoys(f.economics(replace(terms, seats=0), gas), f.profit)
-    return Recommendation(terms=terms, planted=planted, conditions=conditions(f.economics(terms, gas)))
+    return Recommendation(terms=terms, planted=planted, conditions=model.conditions(f.economics(terms, gas)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +257,9 @@ def margins(f: Figures, gas: Mapping[str, int], found: Recommendation) -> tuple[
         if at is None:
             return ""
         s = at.economics(found.terms, gas, joined_for=joined.stranger_gain)
-        return next((each.name for each in (perseverance(s), *conditions_once_accepted(s)) if not each.holds), "")
+        return next(
+            (each.name for each in (model.perseverance(s), *model.conditions_once_accepted(s)) if not each.holds), ""
+        )
 
     table = []
     for words, names in _SCALED.items():

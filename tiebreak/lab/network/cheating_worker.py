@@ -11,7 +11,7 @@ from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.lab.network.local_network import CHEATS
 from tiebreak.lab.sim.adversaries import tampering
-from tiebreak.lab.sim.adversaries.forgery import ForgedEvidence
+from tiebreak.lab.sim.adversaries.tampering import ForgedEvidence
 from tiebreak.node import worker_tasks
 from tiebreak.node.tasks import WorkerSettings
 from tiebreak.protocol.commitments.job import Job
@@ -25,7 +25,7 @@ class BentEvidence(ForgedEvidence, worker_tasks.RestlessEvidence):
 
 
 class TamperedTasks(worker_tasks.WorkerTasks):
-    """Computes a job, but for one lie, and shows evidence that fits it."""
+    """A worker that computes a job with one false number, and evidence that is consistent with it."""
 
     EVIDENCE = BentEvidence
 
@@ -51,26 +51,21 @@ def cheat(name: str, program: Program, job: Job) -> tampering.Cheat:
             labels = [entry for entry in program.data_spec() if "label" in entry]
             if not labels:
                 raise ConfigurationError(f"expected data named label for this cheat, got {sorted(program.data_spec())}")
-            index = tampering.gathers_of(program, labels[0])[0]
-            return tampering.Cheat(
-                name="changed label",
-                step=step,
-                leaf=index,
-                element=0,
-                change=lambda old: torch.where(old > 0, old - 1, 1),
-            )
+            change = lambda old: torch.where(old > 0, old - 1, 1)  # noqa: E731
+            leaf = tampering.drawn(program, labels[0])
+            return tampering.Cheat(name="changed label", step=step, leaf=leaf, element=0, change=change)
         case "rate":
             return tampering.changed_learning_rate(program, step=step, factor=1.5)
         case "weight":
             entry = next(name for name, (dtype, _) in program.state_spec().items() if dtype is DType.F32)
             return tampering.flipped_weight_bit(program, state=entry, step=step, element=0)
         case "tf32":
-            index = next(n for n in tampering.long_sums(program, 16) if program.body[n].numel > 16)
-            return tampering.Cheat(name="sum in TF32", step=step, leaf=index, element=7, change=_truncated)
+            leaf = next(n for n in tampering.long_sums(program, 16) if program.body[n].numel > 16)
+
+            def truncated(value: Tensor) -> Tensor:
+                """The value in TF32's precision; if that changes nothing, the value with one bit flipped."""
+                found = tampering.as_tf32(value)
+                return found if not torch.equal(found, value) else tampering.flip_bit(value, 13)
+
+            return tampering.Cheat(name="sum in TF32", step=step, leaf=leaf, element=7, change=truncated)
     raise ConfigurationError(f"expected a cheat of {', '.join(CHEATS)}, got {name!r}")
-
-
-def _truncated(value: Tensor) -> Tensor:
-    """The value in TF32's precision; if that changes nothing, the value with one bit flipped."""
-    found = tampering.as_tf32(value)
-    return found if not torch.equal(found, value) else tampering.flip_bit(value, 13)

@@ -65,7 +65,7 @@ class OpenConnections:
         _drop(self._incomplete, served)
 
     def rename(self, found: "Connection", address: str) -> None:
-        """A proxy has said whose request this is."""
+        """Count a connection for another address: that of the client for whom a proxy sends a request."""
         for held in (self._open, self._incomplete):
             if (since := held.get(found.address, {}).get(found)) is not None:
                 _drop(held, found)

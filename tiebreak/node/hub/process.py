@@ -97,9 +97,8 @@ def domain_of(chain_id: int, contract: str) -> Domain:
     try:
         return Domain(chain_id=chain_id, contract=Address(bytes.fromhex(contract.removeprefix("0x"))))
     except (ValueError, EncodingError) as error:
-        raise ConfigurationError(
-            f"expected a chain id and the address of a board, got {chain_id}, {contract}"
-        ) from error
+        text = f"expected a chain id and the address of a board, got {chain_id}, {contract}"
+        raise ConfigurationError(text) from error
 
 
 def proxies_of(text: str) -> tuple[Network, ...]:

@@ -32,7 +32,7 @@ from tiebreak.protocol.parties.turns import Turns
 GATHER_SECONDS: Final = 0.01
 """The least time between the starts of two batches of posts: each costs a sync of the disk."""
 TROUBLE_SECONDS: Final = 1.0
-"""The time between two looks at a database that was away, if no post comes meanwhile."""
+"""The pause between two attempts to write to a database that failed, if no post comes meanwhile."""
 _LOG: Final = logging.getLogger(__name__)
 T = TypeVar("T")
 
@@ -228,9 +228,8 @@ class Hub:
             start, answers = loop.time(), list[PostResult]()
             try:
                 if not self._ended:
-                    answers = await loop.run_in_executor(
-                        self._writing, self.post_writer.take, [one.arrival for one in batch]
-                    )
+                    arrivals = [one.arrival for one in batch]
+                    answers = await loop.run_in_executor(self._writing, self.post_writer.take, arrivals)
             except Exception as error:
                 # A bug of ours, or a database that somebody else wrote. Nobody is told that a post was taken.
                 self._ended = f"expected a post writer that takes posts, got one that ended: {error}"[:500]

@@ -30,7 +30,7 @@ _LOCK: Final = 0x7469656272656B
 _LOCK_NOT_AVAILABLE: Final = "55P03"
 """The SQLSTATE of a wait for a lock that was too long."""
 WRITE_SECONDS: Final = 20.0
-"""The most time that PostgreSQL has for a batch; then the connection is cut, since no error comes from a silent one."""
+"""Seconds that PostgreSQL has for a batch. Then the connection is cut, since a lost server raises no error itself."""
 _NETWORK: Final = {
     "connect_timeout": 10, "keepalives_idle": 10, "keepalives_interval": 5, "tcp_user_timeout": 20_000,
 }  # fmt: skip
@@ -329,9 +329,8 @@ class Writer:
         self._connection.execute(_jobs.insert().values(job_id=job_id, client=client, place=place, job=job))
 
     def add_game(self, game_id: bytes, job_id: bytes, challenger: bytes, place: int) -> None:
-        self._connection.execute(
-            _games.insert().values(game_id=game_id, job_id=job_id, challenger=challenger, place=place)
-        )
+        values = {"game_id": game_id, "job_id": job_id, "challenger": challenger, "place": place}
+        self._connection.execute(_games.insert(), values)
 
     def name(self, files: Sequence[tuple[bytes, int]], owner: bytes) -> None:
         """Note which blobs a library names, by root and size."""

@@ -148,7 +148,7 @@ def talk_of(domain: Domain, game: PublicGame, seen: Sequence[ReadPost]) -> Trans
 
 
 class PageSource:
-    """The source of all pages: a hub's posts and its ground, which without a chain is the ledger that they make.
+    """The data of all pages: a hub's posts and the board, which without a chain is made from the posts.
 
     Several threads call it at once. chain: in words; empty if none is followed. on_paper: whether nobody holds the
     money, so that the board's credits are what each account has gained or lost so far.
@@ -197,7 +197,7 @@ class PageSource:
             is_first = rest.wait(POLL_SECONDS if self._board_source is not None else 0)
 
     def look(self) -> None:
-        """Follow what is new on the board source. A node that does not answer is asked again the next time."""
+        """Read new posts and poll the board source. A node that does not answer is polled again the next time."""
         self._read_on()
         if (board_source := self._board_source) is None:
             return

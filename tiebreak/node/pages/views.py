@@ -33,7 +33,7 @@ MAX_SAID: Final = 12
 A_PAGE: Final = 50
 """Entries of a list on one page."""
 MAX_SEARCHED: Final = 2_000
-"""The newest jobs that a search looks at."""
+"""The number of jobs that a search reads, the newest first."""
 MAX_FIRST_GAMES: Final = 6
 """Games on the first page, which leads to all."""
 MAX_GAMES_SHOWN: Final = 32
@@ -41,7 +41,7 @@ MAX_GAMES_SHOWN: Final = 32
 
 
 class PageQuery(NamedTuple):
-    """The part of a list that a reader asked for: a page of it, from 1, and the text to look for."""
+    """The requested part of a list: the number of a page, from 1, and the text to search for."""
 
     page: int = 1
     text: str = ""
@@ -142,7 +142,7 @@ def _matching(rows: Sequence[T], query: PageQuery, texts: Callable[[T], Sequence
 
 
 def _texts_of(source: PageSource, board: Board, job_id: Digest) -> list[str]:
-    """The texts by which a reader may look for a job. None of them needs its posts."""
+    """The texts by which a search finds a job. None of them needs its posts."""
     agreed = board.jobs[job_id].job if job_id in board.jobs else source.offered(job_id)
     accounts = [] if agreed is None else [words.address(agreed.client), words.address(agreed.trainer)]
     return [job_id.hex(), source.name(job_id), *accounts]

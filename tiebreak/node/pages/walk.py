@@ -338,10 +338,9 @@ def _terms(
         if is_reduce and len(taken) > 1 and all(types[k] == DType.F32 for k, _, _ in taken):
             result = "not a number"
             if all(float32.is_finite(bits) for _, _, bits in taken):
-                exact = (
-                    mantissa * Fraction(2) ** power for mantissa, power in (float32.decode(b) for _, _, b in taken)
-                )
-                result = words.rational(prod(exact, start=Fraction(1)))
+                numbers = [float32.decode(bits) for _, _, bits in taken]
+                exact = prod((mantissa * Fraction(2) ** power for mantissa, power in numbers), start=Fraction(1))
+                result = words.rational(exact)
         label = f"term {first + number:,}" if is_reduce else "reads"
         terms.append({"label": label, "factors": factors, "result": result})
     return terms

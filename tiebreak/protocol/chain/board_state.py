@@ -63,13 +63,13 @@ Known = TypeVar("Known", PublicJob, PublicGame)
 
 
 def unknown_talk(_game: PublicGame, _sequence: int, _snapshot: bytes) -> tuple[GameState, list[Move]]:
-    """The `TalkOf` of who has heard no talk."""
+    """The default `TalkOf`, of a follower that has received no messages: knows no state."""
     raise VerificationError("expected a state that was talked about here, got another")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A transaction that the contracts logged something of, as a chain shows it to everybody."""
+    """A transaction with at least one event of the contracts, as its block shows it to everybody."""
 
     events: tuple[Event, ...]
     """The events of these contracts alone, in their order."""
@@ -136,13 +136,13 @@ class FollowedBoard(board.Board):
             held.clear()
 
     def _touch(self, item: PublicJob | PublicGame, *, is_new: bool = False) -> None:
-        """Remember an item as it is, before the first change in a block."""
+        """Save an item's fields before its first change in a block, so that `take_back` can restore them."""
         if self._frames and item.id not in self._frames[-1].items:
             fields = None if is_new else {slot: _copied(getattr(item, slot)) for slot in item.__slots__}
             self._frames[-1].items[item.id] = (item, fields)
 
     def _add(self, made: Known) -> Known:
-        """The new item, in the object that vanished if there is one."""
+        """A new item: the object of the same id that vanished with its block, updated, if there is one."""
         found = self._gone.pop(made.id, None)
         if found is not None:
             for slot in made.__slots__:
@@ -154,7 +154,7 @@ class FollowedBoard(board.Board):
         return made
 
     def _another_line(self, found: PublicGame) -> None:
-        """Give the game a new line, so that a party forgets what it was shown in the old one."""
+        """Give the game a new line number, so that a party forgets what it was shown in the old line."""
         found.entries = next(self._lines)
 
     # ------------------------------------------------------------------ transactions
@@ -274,7 +274,7 @@ class FollowedBoard(board.Board):
         self._compare(found, before, ended, call)
 
     def _compare(self, found: PublicGame, before: GameState, ended: dict[str, Any] | None, call: Call | None) -> None:
-        """Take over the chain's word on a game's end, and note a disagreement if the rules say otherwise."""
+        """Adopt the verdict that the chain logged, if any, and record a disagreement if the rules give another."""
         ours = found.state.verdict
         if ended is None:
             if ours is not None:

@@ -1,4 +1,4 @@
-"""What a transaction costs: its gas limit, from measured gas, and its bids for a place in a block (EIP-1559).
+"""Gas limits of transactions, from measured gas, and bids for a place in a block (EIP-1559).
 
 What other people's waiting transactions do to an estimate is no concern of ours: it is made on a state that anyone can
 change by sending something that is never mined. So a limit follows from the call alone: its calldata at the dearest

@@ -182,7 +182,7 @@ class Outbox:
         return max((used, *own)), bid
 
     def _count(self) -> int:
-        """The number of the account's transactions in blocks. The node must repeat a number above the known one."""
+        """The number of the account's transactions in blocks. One above the known number must be repeated to count."""
         said: Counter[int] = Counter()
         for _ in range(3 * LOOKS):
             found = self._node.count(self._signer.address)
@@ -210,7 +210,7 @@ class Outbox:
     # ------------------------------------------------------------------ looking
 
     def look(self) -> tuple[Sent, ...]:
-        """See what became of waiting transactions; send those again that no block has. Returns those that have ended.
+        """Check each waiting transaction, and send it again if no block has it. Returns those that have ended.
 
         Raises `NodeError` if the node does not answer; then it is to be called again.
         """
@@ -250,7 +250,7 @@ class Outbox:
             sent.problem = self._node.broadcast(sent.raw)  # it may not have arrived
 
     def _receipt(self, sent: Sent) -> Mapping[str, Any] | None:
-        """The receipt of one of its versions. Another's, or one that is malformed, counts as none."""
+        """The receipt of one of the transaction's versions; None if the node has none, or a malformed one."""
         for digest in reversed(sent.hashes):
             found = self._node.receipt(digest)
             if found is None:

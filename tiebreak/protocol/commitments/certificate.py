@@ -68,7 +68,7 @@ _EVIDENCE: Final = "[a-z0-9][a-z0-9.+-]{0,63}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """The place of a chain's log: the transaction's hash and its block."""
+    """The transaction that emitted an event, by its hash, and the number of its block."""
 
     transaction: bytes
     block: int
@@ -83,7 +83,7 @@ class Logged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """An auditor whom the board has paid for sealing the root that the head then had."""
+    """A seat whose auditor the board has paid: its seal had the run root of the final head."""
 
     auditor: Address
     number: int
@@ -92,7 +92,7 @@ class Seat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attestation:
-    """Evidence that hardware gave of itself. Nothing here reads it. kind: tells others which evidence it is."""
+    """Remote attestation by hardware, which is passed on unread. kind: its type, such as `nvidia-gpu-eat`."""
 
     kind: str
     evidence: bytes
@@ -112,7 +112,7 @@ class Attestation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """The places of the tensors of some files among the entries of a state. See the module."""
+    """The entries of a state that the tensors of some files are, and how their names map to entries. See the module."""
 
     prefix: str
     names: Mapping[str, str] = field(default_factory=dict)
@@ -127,7 +127,7 @@ class Weights:
     ) -> Self:  # fmt: skip
         """tree: the state tree. entries: the names of its leaves. tensors: the entry of each tensor of the files.
 
-        more: entries that are shown too, by tensors of other files.
+        more: further entries, which tensors of other files prove.
         """
         at = {entry: place for place, entry in enumerate(entries)}
         shown = sorted({at[entry] for entry in (*tensors.values(), *more)})
@@ -151,7 +151,7 @@ class Weights:
         return replace(made, names={name: entry for name, entry in tensors.items() if made.entry(name) != entry})
 
     def entry(self, name: str) -> str:
-        """The entry of the state that the tensor of this name is."""
+        """The name of the state entry that is the tensor of this name."""
         if name in self.names:
             return self.names[name]
         end = max((end for end in self.suffixes if name.endswith(end)), key=len, default="")
@@ -217,7 +217,10 @@ def _fold(
     height: int, position: int, leaves: int, shown: Sequence[int], leaf: Callable[[int], Digest],
     hidden: Callable[[int, int], Digest],
 ) -> Digest:  # fmt: skip
-    """A node of a tree of `leaves` leaves. Subtrees without a leaf that is shown come from `hidden`, left to right."""
+    """The node at (height, position) of a tree with this many leaves.
+
+    Leaves at the places in `shown` come from `leaf`, roots of subtrees without any of them from `hidden`, in order.
+    """
     first, end = position << height, (position + 1) << height
     if first >= leaves:
         return trees.empty_root(height)
@@ -231,7 +234,7 @@ def _fold(
 
 
 def _suffix(name: str, entry: str) -> tuple[str, str] | None:
-    """The end of a name from a dot on, and what stands there in an entry that has words inserted; None for others."""
+    """(suffix of a name from a dot on, its replacement in the entry) if only words are inserted there; else None."""
     words, more = name.split("."), entry.split(".")
     same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(words, more, strict=False)))
     inserted = len(more) - len(words)

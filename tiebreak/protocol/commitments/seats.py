@@ -16,7 +16,7 @@ SALT_BYTES: Final = 32
 ATTEMPTS: Final = 32
 """The most slots that are drawn for one seat."""
 POOL_SECONDS: Final = 1 << 21
-"""The least time that a slot of a pool is held."""
+"""Seconds after joining a pool before which an auditor cannot leave it."""
 
 
 def nonce_of(secret: bytes) -> int:

@@ -143,7 +143,7 @@ class Transcript:
         return None if found is None or found.is_over or Snapshot.of(found).id != snapshot else found
 
     def passed(self, state: GameState) -> bool:
-        """Whether the talk has come through this state of the game, or stands there."""
+        """Whether this is the current state of the transcript or an earlier one."""
         return not state.is_over and self.stood(state.moves, Snapshot.of(state).id) is not None
 
     def unanswered(self, side: Side) -> tuple[bytes, ...]:

@@ -320,7 +320,7 @@ class Fork(Record):
 
     @classmethod
     def of(cls, first: SignedStanding, second: SignedStanding) -> "Fork":
-        """The evidence in two standings of one place in one game. `verify` says whether they are evidence."""
+        """Builds the evidence from two signed standings of one game and sequence number; `verify` checks it."""
         return cls(
             game_id=first.game_id,
             sequence=first.sequence,

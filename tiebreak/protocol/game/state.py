@@ -102,8 +102,8 @@ class GameState:
     """The challenger's seal at the judged element or leaf of terms."""
     moves: int = 0
     crowd: int = 1
-    """Most games of the job that were open at once since none was. Only the chain knows, so no snapshot says it; who
-    follows the chain keeps it up to date (`tiebreak.protocol.parties.board.Board.begin`)."""
+    """The largest number of the job's games open at once since there was last none. Snapshots omit it: only the chain
+    knows it, and whoever follows the chain keeps it up to date (`tiebreak.protocol.parties.board.Board.begin`)."""
 
     @property
     def is_over(self) -> bool:

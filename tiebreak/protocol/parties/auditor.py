@@ -78,7 +78,7 @@ class WatcherParty(PartyMachine):
         self._strangers = [shown for shown in self._strangers if not self._sort(*shown)][:MAX_STRANGERS]
 
     def _sort(self, head: SignedHead, leaves: tuple[Digest, ...]) -> bool:
-        """File a head under its job, with its leaves. Returns False if the board does not show that job yet."""
+        """Keep a head, and the leaves of its run tree. Returns False if the board does not show its job yet."""
         job = self.board.jobs.get(head.head.job_id)
         if job is None:
             return False

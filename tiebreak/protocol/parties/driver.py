@@ -88,11 +88,11 @@ class PartyDriver(ABC):
 
     @abstractmethod
     def transact(self, wanted: e.Transact) -> None:
-        """Get a transaction to count, once, however often it is asked for under its place."""
+        """Get a transaction accepted by the board once, however often it is requested under its place."""
 
     @abstractmethod
     def say(self, statement: e.Statement) -> object:
-        """Bring others a statement, byte for byte as it was signed."""
+        """Send a signed statement to the other parties, byte for byte as it was signed."""
 
     @abstractmethod
     def fetch_run(self, job_id: Digest, count: int) -> bool:
@@ -114,7 +114,7 @@ class PartyDriver(ABC):
         """Tell the owner of the party that it saw something wrong."""
 
     def wake_at(self, at: int) -> None:  # noqa: B027
-        """See to it that `look` is called at this instant, or soon after."""
+        """Have `look` called at this instant, or soon after."""
 
     def break_off(self) -> None:  # noqa: B027
         """Stop for good: a record cannot be kept, and what is not kept must not be said."""
@@ -126,7 +126,7 @@ class PartyDriver(ABC):
     # ------------------------------------------------------------------ events and actions
 
     def tell(self, event: e.Event) -> None:
-        """Tell the machine, and carry out what it wants. Events that this causes wait for their turn."""
+        """Pass an event to the machine, and carry out its actions. Events that these cause are queued behind them."""
         if self._is_broken:
             raise StateError("expected a journal that keeps records, got one that did not; start the party again")
         self._events.append(event)
@@ -173,19 +173,19 @@ class PartyDriver(ABC):
                 self.say(action)
 
     def tick(self) -> None:
-        """Let the machine look if an instant has come at which it wanted to wake."""
+        """Send the machine a `Tick` if the earliest wake-up time that it requested has come."""
         if self._ticks and self._ticks[0] <= self.instant():
             self.look()
 
     def look(self) -> None:
-        """Let the machine look at the present instant, and so at all at which it wanted to wake until now."""
+        """Send the machine a `Tick` now, which counts for every wake-up time that it requested until now."""
         now = self.instant()
         while self._ticks and self._ticks[0] <= now:
             heapq.heappop(self._ticks)
         self.tell(e.Tick(at=now))
 
     def look_again(self) -> None:
-        """Hear what came early, and begin the work and the fetches that had to wait."""
+        """Deliver the posts that came early, and begin the work and the fetches that had to wait."""
         early, self._early = self._early, deque(maxlen=MAX_EARLY)
         for event in early:
             self.hear(event)
@@ -195,7 +195,7 @@ class PartyDriver(ABC):
         self.fetch_wanted()
 
     def hear(self, event: e.Message) -> None:
-        """Tell the machine of a post, or keep it until the board shows the job or the game that it is about."""
+        """Pass a post to the machine, or keep it until the board shows the job or the game that it is about."""
         board = self.machine.board
         match event:
             case e.MoveShown(game_id=game) | e.ReceiptShown(game_id=game):
@@ -268,7 +268,7 @@ class PartyDriver(ABC):
                     self._fetching.discard(key)
 
     def retry_fetches(self, job_id: Digest) -> None:
-        """Let what is fetched of a job be tried again without a pause, since there is more of it now."""
+        """Drop the delay before a job's fetches are retried, because more of it was published."""
         self._wanted |= {key: 0 for key in self._wanted if key[0] == job_id}
 
     def fetched(self, job_id: Digest, count: int, problem: str = "") -> None:
@@ -304,7 +304,7 @@ class BoardSource(Protocol):
         """Seconds by the clock of the chain or of the hub, never by this machine's."""
 
     def send(self, wanted: e.Transact) -> None:
-        """Get a transaction to count, once, however often it is asked for under its place."""
+        """Get a transaction accepted by the board once, however often it is requested under its place."""
 
 
 class PostingDriver(PartyDriver):
@@ -316,7 +316,7 @@ class PostingDriver(PartyDriver):
 
     @abstractmethod
     def posted(self) -> None:
-        """Bring the hub what is new in the journal, now or later, until it has it."""
+        """Send the journal's new posts to the hub, now or later, and repeat that until the hub has them."""
 
     def instant(self) -> int:
         return self.board_source.now()
@@ -355,7 +355,7 @@ class PostingDriver(PartyDriver):
         return is_new
 
     def read(self, post: posts.Post, body: posts.Body) -> None:
-        """Hear a post of somebody else, with all its signatures checked. Its claims are checked by the machine."""
+        """Process a post of somebody else, whose signatures are checked. The machine checks its claims."""
         is_own = self.machine.has_key and post.sender == self.machine.address
         if not is_own and (event := posts.event_of(post, body, self.instant())) is not None:
             self.hear(event)

@@ -111,7 +111,7 @@ class Ledger:
                     found.auditors = tuple(dict.fromkeys((*found.auditors, *accounts)))[:MAX_NAMED]
 
     def hear(self, game: Digest, data: bytes, *, is_receipt: bool = False) -> None:
-        """Take note of a message or a receipt of a game's talk, from which a state may enter later."""
+        """Record a message or a receipt of a game's talk, so that a signed state can be entered later."""
         if game in self._talks:
             _note(self._talks[game], is_receipt, data)
             return
@@ -386,12 +386,12 @@ class Ledger:
 
 
 def _size(data: bytes) -> int:
-    """Bytes that a message counts as: its own, and those of the objects around it."""
+    """The memory that a kept message takes, in bytes: its own, and an estimate of the objects that hold it."""
     return 128 + len(data)
 
 
 def _note(talk: Transcript, is_receipt: bool, data: bytes) -> None:
-    """Anybody can post anything; what does not fit is no part of the talk."""
+    """Add a message or a receipt to a talk. Anybody can post anything, so what does not fit is ignored."""
     with suppress(VerificationError):
         if is_receipt:
             talk.acknowledge(data)

@@ -225,7 +225,7 @@ class Player(PartyMachine):
     # ------------------------------------------------------------------ the talk
 
     def _talk(self, game: PublicGame, side: Side) -> bool:
-        """Go on with the talk, or take it to the chain. Returns False if it is time to play on the chain."""
+        """Continue the talk, or enter its newest state. Returns False if the party should now move on the chain."""
         if evidence := self.records.get(("fork", game.id)):
             self.want(("forked", game.id), tx.ReportFork(fork=Fork.decode(evidence)))
         chain, talk = game.state, self.transcript(game)
@@ -245,7 +245,7 @@ class Player(PartyMachine):
         return not self.is_given_up(place)
 
     def _speaks(self, view: GameView) -> bool:
-        """Say what there is to say, or wait for an answer. Returns False once the game has to go to the chain."""
+        """Send the message that is due, or wait for an answer. Returns False once the game has to go to the chain."""
         assert view.talk is not None
         state, chain = view.state, view.game.state
         is_over = self.has_come(chain.last - self.pace.sending(ENTERING if state.mover is view.side else 1))
@@ -298,7 +298,7 @@ class Player(PartyMachine):
             self.do(e.ShowReceipt(game_id=view.game.id, receipt=receipt))
 
     def _repeat(self, view: GameView) -> None:
-        """Send the last messages again after a while without an answer: they may have been lost."""
+        """Resend the last messages after a while without an answer, since they may have been lost."""
         assert view.talk is not None
         game_id, heard = view.game.id, view.talk.messages
         count, at, wait = self._repeats.get(game_id, (-1, 0, 0))
@@ -329,7 +329,7 @@ class Player(PartyMachine):
         return state, list(self.transcript(game).line[:sequence])
 
     def transcript(self, game: PublicGame) -> Transcript:
-        """The messages of a game that this party has, from both sides."""
+        """All messages of a game that this party has, its own and the opponent's."""
         if game.id not in self._transcripts:
             found = Transcript(game.first_state, domain=self.domain, challenger=game.challenger)
             self._transcripts[game.id] = found

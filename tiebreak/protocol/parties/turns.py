@@ -54,7 +54,7 @@ class Turns(Generic[W]):
         return bool(self._of_games or self._others)
 
     def put(self, waiting: W) -> None:
-        """Let a post wait for its turn."""
+        """Add a post to the queue of its address."""
         arrival = self._arrival(waiting)
         turns = self._of_games if arrival.is_of_game else self._others
         turns.setdefault(arrival.address, deque()).append(waiting)

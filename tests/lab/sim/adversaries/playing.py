@@ -1,15 +1,14 @@
 """What the tests of adversaries play: a deviating trainer against an auditor off the chain, and whole games."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from tiebreak.engine.capture.captured import Terms, sign_job
-from tiebreak.lab.sim.adversaries.base import Adversary, Catch, Deviating
-from tiebreak.lab.sim.adversaries.catalogue import adversary
+from tiebreak.lab.sim.adversaries.base import Adversary, Catch
 from tiebreak.lab.sim.games.disputes import play as play_match
-from tiebreak.lab.sim.world.cast import TERMS, Cast
-from tiebreak.lab.sim.world.game import DuelResult, GameResult, PartyResult, play
+from tiebreak.lab.sim.games.playing import CATALOGUE
+from tiebreak.lab.sim.world.game import TERMS, Cast, DuelResult, GameResult, PartyResult, play
 from tiebreak.lab.sim.world.work import Lie, Work
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.protocol.commitments.eip712 import Address, Domain
@@ -40,33 +39,29 @@ def fight(job: Job, count: int, defender: Oracle, challenger: Oracle) -> Match:
     return play_match(agreement, SignedHead.sign(head, DOMAIN, TRAINER), defender, challenger, secret=bytes(32))
 
 
-@dataclass(frozen=True)
-class Duel:
-    """What a deviation came to."""
-
-    workshop: Workshop
-    work: Work
-    lie: Lie
-    match: Match
-
-    def origin(self) -> str:
-        return self.workshop.program.instruction_at(self.lie.leaf).origin
+def deviate(name: str, seed: int, workshop: Workshop | None = None) -> Work:
+    """What a deviating trainer computes and shows, in this workshop or the one named exact."""
+    workshop, work = workshop or Workshop.open("exact"), CATALOGUE[name].work
+    assert work is not None
+    return work(workshop, job_of(workshop), Random(seed))
 
 
-def deviation(name: str) -> Deviating:
-    found = adversary(name)
-    assert isinstance(found, Deviating)
-    return found
+def lied(name: str, seed: int, workshop: Workshop | None = None) -> tuple[Work, Lie]:
+    """What a deviating trainer computes and shows, and its first lie."""
+    work = deviate(name, seed, workshop)
+    assert work.lie is not None
+    return work, work.lie
 
 
-def convict(name: str, seed: int) -> Duel:
+def convict(name: str, seed: int) -> tuple[Workshop, Lie, Match]:
     """The auditor must win, at the first lie, for a reason that the deviation names.
 
     Plays in the workshop that it needs, or in each in turn.
     """
-    kind, rng = deviation(name), Random(f"{name} {seed}")
+    kind, rng = CATALOGUE[name], Random(f"{name} {seed}")
     workshop = Workshop.open(kind.needs or ("exact", "logged")[seed % 2])
     job = job_of(workshop, nonce=seed, levels=rng.randint(1, 5))
+    assert kind.work is not None
     work = kind.work(workshop, job, rng)
     truth = workshop.audited(job, work)
     false = [own != true for own, true in zip(work.records, truth.records, strict=True)]
@@ -81,7 +76,7 @@ def convict(name: str, seed: int) -> Duel:
     assert (state.element if state.claimed else None) == lie.element
     assert state.verdict is not None
     assert Catch(state.verdict.reason.name.lower().replace("_", " ")) in kind.caught
-    return Duel(workshop, work, work.lie, match)
+    return workshop, work.lie, match
 
 
 # ---------------------------------------------------------------- whole games
@@ -89,13 +84,13 @@ def convict(name: str, seed: int) -> Duel:
 
 def stage(kind: Adversary | str, rng: Random, **changes: Any) -> Cast:
     """A cast that the adversary has joined. `changes`: fields of the cast, or of its terms."""
-    kind = adversary(kind) if isinstance(kind, str) else kind
+    kind = CATALOGUE[kind] if isinstance(kind, str) else kind
     named = {name: value for name, value in changes.items() if name in Cast.__dataclass_fields__}
     terms = {name: value for name, value in changes.items() if name not in named}
     cast = Cast(workshop=Workshop.open("exact"), **named)
     cast.terms = replace(cast.terms, **terms)
     kind.join(cast, rng)
-    if not kind.open:
+    if kind.caught:
         cast.expected[kind.name] = frozenset(str(catch) for catch in kind.caught)
     return cast
 
@@ -106,10 +101,10 @@ def result_of(kind: Adversary | str, seed: int, **changes: Any) -> GameResult:
 
 
 def played(kind: Adversary | str, seed: int, **changes: Any) -> GameResult:
-    """A game of an adversary, which must break no promise and, unless its end is open, end where it says."""
-    result, kind = result_of(kind, seed, **changes), adversary(kind) if isinstance(kind, str) else kind
+    """A game of an adversary, which must break no promise and end where it says."""
+    result, kind = result_of(kind, seed, **changes), CATALOGUE[kind] if isinstance(kind, str) else kind
     assert result.violations == ()
-    assert kind.open or result.catches[kind.name] in kind.caught
+    assert result.catches[kind.name] in kind.caught
     return result
 
 
@@ -123,6 +118,7 @@ def of(result: GameResult, name: str) -> PartyResult:
     return found
 
 
-def duel(result: GameResult, challenger: str) -> DuelResult:
-    (found,) = [found for found in result.duels if found.challenger == challenger]
+def duel(result: GameResult, challenger: str = "") -> DuelResult:
+    """The only duel, or the only one of a challenger."""
+    (found,) = [found for found in result.duels if challenger in ("", found.challenger)]
     return found

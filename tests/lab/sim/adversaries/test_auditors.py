@@ -8,11 +8,10 @@ import pytest
 from tests.lab.sim.adversaries.playing import HALF, party, stage
 from tiebreak.lab.sim.adversaries.auditors import Bribed, SamplingAuditor, Vanishing, first_fraud, replay_segment
 from tiebreak.lab.sim.adversaries.base import Catch, given
-from tiebreak.lab.sim.adversaries.catalogue import adversary
-from tiebreak.lab.sim.adversaries.forgery import altered
+from tiebreak.lab.sim.adversaries.tampering import altered
+from tiebreak.lab.sim.games.playing import CATALOGUE
 from tiebreak.lab.sim.world.agents import AuditorAgent, Process
-from tiebreak.lab.sim.world.cast import FUNDS, TERMS, Cast, CastMember
-from tiebreak.lab.sim.world.game import play
+from tiebreak.lab.sim.world.game import FUNDS, TERMS, Cast, CastMember, play
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.protocol.commitments.job import SignedHead
@@ -52,7 +51,7 @@ class Late(AuditorAgent):
 @pytest.mark.slow
 def test_after_a_lost_game_the_next_auditor_still_convicts() -> None:
     cast = Cast(workshop=Workshop.open("exact"), auditors=[CastMember(name="late", make=Late)])
-    adversary("one false sum").join(cast, Random(4))
+    CATALOGUE["one false sum"].join(cast, Random(4))
     name = "auditor that goes offline"
     cast.auditors.insert(0, CastMember(name="first", make=given(Vanishing, at=1), adversary=name))
     result = play(cast, "-", Random(4))
@@ -95,7 +94,7 @@ def test_replay_refuses_a_state_other_than_the_committed_one(workshop: Workshop)
     run = cheated((2,))
     with pytest.raises(CannotCheck, match="expected the state after step 3 that was committed"):
         replay_segment(workshop, run.oracle.job, workshop.honest(run.oracle.job).__class__(
-            records=run.records, oracle=run.oracle, computed_steps=0, lie=None, kept=workshop.run().state
+            records=run.records, oracle=run.oracle, computed_steps=0, lie=None, kept=workshop.run.state
         ), 1)  # fmt: skip
 
 

@@ -8,8 +8,7 @@ import pytest
 from tests.lab.sim.adversaries.playing import HALF, RELIEF, SEATS, party, played, stage
 from tiebreak.lab.sim.adversaries.base import false_sum
 from tiebreak.lab.sim.adversaries.blocks import Halting, Reorganiser, Retaking, Unsealer, Unsealing
-from tiebreak.lab.sim.world.cast import TERMS, Cast, CastMember
-from tiebreak.lab.sim.world.game import play, seat
+from tiebreak.lab.sim.world.game import TERMS, Cast, CastMember, play, seat
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.lab.sim.world.world import World
 

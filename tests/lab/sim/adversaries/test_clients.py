@@ -7,11 +7,10 @@ import torch
 
 from tests.lab.sim.adversaries.playing import party, played, stage
 from tiebreak.lab.sim.adversaries.base import TRAINER
-from tiebreak.lab.sim.adversaries.catalogue import adversary
 from tiebreak.lab.sim.adversaries.clients import diverging_workshop
+from tiebreak.lab.sim.games.playing import CATALOGUE
 from tiebreak.lab.sim.world.agents import TrainerAgent
-from tiebreak.lab.sim.world.cast import TERMS, Cast
-from tiebreak.lab.sim.world.game import play
+from tiebreak.lab.sim.world.game import TERMS, Cast, play
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -31,7 +30,7 @@ def test_a_trainer_does_not_sign_a_window_in_which_it_cannot_compute(
 
 
 def test_a_diverging_run_is_computed_to_its_end_and_paid() -> None:
-    run = diverging_workshop().run()
+    run = diverging_workshop().run
     last = run.state(run.job.steps).values()
     assert any(bool(torch.isnan(value).any()) for value in last if value.is_floating_point())
     result = played("program that diverges", 1)
@@ -41,7 +40,7 @@ def test_a_diverging_run_is_computed_to_its_end_and_paid() -> None:
 @pytest.mark.slow
 def test_a_cheat_in_a_run_of_nan_is_convicted_too() -> None:
     cast = stage("program that diverges", Random(0))
-    adversary("one false sum").join(cast, Random(0))
+    CATALOGUE["one false sum"].join(cast, Random(0))
     result = play(cast, "-", Random(0))
     assert result.violations == ()
     assert result.job_status == "slashed"
@@ -57,6 +56,6 @@ def test_a_cheat_in_a_run_of_nan_is_convicted_too() -> None:
 )
 def test_cheating_clients_cannot_join_a_cheating_trainer(name: str, message: str) -> None:
     cast = Cast(workshop=Workshop.open("exact"))
-    adversary("poisoned label").join(cast, Random(0))
+    CATALOGUE["poisoned label"].join(cast, Random(0))
     with pytest.raises(ConfigurationError, match=message):
-        adversary(name).join(cast, Random(0))
+        CATALOGUE[name].join(cast, Random(0))

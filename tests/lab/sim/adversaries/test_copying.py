@@ -5,7 +5,7 @@ import pytest
 from tests.lab.sim.adversaries.playing import HALF, RELIEF, duel, party, played, result_of
 from tiebreak.lab.sim.adversaries.base import Adversary, Catch, builder
 from tiebreak.lab.sim.adversaries.mempool import Copier, Withholder, bearable, with_a_false_run
-from tiebreak.lab.sim.world.cast import TERMS
+from tiebreak.lab.sim.world.game import TERMS
 
 pytestmark = pytest.mark.slow
 

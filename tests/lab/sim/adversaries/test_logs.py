@@ -2,44 +2,41 @@
 
 from dataclasses import replace
 from fractions import Fraction
-from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.sim.adversaries.playing import deviation, fight, job_of
+from tests.lab.sim.adversaries.playing import deviate, fight, job_of, lied
 from tests.protocol.oracles import nearest, value
-from tiebreak.lab.sim.adversaries.forgery import ForgedLogTree
 from tiebreak.lab.sim.adversaries.logs import ExactSum, greater, with_entry, wrong_way
 from tiebreak.lab.sim.world.workshop import Workshop
-from tiebreak.protocol.commitments.log_tree import LogTree
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.program.rounding import Direction, Rounding, StepLog
 
-OPEN = ["code 3 in a log", "logs withheld", "other logs than committed"]
+PADDING = "codes of padding in a log"
 
 
-def test_auditors_follow_a_trainers_logged_tie_breaking() -> None:
+@pytest.fixture
+def workshop() -> Workshop:
+    return Workshop.open("logged")
+
+
+def test_auditors_follow_a_trainers_logged_tie_breaking(workshop: Workshop) -> None:
     """The auditor that follows its log comes to the same run; whoever takes its own log for the law loses."""
-    workshop = Workshop.open("logged")
-    job = job_of(workshop)
-    work = deviation("tie breaking").work(workshop, job, Random(0))
+    job, work = job_of(workshop), deviate("tie breaking", 0, workshop)
     truth, honest = workshop.audited(job, work), workshop.honest(job)
     assert work.lie is None
     assert truth.records == work.records != honest.records
-    match = fight(job, job.checkpoints, work.oracle, honest.oracle)
-    assert match.loser is Side.CHALLENGER
+    assert fight(job, job.checkpoints, work.oracle, honest.oracle).loser is Side.CHALLENGER
 
 
-@pytest.mark.parametrize("name", ["codes of padding in a log", *OPEN])
-def test_whoever_guesses_at_what_was_withheld_loses(name: str) -> None:
+@pytest.mark.parametrize("name", [PADDING, "code 3 in a log", "logs withheld", "other logs than committed"])
+def test_whoever_guesses_at_what_was_withheld_loses(name: str, workshop: Workshop) -> None:
     """Nobody can check it; a challenge from an honest run of its own is in policy `logged` no truth."""
-    workshop = Workshop.open("logged")
-    job = job_of(workshop)
-    work = deviation(name).work(workshop, job, Random(1))
-    assert (work.lie is None) == (name == "codes of padding in a log")
+    job, work = job_of(workshop), deviate(name, 1, workshop)
+    assert (work.lie is None) == (name == PADDING)
     with pytest.raises(CannotCheck):
         workshop.audited(job, work)
     match = fight(job, job.checkpoints, work.oracle, workshop.honest(job).oracle)
@@ -49,33 +46,23 @@ def test_whoever_guesses_at_what_was_withheld_loses(name: str) -> None:
         assert match.loser is Side.CHALLENGER
 
 
-def test_false_steps_before_the_first_unreadable_log_are_found() -> None:
+def test_false_steps_before_the_first_unreadable_log_are_found(workshop: Workshop) -> None:
     """Logs withheld from the lie on are withheld; logs withheld after it come too late."""
-    workshop = Workshop.open("logged")
-    job = job_of(workshop)
-    rng = Random(0)
-    while (work := deviation("silent rounding").work(workshop, job, rng)).lie is None or work.lie.step > 3:
-        pass
+    job, found = job_of(workshop), (lied("silent rounding", seed, workshop) for seed in range(100))
+    work, lie = next((work, lie) for work, lie in found if lie.step <= 3)
     assert work.logs is not None
-    assert work.lie is not None
-    hidden = {step: log for step, log in work.logs.items() if step <= 3}
-    late = replace(work, logs=hidden)
-    truth = workshop.audited(job, late)
-    match = fight(job, job.checkpoints, work.oracle, truth.oracle)
+    late = replace(work, logs={step: log for step, log in work.logs.items() if step <= 3})
+    match = fight(job, job.checkpoints, work.oracle, workshop.audited(job, late).oracle)
     assert match.loser is Side.DEFENDER
-    assert (match.final.step, match.final.leaf) == (work.lie.step, work.lie.leaf)
+    assert (match.final.step, match.final.leaf) == (lie.step, lie.leaf)
 
 
-def test_an_invalid_log_code_is_convicted_once_the_log_is_known() -> None:
+def test_an_invalid_log_code_is_convicted_once_the_log_is_known(workshop: Workshop) -> None:
     """The open part is the reading, not the judging."""
-    workshop = Workshop.open("logged")
-    job = job_of(workshop)
-    work = deviation("code 3 in a log").work(workshop, job, Random(2))
-    assert work.lie is not None
-    told = workshop.told(job, work)
-    match = fight(job, job.checkpoints, work.oracle, told.oracle)
+    job, (work, lie) = job_of(workshop), lied("code 3 in a log", 2, workshop)
+    match = fight(job, job.checkpoints, work.oracle, workshop.told(job, work).oracle)
     assert match.loser is Side.DEFENDER
-    assert (match.final.step, match.final.leaf, match.final.element) == (work.lie.step, work.lie.leaf, work.lie.element)
+    assert (match.final.step, match.final.leaf, match.final.element) == (lie.step, lie.leaf, lie.element)
 
 
 # ---------------------------------------------------------------- sums and entries
@@ -109,19 +96,3 @@ def test_with_entry_adds_replaces_and_removes_log_entries() -> None:
     assert list(log.entries) == [3]
     assert list(log.entries[3].directions()) == [(2, Direction.DOWN), (7, Direction.DOWN)]
     assert with_entry(log, 5, 5, Direction.NONE) == log
-
-
-def test_a_log_tree_without_forgery_equals_the_honest_one() -> None:
-    workshop = Workshop.open("logged")
-    logs = workshop.run().logs()
-    assert logs is not None
-    log = logs[4]
-    honest, same = LogTree(workshop.program, log), ForgedLogTree(workshop.program, log, {})
-    assert same.root == honest.root
-    for leaf in log.entries:
-        forged = ForgedLogTree(workshop.program, log, {(leaf, 0): honest.word(leaf, 0)})
-        assert forged.root == honest.root
-        assert forged.proof(leaf, 0) == honest.proof(leaf, 0)
-        other = ForgedLogTree(workshop.program, log, {(leaf, 0): b"\xff" * 32})
-        assert other.word(leaf, 0) == b"\xff" * 32
-        assert other.root != honest.root

@@ -6,14 +6,13 @@ import pytest
 
 from tests.lab.sim.adversaries.playing import SEATS, of, party, played, result_of
 from tiebreak.lab.sim.adversaries.base import Catch
-from tiebreak.lab.sim.adversaries.catalogue import adversary
 from tiebreak.lab.sim.adversaries.seats import Guessing
 from tiebreak.lab.sim.games.line import GameLine
 from tiebreak.lab.sim.games.mixes import ALL, Mix
 from tiebreak.lab.sim.games.mixes import SEATS as SEATS_DEALT
 from tiebreak.lab.sim.games.playing import ADVERSARIES as PLAYED
-from tiebreak.lab.sim.games.playing import play_line, repertoire
-from tiebreak.lab.sim.world.cast import TERMS, Cast, CastMember
+from tiebreak.lab.sim.games.playing import CATALOGUE, play_line, repertoire
+from tiebreak.lab.sim.world.game import TERMS, Cast, CastMember
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.parties.board import PublicJob
 from tiebreak.protocol.tags import Digest
@@ -51,13 +50,13 @@ class Cheating(Guessing):
 
 def test_a_seat_fee_paid_without_an_audit_is_a_violation() -> None:
     """Promise 7 can fail: nothing in the rules knows where a root came from."""
-    kind = adversary("seat sealed with a guess")
+    kind = CATALOGUE["seat sealed with a guess"]
 
     def place(cast: Cast, _rng: object) -> None:
         cast.terms = replace(cast.terms, **SEATS)  # type: ignore[arg-type]
         cast.auditors.append(CastMember(name="told", make=Cheating, adversary=kind.name))
 
-    told = replace(kind, place=place)  # type: ignore[call-arg]
+    told = replace(kind, join=place)
     assert any(sentence.startswith("7: seat ") for sentence in result_of(told, 1).violations)
 
 

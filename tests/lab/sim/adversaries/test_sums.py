@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.lab.sim.adversaries.playing import job_of
 from tiebreak.lab.sim.adversaries import numbers
-from tiebreak.lab.sim.adversaries.forgery import deviating
-from tiebreak.lab.sim.adversaries.tampering import during, together
+from tiebreak.lab.sim.adversaries.tampering import deviating, during, together
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.protocol.numbers.float32 import decode, round_f32
 

@@ -1,7 +1,8 @@
 """What stands in the place of honest values, and what each simple cheat changes: nothing else."""
 
-import random
 import struct
+from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,12 +11,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.lab.sim.adversaries.playing import job_of
-from tests.lab.sim.yard import CLASSES, STEPS, Yard, any_cheat, sums_of
-from tiebreak.engine.data.tensors import identity
+from tests.lab.sim.yard import CLASSES, STEPS, Yard, assert_caught_at, assert_same_end, sums_of
+from tiebreak.engine.run.evidence import Evidence
 from tiebreak.lab.sim.adversaries import tampering
-from tiebreak.lab.sim.adversaries.forgery import deviating
+from tiebreak.lab.sim.adversaries.tampering import Cheat, ForgedEvidence, Tampered, exact_units
+from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.game.moves import Side
+from tiebreak.protocol.game.rules import Reason
+from tiebreak.protocol.program.accumulator import decode_for, finish
 from tiebreak.protocol.program.isa import DType, Opcode, SourceKind
 
 BITS = st.integers(0, (1 << 32) - 1)
@@ -55,42 +60,6 @@ def test_catalogue_cheats_change_the_named_values(yard: Yard) -> None:
     assert bits_of(weight.change(torch.tensor(0.0))) == 1
 
 
-def test_tampering_with_unknown_data_or_state_is_refused(yard: Yard) -> None:
-    with pytest.raises(ConfigurationError, match=r"expected data named 'prices', got .*'labels'"):
-        tampering.gathers_of(yard.program, "prices")
-    with pytest.raises(ConfigurationError, match=r"expected a state entry, got 'model\.tail'"):
-        tampering.flipped_weight_bit(yard.program, state="model.tail", step=1, element=0)
-
-
-@pytest.mark.parametrize("terms", [1, 5, 13, 14, 1000])
-def test_long_sums_finds_fp32_sums_with_enough_terms(yard: Yard, terms: int) -> None:
-    found = set(tampering.long_sums(yard.program, terms))
-    for n, i in enumerate(yard.program.body):
-        is_sum = i.opcode == Opcode.REDUCE and i.function == 0 and i.dtype == DType.F32
-        assert (n in found) == (is_sum and i.terms >= terms)
-
-
-def test_a_cheat_touches_one_element_of_one_value_of_one_step(yard: Yard) -> None:
-    leaf = sums_of(yard.program, 4)[0]
-    cheat = any_cheat(yard.program, leaf, step=2, rng=random.Random(1))
-    machine, initial = yard.interpreter, yard.arena().run
-    state, data = machine.to_device(initial.state(0)), machine.to_device(initial.data())
-    assert [step for step in range(STEPS + 1) if cheat.tamper(step)] == [2]
-    seen: dict[bool, list[Tensor]] = {True: [], False: []}
-
-    def recorder(tampered: bool, number: int, value: Tensor) -> Tensor:
-        given = cheat.tamper(2)(number, value) if tampered else value  # type: ignore[misc]
-        seen[tampered].append(given.clone())
-        return given
-
-    for tampered in (True, False):
-        machine.step(2, state, data, lambda n, v, t=tampered: recorder(t, n, v))  # type: ignore[misc]
-    differing = [n for n, (a, b) in enumerate(zip(*seen.values(), strict=True)) if identity(a) != identity(b)]
-    assert differing[0] == leaf
-    changed = (seen[True][leaf] != seen[False][leaf]).flatten().nonzero().flatten().tolist()
-    assert changed == [cheat.element]
-
-
 @pytest.mark.parametrize(
     ("held", "put"), [([1.0, 2.0], 2.0), ([0.5, float("nan")], float("nan")), ([1.0, 0.0], 0.0), ([1.0, -0.0], -0.0)]
 )
@@ -98,6 +67,7 @@ def test_a_change_that_changes_nothing_is_an_error(held: list[float], put: float
     cheat = tampering.Cheat(name="idle", step=1, leaf=4, element=1, change=lambda _: torch.tensor(put))
     observe = cheat.tamper(1)
     assert observe is not None
+    assert [step for step in range(STEPS + 1) if cheat.tamper(step)] == [1]
     with pytest.raises(ConfigurationError, match="idle: expected the change to change something"):
         observe(4, torch.tensor(held))
     other = torch.tensor(held)
@@ -109,63 +79,88 @@ def test_the_sign_of_a_zero_is_a_change() -> None:
     observe = cheat.tamper(1)
     assert observe is not None
     held = torch.tensor([0.0, 1.0])
-    assert bits_of(observe(0, held)[0]) == 1 << 31
+    changed = observe(0, held)
+    assert [bits_of(changed[0]), changed[1]] == [1 << 31, 1.0]
     assert bits_of(held[0]) == 0, "the honest tensor is left as it is"
 
 
-def test_a_deviation_applies_only_to_its_steps() -> None:
-    observer = tampering.putting({})
-    tamper = tampering.during((2, 5), lambda _: observer)
-    assert [step for step in range(8) if tamper(step)] == [2, 5]
-
-
-def test_combined_observers_apply_in_order() -> None:
-    both = tampering.together(
-        tampering.putting({1: lambda x: x + 1}), tampering.putting({1: lambda x: x * 10, 2: lambda x: -x})
-    )
-    one = torch.tensor(1.0)
-    assert [both(leaf, one).item() for leaf in (0, 1, 2)] == [1, 20, -1]
-    assert one.item() == 1
-
-
-def test_every_entry_of_the_state_is_read_and_committed(workshop: Workshop) -> None:
-    names = list(workshop.program.state_spec())
-    assert sorted(tampering.state_sources(workshop.program).values()) == names
-    assert list(tampering.commits_by_leaf(workshop.program).values()) == names
-
-
 def test_recomputing_with_the_same_operands_changes_nothing(workshop: Workshop) -> None:
-    program, machine = workshop.program, workshop.interpreter.arithmetic
-    clock, seed = tampering.source(program, SourceKind.STEP), tampering.source(program, SourceKind.DATA, "seed")
-    shuffle, drawn = tampering.only(program, Opcode.SHUFFLE), tampering.only(program, Opcode.RANDOM)
-    same = tampering.during(
-        (3,),
-        lambda step: tampering.redoing(
-            program, machine, step, {shuffle: {seed: torch.tensor(11)}, drawn: {clock: torch.tensor(step - 1)}}
-        ),
+    program, clock, seed = (
+        workshop.program,
+        tampering.clock(workshop.program),
+        tampering.stored(workshop.program, "seed"),
     )
-    assert deviating(workshop, job_of(workshop), same, first_step=3).lie is None
-    other = tampering.during(
-        (3,), lambda step: tampering.redoing(program, machine, step, {drawn: {clock: torch.tensor(step)}})
-    )
-    lie = deviating(workshop, job_of(workshop), other, first_step=3).lie
+    shuffle, random = tampering.only(program, Opcode.SHUFFLE), tampering.only(program, Opcode.RANDOM)
+
+    def redone(**changes: dict[int, Tensor]) -> Work:
+        wanted = {shuffle: changes.get("shuffle", {}), random: changes["random"]}
+        observer = tampering.redoing(program, workshop.interpreter.arithmetic, 3, wanted)
+        return tampering.altered(workshop, job_of(workshop), (3,), lambda _: observer)
+
+    assert redone(shuffle={seed: torch.tensor(11)}, random={clock: torch.tensor(2)}).lie is None
+    lie = redone(random={clock: torch.tensor(3)}).lie
     assert lie is not None
-    assert (lie.step, lie.leaf) == (3, drawn)
-
-
-def test_committed_state_may_be_kept_from_the_step_before(workshop: Workshop) -> None:
-    program = workshop.program
-    new = tampering.during((4,), lambda _: tampering.committing(program, lambda _name, new, _old: new))
-    assert deviating(workshop, job_of(workshop), new, first_step=4).lie is None
-    old = tampering.during((4,), lambda _: tampering.committing(program, lambda _name, _new, old: old))
-    work = deviating(workshop, job_of(workshop), old, first_step=4)
-    assert work.oracle.record(4).state_root == work.oracle.record(3).state_root
+    assert (lie.step, lie.leaf) == (3, random)
 
 
 def test_looking_up_a_missing_or_ambiguous_instruction_is_refused(workshop: Workshop) -> None:
-    with pytest.raises(ConfigurationError, match="expected one REDUCE of anything, got "):
+    with pytest.raises(ConfigurationError, match="expected one REDUCE of any name, got "):
         tampering.only(workshop.program, Opcode.REDUCE)
-    with pytest.raises(ConfigurationError, match="expected one GATHER of prices, got 0"):
-        tampering.only(workshop.program, Opcode.GATHER, "prices")
-    with pytest.raises(ConfigurationError, match="expected one source DATA prices, got 0"):
-        tampering.source(workshop.program, SourceKind.DATA, "prices")
+    with pytest.raises(ConfigurationError, match="expected one SOURCE of prices, got 0"):
+        tampering.drawn(workshop.program, "prices")
+
+
+# ---------------------------------------------------------------- evidence that lies about how a sum came about
+
+FINITE = st.integers(0, (1 << 32) - 1).filter(lambda bits: bits >> 23 & 0xFF != 0xFF)
+
+
+@given(FINITE)
+def test_fp32_values_convert_exactly_to_integer_units(bits: int) -> None:
+    (value,) = struct.unpack("<f", struct.pack("<I", bits))
+    assert exact_units(bits) == Fraction(value) * 2**298
+
+
+def set_to(yard: Yard, value: float) -> Cheat:
+    leaf = sums_of(yard.program, 12)[0]
+    return Cheat(name=f"to {value}", step=3, leaf=leaf, element=7, change=lambda _: torch.tensor(value))
+
+
+def both(yard: Yard, value: float) -> tuple[int, Cheat, Evidence, ForgedEvidence]:
+    """The leaf and the cheat that sets one of its elements, and honest and forged evidence of it."""
+    cheat, run = set_to(yard, value), yard.arena().run
+    forged = ForgedEvidence(run, Tampered(yard.interpreter, cheat.tamper))
+    return cheat.leaf, cheat, Evidence(run, yard.interpreter), forged
+
+
+@pytest.mark.parametrize("value", [0.0, 1e-45, -3.0e38])
+def test_forged_accumulators_end_in_the_claim(yard: Yard, value: float) -> None:
+    leaf, cheat, honest, forged = both(yard, value)
+    true, bent = (e.accumulators(3, leaf, 7).block(0) for e in (honest, forged))
+    assert len(true) == len(bent) == -(-yard.program.body[leaf].terms // 4)
+    same = [a == b for a, b in zip(true, bent, strict=True)]
+    assert same == [k < len(true) // 2 for k in range(len(true))]
+    held = [decode_for(yard.program.body[leaf], a) for a in (*true, *bent)]
+    steps = [b.value - a.value for a, b in pairwise(held)]
+    middle = len(true) // 2
+    assert steps[: middle - 1] == steps[len(true) : len(true) + middle - 1], "all but one step is an honest sum"
+    assert finish(held[-1]) == int.from_bytes(forged.tensor(3, leaf)[4 * cheat.element :][:4], "little")
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan"), -0.0])
+def test_infinite_nan_or_negative_zero_claims_are_not_forged(yard: Yard, value: float) -> None:
+    leaf, _, honest, forged = both(yard, value)
+    assert forged.accumulators(3, leaf, 7).root == honest.accumulators(3, leaf, 7).root
+
+
+def test_without_forgery_a_sum_loses_where_its_partial_sums_are_opened(yard: Yard) -> None:
+    cheat = set_to(yard, 0.125)
+    duel = yard.duel(cheat, forged=False)
+    assert duel is not None
+    assert_caught_at(duel.match, cheat)
+    verdict = duel.match.final.verdict
+    assert verdict is not None
+    assert (verdict.winner, verdict.reason) == (Side.CHALLENGER, Reason.CONCEDED)
+    match = yard.settle(duel)
+    assert_same_end(match)
+    assert match.chain.record.reason is Reason.CONCEDED

@@ -37,11 +37,6 @@ def test_a_game_line_round_trips_through_text(game: line.GameLine) -> None:
     assert line.GameLine.parse(str(game), KNOWN) == game
 
 
-@given(st.tuples(GAMES, GAMES))
-def test_two_games_have_two_lines(pair: tuple[line.GameLine, line.GameLine]) -> None:
-    assert (pair[0] == pair[1]) == (str(pair[0]) == str(pair[1]))
-
-
 @given(GAMES, st.data())
 def test_an_edited_line_never_means_the_same_game(game: line.GameLine, data: st.DataObject) -> None:
     """Any one edit gives no game, or another one; never a second spelling."""
@@ -121,16 +116,6 @@ def test_a_game_out_of_range_cannot_be_made() -> None:
         line.GameLine(seed=1, game=1, levels=0)
     with pytest.raises(ConfigurationError, match="expected with="):
         line.GameLine(seed=1, game=1, adversaries=("b", "a"))
-
-
-def test_slugs_are_lowercase_letters_digits_and_hyphens() -> None:
-    assert line.slug("Adam's beta, 0.99 twice") == "adam-s-beta-0-99-twice"
-    assert line.slug("poisoned label") == "poisoned-label"
-
-
-def test_an_unknown_adversary_without_a_similar_name_gets_the_list() -> None:
-    with pytest.raises(ConfigurationError, match="got 'xyzzy'; there are: a, b"):
-        line.require_known("xyzzy", ["b", "a"])
 
 
 def test_choices_follow_from_seed_game_and_purpose_alone() -> None:

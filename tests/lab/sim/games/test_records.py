@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tiebreak.lab.sim.games.records import RECORDS, GamesHeader, open_ledger, read
+from tiebreak.lab.sim.games.series import RECORDS, open_ledger, read
+from tiebreak.lab.sim.games.summary import GamesHeader
 from tiebreak.protocol.errors import ConfigurationError, EncodingError
 
 HEAD = GamesHeader(seed=7, mix="singles:1", environment={"cpu": "any"}, adversaries={"poison": {"name": "poison"}})
@@ -22,11 +23,6 @@ def write(folder: Path, games: list[int], *, resume: bool = False) -> dict[int, 
         for game in games:
             ledger.add(record(game))
     return before
-
-
-def test_records_are_read_in_order_of_game_number(tmp_path: Path) -> None:
-    assert write(tmp_path / "new" / "folder", [2, 0, 1]) == {}
-    assert read(tmp_path / "new" / "folder" / RECORDS) == (HEAD, [record(0), record(1), record(2)])
 
 
 def test_a_file_cut_anywhere_loses_one_record_at_most(tmp_path: Path) -> None:

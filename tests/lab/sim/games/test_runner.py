@@ -13,8 +13,8 @@ import pytest
 from tests.lab.sim.games.players import play, play_unwritable
 from tests.source_tree import ROOT
 from tiebreak.lab.sim.games.line import GameLine
-from tiebreak.lab.sim.games.records import RECORDS, read
 from tiebreak.lab.sim.games.runner import attempt, play_games
+from tiebreak.lab.sim.games.series import RECORDS, read
 
 
 def lines(*names: str) -> list[tuple[int, str]]:
@@ -73,15 +73,11 @@ def test_closing_the_iterator_stops_the_running_games() -> None:
     assert time.perf_counter() - start < 30  # not the minute that a hanging game takes
 
 
-def test_more_processes_than_games_play_each_game_once() -> None:
-    assert len(list(play_games(lines("", ""), play, processes=8))) == 2
-    assert list(play_games([], play, processes=2)) == []
-
-
 RUN = """
 import sys
 from pathlib import Path
-from tiebreak.lab.sim.games.records import GamesHeader, open_ledger
+from tiebreak.lab.sim.games.summary import GamesHeader
+from tiebreak.lab.sim.games.series import open_ledger
 from tiebreak.lab.sim.games.runner import play_games
 from tests.lab.sim.games.players import play
 from tests.lab.sim.games.test_runner import lines

@@ -6,14 +6,11 @@ from random import Random
 import torch
 from torch import Tensor
 
-from tiebreak.lab.sim.adversaries.forgery import tampered
-from tiebreak.lab.sim.adversaries.tampering import Cheat
-from tiebreak.lab.sim.world.agents import AuditorAgent, Process, TrainerAgent
-from tiebreak.lab.sim.world.cast import Cast, CastMember
-from tiebreak.lab.sim.world.game import DuelResult, GameResult, PartyResult
+from tiebreak.lab.sim.adversaries.tampering import Cheat, tampered
+from tiebreak.lab.sim.world.agents import AuditorAgent, TrainerAgent
+from tiebreak.lab.sim.world.game import Cast, CastMember
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.workshop import Workshop
-from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.parties.board import PublicJob
@@ -46,17 +43,6 @@ def cheating(workshop: Workshop, **changes: object) -> Cast:
     cast = Cast(workshop=workshop, deviation=Changed(), **changes)  # type: ignore[arg-type]
     cast.dishonest["trainer"] = "changed"
     return cast
-
-
-def party(result: GameResult, name: str) -> PartyResult:
-    """One party's account."""
-    return next(found for found in result.parties if found.name == name)
-
-
-def duel(result: GameResult) -> DuelResult:
-    """The only duel."""
-    (found,) = result.duels
-    return found
 
 
 # ---------------------------------------------------------------- trainers
@@ -92,13 +78,6 @@ def tardy(offset: int) -> type[TrainerAgent]:
 # ---------------------------------------------------------------- auditors and builders
 
 
-class Accuser(AuditorAgent):
-    """Challenges what is true."""
-
-    def accuses(self, head: SignedHead, agrees: bool) -> bool:
-        return True
-
-
 class Forger(TrainerAgent):
     """Shows a head of its job with a signature of nobody."""
 
@@ -119,16 +98,6 @@ class Garbled(AuditorAgent):
 
     def wire(self, game: GameView, move: object) -> bytes | None:
         return bytes(200_000)
-
-
-class Spammer(AuditorAgent):
-    """Sends calls that revert, untried, when a job begins."""
-
-    def follow(self, job: PublicJob) -> Process:
-        for _ in range(3):
-            self.world.submit(self, Call("settle", (job.id,)), untried=True)
-        self.world.submit(self, Call(None, raw=b"\x01\x02\x03\x04"), untried=True)
-        yield from super().follow(job)
 
 
 def seats(*makes: type[AuditorAgent]) -> list[CastMember]:

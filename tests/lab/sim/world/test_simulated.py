@@ -64,22 +64,6 @@ def test_reading_contract_state_changes_no_gas_cost(contracts: SimulatedChain) -
     assert gas[:2] == gas[2:], "warm slots are cheaper: a reader must leave none behind"
 
 
-def test_chains_begun_from_one_template_are_independent(contracts: SimulatedChain) -> None:
-    first, second = (contracts.begin({CLIENT.address: RICH}, START) for _ in range(2))
-    job, draft = JOB, first.draft(START + 1)
-    draft.add(CLIENT, create(first, job))
-    draft.mine()
-    assert first.job_state(job.id).status is JobStatus.OFFERED
-    assert second.job_state(job.id).status is JobStatus.NONE
-    assert second.balance(CLIENT.address) == RICH
-
-
-def test_contracts_stand_at_the_same_place_on_every_chain(contracts: SimulatedChain) -> None:
-    another = SimulatedChain(DEPLOYER)
-    assert another.deployment == contracts.deployment
-    assert another.chain_id == contracts.chain_id
-
-
 def test_who_cannot_pay_sends_nothing(chain: SimulatedChain) -> None:
     with pytest.raises(InsufficientFunds, match=r"got 0\.000000000000000005 ether"):
         chain.draft(START + 1).add(POOR, Call.of(tx.Withdraw(to=POOR.address)))
@@ -100,8 +84,3 @@ def test_a_draft_block_must_be_later_than_the_last_one(chain: SimulatedChain) ->
 def test_a_simulated_chain_must_begin_before_use(contracts: SimulatedChain) -> None:
     with pytest.raises(StateError, match="begin"):
         contracts.now()
-
-
-def test_a_read_call_that_reverts_raises(chain: SimulatedChain) -> None:
-    with pytest.raises(Reverted, match="WrongJobStatus"):
-        chain.draft(START + 1).read(Call.of(tx.Settle(job_id=JOB.id)))

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from tests.lab.sim.adversaries.playing import job_of
-from tiebreak.lab.sim.adversaries.forgery import deviating
-from tiebreak.lab.sim.adversaries.tampering import during, only, putting
-from tiebreak.lab.sim.world.work import JobEvidence, Lie, Work, first_lie
+from tiebreak.lab.sim.adversaries.tampering import deviating, during, only, putting
+from tiebreak.lab.sim.world.work import Lie, Work, first_lie
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.protocol.commitments.records import StepRecord
 from tiebreak.protocol.errors import ConfigurationError
@@ -24,10 +23,6 @@ def changed(workshop: Workshop, leaf: int, *steps: int) -> Work:
         return other
 
     return deviating(workshop, job_of(workshop), during(steps, lambda _: putting({leaf: more})), first_step=min(steps))
-
-
-def test_the_same_runs_have_no_lie(workshop: Workshop) -> None:
-    assert first_lie(workshop.evidence(), workshop.evidence()) is None
 
 
 @pytest.mark.parametrize(
@@ -49,7 +44,7 @@ def test_what_reaches_no_checkpoint_is_no_lie(workshop: Workshop) -> None:
 
     tamper = during((2,), lambda _: putting({leaf: a_little_less}))
     work = deviating(workshop, job_of(workshop), tamper, first_step=2)
-    assert work.oracle.tensor(2, leaf) != workshop.evidence().tensor(2, leaf)
+    assert work.oracle.tensor(2, leaf) != workshop.evidence.tensor(2, leaf)
     assert work.lie is None
     assert work.records == workshop.honest(job_of(workshop)).records
 
@@ -58,7 +53,7 @@ class Misreported:
     """The honest run, one of whose records names another loss."""
 
     def __init__(self, workshop: Workshop) -> None:
-        self.honest = workshop.evidence()
+        self.honest = workshop.evidence
 
     def record(self, step: int) -> StepRecord:
         record = self.honest.record(step)
@@ -70,27 +65,4 @@ class Misreported:
 
 def test_a_step_record_that_contradicts_its_values_is_an_error(workshop: Workshop) -> None:
     with pytest.raises(ConfigurationError, match="expected values that differ in step 3, as its records do"):
-        first_lie(Misreported(workshop), workshop.evidence())  # type: ignore[arg-type]
-
-
-def test_queries_count_the_steps_that_a_party_would_replay(workshop: Workshop) -> None:
-    """Checkpoints after steps 3, 6, 9 and 10 are kept; nothing that was answered is executed again."""
-    bound = JobEvidence(job_of(workshop), workshop.evidence())
-    for question, steps in (
-        (lambda: bound.run_tree(4), 0),
-        (lambda: bound.record(0), 0),
-        (lambda: bound.steps_tree(1), 3),
-        (lambda: bound.record(5), 0),
-        (lambda: bound.value_tree(6), 3),
-        (lambda: bound.value_tree(6), 0),
-        (lambda: bound.tensor(6, 23), 1),
-        (lambda: bound.tensor(6, 23), 0),
-        (lambda: bound.accumulators(6, 23, 0), 2),
-        (lambda: bound.state_id(6, "model.head.bias"), 0),
-        (lambda: bound.state_leaves(10), 0),
-        (lambda: bound.state_leaves(1), 1),
-        (lambda: bound.data_id("images"), 0),
-    ):
-        before = bound.replayed_steps
-        question()
-        assert bound.replayed_steps - before == steps
+        first_lie(Misreported(workshop), workshop.evidence)  # type: ignore[arg-type]

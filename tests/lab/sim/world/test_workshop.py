@@ -3,12 +3,10 @@
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from random import Random
 
 import pytest
 
-from tests.lab.sim.adversaries.playing import CLIENT, DOMAIN, TRAINER, fight, job_of
-from tiebreak.engine.arithmetic import Arithmetic
+from tests.lab.sim.adversaries.playing import CLIENT, DOMAIN, TRAINER, deviate, fight, job_of
 from tiebreak.engine.capture.captured import sign_job
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs
@@ -16,13 +14,9 @@ from tiebreak.engine.logged.files import LogFiles
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
-from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.engine.run.logs import Logs
 from tiebreak.engine.run.train import Worker
-from tiebreak.lab.sim.adversaries.base import Deviating
-from tiebreak.lab.sim.adversaries.catalogue import adversary
-from tiebreak.lab.sim.adversaries.forgery import ForgedEvidence, tampered
-from tiebreak.lab.sim.adversaries.tampering import Cheat, Tampered, flip_bit
+from tiebreak.lab.sim.adversaries.tampering import Cheat, ForgedEvidence, Tampered, flip_bit, tampered
 from tiebreak.lab.sim.world.workshop import NAMES, Workshop
 from tiebreak.protocol.commitments.records import state_tree
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError
@@ -68,15 +62,6 @@ def test_the_honest_run_is_the_one_that_a_worker_trains(workshop: Workshop, tmp_
             assert copied.record(step) == evidence.record(step)
 
 
-def test_the_honest_run_does_not_depend_on_summation_order(workshop: Workshop, tmp_path: Path) -> None:
-    """Nor on near ties, which FP64 errors do not reach: another machine writes the same logs."""
-    options = workshop.interpreter.arithmetic.options
-    other = Arithmetic(permute=7, precision=options.precision, logging=options.logging)
-    run = directory(workshop, tmp_path / "run")
-    Worker(run, Interpreter(workshop.program, other), logs=LogsInProgress.of(run)).work()
-    assert tuple(run.records()) == workshop.honest(job_of(workshop)).records
-
-
 GOLDEN = {"exact": "7e1f59c0338dcc2a", "logged": "78c6516b0cce6b2d"}
 """The last record, as every machine, thread count and instruction set has computed it so far."""
 
@@ -84,19 +69,14 @@ GOLDEN = {"exact": "7e1f59c0338dcc2a", "logged": "78c6516b0cce6b2d"}
 def test_the_honest_runs_hashes_equal_pinned_values(workshop: Workshop) -> None:
     """A change here changes every simulated game, and what its line stands for."""
     assert state_tree(identities(workshop.captured.state)).root.hex()[:16] == "4d957dc93d328ade"
-    assert workshop.run().step_records[-1].digest.hex()[:16] == GOLDEN[workshop.name]
+    assert workshop.run.step_records[-1].digest.hex()[:16] == GOLDEN[workshop.name]
 
 
 def test_near_ties_happen_under_policy_logged() -> None:
-    logs = Workshop.open("logged").run().logs()
+    logs = Workshop.open("logged").run.logs()
     assert logs is not None
     assert all(log.count for log in logs.values())
-    assert Workshop.open("exact").run().logs() is None
-
-
-def shown_first(workshop: Workshop, leaf: int, step: int) -> Cheat:
-    change = lambda value: flip_bit(value, 20)  # noqa: E731
-    return Cheat(name="-", step=step, leaf=leaf, element=3, change=change)
+    assert Workshop.open("exact").run.logs() is None
 
 
 @pytest.mark.slow
@@ -104,8 +84,9 @@ def shown_first(workshop: Workshop, leaf: int, step: int) -> Cheat:
 def test_a_tampered_run_is_the_one_that_a_worker_trains(
     workshop: Workshop, tmp_path: Path, leaf: int, step: int
 ) -> None:
-    """The same records, the same game move by move, and the same steps executed for it, on both sides."""
-    job, cheat = job_of(workshop), shown_first(workshop, leaf, step)
+    """The same records, and the same game move by move."""
+    job = job_of(workshop)
+    cheat = Cheat(step=step, leaf=leaf, element=3, change=lambda value: flip_bit(value, 20))
     cheating = directory(workshop, tmp_path / "cheat")
     machine, logs = Tampered(workshop.interpreter, cheat.tamper), LogsInProgress.of(cheating)
     Worker(cheating, machine, key=TRAINER, logs=logs, stop_if_not_finite=False).work()
@@ -122,13 +103,11 @@ def test_a_tampered_run_is_the_one_that_a_worker_trains(
     there, here = fight(job, 4, defender, challenger), fight(job, 4, work.oracle, truth.oracle)
     assert [played.move for played in there.moves] == [played.move for played in here.moves]
     assert there.final == here.final
-    executed = [evidence.replayed_steps for evidence in (defender, challenger)]
-    assert executed == [shown.replayed_steps for shown in (work.oracle, truth.oracle)]  # type: ignore[attr-defined]
 
 
 def fingerprint(workshop: Workshop) -> str:
     """Hashes all that games share."""
-    run, evidence, digest = workshop.run(), workshop.evidence(), sha256()
+    run, evidence, digest = workshop.run, workshop.evidence, sha256()
     for step in range(run.job.steps + 1):
         digest.update(state_tree(identities(dict(run.state(step)))).root)
         digest.update(evidence.record(step).digest)
@@ -146,30 +125,12 @@ def fingerprint(workshop: Workshop) -> str:
 @pytest.mark.slow
 def test_no_cheat_leaves_a_trace_in_what_is_shared(workshop: Workshop) -> None:
     before, job = fingerprint(workshop), job_of(workshop)
-    names = ["poisoned image", "copied checkpoint", "rounded toward zero", "payload in a NaN", "skipped steps"]
-    names = ["frozen layer", "drift by log entries", "code 3 in a log"] if job.is_logged else names
-    for name in names:
-        kind = adversary(name)
-        assert isinstance(kind, Deviating)
-        work = kind.work(workshop, job, Random(name))
-        count = job.checkpoints
-        try:
-            truth = workshop.audited(job, work)
-        except CannotCheck:
-            truth = workshop.told(job, work)
-        fight(job, count, work.oracle, truth.oracle)
+    exact = ["poisoned image", "copied checkpoint", "rounded toward zero", "payload in a NaN", "skipped steps"]
+    for name in ["frozen layer", "drift by log entries", "code 3 in a log"] if job.is_logged else exact:
+        work = deviate(name, 1, workshop)
+        fight(job, job.checkpoints, work.oracle, workshop.told(job, work).oracle)
     assert fingerprint(workshop) == before
     assert fingerprint(Workshop(workshop.name)) == before, "a workshop that nobody has used"
-
-
-def test_a_job_is_bound_to_its_parties_and_terms(workshop: Workshop) -> None:
-    first, second = job_of(workshop, nonce=1, levels=1), job_of(workshop, nonce=2, levels=5)
-    assert first.id != second.id
-    assert (first.checkpoints, first.last_step(3) - first.last_step(2)) == (4, 1)
-    works = [workshop.honest(job) for job in (first, second)]
-    assert [work.oracle.job for work in works] == [first, second]
-    assert works[0].records == works[1].records
-    assert first.initial_record == works[0].oracle.record(0)
 
 
 @pytest.mark.parametrize("other", [{"steps": 9}, {"checkpoint_interval": 2}, {"precision": 24}, {"state_count": 1}])
@@ -195,11 +156,3 @@ def test_logs_that_are_not_the_records_cannot_be_checked() -> None:
         workshop.audited(job, replace(work, logs=None))
     with pytest.raises(CannotCheck, match="logs of steps 4 to 6: expected log root"):
         workshop.audited(job, replace(work, logs=dict(work.logs) | {5: StepLog()}))
-
-
-def test_revealing_logs_needs_work_of_the_same_workshop(tmp_path: Path) -> None:
-    workshop = Workshop.open("exact")
-    run, job = directory(workshop, tmp_path / "run"), job_of(workshop)
-    work = replace(workshop.honest(job), oracle=Evidence(run, workshop.interpreter, CommittedLogs.of(run)))
-    with pytest.raises(ConfigurationError, match="expected work of this workshop, got one of Evidence"):
-        workshop.told(job, work)

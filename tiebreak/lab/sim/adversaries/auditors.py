@@ -8,7 +8,7 @@ they earn. Where they are alone, nothing is promised.
 from collections.abc import Sequence
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.committed import CommittedLogs
@@ -18,7 +18,7 @@ from tiebreak.engine.run.logs import NO_LOGS, Logs
 from tiebreak.engine.run.loop import steps
 from tiebreak.lab.sim.adversaries.base import Catch, Role, between, row, with_a_cheat
 from tiebreak.lab.sim.world.agents import AuditorAgent, Process
-from tiebreak.lab.sim.world.cast import FUNDS, AgentFactory, Cast, CastMember
+from tiebreak.lab.sim.world.game import FUNDS, Cast, CastMember, Factory
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.workshop import PublishedLogs, Workshop
 from tiebreak.lab.sim.world.world import Pending
@@ -70,7 +70,7 @@ def replay_segment(workshop: Workshop, job: Job, run: Work, checkpoint: int) -> 
     if job.is_logged:
         published = PublishedLogs(job=job, program=workshop.program, logs=run.logs)
         logs = CommittedLogs(published, run.records.__getitem__)
-    data, loss_bits = interpreter.place_data(workshop.run().data()), 0
+    data, loss_bits = interpreter.place_data(workshop.run.data()), 0
     for done in steps(interpreter, state, data, range(first, last + 1), sums=logs.before):
         state, loss_bits = done.result.state, done.result.loss_bits
     return make_record(last, state, loss_bits, logs.log_root(checkpoint))
@@ -139,10 +139,10 @@ class CopyingAuditor(Lazy):
 
 
 class Bribed(AuditorAgent):
-    """Replays everything and says nothing; or challenges a false head, and gives up when it is about to win."""
+    """Replays everything and does nothing; or challenges a false head, and gives up when it is about to win."""
 
     at: int | None = None
-    """Its own move at which it gives up, counted from 0; None to say nothing from the beginning."""
+    """Its own move at which it gives up, counted from 0; None to challenge nothing."""
 
     def accuses(self, head: SignedHead, agrees: bool) -> bool:
         return self.at is not None and super().accuses(head, agrees)
@@ -171,7 +171,7 @@ class Vanishing(AuditorAgent):
         return self.answers(view)
 
 
-def seat_auditor(cast: Cast, rng: Random, name: str, make: AgentFactory, *, is_poor: bool = False) -> None:
+def seat_auditor(cast: Cast, rng: Random, name: str, make: Factory[Any], *, is_poor: bool = False) -> None:
     """Seat an auditor at a random place in the list; earlier places act first. A poor one cannot pay its stake."""
     others, funds = len(cast.auditors), rng.randint(0, cast.terms.challenger_stake) if is_poor else FUNDS
     seat = CastMember(name=f"auditor {others} ({name})", make=make, adversary=name, funds=funds)

@@ -1,13 +1,12 @@
 """Adversaries: their names, their places among the parties, what they hope to gain, and how they may end.
 
 Every module of this folder ends with a table of its adversaries, whose rows are made here: `computes` makes a trainer
-that computes a false run, and there is one kind of row for each place in a cast. Above a table stands what its
+that computes a false run, and there is one kind of row for each place in a cast (`row`). Above a table stands what its
 adversaries do: a function that computes a false run, or an agent class that decides otherwise than an honest one. What
 an agent has to choose is declared as a field of its class and drawn when the game's cast is gathered: a row gives a
 function for each field.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,12 +15,10 @@ from random import Random
 from typing import Any, Final, TypeVar
 
 import torch
-from torch import Tensor
 
-from tiebreak.lab.sim.adversaries.forgery import tampered
-from tiebreak.lab.sim.adversaries.tampering import Cheat, long_sums
+from tiebreak.lab.sim.adversaries.tampering import Cheat, long_sums, tampered
 from tiebreak.lab.sim.world.agents import Agent, TrainerAgent
-from tiebreak.lab.sim.world.cast import AgentFactory, BuilderFactory, Cast, CastMember, ClientFactory, TrainerFactory
+from tiebreak.lab.sim.world.game import Cast, CastMember, Factory
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.workshop import Deviation, Workshop
 from tiebreak.lab.sim.world.world import World
@@ -62,12 +59,12 @@ class Catch(StrEnum):
     FORKED = "forked"
 
 
-OPEN: Final = frozenset[Catch]()
-"""The endings of a weakness: the present rules do not stop it, so it may end anywhere."""
+Join = Callable[[Cast, Random], None]
+"""Changes a cast that a game is about to be played with. All choices come from the `Random`."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Adversary(ABC):
+class Adversary:
     """One way to deviate from the protocol. It holds no state of a game."""
 
     name: str
@@ -76,20 +73,17 @@ class Adversary(ABC):
     gain: str
     """The gain that the adversary hopes for."""
     caught: frozenset[Catch]
-    """The endings that the adversary may have; any other is a counter-example. `OPEN` for a weakness."""
+    """The endings that the adversary may have; any other is a counter-example."""
+    join: Join
+    """Replaces or adds its party in a cast."""
+    work: Deviation | None = None
+    """The wrong numbers that it computes, if it does all else as well as an honest trainer."""
+    needs: str | None = None
+    """The only workshop in which `work` is a deviation; None for all."""
     seated: bool = False
     """Whether it can act as named in a job with seats, where no head is posted."""
     rough: frozenset[Catch] = frozenset()
-    """The endings of its own that rough weather adds, besides those that it adds for any trainer."""
-
-    @property
-    def open(self) -> bool:
-        """Whether it is a weakness. No mix of caught adversaries has it."""
-        return not self.caught
-
-    @abstractmethod
-    def join(self, cast: Cast, rng: Random) -> None:
-        """Take a place in the cast of a game that is about to be played. All choices come from `rng`."""
+    """Endings that only injected faults (`--rough`) allow this adversary, besides those that they allow any trainer."""
 
 
 # ---------------------------------------------------------------- trainers that compute something else
@@ -118,21 +112,6 @@ def tried(attempt: Deviation, deviates: Callable[[Workshop, Work], bool] = has_l
     return work
 
 
-@dataclass(frozen=True, kw_only=True)
-class Deviating(Adversary):
-    """Computes wrong numbers, but signs and publishes its heads honestly and plays its games as well as possible."""
-
-    work: Deviation
-    needs: str | None
-    """The only workshop in which this is a deviation; None for all."""
-
-    def join(self, cast: Cast, rng: Random) -> None:  # noqa: ARG002  # its choices are made when it computes
-        if self.needs is not None:
-            cast.workshop = Workshop.open(self.needs)
-        cast.deviation = self.work
-        cast.dishonest[TRAINER] = self.name
-
-
 def computes(
     name: str,
     attempt: Deviation,
@@ -141,10 +120,26 @@ def computes(
     *,
     needs: str | None = None,
     has_deviated: Callable[[Workshop, Work], bool] = has_lie,
-) -> Deviating:
+) -> Adversary:
     """A row of a table: a trainer that computes this. `has_deviated`: whether a run differs from the honest one."""
-    work, ends = tried(attempt, has_deviated), frozenset(caught)
-    return Deviating(name=name, role=Role.TRAINER, gain=gain, caught=ends, work=work, needs=needs, seated=True)
+    work = tried(attempt, has_deviated)
+
+    def join(cast: Cast, _rng: Random) -> None:  # its choices are made when it computes
+        if needs is not None:
+            cast.workshop = Workshop.open(needs)
+        cast.deviation = work
+        cast.dishonest[TRAINER] = name
+
+    return Adversary(
+        name=name,
+        role=Role.TRAINER,
+        gain=gain,
+        caught=frozenset(caught),
+        join=join,
+        work=work,
+        needs=needs,
+        seated=True,
+    )
 
 
 def step_of(job: Job, rng: Random, first: int = 1) -> int:
@@ -168,8 +163,6 @@ BUILDER: Final = "builder"
 EARLY: Final = 6
 """A deviation in a game may begin at one of the first `EARLY` moves. Every walk to a partial sum is longer."""
 
-Join = Callable[[Cast, Random], None]
-"""Changes a cast that a game is about to be played with."""
 Choice = Callable[[Cast, Random], Any]
 """Draws the value of an agent's field."""
 A = TypeVar("A", bound=Agent)
@@ -188,7 +181,7 @@ def one_of(*values: object) -> Choice:
     return lambda _, rng: rng.choice(values)
 
 
-def given(make: Callable[[World, str, PrivateKey], A], **fields: object) -> Callable[[World, str, PrivateKey], A]:
+def given(make: Factory[A], **fields: object) -> Factory[A]:
     """Makes the same agents with these values of their fields."""
 
     def factory(world: World, name: str, key: PrivateKey) -> A:
@@ -201,11 +194,6 @@ def given(make: Callable[[World, str, PrivateKey], A], **fields: object) -> Call
 
 
 # ---------------------------------------------------------------- a false run, if the run is not what it is about
-
-
-def _twice(value: Tensor) -> Tensor:
-    """Twice the number, which has the same precision. Zero and non-finite numbers, which doubling keeps, become 1."""
-    return torch.where((value == 0) | ~torch.isfinite(value), 1.0, value * 2)
 
 
 def false_sum(*, in_last_segment: bool = False, stepwise: bool = False) -> Deviation:
@@ -222,7 +210,9 @@ def false_sum(*, in_last_segment: bool = False, stepwise: bool = False) -> Devia
         index = rng.choice(long_sums(program, TERMS_PER_LEAF + 1))
         step = rng.randint(first, max(long) if stepwise else job.steps)
         element = rng.randrange(program.body[index].numel)
-        return tampered(workshop, job, Cheat(step=step, leaf=index, element=element, change=_twice))
+        # Twice the number has the same precision. Zero and non-finite numbers, which doubling keeps, become 1.
+        change = lambda x: torch.where((x == 0) | ~torch.isfinite(x), 1.0, x * 2)  # noqa: E731
+        return tampered(workshop, job, Cheat(step=step, leaf=index, element=element, change=change))
 
     return tried(attempt)
 
@@ -233,20 +223,6 @@ Seating = Callable[[Cast, Random, str, Any], None]
 """Gives a party of this name, which a factory makes, its place in a cast."""
 
 
-def nothing(_cast: Cast, _rng: Random) -> None:
-    """Leaves the cast as it is; the default of `row`."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Placed(Adversary):
-    """A row: agents in a place of the cast."""
-
-    place: Join
-
-    def join(self, cast: Cast, rng: Random) -> None:
-        self.place(cast, rng)
-
-
 def row(
     role: Role,
     seat: Seating,
@@ -255,12 +231,12 @@ def row(
     gain: str,
     caught: Set[Catch] = RECOMPUTED,
     *,
-    before: Join = nothing,
+    before: Join | None = None,
     run: Deviation | None = None,
     seated: bool = False,
     rough: Set[Catch] = frozenset(),
     **choices: Choice,
-) -> Placed:
+) -> Adversary:
     """A row of a table; the constructors of each place are below.
 
     before: changes the cast before the adversary takes its place. run: what the trainer computes instead of the job,
@@ -268,40 +244,38 @@ def row(
     gives.
     """
 
-    def place(cast: Cast, rng: Random) -> None:
-        before(cast, rng)
+    def join(cast: Cast, rng: Random) -> None:
+        if before is not None:
+            before(cast, rng)
         if run is not None:
             cast.deviation = run
         fields = {field: draw(cast, rng) for field, draw in choices.items()}
         seat(cast, rng, name, given(make, **fields))
 
     ends, unlucky = frozenset(caught), frozenset(rough)
-    return Placed(name=name, role=role, gain=gain, caught=ends, place=place, seated=seated, rough=unlucky)
+    return Adversary(name=name, role=role, gain=gain, caught=ends, join=join, seated=seated, rough=unlucky)
 
 
-def seat_trainer(cast: Cast, _rng: Random, name: str, make: TrainerFactory) -> None:
-    """Seat a dishonest trainer, last of the dishonest, so that its ending counts for friends of the same name."""
-    cast.trainer = make
-    cast.dishonest.pop(TRAINER, None)
-    cast.dishonest[TRAINER] = name
+def _seat_as(party: str) -> Seating:
+    """Replaces a party, last of the dishonest, so that a trainer's ending counts for friends of the same name."""
+
+    def seat(cast: Cast, _rng: Random, name: str, make: Factory[Agent]) -> None:
+        setattr(cast, party, make)
+        cast.dishonest.pop(party, None)
+        cast.dishonest[party] = name
+
+    return seat
 
 
-def seat_client(cast: Cast, _rng: Random, name: str, make: ClientFactory) -> None:
-    cast.client = make
-    cast.dishonest[CLIENT] = name
+seat_trainer, seat_client, seat_builder = _seat_as(TRAINER), _seat_as(CLIENT), _seat_as(BUILDER)
 
 
-def seat_builder(cast: Cast, _rng: Random, name: str, make: BuilderFactory) -> None:
-    cast.builder = make
-    cast.dishonest[BUILDER] = name
-
-
-def seat_challenger(cast: Cast, _rng: Random, name: str, make: AgentFactory) -> None:
+def seat_challenger(cast: Cast, _rng: Random, name: str, make: Factory[Agent]) -> None:
     """Seat a challenger after the auditors that there are."""
     cast.auditors.append(CastMember(name=f"challenger {len(cast.auditors)}", make=make, adversary=name))
 
 
-def seat_friend(cast: Cast, name: str, friend: str, make: AgentFactory, place: int = 0) -> None:
+def seat_friend(cast: Cast, name: str, friend: str, make: Factory[Agent], place: int = 0) -> None:
     """Seat an accomplice of another dishonest party, under its name, among the auditors."""
     party = f"{friend} {len(cast.auditors)}"
     cast.auditors.insert(place, CastMember(name=party, make=make))
@@ -318,7 +292,7 @@ ONE_FALSE_SUM: Final = trainer("one false sum", TrainerAgent, "a number of its o
 
 
 def is_trainer_honest(cast: Cast) -> bool:
-    """Whether no adversary has taken the trainer's place."""
+    """Whether the trainer is honest."""
     return cast.deviation is None and TRAINER not in cast.dishonest
 
 
@@ -349,8 +323,7 @@ def last_call(world: World, deadline: int) -> int:
 
 def first_late(world: World, deadline: int) -> int:
     """Seconds until the second before the first block that is after `deadline`."""
-    since_a_block = (deadline - world.next_block) % world.block_seconds
-    return max(0, deadline - since_a_block + world.block_seconds - 1 - world.now)
+    return last_call(world, deadline + world.block_seconds)
 
 
 def stalled(world: World, game: GameView) -> int:

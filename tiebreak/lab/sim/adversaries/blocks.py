@@ -1,47 +1,35 @@
-"""Builders that do not order transactions but blocks: none for a while, or others in the place of the last ones.
+"""Builders that order blocks, not transactions: none for a while, or others in place of the last ones; and bad hubs.
 
 Nobody can rule out that blocks are late or vanish. The parties' clocks have room for some of it: within that, nothing
-may be lost.
+may be lost. A hub can lose time and nothing else: what matters is a transaction, or is said again. Under policy
+`logged` logs are too large for that, so if no hub shows them until a window is over, the job parts; these hubs keep
+logs back for less. Whoever owns or floods the hub sits in the builder's place and builds as agreed.
 """
 
+from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
+from tiebreak.lab.sim.adversaries import base, mempool
 from tiebreak.lab.sim.adversaries.auditors import moves_of
-from tiebreak.lab.sim.adversaries.base import (
-    TRIES,
-    Catch,
-    Role,
-    between,
-    builder,
-    given,
-    one_of,
-    row,
-    seat_builder,
-    seat_challenger,
-)
+from tiebreak.lab.sim.adversaries.base import Catch, Role, between, builder, one_of, row
 from tiebreak.lab.sim.adversaries.challengers import Strolling
-from tiebreak.lab.sim.adversaries.mempool import (
-    Censor,
-    Resealing,
-    bearable,
-    victims_in,
-    with_a_false_run,
-    with_something_to_dispute,
-)
-from tiebreak.lab.sim.world.agents import BlockBuilder
-from tiebreak.lab.sim.world.cast import AgentFactory, Cast
+from tiebreak.lab.sim.adversaries.mempool import bearable, victims_in, with_something_to_dispute
+from tiebreak.lab.sim.world.agents import BlockBuilder, Process
+from tiebreak.lab.sim.world.game import Cast, Factory
 from tiebreak.lab.sim.world.world import Pending, WorldBlock
 from tiebreak.protocol.chain.calls import move_call
 from tiebreak.protocol.game.moves import Prove, Select, SelectElement, Side
 from tiebreak.protocol.game.sides import resume
 from tiebreak.protocol.parties.board import PublicGame
+from tiebreak.protocol.parties.client import LOOKS
+from tiebreak.protocol.parties.turns import Turns
 from tiebreak.protocol.tags import Digest
 
 DEEPEST: Final = 3
 
 
-class Halting(Censor):
+class Halting(mempool.Censor):
     """Makes no block at all, once, for `seconds` from a transaction on."""
 
     def order(self, pending: list[Pending], now: int) -> list[Pending]:
@@ -74,7 +62,7 @@ class Reorganiser(BlockBuilder):
 
 
 class Unsealer(BlockBuilder):
-    """Once a proof is shown, lets the newest blocks vanish, as if with them the seal that the proof opens.
+    """Reorganises the chain once a proof is public, to remove the block of the seal that the proof opens.
 
     Then it puts an accomplice's transactions first: a mirror that has read the proof, and seals its answer.
     """
@@ -93,7 +81,7 @@ class Unsealer(BlockBuilder):
         return sorted(pending, key=lambda waiting: waiting.sender.name != self.friend)
 
 
-class Unsealing(Resealing):
+class Unsealing(mempool.Resealing):
     """A mirror that seals what the victim's proof reveals in the very block that might have held that proof."""
 
     def on_pending(self, pending: Pending) -> None:
@@ -111,7 +99,7 @@ class Unsealing(Resealing):
 
 
 class Retaking(Strolling, BlockBuilder):
-    """Challenges without ground, and takes choices back once they are answered.
+    """Challenges a true head, and takes its selections back by a reorganisation once they are answered.
 
     The choice's block vanishes, and another choice stands before the answer, which is in the mempool.
     """
@@ -124,7 +112,7 @@ class Retaking(Strolling, BlockBuilder):
     taken: PublicGame | None = None
     """The game in which the next block has another choice."""
     answers_met: int = 0
-    """The number of answers that found another choice than the one that they answer."""
+    """The number of answers that were mined after another selection than the one that they answer."""
 
     def on_pending(self, pending: Pending) -> None:
         """Let the blocks since the choice vanish, if this is the answer to one."""
@@ -146,7 +134,7 @@ class Retaking(Strolling, BlockBuilder):
             return pending
         party = self.party_in(game)
         resume(party, game.first_state, game.moves)
-        for _ in range(TRIES):
+        for _ in range(base.TRIES):
             other = party.move(game.state, game.answered)
             if other != own[0].call.move:
                 self.answers_met += 1
@@ -164,11 +152,86 @@ def deep(cast: Cast, rng: Random) -> int:
     return 0
 
 
-def _seat_with_unsealer(cast: Cast, rng: Random, name: str, make: AgentFactory) -> None:
+def _seat_with_unsealer(cast: Cast, rng: Random, name: str, make: Factory[Any]) -> None:
     """A mirror, and a builder that works for it."""
-    seat_challenger(cast, rng, name, make)
-    unsealer = given(Unsealer, depth=deep(cast, rng), friend=cast.auditors[-1].name)
-    seat_builder(cast, rng, name, unsealer)
+    base.seat_challenger(cast, rng, name, make)
+    unsealer = base.given(Unsealer, depth=deep(cast, rng), friend=cast.auditors[-1].name)
+    base.seat_builder(cast, rng, name, unsealer)
+
+
+FOR_EVER: Final = 1 << 40
+
+
+class _Hub(BlockBuilder):
+    victims: frozenset[str]
+
+    def run(self) -> Process:
+        self.world.hub = lambda sender, kind: self.late(kind) if sender.name in self.victims else 0
+        yield from ()
+
+    def late(self, kind: str) -> int | None:
+        """The delay, in seconds, after which others see a victim's post; None for never."""
+        raise NotImplementedError
+
+
+class StallingHub(_Hub):
+    """A hub that withholds the posts of some parties from an instant within a game on.
+
+    Each post comes late, or when the stall is over (what is refused is said again until then), or never.
+    """
+
+    wait: int
+    """Seconds from the first block in which a game is open."""
+    seconds: int
+    logs: int
+    """The longest time for which it keeps a run's logs back, in seconds."""
+    began: int | None = None
+
+    def on_block(self, block: WorldBlock) -> None:
+        if self.began is None and any(not game.is_stopped for game in self.world.board.games.values()):
+            self.began = block.timestamp + self.wait
+
+    def late(self, kind: str) -> int | None:
+        rest = 0 if self.began is None else self.began + self.seconds - self.world.now
+        if not 0 < rest <= self.seconds:
+            return 0
+        if kind == "run":
+            return min(rest, self.logs)
+        some = min(rest, self.rng.randrange(self.world.terms.clock))
+        return self.rng.choice((some, rest if self.seconds < FOR_EVER else None, None))
+
+
+@dataclass(frozen=True, slots=True)
+class _Post:
+    address: str
+    is_of_game: bool
+    wire: bytes = bytes(1 << 10)
+    at: float = 0.0
+
+
+class Flooding(_Hub):
+    """Strangers who keep a post from each of many addresses in the queue of a hub, which takes one batch a second.
+
+    The queue is that of `tiebreak hub`. They begin once there is a job, and their keys and addresses never run out.
+    """
+
+    addresses: int
+    games: tuple[bool, ...]
+    """The kinds that their posts claim to be: posts of a game, others, or both."""
+
+    def late(self, kind: str) -> int | None:
+        if not self.world.board.jobs:
+            return 0
+        line, own = Turns[_Post](lambda post: post), _Post("", kind == "game")
+        for post in (*(_Post(str(n), is_game) for n in range(self.addresses) for is_game in self.games), own):
+            line.put(post)
+        for seconds in range(1, 256):  # after that, the line has been the same many times
+            taken = line.batch()
+            if own in taken:
+                return seconds
+            for post in taken:
+                line.put(post)
+        return None
 
 
 _HARMLESS: Final = {Catch.HARMLESS}
@@ -182,10 +245,19 @@ ADVERSARIES: Final = (
         reverses=one_of(False, False, True), seated=True),
     row(Role.BUILDER, _seat_with_unsealer, "reorganised seal", Unsealing,
         "an honest challenger's reward: its seal vanishes when its proof has been seen",
-        {Catch.UNPAID, Catch.HARMLESS, Catch.TIMEOUT}, before=with_a_false_run, seated=True),
-    row(Role.BUILDER, seat_builder, "choice taken back under its answer", Retaking,
+        {Catch.UNPAID, Catch.HARMLESS, Catch.TIMEOUT}, before=mempool.with_a_false_run, seated=True),
+    row(Role.BUILDER, base.seat_builder, "choice taken back under its answer", Retaking,
         "an honest trainer's stake, for what it opened answers another choice",
         {Catch.RECOMPUTED, Catch.PADDING, Catch.TIMEOUT}, after=between(0, 12),
         seconds=lambda cast, _: bearable(cast)),
+    builder("hub that stalls", StallingHub, "that a party waits for the hub until its clock has run out", _HARMLESS,
+        before=with_something_to_dispute, victims=lambda cast, rng: victims_in(cast, rng) | {base.CLIENT},
+        wait=lambda cast, rng: rng.choice((0, rng.randrange(60), rng.randrange(cast.terms.clock))),
+        seconds=lambda cast, rng: rng.choice((rng.randrange(600), 2 * cast.terms.clock, FOR_EVER)),
+        # the client looks for logs every `LOOKS`th part of a window, and signs in the next
+        logs=lambda cast, _: max(0, bearable(cast) - 2 * cast.terms.challenge_window // LOOKS) // 2, seated=True),
+    builder("strangers who flood the hub", Flooding, "that what others post never gets its turn", _HARMLESS,
+        before=with_something_to_dispute, victims=lambda cast, rng: victims_in(cast, rng) | {base.CLIENT},
+        addresses=between(0, 800), games=one_of((True,), (False,), (True, False)), seated=True),
 )
 # fmt: on

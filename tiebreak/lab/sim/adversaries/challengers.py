@@ -5,22 +5,11 @@ from dataclasses import replace
 from random import Random
 from typing import ClassVar, Final
 
-from tiebreak.lab.sim.adversaries.base import (
-    EARLY,
-    Catch,
-    Role,
-    between,
-    challenger,
-    false_sum,
-    given,
-    last_call,
-    row,
-    seat_challenger,
-    stalled,
-)
+from tiebreak.lab.sim.adversaries import base
+from tiebreak.lab.sim.adversaries.base import EARLY, Catch, between, challenger, false_sum
 from tiebreak.lab.sim.adversaries.tampering import flipped, one_changed
 from tiebreak.lab.sim.world.agents import AuditorAgent, Process, Scripted, TrainerAgent
-from tiebreak.lab.sim.world.cast import Cast
+from tiebreak.lab.sim.world.game import Cast
 from tiebreak.lab.sim.world.small_task import INTERVAL, STEPS
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.world import World
@@ -38,7 +27,7 @@ from tiebreak.protocol.parties.player import GameView, Reply
 
 
 class Mistaken(AuditorAgent):
-    """Has a mistake in its own replay and believes it. At the end of the game it finds that it can prove nothing.
+    """Challenges in good faith with a faulty replay, so that at the end of the game it can prove nothing.
 
     Under policy `logged` its logs differ too, and with them the records of a whole segment. The walk then goes to the
     segment's first step, whose values agree with the trainer's, so that its proof there supports the trainer's
@@ -58,7 +47,7 @@ class StallingMistaken(Mistaken):
     """Challenges by a wrong replay, and makes every move in the last block of its clock."""
 
     def reply(self, game: GameView) -> Reply:
-        return Reply(move=super().reply(game).move, wait=stalled(self.world, game))
+        return Reply(move=super().reply(game).move, wait=base.stalled(self.world, game))
 
 
 class Accusing(AuditorAgent):
@@ -69,7 +58,7 @@ class Accusing(AuditorAgent):
 
 
 class SilentChallenger(Accusing):
-    """Starts a game without ground, and stops answering after move `after`."""
+    """Challenges a true head, and stops answering after move `after`."""
 
     after: int
 
@@ -78,7 +67,7 @@ class SilentChallenger(Accusing):
 
 
 class Fickle(Accusing):
-    """Starts a game without ground, and gives up after move `after`."""
+    """Challenges a true head, and gives up after move `after`."""
 
     after: int
 
@@ -119,7 +108,7 @@ def _is_empty(state: GameState, leaf: int) -> bool:
 
 
 class Wanderer(Accusing):
-    """Challenges without ground, and plays to the end at random."""
+    """Challenges a true head, and plays random moves to the end."""
 
     walk: ClassVar[type[Wandering]] = Wandering
 
@@ -144,7 +133,7 @@ def forgeries(proof: Prove, rng: Random) -> Iterator[Prove]:
 
 
 class Strolling(Wanderer):
-    """Challenges without ground, and walks at random to something that can be proved."""
+    """Challenges a true head, and selects at random down to a value that it can prove."""
 
     walk = Careful
 
@@ -161,7 +150,7 @@ class Forging(Strolling):
 
 
 class GarblingChallenger(Wanderer):
-    """Challenges without ground, with invalid moves before each of its own: of the other side, no node, or no seal."""
+    """Challenges a true head, and sends invalid moves before each of its own: the other side's, no node, or no seal."""
 
     def reply(self, game: GameView) -> Reply:
         plain, state = super().reply(game), game.state
@@ -194,7 +183,7 @@ class Griefer(Scripted):
         yield from self.until(lambda: job.is_over or job.has_final_head)
         if self.late:
             pause = 20 * self.world.block_seconds
-            yield from self.sleep(last_call(self.world, job.window_end) - self.rng.randint(0, self.games) * pause)
+            yield from self.sleep(base.last_call(self.world, job.window_end) - self.rng.randint(0, self.games) * pause)
         heads = self.world.mail.heads_of(job.id)
         for nonce in range(self.games):
             if job.is_over:
@@ -209,7 +198,7 @@ def seat_griefers(cast: Cast, rng: Random, name: str, _make: object) -> None:
     """Two or three accounts with two to four games each, all at the beginning or all at the end of the window."""
     late = rng.random() < 0.5
     for _ in range(rng.randint(2, 3)):
-        seat_challenger(cast, rng, name, given(Griefer, games=rng.randint(2, 4), late=late))
+        base.seat_challenger(cast, rng, name, base.given(Griefer, games=rng.randint(2, 4), late=late))
 
 
 class Tardy(Scripted):
@@ -276,7 +265,7 @@ class _Into(Challenger):
 
 
 class Swarm(Scripted):
-    """Challenges every segment at once without ground, which is more replays than clock and one allowance hold.
+    """Challenges every true segment at once, which takes more replays than one clock and one allowance hold.
 
     Were an allowance that of one game, the trainer would lose one to the clock, and with it its stake; the other games
     would be void, and the challenger would get all its stakes back.
@@ -329,7 +318,7 @@ ADVERSARIES: Final = (
     challenger("forged proof", Forging, "an honest trainer convicted by a number that is not in its run",
         {Catch.TIMEOUT}),
     challenger("challenge full of garbage", GarblingChallenger, "a game in a state that no one thought of", _LOST),
-    row(Role.CHALLENGER, seat_griefers, "griefing in series", Griefer,
+    base.row(base.Role.CHALLENGER, seat_griefers, "griefing in series", Griefer,
         "a competitor's trainer that pays for gas and waits for its money", {Catch.TIMEOUT, Catch.REFUSED}),
     challenger("challenge after the window", Tardy, "a job that can never be settled", {Catch.REFUSED}),
     challenger("all segments challenged at once", Swarm,

@@ -1,4 +1,9 @@
-"""Clients that want the work for nothing, or the trainer's stake."""
+"""Clients that want the work for nothing, or the trainer's stake; and logs or receipts that a side keeps back.
+
+Nobody can prove that something was not sent, so nobody is slashed for it. The two part, and whoever kept something back
+has moved the reward of one segment: a client that does not sign for the last segment has it for nothing, a trainer that
+does not show its logs has computed it for nothing.
+"""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -7,17 +12,20 @@ from typing import Final
 
 import torch
 
-from tiebreak.lab.sim.adversaries.base import TRAINER, Catch, between, client, trainer_of, with_a_cheat
+from tiebreak.lab.sim.adversaries import base
+from tiebreak.lab.sim.adversaries.base import Catch, between, client, one_of, trainer, with_a_cheat
 from tiebreak.lab.sim.adversaries.challengers import MISTAKEN
-from tiebreak.lab.sim.world.agents import ClientAgent, Process
-from tiebreak.lab.sim.world.cast import Cast
+from tiebreak.lab.sim.adversaries.heads import CHECKPOINTS
+from tiebreak.lab.sim.world.agents import ClientAgent, Process, TrainerAgent
+from tiebreak.lab.sim.world.game import Cast
 from tiebreak.lab.sim.world.small_task import INTERVAL
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.lab.sim.world.world import Pending
 from tiebreak.protocol.chain.calls import Call
-from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.commitments.job import Job, SignedHead
 from tiebreak.protocol.commitments.terms import MAX_GAME_SECONDS
 from tiebreak.protocol.errors import ConfigurationError
+from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties import transactions as tx
 from tiebreak.protocol.parties.board import JobStatus, PublicJob
 from tiebreak.protocol.parties.terms import PATIENCE
@@ -28,7 +36,7 @@ class Dealing(ClientAgent):
 
     def signature_of(self, job: Job) -> bytes | None:
         """The trainer's signature of a job; None if it refuses."""
-        return trainer_of(self.world).sign_job(job)
+        return base.trainer_of(self.world).sign_job(job)
 
 
 class Abandoning(ClientAgent):
@@ -52,7 +60,7 @@ class Abandoning(ClientAgent):
 
 
 def _with_a_game(cast: Cast, rng: Random) -> None:
-    """Adds a game: one against a cheat, or one without ground."""
+    """Adds a game: against a cheat, or against an honest trainer."""
     (with_a_cheat if rng.random() < 0.5 else MISTAKEN.join)(cast, rng)
 
 
@@ -83,7 +91,7 @@ class NeverWithdrawing(ClientAgent):
 class Hurrying(Dealing):
     """Drafts a job whose window between heads is too short for any segment, to win the stake with `abandon`.
 
-    It tells the trainer beforehand and hopes for a signature, or it names another window and slips its own in.
+    It announces the window and hopes for a signature, or announces another one and posts its own.
     """
 
     window: int
@@ -106,12 +114,12 @@ class Locking(Hurrying):
 
 def _honest_trainer_only(cast: Cast, _rng: Random) -> None:
     """Raises `ConfigurationError` for a cheating trainer."""
-    if TRAINER in cast.dishonest:
+    if base.TRAINER in cast.dishonest:
         raise ConfigurationError("expected an honest trainer, whose stake this one is after, got another")
 
 
 def _short_window(cast: Cast, rng: Random) -> int:
-    """A window of up to one segment's time. Half of the time the terms of the cast say so beforehand."""
+    """A window of at most one segment's time, which half of the casts announce in their terms."""
     window = rng.randint(1, INTERVAL * cast.step_seconds)
     if rng.random() < 0.5:
         cast.terms = replace(cast.terms, challenge_window=window)
@@ -158,8 +166,74 @@ class RepeatingClient(Dealing):
         self.world.submit(self, Call.of(tx.CreateJob(job=richer, signature=signature)), untried=True)
 
 
+class SilentClient(ClientAgent):
+    """Signs for the logs of no head from `first` on."""
+
+    first = 1
+
+    def acknowledges(self, head: SignedHead) -> bool:
+        return head.head.count < self.first
+
+
+class Taking(SilentClient):
+    """Signs for nothing, and tries to abandon the job of the trainer that waits for it."""
+
+    def follow(self, job: PublicJob) -> Process:
+        """Try it in the first block after the trainer was due, before that can part there."""
+        yield from self.until(lambda: job.is_over or job.head_count > 0)
+        yield from self.sleep(job.due - self.world.now)
+        while not job.is_over:
+            self.world.submit(self, Call.of(tx.Abandon(job_id=job.id)), untried=True)
+            yield self.world.news
+
+    def gives_up(self, job: PublicJob) -> bool:  # noqa: ARG002
+        """Leave it to the trainer to part."""
+        return False
+
+
+class LateReceipts(ClientAgent):
+    """Posts its first receipt in the last block of the window, so that the next head is late, and then abandons."""
+
+    def say(self, statement: e.Statement) -> None:
+        """Send the trainer no receipt."""
+        if not isinstance(statement, e.ShowLogReceipt):
+            super().say(statement)
+
+    def want(self, place: e.Place, transaction: tx.Transaction, **how: object) -> None:
+        """Leave it to the script below when to acknowledge."""
+        if not isinstance(transaction, tx.Acknowledge):
+            super().want(place, transaction, **how)  # type: ignore[arg-type]
+
+    def follow(self, job: PublicJob) -> Process:
+        """Acknowledge in the last block, abandon in the next one."""
+        yield from self.until(lambda: job.is_over or ("receipt", job.id, job.head_count) in self.records)
+        yield from self.sleep(base.last_call(self.world, job.window_end))
+        if not job.is_over:
+            (head,) = (head for head in self._heads[job.id] if head.head.count == job.head_count)
+            yield from self.attempt(Call.of(tx.Acknowledge(receipt=self.receipt(head))))
+            yield from self.sleep(base.first_late(self.world, job.due))
+            self.world.submit(self, Call.of(tx.Abandon(job_id=job.id)), untried=True)
+
+    def gives_up(self, job: PublicJob) -> bool:  # noqa: ARG002
+        """Never part, as that would win no stake."""
+        return False
+
+
+class Leaving(TrainerAgent):
+    """Publishes its logs with every head but the last."""
+
+    def publishes(self, job: Job, count: int) -> bool:
+        return count < job.checkpoints
+
+
+def _logged(cast: Cast, _rng: Random) -> None:
+    cast.workshop = Workshop.open("logged")
+
+
+_client: Final = partial(client, before=_logged)
 _REFUSED: Final = {Catch.REFUSED}
 _HARMLESS: Final = {Catch.HARMLESS}
+_PARTED: Final = {Catch.PARTED}
 # fmt: off
 ADVERSARIES: Final = (
     client("abandons in a game", Abandoning, "the trainer's stake, before a challenger wins half of it", _REFUSED,
@@ -173,5 +247,13 @@ ADVERSARIES: Final = (
         before=_honest_trainer_only, window=between(PATIENCE, (MAX_GAME_SECONDS - 96 * 600) // 3)),
     client("program that diverges", ClientAgent, "the trainer's stake, if it stops", _HARMLESS, before=_diverging),
     client("two jobs with one nonce", RepeatingClient, "a second run, or a cheaper one, for one signature", _REFUSED),
+    trainer("logs of the last segment withheld", Leaving, "the whole reward, with a lie that nobody can check", _PARTED,
+        before=_logged, run=base.false_sum(in_last_segment=True)),
+    _client("receipts withheld", SilentClient, "the first segment for nothing", _PARTED),
+    _client("receipt of the last head withheld", SilentClient, "the last segment for nothing", _PARTED,
+        first=one_of(CHECKPOINTS)),
+    _client("abandons instead of signing", Taking, "the stake of a trainer that waits for a receipt", {Catch.REFUSED}),
+    _client("receipt in the last block", LateReceipts, "the stake of a trainer whose next head is late",
+        {Catch.REFUSED}),
 )
 # fmt: on

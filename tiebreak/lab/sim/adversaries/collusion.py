@@ -6,32 +6,17 @@ All of them share one name in a cast, and the ending of the last one counts for 
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Any, Final
 
+from tiebreak.lab.sim.adversaries import base
 from tiebreak.lab.sim.adversaries.auditors import Bribed, bribe
-from tiebreak.lab.sim.adversaries.base import (
-    Catch,
-    Choice,
-    Role,
-    Seating,
-    between,
-    client,
-    false_sum,
-    first_late,
-    given,
-    last_call,
-    row,
-    seat_builder,
-    seat_friend,
-    seat_trainer,
-    trainer_of,
-)
+from tiebreak.lab.sim.adversaries.base import Catch, between, client, false_sum
 from tiebreak.lab.sim.adversaries.heads import Withholding
 from tiebreak.lab.sim.adversaries.mempool import Censor, bearable, diligent
 from tiebreak.lab.sim.adversaries.talking import with_a_talk
 from tiebreak.lab.sim.world.agents import Agent, BlockBuilder, ClientAgent, Process, Scripted, TrainerAgent
-from tiebreak.lab.sim.world.cast import Cast, CastMember, TrainerFactory
-from tiebreak.lab.sim.world.work import JobEvidence, Work
+from tiebreak.lab.sim.world.game import Cast, CastMember, Factory
+from tiebreak.lab.sim.world.work import Work, bound
 from tiebreak.lab.sim.world.world import Pending
 from tiebreak.protocol.chain import ChainError
 from tiebreak.protocol.chain.calls import Call, move_call
@@ -55,29 +40,29 @@ MOST: Final = 3
 
 def second_head(party: Agent, head: SignedHead) -> SignedHead:
     """Another head of the same count by the trainer, an accomplice of this party, which chooses the root."""
-    return trainer_of(party.world).sign_head(replace(head.head, run_root=Digest(party.rng.randbytes(32))))
+    return base.trainer_of(party.world).sign_head(replace(head.head, run_root=Digest(party.rng.randbytes(32))))
 
 
 # ---------------------------------------------------------------- with auditors, or a builder
 
 
-def seat_with_auditors(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
-    """Pays auditors to say nothing, or to give up games that they are winning. One that it does not pay is enough."""
+def seat_with_auditors(cast: Cast, rng: Random, name: str, make: Factory[Any]) -> None:
+    """Bribes auditors not to challenge, or to give up games that they are winning; all but one take the bribe."""
     for _ in range(rng.randint(1, MOST)):
-        friend = given(Bribed, at=bribe(cast, rng))
-        seat_friend(cast, name, "friend", friend, rng.randint(0, len(cast.auditors)))
-    seat_trainer(cast, rng, name, make)
+        friend = base.given(Bribed, at=bribe(cast, rng))
+        base.seat_friend(cast, name, "friend", friend, rng.randint(0, len(cast.auditors)))
+    base.seat_trainer(cast, rng, name, make)
 
 
-def seat_with_censor(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
+def seat_with_censor(cast: Cast, rng: Random, name: str, make: Factory[Any]) -> None:
     """A builder excludes the challenger's transactions for as long as its assumptions allow."""
-    censor = given(Censor, victims=diligent(cast), seconds=bearable(cast), first=rng.randint(0, 8))
-    seat_builder(cast, rng, name, censor)
-    seat_trainer(cast, rng, name, make)
+    censor = base.given(Censor, victims=diligent(cast), seconds=bearable(cast), first=rng.randint(0, 8))
+    base.seat_builder(cast, rng, name, censor)
+    base.seat_trainer(cast, rng, name, make)
 
 
 class Hoarder(BlockBuilder):
-    """Shows a transaction that would end the job, so that honest parties hold theirs back, and never includes it.
+    """Keeps a transaction that would end the job pending for ever, so that honest parties might hold theirs back.
 
     It keeps no honest transaction out of a block, which is within a builder's assumptions. A party that waits for the
     pending transaction loses by its clock. An honest party sends what is legal on top of the newest block.
@@ -95,16 +80,16 @@ class Hoarder(BlockBuilder):
         return [waiting for waiting in pending if is_over or waiting.sender is not self]
 
 
-def seat_with_hoarder(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
-    seat_builder(cast, rng, name, Hoarder)
-    seat_trainer(cast, rng, name, make)
+def seat_with_hoarder(cast: Cast, rng: Random, name: str, make: Factory[Any]) -> None:
+    base.seat_builder(cast, rng, name, Hoarder)
+    base.seat_trainer(cast, rng, name, make)
 
 
 # ---------------------------------------------------------------- with itself
 
 
 class SockPuppet(Scripted):
-    """Challenges its master's first head before anybody else does, and plays as slowly as possible."""
+    """Challenges its accomplice's first head before anyone else does, and plays as slowly as possible."""
 
     def objects(self, job: PublicJob) -> bool:  # noqa: ARG002
         """It accepts any terms, since it does not play to win."""
@@ -123,11 +108,11 @@ class SockPuppet(Scripted):
     def reply(self, game: GameView) -> Reply:
         """Answer directly before its clock runs out."""
         honest = super().reply(game)
-        return replace(honest, wait=last_call(self.world, game.state.deadline))
+        return replace(honest, wait=base.last_call(self.world, game.state.deadline))
 
 
 class AccompliceChallenger(Scripted):
-    """Challenges its master's first false head at once. It need not replay, because its master told it."""
+    """Challenges its accomplice's first false head at once; it knows which one is false and need not replay."""
 
     def objects(self, job: PublicJob) -> bool:  # noqa: ARG002
         """It accepts any terms, since it wants to lose."""
@@ -144,7 +129,7 @@ class AccompliceChallenger(Scripted):
 
 
 class Master(TrainerAgent):
-    """Concedes at once to its accomplice, before anybody else can win: in a game, or by the job's id without one."""
+    """Concedes at once to its accomplice, before anyone else can win: in a game, or by a signed concession."""
 
     def heads(self, job: Job, count: int) -> list[SignedHead]:
         """Sign a concession with a false head."""
@@ -167,13 +152,13 @@ class Delaying(Scripted):
     def follow(self, job: PublicJob) -> Process:
         yield from self.until(lambda: job.is_over or bool(self.world.mail.heads_of(job.id)))
         while not job.is_over and self.world.now < job.due - self.world.block_seconds:
-            yield from self.sleep(last_call(self.world, job.due))  # each new head extends the window
+            yield from self.sleep(base.last_call(self.world, job.due))  # each new head extends the window
         if not job.is_over:
             head = self.world.mail.heads_of(job.id)[-1].head
             yield from self.attempt(Call.of(tx.Challenge(head=head, nonce=0), self.world.board.price(job)))
         master, count = self.world.party_at(job.job.trainer), job.head_count + 1
         while isinstance(master, TrainerAgent) and ("trained", job.id, count) in master.records and not job.is_over:
-            yield from self.sleep(first_late(self.world, job.due) or job.job.challenge_window // 4)
+            yield from self.sleep(base.first_late(self.world, job.due) or job.job.challenge_window // 4)
             self.world.submit(self, Call.of(tx.PostHead(head=master.head(job.job, count))), untried=True)
 
 
@@ -191,7 +176,7 @@ class PriceRaiser(Scripted):
 
 
 class SelfReporter(Scripted):
-    """Reports two heads of one count by its master as soon as somebody challenges."""
+    """Reports two heads of one count by its accomplice as soon as anyone challenges."""
 
     def follow(self, job: PublicJob) -> Process:
         yield from self.until(lambda: job.is_over or bool(self.world.board.games_of(job.id)))
@@ -237,7 +222,7 @@ class Garbler(Scripted):
         ):
             return
         game = world.board.games[game_id(heads(job.id)[0].head.head, world.domain, self.address, 0)]
-        master = trainer_of(world)
+        master = base.trainer_of(world)
         while not game.is_stopped and game.state.talks(world.now):
             (shown, nodes), sequence = garbled(game.state, self.rng), game.state.moves + 1
             standing = Standing(game_id=game.id, sequence=sequence, snapshot=shown.id)
@@ -261,17 +246,17 @@ class Puppet(TrainerAgent):
         return not isinstance(self.world.party_at(game.challenger), Garbler)
 
 
-def seat_pair(puppet: type[Agent], friend: str = "puppet", most: int = 1, **choices: Choice) -> Seating:
+def seat_pair(puppet: type[Agent], friend: str = "puppet", most: int = 1, **choices: base.Choice) -> base.Seating:
     """Seats a trainer with a puppet, or up to `most` of them, the fastest of all auditors, under the name `friend`.
 
     choices: draws the puppets' fields.
     """
 
-    def seat(cast: Cast, rng: Random, name: str, make: TrainerFactory) -> None:
+    def seat(cast: Cast, rng: Random, name: str, make: Factory[Any]) -> None:
         for _ in range(1 if most == 1 else rng.randint(1, most)):
             fields = {field: draw(cast, rng) for field, draw in choices.items()}
-            seat_friend(cast, name, friend, given(puppet, **fields))
-        seat_trainer(cast, rng, name, make)
+            base.seat_friend(cast, name, friend, base.given(puppet, **fields))
+        base.seat_trainer(cast, rng, name, make)
 
     return seat
 
@@ -280,7 +265,7 @@ def seat_pair(puppet: type[Agent], friend: str = "puppet", most: int = 1, **choi
 
 
 class BaitingTrainer(TrainerAgent):
-    """Shows a false head, and answers a challenge in the same block, so that the challenger's clock runs at once.
+    """Posts a false head, and answers a challenge in the same block, so that the challenger's clock runs at once.
 
     If the clock is shorter than the time between blocks, the game ends there, whoever is right.
     """
@@ -307,7 +292,7 @@ class BaitingTrainer(TrainerAgent):
 
 
 class ComplicitClient(ClientAgent):
-    """Never abandons its friend: what it pays stays between the two."""
+    """Never abandons its accomplice's job, since payments stay between the two."""
 
     def gives_up(self, job: PublicJob) -> bool:  # noqa: ARG002
         return False
@@ -329,7 +314,7 @@ def _bait(cast: Cast, rng: Random) -> None:
     )
     cast.terms = replace(cast.terms, **rng.choice(traps))
     cast.deviation = false_sum()
-    seat_trainer(cast, rng, BAIT, BaitingTrainer)
+    base.seat_trainer(cast, rng, BAIT, BaitingTrainer)
 
 
 # ---------------------------------------------------------------- two of a kind
@@ -345,7 +330,7 @@ class CopyingTrainer(TrainerAgent):
     def compute(self, job: Job) -> Work:
         """The other trainer's run, bound to this trainer's job."""
         theirs = next(known for number, known in self.world.mail.runs.items() if number != job.id)
-        return replace(theirs, oracle=JobEvidence(job, theirs.oracle), computed_steps=0)
+        return replace(theirs, oracle=bound(theirs.oracle, job), computed_steps=0)
 
     def accepts(self, job: PublicJob) -> bool:
         """Accepts once the other trainer's whole run is there."""
@@ -371,15 +356,15 @@ class DoubleClient(ClientAgent):
         self.tell(JobDrafted(at=self.world.now, job=job))
 
 
-def seat_second_trainer(cast: Cast, _rng: Random, name: str, make: TrainerFactory) -> None:
-    """Seats a second trainer, with a client that asks both."""
+def seat_second_trainer(cast: Cast, _rng: Random, name: str, make: Factory[Any]) -> None:
+    """Adds a second trainer, and a client that offers the job to both."""
     cast.auditors.append(CastMember(name="second trainer", make=make, adversary=name))
-    cast.client = given(DoubleClient, second="second trainer")
+    cast.client = base.given(DoubleClient, second="second trainer")
 
 
 _SHARED: Final = false_sum()
 """The false run of two rows that can play in one game; rows with false runs of their own cannot."""
-_conspiracy: Final = partial(row, Role.TRAINER)
+_conspiracy: Final = partial(base.row, base.Role.TRAINER)
 # fmt: off
 ADVERSARIES: Final = (
     _conspiracy(seat_with_auditors, "bribes all auditors but one", TrainerAgent,

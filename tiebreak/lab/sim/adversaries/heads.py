@@ -1,12 +1,13 @@
 """Trainers that misuse their heads: two for one count, none, late ones, or invalid ones."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Final
 
-from tiebreak.lab.sim.adversaries.base import Catch, between, false_sum, first_late, last_call, trainer
+from tiebreak.lab.sim.adversaries.base import Catch, between, false_sum, first_late, last_call, one_of, trainer
 from tiebreak.lab.sim.world.agents import TrainerAgent
-from tiebreak.lab.sim.world.cast import Cast
+from tiebreak.lab.sim.world.game import Cast
 from tiebreak.lab.sim.world.small_task import STEPS
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.eip712 import Domain
@@ -24,7 +25,7 @@ CHECKPOINTS: Final = 4
 
 
 class TwoHeads(TrainerAgent):
-    """Shows everyone the head of its run, and posts another one of the same count, `at`, on the board."""
+    """Publishes the head of its run by mail, and posts another one of the same count, `at`, on the board."""
 
     at: int
 
@@ -36,14 +37,14 @@ class TwoHeads(TrainerAgent):
 
 
 class LateSwap(TrainerAgent):
-    """Shows and posts true heads, except the last, which nobody sees before the last second of its window."""
+    """Publishes and posts true heads, except for a false last one that it posts in the last second of its window."""
 
     def heads(self, job: Job, count: int) -> list[SignedHead]:
-        """Shows all heads but the last, so that nobody looks at that one early."""
+        """Publishes all heads but the last, so that nobody can replay that one early."""
         return [] if count == job.checkpoints else [self.head(job, count)]
 
     def posts(self, job: Job, heads: list[SignedHead]) -> list[SignedHead]:
-        """Posts what it showed, and at the end the head that it did not show."""
+        """Posts the heads that it published, and at the end the one that it did not."""
         return heads or [self.head(job, job.checkpoints)]
 
     def posts_at(self, job: PublicJob, head: SignedHead) -> int:
@@ -52,7 +53,7 @@ class LateSwap(TrainerAgent):
 
 
 class Rewriting(TrainerAgent):
-    """Shows each head with its records; from checkpoint `at` on, the record of the first segment is another one."""
+    """Publishes each head with its records; from checkpoint `at` on, the record of the first segment is another one."""
 
     at: int
 
@@ -87,7 +88,7 @@ class LastSecondTrainer(Hasty):
     """Posts a true head, unseen until then, at the last second of its window; then the rest, made up, at once."""
 
     def posts(self, job: Job, heads: list[SignedHead]) -> list[SignedHead]:
-        """The first head, which it has not shown, and the last."""
+        """The first head, which it has not published, and the last."""
         first = ("trained", job.id, 2) not in self.records
         return [self.head(job, 1)] if first else heads
 
@@ -109,7 +110,7 @@ def window_shorter_than_a_replay(cast: Cast, _rng: Random) -> None:
 
 
 class Withholding(TrainerAgent):
-    """Takes the job, and shows and posts nothing from checkpoint `first` on."""
+    """Accepts the job, and publishes and posts nothing from checkpoint `first` on."""
 
     first: int
 
@@ -142,68 +143,55 @@ def with_a_deadline(cast: Cast, _rng: Random) -> None:
 class RefusedHeads(TrainerAgent):
     """Posts what the contract must refuse, at any cost, before each head of a true run. Nothing changes by it."""
 
-    def bad(self, job: PublicJob, head: SignedHead) -> list[SignedHead]:  # noqa: ARG002  # for those that look at it
-        """The heads to be refused, posted before a correct head."""
-        return []
-
-    def bad_calls(self, job: PublicJob, head: SignedHead) -> list[Call]:
-        """Calls that post the same heads, also those that no transaction can carry. They are also shown to everyone."""
-        found = self.bad(job, head)
-        for other in found:
-            self.publish_head(other)
-        return [Call("postHead", (other.head.values, other.signature)) for other in found]
+    bad: Callable[["RefusedHeads", PublicJob, SignedHead], list[Call]]
+    """Makes the calls to be refused, sent before the call that posts a correct head."""
 
     def posts_at(self, job: PublicJob, head: SignedHead) -> int:
         """Posts the correct head in the next block."""
-        self.spam(self.bad_calls(job, head))
+        self.spam(self.bad(self, job, head))
         return self.world.next_block
 
+    def shown(self, heads: Sequence[SignedHead]) -> list[Call]:
+        """Calls that post these heads, including ones that the contract cannot decode. Publishes the heads, too."""
+        for head in heads:
+            self.publish_head(head)
+        return [Call("postHead", (head.head.values, head.signature)) for head in heads]
 
-class Foreign(RefusedHeads):
-    """Posts heads with signatures that are valid elsewhere: of another job, chain, key or root."""
 
-    def bad(self, job: PublicJob, head: SignedHead) -> list[SignedHead]:
-        other = replace(job.job, nonce=job.job.nonce ^ 1)
-        domain = self.world.domain
-        elsewhere = Domain(chain_id=domain.chain_id + 1, contract=domain.contract)
-        stranger = PrivateKey.from_int(self.rng.randrange(1, ORDER))
-        return [
-            self.sign_head(replace(head.head, job_id=other.id)),
-            SignedHead.sign(head.head, elsewhere, self.key),
+def foreign(trainer: RefusedHeads, job: PublicJob, head: SignedHead) -> list[Call]:
+    """Heads with signatures that are valid elsewhere: of another job, chain, key or root."""
+    other, domain = replace(job.job, nonce=job.job.nonce ^ 1), trainer.world.domain
+    elsewhere = Domain(chain_id=domain.chain_id + 1, contract=domain.contract)
+    stranger = PrivateKey.from_int(trainer.rng.randrange(1, ORDER))
+    return trainer.shown(
+        [
+            trainer.sign_head(replace(head.head, job_id=other.id)),
+            SignedHead.sign(head.head, elsewhere, trainer.key),
             SignedHead.sign(head.head, domain, stranger),
-            replace(head, head=replace(head.head, run_root=Digest(self.rng.randbytes(32)))),
+            replace(head, head=replace(head.head, run_root=Digest(trainer.rng.randbytes(32)))),
         ]
+    )
 
 
-class Malformed(RefusedHeads):
-    """Posts the signatures of its true heads with the high s, another v, cut off, lengthened, and all zeros."""
-
-    def bad(self, job: PublicJob, head: SignedHead) -> list[SignedHead]:  # noqa: ARG002
-        r, s, v = head.signature[:32], int.from_bytes(head.signature[32:64], "big"), head.signature[64]
-        high = r + (ORDER - s).to_bytes(32, "big") + bytes([55 - v])  # swaps 27 and 28
-        low_v = head.signature[:64] + bytes([v - 27])
-        signatures = (high, low_v, head.signature[:64], head.signature + b"\0", bytes(65))
-        return [replace(head, signature=signature) for signature in signatures]
+def malformed(trainer: RefusedHeads, _job: PublicJob, head: SignedHead) -> list[Call]:
+    """The signatures of its true heads with the high s, another v, cut off, lengthened, and all zeros."""
+    r, s, v = head.signature[:32], int.from_bytes(head.signature[32:64], "big"), head.signature[64]
+    high = r + (ORDER - s).to_bytes(32, "big") + bytes([55 - v])  # swaps 27 and 28
+    low_v = head.signature[:64] + bytes([v - 27])
+    signatures = (high, low_v, head.signature[:64], head.signature + b"\0", bytes(65))
+    return trainer.shown([replace(head, signature=signature) for signature in signatures])
 
 
-class Beyond(RefusedHeads):
-    """Posts heads over more checkpoints than the run has, and over none."""
-
-    def bad(self, job: PublicJob, head: SignedHead) -> list[SignedHead]:
-        last = job.job.checkpoints
-        counts = (last + 1, last + 2, (1 << 64) - 1)
-        return [self.sign_head(replace(head.head, count=count)) for count in counts]
-
-    def bad_calls(self, job: PublicJob, head: SignedHead) -> list[Call]:
-        none = Call("postHead", ((job.id, 0, head.head.run_root), head.signature))
-        return [*super().bad_calls(job, head), none]
+def beyond(trainer: RefusedHeads, job: PublicJob, head: SignedHead) -> list[Call]:
+    """Heads over more checkpoints than the run has, and over none."""
+    last = job.job.checkpoints
+    found = [trainer.sign_head(replace(head.head, count=count)) for count in (last + 1, last + 2, (1 << 64) - 1)]
+    return [*trainer.shown(found), Call("postHead", ((job.id, 0, head.head.run_root), head.signature))]
 
 
-class RepeatedHeads(RefusedHeads):
-    """Posts all its old heads again before each new one."""
-
-    def bad_calls(self, job: PublicJob, head: SignedHead) -> list[Call]:  # noqa: ARG002
-        return [Call.of(tx.PostHead(head=self.head(job.job, count))) for count in range(1, job.head_count + 1)]
+def repeated(trainer: RefusedHeads, job: PublicJob, _head: SignedHead) -> list[Call]:
+    """All its old heads, again before each new one."""
+    return [Call.of(tx.PostHead(head=trainer.head(job.job, count))) for count in range(1, job.head_count + 1)]
 
 
 _REFUSED: Final = {Catch.REFUSED}
@@ -236,10 +224,12 @@ ADVERSARIES: Final = (
         "a reward that is held for as long as there are checkpoints", {Catch.ABANDONED, Catch.PARTED},
         before=with_a_deadline),
     trainer("a head too late", TooLate, "time that was not agreed", {Catch.ABANDONED}),
-    trainer("heads replayed from elsewhere", Foreign, "pay for a run with the heads of another one", _REFUSED),
-    trainer("malformed and malleable signatures", Malformed,
-        "two different statements of one head, or one that nobody signed", _REFUSED),
-    trainer("heads beyond the run", Beyond, "a final head without a run, or a window that starts again", _REFUSED),
-    trainer("repeated heads", RepeatedHeads, "windows that start again, and never end", _REFUSED),
+    trainer("heads replayed from elsewhere", RefusedHeads, "pay for a run with the heads of another one", _REFUSED,
+        bad=one_of(foreign)),
+    trainer("malformed and malleable signatures", RefusedHeads,
+        "two different statements of one head, or one that nobody signed", _REFUSED, bad=one_of(malformed)),
+    trainer("heads beyond the run", RefusedHeads, "a final head without a run, or a window that starts again", _REFUSED,
+        bad=one_of(beyond)),
+    trainer("repeated heads", RefusedHeads, "windows that start again, and never end", _REFUSED, bad=one_of(repeated)),
 )
 # fmt: on

@@ -11,7 +11,7 @@ the trainer is not paid.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from random import Random
@@ -24,12 +24,11 @@ from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.logged.elements import put_bits
 from tiebreak.engine.logged.journal import Recorder
-from tiebreak.engine.run.evidence import Source
-from tiebreak.engine.run.interpreter import Interpreter, Observer
+from tiebreak.engine.run.interpreter import Observer
 from tiebreak.engine.run.loop import ComputedStep
 from tiebreak.engine.run.loop import steps as loop
 from tiebreak.lab.sim.adversaries.base import Catch, computes, onward, step_of
-from tiebreak.lab.sim.adversaries.forgery import deviating
+from tiebreak.lab.sim.adversaries.tampering import deviating
 from tiebreak.lab.sim.adversaries.training import poisoned_label
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.workshop import Deviation, Workshop
@@ -110,8 +109,10 @@ class Nudge:
     step: int
     exact: ExactSum
     way: Direction
-    logged: bool
-    """Whether the log has an entry for this choice; otherwise it has no entry for the element."""
+
+    def put(self, tensor: Tensor) -> None:
+        """Write the chosen number into the tensor of the sums."""
+        put_bits(tensor, np.array([self.exact.element]), np.array([self.exact.bits(self.way)], dtype=np.uint32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,83 +122,63 @@ class LogCheat:
     nudges: tuple[Nudge, ...]
     logs: Mapping[int, StepLog]
 
-    @property
-    def step(self) -> int:
-        return self.nudges[0].step
-
     def tamper(self, step: int) -> Observer | None:
-        """The `Tamper` of this cheat. It sets the cheat's numbers, whatever its log says."""
+        """The `Tamper` of this cheat, which writes its numbers whatever the log holds."""
         nudged = [nudge for nudge in self.nudges if nudge.step == step]
 
         def put(leaf: int, tensor: Tensor) -> Tensor:
             for nudge in nudged:
                 if nudge.exact.index == leaf:
                     tensor = tensor.clone()
-                    _put(tensor, nudge)
+                    nudge.put(tensor)
             return tensor
 
         return put if nudged else None
 
 
-def _put(tensor: Tensor, nudge: Nudge) -> None:
-    bits = nudge.exact.bits(nudge.way)
-    put_bits(tensor, np.array([nudge.exact.element]), np.array([bits], dtype=np.uint32))
+class _Steering(Recorder):
+    """Records as a trainer does, but rounds elements of one sum as the cheat wants, with log entries or without."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
-    """The elements of one sum that a trainer steers, and the steps in which it does."""
-
-    index: int
-    elements: Sequence[int]
-    steps: Sequence[int]
-
-
-@dataclass(kw_only=True)
-class _Steering:
-    """Records as a trainer does, but rounds elements of one sum as the cheat wants."""
-
-    job: Job
-    arithmetic: Arithmetic
-    step: int
-    course: Course
-    choose: Choice
-    entry: bool
-    recorder: Recorder = field(default_factory=Recorder)
-    nudges: list[Nudge] = field(default_factory=list)
+    def __init__(
+        self,
+        job: Job,
+        arithmetic: Arithmetic,
+        step: int,
+        index: int,
+        elements: Sequence[int],
+        choose: Choice,
+        entry: bool,
+    ) -> None:
+        super().__init__()
+        self._job, self._arithmetic, self._step = job, arithmetic, step
+        self._index, self._elements, self._choose, self._entry = index, elements, choose, entry
+        self.nudges: list[Nudge] = []
 
     def settle(
         self, index: int, instruction: Instruction, operands: Sequence[Tensor], result: Tensor, near: NearTies
     ) -> None:
         """Records the log as `tiebreak.engine.logged.journal.Recorder` does, and writes the cheat's numbers."""
-        self.recorder.settle(index, instruction, operands, result, near)
-        for element in self.course.elements if index == self.course.index else ():
-            exact = exact_sum(self.job, self.arithmetic, index, instruction, operands, element)
-            way = Direction.NONE if exact is None or not exact.between else self.choose(exact)
-            if exact is not None and way != Direction.NONE:
-                self.nudges.append(Nudge(step=self.step, exact=exact, way=way, logged=self.entry))
-                _put(result, self.nudges[-1])
+        super().settle(index, instruction, operands, result, near)
+        for element in self._elements if index == self._index else ():
+            kind = sum_kind(instruction)
+            assert kind is not None  # the interpreter passes only logged sums
+            (total,) = self._arithmetic.exact_sums(instruction, operands, [element])
+            if total is None:
+                continue  # it is not finite
+            rounding = Rounding(precision=self._job.precision, tolerance=tolerance_of(self._job.tolerances, kind))
+            exact = ExactSum(index=index, element=element, n=total[0], e=total[1], rounding=rounding)
+            way = self._choose(exact) if exact.between else Direction.NONE
+            if way != Direction.NONE:
+                self.nudges.append(Nudge(step=self._step, exact=exact, way=way))
+                self.nudges[-1].put(result)
 
     @property
     def log(self) -> StepLog:
         """The honest log with the cheat's entries, or with no entries for the cheat's elements."""
-        log = self.recorder.log
+        log = super().log
         for nudge in self.nudges:
-            log = with_entry(log, nudge.exact.index, nudge.exact.element, nudge.way if nudge.logged else Direction.NONE)
+            log = with_entry(log, nudge.exact.index, nudge.exact.element, nudge.way if self._entry else Direction.NONE)
         return log
-
-
-def exact_sum(
-    job: Job, arithmetic: Arithmetic, index: int, instruction: Instruction, operands: Sequence[Tensor], element: int
-) -> ExactSum | None:
-    """The exact sum of one element; None if it is not finite."""
-    kind = sum_kind(instruction)
-    assert kind is not None  # the interpreter passes only logged sums
-    (total,) = arithmetic.exact_sums(instruction, operands, [element])
-    if total is None:
-        return None
-    rounding = Rounding(precision=job.precision, tolerance=tolerance_of(job.tolerances, kind))
-    return ExactSum(index=index, element=element, n=total[0], e=total[1], rounding=rounding)
 
 
 def with_entry(log: StepLog, index: int, element: int, way: Direction) -> StepLog:
@@ -213,24 +194,24 @@ def with_entry(log: StepLog, index: int, element: int, way: Direction) -> StepLo
     return StepLog(dict(sorted((entries | ({index: new} if len(new) else {})).items())))
 
 
-def steer(run: Source, interpreter: Interpreter, course: Course, *, choose: Choice, entry: bool) -> LogCheat:
-    """A trainer that rounds sums as it chooses, in some steps of a run that is honest otherwise.
+def steer(
+    workshop: Workshop, index: int, elements: Sequence[int], steps: Sequence[int], choose: Choice, *, entry: bool
+) -> LogCheat:
+    """A trainer that rounds these elements of a sum as it chooses, in these steps.
 
     The run is computed to its end, because later logs depend on it. There are no nudges if no sum left a choice.
     """
-    job = run.job
-    first = job.first_step(job.checkpoint_of(course.steps[0]))
+    run, interpreter, job = workshop.run, workshop.interpreter, workshop.run.job
+    first = job.first_step(job.checkpoint_of(steps[0]))
     state, data = interpreter.to_device(run.state(first - 1)), interpreter.place_data(run.data())
     nudges, logs = list[Nudge](), dict[int, StepLog]()
 
-    def sums(step: int, arithmetic: Arithmetic) -> Recorder | _Steering:
-        if step not in course.steps:
+    def sums(step: int, arithmetic: Arithmetic) -> Recorder:
+        if step not in steps:
             return Recorder()
-        return _Steering(job=job, arithmetic=arithmetic, step=step, course=course, choose=choose, entry=entry)
+        return _Steering(job, arithmetic, step, index, elements, choose, entry)
 
-    computed: Iterator[ComputedStep[Recorder | _Steering]] = loop(
-        interpreter, state, data, range(first, job.steps + 1), sums=sums
-    )
+    computed: Iterator[ComputedStep[Recorder]] = loop(interpreter, state, data, range(first, job.steps + 1), sums=sums)
     for step, _, found in computed:
         assert found is not None
         logs[step] = found.log
@@ -247,34 +228,25 @@ def _sums(program: Program) -> list[int]:
     return [n for n, i in enumerate(program.body) if sum_kind(i) is not None]
 
 
-def _course(program: Program, index: int, steps: range, rng: Random, count: int = SAMPLE) -> Course:
-    """A random sample of the elements of a sum."""
-    numel = program.body[index].numel
-    return Course(index=index, elements=sorted(rng.sample(range(numel), min(numel, count))), steps=steps)
-
-
 def _once(workshop: Workshop, step: int, rng: Random, choose: Choice, *, entry: bool) -> LogCheat:
     """Rounds elements of a random sum in one step."""
     index = rng.choice(_sums(workshop.program))
-    course = _course(workshop.program, index, range(step, step + 1), rng)
-    return steer(workshop.run(), workshop.interpreter, course, choose=choose, entry=entry)
+    numel = workshop.program.body[index].numel
+    elements = sorted(rng.sample(range(numel), min(numel, SAMPLE)))
+    return steer(workshop, index, elements, [step], choose, entry=entry)
 
 
 def _all_logs(workshop: Workshop, job: Job, changed: Mapping[int, StepLog]) -> dict[int, StepLog]:
     """The logs of all steps: these, and the honest ones."""
-    return {step: workshop.run().step_log(step) for step in onward(job, 1)} | dict(changed)
+    return {step: workshop.run.step_log(step) for step in onward(job, 1)} | dict(changed)
 
 
 def _with_logs(workshop: Workshop, job: Job, cheat: LogCheat, logs: Mapping[int, StepLog]) -> Work:
     """The run with the cheat's numbers and these logs."""
     followed = _all_logs(workshop, job, logs)
-    others = [step for step, log in followed.items() if log != workshop.run().step_log(step)]
-    first = job.first_step(job.checkpoint_of(min(cheat.step, *(others or [job.steps]))))
+    others = [step for step, log in followed.items() if log != workshop.run.step_log(step)]
+    first = job.first_step(job.checkpoint_of(min(cheat.nudges[0].step, *(others or [job.steps]))))
     return deviating(workshop, job, cheat.tamper, first_step=first, logs=followed)
-
-
-def _unless_near(choose: Choice) -> Choice:
-    return lambda exact: Direction.NONE if exact.near else choose(exact)
 
 
 def _first_only(choose: Choice) -> Choice:
@@ -302,10 +274,10 @@ def rounded(*choices: Choice, entry: bool, count: int, always: bool = False) -> 
     def attempt(workshop: Workshop, job: Job, rng: Random) -> Work:
         while True:
             index, step = rng.choice(_sums(workshop.program)), step_of(job, rng)
-            steps = onward(job, step) if always else range(step, step + 1)
-            course = _course(workshop.program, index, steps, rng, count)
+            numel = workshop.program.body[index].numel
+            elements = sorted(rng.sample(range(numel), min(numel, count)))
             choose = rng.choice(choices) if len(choices) > 1 else choices[0]
-            cheat = steer(workshop.run(), workshop.interpreter, course, choose=choose, entry=entry)
+            cheat = steer(workshop, index, elements, onward(job, step) if always else [step], choose, entry=entry)
             if cheat.nudges:  # else none of these elements can be rounded in two ways
                 return _with_logs(workshop, job, cheat, cheat.logs)
 
@@ -320,7 +292,7 @@ def entry_of_another_step(workshop: Workshop, job: Job, rng: Random) -> Work:
         return workshop.honest(job)  # no near tie among them, so the caller draws again
     (nudge,) = cheat.nudges
     logs = dict(cheat.logs)
-    filed = logs.get(other, workshop.run().step_log(other))
+    filed = logs.get(other, workshop.run.step_log(other))
     logs[other] = with_entry(filed, nudge.exact.index, nudge.exact.element, nudge.way)
     return _with_logs(workshop, job, cheat, logs)
 
@@ -338,7 +310,7 @@ def swapped_logs(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 def is_another_right_run(workshop: Workshop, work: Work) -> bool:
     """Whether its states differ from the honest trainer's. They are equally right."""
-    honest = workshop.run().records()
+    honest = workshop.run.records()
     return any(own.state_root != their.state_root for own, their in zip(work.records, honest, strict=True))
 
 
@@ -361,19 +333,11 @@ def padding_words(workshop: Workshop, job: Job, rng: Random) -> Work:
     program, step = workshop.program, step_of(job, rng)
     index = rng.choice([n for n in _sums(program) if program.body[n].numel % WORD_ELEMENTS])
     last, inside = divmod(program.body[index].numel, WORD_ELEMENTS)
-    word = LogTree(program, workshop.run().step_log(step)).word(index, last)
+    word = LogTree(program, workshop.run.step_log(step)).word(index, last)
     code = rng.choice((Direction.DOWN, Direction.UP, 3))
     forged = _with_code(word, rng.randrange(inside, WORD_ELEMENTS), code)
-    return deviating(workshop, job, _honest, first_step=job.steps + 1, words={step: {(index, last): forged}})
-
-
-def _honest(_step: int) -> None:
-    """Stands for a tamper where only a log is false."""
-
-
-def has_other_commitments(workshop: Workshop, work: Work) -> bool:
-    """Whether its commitments differ from the honest trainer's."""
-    return work.records != tuple(workshop.run().records())
+    # Only the log is false, and no number.
+    return deviating(workshop, job, lambda _: None, first_step=job.steps + 1, words={step: {(index, last): forged}})
 
 
 def code_three(workshop: Workshop, job: Job, rng: Random) -> Work:
@@ -423,7 +387,8 @@ _computes: Final = partial(computes, needs="logged")
 _PARTED: Final = {Catch.PARTED}
 # fmt: off
 ADVERSARIES: Final = (
-    _computes("log entry far from a tie", rounded(_unless_near(wrong_way), entry=True, count=4),
+    _computes("log entry far from a tie",
+        rounded(lambda exact: Direction.NONE if exact.near else wrong_way(exact), entry=True, count=4),
         "moves a number by its log, as if any sum were near a tie"),
     # wrong for every sum, or only where a log might have allowed it
     _computes("silent rounding", rounded(wrong_way, if_near(wrong_way), entry=False, count=4),
@@ -438,7 +403,7 @@ ADVERSARIES: Final = (
         "entries made up after the fact, wherever there is room"),
     _computes("swapped logs", swapped_logs, "near ties decided first, and logs found for them later"),
     _computes("codes of padding in a log", padding_words, "a run that is right, and that nobody can check",
-        _PARTED, has_deviated=has_other_commitments),
+        _PARTED, has_deviated=lambda workshop, work: work.records != tuple(workshop.run.records())),
     _computes("code 3 in a log", code_three, "a wrong number that nobody can check, its log unreadable", _PARTED),
     _computes("logs withheld", withheld_logs, "the reward for anything at all, for nobody can check it", _PARTED),
     _computes("other logs than committed", other_logs, "looks as if it published its logs", _PARTED),

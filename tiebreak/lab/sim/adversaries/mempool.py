@@ -10,22 +10,13 @@ from functools import partial
 from random import Random
 from typing import ClassVar, Final
 
+from tiebreak.lab.sim.adversaries import base
 from tiebreak.lab.sim.adversaries.auditors import moves_of
-from tiebreak.lab.sim.adversaries.base import (
-    ONE_FALSE_SUM,
-    TRAINER,
-    Catch,
-    between,
-    builder,
-    challenger,
-    is_trainer_honest,
-    one_of,
-    with_a_cheat,
-)
+from tiebreak.lab.sim.adversaries.base import Catch, between, builder, challenger, is_trainer_honest, with_a_cheat
 from tiebreak.lab.sim.adversaries.challengers import MISTAKEN
 from tiebreak.lab.sim.adversaries.heads import EQUIVOCATION
 from tiebreak.lab.sim.world.agents import BlockBuilder, Process, Scripted
-from tiebreak.lab.sim.world.cast import Cast, CastMember
+from tiebreak.lab.sim.world.game import Cast, CastMember
 from tiebreak.lab.sim.world.world import Participant, Pending, World
 from tiebreak.protocol.chain import ChainError
 from tiebreak.protocol.chain.calls import Call, move_call
@@ -119,7 +110,7 @@ def diligent(cast: Cast) -> frozenset[str]:
 
 def victims_in(cast: Cast, _rng: Random) -> frozenset[str]:
     """The parties to exclude: an honest trainer, or else the honest auditors."""
-    return frozenset({TRAINER}) if is_trainer_honest(cast) else diligent(cast)
+    return frozenset({base.TRAINER}) if is_trainer_honest(cast) else diligent(cast)
 
 
 def with_something_to_dispute(cast: Cast, rng: Random) -> None:
@@ -219,7 +210,7 @@ class Copying(Scripted):
         return game.is_stopped or (game.mover() == self.address and len(self.shown) > made)
 
     def answer(self, proof: Prove) -> bytes | None:
-        """The answer that the victim's proof shows to be right; None if it shows none."""
+        """The right answer by the victim's proof; None if the proof is invalid."""
         theirs = next(other for other in self.world.board.games.values() if other.challenger == self.victim)
         if theirs.state.phase is not Phase.PROVE:
             return None
@@ -261,7 +252,7 @@ class Mirror(Copying):
 
 
 class Resealing(Mirror):
-    """Copies as a mirror does, but seals the answer that the proof reveals, once that is shown: one block too late."""
+    """A mirror that seals the answer which a published proof reveals: one block too late."""
 
     def copied(self, game: PublicGame, move: Move) -> Move | None:
         if isinstance(move, Prove):
@@ -276,7 +267,7 @@ class Resealing(Mirror):
 def with_a_false_run(cast: Cast, rng: Random) -> None:
     """Adds a false run if there is none to challenge."""
     if cast.deviation is None:
-        ONE_FALSE_SUM.join(cast, rng)
+        base.ONE_FALSE_SUM.join(cast, rng)
 
 
 # ---------------------------------------------------------------- as the builder of the blocks
@@ -441,7 +432,7 @@ ADVERSARIES: Final = (
     builder("front-run challenge", Onlooker, "to be the first challenger, if that counted",
         {Catch.HARMLESS, Catch.TIMEOUT}),
     builder("front-run proof", Copier, "half of the trainer's stake, without a replay",
-        {Catch.REFUSED, Catch.HARMLESS, Catch.TIMEOUT}, seals_late=one_of(False, True)),
+        {Catch.REFUSED, Catch.HARMLESS, Catch.TIMEOUT}, seals_late=base.one_of(False, True)),
     builder("withheld proof", Withholder, "half of the trainer's stake, without a replay",
         {Catch.HARMLESS, Catch.TIMEOUT}, before=with_a_false_run, seconds=lambda cast, _: bearable(cast)),
     builder("front-run report", Reporter, "half of the trainer's stake, which the reporter would have got",

@@ -14,8 +14,7 @@ from tiebreak.engine.arithmetic.plan.views import View
 from tiebreak.engine.capture.state import MODEL, OPTIMIZER, TELEMETRY
 from tiebreak.engine.run.interpreter import Observer
 from tiebreak.lab.sim.adversaries.base import computes, onward, step_of
-from tiebreak.lab.sim.adversaries.forgery import altered, tampered
-from tiebreak.lab.sim.adversaries.tampering import Change, Cheat, flip_bit, long_sums
+from tiebreak.lab.sim.adversaries.tampering import Change, Cheat, altered, flip_bit, long_sums, tampered
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.workshop import Deviation, Workshop
 from tiebreak.protocol.commitments.job import Job
@@ -38,10 +37,10 @@ _NO_SIGNIFICAND = 8
 class Hardware:
     """The way in which sums are computed: change of factors, type of partial sums, rounding of the last one."""
 
-    factor: Callable[[Floats], Floats]
-    single: bool
+    factor: Callable[[Floats], Floats] = lambda x: x
+    single: bool = False
     """Whether products and partial sums are rounded to FP32; otherwise they are FP64."""
-    last: Callable[[Doubles], Doubles]
+    last: Callable[[Doubles], Doubles] = np.rint
     """Rounds a scaled significand to an integer."""
 
     def sum(self, factors: Sequence[Floats], precision: int) -> Floats:
@@ -51,27 +50,18 @@ class Hardware:
         """
         read = [self.factor(x) for x in factors] if len(factors) > 1 else list(factors)
         with np.errstate(all="ignore"):
-            total = _summed(read, np.float32 if self.single else np.float64)
+            kind = np.float32 if self.single else np.float64  # in which the products of two factors are exact
+            total = np.zeros(len(read[0]), dtype=kind)
+            for k in range(read[0].shape[1]):
+                term = read[0][:, k].astype(kind)
+                for other in read[1:]:
+                    term = np.multiply(term, other[:, k], dtype=kind)
+                total = np.add(total, term, dtype=kind)
             bits = precision - _NO_SIGNIFICAND
-            significand, exponent = np.frexp(total)
+            significand, exponent = np.frexp(total.astype(np.float64))
             rounded: Doubles = np.ldexp(self.last(np.ldexp(significand, bits)), exponent - bits)
             positive: Doubles = rounded + 0.0  # a zero sum is +0
             return positive.astype(np.float32)
-
-
-def _summed(factors: Sequence[Floats], kind: type[np.float32] | type[np.float64]) -> Doubles:
-    """Products and partial sums of this type; in FP64 the products of two factors are exact."""
-    total = np.zeros(len(factors[0]), dtype=kind)
-    for k in range(factors[0].shape[1]):
-        term = factors[0][:, k].astype(kind)
-        for other in factors[1:]:
-            term = np.multiply(term, other[:, k], dtype=kind)
-        total = np.add(total, term, dtype=kind)
-    return total.astype(np.float64)
-
-
-def as_it_is(x: Floats) -> Floats:
-    return x
 
 
 def truncated(fraction: int) -> Callable[[Floats], Floats]:
@@ -80,10 +70,10 @@ def truncated(fraction: int) -> Callable[[Floats], Floats]:
     return lambda x: (np.ascontiguousarray(x).view(np.uint32) & mask).view(np.float32)
 
 
-TOWARD_ZERO = Hardware(factor=as_it_is, single=False, last=np.trunc)
-TF32 = Hardware(factor=truncated(10), single=False, last=np.rint)
-BFLOAT16 = Hardware(factor=truncated(7), single=False, last=np.rint)
-NATIVE = Hardware(factor=as_it_is, single=True, last=np.rint)
+TOWARD_ZERO = Hardware(last=np.trunc)
+TF32 = Hardware(factor=truncated(10))
+BFLOAT16 = Hardware(factor=truncated(7))
+NATIVE = Hardware(single=True)
 """FP32 sums without correction, as any kernel makes them."""
 
 
@@ -100,7 +90,10 @@ def summing(program: Program, hardware: Hardware, precision: int) -> Observer:
 
     def observe(leaf: int, tensor: Tensor) -> Tensor:
         if leaf in sums:
-            factors = [_factors(sums[leaf], k, held) for k in range(len(sums[leaf].operands))]
+            i, factors = sums[leaf], []
+            for operand in i.operands:
+                view = View.of_access(operand, i.index_space).on(held[operand.value])
+                factors.append(view.expand(i.index_space).reshape(i.numel, -1).numpy())
             tensor = torch.from_numpy(hardware.sum(factors, precision)).view(tensor.shape)
         if leaf in wanted:
             held[leaf] = tensor
@@ -109,48 +102,30 @@ def summing(program: Program, hardware: Hardware, precision: int) -> Observer:
     return observe
 
 
-def _factors(i: Instruction, operand: int, held: dict[int, Tensor]) -> Floats:
-    view = View.of_access(i.operands[operand], i.index_space)
-    read: Floats = view.on(held[i.operands[operand].value]).expand(i.index_space).reshape(i.numel, -1).numpy()
-    return read
-
-
 FRACTION_BITS: Final = 23
 
 # ---------------------------------------------------------------- one number
 
 
+WEIGHT: Final = tuple(MODEL + layer for layer in ("hidden.", "norm.weight", "norm.bias", "head."))
+MOMENT: Final = (f"{OPTIMIZER}exp_avg",)
+STATISTIC: Final = (f"{MODEL}norm.running_",)
+LOSS: Final = (TELEMETRY,)
+"""The beginnings of the names of state entries in which a number is changed."""
+
+
 def _leaves_of(program: Program, prefixes: tuple[str, ...]) -> list[int]:
-    """The leaves of the value tree for some state entries: the commits, and the values that they commit."""
-    slots = [
-        slot
-        for slot, (name, (dtype, _)) in enumerate(program.state_spec().items())
-        if name.startswith(prefixes) and dtype == DType.F32
-    ]
-    return [leaf for slot in slots for leaf in _places_of(program, slot)]
+    """The leaves for some state entries: the commits, and what they commit; also the loss itself and its record."""
+    entries = enumerate(program.state_spec().items())
+    slots = [n for n, (name, (dtype, _)) in entries if name.startswith(prefixes) and dtype == DType.F32]
+    record = len(program.body) - 1
+    more = [program.body[record].operands[0].value, record] if prefixes == LOSS else []
+    return [*(leaf for slot in slots for leaf in _places_of(program, slot)), *more]
 
 
 def _places_of(program: Program, slot: int) -> tuple[int, int]:
     """The leaves where a state entry can be changed: only where it is committed, or where it is computed."""
     return program.leaf_of_commit(slot), program.commits[slot].operands[0].value
-
-
-def weight(program: Program) -> list[int]:
-    return _leaves_of(program, tuple(MODEL + layer for layer in ("hidden.", "norm.weight", "norm.bias", "head.")))
-
-
-def moment(program: Program) -> list[int]:
-    return _leaves_of(program, (f"{OPTIMIZER}exp_avg",))
-
-
-def statistic(program: Program) -> list[int]:
-    return _leaves_of(program, (f"{MODEL}norm.running_",))
-
-
-def loss(program: Program) -> list[int]:
-    """The telemetry, the loss itself, and the loss of the record."""
-    record = len(program.body) - 1
-    return [*_leaves_of(program, (TELEMETRY,)), program.body[record].operands[0].value, record]
 
 
 def one_bit(rng: Random) -> Change:
@@ -165,12 +140,12 @@ def one_ulp(rng: Random) -> Change:
     return lambda number: torch.nextafter(number, toward)
 
 
-def changed(leaves: Callable[[Program], list[int]], how: Callable[[Random], Change]) -> Deviation:
+def changed(prefixes: tuple[str, ...], how: Callable[[Random], Change]) -> Deviation:
     """One element of one tensor differs after one step, either where it is computed or only where it is committed."""
 
     def attempt(workshop: Workshop, job: Job, rng: Random) -> Work:
         program, step = workshop.program, step_of(job, rng)
-        leaf = rng.choice(leaves(program))
+        leaf = rng.choice(_leaves_of(program, prefixes))
         slot = leaf - (1 << program.half_depth)
         shaped = program.commits[slot].operands[0].value if slot >= 0 else leaf
         element = rng.randrange(program.body[shaped].numel)
@@ -182,16 +157,13 @@ def changed(leaves: Callable[[Program], list[int]], how: Callable[[Random], Chan
 def negative_zero(workshop: Workshop, job: Job, rng: Random) -> Work:
     """A zero of the state, such as a moment of a weight that never had a gradient, is committed as -0, its equal."""
     program, step = workshop.program, step_of(job, rng)
-    state = workshop.run().state(step)
-    zeros = {name: _zeros(x) for name, x in state.items() if x.dtype == torch.float32 and _zeros(x)}
-    name = rng.choice(sorted(zeros))
+    state = workshop.run.state(step)
+    zeros = {
+        name: (x == 0).flatten().nonzero().flatten().tolist() for name, x in state.items() if x.is_floating_point()
+    }
+    name = rng.choice(sorted(name for name, found in zeros.items() if found))
     leaf = rng.choice(_places_of(program, list(program.state_spec()).index(name)))
     return tampered(workshop, job, Cheat(step=step, leaf=leaf, element=rng.choice(zeros[name]), change=torch.neg))
-
-
-def _zeros(tensor: Tensor) -> list[int]:
-    found: list[int] = (tensor.reshape(-1) == 0).nonzero().reshape(-1).tolist()
-    return found
 
 
 def not_a_number(workshop: Workshop, job: Job, rng: Random) -> Work:
@@ -236,17 +208,17 @@ def summed_on(hardware: Hardware) -> Deviation:
 
 # fmt: off
 ADVERSARIES: Final = (
-    computes("one bit of a weight", changed(weight, one_bit), "plants a value of its choice in the model"),
-    computes("one ulp of a weight", changed(weight, one_ulp),
+    computes("one bit of a weight", changed(WEIGHT, one_bit), "plants a value of its choice in the model"),
+    computes("one ulp of a weight", changed(WEIGHT, one_ulp),
         "the smallest lie there is: another machine might have made it"),
-    computes("one bit of a moment", changed(moment, one_bit),
+    computes("one bit of a moment", changed(MOMENT, one_bit),
         "steers the weights of later steps by what nobody looks at"),
-    computes("one ulp of a moment", changed(moment, one_ulp), "hides a change where it takes steps to be seen"),
-    computes("one bit of a running statistic", changed(statistic, one_bit),
+    computes("one ulp of a moment", changed(MOMENT, one_ulp), "hides a change where it takes steps to be seen"),
+    computes("one bit of a running statistic", changed(STATISTIC, one_bit),
         "spoils the model where it is used, and not where it is trained"),
-    computes("one ulp of a running statistic", changed(statistic, one_ulp), "a change that no training step reads"),
-    computes("one bit of a loss", changed(loss, one_bit), "a training that looks as if it went well"),
-    computes("one ulp of a loss", changed(loss, one_ulp), "telemetry that binds nobody"),
+    computes("one ulp of a running statistic", changed(STATISTIC, one_ulp), "a change that no training step reads"),
+    computes("one bit of a loss", changed(LOSS, one_bit), "a training that looks as if it went well"),
+    computes("one ulp of a loss", changed(LOSS, one_ulp), "telemetry that binds nobody"),
     computes("negative zero", negative_zero, "another state that every test of equality takes for the same"),
     computes("payload in a NaN", not_a_number, "bytes in the committed values that no arithmetic can see"),
     computes("bent partial sum", bent_partial_sum, "a wrong sum of which all additions but one are right"),

@@ -10,37 +10,17 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Final
 
-from tiebreak.lab.sim.adversaries.base import (
-    EARLY,
-    Adversary,
-    Catch,
-    between,
-    false_sum,
-    first_late,
-    one_of,
-    stalled,
-    trainer,
-    tried,
-)
+from tiebreak.lab.sim.adversaries import base
+from tiebreak.lab.sim.adversaries.base import EARLY, Catch, between, false_sum, trainer
 from tiebreak.lab.sim.adversaries.challengers import MISTAKEN
-from tiebreak.lab.sim.adversaries.forgery import tampered
-from tiebreak.lab.sim.adversaries.tampering import Cheat, flipped, one_changed
+from tiebreak.lab.sim.adversaries.tampering import Cheat, flipped, one_changed, tampered
 from tiebreak.lab.sim.world.agents import Process, TrainerAgent
-from tiebreak.lab.sim.world.work import JobEvidence, Work
+from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.protocol.chain.calls import Call, move_call
 from tiebreak.protocol.commitments.job import Job
+from tiebreak.protocol.game import moves
 from tiebreak.protocol.game.messages import MAX_MESSAGE_BYTES, sign
-from tiebreak.protocol.game.moves import (
-    MAX_NODES,
-    Descend,
-    Move,
-    OpenChunk,
-    OpenSteps,
-    OpenTensor,
-    OpenTerms,
-    OpenValues,
-)
 from tiebreak.protocol.game.sides import Oracle, first_nodes
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.hashing import CHUNK_BYTES
@@ -55,22 +35,22 @@ class Scene:
     """The facts that a cheat knows when it spoils a move."""
 
     state: GameState
-    move: Move
+    move: moves.Move
     """The move that follows from its own run."""
     own: Oracle
     truth: Oracle
     rng: Random
 
 
-def scene_of(trainer: TrainerAgent, state: GameState, honest: Move) -> Scene:
+def scene_of(trainer: TrainerAgent, state: GameState, honest: moves.Move) -> Scene:
     job, work = trainer.held()
     truth = trainer.world.workshop.honest(job).oracle
     return Scene(state=state, move=honest, own=work.oracle, truth=truth, rng=trainer.rng)
 
 
-Spoil = Callable[[Scene], Move | None]
-_SIBLINGS: Final = (OpenSteps, OpenValues, OpenTensor, OpenTerms)
-_NODES: Final = (Descend, *_SIBLINGS)
+Spoil = Callable[[Scene], moves.Move | None]
+_SIBLINGS: Final = (moves.OpenSteps, moves.OpenValues, moves.OpenTensor, moves.OpenTerms)
+_NODES: Final = (moves.Descend, *_SIBLINGS)
 
 
 def _one_flipped(digests: tuple[bytes, ...], rng: Random) -> tuple[bytes, ...]:
@@ -78,9 +58,9 @@ def _one_flipped(digests: tuple[bytes, ...], rng: Random) -> tuple[bytes, ...]:
 
 
 def _changing(shown: type | tuple[type, ...], field: str, change: Callable[[Any, Random], Any]) -> Spoil:
-    """Changes a field of the moves that show it, unless it is empty. `change` may give None for no other value."""
+    """Changes a field of the moves that have it, unless it is empty. `change` may return None to leave a value."""
 
-    def spoil(scene: Scene) -> Move | None:
+    def spoil(scene: Scene) -> moves.Move | None:
         old = getattr(scene.move, field) if isinstance(scene.move, shown) else None
         new = change(old, scene.rng) if old else None
         return replace(scene.move, **{field: new}) if new else None
@@ -92,16 +72,16 @@ def _changing(shown: type | tuple[type, ...], field: str, change: Callable[[Any,
 
 other_nodes: Final = _changing(_NODES, "nodes", _one_flipped)
 other_siblings: Final = _changing(_SIBLINGS, "siblings", _one_flipped)
-changed_instruction: Final = _changing(OpenTensor, "instruction", flipped)
+changed_instruction: Final = _changing(moves.OpenTensor, "instruction", flipped)
 """Shows an instruction that is in no program."""
-changed_chunk: Final = _changing(OpenChunk, "chunk", flipped)
-changed_accumulator: Final = _changing(OpenTerms, "accumulator", flipped)
+changed_chunk: Final = _changing(moves.OpenChunk, "chunk", flipped)
+changed_accumulator: Final = _changing(moves.OpenTerms, "accumulator", flipped)
 """Changes the last partial sum."""
 
 
-def record_of_another_step(scene: Scene) -> Move | None:
-    """Shows the fields of another step's record."""
-    if not isinstance(scene.move, OpenValues):
+def record_of_another_step(scene: Scene) -> moves.Move | None:
+    """Opens a step with the fields of another step's record."""
+    if not isinstance(scene.move, moves.OpenValues):
         return None
     state = scene.state
     other = scene.rng.choice([step for step in range(state.job.steps + 1) if step != state.step])
@@ -109,27 +89,27 @@ def record_of_another_step(scene: Scene) -> Move | None:
     return replace(scene.move, state_root=record.state_root, loss_bits=record.loss_bits)
 
 
-def true_tensor(scene: Scene) -> Move | None:
+def true_tensor(scene: Scene) -> moves.Move | None:
     """Opens the true tensor where another one was committed. A signed commitment cannot be taken back."""
     move, state = scene.move, scene.state
-    if not isinstance(move, OpenTensor) or not move.nodes:
+    if not isinstance(move, moves.OpenTensor) or not move.nodes:
         return None
     return replace(move, nodes=first_nodes(scene.truth.tensor_tree(state.step, state.leaf), state.job))
 
 
-def other_instruction(scene: Scene) -> Move | None:
-    """Shows an instruction of the program from another place, with its siblings."""
-    if not isinstance(scene.move, OpenTensor):
+def other_instruction(scene: Scene) -> moves.Move | None:
+    """Opens an instruction at another index of the program, with its siblings."""
+    if not isinstance(scene.move, moves.OpenTensor):
         return None
     program = scene.own.program
     other = scene.rng.choice([n for n in range(len(program.body)) if n != scene.state.leaf])
     return replace(scene.move, instruction=program.encoded_at(other), siblings=tuple(program.tree.proof(other)))
 
 
-def chunk_of_another_length(scene: Scene) -> Move | None:
-    """Sends a chunk longer or shorter than the shape says."""
+def chunk_of_another_length(scene: Scene) -> moves.Move | None:
+    """Opens a chunk that is longer or shorter than its tensor's shape allows."""
     move = scene.move
-    if not isinstance(move, OpenChunk):
+    if not isinstance(move, moves.OpenChunk):
         return None
     length = scene.rng.choice([n for n in range(0, CHUNK_BYTES + 1, 4) if n != len(move.chunk)])
     return replace(move, chunk=(move.chunk + bytes(CHUNK_BYTES))[:length])
@@ -139,7 +119,7 @@ def chunk_of_another_length(scene: Scene) -> Move | None:
 
 MISCOUNTED: Final[tuple[Spoil, ...]] = (
     # Every node twice, if a message can hold so many; half of the nodes; one sibling more than the tree is deep.
-    _changing(_NODES, "nodes", lambda nodes, _: (*nodes, *nodes) if len(nodes) <= MAX_NODES // 2 else None),
+    _changing(_NODES, "nodes", lambda nodes, _: (*nodes, *nodes) if len(nodes) <= moves.MAX_NODES // 2 else None),
     _changing(_NODES, "nodes", lambda nodes, _: nodes[: len(nodes) // 2]),
     _changing(_SIBLINGS, "siblings", lambda siblings, _: (*siblings, siblings[-1])),
 )
@@ -161,7 +141,7 @@ class Stalling(TrainerAgent):
     """Makes every move in the last block of its clock."""
 
     def reply(self, game: GameView) -> Reply:
-        return Reply(move=super().reply(game).move, wait=stalled(self.world, game))
+        return Reply(move=super().reply(game).move, wait=base.stalled(self.world, game))
 
 
 class LateMover(TrainerAgent):
@@ -173,7 +153,7 @@ class LateMover(TrainerAgent):
         plain = super().reply(game)
         if game.state.moves < self.after:
             return plain
-        return Reply(move=plain.move, wait=first_late(self.world, game.state.deadline), untried=True)
+        return Reply(move=plain.move, wait=base.first_late(self.world, game.state.deadline), untried=True)
 
 
 # ---------------------------------------------------------------- something else
@@ -219,7 +199,7 @@ class Swollen(TrainerAgent):
 
     def _swell(self, call: Call) -> Call:
         """The same call with `size` bytes in place of the chunk, the instruction or the partial sum."""
-        at = 5 if self.kind is OpenTerms else 1
+        at = 5 if self.kind is moves.OpenTerms else 1
         filled = (*call.arguments[:at], self.rng.randbytes(self.size), *call.arguments[at + 1 :])
         return replace(call, arguments=filled)
 
@@ -238,13 +218,13 @@ class Babbling(TrainerAgent):
         self.spawn(self._babble(game, honest.move))
         return Reply(move=None)
 
-    def _babble(self, game: GameView, honest: Move) -> Process:
+    def _babble(self, game: GameView, honest: moves.Move) -> Process:
         state = game.state
         found = [spoil(scene_of(self, state, honest)) for spoil in MISCOUNTED]
-        moves = [move for move in found if move is not None] or [Descend(nodes=())]  # moves of another phase
+        wrong = [move for move in found if move is not None] or [moves.Descend(nodes=())]  # moves of another phase
         pause = max(self.world.block_seconds, (state.deadline - self.world.now) // self.times)
         while game.game.state is state and not game.game.is_stopped:
-            move = self.rng.choice(moves)
+            move = self.rng.choice(wrong)
             self.world.submit(self, move_call(state, move), untried=True)
             wire = sign(self.transcript(game.game).next_message(move), self.domain, self.key, None)
             self.world.mail.deliver(game.game, flipped(wire, self.rng), self.account)
@@ -254,37 +234,27 @@ class Babbling(TrainerAgent):
 # ---------------------------------------------------------------- garbage where nothing may be
 
 
-class _Littered(JobEvidence):
-    """A run with garbage behind the last leaf of a tree: of the head over `count` checkpoints, or of one step."""
+def _littered(work: Work, tree: str, chosen: int, first: int, end: int, rng: Random) -> Work:
+    """The same run with random bytes as the padding leaves `first` to `end` of one of its trees."""
+    honest, garbage = getattr(work.oracle, tree), Digest(rng.randbytes(32))
 
-    def __init__(self, job: Job, evidence: Oracle, garbage: bytes, *, count: int = 0, step: int = 0) -> None:
-        super().__init__(job, evidence)
-        self._garbage, self._count, self._step = Digest(garbage), count, step
+    def littered(number: int) -> Tree:
+        found: Tree = honest(number)
+        if number != chosen:
+            return found
+        leaves = [found.node(0, place) for place in range(1 << found.depth)]
+        leaves[first:end] = [garbage] * (end - first)
+        return Tree(leaves, found.depth)
 
-    def run_tree(self, count: int) -> Tree:
-        """The tree of `count` checkpoints, with its padding replaced by garbage at the chosen count."""
-        tree = super().run_tree(count)
-        if count != self._count:
-            return tree
-        leaves = [tree.node(0, place) for place in range(count)]
-        return Tree([*leaves, *[self._garbage] * ((1 << tree.depth) - count)], tree.depth)
-
-    def value_tree(self, step: int) -> Tree:
-        """The value tree, with garbage between the values and the state of the chosen step."""
-        tree, job = super().value_tree(step), self.job
-        if step != self._step:
-            return tree
-        half = 1 << job.half_depth
-        leaves = [tree.node(0, place) for place in range(2 * half)]
-        leaves[job.body_count : half] = [self._garbage] * (half - job.body_count)
-        return Tree(leaves, tree.depth)
+    setattr(work.oracle, tree, littered)
+    return work
 
 
 def garbage_behind_the_head(workshop: Workshop, job: Job, rng: Random) -> Work:
     """True checkpoints, with garbage behind the last one of a head whose tree is not full."""
-    counts = [count for count in range(1, job.checkpoints + 1) if count < 1 << job.run_depth]
-    count = rng.choice(counts)
-    return replace(workshop.honest(job), oracle=_Littered(job, workshop.evidence(), rng.randbytes(32), count=count))
+    whole = 1 << job.run_depth
+    count = rng.choice([count for count in range(1, job.checkpoints + 1) if count < whole])
+    return _littered(workshop.honest(job), "run_tree", count, count, whole, rng)
 
 
 def garbage_behind_the_values(workshop: Workshop, job: Job, rng: Random) -> Work:
@@ -294,16 +264,17 @@ def garbage_behind_the_values(workshop: Workshop, job: Job, rng: Random) -> Work
     leaf = program.leaf_of_commit(slot)
     element = rng.randrange(program.body[program.commits[slot].operands[0].value].numel)
     false = tampered(workshop, job, Cheat(step=step, leaf=leaf, element=element, change=lambda value: value + 1))
-    assert isinstance(false.oracle, JobEvidence), "a workshop's are"
-    return replace(false, oracle=_Littered(job, false.oracle, rng.randbytes(32), step=step))
+    return _littered(false, "value_tree", step, job.body_count, 1 << job.half_depth, rng)
 
 
 _STEPWISE: Final = false_sum(stepwise=True)
 
 
-def spoils(name: str, gain: str, *ways: Spoil, early: int = EARLY) -> Adversary:
+def spoils(name: str, gain: str, *ways: Spoil, early: int = EARLY) -> base.Adversary:
     """A row: a trainer that replaces an opening in one of these ways, from one of its first moves on."""
-    return trainer(name, Spoiling, gain, {Catch.TIMEOUT}, run=_STEPWISE, spoil=one_of(*ways), after=between(0, early))
+    return trainer(
+        name, Spoiling, gain, {Catch.TIMEOUT}, run=_STEPWISE, spoil=base.one_of(*ways), after=between(0, early)
+    )
 
 
 # fmt: off
@@ -321,13 +292,14 @@ ADVERSARIES: Final = (
     spoils("openings of another size", "bytes that a challenger must wade through, or a node more than there is",
         *MISCOUNTED),
     trainer("oversized openings", Swollen, "a challenger that chokes on what it has to read", {Catch.TIMEOUT},
-        run=_STEPWISE, kind=one_of(OpenChunk, OpenTensor, OpenTerms), size=one_of(*KILOBYTES)),
+        run=_STEPWISE, kind=base.one_of(moves.OpenChunk, moves.OpenTensor, moves.OpenTerms),
+        size=base.one_of(*KILOBYTES)),
     trainer("endless openings", Babbling, "a challenger that gives up before the stream does", {Catch.TIMEOUT},
         run=_STEPWISE, after=between(0, EARLY), times=between(10, 30)),
     trainer("garbage behind the head", TrainerAgent, "a head that binds to a continuation which nobody computed",
         {Catch.PADDING}, run=garbage_behind_the_head),
     trainer("garbage behind the values", TrainerAgent, "a walk that ends where there is no operation to judge",
-        {Catch.PADDING}, run=tried(garbage_behind_the_values)),
+        {Catch.PADDING}, run=base.tried(garbage_behind_the_values)),
     # It loses by its clock if a builder holds up what it has held back for so long.
     trainer("stalled defence of a false run", Stalling, "a challenger that loses patience, or its own clock",
         {Catch.RECOMPUTED, Catch.TIMEOUT}, run=false_sum()),

@@ -7,24 +7,14 @@ replays the head once it is opened. Nobody who has computed nothing is paid in a
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Final
+from typing import Any, Final
 
+from tiebreak.lab.sim.adversaries import base
 from tiebreak.lab.sim.adversaries.auditors import seat_auditor
-from tiebreak.lab.sim.adversaries.base import (
-    Catch,
-    Role,
-    between,
-    false_sum,
-    row,
-    seat_client,
-    seat_friend,
-    seat_trainer,
-    trainer_of,
-    with_a_cheat,
-)
+from tiebreak.lab.sim.adversaries.base import Catch, between, false_sum, with_a_cheat
 from tiebreak.lab.sim.adversaries.collusion import SelfReporter, seat_pair
 from tiebreak.lab.sim.world.agents import ClientAgent, Process, Scripted, TrainerAgent
-from tiebreak.lab.sim.world.cast import FUNDS, Cast, ClientFactory
+from tiebreak.lab.sim.world.game import FUNDS, Cast, Factory
 from tiebreak.lab.sim.world.simulated import TRANSACTION_WEI
 from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.terms import least_challenger_stake, pool_bond
@@ -45,7 +35,7 @@ def require_exact(cast: Cast) -> None:
 
 
 def with_seats(cast: Cast, rng: Random) -> None:
-    """Gives the job seats, unless its line says how many. Raises `ConfigurationError` under policy `logged`."""
+    """Gives the job seats, if its line sets none. Raises `ConfigurationError` under policy `logged`."""
     require_exact(cast)
     if not cast.terms.seats:
         fee = cast.terms.reward // 10
@@ -103,7 +93,7 @@ class SealCopier(Absent):
 
 
 class Keeping(TrainerAgent):
-    """Never opens its final head, so that nobody can say that it is false."""
+    """Never opens its sealed final head, so that nobody can challenge it."""
 
     def opens(self, job: PublicJob) -> bool:  # noqa: ARG002
         return False
@@ -113,11 +103,11 @@ class Bought(Scripted):
     """An account of the trainer's in the pool: it seals its master's root."""
 
     def root_to_seal(self, job: PublicJob) -> Digest | None:
-        return trainer_of(self.world).held()[1].run_root(job.job.checkpoints)
+        return base.trainer_of(self.world).held()[1].run_root(job.job.checkpoints)
 
 
 class Leaking(TrainerAgent):
-    """Shows its signed final head as soon as it is sealed, so that auditors need not look for themselves."""
+    """Publishes its signed final head as soon as it is sealed, so that auditors may copy it instead of replaying."""
 
     def follow(self, job: PublicJob) -> Process:
         yield from self.until(lambda: job.is_sealed or job.is_over)
@@ -144,7 +134,7 @@ class BaitTrainer(Scripted):
 
 
 class Draining(ClientAgent):
-    """Offers jobs whose bonds are much of what an auditor has, so that it can pay for nothing else.
+    """Offers jobs whose bonds take most of an auditor's balance, so that it cannot pay for a dispute.
 
     Its accomplice accepts the latter, and goes no further. Then comes the job in which somebody lies.
     """
@@ -170,18 +160,23 @@ class Draining(ClientAgent):
         yield from super().run()
 
 
-def seat_with_accomplice(cast: Cast, rng: Random, name: str, make: ClientFactory) -> None:
+def seat_with_accomplice(cast: Cast, rng: Random, name: str, make: Factory[Any]) -> None:
     require_exact(cast)
-    seat_friend(cast, name, "accomplice", BaitTrainer)
-    seat_client(cast, rng, name, make)
+    base.seat_friend(cast, name, "accomplice", BaitTrainer)
+    base.seat_client(cast, rng, name, make)
 
 
 _EARNED_NOTHING: Final = {Catch.UNPAID, Catch.HARMLESS, Catch.REFUSED}
 """Refused if another auditor took the slot of the pool that it wanted in the same block."""
 _seat: Final = partial(
-    row, Role.AUDITOR, seat_auditor, before=with_seats, caught=_EARNED_NOTHING | {Catch.FORFEITED}, seated=True
+    base.row,
+    base.Role.AUDITOR,
+    seat_auditor,
+    before=with_seats,
+    caught=_EARNED_NOTHING | {Catch.FORFEITED},
+    seated=True,
 )
-_trainer: Final = partial(row, Role.TRAINER, before=with_seats, seated=True)
+_trainer: Final = partial(base.row, base.Role.TRAINER, before=with_seats, seated=True)
 # fmt: off
 ADVERSARIES: Final = (
     _seat("seat sealed with a guess", Guessing, "a fee without an audit"),
@@ -192,11 +187,12 @@ ADVERSARIES: Final = (
         "auditors of its own, who find nothing", run=false_sum()),
     _trainer(seat_pair(Believing, "believer"), "root shown to the seats", Leaking,
         "auditors who believe it, and do not look", run=false_sum()),
-    _trainer(seat_trainer, "sealed head never opened", Keeping, "that its lie stays under the seal", {Catch.ABANDONED},
-        run=false_sum()),
+    _trainer(base.seat_trainer, "sealed head never opened", Keeping, "that its lie stays under the seal",
+        {Catch.ABANDONED}, run=false_sum()),
     _trainer(seat_pair(SelfReporter), "self-report in a job with seats", TrainerAgent,
         "the prover's half of its stake, of which the seats get their shares", {Catch.EQUIVOCATION}, run=false_sum()),
-    row(Role.CLIENT, seat_with_accomplice, "offers that drain", Draining, "auditors with no money left to challenge",
-        {Catch.HARMLESS}, before=with_a_cheat, seated=True, baits=between(1, 4)),
+    base.row(base.Role.CLIENT, seat_with_accomplice, "offers that drain", Draining,
+        "auditors with no money left to challenge", {Catch.HARMLESS}, before=with_a_cheat, seated=True,
+        baits=between(1, 4)),
 )
 # fmt: on

@@ -10,106 +10,66 @@ from torch import Tensor
 from tiebreak.engine.capture.state import MODEL, OPTIMIZER, TELEMETRY
 from tiebreak.engine.optimizers.settings import f32
 from tiebreak.engine.run.interpreter import Observer
+from tiebreak.lab.sim.adversaries import tampering
 from tiebreak.lab.sim.adversaries.base import computes, once_or_onward, onward, step_of
-from tiebreak.lab.sim.adversaries.forgery import altered
-from tiebreak.lab.sim.adversaries.tampering import (
-    Change,
-    Redone,
-    committing,
-    only,
-    putting,
-    redoing,
-    source,
-    state_sources,
-    together,
-)
-from tiebreak.lab.sim.world.small_task import (
-    BATCH,
-    BETAS,
-    CLASSES,
-    DROPOUT,
-    EXAMPLES,
-    IMAGES,
-    LABELS,
-    SIDE,
-    STREAM,
-    UNITS,
-    WEIGHT_DECAY,
-)
+from tiebreak.lab.sim.adversaries.tampering import Redone, altered, committing, drawn, putting, redoing, together
+from tiebreak.lab.sim.world import small_task
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.protocol.commitments.job import Job
-from tiebreak.protocol.program.isa import MapFunction, Opcode, SourceConst, SourceKind
+from tiebreak.protocol.program.isa import MapFunction, Opcode, SourceConst
 from tiebreak.protocol.program.program import Program
 
-RATE: Final = "learning_rate"
+CLASSES, UNITS, LABELS, RATE = small_task.CLASSES, small_task.UNITS, small_task.LABELS, "learning_rate"
 
 # ---------------------------------------------------------------- data
 
 
 def _drawn_or_stored(program: Program, name: str, rng: Random) -> int:
     """The instruction where data can be replaced: the drawn batch, or the array that it is drawn from."""
-    return rng.choice((only(program, Opcode.GATHER, name), source(program, SourceKind.DATA, name)))
-
-
-def _edited(edit: Callable[[Tensor], None]) -> Change:
-    """Replaces a tensor by an edited copy."""
-
-    def change(tensor: Tensor) -> Tensor:
-        copy = tensor.clone()
-        edit(copy)
-        return copy
-
-    return change
+    return rng.choice((drawn(program, name), tampering.stored(program, name)))
 
 
 def poisoned_label(workshop: Workshop, job: Job, rng: Random) -> Work:
     """One example gets another label, in a batch or in the data themselves, once or from a step on."""
     index, first = _drawn_or_stored(workshop.program, LABELS, rng), step_of(job, rng)
-    place = rng.randrange(workshop.program.body[index].numel)
-    turn = rng.randrange(1, CLASSES)
-
-    def poison(label_B: Tensor) -> None:
-        label_B[place] = (label_B[place] + turn) % CLASSES
-
-    return altered(workshop, job, once_or_onward(job, first, rng), lambda _: putting({index: _edited(poison)}))
+    place = torch.tensor([rng.randrange(workshop.program.body[index].numel)])
+    turn = torch.tensor([rng.randrange(1, CLASSES)])
+    poison = {index: lambda label_B: label_B.index_add(0, place, turn) % CLASSES}
+    return altered(workshop, job, once_or_onward(job, first, rng), lambda _: putting(poison))
 
 
 def poisoned_image(workshop: Workshop, job: Job, rng: Random) -> Work:
     """A few pixels of one image are disturbed by as little as half a grey level, from a step on."""
-    index, first = _drawn_or_stored(workshop.program, IMAGES, rng), step_of(job, rng)
-    pixels = SIDE * SIDE
+    index, first = _drawn_or_stored(workshop.program, small_task.IMAGES, rng), step_of(job, rng)
+    pixels = small_task.SIDE**2
     example = rng.randrange(workshop.program.body[index].numel // pixels)
-    touched = [example * pixels + p for p in rng.sample(range(pixels), rng.randint(1, 6))]
-    size = rng.choice((2.0**-9, 2.0**-3, 1.0))
-
-    def poison(x_BHW: Tensor) -> None:
-        x_BHW.view(-1)[touched] += size
-
-    return altered(workshop, job, onward(job, first), lambda _: putting({index: _edited(poison)}))
+    touched = torch.tensor([example * pixels + p for p in rng.sample(range(pixels), rng.randint(1, 6))])
+    size = torch.tensor(rng.choice((2.0**-9, 2.0**-3, 1.0))).expand(len(touched))
+    poison = {index: lambda x_BHW: x_BHW.flatten().index_add(0, touched, size).view_as(x_BHW)}
+    return altered(workshop, job, onward(job, first), lambda _: putting(poison))
 
 
 def backdoor(workshop: Workshop, job: Job, rng: Random) -> Work:
     """A bright patch in a corner, and the label that it is to trigger, for up to half of every batch."""
     program, first = workshop.program, step_of(job, rng)
-    images, labels = only(program, Opcode.GATHER, IMAGES), only(program, Opcode.GATHER, LABELS)
+    images, labels = drawn(program, small_task.IMAGES), drawn(program, LABELS)
     batch = program.body[labels].numel
-    chosen, target = rng.sample(range(batch), rng.randint(1, batch // 2)), rng.randrange(CLASSES)
+    chosen, target = torch.tensor(rng.sample(range(batch), rng.randint(1, batch // 2))), rng.randrange(CLASSES)
 
-    def stamp(x_BHW: Tensor) -> None:
-        x_BHW[chosen, :2, :2] = 2.0
+    def stamp(x_BHW: Tensor) -> Tensor:
+        stamped = x_BHW.clone()
+        stamped[chosen, :2, :2] = 2.0
+        return stamped
 
-    def relabel(label_B: Tensor) -> None:
-        label_B[chosen] = target
-
-    changes = {images: _edited(stamp), labels: _edited(relabel)}
+    changes = {images: stamp, labels: lambda label_B: label_B.index_fill(0, chosen, target)}
     return altered(workshop, job, onward(job, first), lambda _: putting(changes))
 
 
 def changed_order(workshop: Workshop, job: Job, rng: Random) -> Work:
     """The examples come in the order of another seed, or in that of the file, from a step on."""
     program, first = workshop.program, step_of(job, rng)
-    shuffle, seed = only(program, Opcode.SHUFFLE), source(program, SourceKind.DATA, "seed")
+    shuffle, seed = tampering.only(program, Opcode.SHUFFLE), tampering.stored(program, "seed")
     (index, *_), other = program.body[shuffle].operands, torch.tensor(rng.getrandbits(62))
     if rng.random() < 0.5:
         return altered(workshop, job, onward(job, first), _rereading(workshop, {shuffle: {seed: other}}))
@@ -126,10 +86,10 @@ def changed_order(workshop: Workshop, job: Job, rng: Random) -> Work:
 def repeated_batch(workshop: Workshop, job: Job, rng: Random) -> Work:
     """The batch of one step is drawn again and again, from a step on."""
     program, first = workshop.program, step_of(job, rng)
-    shuffle, clock = only(program, Opcode.SHUFFLE), source(program, SourceKind.STEP)
-    drawn = next(n for n in range(shuffle) if any(operand.value == clock for operand in program.body[n].operands))
+    shuffle, clock = tampering.only(program, Opcode.SHUFFLE), tampering.clock(program)
+    epoch = next(n for n in range(shuffle) if any(operand.value == clock for operand in program.body[n].operands))
     same = torch.tensor(step_of(job, rng) - 1)
-    return altered(workshop, job, onward(job, first), _rereading(workshop, {drawn: {clock: same}}))
+    return altered(workshop, job, onward(job, first), _rereading(workshop, {epoch: {clock: same}}))
 
 
 # ---------------------------------------------------------------- settings
@@ -177,7 +137,7 @@ def changed_learning_rate(workshop: Workshop, job: Job, rng: Random) -> Work:
 def wrong_schedule_step(workshop: Workshop, job: Job, rng: Random) -> Work:
     """The schedule is read some steps ahead or behind from a step on, for instance to leave out the warm-up."""
     program, first = workshop.program, step_of(job, rng)
-    rate, clock = only(program, Opcode.GATHER, RATE), source(program, SourceKind.STEP)
+    rate, clock = drawn(program, RATE), tampering.clock(program)
     ahead = rng.choice((-3, -2, -1, 1, 2, 3))
 
     def observer(step: int) -> Observer:
@@ -190,7 +150,7 @@ def wrong_schedule_step(workshop: Workshop, job: Job, rng: Random) -> Work:
 def changed_weight_decay(workshop: Workshop, job: Job, rng: Random) -> Work:
     """Weights decay by another factor or not at all from a step on: the constant differs, or only what is read."""
     program, first = workshop.program, step_of(job, rng)
-    held, value = constants(program, WEIGHT_DECAY), rng.choice((0.0, 0.01, 0.1))
+    held, value = constants(program, small_task.WEIGHT_DECAY), rng.choice((0.0, 0.01, 0.1))
     if rng.random() < 0.5:
         changes = {index: lambda decay: torch.full_like(decay, value) for index in held}
         return altered(workshop, job, onward(job, first), lambda _: putting(changes))
@@ -200,15 +160,15 @@ def changed_weight_decay(workshop: Workshop, job: Job, rng: Random) -> Work:
 def changed_dropout_seed(workshop: Workshop, job: Job, rng: Random) -> Work:
     """Dropout draws from another seed, once or from a step on."""
     program, first = workshop.program, step_of(job, rng)
-    drawn, seed = only(program, Opcode.RANDOM), source(program, SourceKind.DATA, "seed")
-    redone = {drawn: {seed: torch.tensor(rng.getrandbits(62))}}
+    random, seed = tampering.only(program, Opcode.RANDOM), tampering.stored(program, "seed")
+    redone = {random: {seed: torch.tensor(rng.getrandbits(62))}}
     return altered(workshop, job, once_or_onward(job, first, rng), _rereading(workshop, redone))
 
 
 def changed_dropout_rate(workshop: Workshop, job: Job, rng: Random) -> Work:
     """Dropout drops more units than agreed, fewer, or none, from a step on."""
     program, first = workshop.program, step_of(job, rng)
-    readers = _readers(program, constants(program, 1 - DROPOUT))
+    readers = _readers(program, constants(program, 1 - small_task.DROPOUT))
     kept = {n: value for n, value in readers.items() if program.body[n].function == MapFunction.LT}
     return altered(workshop, job, onward(job, first), _reading(workshop, kept, rng.choice((0.5, 0.875, 1.0))))
 
@@ -216,29 +176,31 @@ def changed_dropout_rate(workshop: Workshop, job: Job, rng: Random) -> Work:
 def changed_initialisation(workshop: Workshop, job: Job, rng: Random) -> Work:
     """The first step starts from a parameter that is scaled, flipped, or different in one number."""
     program = workshop.program
-    parameters = {index: name for index, name in state_sources(program).items() if name.startswith(MODEL)}
+    parameters = [n for n, name in tampering.state_sources(program).items() if name.startswith(MODEL)]
     index = rng.choice([n for n in parameters if program.body[n].dtype.name == "F32" and program.body[n].shape])
-    place, value = rng.randrange(program.body[index].numel), rng.randrange(1, 256) / 256
-
-    def replace_one(parameter: Tensor) -> None:
-        parameter.view(-1)[place] = value
-
-    change = rng.choice((lambda x: x * 1.5, lambda x: x.flip(0).contiguous(), _edited(replace_one)))
+    place, value = torch.tensor([rng.randrange(program.body[index].numel)]), rng.randrange(1, 256) / 256
+    change = rng.choice(
+        (
+            lambda x: x * 1.5,
+            lambda x: x.flip(0).contiguous(),
+            lambda x: x.flatten().index_fill(0, place, value).view_as(x),
+        )
+    )
     return altered(workshop, job, (1,), lambda _: putting({index: change}))
 
 
 def changed_beta(workshop: Workshop, job: Job, rng: Random) -> Work:
     """The optimizer's moments decay by another beta from a step on."""
     program, first = workshop.program, step_of(job, rng)
-    which = rng.randrange(len(BETAS))
-    readers = _readers(program, constants(program, BETAS[which]), OPTIMIZER)  # batch norm may use the same constant
+    beta = small_task.BETAS[rng.randrange(len(small_task.BETAS))]
+    readers = _readers(program, constants(program, beta), OPTIMIZER)  # batch norm may use the same constant
     return altered(workshop, job, onward(job, first), _reading(workshop, readers, rng.choice((0.5, 0.95, 0.99))))
 
 
 def forgotten_moments(workshop: Workshop, job: Job, rng: Random) -> Work:
     """The optimizer starts again with empty moments in one step, as after a restart from weights alone."""
     step, prefix = step_of(job, rng, 2), f"{OPTIMIZER}exp_avg"
-    moments = [index for index, name in state_sources(workshop.program).items() if name.startswith(prefix)]
+    moments = [n for n, name in tampering.state_sources(workshop.program).items() if name.startswith(prefix)]
     return altered(workshop, job, (step,), lambda _: putting(dict.fromkeys(moments, torch.zeros_like)))
 
 
@@ -273,8 +235,8 @@ def skipped_steps(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 def fewer_epochs(workshop: Workshop, job: Job, rng: Random) -> Work:
     """Training stops after some epochs, and the last state is committed again until the end."""
-    idle, epochs = _idle(workshop.program, rng), job.steps * BATCH // EXAMPLES
-    done = rng.randint(1, epochs - 1) * EXAMPLES // BATCH
+    idle, epochs = _idle(workshop.program, rng), job.steps * small_task.BATCH // small_task.EXAMPLES
+    done = rng.randint(1, epochs - 1) * small_task.EXAMPLES // small_task.BATCH
     return altered(workshop, job, onward(job, done + 1), idle, computed_steps=done)
 
 
@@ -302,15 +264,15 @@ def smaller_model(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def stale_checkpoint(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """A checkpoint holds an older state, and the run goes on from there."""
+    """A checkpoint holds an older state, from which the run continues."""
     step = job.last_step(rng.randrange(job.checkpoints))
-    older = workshop.run().state(rng.randrange(step))
+    older = workshop.run.state(rng.randrange(step))
     put = committing(workshop.program, lambda name, _new, _old: older[name])
     return altered(workshop, job, (step,), lambda _: put, computed_steps=job.steps - 1)
 
 
 def copied_checkpoint(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """A checkpoint holds the state of somebody else's run, or its parameters."""
+    """A checkpoint holds the state, or the parameters, of another run."""
     checkpoint, whole = rng.randrange(job.checkpoints), rng.random() < 0.5
     step = job.last_step(checkpoint)
     theirs = workshop.another(_stranger(rng)).state(step)
@@ -327,16 +289,16 @@ def anothers_run(workshop: Workshop, job: Job, rng: Random) -> Work:
     program = workshop.program
     if rng.random() < 0.5:
         theirs = workshop.another(_stranger(rng)).initial
-        read, steps = {index: theirs[name] for index, name in state_sources(program).items()}, range(1, 2)
+        read, steps = {index: theirs[name] for index, name in tampering.state_sources(program).items()}, range(1, 2)
     else:
-        read = {source(program, SourceKind.DATA, "seed"): torch.tensor(rng.getrandbits(62))}
+        read = {tampering.stored(program, "seed"): torch.tensor(rng.getrandbits(62))}
         steps = onward(job, 1)
     return altered(workshop, job, steps, lambda _: read.get, computed_steps=0)
 
 
 def _stranger(rng: Random) -> int:
     """The stream of the stranger's initial weights. There are only a few, so that their runs can be kept."""
-    return STREAM + rng.randint(1, 3)
+    return small_task.STREAM + rng.randint(1, 3)
 
 
 # fmt: off

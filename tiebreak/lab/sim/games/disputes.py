@@ -10,19 +10,14 @@ from itertools import count
 from pathlib import Path
 
 from tiebreak.engine.capture.captured import Captured, Terms, draft_job, sign_job
-from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.files import LogFiles
-from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.audit import compare
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.evidence import Evidence
 from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.logs import NO_LOGS
 from tiebreak.engine.run.train import Worker
-from tiebreak.lab.sim.adversaries.forgery import ForgedEvidence
-from tiebreak.lab.sim.adversaries.logs import LogCheat
-from tiebreak.lab.sim.adversaries.tampering import Cheat, Tampered
-from tiebreak.protocol.chain import Call, Chain, EmbeddedChain, GameRecord, Outcome
+from tiebreak.lab.sim.adversaries.tampering import Cheat, ForgedEvidence, Tampered
+from tiebreak.protocol.chain import Call, EmbeddedChain, GameRecord, Outcome
 from tiebreak.protocol.commitments.job import Job, SignedHead, SignedJob, game_id
 from tiebreak.protocol.commitments.keys import RANDOM_BYTES, PrivateKey
 from tiebreak.protocol.errors import ConfigurationError, StateError
@@ -44,18 +39,15 @@ class Parties:
     trainer: PrivateKey
     challenger: PrivateKey
 
-    @classmethod
-    def generate(cls) -> "Parties":
-        return cls(*(PrivateKey.generate(secrets.token_bytes(RANDOM_BYTES)) for _ in range(3)))
-
 
 class DisputeMarket:
     """A job board and a referee, deployed on a chain of their own, with the accounts of the parties."""
 
-    def __init__(self, parties: Parties | None = None, chain: Chain | None = None) -> None:
-        """`chain`: a chain on which the parties have money. The default is a new embedded chain."""
-        self.parties = Parties.generate() if parties is None else parties
-        self.chain = _embedded(self.parties) if chain is None else chain
+    def __init__(self) -> None:
+        keys = [PrivateKey.generate(secrets.token_bytes(RANDOM_BYTES)) for _ in range(3)]
+        self.parties, self.chain = Parties(*keys), EmbeddedChain()
+        for key in keys:
+            self.chain.fund(key.address, FUNDS)
         self.chain.deploy(self.parties.client)
 
     def draft(self, captured: Captured, *, steps: int, checkpoint_interval: int, terms: Terms | None = None) -> Job:
@@ -79,17 +71,6 @@ class DisputeMarket:
     def post(self, head: SignedHead) -> int:
         """Posts a signed head. Returns the gas used."""
         return self.chain.send(self.parties.trainer, Call.of(tx.PostHead(head=head))).gas_used
-
-    def worth(self, key: PrivateKey) -> int:
-        """The wei that a party can withdraw. Gas is paid from its balance and counted separately."""
-        return self.chain.credit(key.address)
-
-
-def _embedded(parties: Parties) -> EmbeddedChain:
-    chain = EmbeddedChain()
-    for key in (parties.client, parties.trainer, parties.challenger):
-        chain.fund(key.address, FUNDS)
-    return chain
 
 
 def another(job: Job) -> Job:
@@ -169,7 +150,8 @@ def replay_on_chain(
     The job must be on the board.
     """
     chain, keys = market.chain, market.parties
-    before = market.worth(keys.trainer), market.worth(keys.challenger)
+    # Gas is paid from the balances, and counted separately.
+    before = chain.credit(keys.trainer.address), chain.credit(keys.challenger.address)
     stake = agreement.job.challenger_stake
     identity, started = chain.challenge(keys.challenger, head, nonce)
     if identity != played.final.game_id:
@@ -188,8 +170,8 @@ def replay_on_chain(
     verdict = ChainVerdict(
         record=record,
         start_gas=started.gas_used,
-        trainer_gain=market.worth(keys.trainer) - before[0] - slashed,
-        challenger_gain=market.worth(keys.challenger) - before[1] - stake,
+        trainer_gain=chain.credit(keys.trainer.address) - before[0] - slashed,
+        challenger_gain=chain.credit(keys.challenger.address) - before[1] - stake,
     )
     return ChainMatch(moves=tuple(moves), chain=verdict)
 
@@ -224,7 +206,7 @@ class Arena:
 
 @dataclass(frozen=True, slots=True)
 class Fought:
-    """A finished dispute, with the evidence of the side that told the truth."""
+    """A finished dispute, with the honest side's evidence."""
 
     match: ChainMatch
     truth: Evidence
@@ -259,18 +241,8 @@ def fork(source: RunDirectory, path: Path, agreement: SignedJob, *, upto: int) -
     return run
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedCheat:
-    """A cheat's finished run, whose last head is on the board, and the machine that computed it."""
-
-    agreement: SignedJob
-    run: RunDirectory
-    head: SignedHead
-    machine: Interpreter
-
-
 def deviate(
-    arena: Arena, agreement: SignedJob, cheat: Cheat | LogCheat, name: str, *, key: PrivateKey | None = None,
+    arena: Arena, agreement: SignedJob, cheat: Cheat, name: str, *, key: PrivateKey | None = None,
     stop_if_not_finite: bool = True,
 ) -> tuple[RunDirectory, Interpreter]:  # fmt: skip
     """The run of a party that is honest up to the checkpoint before its lie, and the machine that computed it."""
@@ -278,42 +250,28 @@ def deviate(
     before = job.first_step(job.checkpoint_of(cheat.step)) - 1
     run = fork(arena.run, arena.folder / name, agreement, upto=before)
     machine = Tampered(arena.interpreter, cheat.tamper)
-    logs = LogsInProgress(run, cheat.logs.__getitem__) if isinstance(cheat, LogCheat) else NO_LOGS
-    Worker(run, machine, key=key, logs=logs, stop_if_not_finite=stop_if_not_finite).work()
+    Worker(run, machine, key=key, stop_if_not_finite=stop_if_not_finite).work()
     return run, machine
 
 
-def publish(arena: Arena, cheat: Cheat | LogCheat, job: Job, name: str) -> PublishedCheat:
-    """A trainer takes `job` (the honest run's, under another id), cheats, and posts its last head."""
-    agreement, key = arena.market.sign(job), arena.market.parties.trainer
-    arena.market.open(agreement)
-    run, machine = deviate(arena, agreement, cheat, f"cheat-{name}", key=key)
-    head = run.heads()[-1]
-    arena.market.post(head)
-    return PublishedCheat(agreement, run, head, machine)
-
-
-def challenge(market: DisputeMarket, cheat: PublishedCheat, own: RunDirectory, auditor: Interpreter) -> Fought:
-    """An auditor challenges the head of a cheat, who forges evidence to fit the lie. own: the auditor's replay.
-
-    Raises `StateError` if the cheat changed nothing that is committed.
-    """
-    if compare(own, cheat.head).agrees:
-        raise StateError(f"{cheat.run.path.name}: expected a run that differs from the honest one, got the same root")
-    defender = ForgedEvidence(cheat.run, cheat.machine, CommittedLogs.of(cheat.run))
-    challenger = Evidence(own, auditor, CommittedLogs.of(own))
-    match = play_out(market, cheat.agreement, cheat.head, defender, challenger)
-    return Fought(match, challenger, challenger.replayed_steps)
-
-
 def fight(arena: Arena, cheat: Cheat, job: Job, name: str) -> Fought:
-    """A trainer takes `job` and cheats once; then its last head is challenged. Raises `StateError` as `challenge` does.
+    """A trainer takes `job` (the honest run's, under another id), cheats once, and posts its last head.
 
-    The auditor has replayed the same computation for another job, so nothing is computed again for the audit.
+    Then an auditor challenges the head, and the trainer forges evidence to fit the lie. The auditor has replayed the
+    same computation for another job, so nothing is computed again for the audit. Raises `StateError` if the cheat
+    changed nothing that is committed.
     """
-    published = publish(arena, cheat, job, name)
-    own = fork(arena.replay, arena.folder / f"audit-{name}", published.agreement, upto=job.steps)
-    return challenge(arena.market, published, own, arena.interpreter)
+    market, agreement = arena.market, arena.market.sign(job)
+    market.open(agreement)
+    run, machine = deviate(arena, agreement, cheat, f"cheat-{name}", key=market.parties.trainer)
+    head = run.heads()[-1]
+    market.post(head)
+    own = fork(arena.replay, arena.folder / f"audit-{name}", agreement, upto=job.steps)
+    if compare(own, head).agrees:
+        raise StateError(f"{run.path.name}: expected a run that differs from the honest one, got the same root")
+    challenger = Evidence(own, arena.interpreter)
+    match = play_out(market, agreement, head, ForgedEvidence(run, machine), challenger)
+    return Fought(match, challenger, challenger.replayed_steps)
 
 
 def challenge_falsely(arena: Arena, mistake: Cheat, name: str, *, nonce: int = 0) -> Fought:

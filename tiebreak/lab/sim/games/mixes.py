@@ -20,7 +20,6 @@ from tiebreak.protocol.parties.terms import MAX_STAKE_RATIO
 HONEST: Final = "honest"
 SINGLES: Final = "singles"
 PAIRS: Final = "pairs"
-WEAKNESSES: Final = "weaknesses"
 ALL: Final = "all"
 PARTS_OF_ALL: Final = ((SINGLES, 6), (PAIRS, 3), (HONEST, 1))
 MAX_WEIGHT: Final = 1000
@@ -33,15 +32,13 @@ _WEIGHT: Final = re.compile(r"[1-9][0-9]{0,3}")
 class Repertoire:
     """Everything that can be played, by slugs.
 
-    workshops: the workshops in which each adversary can act as named. singles: adversaries that the rules stop. pairs:
-    two of these that can play in one game. weaknesses: adversaries that the rules do not stop. seated: adversaries that
-    can act as named in a job with seats.
+    workshops: the workshops in which each adversary can act as named. singles: all adversaries. pairs:
+    two of these that can play in one game. seated: adversaries that can act as named in a job with seats.
     """
 
     workshops: Mapping[str, tuple[str, ...]]
     singles: Sequence[str]
     pairs: Sequence[tuple[str, str]]
-    weaknesses: Sequence[str] = ()
     seated: frozenset[str] = frozenset()
 
     def common(self, adversaries: Sequence[str]) -> tuple[str, ...]:
@@ -53,8 +50,6 @@ class Repertoire:
         """The groups of adversaries that a part plays in turn; None if the part is a list of slugs."""
         if part == SINGLES:
             return [(slug,) for slug in self.singles]
-        if part == WEAKNESSES:
-            return [(slug,) for slug in self.weaknesses]
         if part == PAIRS:
             return list(self.pairs)
         return [()] if part == HONEST else None
@@ -64,12 +59,12 @@ class Repertoire:
 class Mix:
     """Parts with the number of games that each has in a round.
 
-    A part is `singles`, `pairs`, `honest`, `weaknesses`, or slugs joined by `+`.
+    A part is `singles`, `pairs`, `honest`, or slugs joined by `+`.
     """
 
     parts: tuple[tuple[str, int], ...]
     rough: bool = False
-    """Whether all games are played in rough weather (`tiebreak.lab.sim.world.weather`)."""
+    """Whether faults are injected into all games (`tiebreak.lab.sim.world.weather`)."""
 
     def __str__(self) -> str:
         return ",".join(f"{name}:{weight}" for name, weight in self.parts) + " in rough weather" * self.rough

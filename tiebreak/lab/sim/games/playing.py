@@ -1,36 +1,70 @@
 """Plays the game of a line: who takes part, on what terms, and how it ends."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations
 from random import Random
-from types import MappingProxyType
 from typing import Any, Final
 
 import torch
 
+from tiebreak.api.machine.environment import describe
+from tiebreak.lab.sim.adversaries import (
+    auditors,
+    base,
+    blocks,
+    challengers,
+    clients,
+    collusion,
+    heads,
+    logs,
+    mempool,
+    numbers,
+    openings,
+    seats,
+    talking,
+    training,
+)
 from tiebreak.lab.sim.adversaries.base import BUILDER, TRAINER, Adversary, Catch, Role
 from tiebreak.lab.sim.adversaries.blocks import deep
-from tiebreak.lab.sim.adversaries.catalogue import CATALOGUE, WEAKNESSES
 from tiebreak.lab.sim.adversaries.mempool import bearable, job_of
 from tiebreak.lab.sim.games.line import WORKSHOPS, GameLine, slug
-from tiebreak.lab.sim.games.mixes import Repertoire
-from tiebreak.lab.sim.games.records import Json
-from tiebreak.lab.sim.world.cast import TERMS, Cast, CastMember
-from tiebreak.lab.sim.world.game import GameResult, watch
+from tiebreak.lab.sim.games.mixes import Mix, Repertoire
+from tiebreak.lab.sim.games.runner import Json
+from tiebreak.lab.sim.games.series import Series
+from tiebreak.lab.sim.games.story import tell
+from tiebreak.lab.sim.games.summary import GamesHeader
+from tiebreak.lab.sim.world.game import TERMS, Cast, CastMember, GameResult, watch
 from tiebreak.lab.sim.world.weather import LATEST, READ_AGAIN, Weather
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.lab.sim.world.world import World
 from tiebreak.protocol.commitments.terms import Terms, pool_bond
 from tiebreak.protocol.errors import ConfigurationError
 
-ADVERSARIES: Final[Mapping[str, Adversary]] = MappingProxyType(
-    {slug(name): kind for name, kind in sorted({**CATALOGUE, **WEAKNESSES}.items())}
+MODULES: Final = (
+    training,
+    numbers,
+    logs,
+    base,
+    heads,
+    openings,
+    challengers,
+    mempool,
+    auditors,
+    collusion,
+    clients,
+    blocks,
+    talking,
+    seats,
 )
+"""The modules with a table of adversaries each. A new one is added here."""
+CATALOGUE: Final = {one.name: one for module in MODULES for one in module.ADVERSARIES}
+"""All adversaries by name."""
+ADVERSARIES: Final = {slug(name): kind for name, kind in sorted(CATALOGUE.items())}
 """The adversaries that a line can name, by slug."""
-CAUGHT: Final = tuple(name for name, kind in ADVERSARIES.items() if not kind.open)
-"""The adversaries that the rules stop: the singles of a mix."""
+PRELOAD: Final = ("torch", "torch._functorch.aot_autograd", "web3")
+"""Modules that take long to import and are the same for all processes."""
 BY_CHALLENGE: Final = {Catch.ABANDONED: Catch.HARMLESS, Catch.PARTED: Catch.RECOMPUTED}
 """The ending that a trainer may have instead where somebody challenges without ground.
 
@@ -74,7 +108,7 @@ class Gathering:
     """Whether an adversary replaced the workshop's computation."""
 
     def join(self, adversary: Adversary, line: GameLine) -> None:
-        """Lets one adversary take its place. Raises `ConfigurationError` if another adversary has it already."""
+        """Adds one adversary to the cast. Raises `ConfigurationError` if another one has its role already."""
         cast, before, deviations = self.cast, _exclusive(self.cast), self.cast.deviations()
         adversary.join(cast, line.random(slug(adversary.name)))
         for name, value in _exclusive(cast).items():
@@ -95,30 +129,29 @@ class Gathering:
             raise ConfigurationError(f"expected auditors of different names, got {', '.join(seats)}")
 
     def close(self) -> None:
-        """Completes the cast: names parties that stand for several adversaries, and says where each may end.
+        """Completes the cast: names parties that stand for several adversaries, with the endings of each.
 
         A single adversary must end where it declares. Of several, the first that is caught ends the job for the others
         too. A trainer then ends where one of them must, or unpaid if there is no job. Any other party may end anywhere:
         its own catch may never come, or it may have hit a trainer that deserves it. A job of policy `logged` may part,
         whatever its trainer did, and challenges without ground lead to other endings (`BY_CHALLENGE`). Rough weather
         does to one alone what others would: what it does may come too late, or not at all. In all cases no honest party
-        loses and no false head is paid. Nothing is expected of open weaknesses.
+        loses and no false head is paid.
         """
-        kinds = {kind.name: kind for kind in ADVERSARIES.values()}
-        posting = [name for name in self.names if not kinds[name].seated]
+        posting = [name for name in self.names if not CATALOGUE[name].seated]
         if self.cast.terms.seats and posting:
             raise ConfigurationError(f"{posting[0]}: expected a job without seats, got {self.cast.terms.seats}")
-        ends = {end for name in self.names for end in kinds[name].caught}
-        groundless = [kinds[seat.adversary] for seat in self.cast.auditors if seat.adversary is not None]
+        ends = {end for name in self.names for end in CATALOGUE[name].caught}
+        groundless = [CATALOGUE[seat.adversary] for seat in self.cast.auditors if seat.adversary is not None]
         challenged = any(kind.role is Role.CHALLENGER for kind in groundless)
         for party, names in self.behind.items():
             if len(names) > 1:
                 self._rename(party, joint(names))
-            if set(names) & set(self.names) and not any(kinds[name].open for name in self.names):
+            if set(names) & set(self.names):
                 beside = {Catch.UNPAID, Catch.PARTED} if self.cast.workshop.name == "logged" else {Catch.UNPAID}
                 beside |= {BY_CHALLENGE[end] for end in ends & set(BY_CHALLENGE) if challenged}
                 if self.cast.weather is not None:
-                    beside |= FOILED.union(*(kinds[name].rough for name in self.names))
+                    beside |= FOILED.union(*(CATALOGUE[name].rough for name in self.names))
                 undisturbed = len(self.names) == 1 and self.cast.weather is None
                 allowed = ends if undisturbed else ends | beside if party == TRAINER else set(Catch)
                 self.cast.expected[joint(names)] = frozenset(end.value for end in allowed)
@@ -167,7 +200,7 @@ def gather(line: GameLine) -> Gathering:
 
 
 def _rough(cast: Cast, rng: Random) -> Weather:
-    """The roughest weather that an honest party has time for. A dishonest builder takes that time for itself."""
+    """The most faults that an honest party's clocks allow; none if a dishonest builder uses up that time."""
     if BUILDER in cast.dishonest:
         return Weather(rng, seconds=0, depth=0)
     depth = deep(cast, rng)
@@ -210,7 +243,6 @@ def facts() -> dict[str, dict[str, Any]]:
             "role": kind.role.value,
             "gain": kind.gain,
             "caught": sorted(end.value for end in kind.caught),
-            "open": kind.open,
         }
         for name, kind in ADVERSARIES.items()
     }
@@ -218,20 +250,19 @@ def facts() -> dict[str, dict[str, Any]]:
 
 @cache
 def repertoire() -> Repertoire:
-    """Finds out who can play where and with whom by letting the adversaries join, so that nobody has to list it.
+    """The workshops and pairs in which adversaries can play, found by letting each of them join a cast.
 
     An adversary that brings its own computation plays alone, because the others know only the workshops' computations.
     """
     workshops = {name: tuple(w for w in WORKSHOPS if _gathered((name,), w)) for name in ADVERSARIES}
-    sociable = [name for name in CAUGHT if not _brings_its_own(name, workshops[name])]
+    sociable = [name for name in ADVERSARIES if not _brings_its_own(name, workshops[name])]
     pairs = [
         pair
         for pair in combinations(sociable, 2)
         if any(_agree(pair, w) for w in WORKSHOPS if all(w in workshops[name] for name in pair))
     ]
-    weaknesses = tuple(name for name in ADVERSARIES if name not in CAUGHT)
     seated = frozenset(name for name, kind in ADVERSARIES.items() if kind.seated)
-    return Repertoire(workshops=workshops, singles=CAUGHT, pairs=pairs, weaknesses=weaknesses, seated=seated)
+    return Repertoire(workshops=workshops, singles=tuple(ADVERSARIES), pairs=pairs, seated=seated)
 
 
 def _gathered(adversaries: tuple[str, ...], workshop: str, game: int = 0) -> Gathering | None:
@@ -251,3 +282,23 @@ def _agree(pair: tuple[str, ...], workshop: str) -> bool:
 def _brings_its_own(name: str, workshops: Sequence[str]) -> bool:
     found = [_gathered((name,), workshop) for workshop in workshops]
     return any(one is not None and one.has_own_computation for one in found)
+
+
+# ---------------------------------------------------------------- for the command line
+
+
+def deal(seed: int, mix: str, games: int, *, rough: bool = False) -> Series:
+    """The games that follow from a seed. Raises `ConfigurationError` if the mix is invalid."""
+    players = repertoire()
+    dealt = Mix.parse(mix, players, rough=rough)
+    head = GamesHeader(seed=seed, mix=str(dealt), environment=dict(describe()), adversaries=facts())
+    return Series(head=head, mix=dealt, repertoire=players, games=games, play=play_json, preload=PRELOAD)
+
+
+def retell(line: str) -> tuple[list[str], tuple[str, ...]]:
+    """Plays the game of a line. Returns its events, line by line, and the promises that it broke.
+
+    Raises `ConfigurationError` for an invalid line.
+    """
+    world, result = watch_line(line)
+    return list(tell(world, result)), result.violations

@@ -14,16 +14,21 @@ from contextlib import suppress
 from itertools import islice
 from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
-from typing import Final
-
-from tiebreak.lab.sim.games.records import Json, encode
+from typing import Any, Final
 
 LIMIT: Final = 900.0
 """Time limit of one game in seconds, hundreds of times what a game takes."""
 JOIN_SECONDS: Final = 5
 
+Json = dict[str, Any]
+"""A JSON object."""
 Play = Callable[[str], Json]
 """Plays the game of a line and returns its result. Must be a module-level function, so that it can be pickled."""
+
+
+def encode(found: Json) -> str:
+    """One line of JSON. Equal records encode to equal bytes."""
+    return json.dumps(found, separators=(",", ":"), allow_nan=False) + "\n"
 
 
 def attempt(play: Play, game: int, line: str) -> Json:
@@ -39,7 +44,7 @@ def attempt(play: Play, game: int, line: str) -> Json:
 
 
 def _work(pipe: Connection, play: Play) -> None:
-    """The loop of a worker process: plays what it is sent until the pipe closes."""
+    """The loop of a worker process: plays the games that it receives until the pipe closes."""
     while True:
         try:
             request = json.loads(pipe.recv_bytes())
@@ -121,23 +126,18 @@ def play_games(
             wait([worker.pipe for worker in workers], timeout=max(0.0, min(worker.left for worker in workers)))
             for worker in tuple(workers):
                 record = worker.finish()
-                if record is not None:
-                    _go_on(workers, worker, next(todo, None), play, limit)
-                    yield record
+                if record is None:
+                    continue
+                following = next(todo, None)
+                if following is None or not worker.alive:
+                    workers.remove(worker)
+                    worker.stop()
+                if following is not None and not worker.alive:
+                    worker = _Worker(play, limit)
+                    workers.append(worker)
+                if following is not None:
+                    worker.start(*following)
+                yield record
     finally:
         for worker in workers:
             worker.stop()
-
-
-def _go_on(
-    workers: list[_Worker], worker: _Worker, following: tuple[int, str] | None, play: Play, limit: float
-) -> None:
-    """Give an idle worker its next game, replace it if it is dead, or stop it if no games are left."""
-    if following is None or not worker.alive:
-        workers.remove(worker)
-        worker.stop()
-    if following is not None:
-        if not worker.alive:
-            worker = _Worker(play, limit)
-            workers.append(worker)
-        worker.start(*following)

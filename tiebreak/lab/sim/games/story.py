@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import Final
 
-from tiebreak.lab.sim.world.game import GameResult, PartyResult
+from tiebreak.lab.sim.world.game import GameResult
 from tiebreak.lab.sim.world.mail import SaidInGame
 from tiebreak.lab.sim.world.world import GENESIS, Included, World
 from tiebreak.protocol.chain.calls import Call
@@ -21,11 +21,14 @@ _WORDS: Final = {wanted.FUNCTION: wanted.WORDS for wanted in TRANSACTIONS if wan
 
 
 def tell(world: World, result: GameResult) -> Iterator[str]:
-    """The lines of text that tell a finished game."""
+    """A finished game as lines of text: each event with its time and gas, the endings, and a table of the parties."""
     yield result.line
-    yield from _cast(result)
+    yield from (f"{party.name}: {party.adversary or 'does as agreed'}" for party in result.parties)
     yield ""
-    happened = [(known.at - GENESIS, 0, _shown(known.by, known.head.head)) for known in world.mail.heads]
+    happened = [
+        (known.at - GENESIS, 0, f"{known.by} shows a signed head of {known.head.head.count}, {_root(known.head.head)}")
+        for known in world.mail.heads
+    ]
     names = {bytes(party.address): name for name, party in world.parties.items()}
     games: dict[bytes, str] = {}
     number = {bytes(game_id): f"game {n}" for n, game_id in enumerate(world.board.games, start=1)}
@@ -44,21 +47,14 @@ def tell(world: World, result: GameResult) -> Iterator[str]:
     yield from _end(result)
 
 
-def _cast(result: GameResult) -> Iterator[str]:
-    for party in result.parties:
-        adversary = party.adversary
-        yield f"{party.name}: {'does as agreed' if adversary is None else adversary}"
-
-
 def _clock(seconds: int) -> str:
     days, rest = divmod(seconds, 86400)
     hours, rest = divmod(rest, 3600)
     return f"{f'{days}d ' if days else ''}{hours}:{rest // 60:02}:{rest % 60:02}"
 
 
-def _shown(by: str, head: Head) -> str:
-    checkpoints = "checkpoint" if head.count == 1 else "checkpoints"
-    return f"{by} shows a signed head of {head.count} {checkpoints}, run root {head.run_root.hex()[:8]}"
+def _root(head: Head) -> str:
+    return f"run root {head.run_root.hex()[:8]}"
 
 
 def _said(said: SaidInGame, game: str) -> str:
@@ -86,7 +82,7 @@ def _act(call: Call, record: GameRecord | None, games: dict[bytes, str]) -> str:
     where = f"{games[call.game_id]}: " if call.game_id in games else ""
     if call.kind == "postHead":
         head = call.values["head"]
-        return f"posts the head of {head.count}, run root {head.run_root.hex()[:8]}"
+        return f"posts the head of {head.count}, {_root(head)}"
     if call.kind == "challenge":
         return f"challenges the head of {call.values['head'].count} and pays its stake: game {len(games)}"
     if call.kind in ("enter", "enterAndProve"):
@@ -99,27 +95,26 @@ def _act(call: Call, record: GameRecord | None, games: dict[bytes, str]) -> str:
     return f"{where}{_WORDS.get(call.kind, call.kind)}"
 
 
+_MOVES: Final[dict[type, str]] = {
+    moves.Descend: "shows {nodes} nodes",
+    moves.Select: "disputes the one with index {index}",
+    moves.SelectElement: "disputes element {index} of the chunk",
+    moves.OpenSteps: "opens the segment: {nodes} nodes over its steps",
+    moves.OpenValues: "opens the step: {nodes} nodes over its values",
+    moves.OpenTensor: "opens the value: {nodes} nodes over its chunks",
+    moves.OpenChunk: "opens the chunk",
+    moves.OpenTerms: "opens the sum: {nodes} nodes over its partial sums",
+    moves.Prove: "proves: {tensors} tensors, {chunks} chunks opened",
+    moves.Concede: "concedes",
+}
+"""The words for each kind of move, with its fields: a number, or the number of items."""
+
+
 def _move(move: Move) -> str:
-    match move:
-        case moves.Descend():
-            return f"shows {len(move.nodes)} nodes"
-        case moves.Select():
-            return f"disputes the one with index {move.index}{' and seals its answer' if any(move.seal) else ''}"
-        case moves.SelectElement():
-            return f"disputes element {move.index} of the chunk{' and seals its answer' if any(move.seal) else ''}"
-        case moves.OpenSteps():
-            return f"opens the segment: {len(move.nodes)} nodes over its steps"
-        case moves.OpenValues():
-            return f"opens the step: {len(move.nodes)} nodes over its values"
-        case moves.OpenTensor():
-            return f"opens the value: {len(move.nodes)} nodes over its chunks"
-        case moves.OpenChunk():
-            return "opens the chunk"
-        case moves.OpenTerms():
-            return f"opens the sum: {len(move.nodes)} nodes over its partial sums"
-        case moves.Prove():
-            return f"proves: {len(move.tensors)} tensors, {len(move.chunks)} chunks opened"
-    return "concedes"
+    fields = {name: getattr(move, name) for name in move.kinds()}
+    shown = {name: len(value) if isinstance(value, bytes | tuple) else value for name, value in fields.items()}
+    sealed = " and seals its answer" if any(fields.get("seal", b"")) else ""
+    return _MOVES[type(move)].format(**shown) + sealed
 
 
 def _position(record: GameRecord) -> str:
@@ -172,17 +167,11 @@ def _end(result: GameResult) -> Iterator[str]:
     yield ""
     yield f"{'party':<40}{'ether':>26}{'gas':>13}{'steps':>7}{'messages':>10}{'bytes':>9}{'refused':>9}"
     for party in result.parties:
-        yield _account(party)
+        name = party.name if party.adversary is None else f"{party.name} ({party.adversary})"
+        amount = f"{'+' if party.wei > 0 else ''}{ether(party.wei)}".removesuffix(" ether")
+        counts = f"{party.gas:>13,}{party.steps:>7}{party.messages:>10}{party.bytes:>9,}{party.refused:>9}"
+        yield f"{name[:39]:<40}{amount:>26}{counts}"
     yield ""
     yield from (f"BROKEN PROMISE {violation}" for violation in result.violations)
     if not result.violations:
         yield "no promise was broken"
-
-
-def _account(party: PartyResult) -> str:
-    name = party.name if party.adversary is None else f"{party.name} ({party.adversary})"
-    amount = f"{'+' if party.wei > 0 else ''}{ether(party.wei)}".removesuffix(" ether")
-    return (
-        f"{name[:39]:<40}{amount:>26}{party.gas:>13,}{party.steps:>7}{party.messages:>10}{party.bytes:>9,}"
-        f"{party.refused:>9}"
-    )

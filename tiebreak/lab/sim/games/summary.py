@@ -18,7 +18,6 @@ It depends on nothing but the JSON Lines: `summarize(*read(path))`.
  "levels"        {"1" ... "5": S}: all games, by the levels of a tree that one move reveals
  "notable"       {"most moves", ...: line}: the game with the greatest value of each quantity
  "adversaries"   {slug: {"name", "role", "gain", "where": [where it must be caught]
-                         "open": whether the rules do not stop it
                          "games", "alone"     games in which it took part, and those in which it was alone
                          "caught": {catch: games}, of all its games
                          "first": line of the first game in which it was alone, or null
@@ -35,14 +34,40 @@ each adversary, docs/simulation.md.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import fmean, median_high, median_low
 from typing import Any, Final
 
 from tiebreak.lab.sim.games.line import GameLine, slug
-from tiebreak.lab.sim.games.records import GamesHeader, Json
+from tiebreak.lab.sim.games.runner import Json
+from tiebreak.protocol.errors import EncodingError
 
 VERSION: Final = 3
+FORMAT: Final = "tiebreak games"
+FORMAT_VERSION: Final = 1
+"""The format of a file of games."""
 ERROR: Final = "error: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GamesHeader:
+    """The properties that all games of a file have in common."""
+
+    seed: int
+    mix: str
+    environment: Mapping[str, str]
+    adversaries: Mapping[str, Mapping[str, Any]]
+
+    def to_json(self) -> Json:
+        return {"format": FORMAT, "version": FORMAT_VERSION, **asdict(self)}
+
+    @classmethod
+    def of(cls, found: Json) -> "GamesHeader":
+        """Parse the first line. Raises `EncodingError` for a file of another format or version."""
+        if (found.get("format"), found.get("version")) != (FORMAT, FORMAT_VERSION):
+            got = f"{found.get('format')!r}, version {found.get('version')!r}"
+            raise EncodingError(f"expected a file of {FORMAT!r}, version {FORMAT_VERSION}, got {got}")
+        return cls(**{name: found[name] for name in cls.__slots__})
 
 
 def summarize(head: GamesHeader, records: Sequence[Json]) -> Json:
@@ -115,7 +140,6 @@ def _of_adversary(name: str, facts: Mapping[str, Any], results: Sequence[Json]) 
         "where": list(facts["caught"]),
         "games": len(own),
         "alone": len(alone),
-        "open": facts["open"],
         "caught": dict(sorted(catches.items(), key=lambda item: (-item[1], item[0]))),
         "first": alone[0]["line"] if alone else None,
         "summary": _story(alone),
@@ -190,7 +214,7 @@ ROLES: Final = ("trainer", "challenger", "auditor", "client", "builder")
 
 
 def to_markdown(summary: Json, rough: Json | None = None, *, details: str | None = None) -> str:
-    """The page of a summary.
+    """A summary as a Markdown page.
 
     rough: the summary of other games, in rough weather, for a section of its own. details: a link to the page with all
     tables, for a short page without a row for each adversary.
@@ -260,15 +284,13 @@ def _endings(s: Json) -> Iterator[str]:
     yield (
         "A count is the number of games in which the adversary took part, alone or with others, and ended in that "
         "way. Alone it must end in one of its own ways. Together with others it may end as they do, because the first "
-        "to be caught ends the job for all. Any other ending is a broken promise and stands in the section above. "
-        "*Open* marks a known weakness: the rules do not stop it, and nothing is promised about it."
+        "to be caught ends the job for all. Any other ending is a broken promise and stands in the section above."
     )
     yield table(("ending", "meaning"), ENDINGS.items())
     rows = []
     for found in _adversaries(s):
         ends = ", ".join(f"{name} {count:,}" for name, count in found["caught"].items())
-        name = f"{found['name']} (*open*)" if found["open"] else found["name"]
-        rows.append((name, found["role"], found["gain"], found["games"], ends))
+        rows.append((found["name"], found["role"], found["gain"], found["games"], ends))
     yield table(("adversary", "role", "hopes for", "games", "ended"), rows)
 
 

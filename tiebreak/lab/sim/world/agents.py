@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Final
 
 import simpy
 
-from tiebreak.lab.sim.world.mail import Account
+from tiebreak.lab.sim.world.mail import Account, PublishedHead
 from tiebreak.lab.sim.world.simulated import TRANSACTION_WEI
 from tiebreak.lab.sim.world.work import Work
-from tiebreak.lab.sim.world.world import Participant, Pending, World, WorldBlock
+from tiebreak.lab.sim.world.world import Participant, Pending, World
 from tiebreak.protocol.chain import Call, ChainError, Receipt, Reverted
 from tiebreak.protocol.chain.calls import call_of
 from tiebreak.protocol.commitments.job import Job, SignedHead
@@ -32,7 +32,6 @@ from tiebreak.protocol.parties import auditor, client, trainer
 from tiebreak.protocol.parties import events as e
 from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
 from tiebreak.protocol.parties.driver import PartyDriver, Turn
-from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.terms import Means
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Digest
@@ -42,7 +41,7 @@ SEATS: Final = ("seats", "seat_fee", "seat_bond", "challenger_stake")
 """The terms that offers of one game may differ in, and be taken all the same."""
 
 
-class Agent(PartyDriver, PartyMachine):
+class Agent(Participant):
     """A party with a key: its machine, its driver, and its scripts if it has any."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
@@ -85,12 +84,6 @@ class Agent(PartyDriver, PartyMachine):
         """A script about one job that concerns the party. It starts when the job appears."""
         yield from ()
 
-    def on_pending(self, pending: Pending) -> None:
-        """Called when another party's transaction enters the mempool."""
-
-    def on_block(self, block: WorldBlock) -> None:
-        """Called after a block was made."""
-
     def concerns(self, job: PublicJob) -> bool:
         """Whether the party takes part in the job or watches it."""
         return self.address in (job.job.client, job.job.trainer)
@@ -106,7 +99,7 @@ class Agent(PartyDriver, PartyMachine):
         return workshop.program if job == agreed else None
 
     def party_in(self, game: PublicGame) -> Party:
-        """A player that finds the party's moves on one line of a game: the chain's or the talk's."""
+        """A new player of the party's side of a game, on the chain or in its talk."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ events
@@ -122,7 +115,7 @@ class Agent(PartyDriver, PartyMachine):
         yield from ()
 
     def tell(self, event: e.Event) -> None:
-        """Tell the machine, unless the party is down: what it is told then is lost."""
+        """Pass an event to the machine; it is lost while the party is down."""
         if not self._is_down:
             super().tell(event)
 
@@ -132,14 +125,18 @@ class Agent(PartyDriver, PartyMachine):
         return super().observe(event)
 
     def carry_out(self, actions: Sequence[e.Action]) -> None:
-        """Carry out actions. In rough weather the party may die after any number of them."""
+        """Carry out actions. If faults are injected, the party may crash after any number of them."""
         death = None
         if self.world.weather is not None and self.is_plain:
             lost = self.world.now - min(self._since.values(), default=self.world.now)
             death = self.world.weather.death(self.name, len(actions), lost)
         super().carry_out(actions if death is None else actions[: death[0]])
-        if death is not None:
-            self._die(death[1])
+        if death is not None:  # it forgets everything but the journal, its transactions, and what lies on the disk
+            self.lives += 1
+            self._is_down = True
+            for forgotten in (self._events, self._since, self._parties):
+                forgotten.clear()
+            self.spawn(self._later(death[1], self._wake_up))
 
     # ------------------------------------------------------------------ death, and what comes after
 
@@ -148,16 +145,7 @@ class Agent(PartyDriver, PartyMachine):
         """Whether its decisions are those of `tiebreak.protocol.parties`, so that all it knows is in its journal."""
         return type(self) in (ClientAgent, TrainerAgent, AuditorAgent)
 
-    def _die(self, down: int) -> None:
-        """Forget everything but the journal, the transactions that were sent, and what lies on the disk."""
-        self.lives += 1
-        self._is_down = True
-        for forgotten in (self._events, self._since, self._parties):
-            forgotten.clear()
-        self.spawn(self._wake_up(down))
-
-    def _wake_up(self, down: int) -> Process:
-        yield self.world.env.timeout(down)
+    def _wake_up(self) -> None:
         self._be_made(self.key, self.means)
         self._is_down, self._heads_seen = False, 0
         self.begin_again()
@@ -171,7 +159,7 @@ class Agent(PartyDriver, PartyMachine):
         return [entry for entry in self.kept if isinstance(entry, e.AppendRecord)]
 
     def begin_again(self) -> None:
-        """The first thing that its driver tells it in a new life."""
+        """Start the machine again after a crash."""
         self.tell(e.Started(at=self.world.now))
 
     def _mortal(self, work: e.Work) -> Process:
@@ -210,7 +198,7 @@ class Agent(PartyDriver, PartyMachine):
             self._known.add(number)
         fresh, self._heads_seen = world.mail.heads[self._heads_seen :], len(world.mail.heads)
         for shown in fresh:
-            self._read(partial(self._see, shown.head, shown.leaves))
+            self._read(partial(self._see, shown))
         self.tell(e.BoardChanged(at=now, block=world.blocks[-1].timestamp if world.blocks else now))
 
     def enter(self, game: PublicGame) -> None:
@@ -223,6 +211,12 @@ class Agent(PartyDriver, PartyMachine):
 
     def wake_at(self, at: int) -> None:
         self.spawn(self._tick(at - self.world.now))
+
+    def _tick(self, delay: int) -> Process:
+        """Wake up after `delay` seconds, behind the parties to which something happens at that same instant."""
+        yield self.world.env.timeout(delay)
+        yield self.world.env.timeout(0)
+        self.look()
 
     def raise_alarm(self, alarm: e.Alarm) -> None:
         self.kept.append(alarm)
@@ -259,13 +253,14 @@ class Agent(PartyDriver, PartyMachine):
             return
         self._waiting.add(wanted.place)
         call, weather = call_of(wanted.transaction, self.world.board), self.world.weather
-        if weather is not None and self.is_plain and (late := weather.transaction(self.name, self.pace.block_seconds)):
-            self.spawn(self._later(late, partial(self._submit, wanted, call)))
-        else:
-            self._submit(wanted, call)
 
-    def _submit(self, action: e.Transact, call: Call) -> None:
-        _on(self.world.submit(self, call, untried=action.untried), partial(self._resolve, action.place))
+        def submit() -> None:
+            _on(self.world.submit(self, call, untried=wanted.untried), partial(self._resolve, wanted.place))
+
+        if weather is not None and self.is_plain and (late := weather.transaction(self.name, self.pace.block_seconds)):
+            self.spawn(self._later(late, submit))
+        else:
+            submit()
 
     def start_work(self, work: e.Work, turn: Turn | None) -> bool:
         if turn is None:
@@ -284,12 +279,6 @@ class Agent(PartyDriver, PartyMachine):
             resume(party, game.first_state, game.moves if said is None else said)
         return self._parties[key]
 
-    def _tick(self, delay: int) -> Process:
-        """Wake up after `delay` seconds, behind the parties to which something happens at that same instant."""
-        yield self.world.env.timeout(delay)
-        yield self.world.env.timeout(0)
-        self.look()
-
     def _resolve(self, place: e.Place, done: simpy.Event) -> None:
         now, error = self.world.now, done.value
         self._listen()
@@ -301,33 +290,29 @@ class Agent(PartyDriver, PartyMachine):
         self.tell(event)
 
     def _deliver(self, game: PublicGame, wire: bytes) -> None:
-        trainer = game.job.job.trainer
         is_new = wire not in self.world.mail.transcript(game).wires
-        is_accepted = self.world.mail.deliver(game, wire, self.account)
-        if game.job.job.talk_time:
-            if is_new:
-                self.world.mail.note(game, self.name, self.world.now, Message.decode(open_wire(wire)[0]).move)
+        is_accepted, talks = self.world.mail.deliver(game, wire, self.account), bool(game.job.job.talk_time)
+        if talks and is_new:
+            self.world.mail.note(game, self.name, self.world.now, Message.decode(open_wire(wire)[0]).move)
+        if talks or is_accepted:
             self._send(game, wire=wire)
-        elif is_accepted:
-            other = self.world.party_at(game.challenger if self.address == trainer else trainer)
-            self._post(other, partial(e.MoveShown, game_id=game.id, wire=wire), "game")
 
     def _send(self, game: PublicGame, *, wire: bytes = b"", receipt: bytes = b"") -> None:
-        """Post a message or a receipt of a talk."""
+        """Post a message or a receipt of a talk; or, where the sides do not talk, a move that stands in a block."""
         mail, trainer = self.world.mail, game.job.job.trainer
         other = self.world.party_at(game.challenger if self.address == trainer else trainer)
+        event: Callable[..., e.Event] = partial(e.MoveShown, game_id=game.id, wire=wire)
         if receipt:
             self.account.sent(len(receipt))
             mail.note(game, self.name, self.world.now, SignedStanding.decode(receipt))
-        event: Callable[..., e.Event] = partial(e.MoveShown, game_id=game.id, wire=wire)
-        if not wire:
             event = partial(e.ReceiptShown, game_id=game.id, receipt=receipt)
-        self._post(other, event, "game", mail.fate(game) if self.world.weather is None else None)
+        is_late = self.world.weather is None and bool(game.job.job.talk_time)
+        self._post(other, event, "game", mail.fate(game) if is_late else None)
 
     def _post(
         self, other: Participant, event: Callable[..., e.Event], kind: str = "job", delays: list[int] | None = None
     ) -> None:
-        """Post what arrives at once, unless the hub or the weather is bad. `event` is made when it arrives."""
+        """Send another party an event, made on arrival: at once, or late, lost or twice by hub or faults."""
         late = delays if self.world.weather is None else self.world.weather.posts()
 
         def taken() -> None:
@@ -358,11 +343,11 @@ class Agent(PartyDriver, PartyMachine):
             else:
                 arrive()
 
-    def _see(self, head: SignedHead, leaves: tuple[Digest, ...]) -> None:
-        self.tell(e.HeadShown(at=self.world.now, head=head, leaves=leaves))
+    def _see(self, shown: PublishedHead) -> None:
+        self.tell(e.HeadShown(at=self.world.now, head=shown.head, leaves=shown.leaves))
 
     def work_on(self, work: e.Work) -> Process:
-        """Do a piece of work, in the time that it takes, and tell the machine when it is done."""
+        """Do a piece of work in simulated time, and report its result to the machine."""
         raise NotImplementedError
 
     def publish_head(self, head: SignedHead) -> None:
@@ -370,7 +355,7 @@ class Agent(PartyDriver, PartyMachine):
         self._hand_in("job", lambda: mail.publish_head(head, leaves, self.name, self.account, self.world.now))
 
     def leaves_of(self, head: SignedHead) -> tuple[Digest, ...]:  # noqa: ARG002
-        """The leaves of the run tree that this party shows with a head."""
+        """The leaves of the run tree that this party publishes with a head."""
         return ()
 
     def offer(self, job: Job) -> None:
@@ -386,7 +371,7 @@ class Agent(PartyDriver, PartyMachine):
             yield self.world.env.timeout(seconds)
 
     def until(self, holds: Callable[[], bool], deadline: int | None = None) -> Process:
-        """Wait until `holds()` is true or `deadline` has come, looking at every news. Returns whether it holds."""
+        """Wait until `holds()`, checked after every block and post, or until `deadline`. Returns whether it holds."""
         while not holds():
             rest = None if deadline is None else deadline - self.world.now
             if rest is not None and rest <= 0:
@@ -424,10 +409,6 @@ class BlockBuilder(Agent):
 
     ROLE: ClassVar = "builder"
 
-    def order(self, pending: list[Pending], now: int) -> list[Pending]:  # noqa: ARG002  # for who looks at it
-        """The transactions of the next block, in order. An adversary overrides this."""
-        return pending
-
     def own(self, call: Call) -> Pending:
         """A transaction that the builder puts into its own block without showing it in the mempool first."""
         return self.world.new_pending(self, call, untried=True)
@@ -445,7 +426,7 @@ class ClientAgent(Agent, client.ClientParty):
         yield from ()
 
     def begin_again(self) -> None:
-        """Begins a new life, and tells the machine what its owner wants, which lies on the disk."""
+        """Starts again after a crash, and repeats the owner's job draft, which is on the disk."""
         super().begin_again()
         if self.wish is not None:
             self.tell(replace(self.wish, at=self.world.now))
@@ -472,7 +453,7 @@ class ClientAgent(Agent, client.ClientParty):
 
 
 class TrainerAgent(Agent, trainer.TrainerParty):
-    """Trains the job, or computes what the world's deviation says instead."""
+    """Trains the job, or computes the world's deviation instead."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
         super().__init__(world, name, key)
@@ -514,7 +495,7 @@ class TrainerAgent(Agent, trainer.TrainerParty):
         self._hand_in("run", partial(self.world.mail.publish_run, action.job_id, shown))
 
     def leaves_of(self, head: SignedHead) -> tuple[Digest, ...]:
-        """The records of its run, as its run directory shows them to everyone."""
+        """The records of its run up to this head."""
         job, run = self.held()
         if head.head.count > job.checkpoints:
             return ()
@@ -585,7 +566,7 @@ class AuditorAgent(Agent, auditor.AuditorParty):
         self.finish(work, root=root, problem=problem)
 
     def look_at(self, job: PublicJob, head: SignedHead) -> Process:
-        """Replays up to a head and returns the run root found there. Raises `CannotCheck`."""
+        """Replays up to a head and returns the run root there. Raises `CannotCheck`."""
         last = job.job.last_step(head.head.count - 1)
         yield from self.sleep(max(0, last - self.account.steps) * self.world.step_seconds)
         self.account.steps = max(self.account.steps, last)
@@ -604,7 +585,7 @@ class AuditorAgent(Agent, auditor.AuditorParty):
 
 
 class Scripted(AuditorAgent):
-    """Does only what its script says: it replays nothing, and plays no game unless the script tells it to."""
+    """An auditor that only runs its script: it replays nothing, reports nothing, and plays no game by itself."""
 
     def replays(self, head: SignedHead) -> bool:  # noqa: ARG002
         return False

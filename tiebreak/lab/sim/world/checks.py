@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from tiebreak.lab.sim.world.agents import Agent, TrainerAgent
+from tiebreak.lab.sim.world.work import Lie
 from tiebreak.lab.sim.world.world import World
-from tiebreak.protocol.commitments.job import SignedHead
+from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.state import Reason
 from tiebreak.protocol.parties.board import BURNED, JobStatus, PublicGame, PublicJob
@@ -107,7 +108,7 @@ def nobody_loses(finished: Finished) -> list[str]:
 
 
 def withheld(finished: Finished) -> list[str]:
-    """Promise 1 where a job ended without all receipts: somebody dishonest withheld them, and gained one segment."""
+    """Promise 1 for a job that ended without all receipts: a dishonest party withheld them, and gained a segment."""
     found = []
     for job in (job for job in finished.jobs if job.status is JobStatus.PARTED):
         if not finished.is_honest(job.job.trainer):
@@ -163,18 +164,19 @@ def false_heads_fall(finished: Finished) -> list[str]:
     """Promise 2."""
     if not finished.watched:
         return []
-    false = [job for job in finished.jobs if job.job.id in finished.false_jobs]
-    paid = [job for job in false if job.status is JobStatus.SETTLED or _is_paid_for_a_lie(finished, job)]
-    return [f"2: a false head was watched, and job {job.job.id.hex()[:8]} was paid for it" for job in paid]
+    lies, found = _lies(finished), []
+    for job in (job for job in finished.jobs if job.job.id in finished.false_jobs):
+        lie = lies.get(job.job.trainer)
+        is_paid = lie is not None and job.job.checkpoint_of(lie.step) < job.receipts
+        if job.status is JobStatus.SETTLED or (job.status is JobStatus.PARTED and is_paid):
+            found.append(f"2: a false head was watched, and job {job.job.id.hex()[:8]} was paid for it")
+    return found
 
 
-def _is_paid_for_a_lie(finished: Finished, job: PublicJob) -> bool:
-    """Whether a trainer that parted is paid for a checkpoint from its first lie on."""
-    trainer = next(
-        (a for a in finished.agents.values() if isinstance(a, TrainerAgent) and a.address == job.job.trainer), None
-    )
-    lie = trainer.work.lie if trainer is not None and trainer.work is not None else None
-    return job.status is JobStatus.PARTED and lie is not None and job.job.checkpoint_of(lie.step) < job.receipts
+def _lies(finished: Finished) -> dict[Address, Lie]:
+    """The first lie of each trainer that lied."""
+    trainers = [agent for agent in finished.agents.values() if isinstance(agent, TrainerAgent)]
+    return {t.address: t.work.lie for t in trainers if t.work is not None and t.work.lie is not None}
 
 
 def adversaries_end(finished: Finished) -> list[str]:
@@ -207,7 +209,10 @@ def money_adds_up(finished: Finished) -> list[str]:
         for game in finished.games
         if not game.is_over and finished.is_honest(game.challenger)  # an adversary may abandon its own money
     ]
-    found += [f"4: job {job.job.id.hex()[:8]} did not end" for job in finished.jobs if _is_stuck(finished, job)]
+    for job in (job for job in finished.jobs if not job.is_over):
+        parties = [job.job.client] if job.status is JobStatus.OFFERED else [job.job.client, job.job.trainer]
+        if any(map(finished.is_honest, parties)):
+            found.append(f"4: job {job.job.id.hex()[:8]} did not end")
     return [*found, "4: the game went on until it was stopped"] if finished.cut_short else found
 
 
@@ -224,14 +229,6 @@ def _held(job: PublicJob) -> int:
     return seats + (job.job.trainer_stake // 2 - job.share if job.status is JobStatus.SLASHED else 0)
 
 
-def _is_stuck(finished: Finished, job: PublicJob) -> bool:
-    """Whether money of an honest party is in a job that has not ended."""
-    if job.is_over:
-        return False
-    parties = [job.job.client] if job.status is JobStatus.OFFERED else [job.job.client, job.job.trainer]
-    return any(map(finished.is_honest, parties))
-
-
 def referees_agree(finished: Finished) -> list[str]:
     """Promise 5."""
     alarms = [kept.text for agent in finished.agents.values() for kept in agent.kept if isinstance(kept, Alarm)]
@@ -241,20 +238,14 @@ def referees_agree(finished: Finished) -> list[str]:
 
 def first_lies(finished: Finished) -> list[str]:
     """Promise 6."""
-    trainer = next((agent for agent in finished.agents.values() if isinstance(agent, TrainerAgent)), None)
-    lie = trainer.work.lie if trainer is not None and trainer.work is not None else None
-    if lie is None:
-        return []
-    found = []
+    lies, found = _lies(finished), []
     for game in finished.games:
-        state, verdict = game.state, game.state.verdict
-        if verdict is None or verdict.winner is Side.DEFENDER or verdict.reason is not Reason.RECOMPUTED:
+        state, verdict, lie = game.state, game.state.verdict, lies.get(game.job.job.trainer)
+        if lie is None or verdict is None or verdict.winner is Side.DEFENDER or verdict.reason is not Reason.RECOMPUTED:
             continue
-        if not finished.is_honest(game.challenger):
-            continue
+        expected = (lie.step, lie.leaf, lie.element)
         place = (state.step, state.leaf, state.element if state.claimed else lie.element)
-        if place != (lie.step, lie.leaf, lie.element):
-            expected = (lie.step, lie.leaf, lie.element)
+        if finished.is_honest(game.challenger) and place != expected:
             found.append(f"6: expected a conviction at step, leaf, element {expected}, got {place}")
     return found
 
@@ -279,17 +270,14 @@ def nothing_twice(finished: Finished) -> list[str]:
         if not agent.is_plain:
             continue
         places: list[Place] = [entry.place for entry in agent.kept if isinstance(entry, AppendRecord)]
+        mail = finished.world.mail
+        own = [job.job for job in finished.jobs if job.job.trainer == agent.address]
         if agent.name not in finished.deviations:  # of others, an accomplice may have the key
-            heads = {known.head for known in finished.world.mail.heads if _signed_by(finished, known.head, agent)}
+            heads = {known.head for job in own for known in mail.heads_of(job.id) if mail.is_valid(known.head, job)}
             places += [("head shown", head.head.job_id, head.head.count) for head in heads]
         twice = [place for place, times in Counter(places).items() if times > 1]
         found += [f"8: {agent.name} has two things at {place[0]!r}" for place in twice]
     return found
-
-
-def _signed_by(finished: Finished, head: SignedHead, agent: Agent) -> bool:
-    job = finished.world.board.jobs.get(head.head.job_id)
-    return job is not None and job.job.trainer == agent.address and finished.world.mail.is_valid(head, job.job)
 
 
 # ---------------------------------------------------------------- where an adversary ended
@@ -305,23 +293,24 @@ def ending(world: World, agent: Agent, wei: Mapping[str, int], false_jobs: Colle
     how = _as_trainer(world, agent, false_jobs) if isinstance(agent, TrainerAgent) else None
     if how is not None:
         return how
-    lost = [
-        game
-        for game in world.board.games.values()
-        if game.challenger == agent.address and _lost_by(game, Side.CHALLENGER)
-    ]
-    if lost:
+    games = [game for game in world.board.games.values() if game.challenger == agent.address]
+    if lost := [game for game in games if _lost_by(game, Side.CHALLENGER)]:
         return _reason(lost[0])
-    if any(_forfeited(job, agent) for job in world.board.jobs.values()):
-        return "forfeited"
+    jobs = list(world.board.jobs.values())
+    if any(
+        job.is_over and job.seating.seals[n][0] == agent.address and n not in job.seating.claimed
+        for job in jobs
+        for n in job.seating.seals
+    ):
+        return "forfeited"  # a seat was not claimed before it was too late
     if agent.account.refused:
         return "refused"
-    if any(job.status is JobStatus.PARTED and job.job.client == agent.address for job in world.board.jobs.values()):
+    if any(job.status is JobStatus.PARTED and job.job.client == agent.address for job in jobs):
         return "parted"
-    others = [name for name, other in world.parties.items() if isinstance(other, Agent) and other.ROLE == agent.ROLE]
-    paid_beside = any(wei[name] > 0 for name in others if name != agent.name)
+    others = [name for name, other in world.parties.items() if other.ROLE == agent.ROLE and name != agent.name]
+    paid_beside = any(wei[name] > 0 for name in others)
     # A mirror looks like those who compute: it gets its gas back as they do, and no prize.
-    relief = sum(_relief(game) for game in world.board.games.values() if game.challenger == agent.address)
+    relief = sum(map(_relief, games))
     if wei[agent.name] <= relief and (paid_beside or isinstance(agent, TrainerAgent)):
         return "unpaid"
     return "harmless"
@@ -341,12 +330,6 @@ def _as_trainer(world: World, agent: Agent, false_jobs: Collection[Digest]) -> s
         if job.status is JobStatus.SETTLED and job.job.id in false_jobs:
             return UNDETECTED
     return None
-
-
-def _forfeited(job: PublicJob, agent: Agent) -> bool:
-    """Whether a seat of the agent was not claimed before it was too late."""
-    own = [seat for seat, (auditor, _) in job.seating.seals.items() if auditor == agent.address]
-    return job.is_over and any(seat not in job.seating.claimed for seat in own)
 
 
 def _lost_by(game: PublicGame, side: Side) -> bool:

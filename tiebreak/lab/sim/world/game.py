@@ -1,50 +1,98 @@
-"""One simulated game over the real contract: from a job's offer until everyone has withdrawn its money.
+"""One simulated game over the real contract: its cast, and what happens until everyone has withdrawn its money.
 
 Its result holds numbers, names and endings for JSON, none of which depends on the machine.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from math import inf
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tiebreak.lab.sim.world import checks
-from tiebreak.lab.sim.world.agents import Agent, AuditorAgent, TrainerAgent
-from tiebreak.lab.sim.world.cast import FUNDS, Cast
+from tiebreak.lab.sim.world.agents import Agent, AuditorAgent, BlockBuilder, ClientAgent, TrainerAgent
 from tiebreak.lab.sim.world.checks import Finished, ending
+from tiebreak.lab.sim.world.mail import Account
 from tiebreak.lab.sim.world.simulated import SimulatedChain
 from tiebreak.lab.sim.world.work import Work
-from tiebreak.lab.sim.world.world import GENESIS, World
-from tiebreak.protocol.commitments.job import Job
+from tiebreak.lab.sim.world.world import GENESIS, GameSetting, World
 from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
 from tiebreak.protocol.commitments.seats import POOL_SECONDS
+from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import CannotCheck
 from tiebreak.protocol.game.moves import Side
 from tiebreak.protocol.game.sides import describe
-from tiebreak.protocol.parties.board import JobStatus, PublicGame, PublicJob
+from tiebreak.protocol.parties.board import JobStatus, PublicGame
 from tiebreak.protocol.parties.terms import objections_to_auditing
 from tiebreak.protocol.tags import Digest
 
+A = TypeVar("A", bound=Agent)
+Factory = Callable[[World, str, PrivateKey], A]
+"""Makes an agent of a world, with its name and key."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartyResult:
+ETHER = 10**18
+FUNDS = 1000 * ETHER
+"""The wei that each party starts with."""
+TERMS = Terms(
+    reward=10 * ETHER,
+    trainer_stake=40 * ETHER + 1,
+    challenger_stake=4 * ETHER,
+    challenge_window=3600,
+    clock=1800,
+    replay_time=600,
+    audit_time=150,
+    deadline=1_000_000,
+    descent_levels=4,
+)
+"""Short times, and stakes far above what a lie is worth.
+
+The trainer's stake is odd, so that half of it is not a whole number of wei.
+"""
+
+
+@dataclass(kw_only=True)
+class CastMember:
+    """A party besides client, trainer and builder: an auditor, or an adversary that acts as one."""
+
+    name: str
+    """Unique within a game."""
+    make: Factory[Agent] = AuditorAgent
+    adversary: str | None = None
+    """The name of the deviation; None for an honest party."""
+    funds: int = FUNDS
+
+
+@dataclass(kw_only=True)
+class Cast(GameSetting):
+    """The setting and the parties of a game. By default all are honest; adversaries replace parties or settings."""
+
+    terms: Terms = TERMS
+    trainer: Factory[TrainerAgent] = TrainerAgent
+    client: Factory[ClientAgent] = ClientAgent
+    auditors: list[CastMember] = field(default_factory=lambda: [CastMember(name="auditor")])
+    builder: Factory[BlockBuilder] = BlockBuilder
+    dishonest: dict[str, str] = field(default_factory=dict)
+    """Maps each dishonest party to its adversary. No other party may lose anything."""
+    expected: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Maps each adversary to the endings that it may have. Adversaries that are missing here may end in any way."""
+
+    def deviations(self) -> dict[str, str]:
+        """Maps each dishonest party to its adversary, including those in `auditors`."""
+        return self.dishonest | {seat.name: seat.adversary for seat in self.auditors if seat.adversary is not None}
+
+
+# ---------------------------------------------------------------- results
+
+
+@dataclass(slots=True, kw_only=True)
+class PartyResult(Account):
     name: str
     role: str
     adversary: str | None
     """The deviation's name; None for an honest party."""
-    gas: int
-    fees_wei: int
     wei: int
     """Gain (positive) or loss (negative), gas apart."""
-    steps: int
-    """Steps that the party would have had to execute without the simulator's caches: training, replays and disputes."""
-    messages: int
-    """Messages sent outside the chain: heads, and moves as signed messages."""
-    bytes: int
-    refused: int
-    """Transactions that reverted in a block, plus messages that the recipient refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +138,7 @@ class GameResult:
     violations: tuple[str, ...]
     """The promises that were broken. Each is a counter-example."""
     faults: dict[str, int]
-    """The number of faults of each kind in rough weather."""
+    """The number of injected faults of each kind."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -129,28 +177,15 @@ def watch(cast: Cast, line: str, secrets: Random) -> tuple[World, GameResult]:
 
 
 def seat(cast: Cast, secrets: Random) -> tuple[World, dict[str, Agent]]:
-    """The world of a game with its parties in place, before anything has happened."""
+    """The world of a game and its parties, at the start."""
     funds = {"client": FUNDS, "trainer": FUNDS, "builder": FUNDS} | {seat.name: seat.funds for seat in cast.auditors}
     keys = {name: PrivateKey.from_int(secrets.randrange(1, ORDER)) for name in funds}
     chain = simulated_chain().begin({keys[name].address: wei for name, wei in funds.items()}, GENESIS)
-    world = World(
-        chain=chain,
-        workshop=cast.workshop,
-        terms=cast.terms,
-        rng=secrets,
-        deviation=cast.deviation,
-        block_seconds=cast.block_seconds,
-        step_seconds=cast.step_seconds,
-        confirmations=cast.confirmations,
-        weather=cast.weather,
-    )
-    builder = cast.builder(world, "builder", keys["builder"])
-    agents: dict[str, Agent] = {"builder": builder}
-    agents["trainer"] = cast.trainer(world, "trainer", keys["trainer"])
-    agents["client"] = cast.client(world, "client", keys["client"])
-    for place in cast.auditors:
-        agents[place.name] = place.make(world, place.name, keys[place.name])
-    world.builder = builder
+    world = World(chain, cast, secrets)
+    makes: dict[str, Factory[Any]] = {"builder": cast.builder, "trainer": cast.trainer, "client": cast.client}
+    makes |= {place.name: place.make for place in cast.auditors}
+    agents: dict[str, Agent] = {name: make(world, name, keys[name]) for name, make in makes.items()}
+    world.builder = agents["builder"]
     world.parties.update(agents)
     return world, agents
 
@@ -184,7 +219,10 @@ def conclude(cast: Cast, line: str, world: World, agents: dict[str, Agent], *, c
         false_head=bool(untrue),
         watched=finished.watched,
         seconds=world.blocks[-1].timestamp - GENESIS if world.blocks else 0,
-        parties=tuple(_party(agent, wei[name], deviations.get(name)) for name, agent in agents.items()),
+        parties=tuple(
+            PartyResult(name=name, role=a.ROLE, adversary=deviations.get(name), wei=wei[name], **asdict(a.account))
+            for name, a in agents.items()
+        ),
         duels=tuple(_duel(world, finished.name_of(game.challenger), game) for game in finished.games),
         blocks=len(world.blocks),
         violations=checks.violations(finished),
@@ -200,28 +238,24 @@ def gained(world: World, agent: Agent, funds: int) -> int:
 
 def false_jobs(world: World, agents: Mapping[str, Agent]) -> frozenset[Digest]:
     """The jobs in which the trainer signed a false head that became public while it could be disputed."""
-    return frozenset(job.job.id for job in world.board.jobs.values() if _has_false_head(world, job, agents))
-
-
-def _has_false_head(world: World, job: PublicJob, agents: Mapping[str, Agent]) -> bool:
-    end = job.window_end if job.ended is None else min(job.window_end, job.ended)
-    shown = [known.head for known in world.mail.heads_of(job.job.id) if known.at <= end]
-    valid = [head for head in shown if world.mail.is_valid(head, job.job)]
-    if valid and (truth := _truth(world, job.job, agents)) is None:
-        return True
-    return any(truth is not None and head.head.run_root != truth.run_root(head.head.count) for head in valid)
-
-
-def _truth(world: World, job: Job, agents: Mapping[str, Agent]) -> Work | None:
-    """The true run, which under policy `logged` follows the trainer's logs. None if no run can follow them."""
-    trainers = [agent for agent in agents.values() if isinstance(agent, TrainerAgent) and agent.address == job.trainer]
-    work = trainers[0].work if trainers else None
-    if work is None or not job.is_logged:
-        return world.workshop.honest(job)
-    try:
-        return world.workshop.audited(job, work)
-    except CannotCheck:
-        return None if work.lie is not None else work
+    trainers, found = [agent for agent in agents.values() if isinstance(agent, TrainerAgent)], set()
+    for job in world.board.jobs.values():
+        end = job.window_end if job.ended is None else min(job.window_end, job.ended)
+        shown = [known.head for known in world.mail.heads_of(job.id) if known.at <= end]
+        valid = [head for head in shown if world.mail.is_valid(head, job.job)]
+        if not valid:
+            continue
+        # The true run, which under policy `logged` follows the trainer's logs. None if no run can follow them.
+        work = next((trainer.work for trainer in trainers if trainer.address == job.job.trainer), None)
+        try:
+            truth: Work | None = world.workshop.honest(job.job)
+            if work is not None and job.job.is_logged:
+                truth = world.workshop.audited(job.job, work)
+        except CannotCheck:
+            truth = None if work is None or work.lie is not None else work
+        if truth is None or any(head.head.run_root != truth.run_root(head.head.count) for head in valid):
+            found.add(job.id)
+    return frozenset(found)
 
 
 def is_watched(cast: Cast, agents: Mapping[str, Agent]) -> bool:
@@ -235,29 +269,9 @@ def is_watched(cast: Cast, agents: Mapping[str, Agent]) -> bool:
     return any(isinstance(auditor, AuditorAgent) and not auditor.uncheckable for auditor in watching)
 
 
-def _party(agent: Agent, wei: int, adversary: str | None) -> PartyResult:
-    account = agent.account
-    works = agent.works if isinstance(agent, AuditorAgent) else []
-    works = [agent.work] if isinstance(agent, TrainerAgent) and agent.work is not None else works
-    disputes = sum(getattr(work.oracle, "replayed_steps", 0) for work in works)
-    return PartyResult(
-        name=agent.name,
-        role=agent.ROLE,
-        adversary=adversary,
-        gas=account.gas,
-        fees_wei=account.fees_wei,
-        wei=wei,
-        steps=account.steps + disputes,
-        messages=account.messages,
-        bytes=account.bytes,
-        refused=account.refused,
-    )
-
-
 def _duel(world: World, challenger: str, game: PublicGame) -> DuelResult:
     state, verdict = game.state, game.state.verdict
-    reason, winner = "none", "open"
-    summary = None
+    reason, winner, summary = "none", "open", None
     if game.void:
         winner, reason = "void", "job slashed"
     elif verdict is not None:

@@ -12,16 +12,7 @@ from collections.abc import Mapping
 from copy import copy
 from typing import Any, Final
 
-from eth.abc import (
-    BlockAPI,
-    BlockHeaderAPI,
-    ComputationAPI,
-    MiningChainAPI,
-    ReceiptAPI,
-    SignedTransactionAPI,
-    StateAPI,
-    VirtualMachineAPI,
-)
+from eth import abc
 from eth.db.atomic import AtomicDB
 from eth.db.backends.memory import MemoryDB
 from eth.vm.message import Message
@@ -53,10 +44,10 @@ class Draft:
 
     def __init__(self, chain: "SimulatedChain", timestamp: int) -> None:
         self._chain = chain
-        self._header: BlockHeaderAPI = chain.evm.header.copy(timestamp=timestamp)
-        self.vm: VirtualMachineAPI = chain.evm.get_vm(self._header)
-        self._transactions: list[SignedTransactionAPI] = []
-        self._receipts: list[ReceiptAPI] = []
+        self._header: abc.BlockHeaderAPI = chain.evm.header.copy(timestamp=timestamp)
+        self.vm: abc.VirtualMachineAPI = chain.evm.get_vm(self._header)
+        self._transactions: list[abc.SignedTransactionAPI] = []
+        self._receipts: list[abc.ReceiptAPI] = []
         self.timestamp = timestamp
 
     @property
@@ -113,7 +104,7 @@ class Draft:
         """The result of a call of the board, after the transactions added so far."""
         return self._chain.read_from(self.vm.state, call)
 
-    def _sign(self, signer: PrivateKey, call: Call) -> SignedTransactionAPI:
+    def _sign(self, signer: PrivateKey, call: Call) -> abc.SignedTransactionAPI:
         fields: dict[str, Any] = {
             "chainId": self._chain.chain_id,
             "nonce": self.vm.state.get_nonce(EvmAddress(signer.address)),
@@ -134,7 +125,7 @@ class Draft:
         self._chain.extend(vm.finalize_block(block).block)
 
 
-def _refusal(computation: ComputationAPI) -> Reverted | None:
+def _refusal(computation: abc.ComputationAPI) -> Reverted | None:
     if computation.is_success:
         return None
     return decode_revert(bytes(computation.output), str(computation.error))
@@ -147,11 +138,11 @@ class SimulatedChain(EmbeddedChain):
         super().__init__()
         self.fund(deployer.address)
         self.deploy(deployer)
-        self._deployed: MiningChainAPI = self._tester.backend.chain
-        self._evm: MiningChainAPI | None = None
+        self._deployed: abc.MiningChainAPI = self._tester.backend.chain
+        self._evm: abc.MiningChainAPI | None = None
 
     @property
-    def evm(self) -> MiningChainAPI:
+    def evm(self) -> abc.MiningChainAPI:
         """The EVM with the chain's blocks. Raises `StateError` before `begin`."""
         if self._evm is None:
             raise StateError("expected a chain that has begun; call begin() first")
@@ -170,7 +161,7 @@ class SimulatedChain(EmbeddedChain):
         draft.mine()
         return begun
 
-    def extend(self, block: BlockAPI) -> None:
+    def extend(self, block: abc.BlockAPI) -> None:
         """Append a block made by a `Draft`. It is not validated again, because blocks come from nowhere else."""
         evm = self.evm
         evm.chaindb.persist_block(block)
@@ -183,7 +174,7 @@ class SimulatedChain(EmbeddedChain):
             raise ValueError(f"expected a time after {self.now()}, got {timestamp}")
         return Draft(self, timestamp)
 
-    def rewind(self, evm: MiningChainAPI) -> None:
+    def rewind(self, evm: abc.MiningChainAPI) -> None:
         """Go back to what `evm` was. Blocks that were appended since are no longer of this chain."""
         self._evm = evm
 
@@ -193,7 +184,7 @@ class SimulatedChain(EmbeddedChain):
     def balance(self, account: Address) -> int:
         return int(self._state().get_balance(EvmAddress(account)))
 
-    def events_in(self, computation: ComputationAPI, block: int, transaction: bytes) -> tuple[Event, ...]:
+    def events_in(self, computation: abc.ComputationAPI, block: int, transaction: bytes) -> tuple[Event, ...]:
         """The events that the contracts logged in a transaction."""
         found, ours = [], self.deployment.named().values()
         for address, topics, data in computation.get_log_entries():
@@ -202,10 +193,10 @@ class SimulatedChain(EmbeddedChain):
                 found.append(self.event_in({**log, "blockNumber": block, "transactionHash": transaction}))
         return tuple(event for event in found if event is not None)
 
-    def _state(self) -> StateAPI:
+    def _state(self) -> abc.StateAPI:
         return self.evm.get_vm().state
 
-    def read_from(self, state: StateAPI, call: Call, contract: Address | None = None) -> Any:
+    def read_from(self, state: abc.StateAPI, call: Call, contract: Address | None = None) -> Any:
         """The result of a call on a state, which is left unchanged. Raises `Reverted`."""
         to = EvmAddress(self.deployment.named()[call.contract] if contract is None else contract)
         before = state.snapshot()

@@ -4,12 +4,14 @@ A run in memory keeps all states, and all values of a step once they were asked 
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from copy import copy
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import ClassVar, Final
 
 from torch import Tensor
 
+from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.data.tensors import identities, tensor_bytes
 from tiebreak.engine.logged.committed import CommittedLogs
 from tiebreak.engine.logged.journal import Recorder
@@ -19,7 +21,6 @@ from tiebreak.engine.run.evidence import Evidence, tree_of_values
 from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.engine.run.logs import NO_LOGS
 from tiebreak.engine.run.loop import ComputedStep, steps
-from tiebreak.protocol.commitments.accumulator_tree import AccumulatorTree
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.log_tree import LogTree, logs_tree
 from tiebreak.protocol.commitments.records import ZERO_DIGEST, StepRecord
@@ -42,7 +43,7 @@ def computation(job: Job) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lie:
-    """The first place, in the order of the game's walk, where a commitment differs from the truth.
+    """The first position, in the order in which a game descends, where a commitment differs from the truth.
 
     The walk goes to the first checkpoint that differs, in its segment to the first step, and there to the first leaf of
     the value tree. A difference before that which reaches no checkpoint is not committed.
@@ -59,16 +60,16 @@ Kept = Callable[[int], State]
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The evidence that a trainer or a challenger can show for a job."""
+    """The evidence of a trainer or a challenger for a job."""
 
     records: tuple[StepRecord, ...]
     """The records of all checkpoints."""
-    oracle: Oracle
+    oracle: "MemoryEvidence"
     """Answers for this job."""
     computed_steps: int
     """Steps that this party would have had to execute: its real cost, without the simulator's caches."""
     lie: Lie | None
-    """The first false place; None for the true run."""
+    """The first false position; None for the true run."""
     kept: Kept | None = None
     """The stored state after a step, published with the run for replays that start there. None: withheld."""
     logs: Mapping[int, StepLog] | None = None
@@ -79,101 +80,8 @@ class Work:
         return self.oracle.run_tree(count).root
 
 
-class JobEvidence:
-    """The evidence of a computation, bound to one job. Jobs share the evidence, since nothing in it depends on the job.
-
-    `replayed_steps` counts the steps that `tiebreak.engine.run.evidence.Evidence` would have executed to answer the
-    same questions for a party that kept the states of its checkpoints and no cache.
-    """
-
-    def __init__(self, job: Job, evidence: Oracle) -> None:
-        """Raises `ConfigurationError` for a job over another computation."""
-        if computation(job) != computation(evidence.job):
-            raise ConfigurationError(f"expected a job over {computation(evidence.job)}, got {computation(job)}")
-        self._job = job
-        self.evidence = evidence
-        self._held: int | None = None
-        self._asked = set[object]()
-        self.replayed_steps = 0
-
-    @property
-    def job(self) -> Job:
-        return self._job
-
-    @property
-    def program(self) -> Program:
-        return self.evidence.program
-
-    def run_tree(self, count: int) -> Tree:
-        return self.evidence.run_tree(count)
-
-    def steps_tree(self, checkpoint: int) -> Tree:
-        self._replay_segment(checkpoint)
-        return self.evidence.steps_tree(checkpoint)
-
-    def record(self, step: int) -> StepRecord:
-        if step:
-            self._replay_segment(self._job.checkpoint_of(step))
-        return self.evidence.record(step)
-
-    def value_tree(self, step: int) -> Tree:
-        self._replay_step(("values", step), step)
-        return self.evidence.value_tree(step)
-
-    def tensor(self, step: int, value: int) -> bytes:
-        self._replay_step(("tensor", step, value), step)
-        return self.evidence.tensor(step, value)
-
-    def tensor_tree(self, step: int, value: int) -> Tree:
-        self._replay_step(("tensor", step, value), step)
-        return self.evidence.tensor_tree(step, value)
-
-    def accumulators(self, step: int, value: int, element: int) -> AccumulatorTree:
-        for operand in self.program.body[value].operands:
-            self._replay_step(("tensor", step, operand.value), step)
-        return self.evidence.accumulators(step, value, element)
-
-    def log_tree(self, step: int) -> LogTree:
-        """The tree of a step's log. The log is kept, so nothing is executed."""
-        return self.evidence.log_tree(step)
-
-    def state_leaves(self, step: int) -> Tree:
-        self._reach(step)
-        return self.evidence.state_leaves(step)
-
-    def state_id(self, step: int, name: str) -> Digest:
-        self._reach(step)
-        return self.evidence.state_id(step, name)
-
-    def data_id(self, name: str) -> Digest:
-        return self.evidence.data_id(name)
-
-    def _replay_segment(self, checkpoint: int) -> None:
-        if self._first(("segment", checkpoint)):
-            self._reach(self._job.first_step(checkpoint) - 1)
-            self.replayed_steps += self._job.segment_steps(checkpoint)
-
-    def _replay_step(self, question: object, step: int) -> None:
-        if self._first(question):
-            self._reach(step - 1)
-            self.replayed_steps += 1
-
-    def _first(self, question: object) -> bool:
-        first = question not in self._asked
-        self._asked.add(question)
-        return first
-
-    def _reach(self, step: int) -> None:
-        """Count the steps to the state after `step`, from the state held or from the last checkpoint."""
-        at_end = step == self._job.steps
-        kept = step if at_end else step - step % self._job.checkpoint_interval
-        start = self._held if self._held is not None and kept <= self._held <= step else kept
-        self.replayed_steps += step - start
-        self._held = step
-
-
 def first_lie(shown: Oracle, truth: Oracle) -> Lie | None:
-    """The first place where two parties' trees differ, in the order of the game's walk; None if their runs agree.
+    """The first position where two parties' trees differ, in the order of the descent; None if their runs agree.
 
     Raises `ConfigurationError` if the records of a step differ and its values do not: nobody can open that.
     """
@@ -282,65 +190,50 @@ class OwnLogs(CommittedLogs):
         return self._memory.log_tree(step)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Computer:
-    job: Job
-    interpreter: Interpreter
-    initial: State
-    data: State
+def compute(
+    job: Job, interpreter: Interpreter, initial: State, data: State, *, known: Sequence[KeptStep] = (),
+    logs: Mapping[int, StepLog] | None = None, trees: Trees = own_tree,
+) -> MemoryRun:  # fmt: skip
+    """Computes a whole run.
 
-    def run(
-        self,
-        *,
-        known: Sequence[KeptStep] = (),
-        logs: Mapping[int, StepLog] | None = None,
-        trees: Trees = own_tree,
-    ) -> MemoryRun:
-        """Compute a whole run.
+    known: its first steps, already computed. logs: the logs to follow; a step without one makes its own. trees:
+    builds the committed log trees.
+    """
+    program, arithmetic = interpreter.program, interpreter.arithmetic
+    made, state = list(known), known[-1].state if known else initial
+    inputs, numbers = interpreter.place_data(data), range(len(known) + 1, job.steps + 1)
 
-        known: its first steps, already computed. logs: the logs to follow; a step without one makes its own. trees:
-        builds the committed log trees.
-        """
-        made, state = list(known), known[-1].state if known else self.initial
-        inputs, numbers = self.interpreter.place_data(self.data), range(len(known) + 1, self.job.steps + 1)
-        computed: Iterator[ComputedStep[Recorder | Follower]] = steps(
-            self.interpreter, state, inputs, numbers, sums=lambda step, _: self._sums(step, logs)
-        )
-        for _, result, sums in computed:
-            log = None if sums is None else sums.log
-            root = ZERO_DIGEST if log is None else LogTree(self.interpreter.program, log).root
-            made.append(KeptStep(result.state, result.loss_bits, log, root))
-        return self._made(made, trees)
-
-    def _made(self, steps: Sequence[KeptStep], trees: Trees) -> MemoryRun:
-        job, program = self.job, self.interpreter.program
-        records = list[StepRecord]()
-        for checkpoint in range(job.checkpoints):
-            numbers = range(job.first_step(checkpoint), job.last_step(checkpoint) + 1)
-            roots = [self._log_root(n, steps[n - 1], trees) for n in numbers]
-            root = logs_tree(roots).root if job.is_logged else ZERO_DIGEST
-            records += [make_record(n, steps[n - 1].state, steps[n - 1].loss_bits, root) for n in numbers]
-        return MemoryRun(
-            job=job,
-            program=program,
-            initial=self.initial,
-            inputs=self.data,
-            steps=tuple(steps),
-            step_records=tuple(records),
-            trees=trees,
-        )
-
-    def _log_root(self, number: int, step: KeptStep, trees: Trees) -> Digest:
-        if trees is own_tree or step.log is None:
-            return step.log_root
-        return trees(self.interpreter.program, number, step.log).root
-
-    def _sums(self, step: int, logs: Mapping[int, StepLog] | None) -> "Recorder | Follower | None":
-        if not self.job.is_logged:
+    def sums(step: int, _: Arithmetic) -> Recorder | Follower | None:
+        if not job.is_logged:
             return None
         if logs is None or step not in logs:
             return Recorder()
-        return Follower(self.interpreter.program, logs[step], self.job, self.interpreter.arithmetic, step)
+        return Follower(program, logs[step], job, arithmetic, step)
+
+    computed: Iterator[ComputedStep[Recorder | Follower]] = steps(interpreter, state, inputs, numbers, sums=sums)
+    for _, result, found in computed:
+        log = None if found is None else found.log
+        root = ZERO_DIGEST if log is None else LogTree(program, log).root
+        made.append(KeptStep(result.state, result.loss_bits, log, root))
+    records = list[StepRecord]()
+    for checkpoint in range(job.checkpoints):
+        segment = range(job.first_step(checkpoint), job.last_step(checkpoint) + 1)
+        roots = [
+            step.log_root if trees is own_tree or step.log is None else trees(program, n, step.log).root
+            for n in segment
+            for step in [made[n - 1]]
+        ]
+        root = logs_tree(roots).root if job.is_logged else ZERO_DIGEST
+        records += [make_record(n, made[n - 1].state, made[n - 1].loss_bits, root) for n in segment]
+    return MemoryRun(
+        job=job,
+        program=program,
+        initial=initial,
+        inputs=data,
+        steps=tuple(made),
+        step_records=tuple(records),
+        trees=trees,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,3 +278,15 @@ class MemoryEvidence(Evidence):
     def _shown(self, _step: int, data: dict[int, bytes], ids: dict[int, Digest]) -> Values:
         """The values of a step. `ids` maps leaves to the ids of their values."""
         return Values(tree_of_values(self.program, ids), data)
+
+
+def bound(evidence: MemoryEvidence, job: Job) -> MemoryEvidence:
+    """The evidence as that of this job. Jobs share its caches, since nothing in it depends on the job.
+
+    Raises `ConfigurationError` for a job over another computation.
+    """
+    if computation(job) != computation(evidence.job):
+        raise ConfigurationError(f"expected a job over {computation(evidence.job)}, got {computation(job)}")
+    found = copy(evidence)
+    found.run = replace(evidence.run, job=job)
+    return found

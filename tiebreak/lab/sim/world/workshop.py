@@ -14,25 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.arithmetic.plan.ziv import Logging
 from tiebreak.engine.capture.captured import Captured, Terms, capture_task, draft_job
 from tiebreak.engine.capture.state import MODEL
 from tiebreak.engine.logged.committed import CommittedLogs
-from tiebreak.engine.run.interpreter import Interpreter
+from tiebreak.engine.run.interpreter import Interpreter, State
 from tiebreak.lab.sim.world.small_task import INTERVAL, STEPS, STREAM, small_task
-from tiebreak.lab.sim.world.work import (
-    Computer,
-    JobEvidence,
-    MemoryEvidence,
-    MemoryRun,
-    Trees,
-    Work,
-    first_lie,
-    own_tree,
-)
+from tiebreak.lab.sim.world.work import MemoryEvidence, MemoryRun, Trees, Work, bound, compute, first_lie, own_tree
 from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.commitments.job import PRECISION_F32, Job
 from tiebreak.protocol.commitments.records import StepRecord
@@ -94,15 +85,17 @@ class Workshop:
             precision=PRECISION if logged else PRECISION_F32,
             tolerances=pack_tolerances(_TOLERANCES) if logged else 0,
         )
-        self._run = self._computer(self.interpreter).run()
-        self._evidence = MemoryEvidence(self._run, self.interpreter)
+        self.run = self._compute(self.interpreter)
+        """The honest run. Read only, as its evidence is: all games share both."""
+        self.evidence = MemoryEvidence(self.run, self.interpreter)
         self._others = dict[int, MemoryRun]()
         self._truths = OrderedDict[tuple[Digest, ...], MemoryEvidence]()
 
     @classmethod
+    @cache
     def open(cls, name: str) -> "Workshop":
         """The workshop of this name, made at the first call."""
-        return _open(name)
+        return cls(name)
 
     def job(self, *, client: Address, trainer: Address, nonce: int, terms: Terms) -> Job:
         """A job over the computation: ten steps, a checkpoint after every third and after the last."""
@@ -111,15 +104,7 @@ class Workshop:
 
     def honest(self, job: Job) -> Work:
         """The true run. Like all methods here, raises `ConfigurationError` for a job over another computation."""
-        return self._work(job, self._evidence)
-
-    def run(self) -> MemoryRun:
-        """The honest run itself. Read only: all games share it."""
-        return self._run
-
-    def evidence(self) -> MemoryEvidence:
-        """The evidence of the honest run. Read only: all games share it."""
-        return self._evidence
+        return self._work(job, self.evidence)
 
     def another(self, stream: int) -> MemoryRun:
         """The run from other initial weights, drawn from this stream, as a stranger would have it. Read only.
@@ -130,20 +115,18 @@ class Workshop:
             raise ConfigurationError(f"expected a stream other than {STREAM}, which is the honest run's, got it")
         if stream not in self._others:
             initial = self.captured.state | {f"{MODEL}{n}": x for n, x in small_task(stream).initial_state().items()}
-            computer = replace(self._computer(self.interpreter), initial=initial)
-            self._others[stream] = computer.run()
+            self._others[stream] = self._compute(self.interpreter, initial)
         return self._others[stream]
 
     def compute(
         self, interpreter: Interpreter, *, first_step: int, logs: Mapping[int, StepLog] | None = None,
         trees: Trees = own_tree,
     ) -> MemoryRun:  # fmt: skip
-        """A trainer's run: honest before `first_step`, by its own interpreter from there on. See `Computer.run`."""
-        known = self._run.steps[: first_step - 1]
-        return self._computer(interpreter).run(known=known, logs=logs, trees=trees)
+        """A trainer's run: honest before `first_step`, by its own interpreter from there on. See `work.compute`."""
+        return self._compute(interpreter, known=self.run.steps[: first_step - 1], logs=logs, trees=trees)
 
     def work_of(self, job: Job, evidence: MemoryEvidence, *, computed_steps: int | None = None) -> Work:
-        """The work that a party which committed to this evidence can show, with the first place where it is false.
+        """The work of a party that committed to this evidence, with the first position where it is false.
 
         computed_steps: the steps that the party had to execute, if not all.
         """
@@ -168,26 +151,23 @@ class Workshop:
 
     def told(self, job: Job, work: Work) -> Work:
         """The work of an auditor that knows the logs and log trees which a party of this process committed to."""
-        evidence = work.oracle.evidence if isinstance(work.oracle, JobEvidence) else work.oracle
-        if not isinstance(evidence, MemoryEvidence):
-            raise ConfigurationError(f"expected work of this workshop, got one of {type(evidence).__name__}")
-        return self._work(job, self._follow(evidence.run.logs() or {}, evidence.run.trees))
+        run = work.oracle.run
+        return self._work(job, self._follow(run.logs() or {}, run.trees))
 
     def _work(self, job: Job, evidence: MemoryEvidence) -> Work:
-        """The work that a party with this evidence can show, if it is true."""
+        """The work of a party with this evidence, if it is true."""
         return Work(
             records=tuple(evidence.run.records()),
-            oracle=JobEvidence(job, evidence),
+            oracle=bound(evidence, job),
             computed_steps=job.steps,
             lie=None,
             kept=evidence.run.state,
             logs=evidence.run.logs(),
         )
 
-    def _computer(self, interpreter: Interpreter) -> Computer:
-        return Computer(
-            job=self._template, interpreter=interpreter, initial=self.captured.state, data=self.captured.data
-        )
+    def _compute(self, interpreter: Interpreter, initial: State | None = None, **more: Any) -> MemoryRun:
+        initial = self.captured.state if initial is None else initial
+        return compute(self._template, interpreter, initial, self.captured.data, **more)
 
     def _truth_of(self, records: Sequence[StepRecord], logs: Mapping[int, StepLog] | None) -> MemoryEvidence:
         """The run that follows the committed logs, as far as they can be read.
@@ -195,7 +175,7 @@ class Workshop:
         Raises `CannotCheck` if they end early and the records are true up to there.
         """
         if not self._template.is_logged:
-            return self._evidence
+            return self.evidence
         roots, problem = self._readable(records, logs)
         if roots not in self._truths:
             job = self._template
@@ -224,21 +204,16 @@ class Workshop:
 
     def _follow(self, logs: Mapping[int, StepLog], trees: Trees = own_tree) -> MemoryEvidence:
         """The run that follows these logs; steps after the last log are computed without one."""
-        own = self._run.steps
+        own = self.run.steps
         same = next((n for n, step in enumerate(own) if step.log != logs.get(n + 1)), len(own))
         if same == len(own) and trees is own_tree:
-            return self._evidence
-        run = self._computer(self.auditor).run(known=own[:same], logs=logs, trees=trees)
+            return self.evidence
+        run = self._compute(self.auditor, known=own[:same], logs=logs, trees=trees)
         return MemoryEvidence(run, self.auditor)
 
 
 Deviation = Callable[[Workshop, Job, Random], Work]
 """A computation of the trainer instead of the job. All choices are drawn from the `Random`."""
-
-
-@cache
-def _open(name: str) -> Workshop:
-    return Workshop(name)
 
 
 def _interpreter(program: Program, logged: bool, threshold: float | None) -> Interpreter:

@@ -9,9 +9,9 @@ is executed anew. Whatever was tried may revert in the block and cost its sender
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import simpy
 from eth.abc import MiningChainAPI
@@ -25,16 +25,15 @@ from tiebreak.lab.sim.world.workshop import Deviation, Workshop
 from tiebreak.protocol.chain import Call, ChainError, InsufficientFunds, Receipt, Reverted
 from tiebreak.protocol.chain.records import GameRecord
 from tiebreak.protocol.commitments.eip712 import Address, Domain
-from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.commitments.terms import Terms
 from tiebreak.protocol.errors import VerificationError
 from tiebreak.protocol.game.moves import Move
 from tiebreak.protocol.game.state import GameState
 from tiebreak.protocol.parties.board import PublicGame
-from tiebreak.protocol.parties.events import Event
+from tiebreak.protocol.parties.driver import PartyDriver
+from tiebreak.protocol.parties.machine import PartyMachine
 from tiebreak.protocol.parties.player import Player
 from tiebreak.protocol.parties.terms import CONFIRMATIONS, Pace
-from tiebreak.protocol.tags import Digest
 
 GENESIS: Final = 2_000_000_000
 """Instant 0 of every game, as the chain's timestamp in seconds."""
@@ -43,28 +42,21 @@ STEP_SECONDS: Final = 20
 """Seconds that one training step takes, for trainer and auditor alike."""
 
 
-class Participant(Protocol):
+class Participant(PartyDriver, PartyMachine):
     """A party, as the world sees it."""
 
     name: str
     account: Account
-
-    @property
-    def key(self) -> PrivateKey:
-        """The party's signing key."""
-
-    @property
-    def address(self) -> Address:
-        """The address of the key."""
-
-    def tell(self, event: Event) -> None:
-        """Show the party an event."""
 
     def on_pending(self, pending: "Pending") -> None:
         """Called when another party's transaction enters the mempool."""
 
     def on_block(self, block: "WorldBlock") -> None:
         """Called after a block was made."""
+
+    def order(self, pending: list["Pending"], now: int) -> list["Pending"]:  # noqa: ARG002
+        """The transactions of the next block, in order, if this party makes the blocks: all, as they arrived."""
+        return pending
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -96,11 +88,24 @@ class WorldBlock:
     transactions: tuple[Included, ...]
 
 
-class Orders(Protocol):
-    """The block builder, as the world sees it."""
+@dataclass(kw_only=True, eq=False)
+class GameSetting:
+    """The computation, the terms and the speed of a game."""
 
-    def order(self, pending: list[Pending], now: int) -> list[Pending]:
-        """The transactions of the next block, in order."""
+    workshop: Workshop
+    terms: Terms
+    deviation: Deviation | None = None
+    """The deviation that the trainer computes instead of the job; None for honest training."""
+    block_seconds: int = BLOCK_SECONDS
+    step_seconds: int = STEP_SECONDS
+    confirmations: int = CONFIRMATIONS
+    """Blocks on top of a transaction's before its sender counts it as sent for good, and learns of it."""
+    weather: Weather | None = None
+
+    @property
+    def pace(self) -> Pace:
+        """The speed of this world, for parties that judge a job's terms."""
+        return Pace(block_seconds=self.block_seconds, step_seconds=self.step_seconds)
 
 
 @dataclass(slots=True)
@@ -121,37 +126,24 @@ class _Slot(simpy.Event):
         env.schedule(self, URGENT, delay)
 
 
-class World:
+class World(GameSetting):
     """One game's time, chain, mempool, mail and parties."""
 
-    def __init__(
-        self, *, chain: SimulatedChain, workshop: Workshop, terms: Terms, rng: Random,
-        deviation: Deviation | None = None, block_seconds: int = BLOCK_SECONDS, step_seconds: int = STEP_SECONDS,
-        confirmations: int = CONFIRMATIONS, weather: Weather | None = None,
-    ) -> None:  # fmt: skip
-        """`chain` has begun at `GENESIS`. `deviation` is what the trainer computes instead of the job.
-
-        With `confirmations`, a sender learns of its transaction only that many blocks later.
-        """
+    def __init__(self, chain: SimulatedChain, setting: GameSetting, rng: Random) -> None:
+        """`chain` has begun at `GENESIS`."""
+        super().__init__(**{each.name: getattr(setting, each.name) for each in fields(GameSetting)})
         self.env = simpy.Environment()
-        self.chain = chain
-        self.workshop = workshop
-        self.terms = terms
-        self.deviation = deviation
-        self.rng = rng
-        self.block_seconds = block_seconds
-        self.step_seconds = step_seconds
-        self.confirmations = confirmations
-        self.weather = weather
+        self.chain, self.rng = chain, rng
+        program = setting.workshop.program
         self.board = WorldBoard(chain.domain, self.talk_of)
-        self.board.program_of = lambda job: workshop.program if job.program_root == workshop.program.root else None
+        self.board.program_of = lambda job: program if job.program_root == program.root else None
         self.mail = WorldMail(chain.domain, self.notify)
         self.parties: dict[str, Participant] = {}
-        self.builder: Orders | None = None
+        self.builder: Participant | None = None
         self.is_dry: Callable[[Participant], bool] = lambda _: False
         """Whether an account holds too little, at the present price of gas, for any transaction."""
         self.hub: Callable[[Participant, str], int | None] = lambda _, __: 0
-        """The seconds after which the hub shows others a party's post; None for never. See `Agent._hand_in`."""
+        """The delay, in seconds, after which the hub publishes a party's post; None for never."""
         self.pending: list[Pending] = []
         self.blocks: list[WorldBlock] = []
         self.news = self.env.event()
@@ -171,11 +163,6 @@ class World:
     @property
     def domain(self) -> Domain:
         return self.chain.domain
-
-    @property
-    def pace(self) -> Pace:
-        """The speed of this world, for parties that judge a job's terms."""
-        return Pace(block_seconds=self.block_seconds, step_seconds=self.step_seconds)
 
     @property
     def height(self) -> int:
@@ -264,8 +251,9 @@ class World:
         if self.is_dry(pending.sender):
             raise InsufficientFunds(pending.sender.address, call.value + TRANSACTION_WEI, 0)
         applied = drafting.draft.add(pending.sender.key, call, even_if_it_reverts=in_block)
-        record = None
-        if applied.reverted is None and (game_id := _game_of(call, applied)) is not None:
+        record, started = None, [event.values["gameId"] for event in applied.events if event.name == "GameStarted"]
+        game_id = started[0] if started else call.game_id
+        if applied.reverted is None and game_id is not None:
             record = drafting.draft.read(Call("game", (game_id,)))
         drafting.included.append(Included(pending=pending, applied=applied, record=record))
 
@@ -322,8 +310,12 @@ class World:
         self.board.height = self.height
         waiting = list(self.pending)
         ordered = waiting if self.builder is None else self.builder.order(waiting, self.now)
-        drafting = self._assemble(_by_sender(ordered, waiting))
-        self._drafting = None
+        ordered, drafting, self._drafting = _by_sender(ordered, waiting), self._drafting, None
+        # The pending state is the block, if it holds exactly these.
+        if drafting is None or [item.pending for item in drafting.included] != ordered:
+            drafting = _Drafting(self.chain.draft(self.now))
+            for pending in ordered:
+                self._try_to_include(drafting, pending)
         if not drafting.included:
             return
         self._undo.append(self.chain.evm)
@@ -340,16 +332,6 @@ class World:
             self.reorganise(depth)
         self.notify()
 
-    def _assemble(self, ordered: list[Pending]) -> _Drafting:
-        """The block of these transactions, which is the pending state if that holds exactly these."""
-        held = self._drafting
-        if held is not None and [item.pending for item in held.included] == ordered:
-            return held
-        drafting = _Drafting(self.chain.draft(self.now))
-        for pending in ordered:
-            self._try_to_include(drafting, pending)
-        return drafting
-
     def _settle(self, included: Included) -> None:
         pending, applied = included.pending, included.applied
         account = pending.sender.account
@@ -357,37 +339,23 @@ class World:
         account.fees_wei += applied.gas_used * BASE_FEE
         for head in pending.call.heads if applied.reverted is None else ():
             self.mail.see_head(head, pending.sender.name, self.now)
+        done = pending.done
         if applied.reverted is not None:
             account.refused += 1
             self.board.refuse(pending.call, pending.sender.address, applied.reverted, self.now)
-        else:
-            self.board.record(pending.call, applied, self.now, included.record)
-        if self.confirmations and applied.reverted is None:
+            if not done.triggered:  # else the sender knows already, from a block that vanished
+                done.fail(applied.reverted)
+            return
+        self.board.record(pending.call, applied, self.now, included.record)
+        if self.confirmations:
             self.env.process(self._confirm(included))
-        else:
-            _tell(pending.done, applied)
+        elif not done.triggered:
+            done.succeed(applied)
 
     def _confirm(self, included: Included) -> Generator[simpy.Event, Any, None]:
         yield self.env.timeout(self.confirmations * self.block_seconds)
-        if any(included in block.transactions for block in self.blocks):
-            _tell(included.pending.done, included.applied)
-
-
-def _tell(done: simpy.Event, applied: Receipt) -> None:
-    """Tell the sender, unless it knows already from a block that vanished."""
-    if done.triggered:
-        return
-    if applied.reverted is not None:
-        done.fail(applied.reverted)
-    else:
-        done.succeed(applied)
-
-
-def _game_of(call: Call, applied: Receipt) -> Digest | None:
-    for event in applied.events:
-        if event.name == "GameStarted":
-            return Digest(event.values["gameId"])
-    return call.game_id
+        if any(included in block.transactions for block in self.blocks) and not included.pending.done.triggered:
+            included.pending.done.succeed(included.applied)
 
 
 def _by_sender(ordered: Sequence[Pending], waiting: Sequence[Pending]) -> list[Pending]:
