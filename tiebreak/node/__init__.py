@@ -3,17 +3,13 @@
 As in `tiebreak.api`, a module is imported on first use, so a command that does not need it does not wait for it.
 """
 
-from importlib import import_module
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import lazy_loader  # type: ignore[import-untyped]
 
 if TYPE_CHECKING:
     from tiebreak.node import exchange as exchange
     from tiebreak.node import library as library
     from tiebreak.node import parts as parts
 
-
-def __getattr__(name: str) -> Any:
-    if find_spec(f"{__name__}.{name}") is None:
-        raise AttributeError(f"module 'tiebreak.node' has no attribute {name!r}")
-    return import_module(f"{__name__}.{name}")
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submodules={"exchange", "library", "parts"})

@@ -106,11 +106,9 @@ def moments(line: str = LINE) -> tuple[Staged, ...]:
     found, before = [], None
     while world.env.peek() <= 60 * cast.terms.challenge_window:
         world.env.step()
-        mark = (
-            [(job.status, job.head_count) for job in world.board.jobs.values()],
-            [(game.state.moves, game.is_over) for game in world.board.games.values()],
-        )
-        if mark != before:
-            before = mark
+        jobs = [(job.status, job.head_count) for job in world.board.jobs.values()]
+        games = [(game.state.moves, game.is_over) for game in world.board.games.values()]
+        if (jobs, games) != before:
+            before = jobs, games
             found.append(source_of(world))
     return tuple(found)

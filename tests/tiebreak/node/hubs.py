@@ -100,9 +100,8 @@ class Running:
 
 
 def settings(folder: Path, database: str = "", **limits: int) -> HubSettings:
-    return HubSettings(
-        folder=folder, domain=DOMAIN, key=HUB, database=database, limits=replace(HubLimits(free_bytes=0), **limits)
-    )
+    changed = replace(HubLimits(free_bytes=0), **limits)
+    return HubSettings(folder=folder, domain=DOMAIN, key=HUB, database=database, limits=changed)
 
 
 @contextlib.contextmanager

@@ -55,11 +55,8 @@ def test_main_loop_survives_any_error_of_a_post_or_the_board_source(there: Any) 
     made.machine.board.disagreements.append("Entered: of no lawful play")
     made.inbox.put(raising)
     made.step(0)
-    assert noted[:3] == [
-        ("post", "unexpected ValueError: of no family"),
-        ("loop", "unexpected ValueError: of no family"),
-        ("board", "Entered: of no lawful play"),
-    ]
+    failure = "unexpected ValueError: of no family"
+    assert noted[:3] == [("post", failure), ("loop", failure), ("board", "Entered: of no lawful play")]
     made.view.note_changes()
     assert [one for one in noted if one[0] == "board"] == [("board", "Entered: of no lawful play")]
 

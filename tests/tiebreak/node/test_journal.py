@@ -20,10 +20,8 @@ JOB, OTHER = Digest(bytes(32)), Digest(b"\x01" * 32)
 
 def test_journal_keeps_record_order_and_the_first_record_of_a_place(tmp_path: Path) -> None:
     journal = Journal(tmp_path, OWN)
-    kept = [
-        AppendRecord(place=("head", JOB, 1), data=b"a"),
-        AppendRecord(place=("said", b"head", 1 << 40, 0), data=b""),
-    ]
+    said = AppendRecord(place=("said", b"head", 1 << 40, 0), data=b"")
+    kept = [AppendRecord(place=("head", JOB, 1), data=b"a"), said]
     for record in (*kept, AppendRecord(place=("head", JOB, 1), data=b"b")):
         journal.append(record)
     journal.close()
