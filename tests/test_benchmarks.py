@@ -1,4 +1,4 @@
-"""What is measured is published where the user says, and the tables in docs/ are what was measured."""
+"""Benchmarks write results where the user says, and the tables in docs/ are those of the committed results."""
 
 import subprocess
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The guard against vacuous green guards."""
+"""The checks of conftest.py: too few tests, unexpected skips and files that did not run fail a run."""
 
 import json
 from pathlib import Path

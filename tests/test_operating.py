@@ -1,4 +1,4 @@
-"""What operators are given: containers, units and a page. None of it may name what is not there."""
+"""Containers, systemd units and the operators' page name only commands, files and messages that exist."""
 
 import json
 import os

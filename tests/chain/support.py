@@ -69,5 +69,5 @@ def head(chain: EmbeddedChain, job: Job, count: int, run_root: Digest = RUN, key
 
 def moves_in(chain: Chain, game_id: Digest, first_block: int = 0) -> list[Move | None]:
     order = dict.fromkeys(event.transaction for event in chain.events(game_id, first_block))
-    inputs = [bytes(chain._node.web3.eth.get_transaction(Hash32(transaction))["input"]) for transaction in order]
+    inputs = [bytes(chain.node.web3.eth.get_transaction(Hash32(transaction))["input"]) for transaction in order]
     return [call.move for call in map(Call.decode, inputs) if call.is_move and call.game_id == game_id]

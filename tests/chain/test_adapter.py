@@ -61,7 +61,7 @@ def test_a_move_survives_its_calldata(move: Move) -> None:
 
 def test_a_call_that_no_function_takes_halts(chain: EmbeddedChain) -> None:
     with pytest.raises(Reverted) as error:
-        chain._node.call(chain.deployment.board, b"\xde\xad\xbe\xef")
+        chain.node.call(chain.deployment.board, b"\xde\xad\xbe\xef")
     assert error.value.name == "Halted"
 
 
@@ -148,31 +148,31 @@ def test_connecting_to_an_unreachable_node_raises_a_node_error() -> None:
 
 
 def test_reading_the_chain_needs_a_known_board(chain: EmbeddedChain) -> None:
-    fresh = Chain(chain._node)
+    fresh = Chain(chain.node)
     with pytest.raises(StateError, match="deploy"):
         fresh.job_state(RUN)
 
 
 def test_attaching_to_an_address_without_code_is_refused(chain: EmbeddedChain) -> None:
     with pytest.raises(ContractMismatch, match="without code"):
-        Chain(chain._node).attach(STRANGER.address)
+        Chain(chain.node).attach(STRANGER.address)
 
 
 def test_attaching_to_another_contract_is_refused(chain: EmbeddedChain) -> None:
     with pytest.raises(ContractMismatch, match="Board"):
-        Chain(chain._node).attach(chain.deployment.referee)
+        Chain(chain.node).attach(chain.deployment.referee)
 
 
 def test_a_board_of_another_version_is_refused(chain: EmbeddedChain) -> None:
     """One byte of the deployed code differs: creation code that returns the board's code, changed at its end."""
-    code = chain._node.code(chain.deployment.board)
+    code = chain.node.code(chain.deployment.board)
     code = code[:-1] + bytes([code[-1] ^ 1])
     # PUSH2 length, DUP1, PUSH1 offset, PUSH0, CODECOPY, PUSH0, RETURN
     creation = b"\x61" + len(code).to_bytes(2, "big") + b"\x80\x60\x0a\x5f\x39\x5f\xf3" + code
     board = chain._create(STRANGER, BOARD, creation).address
-    assert chain._node.code(board) == code
+    assert chain.node.code(board) == code
     with pytest.raises(ContractMismatch, match="another contract or version"):
-        Chain(chain._node).attach(board)
+        Chain(chain.node).attach(board)
 
 
 def test_a_missing_or_broken_artifact_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,12 +199,12 @@ def test_time_does_not_run_backward(chain: EmbeddedChain) -> None:
 
 def test_data_fee_is_read_from_the_rollup_oracle(chain: EmbeddedChain, monkeypatch: pytest.MonkeyPatch) -> None:
     """A contract at a fixed address says it; here one takes a wei a byte, and another knows no such fee."""
-    assert chain._node.data_fee(9000) == 0
+    assert chain.node.data_fee(9000) == 0
     # As above; the code loads its argument, stores it, and returns what is in memory.
     at = chain._create(STRANGER, BOARD, bytes.fromhex("60098060095f395ff36004355f52595ff300")).address
     for oracle, fee in ((at, 9000), (chain.deployment.board, 0)):
         monkeypatch.setattr("tiebreak.protocol.chain.node.ORACLE", oracle)
-        assert Node(chain._node.web3).data_fee(9000) == fee
+        assert Node(chain.node.web3).data_fee(9000) == fee
 
 
 # ---------------------------------------------------------------- errors

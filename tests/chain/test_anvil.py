@@ -45,7 +45,7 @@ def mined_by_hand(chain: Chain) -> Iterator[None]:
 
 
 def rpc(chain: Chain, method: str, *params: object) -> object:
-    return chain._node.web3.provider.make_request(method, list(params))["result"]  # type: ignore[arg-type]
+    return chain.node.web3.provider.make_request(method, list(params))["result"]  # type: ignore[arg-type]
 
 
 def test_dispute_on_anvil_convicts_the_liar(chain: Chain) -> None:
@@ -109,7 +109,7 @@ def test_mempool_decoy_does_not_block_an_honest_transaction(chain: Chain) -> Non
 def fresh_outbox(chain: Chain, secret: int, **settings: object) -> Outbox:
     key = PrivateKey.from_int(secret)
     rpc(chain, "anvil_setBalance", "0x" + key.address.hex(), hex(ETHER))
-    return Outbox(chain._node, key, **settings)  # type: ignore[arg-type]
+    return Outbox(chain.node, key, **settings)  # type: ignore[arg-type]
 
 
 def test_underpriced_transaction_is_replaced_with_a_higher_bid(chain: Chain) -> None:

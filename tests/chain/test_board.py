@@ -119,7 +119,7 @@ def test_unknown_jobs_and_games_read_as_none(chain: EmbeddedChain) -> None:
 
 
 def test_existing_board_can_be_attached_to(chain: EmbeddedChain) -> None:
-    again = Chain(chain._node)
+    again = Chain(chain.node)
     assert again.attach(chain.deployment.board) == chain.deployment
     assert again.domain == chain.domain
 

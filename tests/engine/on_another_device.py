@@ -22,8 +22,7 @@ from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.logged.journal import LogsInProgress
 from tiebreak.engine.run.audit import SegmentAuditor, compare, signed_records
 from tiebreak.engine.run.directory import RunDirectory
-from tiebreak.engine.run.interpreter import Interpreter
-from tiebreak.engine.run.placement import place
+from tiebreak.engine.run.interpreter import Interpreter, place
 from tiebreak.engine.run.qualify import qualify
 from tiebreak.engine.run.train import Worker
 from tiebreak.protocol.commitments.records import state_tree

@@ -360,7 +360,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "clamp": (lambda: Layer(clamping), r"writes to 0\.linear\.weight in its backward pass in place"),
     "batch": (lambda: Layer(lambda _, x: x), "writes to batch tensor 0 in place"),
     "backward": (lambda: Layer(lambda _, x: x), "it calls `backward`; return the loss instead"),
-    "vector": (lambda: Layer(lambda _, x: x), "expected a loss of rank 0"),
     "generator=": (lambda: Layer(lambda s, x: x * torch.rand(4, generator=s.g), g=torch.Generator()), "generator="),
     "numpy()": (lambda: Layer(lambda _, x: x * torch.from_numpy(x.detach().numpy())), "torch's operators only"),
     "deque": (lambda: stepping(partial(deque().append, 0)), "changes variable change of <lambda>"),
@@ -429,6 +428,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "sparse": (lambda: Layer(lambda s, x: s.e(torch.arange(2)) + x, e=nn.Embedding(9, 4, sparse=True)), "sparse=False"),
     "double": (lambda: Layer(lambda _, x: x.double()), "1 more places.*dtype torch.float64"),
     "layers": (lambda: nn.Sequential(*(Layer(lambda _, x: x.erfinv()) for _ in range(3))), "2 more places"),
+    "vector": (lambda: Layer(lambda _, x: x), "expected a loss of rank 0"),
 }  # fmt: skip
 INTERNAL = re.compile(r"\(\w*(Error|Exception)\b")
 """An error of ours in brackets, which tells a user nothing."""

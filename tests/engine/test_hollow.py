@@ -159,7 +159,7 @@ def test_a_step_that_catches_the_missing_value_error_is_refused(places: Places) 
     assert str(caught.value) == str(expected.value)
 
 
-OWN_LOSSES = "batch", "backward", "trained elsewhere"
+OWN_LOSSES = "batch", "backward", "trained elsewhere", "vector"
 SOON = "counter", "clamp", "kept", "first", "first draw", "data", "mark", "in backward", "other memory", "left on"
 OTHERS = [name for name in REFUSED if name not in (*OWN_LOSSES, *SOON)]
 

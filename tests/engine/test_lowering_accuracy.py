@@ -206,7 +206,7 @@ def values_of(captured: Captured) -> dict[str, Tensor]:
     return next(stepped(captured, check_finite=False)).state
 
 
-def results(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+def values_and_gradients(name: str, x: Tensor) -> tuple[Tensor, Tensor]:
     task = make_task(Elementwise(FUNCTIONS[name][0], x), {"u": torch.zeros(1, 1)}, batch=1)
     state = values_of(capture_task(task))
     return state["model.y"], -state["model.zero"]
@@ -226,7 +226,7 @@ def far(name: str, seed: int, count: int) -> list[str]:
     x = inputs(name, seed, count)
     stated, found = ACCURACY[name], []
     for values, exact, limit, unit in zip(
-        results(name, x), FUNCTIONS[name][1:], stated[::2], stated[1::2], strict=True
+        values_and_gradients(name, x), FUNCTIONS[name][1:], stated[::2], stated[1::2], strict=True
     ):
         units = [UNITS[unit](v) if isinstance(unit, str) else unit for v in x.tolist()]
         errors = [error(y, exact(mp.mpf(v)), u) for y, v, u in zip(values.tolist(), x.tolist(), units, strict=True)]

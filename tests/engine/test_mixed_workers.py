@@ -29,7 +29,8 @@ from tiebreak.engine.distributed.train import SharedInterpreter
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import Opcode
 
-from .mixed_workers import STEPS, agree, cases, perceptron
+from . import mixed_workers
+from .mixed_workers import STEPS, agree, perceptron
 from .test_distributed import captured_attention
 from .together import arithmetic_by, together, train_alone, train_together
 
@@ -62,7 +63,7 @@ def test_workers_with_two_back_ends_agree_on_every_kind_of_sum(
 def test_all_back_ends_give_partial_sums_of_the_same_form(cases: CaseCounter) -> None:
     """Of each element one sum; and the same rows and columns, whichever operand a back-end would rather have first."""
     (alone,) = together(1, lambda exchange: exchange)
-    for name, given in cases():
+    for name, given in mixed_workers.cases():
         if " of " in name:  # no sum in FP64
             continue
         (i,) = (i for i in given.program.body if i.opcode == Opcode.REDUCE)
@@ -126,7 +127,7 @@ def test_workers_with_two_back_ends_reproduce_a_single_workers_run(
 def test_error_bounds_use_the_most_roundings_of_any_worker(fewest: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bounds count the most roundings that any worker's terms pass through, and an addition for each worker."""
     most, workers = 1 << 40, 3
-    given = dict(cases())["tr,tc->rc far"]
+    given = dict(mixed_workers.cases())["tr,tc->rc far"]
 
     def work(seat: Exchange) -> tuple[int | None, int, int]:
         machine = SharedInterpreter(given.program, SharedArithmetic(seat))

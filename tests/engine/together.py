@@ -51,12 +51,15 @@ class Table:
 class Seat:
     table: Table
     worker: int
+    sent: int = 0
+    """The bytes that it has sent to the others."""
 
     @property
     def workers(self) -> int:
         return self.table.workers
 
     def begin(self, pieces: Sequence[Tensor], into: Sequence[Tensor]) -> Callable[[], None]:
+        self.sent += sum(piece.nbytes for worker, piece in enumerate(pieces) if worker != self.worker)
         self.table.laid[self.worker] = pieces
         self.table.meet()
         for place, sent in zip(into, self.table.laid, strict=True):

@@ -37,7 +37,7 @@ WHEELS: Final = (
     "zstandard",
 )
 PROTOCOL: Final = ("accumulator", "certificate", "game", "job", "logged_game", "merkle", "messages",
-                   "philox", "program", "reference", "rounding", "snapshot", "transcendental", "vectors")  # fmt: skip
+                   "program", "reference", "rounding", "snapshot", "transcendental", "vectors")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

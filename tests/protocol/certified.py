@@ -1,5 +1,6 @@
-"""A certificate over a run that nobody computed."""
+"""Certificates for made-up tensors, with valid signatures."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -29,36 +30,40 @@ def tensors(count: int) -> dict[str, Digest]:
 
 
 def certificate(
-    *, steps: int = 10, interval: int = 4, count: int = 5, shards: int = 1, domain: Domain = DOMAIN, **more: Any
+    *, steps: int = 10, interval: int = 4, count: int = 5, shards: int = 1, domain: Domain = DOMAIN,
+    ids: Mapping[str, Digest] = {}, **more: Any,
 ) -> Certificate:  # fmt: skip
-    """A certificate for `count` tensors of a state that also has two moments for each, and a counter."""
-    ids = {PREFIX + name: digest for name, digest in tensors(count).items()}
-    ids |= {f"{moment}.{name}": root(moment + name) for moment in ("first", "second") for name in tensors(count)}
-    ids["step"] = root("step")
+    """A certificate for `count` tensors of a state that also has two moments for each, and a counter.
+
+    ids: other entries of the state; `weights` then says which of them the tensors are.
+    """
+    if not ids:
+        moments = {f"{kind}.{name}": root(kind + name) for kind in ("first", "second") for name in tensors(count)}
+        ids = {PREFIX + name: digest for name, digest in tensors(count).items()} | moments | {"step": root("step")}
+        names = {name: PREFIX + name for name in tensors(count)}
+        more = {"weights": Weights.of(state_tree(ids), sorted(ids), names, PREFIX)} | more
     job = replace(
         make_job(steps=steps, interval=interval), client=CLIENT.address, trainer=TRAINER.address,
         program_root=root("program"), body_count=8, state_count=len(ids), data_count=1,
         initial_state_root=root("state"), data_root=root("data"),
     )  # fmt: skip
-    tree = state_tree(ids)
-    record = StepRecord(step=steps, state_root=tree.root, loss_bits=0x3F800000)
+    record = StepRecord(step=steps, state_root=state_tree(ids).root, loss_bits=0x3F800000)
     path = tuple(root(f"sibling {level}") for level in range(job.run_depth))
     run_root = trees.fold(record.digest, job.checkpoints - 1, path)
-    made = Certificate(
-        agreement=SignedJob(
+    made: dict[str, Any] = {
+        "agreement": SignedJob(
             domain=domain, job=job, client_signature=job.sign(domain, CLIENT),
             trainer_signature=job.sign(domain, TRAINER),
         ),
-        head=SignedHead.sign(Head(job_id=job.id, count=job.checkpoints, run_root=run_root), domain, TRAINER),
-        record=record, path=path,
-        files={f"model-{n + 1:05d}-of-{shards:05d}.safetensors": root(f"file {n}") for n in range(shards)},
-        weights=Weights.of(tree, sorted(ids), {name: PREFIX + name for name in tensors(count)}, PREFIX),
-        audits=(Seat(auditor=AUDITOR.address, number=0, paid=Logged(transaction=root("claim"), block=8)),),
-        settlement=Logged(transaction=root("settle"), block=9),
-        environment={"cpu": "a processor", "torch": "2.0"},
-        attestation=Attestation(kind="made-up-gpu", evidence=b"evidence"),
-    )  # fmt: skip
-    return replace(made, **more)
+        "head": SignedHead.sign(Head(job_id=job.id, count=job.checkpoints, run_root=run_root), domain, TRAINER),
+        "record": record, "path": path,
+        "files": {f"model-{n + 1:05d}-of-{shards:05d}.safetensors": root(f"file {n}") for n in range(shards)},
+        "audits": (Seat(auditor=AUDITOR.address, number=0, paid=Logged(transaction=root("claim"), block=8)),),
+        "settlement": Logged(transaction=root("settle"), block=9),
+        "environment": {"cpu": "a processor", "torch": "2.0"},
+        "attestation": Attestation(kind="made-up-gpu", evidence=b"evidence"),
+    }  # fmt: skip
+    return Certificate(**made | more)
 
 
 def envelope(made: Certificate, *keys: PrivateKey) -> Envelope:

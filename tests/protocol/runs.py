@@ -162,6 +162,7 @@ class Run:
         self._first = first
         self._steps: Known = {}
         self._value_trees: dict[int, Tree] = {}
+        self._accumulators = cache(lambda *place: tree_over(self.encoded(*place)))
 
     def computed(self, step: int) -> Computed:
         job, honest_steps = self.job, self.logs.computed if self.job.is_logged else _HONEST
@@ -250,7 +251,7 @@ class Run:
         return tensor_tree(self.tensor(step, value))
 
     def accumulators(self, step: int, value: int, index: int) -> AccumulatorTree:
-        return tree_over(self.encoded(step, value, index))
+        return self._accumulators(step, value, index)
 
     def encoded(self, step: int, value: int, index: int) -> list[bytes]:
         """The encoded accumulators of an element, by the integer reference."""
@@ -278,7 +279,7 @@ def max_moves(job: Job) -> int:
 
 
 def check_length(end: GameState) -> None:
-    """A walk to an element, or to some of its terms, takes as many moves as it says (invariant 7)."""
+    """Asserts that a game that ended at an element or a partial sum took exactly `walk_moves` moves (invariant 7)."""
     job = end.job
     if end.level not in (Level.CHUNKS, Level.TERMS) or end.verdict.reason is not Reason.RECOMPUTED:
         return
@@ -320,7 +321,7 @@ def duel(
 
 
 def stuck(defender: Defender, challenger: Party) -> tuple[GameState, str]:
-    """Where a defender of false runs gives up, for it has nothing to show, and why what it has is illegal there."""
+    """The state in which a defender of a tampered run concedes, and the error of the move that it would make."""
     made: list[tuple[GameState, Move, GameState]] = []
     end = duel(defender.oracle, defender, challenger, on_move=lambda *move: made.append(move))  # type: ignore[arg-type]
     before, _, _ = made[-1]

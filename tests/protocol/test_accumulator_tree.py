@@ -1,8 +1,7 @@
-"""A tree that forgets its blocks against one that keeps every level; and games that walk down it to four terms."""
+"""Accumulator trees computed block by block against trees in memory, and disputes over very long sums."""
 
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,13 +10,13 @@ import pytest
 from tests.protocol.instructions import F32, committed, reduced, source
 from tests.protocol.oracles import Stream
 from tests.protocol.programs import Body
-from tests.protocol.runs import SECRET, Computed, Run, Setting, duel, honest, make_job, tree_over
+from tests.protocol.runs import SECRET, Liar, Run, Setting, duel, make_job, tree_over
 from tiebreak.protocol.commitments.accumulator_tree import BLOCKS_HELD, AccumulatorTree
 from tiebreak.protocol.game.moves import Move, OpenTerms, Side
 from tiebreak.protocol.game.rules import Level, Reason
 from tiebreak.protocol.game.sides import Challenger, Defender
 from tiebreak.protocol.numbers import float32
-from tiebreak.protocol.program.accumulator import BLOCK_HEIGHT, BLOCK_LEAVES, decode_for, encode, finish
+from tiebreak.protocol.program.accumulator import BLOCK_HEIGHT, BLOCK_LEAVES, BLOCK_TERMS, decode_for, finish
 from tiebreak.protocol.program.isa import Access, MapFunction, SourceKind
 from tiebreak.protocol.program.program import Program
 from tiebreak.protocol.tags import Tag, tagged_hash
@@ -128,12 +127,10 @@ def test_accumulator_encodings_must_have_equal_lengths() -> None:
 # ---------------------------------------------------------------- whole games about an element of a very long sum
 
 X, W, SUM, NEW = range(4)
-STATE = bytes(4)
-TERMS = (1 << 18) - 3
+TERMS = 2 * BLOCK_TERMS + 5
 LAST = (TERMS - 1) // 4
 INTEGERS = np.random.default_rng(TERMS).integers(-4095, 4096, TERMS)
 """What x holds: numbers whose products and sums are exact in i64."""
-DATA = INTEGERS.astype("<f4").tobytes()
 
 
 @cache
@@ -146,45 +143,24 @@ def setting() -> Setting:
     b.map(MapFunction.ADD, F32, (), W, SUM)
     program = Program(body=tuple(b.instructions), commits=(committed("w", F32, (), NEW),))
     program.validate()
-    return Setting("a long sum", program, {"w": STATE}, {"x": DATA})
+    return Setting("a long sum", program, {"w": bytes(4)}, {"x": INTEGERS.astype("<f4").tobytes()})
+
+
+JOB = make_job(levels=4, steps=1, interval=1, setting=setting())
 
 
 class LongRun(Run):
-    def __init__(self, bend_from: int | None = None) -> None:
-        job = make_job(levels=4, steps=1, interval=1, setting=setting())
-        super().__init__(job, honest, 1, setting=setting())
-        self._bend_from = bend_from
-        self._tree = cache(self._make_tree)
-
-    def _compute(self, step: int) -> Computed:
-        total = finish(decode_for(self.program.body[SUM], self._tree().last))
-        new = float32.add(int.from_bytes(STATE, "little"), total).to_bytes(4, "little")
-        return Computed((DATA, STATE, total.to_bytes(4, "little"), new), {"w": new})
+    """Its accumulators come block by block, as those of the product's runs do."""
 
     def accumulators(self, step: int, value: int, index: int) -> AccumulatorTree:
-        assert (step, value, index) == (1, SUM, 0)
-        return self._tree()
-
-    def _make_tree(self) -> AccumulatorTree:
-        i = self.program.body[SUM]
-        true = AccumulatorTree.of(i, 0, [DATA, DATA], [F32, F32])
-        first = self._bend_from
-        if first is None:
-            return true
-
-        def bent(number: int) -> bytes:
-            found = true.block(number)
-            for place in range(max(0, first - number * BLOCK_LEAVES), len(found)):
-                held = decode_for(i, found[place])
-                found[place] = encode(replace(held, value=held.value + (1 << 298 + 24)))
-            return b"".join(found)
-
-        return AccumulatorTree(true.count, bent)
+        i = self.program.body[value]
+        operands = [self.tensor(step, access.value) for access in i.operands]
+        return AccumulatorTree.of(i, index, operands, self.program.operand_dtypes(i))
 
 
-@pytest.mark.parametrize("first", [LAST, LAST // BLOCK_LEAVES * BLOCK_LEAVES, 50_000])
+@pytest.mark.parametrize("first", [LAST, LAST // BLOCK_LEAVES * BLOCK_LEAVES, BLOCK_LEAVES + 900])
 def test_dispute_over_a_long_sum_ends_at_the_first_false_partial_sum(first: int) -> None:
-    cheat, true = LongRun(first), LongRun()
+    cheat, true = Liar(JOB, 1, SUM, bend_from=first, setting=setting()), LongRun(JOB, setting=setting())
     opened: list[Move] = []
     end = duel(cheat, Defender(cheat), Challenger(true, SECRET), on_move=lambda _, move, __: opened.append(move))
     assert sum(isinstance(move, OpenTerms) for move in opened) == 1
@@ -196,4 +172,5 @@ def test_dispute_over_a_long_sum_ends_at_the_first_false_partial_sum(first: int)
 def test_long_sum_of_integers_equals_the_rounded_integer() -> None:
     total = int(INTEGERS @ INTEGERS[::-1])
     assert abs(total) > 1 << 24, "large enough to be rounded"
-    assert int.from_bytes(LongRun().tensor(1, SUM), "little") == float32.from_i64(total)
+    last = LongRun(JOB, setting=setting()).accumulators(1, SUM, 0).last
+    assert finish(decode_for(setting().program.body[SUM], last)) == float32.from_i64(total)

@@ -22,7 +22,6 @@ from tests.protocol.certified import (
     root,
     tensors,
 )
-from tiebreak.protocol import trees
 from tiebreak.protocol.commitments.certificate import (
     MAX_EVIDENCE_BYTES,
     MAX_OTHERS,
@@ -33,7 +32,7 @@ from tiebreak.protocol.commitments.certificate import (
 )
 from tiebreak.protocol.commitments.dsse import MAX_ENVELOPE_BYTES, Envelope, Payload, base64, from_base64
 from tiebreak.protocol.commitments.eip712 import OFF_CHAIN
-from tiebreak.protocol.commitments.job import SignedHead, SignedJob
+from tiebreak.protocol.commitments.job import SignedHead
 from tiebreak.protocol.commitments.records import StepRecord, state_tree
 from tiebreak.protocol.commitments.statement import sign
 from tiebreak.protocol.errors import EncodingError, ProofError, SignatureError, VerificationError
@@ -344,24 +343,11 @@ def adapted() -> Certificate:
     own = {f"{n}.lora.weight": f"{PREFIX}{n}.lora.default.weight" for n in range(3)}
     base = {f"{n}.weight": f"{PREFIX}{n}.base_layer.weight" for n in range(4)}
     ids = {entry: root(entry) for entry in (*own.values(), *base.values(), "step")}
-    record = replace(MADE.record, state_root=state_tree(ids).root)
-    run_root = trees.fold(record.digest, MADE.job.checkpoints - 1, MADE.path)
-    agreed = replace(MADE.job, state_count=len(ids))
-    names = {side: agreed.sign(DOMAIN, key) for side, key in (("client", CLIENT), ("trainer", TRAINER))}
-    head = replace(MADE.head.head, job_id=agreed.id, run_root=run_root)
-    made = [
-        Weights.of(state_tree(ids), sorted(ids), own, PREFIX),
-        Weights.of(state_tree(ids), sorted(ids), base, PREFIX, own.values()),
-    ]
-    return replace(
-        MADE, record=record, head=SignedHead.sign(head, DOMAIN, TRAINER), weights=made[0],
-        agreement=SignedJob(
-            domain=DOMAIN, job=agreed, client_signature=names["client"], trainer_signature=names["trainer"]
-        ),
-        adapter=Adapter(
-            configuration=root("configuration"), root=Adapter.root_of(map(root, base.values())), base=made[1]
-        ),
-    )  # fmt: skip
+    tree, entries = state_tree(ids), sorted(ids)
+    base_weights = Weights.of(tree, entries, base, PREFIX, own.values())
+    base_root = Adapter.root_of(map(root, base.values()))
+    adapter = Adapter(configuration=root("configuration"), root=base_root, base=base_weights)
+    return certificate(ids=ids, weights=Weights.of(tree, entries, own, PREFIX), adapter=adapter)
 
 
 OWN = {f"{n}.lora.weight": root(f"{PREFIX}{n}.lora.default.weight") for n in range(3)}

@@ -1,4 +1,4 @@
-"""The package of the integer reference and the vectors: it sees what differs, and needs no torch."""
+"""The conformance package: it reports every result that differs, and needs no torch."""
 
 import json
 import shutil

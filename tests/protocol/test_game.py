@@ -1,4 +1,4 @@
-"""The rules of the game by the number of their invariant, and every tie."""
+"""The rules of the game: its invariants by their numbers, and every check of an opening against its commitment."""
 
 import re
 from collections import Counter

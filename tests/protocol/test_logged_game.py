@@ -1,4 +1,4 @@
-"""Games about runs of policy `logged`: who follows the committed logs never loses, who does not does."""
+"""Disputes over runs of policy `logged`: a party that follows the committed logs never loses, others do."""
 
 from collections.abc import Callable
 from dataclasses import replace

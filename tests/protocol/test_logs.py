@@ -1,4 +1,4 @@
-"""The log tree of a step against a dense one over every word, and what cannot be a log."""
+"""The sparse log tree of a step against a dense one, and malformed logs."""
 
 from collections.abc import Mapping
 from hashlib import sha256

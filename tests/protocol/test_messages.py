@@ -1,4 +1,4 @@
-"""Messages: one encoding each, and a chain that nothing foreign gets into."""
+"""Messages of a game: one encoding for each, and refusal of every other."""
 
 import json
 from typing import Any

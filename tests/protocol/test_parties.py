@@ -1,5 +1,6 @@
 """The parties alone: no simulator, no chain. What they plan, what they say, and what a crash leaves of it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -73,7 +74,8 @@ def gather_of(played: PublicGame) -> e.Gather:
     return e.Gather(game_id=played.id, sequence=played.state.moves, snapshot=Snapshot.of(played.state).id)
 
 
-def calls(actions: tuple[e.Action, ...]) -> list[tx.Transaction]:
+def calls(actions: Sequence[e.Action]) -> list[tx.Transaction]:
+    """The transactions that a party asks for."""
     return [action.transaction for action in actions if isinstance(action, e.Transact)]
 
 

@@ -1,4 +1,4 @@
-"""The referee over openings: right values for every instruction, and a refusal for everything that is off."""
+"""The referee over openings: right values for every instruction, and refusal of every wrong opening."""
 
 from collections.abc import Callable
 from dataclasses import replace

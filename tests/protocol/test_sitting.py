@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.parts import slow_except
-from tests.protocol.runs import CHALLENGER, CLIENT, DOMAIN, SECRET, TRAINER, Liar, Run
-from tests.protocol.town import JOB, LIE, PACE, START, Fate, KnowingAuditor, KnowingClient, KnowingTrainer, Town
+from tests.protocol.runs import CHALLENGER, CLIENT, SECRET, TRAINER, Liar, Run
+from tests.protocol.test_parties import calls, known
+from tests.protocol.town import JOB, LIE, START, Fate, KnowingAuditor, KnowingClient, KnowingTrainer, Town
 from tests.protocol.town import root as root_of
 from tiebreak.protocol.commitments.seats import head_seal, nonce_of, root_seal, seed_of
 from tiebreak.protocol.packing import pack
@@ -120,8 +121,7 @@ class SeatedTown(Town):
 
     def told(self, name: str, kind: type) -> list[Any]:
         """The transactions of a kind that a party asked for."""
-        actions = (a.transaction for a in self.seen[name].actions if isinstance(a, e.Transact))
-        return [transaction for transaction in actions if isinstance(transaction, kind)]
+        return [transaction for transaction in calls(self.seen[name].actions) if isinstance(transaction, kind)]
 
 
 def test_seated_auditor_audits_then_seals_and_is_paid_after_the_job() -> None:
@@ -210,12 +210,11 @@ def test_restarted_party_repeats_identical_statements(name: str, cases: Any) -> 
 def auditor_of(*jobs: PublicJob, **means: Any) -> KnowingAuditor:
     board = Board()
     board.jobs.update({job.id: job for job in jobs})
-    return KnowingAuditor(board=board, domain=DOMAIN, pace=PACE, key=CHALLENGER, means=Means(**means))
+    return KnowingAuditor(**known(board, CHALLENGER), means=Means(**means))
 
 
 def joined(auditor: KnowingAuditor) -> list[int]:
-    actions = auditor.observe(e.BoardChanged(at=START, block=START))
-    wanted = [action.transaction for action in actions if isinstance(action, e.Transact)]
+    wanted = calls(auditor.observe(e.BoardChanged(at=START, block=START)))
     return [transaction.bond for transaction in wanted if isinstance(transaction, tx.JoinPool)]
 
 
@@ -345,59 +344,53 @@ def sealed_job(
     return board, job
 
 
-def party(kind: Any, board: Board, key: Any) -> Any:
-    return kind(board=board, domain=DOMAIN, pace=PACE, key=key)
-
-
-def sent(actions: Any) -> list[type]:
-    return [type(action.transaction) for action in actions if isinstance(action, e.Transact)]
+def sent(machine: Any, at: int) -> list[type]:
+    """The types of the transactions that a party asks for at an instant."""
+    return [type(transaction) for transaction in calls(machine.observe(e.Tick(at=at)))]
 
 
 def test_seat_payment_is_claimed_once_and_until_the_last_second() -> None:
     for after, claimed in ((-1, False), (0, False), (1, False), (0, True)):
         board, job = sealed_job(JobStatus.SETTLED, ended=START)
-        auditor = party(KnowingAuditor, board, CHALLENGER)
+        auditor = KnowingAuditor(**known(board, CHALLENGER))
         auditor.records["seat", job.id, 0] = pack([bytes(32), bytes(32)])
         job.seating.seals[0] = (CHALLENGER.address, root_seal(job.id, CHALLENGER.address, bytes(32), bytes(32)))
         job.seating.claimed = {0: 64} if claimed else {}
-        actions = auditor.observe(e.Tick(at=job.claim_end + after))
-        assert (tx.ClaimSeat in sent(actions)) is (after <= 0 and not claimed), (after, claimed)
+        assert (tx.ClaimSeat in sent(auditor, job.claim_end + after)) is (after <= 0 and not claimed), (after, claimed)
 
 
 def test_client_reclaims_seat_fees_only_after_the_claim_deadline() -> None:
     for after in (-1, 0, 1):
         board, job = sealed_job(JobStatus.SETTLED, ended=START)
-        actions = party(KnowingClient, board, CLIENT).observe(e.Tick(at=job.claim_end + after))
-        assert (tx.CloseSeats in sent(actions)) is (after > 0)
+        client = KnowingClient(**known(board, CLIENT))
+        assert (tx.CloseSeats in sent(client, job.claim_end + after)) is (after > 0)
 
 
 def test_auditor_seals_its_root_until_the_windows_last_second() -> None:
     for after in (-1, 0, 1):
         board, job = sealed_job(JobStatus.ACTIVE)
-        auditor = party(KnowingAuditor, board, CHALLENGER)
+        auditor = KnowingAuditor(**known(board, CHALLENGER))
         auditor.records["audited", job.id, SEATED.checkpoints] = root_of(TRUTH, SEATED.checkpoints)
-        actions = auditor.observe(e.Tick(at=job.window_end + after))
-        assert (tx.SealRoot in sent(actions)) is (after <= 0)
+        assert (tx.SealRoot in sent(auditor, job.window_end + after)) is (after <= 0)
 
 
 def test_auditor_leaves_a_pool_only_after_its_minimum_time() -> None:
     for after in (-1, 0, 1):
         board = Board()
         board.pools[SEATED.seat_bond] = [PoolSlot(owner=CHALLENGER.address, since=START)]
-        actions = party(KnowingAuditor, board, CHALLENGER).observe(e.Tick(at=START + POOL_SECONDS + after))
-        assert (tx.LeavePool in sent(actions)) is (after > 0)
+        auditor = KnowingAuditor(**known(board, CHALLENGER))
+        assert (tx.LeavePool in sent(auditor, START + POOL_SECONDS + after)) is (after > 0)
 
 
 def test_trainer_seals_and_opens_its_head_only_after_each_deadline() -> None:
     """It seals when auditors had their time to join, and opens when they had theirs to seal."""
-    trained = {("trained", SEATED.id, k): root_of(TRUTH, k) for k in range(1, SEATED.checkpoints + 1)}
+    counts = range(1, SEATED.checkpoints + 1)
+    trained = [e.AppendRecord(place=("trained", SEATED.id, k), data=root_of(TRUTH, k)) for k in counts]
     for after in (-1, 0, 1):
         board, job = sealed_job(JobStatus.ACTIVE, heads=SEATED.checkpoints - 1)
         job.seating.sealed_at, job.seating.seed, job.accepted = 0, None, START
-        trainer = party(KnowingTrainer, board, TRAINER)
-        trainer.records |= trained
-        assert (tx.SealHead in sent(trainer.observe(e.Tick(at=job.joining_end + after)))) is (after > 0)
+        trainer = KnowingTrainer(**known(board, TRAINER, trained))
+        assert (tx.SealHead in sent(trainer, job.joining_end + after)) is (after > 0)
         board, job = sealed_job(JobStatus.ACTIVE)
-        trainer = party(KnowingTrainer, board, TRAINER)
-        trainer.records |= trained
-        assert (tx.OpenHead in sent(trainer.observe(e.Tick(at=job.window_end + after)))) is (after > 0)
+        trainer = KnowingTrainer(**known(board, TRAINER, trained))
+        assert (tx.OpenHead in sent(trainer, job.window_end + after)) is (after > 0)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from tests.protocol.runs import DOMAIN
+from tests.protocol.test_parties import calls
 from tests.protocol.town import (
     KINDS,
     LIE,
@@ -30,8 +31,7 @@ OF_GAMES = (tx.MakeMove, tx.Enter, tx.EnterAndProve, tx.ReportFork, tx.ClaimTime
 
 def sent(town: Town) -> list[tx.Transaction]:
     """What was sent about games, by both sides; each is asked for once, unless a machine died."""
-    found = [action for seen in town.seen.values() for action in seen.actions if isinstance(action, e.Transact)]
-    return [action.transaction for action in found if isinstance(action.transaction, OF_GAMES)]
+    return [one for seen in town.seen.values() for one in calls(seen.actions) if isinstance(one, OF_GAMES)]
 
 
 def check_statements(town: Town) -> None:

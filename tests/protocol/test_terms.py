@@ -1,4 +1,4 @@
-"""The terms by which a party stays out of a job: each limit to the second or the wei, from plain numbers."""
+"""Objections to the terms of a job: each limit, computed from plain numbers, is exact to the second or the wei."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -468,6 +468,15 @@ def test_an_attestation_is_handed_to_the_users_verifier_and_decides_nothing(atte
     desk.certify("client", "--attestation", "made-up-gpu", desk.folder / "evidence", code=1)
 
 
+def test_evidence_of_another_run_fails_only_a_required_attestation(attested: Desk) -> None:
+    evidence = attested.folder / "evidence"
+    evidence.write_text(f"signed nonce {'0' * 64}")
+    attested.certificate.unlink()
+    attested.certify("trainer", "--attestation", "made-up-gpu", evidence)
+    assert "ended with 1 and said:\n  | type made-up-gpu OF ANOTHER RUN" in asked(attested, VERIFIER)
+    asked(attested, VERIFIER, "--require-attestation", code=2)
+
+
 @pytest.mark.parametrize(
     ("script", "expected"),
     [

@@ -126,7 +126,7 @@ def test_finetune_applies_its_settings_and_the_card_loads_the_adapter(
     assert sorted(configuration["target_modules"]) == ["q_proj", "v_proj"]
     rates = run._run.data()["learning_rate"]
     assert rates.argmax() == 1
-    assert rates[-1].item() == pytest.approx(5e-3)
+    assert rates[-1].item() == pytest.approx(1e-3)
     held = windows(settings, read(here / "held.jsonl"))
     base = LlamaForCausalLM.from_pretrained(here / "model", dtype=torch.float32)
     model = PeftModel.from_pretrained(base, here / "out" / "adapter")

@@ -189,7 +189,7 @@ def _answer(
     folder: Path, key: Path | None, machine: Machine, block_seconds: int, step_seconds: int | None, slowdown: int,
     *, anyway: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Judges an offer by its terms, and signs it if the trainer's key is given and nothing speaks against it."""
+    """Checks an offer's terms, and signs it if the trainer's key is given and there are no objections."""
     offered = api.reading.open_offer(folder)
     seconds, start, began = float(step_seconds or 0), 0.0, time.monotonic()
     if step_seconds is None:

@@ -192,7 +192,7 @@ def _parts(
 
 
 def _logs(log: "LogReport", report: dict[str, Any]) -> list[str]:
-    """Describes the result of following the logs. A finding convicts nobody, so it is reported next to the verdict."""
+    """Describes the result of following the logs. A finding proves no fraud, so it stands beside the verdict."""
     counts = {"entries": log.entries, "needed": log.needed, "elsewhere": log.elsewhere, "missing": log.missing}
     report["log"] = {"steps": log.steps, **counts, "findings": [str(finding) for finding in log.findings]}
     lines = [f"logs       {log.entries} entries in {log.steps} steps; {log.needed} were needed here"]

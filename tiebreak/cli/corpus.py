@@ -78,7 +78,7 @@ def check(file: Path, require: tuple[Address, ...], folder: Path, as_json: bool)
 
 
 def _show(made: programs.CorpusStatement, signers: Sequence[Address], *, as_json: bool) -> int:
-    """Prints a statement; the exit code by what it says."""
+    """Prints a statement, and exits with the code of its result."""
     if as_json:
         words = {"signers": list(map(hexed, signers)), "equal": not made.differing}
         opt.tell(words | made.document()["predicate"], as_json=True)

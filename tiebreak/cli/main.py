@@ -171,7 +171,7 @@ class Commands(click.Group):
         return None if found is None else found.load(cmd_name)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002 (click's)
-        """Writes a table for each group, without importing the commands, so tight that one screen shows all."""
+        """Writes a table for each group, without importing the commands, on one screen."""
         formatter.write("\n")
         for title, group in command_groups().items():
             formatter.write(f"{title}:\n")

@@ -46,13 +46,11 @@ class JsonObject:
 
     def integer(self, key: str, low: int, high: int) -> int:
         """The value of a key, an integer from low to high, both included; a bool is none."""
-        found: int = self.take(key, f"an integer from {low} to {high}", lambda x: type(x) is int and low <= x <= high)
-        return found
+        return int(self.take(key, f"an integer from {low} to {high}", lambda x: type(x) is int and low <= x <= high))
 
     def text(self, key: str, pattern: str = "(?s:.*)", expected: str = "text") -> str:
         """The value of a key, a string that matches a regular expression wholly. expected: describes that in words."""
-        found: str = self.take(key, expected, lambda x: isinstance(x, str) and re.fullmatch(pattern, x) is not None)
-        return found
+        return str(self.take(key, expected, lambda x: isinstance(x, str) and re.fullmatch(pattern, x) is not None))
 
     def data(self, key: str, length: int, prefix: str = "0x") -> bytes:
         """The bytes of a field, in lower-case hex after a prefix."""

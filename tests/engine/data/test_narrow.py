@@ -17,8 +17,7 @@ from tiebreak.api.training.tasks import capture as checked
 from tiebreak.engine.arithmetic import Arithmetic
 from tiebreak.engine.capture.task import SGD, Batch, Task, Windows
 from tiebreak.engine.data import map_array, open_array
-from tiebreak.engine.data.mapped import source_of
-from tiebreak.engine.data.narrow import NARROW, stored
+from tiebreak.engine.data.mapped import NARROW, source_of, stored
 from tiebreak.engine.data.tensors import identities, tensor_bytes
 from tiebreak.engine.run.interpreter import Interpreter
 from tiebreak.protocol.errors import ConfigurationError

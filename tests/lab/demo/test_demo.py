@@ -46,19 +46,6 @@ def test_the_demo_succeeds_and_both_jobs_learn(played: Played) -> None:
     assert words.count("challenger loses (referee), challenger loses (contract)") == 1
 
 
-def test_an_audit_with_other_settings_finds_the_same_run_root(played: Played) -> None:
-    result, folder, _ = played
-    (audit,) = result.audits
-    run_root = result.jobs[0].run_root
-    assert audit.auditor_root == audit.trainer_root == run_root
-    head = RunDirectory.open(folder / "runs" / "digits").heads()[-1]
-    assert head.head.run_root.hex() == run_root
-    replay = RunDirectory.open(folder / "runs" / "digits-audit")
-    assert [record.step for record in replay.records()] == [12, STEPS]
-    assert replay.heads() == []
-    assert all(setting.trainer != setting.auditor for setting in audit.settings if setting.name != "instruction set")
-
-
 def test_every_cheat_is_convicted_at_the_number_it_changed(played: Played) -> None:
     result, folder, _ = played
     run_directory = RunDirectory.open(folder / "runs" / "digits")
@@ -94,10 +81,7 @@ def test_the_false_challenge_pays_the_trainer(played: Played) -> None:
 
 def test_the_demo_writes_its_report_in_three_files(played: Played) -> None:
     result, folder, text = played
-    document = json.loads((folder / "result.json").read_text())
-    assert document == json.loads(result.to_json())
-    assert document["succeeded"] is True
-    assert len(document["disputes"]) == 5
+    assert json.loads((folder / "result.json").read_text()) == json.loads(result.to_json())
     for name in ("report.html", "report.md", "result.json"):
         assert (folder / name).stat().st_size > 2000
         assert str(folder / name) in text.replace("\n", "")

@@ -139,18 +139,3 @@ def test_a_guessed_root_costs_the_bond_and_never_pays() -> None:
     assert model.solve(free).lies == 0
     guess = expected_auditor(SEATED, AuditorStrategy.GUESSING, TrainerStrategy.HONEST, Fraction(0))
     assert guess == -SEATED.bond - SEATED.costs.seal
-
-
-def test_a_cheat_pays_if_all_auditors_trust_the_root_they_are_shown() -> None:
-    """Why the share of a right seat has to pay an audit of its own: nobody else would look."""
-    believed = replace(SEATED, trusting=Fraction(1))
-    assert expected_trainer(believed, TrainerStrategy.LEAKING) > expected_trainer(believed, TrainerStrategy.HONEST)
-
-
-def test_a_trainer_that_holds_all_seats_gains_by_lying_despite_its_stake() -> None:
-    """Why seats are drawn after the final head is sealed: seen before, no stake deters it from f^n of its jobs."""
-    own = replace(SEATED, bought=Fraction(1), trainer_stake=10**12)
-    assert (
-        expected_trainer(own, TrainerStrategy.HEDGED) - expected_trainer(own, TrainerStrategy.HONEST)
-        == own.saved + own.lie
-    )

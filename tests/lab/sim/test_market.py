@@ -16,13 +16,6 @@ from tiebreak.lab.sim.games.disputes import another, fork
 from tiebreak.protocol.errors import ConfigurationError, VerificationError
 
 
-def test_another_copies_a_job_under_a_new_id(yard: Yard) -> None:
-    job = yard.job()
-    others = [another(job) for _ in range(3)]
-    assert len({job.id, *(other.id for other in others)}) == 4
-    assert all(replace(other, nonce=job.nonce) == job for other in others)
-
-
 @pytest.mark.parametrize("upto", [INTERVAL - 1, INTERVAL, STEPS])
 def test_a_fork_takes_over_the_checkpoints(yard: Yard, upto: int) -> None:
     source = yard.arena().run
@@ -58,16 +51,6 @@ def test_a_fork_refuses_a_job_of_another_computation(yard: Yard) -> None:
         with pytest.raises(VerificationError):
             fork(source, path, yard.market.sign(replace(job, **{change: bytes(32)})), upto=3)
         assert not path.exists()
-
-
-def test_a_fork_does_not_take_over_a_damaged_checkpoint(yard: Yard) -> None:
-    source = fork(yard.arena().run, yard.fresh("f"), yard.market.sign(yard.job()), upto=STEPS)
-    file = source.state_path(INTERVAL)
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    with pytest.raises(VerificationError, match="state after step 3"):
-        fork(source, yard.fresh("f"), yard.market.sign(yard.job()), upto=STEPS)
 
 
 def test_a_fork_takes_the_logs_along(tmp_path: Path, yard: Yard) -> None:

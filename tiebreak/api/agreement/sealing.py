@@ -63,13 +63,13 @@ Unseal = Callable[[bytes, Digest], bytes]
 
 
 def reader_key(key: PrivateKey) -> X25519PrivateKey:
-    """The key with which the owner of a signing key opens what is sealed to it."""
+    """The X25519 key, derived from a signing key, to which jobs are sealed for its owner."""
     return X25519PrivateKey.from_private_bytes(salt_of(key, _PURPOSE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """Whom to seal to: an account, and the key that it reads with."""
+    """A reader of sealed jobs: an account, and the public key to encrypt to."""
 
     address: Address
     public: bytes
@@ -184,7 +184,7 @@ class Sealed:
         return sealed_bytes(size)
 
     def open(self, name: str, source: FileIO, size: int, target: FileIO) -> None:
-        """Writes what a sealed file of `size` bytes holds. Raises `VerificationError` for any other bytes."""
+        """Writes the plaintext of a sealed file of `size` bytes. Raises `VerificationError` for any other bytes."""
         source.seek(0)
         salt, left, number = _take(name, source, min(SALT_BYTES, size)), size - SALT_BYTES, 0
         box = self._cipher(name, salt)

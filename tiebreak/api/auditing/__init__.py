@@ -1,1 +1,1 @@
-"""Checks of a run by somebody other than its trainer: replays of all of it or of parts, and looks at its losses."""
+"""Checks of a run by others than its trainer: replays of the whole run or of segments, and tests of its losses."""

@@ -68,7 +68,7 @@ class WholeAudit:
 
 
 def check_last_state(trainer: RunDirectory, head: SignedHead) -> None:
-    """Raises `CannotCheck` if a run whose head is right keeps another last state, which `tiebreak weights` reads."""
+    """Raises `CannotCheck` if the final state on disk is not the one that the signed head commits to."""
     last = trainer.job.last_step(head.head.count - 1)
     try:
         if last in trainer.kept():
@@ -138,10 +138,10 @@ def audit_whole(trainer: RunDirectory, folder: Path, machine: Machine, *, quiet:
 
 
 class OwnReplay(RunDirectory):
-    """A replay whose records this user's audits made, each marked before it is appended.
+    """A replay whose records this user's audits made, each authenticated by a MAC before it is appended.
 
-    What else lies there is checked against a record or the job when it is read, so an archive that somebody made brings
-    nothing that counts; and an older replay of the user's own, only less of the same.
+    Other files are checked against a record or the job when they are read, so planted files have no effect. Restoring
+    an older replay of one's own only loses progress.
     """
 
     @classmethod

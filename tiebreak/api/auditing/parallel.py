@@ -35,11 +35,11 @@ from tiebreak.protocol.packing import AnyOf, pack, unpack
 from tiebreak.protocol.tags import Digest
 
 TASKS: Final = 32
-"""About how many tasks each worker gets: the last ones are short, and little is lost with a worker."""
+"""The approximate number of tasks of each worker: many, so that little is lost with a worker."""
 RETRIES: Final = 3
 """The number of times that a task is done again when it is lost."""
 _SECOND: Final = 0x7469
-"""Seeds the order of sums of second replays."""
+"""The seed of the order in which second replays take the terms of sums."""
 _ROW: Final = AnyOf((AuditTask, TaskOutcome))
 
 
@@ -74,8 +74,8 @@ class AuditLedger:
     def __init__(self, path: Path, key: Mapping[str, Any]) -> None:
         """Opens the ledger of the audit with this key, or makes an empty one.
 
-        Raises `ConfigurationError` if it is another audit's or was not made here by this user (it would acquit whom its
-        maker likes), `StateError` if a process is at work on it.
+        Raises `ConfigurationError` if it is another audit's or was not made here by this user (whose results its maker
+        could choose), `StateError` if a process is at work on it.
         """
         self.path, self._began, self._key = path, time.monotonic(), json.dumps(key, sort_keys=True)
         with ExitStack() as stack:
@@ -217,7 +217,7 @@ class _Audit:
         """Tasks in which a segment disagrees, until it is computed again."""
         disagreeing = [number for number, outcome in self._done.items() if self._disagrees(outcome)]
         self._end = min(disagreeing, default=len(tasks))
-        """No task after this one counts."""
+        """The last task that counts, by number."""
         left = [task for task in tasks if task.number not in self._done]
         self._waiting = sorted(left, key=lambda task: -task.steps)
         self._under_way: dict[Future[Any], AuditTask] = {}

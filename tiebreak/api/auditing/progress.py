@@ -24,7 +24,7 @@ NOTEBOOK_WIDTH: Final = 120
 
 
 class OnStep(Protocol):
-    """Called after steps with the number that are done, the last one's loss if it is known, and more in words."""
+    """Called after steps with the number of finished steps, the last loss or None, and further text for the line."""
 
     def __call__(self, step: int, loss: float | None, detail: str = "") -> None: ...
 
@@ -146,7 +146,7 @@ class Tally:
         return {name: value / self.seconds if self.seconds > 0 else 0.0 for name, value in spent.items()}
 
     def words(self) -> str:
-        """One line that says where the time went."""
+        """The share of the time that each kind of work took, as one line."""
         share = ", ".join(f"{name} {100 * value:.1f}%" for name, value in self.share().items() if name != "writing")
         logged = f", {self.entries / self.steps:.3g} entries a step" if self.entries else ""
         return f"{share}{logged}"

@@ -318,7 +318,7 @@ class ExecutorWorkers:
 
 
 def outcome_of(task: AuditTask, future: "Future[TaskOutcome] | Future[bytes]") -> TaskOutcome:
-    """The outcome of a task whose future is done. If that failed, or says what is no answer, the task is lost."""
+    """The outcome of a task whose future is done. If it failed, or its result is no valid outcome, the task is lost."""
     try:
         found = future.result()
         if isinstance(found, bytes):

@@ -107,7 +107,7 @@ def load() -> Tensor:
 def task(steps: int = 40) -> Task:
     """Trains by AdamW with linear warm-up and decay, 16 windows a step; measures perplexity on held-out text.
 
-    A model that knows nothing has perplexity 256.
+    Uniform predictions have perplexity 256.
     """
     text = load()
     training, validation = text[:-VALIDATION_BYTES], text[-VALIDATION_BYTES:]

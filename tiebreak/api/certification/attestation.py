@@ -35,7 +35,7 @@ def ask(certificate: Certificate, command: str) -> VerifierOutput | None:
     """Runs `COMMAND TYPE NONCE` with the evidence on its standard input; None if the certificate has none.
 
     The nonce, in hex, is the run root. The verifier has to find it in the evidence: else this is evidence of something
-    else. After a minute, or once it has said too much, the verifier is killed with all that it has started in its
+    else. After a minute, or when its output exceeds a limit, the verifier is killed with all that it has started in its
     session. Raises `ConfigurationError` if the command cannot be run.
     """
     attestation = certificate.attestation

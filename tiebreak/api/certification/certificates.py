@@ -84,7 +84,7 @@ class SignedCertificate:
     def leaves_open(
         self, found: Found | None = None, *, chain_asked: bool = False, base_given: bool = False
     ) -> list[str]:
-        """Sentences that do not follow from it. found: the files that were checked, if any."""
+        """Sentences on what the certificate does not prove. found: the files that were checked, if any."""
         certificate = self.certificate
         rest = certificate.job.state_count - certificate.weights.count
         said = [

@@ -62,7 +62,7 @@ MORE: Final = "more than is read here"
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names for people: the first `SHOWN`, and the number of the rest."""
+    """Names joined for a message: the first `SHOWN`, and the number of the rest."""
     more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
     return f"{', '.join(map(ascii, names[:SHOWN]))}{more}"
 

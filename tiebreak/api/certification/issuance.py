@@ -68,9 +68,9 @@ def certify(
 ) -> tuple[SignedCertificate, Found]:  # fmt: skip
     """Makes a certificate for the weights of a run, or adds a signature to the one that is there.
 
-    key: the signer's; None: only look at the certificate that is there. attestation: goes into a certificate that is
-    made, unread; its nonce should be the run root. Raises `StateError` for a run that is not complete,
-    `VerificationError` if weights or certificate are not the run's.
+    key: the signer's; None: only read the existing certificate. attestation: goes into a certificate that is made,
+    unread; its nonce should be the run root. Raises `StateError` for a run that is not complete, `VerificationError` if
+    weights or certificate are not the run's.
     """
     there = read_certificate(output).certificate if output.exists() else None
     found = certificates.read_weights(model, besides=output)

@@ -121,7 +121,7 @@ class OwnershipChallenge:
 
 
 def unseen(count: int, top: int, uniform: int, false: int) -> float:
-    """The chance that none of `false` segments of `count` is drawn, if a cheat puts them where only luck finds them.
+    """The probability that a check draws none of `false` wrong segments of `count`, if a cheat places them well.
 
     That is C(r - k, u) / C(r, u) for k false ones, u uniform draws, and r segments that are neither the first, nor the
     last, nor in the top; 0 if not all k fit into these.
@@ -143,7 +143,7 @@ class OwnershipClaim:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Raises `VerificationError`, which includes what an audit could not check: here the owner has to show it."""
+        """Raises `VerificationError`, also for missing files, because the owner has to provide them."""
         run = RunDirectory.open(folder)
         _require_exact(run)
         try:
@@ -370,7 +370,7 @@ def _moved(first: Mapping[str, Tensor], last: Mapping[str, Tensor]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Posting:
-    """A head that somebody saw at some time. when: the time, in words that name the witness."""
+    """A witness's statement of when a head was posted. when: the time and the witness's name, as text."""
 
     count: int
     run_root: Digest

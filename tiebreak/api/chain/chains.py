@@ -104,7 +104,7 @@ def _read(path: Path) -> tuple[int, dict[str, Address], dict[str, bytes]]:
 
 
 def _code_hash(chain: Chain, address: Address) -> bytes:
-    return bytes(keccak(chain.code(address)))
+    return bytes(keccak(chain.node.code(address)))
 
 
 def _hex(data: bytes) -> str:

@@ -75,7 +75,7 @@ class BackendChoice:
 
 
 def choices(devices: Sequence[str] = ()) -> list[BackendChoice]:
-    """The ways in which this machine computes: each device by its kernels, where there are any, and by torch alone.
+    """The back-ends of this machine: each device by its kernels, where there are any, and by torch alone.
 
     devices: their names [default: all]. Raises `ConfigurationError` for one that does not exist.
     """
@@ -94,7 +94,7 @@ def new_run(
     path: Path, program: Program, state: State, data: State, *, steps: int, checkpoint_interval: int, precision: int,
     tolerances: int, trainer: PrivateKey | None = None,
 ) -> RunDirectory:  # fmt: skip
-    """Makes a run that nobody agreed on: keys of parties that are not given are thrown away."""
+    """Creates a run signed with throwaway keys for each party that is not given."""
     client, trainer = new_key(), trainer or new_key()
     job = Job.over(
         program, client=client.address, trainer=trainer.address, steps=steps, checkpoint_interval=checkpoint_interval,
@@ -255,7 +255,7 @@ class Watched(Interpreter):
 
 
 class _Shown(Evidence):
-    """The values of a watched interpreter: those that its planned step makes, and between them those one by one."""
+    """The values of a watched interpreter: those of its planned step, and the rest computed one by one."""
 
     KEPT: ClassVar[Mapping[str, int]] = {"leaves": 2, "tensor_tree": 4, "accumulators": 1, "log_tree": 2}
     _interpreter: Watched

@@ -75,7 +75,7 @@ class ExpectedRun:
 
     @classmethod
     def decode(cls, name: str, data: bytes) -> Self:
-        """Reads a file, perhaps a stranger's. name: the file's, for messages. Raises `EncodingError`."""
+        """Decodes an untrusted file. name: its name, for messages. Raises `EncodingError`."""
         top = JsonObject.parse(name, data, 3)
         found: dict[str, Any] = {of: top.text(of, "[ -~]{0,64}", "a version") for of in ("torch", "transformers")}
         found |= {of: top.integer(of, 1, _MAX_STEPS) for of in ("steps", "checkpoint_interval")}
@@ -124,7 +124,7 @@ def names(corpus: Path = CORPUS) -> tuple[str, ...]:
 
 
 def expected(name: str, corpus: Path = CORPUS) -> tuple[ExpectedRun, Digest]:
-    """The roots that a program must reach, and the SHA-256 of the file that says so. Raises `ConfigurationError`."""
+    """The roots that a program must reach, and the SHA-256 of the file that has them. Raises `ConfigurationError`."""
     path = corpus / name / EXPECTED
     if not fullmatch(NAME, name) or not path.is_file():
         raise ConfigurationError(f"expected one of the programs {', '.join(names(corpus))}, got {name!r}")
@@ -133,7 +133,7 @@ def expected(name: str, corpus: Path = CORPUS) -> tuple[ExpectedRun, Digest]:
 
 
 def read(name: str, corpus: Path = CORPUS) -> CorpusProgram:
-    """A program from its folder, decoded and validated like any stranger's. Raises `VerificationError`."""
+    """A program from its folder, decoded and validated as untrusted input. Raises `VerificationError`."""
     (found, digest), folder = expected(name, corpus), corpus / name
     program = Program.decode(_decompressed(folder / PROGRAM))
     if program.root.hex() != found.program_root:
@@ -260,7 +260,7 @@ class CorpusStatement:
         return made
 
     def lines(self, signers: Sequence[Address]) -> list[str]:
-        """The statement in words, for people."""
+        """The statement as lines of text."""
         lines = [f"signed by {', '.join(map(intoto.hexed, signers))}", *([f"note: {self.note}"] if self.note else [])]
         lines += [f"{name}: {text}" for name, text in self.environment.items()]
         for where in dict.fromkeys((run.device, run.backend) for run in self.computed):

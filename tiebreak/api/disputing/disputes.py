@@ -41,9 +41,9 @@ MAX_F32: Final = 2.0**128 - 2.0**104
 class Dispute:
     """A finished game over a head.
 
-    final: as the trainer's archive can play it. located: of the game that says where the difference is, which is
-    another one if the archive could not answer; summary and walk are of that one. walk: one (tree, height, position)
-    for each selection of the first child node that differs.
+    final: of the game played from the trainer's archive. located: of the game that locates the difference, a second one
+    if the archive could not answer; summary and walk belong to it. walk: one (tree, height, position) for each
+    selection of the first child node that differs.
     """
 
     head: SignedHead
@@ -179,7 +179,7 @@ class _Fitted(Evidence):
 
 
 def _fitted(defended: RunDirectory, own: RunDirectory, count: int, interpreter: Interpreter) -> _Fitted | None:
-    """The answers a trainer would have to give on the first segment that differs; None if its archive does not tell."""
+    """The answers a trainer would have to give on the first segment that differs; None if its archive lacks them."""
     pairs = enumerate(zip(defended.records()[:count], own.records(), strict=False))
     checkpoint = next((number for number, (theirs, true) in pairs if theirs != true), None)
     try:

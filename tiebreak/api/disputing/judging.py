@@ -27,11 +27,11 @@ from tiebreak.protocol.tags import Digest
 _SIDES: Final = {Side.DEFENDER: "trainer", Side.CHALLENGER: "challenger"}
 MAX_FILE_BYTES: Final = 1 << 30
 MAX_END_AGE: Final = 3600
-"""Seconds after which the hub's word on a job that goes on is old: the job may have ended since."""
+"""The age in seconds at which a hub's statement that a job continues is stale, because the job may have ended since."""
 
 
 def read_transcripts(paths: Sequence[Path]) -> tuple[list[ReceivedPost], list[Complete]]:
-    """The contents of files from a hub: posts (`GET /posts`), by place, and its word on all posts of a job.
+    """The contents of files from a hub: posts (`GET /posts`) by place, and its signed number of all posts of a job.
 
     Raises `VerificationError`.
     """

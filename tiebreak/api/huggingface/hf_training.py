@@ -63,7 +63,7 @@ def train(
 
 
 def _check_start(trainer: Trainer, start: str | bool | None) -> None:
-    """Refuses to begin from the checkpoint of another training."""
+    """Raises `ConfigurationError` if the checkpoint is of another training."""
     folder = Path(str(trainer.args.output_dir)).resolve()
     checkpoints = [*folder.glob("checkpoint-[0-9]*")] if start is True else [Path(start).resolve()] if start else []
     if any(path.parent != folder or not (folder / RUN).is_dir() for path in checkpoints):

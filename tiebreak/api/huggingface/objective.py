@@ -18,12 +18,12 @@ _REPORTED: Final = ("_metrics", "_stored_metrics", "_total_train_tokens")
 """Attributes in which TRL's trainers and Axolotl's collect what they log."""
 _CLOSE: Final = 1e-4
 _CLOSE_IN_BF16: Final = 3e-2
-"""Gradients of a batch and of the same batch padded may be this far apart, relative to their norms."""
+"""The largest distance of the gradients of a batch with and without padding, relative to their norms."""
 
 
 @contextmanager
 def _silent(trainer: Any) -> Iterator[None]:
-    """Lets `compute_loss` report into nothing. All other attributes that it changes stay changed, and are noticed."""
+    """Discards what `compute_loss` reports. Changes of other attributes remain, and are detected."""
     aside = {name: copy.deepcopy(vars(trainer)[name]) for name in _REPORTED if name in vars(trainer)}
     tokens = {}
     if getattr(trainer.args, "include_tkps", False):  # Axolotl's counts, in its state
@@ -56,7 +56,7 @@ def value(trainer: Any, model: Any, inputs: Mapping[str, Any], items: Any) -> Te
 
 @contextmanager
 def ready(trainer: Any) -> Iterator[None]:
-    """Prepares the model for capture on the CPU, without what changes no bits there; afterwards all is as before.
+    """Prepares the model for capture on the CPU, without features that change no result; restores it afterwards.
 
     That is the checkpointing of activations (a run decides itself what to compute again), and the trainer's device,
     with which accelerate also wraps `forward` in autocast: the job's is that of the CPU.

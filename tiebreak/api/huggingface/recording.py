@@ -56,7 +56,7 @@ class Recording:
 
 
 class _Loader:
-    """The trainer's data loader, that notes its batches and gives them again in a second run of the loop."""
+    """The trainer's data loader, which records its batches and repeats them in a second run of the loop."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -65,7 +65,7 @@ class _Loader:
         """The random numbers' state before and after each batch, and whether a batch depends on it."""
         self.again: Iterator[tuple[list[dict[str, Any]], list[tuple[Any, Any, bool]]]] | None = None
         self.watches = False
-        """If something else has drawn, a warning says so, once."""
+        """Whether there may be a warning, given once, that other code has drawn random numbers."""
 
     def rewind(self) -> None:
         """Lets the loader give the recorded batches again."""
@@ -105,7 +105,7 @@ class _Loader:
             before = random_streams()
 
     def _depends(self, before: Any, after: Any) -> bool:
-        """Whether more was drawn than a seed for workers that do not exist."""
+        """Whether more random numbers were drawn than the seed of the loader's workers."""
         workers: int = getattr(self._loader, "num_workers", 1)
         if after == before or len(self._drawn[-1]) > 0 or workers > 0:
             return bool(after != before)
@@ -117,7 +117,7 @@ class _Loader:
 
 @contextmanager
 def replaced(target: Any, **values: Any) -> Iterator[None]:
-    """Sets attributes of one object, and puts back what was there."""
+    """Sets attributes of one object, and restores them afterwards."""
     missing = object()
     before = {name: vars(target).get(name, missing) for name in values}
     vars(target).update(values)
@@ -141,13 +141,13 @@ def same_draws() -> Iterator[None]:
 
 
 def loop(trainer: Trainer, **options: Any) -> Any:
-    """Runs the trainer's own loop, whatever stands in the place of `train`."""
+    """Runs the trainer's own loop, also if `train` is replaced."""
     own = type(trainer).train
     return getattr(own, "original", own)(trainer, **options)
 
 
 def record(trainer: Trainer) -> Recording:
-    """Runs the trainer's loop without computing or telling anything. The trainer is as before then.
+    """Runs the trainer's loop without computing or reporting, and restores the trainer afterwards.
 
     An evaluation loads its data, since that draws random numbers on which later batches may depend.
     """
@@ -191,7 +191,7 @@ def record(trainer: Trainer) -> Recording:
 
 @contextmanager
 def _as_before(trainer: Trainer) -> Iterator[None]:
-    """Puts back optimizer and schedule, which the loop makes anew, or moves on if they are the user's."""
+    """Restores optimizer and schedule, which the loop creates, or advances if they are the user's."""
     held: Any = trainer
     parts = [(part, copy.deepcopy(part.state_dict())) for part in (held.optimizer, held.lr_scheduler) if part]
     with replaced(trainer, optimizer=held.optimizer, lr_scheduler=held.lr_scheduler, _created_lr_scheduler=False):
@@ -216,7 +216,7 @@ class RecordedColumns:
 
 
 def columns(trainer: Trainer, recording: Recording) -> RecordedColumns:
-    """Pads the micro-batches to one shape. Raises `ConfigurationError`, by name, for what has no filling."""
+    """Pads the micro-batches to one shape. Raises `ConfigurationError` for a column without a padding value."""
     held: Any = trainer
     a = trainer.args.gradient_accumulation_steps
     # The micro-batches in order, the last of a short step again until it has `a`, with the share of each in the mean
@@ -304,7 +304,7 @@ def _stacked(trainer: Trainer, name: str, tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _tell_padding(rows: Sequence[dict[str, Any]], found: Mapping[str, Tensor]) -> None:
-    """Says what padding costs, by the widest array of the data."""
+    """Warns of the share of padding in the widest array of the data."""
     name = max(found, key=lambda name: found[name].numel())
     given, computed = sum(row[name].numel() for row in rows), found[name].numel()
     if (share := 1 - given / computed) > _MUCH_PADDING:

@@ -1,4 +1,4 @@
-"""Refuses trainers that ask for more than a run could follow: all of it in one message, by the user's names."""
+"""Refuses trainers with features that runs do not support, in one message that names all of them."""
 
 import sys
 import warnings
@@ -25,7 +25,7 @@ _ARGUMENTS: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
     "layer_offloading": ((False, None), "a run keeps all values in memory; leave it out"),
     "sync_ref_model": ((False,), "a reference model that moves in a callback is not part of the step"),
 }
-"""The values of each argument that ask for nothing, and why others are refused."""
+"""The values of each argument that have no effect, and the reason why others are refused."""
 _READING: Final = ("ReduceLROnPlateau", "GreedyLR")
 _LIBRARIES: Final = ("transformers.", "trl.", "peft.", "accelerate.", "axolotl.", "tiebreak.")
 
@@ -87,13 +87,13 @@ def _of_trainer(trainer: Trainer) -> Iterator[str]:
 
 
 def _owner(holder: Any, method: str) -> str:
-    """The module of the code that a method is, if there is one."""
+    """The name of the module that defines a method's code; empty if there is none."""
     bound = getattr(holder, method, None)
     return str(getattr(getattr(bound, "__func__", bound), "__module__", ""))
 
 
 def logs_in_loss(trainer: Trainer) -> bool:
-    """Whether a trainer of the user's own calls `log`, as far as its code shows."""
+    """Whether the source of a user-defined trainer calls `log`."""
     own = [value for kind in type(trainer).__mro__ if _is_users(kind.__module__) for value in vars(kind).values()]
     return any("log" in code.co_names for value in own if (code := getattr(value, "__code__", None)))
 
@@ -115,7 +115,7 @@ def _of_callbacks(trainer: Trainer) -> Iterator[str]:
 
 
 def warn_of_unread(args: TrainingArguments, read: set[str]) -> None:
-    """Warns of the user's own arguments that are set, and that nobody has read while the data were recorded."""
+    """Warns of user-defined arguments that are set but were never read while the data were recorded."""
     fresh = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(args)}
     kinds = [kind for kind in type(args).__mro__ if _is_users(kind.__module__)]
     own = {name for kind in kinds for name in vars(kind).get("__annotations__", {})}

@@ -41,7 +41,7 @@ def drive(
 
 
 class _Driven:
-    """A run in the place of a trainer's steps."""
+    """Runs a trainer's loop with the steps of a reproducible run."""
 
     def __init__(
         self, trainer: Any, run: Run, recording: Recording, steps: Generator[tuple[Step, dict[str, Tensor]]]
@@ -50,7 +50,7 @@ class _Driven:
         self.first, self._losses = run.step, run.losses
         self._steps = steps
         self.weights: Mapping[str, Tensor] = {}
-        """The weights after the last step, until the next is asked for."""
+        """The weights after the last step; valid until the next step."""
         self._done = 0
         """Micro-batches of this step that have passed."""
         recording.loader.watches = not self.first
@@ -60,7 +60,7 @@ class _Driven:
         self._written: dict[str, int] = {}
         """The version of each tensor after it was last written."""
         self.watched = any(_is_foreign(callback) for callback in self.callbacks.callbacks)
-        """Whether a callback that this module does not know may read the weights after each step."""
+        """Whether there are callbacks of other packages, which may read the weights after each step."""
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -34,8 +34,8 @@ class Machine:
     graphs: bool = True
     """Whether steps are replayed as CUDA graphs on CUDA devices. A warning names what prevents that."""
     uncompiled: bool = True
-    """Whether torch alone may compute where there are no compiled kernels; then a warning says so. It is a little
-    slower, but hundreds of times slower on data made for that, so a party that commits to results sets False."""
+    """Whether torch alone may compute where there are no compiled kernels; with a warning. That is a little slower,
+    but adversarial data make it hundreds of times slower, so a party that commits to results sets False."""
     policy: "LoggedPolicy | str | Path | None" = None
     """The thresholds of policy `logged`, which say how far this machine's own sums may be from the exact ones, or the
     file that holds them; None: those in the folder that is trained into, or else the proven bounds."""

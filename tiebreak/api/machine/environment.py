@@ -77,7 +77,7 @@ def kernels() -> tuple[KernelStatus, ...]:
 
 
 def describe_cuda() -> tuple[tuple[str, str], ...]:
-    """Everything that decides how a CUDA device computes; empty if there is none."""
+    """Properties and versions that determine how a CUDA device computes; empty if there is none."""
     if not torch.cuda.is_available():
         return ()
     names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
@@ -106,8 +106,8 @@ def own_folder() -> Path:
 def own_mark(of: str, path: Path) -> str:
     """The HMAC-SHA256, in hex, of a text and a path under a secret of this user.
 
-    Work that can be resumed carries it, so that work from a stranger's archive is not taken for the user's. The secret
-    is in `own_folder`, made at the first call. Raises `StorageError` if it cannot be kept there.
+    Work that can be resumed carries it, so that work planted by others is not resumed. The secret is in `own_folder`,
+    made at the first call. Raises `StorageError` if it cannot be kept there.
     """
     folder = own_folder()
     with storing(folder):

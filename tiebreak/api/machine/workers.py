@@ -108,7 +108,7 @@ class Channel:
                 self._records += self.receive()
 
     def listen(self, on_record: Callable[[Any], None]) -> None:
-        """Has each record taken in a thread of its own, and ends the process, whatever it does, with the connection."""
+        """Passes each record to a thread, and ends the process when the connection closes."""
 
         def take() -> None:
             try:

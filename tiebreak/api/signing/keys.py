@@ -121,7 +121,7 @@ def save_key(key: PrivateKey, path: str | Path, passphrase: str) -> None:
 
 
 def is_signer(path: str | Path) -> bool:
-    """Whether the key is one of a signer, which needs no passphrase here."""
+    """Whether the path is the socket of a signer, which needs no passphrase here."""
     return Path(path).is_socket()
 
 

@@ -57,9 +57,9 @@ class Bundle:
     state: dict[str, Tensor]
     data: dict[str, Tensor]
     check: str = "full"
-    """The kind of its check (`Captured`), as somebody wrote it."""
+    """The kind of check against PyTorch (`Captured`), as its maker states it; unverified."""
     origins: bytes = b""
-    """The contents of origins.json, as somebody wrote them: for readers only."""
+    """The contents of origins.json, unverified: only for messages."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.checkpoint_interval <= self.steps:

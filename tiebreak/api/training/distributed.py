@@ -1,4 +1,4 @@
-"""Joins the workers that `torchrun` has started, and finds out which one is gone when they lose each other."""
+"""Connects the workers that `torchrun` has started, and names the one that is gone when a connection breaks."""
 
 import os
 import signal
@@ -28,7 +28,7 @@ GO_ON: Final = "what is committed stays, start any number of workers to go on"
 
 
 class WorkerLost(StateError):
-    """The workers have lost each other. All that is committed stays, and any number of workers may go on from there."""
+    """The connection of the workers broke. Checkpoints remain, and any number of workers can continue from the last."""
 
 
 def launched() -> bool:

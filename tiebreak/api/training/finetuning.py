@@ -33,7 +33,7 @@ from tiebreak.protocol.errors import ConfigurationError
 IGNORED: Final = -100  # as torch's losses ignore by default
 LOSS: Final = "evaluation loss"
 LOSSES: Final = "evaluation.jsonl"
-"""The file, in the run's folder, of losses on rows that are not learnt. Nobody signs it."""
+"""The unsigned file, in the run's folder, of losses on held-out rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

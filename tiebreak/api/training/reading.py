@@ -14,7 +14,7 @@ CHECKS: Final = {
     "slice": "the program was compared with eager PyTorch on a slice, a few of its equal layers",
     "none": "the program was never compared with eager PyTorch",
 }
-"""The kinds of checks, and the words for each."""
+"""A sentence on each kind of check."""
 
 
 def open_directory(directory: Path) -> RunDirectory:
@@ -61,7 +61,7 @@ def show(run: RunDirectory) -> dict[str, Any]:
 
 
 def check_of(run: RunDirectory) -> str:
-    """One of `CHECKS`, as whoever made the folder says."""
+    """One of `CHECKS`, as the folder states it; unverified."""
     with run.folder() as folder:
         if not folder.holds(UNCHECKED):
             return "full"
@@ -69,7 +69,7 @@ def check_of(run: RunDirectory) -> str:
 
 
 def name_of(run: RunDirectory) -> str:
-    """The name of the task, as whoever made the folder says; empty if nobody says it."""
+    """The name of the task, as the folder states it; empty if it has none."""
     with run.folder() as folder:
         data = folder.read(TITLE, MAX_TITLE_BYTES) if folder.holds(TITLE) else b""
     return " ".join(printable(data.decode("utf-8", "replace")).split())

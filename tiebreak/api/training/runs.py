@@ -382,14 +382,14 @@ def draft(
 
 
 def notice(bundle: Bundle) -> dict[str, bytes]:
-    """Files for readers: the task's name, the origin of each instruction, and a mark if nobody checked the capture."""
+    """Unsigned files: the task's name, the origin of each instruction, and a mark if the capture was not checked."""
     mark = {} if bundle.check == "full" else {UNCHECKED: f"{bundle.check}: {CHECKS[bundle.check]}\n".encode()}
     return mark | {name: data for name, data in ((TITLE, titled(bundle.name)), (ORIGINS, bundle.origins)) if data}
 
 
 @taking(directory=PATH, machine=MACHINE)
 def open_run(directory: str | Path, *, machine: Machine = Machine()) -> Run:
-    """Opens an existing run, which may come from a stranger.
+    """Opens an existing run, which may be untrusted.
 
     Raises `VerificationError` if its files do not match its job.
     """

@@ -41,7 +41,7 @@ class FineTuning:
     def check(self, run: Path) -> "Prepared":
         """Reads the rows, each file once, and checks all that is quick: the model's settings, and those of a run there.
 
-        Raises `ConfigurationError` for the first thing that makes no job.
+        Raises `ConfigurationError` for the first invalid setting.
         """
         if not (config := self.model / "config.json").is_file():
             raise ConfigurationError(
@@ -101,5 +101,5 @@ def check_unchanged(path: Path, settings: Mapping[str, object]) -> None:
 
 
 def remember(path: Path, settings: Mapping[str, object]) -> None:
-    """Writes the settings that a folder is made with into a file in it. Nobody signs it: it makes refusals clear."""
+    """Writes the settings into an unsigned file of the folder, by which later refusals can name the difference."""
     write_file(path, json.dumps(settings, indent=1).encode())

@@ -67,7 +67,7 @@ def _checked(task: Task, chosen: torch.device, part: Slice | None) -> Captured:
 
 
 def _require_memory(task: Task, part: Task, step: Cost | None = None) -> None:
-    """Raises `ConfigurationError` if capture and its check take more memory than there is here.
+    """Raises `ConfigurationError` if capture and its check take more memory than this machine has.
 
     First the whole model's step is rehearsed: copies of its tensors and two sets of gradients. Then the engine takes
     two steps of `part`, the task itself or a slice of it, and keeps their gradients, the new state of the first and the

@@ -1,1 +1,1 @@
-"""Measurements that a worker makes of itself, and the places that show them."""
+"""Measurements that a worker makes of itself, and the rules that judge them."""

@@ -47,7 +47,7 @@ class WorkerStanding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """The standing of a rule, and the reason in words. Text that others chose is in it as `repr`."""
+    """The standing of a rule, and the reason as text, with untrusted strings in it as `repr`."""
 
     name: str
     standing: WorkerStanding
@@ -93,7 +93,7 @@ def as_line(line: ProcessStart | Sample) -> bytes:
 
 
 def read_line(raw: bytes) -> ProcessStart | Sample:
-    """Checks a line from a stranger. Raises `EncodingError`, which says what is wrong with it."""
+    """Decodes an untrusted line. Raises `EncodingError`, which names the error."""
     if len(raw) > MAX_LINE:  # a deeply nested one could exhaust the C stack of the parser
         raise EncodingError(f"expected at most {MAX_LINE} bytes, got more")
     try:
@@ -138,7 +138,7 @@ def _number(found: Mapping[str, Any], name: str, most: int, *, whole: bool = Fal
 
 @dataclass(slots=True)
 class Troubles:
-    """Problems of one rule, in words: the first three, and the number of all."""
+    """Problems of one rule, as text: the first three, and the number of all."""
 
     first: list[str] = field(default_factory=list)
     count: int = 0

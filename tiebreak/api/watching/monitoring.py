@@ -214,7 +214,7 @@ class RunMonitor:
             self._unlike[sample.step] = sample.loss_bits
 
     def _held(self, words: str, is_short: bool) -> str:
-        """The words, held back if a killed process may have left the line; one that is too long is noted at once."""
+        """The message for a bad line, kept back if a killed process may have left the line incomplete."""
         if not is_short:
             self._form.note(words)
         return words if is_short else ""

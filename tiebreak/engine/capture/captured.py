@@ -16,7 +16,7 @@ from tiebreak.engine.capture.step_run import CPU, same_tensors, untouched
 from tiebreak.engine.capture.task import Examples, Rows, Task, Windows
 from tiebreak.engine.capture.torch_updates import RecordedSteps, recorded, torch_update
 from tiebreak.engine.data import FactsCache, data_identities
-from tiebreak.engine.data.narrow import NARROW, fills_words, stored, words_of
+from tiebreak.engine.data.mapped import NARROW, fills_words, stored, words_of
 from tiebreak.engine.data.tensors import identities
 from tiebreak.engine.dtypes import PROTOCOL_DTYPES
 from tiebreak.engine.lowering import INTEGERS

@@ -253,7 +253,7 @@ def _refuse(refused: bool, what: str) -> None:
 def _stacked(data: Any) -> Any:
     """The examples of a list or of a PyTorch dataset as arrays, as `default_collate` stacks them; other data as it is.
 
-    Raises `ConfigurationError` if they are no numbers of equal shapes, or others at another look.
+    Raises `ConfigurationError` if they are no numbers of equal shapes, or differ when they are read again.
     """
     listed = isinstance(data, list | tuple) and bool(data) and isinstance(data[0], list | tuple | Mapping)
     stored = type(data) is TensorDataset or isinstance(data, IterableDataset) or not hasattr(data, "__len__")

@@ -109,7 +109,7 @@ ELEMENTWISE: Final = (SGD, Adam, AdamW, RMSprop, Adagrad, NAdam, RAdam, Lion)
 def wrong_update(task: Task, found: Sequence[StepOutcome], device: torch.device) -> str | None:
     """Describes the first parameter that torch's optimizer, given the engine's gradients, moves elsewhere.
 
-    task: the phase that the optimizer updates, or one of them. found: their outcomes in turn.
+    task: the phase that the optimizer updates, or one of them. found: the outcomes of these phases, in order.
     """
     prefixes = (MODEL,) if getattr(task.optimizer, "prefix", "") else (MODEL, AVERAGE)  # it moves on after all phases
     trained = [name for name, p in task.model.named_parameters() if p.requires_grad]

@@ -301,7 +301,7 @@ def _bytes_of(tensor: Tensor) -> Any:
 
 
 def _digest(read: Callable[[], Any]) -> int | None:
-    """A checksum of the bytes of an object that gives them away; None for others."""
+    """A checksum of the bytes of an object that has the buffer protocol; None for others."""
     try:
         return zlib.crc32(read())
     except (TypeError, ValueError, BufferError, RuntimeError):

@@ -183,7 +183,7 @@ class EffectWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return described(module_of(frame, self._paths), user_line(frame))
 
     def refuse(self, deed: str) -> None:
-        """Refuses the first deed of a kind, "written" (check 3) or "read" (check 8), with its place."""
+        """Raises `ConfigurationError` for the first forbidden write ("written", check 3) or read ("read", check 8)."""
         if deed in self._found:
             raise ConfigurationError(_DEEDS[deed].format(*self._found[deed]))
 
@@ -198,7 +198,7 @@ _DEEDS: Final = {
 
 
 def stays(place: str, deed: str, advice: str) -> ConfigurationError:
-    """The refusal of a deed of Python code, which a program would not do again."""
+    """The refusal of a side effect of Python code, which a program would not repeat in each step."""
     return ConfigurationError(
         f"the step cannot be captured: at {place} it {deed}. A program is captured once and then computed without your "
         f"Python code, so this would stay as it was at capture; {advice}"
@@ -341,7 +341,7 @@ def outside_reads(model: nn.Module) -> Iterator[Callable[[], None]]:
 
 
 def _deed(called: Any, frame: FrameType) -> tuple[str, str] | None:
-    """The forbidden deed of a call of a function in C, and advice; None if a step may make that call."""
+    """The side effect of a call of a function in C, and advice; None if a step may make that call."""
     owner, name = getattr(called, "__self__", None), getattr(called, "__name__", "")
     if isinstance(owner, random.Random) or name in ("urandom", "getrandom"):
         return f"reads random numbers of Python (`{name}`)", _RANDOM
@@ -392,7 +392,7 @@ def _deed_of_torch(owner: Any, name: str, frame: FrameType) -> tuple[str, str] |
 
 
 def refuse_python_state(run: StepRun, changed: Mapping[str, tuple[Any, Callable[[], Parts]]]) -> None:
-    """Refuses what a step changes and the next one reads. changed: what `Reach` has found."""
+    """Refuses what a step changes and the next one reads. changed: the result of `Reach.changed`."""
     for name in _carried(run, [*changed]):
         value, get = changed[name]
         start = get()

@@ -83,7 +83,7 @@ def _drawn(random: Random, number: Any) -> Any:
 
 
 def _place(func: Any, args: Sequence[Any]) -> str:
-    """The line that asks a question, and how; empty if a call of torch asks for no values."""
+    """The user's line that reads values of a tensor, and by which function; empty if a call of torch reads none."""
     name = getattr(func, "__name__", "")
     picks = name == "__getitem__" and any(
         isinstance(part, Tensor) and part.dtype in (torch.bool, torch.uint8)
@@ -137,7 +137,7 @@ class _Trial(TorchFunctionMode):
         self._places, self._asked, self.random = places, Counter[str](), Random(answer + change)  # noqa: S311
         self.flipped, self.answer, self.change = flipped, answer, change
         self.questions: dict[str, None] = {}
-        """The questions of yes or no that were asked, in order."""
+        """The decisions (yes or no) that the step took from values it read, in order."""
         self.given, self.unfollowed = 0, False
         """The count of numbers and lengths given so far, and whether one went where nobody can follow it."""
         self._kinds = {kind: _tracked(kind, self._choice, self._other, self._refuse) for kind in (int, float)}
@@ -216,7 +216,7 @@ def _tracked(
 
 
 def asked(model: nn.Module, loss: Callable[..., Tensor], batch: Sequence[Tensor]) -> Answers:
-    """The answers of a run in plain PyTorch to what a step asks."""
+    """Runs the step in plain PyTorch, and records the values that it reads."""
     answers = Answers()
     _results(model, loss, batch, answers)
     return answers

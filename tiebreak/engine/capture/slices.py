@@ -44,7 +44,7 @@ Layer = tuple[str, int] | None
 
 
 class NoSlice(ConfigurationError):
-    """A few layers of a model do not show what the others do, so the whole model is to be checked."""
+    """A few layers of a model do not represent the others, so the whole model has to be checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ class _Parts:
         self.across: set[int] = set()
         """Sums over several layers, which are in no group."""
         self.ahead: dict[int, int] = {}
-        """The values that stand in the next layer where these stand in theirs."""
+        """The corresponding value of the next layer, by value."""
         self._back: dict[int, int] = {}
         self._names, self._paths = names, layers
         ran: Layer = None
@@ -156,7 +156,7 @@ class _Parts:
         return [operand.value for operand in self.leaves[number].operands]
 
     def first(self, value: int) -> int:
-        """The value that stands in the earliest inner layer, or before it, where this one stands in its own."""
+        """The corresponding value of the earliest inner layer, or of what comes before the layers."""
         while value in self._back:
             value = self._back[value]
         return value

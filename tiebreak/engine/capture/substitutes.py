@@ -16,7 +16,7 @@ from tiebreak.engine.capture.user_code import is_users
 
 
 class _Number(type):
-    """The type of what stands for `float` and `int` (`of`): of a tensor with one integer, it gives a tensor."""
+    """The type of the stand-ins for `float` and `int` (`of`), which convert a tensor of one integer to a tensor."""
 
     of: type
 

@@ -30,7 +30,7 @@ from tiebreak.engine.capture.examples import (
     of_batch,
 )
 from tiebreak.engine.data import not_finite
-from tiebreak.engine.data.narrow import NARROW
+from tiebreak.engine.data.mapped import NARROW
 from tiebreak.engine.optimizers.settings import (
     MIN_EPS,
     SGD,
@@ -141,7 +141,7 @@ class Task:
             their sum. An optimizer may stand there more than once. `clip` is by phase; schedulers and `average` move on
             after the last.
         data: arrays by name, in the order in which the batch takes them, with examples along dim 0: float32, int64,
-            bool or narrower integers (`tiebreak.engine.data.narrow`) on the CPU, as tensors, numpy arrays, or files
+            bool or narrower integers (`tiebreak.engine.data.mapped`) on the CPU, as tensors, numpy arrays, or files
             (.npy, .safetensors; these stay on the disk), or one .safetensors file of all. Or a `TensorDataset`, or a
             Hugging Face `datasets.Dataset`: the columns that the loss names are taken, or all that are numbers. Or a
             list of examples, each a dict, a tuple or a pair, or any PyTorch dataset of such (`Subset` too), or a

@@ -148,7 +148,7 @@ class _Lines(TorchFunctionMode):
         self._counters, self._answers, self._weights = counters, answers, weights
         self._packed = substitutes.PackedSequences()
         self._asked = ""
-        """The place where the step first asked for the values of a tensor."""
+        """The user's line that first read the values of a tensor."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         line = user_line(sys._getframe(1))
@@ -178,7 +178,7 @@ class _Lines(TorchFunctionMode):
         return self._answered(*self._weights.call(func, args, kwargs or {}), line)
 
     def _answered(self, func: Any, args: Any, kwargs: Any, line: str) -> Any:
-        """Calls a function of torch. If it asks for values, the answer is that of plain PyTorch, or an error."""
+        """Calls a function of torch. If it reads values, the result is that of a run in plain PyTorch, or an error."""
         try:
             return _OWN.get(func, func)(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -199,7 +199,7 @@ class _Lines(TorchFunctionMode):
 
 
 def _refused(deed: str) -> ConfigurationError:
-    """The refusal of a step for what it does. deed: the place, in words, and what it does there."""
+    """The refusal of a step. deed: the place in the user's code, in words, and what it does there."""
     return ConfigurationError(f"the model cannot be captured: at {deed}")
 
 

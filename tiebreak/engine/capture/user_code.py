@@ -76,7 +76,7 @@ VALUES: Final[dict[str, str]] = {
                  "`torch.stack(outputs)[i]` for one of several layers; write sizes as numbers",
     "item": "keep the tensor, by `.detach()` without its gradient, and log by `callbacks`",
 }  # fmt: skip
-"""Advice by the function that asks for values; "rand" if what is asked for is drawn."""
+"""Advice by the function that reads values of a tensor; "rand" if these are random numbers."""
 
 _HALF = "of narrow floats only bfloat16 has a form; train with it, or in float32"
 DTYPE_HINTS: Final[dict[torch.dtype, str]] = {

@@ -1,13 +1,18 @@
-"""Tensors on mapped files.
+"""Arrays as tensors of a job's data: on mapped files, and narrow integers as whole words.
 
 Only the scattered reads of training use a mapping; a pass over a whole array reads it in blocks (`arrays`). The mapping
 is shared and read-only. Whatever its size, it takes no memory of its own, because the system may drop its pages at any
 time. Writing into such a tensor ends the process, and so does reading a part that was cut off the file.
+
+A program has no narrower integer than i64. So an array of narrower integers whose rows fill words becomes an array of
+words i64 with the same bytes, on the disk and under the data root, and the step takes its examples apart. One whose
+rows do not fill words (labels, tokens) becomes i64, element by element.
 """
 
 import mmap
 import warnings
 from collections.abc import Iterable
+from dataclasses import replace
 from math import prod
 from typing import Final
 
@@ -17,6 +22,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from tiebreak.engine.data.arrays import ArrayFile, check_bools
+from tiebreak.engine.data.elements import Element
 from tiebreak.protocol.errors import ConfigurationError
 from tiebreak.protocol.program.isa import DType
 
@@ -71,3 +77,33 @@ def check_unchanged(tensors: Iterable[Tensor]) -> None:
     for array in arrays.values():
         with array.opened():
             pass
+
+
+NARROW: Final = (torch.uint8, torch.int8, torch.int16, torch.int32)
+_WORD: Final = 8
+"""The bytes of an i64."""
+
+
+def fills_words(array: Tensor) -> bool:
+    """Whether an array of narrow integers has rows of whole words."""
+    return array.dtype in NARROW and array.ndim > 1 and prod(array.shape[1:]) * array.element_size() % _WORD == 0
+
+
+def words_of(array: Tensor) -> tuple[int, int]:
+    """The shape of such an array's words: rows, and words of a row."""
+    return array.shape[0], prod(array.shape[1:]) * array.element_size() // _WORD
+
+
+def stored(array: Tensor) -> Tensor:
+    """The array as data of a job: words i64 [N, words of a row], i64, or the array itself if it is not narrow.
+
+    A mapped array that begins at a multiple of 8 bytes stays in its file.
+    """
+    if array.dtype not in NARROW:
+        return array
+    if not fills_words(array):
+        return array.to(torch.int64)
+    if (source := source_of(array)) is not None and source.offset % _WORD == 0:
+        return map_array(replace(source, element=Element.I64, shape=words_of(array)))
+    # A copy begins at a multiple of 64 bytes, as torch allocates; a view of the user's memory may not.
+    return array.contiguous().clone().flatten().view(torch.int64).view(words_of(array))

@@ -31,7 +31,6 @@ from tiebreak.engine.distributed import wire
 from tiebreak.engine.distributed.exchange import JOINED, Collectives, Exchange, Swap, numbering
 from tiebreak.engine.distributed.layout import Split, share
 from tiebreak.engine.distributed.partition import AllGather, SharedSum
-from tiebreak.engine.distributed.sizes import BOUND_BYTES, SUM_BYTES
 from tiebreak.protocol.numbers.float32 import MAX_PRECISION
 from tiebreak.protocol.program.isa import Instruction
 
@@ -64,7 +63,7 @@ class SharedArithmetic(Arithmetic):
         self._messages: dict[int, _Message] = {}
 
     def look_ahead(self, gathers: Iterable[tuple[AllGather, Tensor]]) -> None:
-        """Sends what the next step gathers before it asks, in its order, from the shards that exist.
+        """Begins to gather the next step's weights before the step reads them. gathers: in the order of reading.
 
         So the weights of the next layers are on their way while this one is computed.
         """
@@ -267,7 +266,7 @@ class _Message:
             pieces = [self._piece(parts, shares) for shares in self._shares]
         mine = pieces[self.collectives.exchange.worker]
         into = [self.collectives.empty(mine.shape, torch.uint8) for _ in pieces]
-        size = SUM_BYTES * len(coded) + BOUND_BYTES * len(flat)
+        size = wire.SUM_BYTES * len(coded) + wire.BOUND_BYTES * len(flat)
         for each in self.sums:  # nothing reads the FP64 sums while the message is on its way
             each.part = replace(each.part, sums=coded.new_empty(0))
         return Swap(pieces, into, size, lambda: self._total(into))

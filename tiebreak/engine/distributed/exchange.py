@@ -95,7 +95,7 @@ Empty = Callable[[Sequence[int], torch.dtype], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Something that the workers are about to send each other."""
+    """A prepared exchange: what this worker sends to each worker, and where it receives their pieces."""
 
     pieces: Sequence[Tensor]
     """The pieces for each worker, 1-d."""

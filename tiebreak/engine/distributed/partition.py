@@ -29,12 +29,20 @@ from typing import Final
 from tiebreak.engine.arithmetic.plan.chains import RandomFrom
 from tiebreak.engine.arithmetic.plan.views import Dim, coalesce
 from tiebreak.engine.distributed.layout import Split, along, cut, leading, localized, share
-from tiebreak.engine.distributed.sizes import BOUND_BYTES, LEAST, SMALL, SUM_BYTES, TOLD
+from tiebreak.engine.distributed.wire import BOUND_BYTES, SUM_BYTES
 from tiebreak.protocol.program import isa
 from tiebreak.protocol.program.isa import Access, DType, Instruction, MapFunction, Opcode, ReduceFunction, SourceKind
 from tiebreak.protocol.program.isa import row_major as contiguous
 from tiebreak.protocol.program.program import Program
 
+LEAST: Final = 1 << 12
+"""Results of fewer elements than this, divided by the square of the number of workers, are computed whole, unless an
+operand is held in shards. Sending all to everyone costs as many times what shards cost as there are workers."""
+SMALL: Final = 1 << 11
+"""Results that all need are rounded by every worker, if it sends at most this many sums for that."""
+TOLD: Final = 3
+"""Sums that every worker rounds may take, in all, this part of DDP's bytes, divided by the square of the number of
+workers. The smallest results are taken first."""
 _RESULT: Final = 0
 """The strides of the result come before those of the operands."""
 

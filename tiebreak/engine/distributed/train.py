@@ -13,9 +13,9 @@ from torch import Tensor
 from tiebreak.engine.arithmetic.plan.chains import PreparedChain
 from tiebreak.engine.arithmetic.plan.options import Operands
 from tiebreak.engine.distributed.arithmetic import SharedArithmetic
-from tiebreak.engine.distributed.exchange_buckets import joined, reads_state
 from tiebreak.engine.distributed.layout import share
 from tiebreak.engine.distributed.partition import AllGather, Partition, SharedSum
+from tiebreak.engine.distributed.plan import joined, reads_state
 from tiebreak.engine.run.directory import RunDirectory
 from tiebreak.engine.run.interpreter import Interpreter, NotFiniteError, Observer, Planned, State, StepResult, Sums
 from tiebreak.engine.run.loop import exact, steps

@@ -24,8 +24,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from tiebreak.engine.distributed.sizes import BOUND_BYTES, SUM_BYTES
-
+SUM_BYTES: Final = 6
+BOUND_BYTES: Final = 2
 SCALE: Final = 2.0**47
 """Units of a bound."""
 ROUNDINGS: Final = 40

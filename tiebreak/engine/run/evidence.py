@@ -52,7 +52,10 @@ class _Found(Exception):
 
 
 class Evidence:
-    """Answers `sides.Oracle` from a run directory, by way of an interpreter that computes what the run's did."""
+    """The trees that a party shows in a dispute (`sides.Oracle`), rebuilt from its run directory on request.
+
+    The interpreter must compute what the run's did.
+    """
 
     KEPT: ClassVar[Mapping[str, int]] = {
         "value_tree": 4, "tensor": 64, "tensor_tree": 4, "accumulators": 1, "log_tree": 2,

@@ -35,7 +35,8 @@ Body = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor], dict[str, Tensor
 class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts, by function of the engine, where the host reads from the device or copies to it.
 
-    Those are operations whose result the host reads or whose size it must know. On a CPU: where it would.
+    Those are operations whose result the host reads or whose size it must know. On a CPU, which has no device to wait
+    for, the same operations count.
     """
 
     READING: Final = ("_local_scalar_dense", "nonzero", "masked_select", "unique_consecutive", "_unique2", "equal")
@@ -101,7 +102,7 @@ class Graph:
         """Memory for the values of a step, which the graph takes as long as it exists."""
 
     def fits(self, arithmetic: Arithmetic, data: Mapping[str, Tensor]) -> bool:
-        """Whether what was captured is still where it was."""
+        """Whether the data and notes that the graph reads still lie at the addresses that it captured."""
         return arithmetic.backend.notes is self._notes and all(data[n] is tensor for n, tensor in self._data.items())
 
     def step(self, number: int, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -112,7 +113,7 @@ class Graph:
         return dict(self._state)
 
     def _take(self, state: Mapping[str, Tensor]) -> None:
-        """Brings a state to its place."""
+        """Copies a state into the tensors that the graph reads and overwrites."""
         moved = {n: x for n, x in state.items() if x.data_ptr() != self._state[n].data_ptr()}
         aside = {name: tensor.clone() for name, tensor in moved.items()}  # one entry may lie in another's place
         for name, tensor in aside.items():
@@ -120,7 +121,7 @@ class Graph:
 
 
 class Graphs:
-    """Replays the steps of one interpreter, if nothing prevents it; otherwise says so once, and does without."""
+    """Replays the steps of one interpreter as a CUDA graph; where that is impossible, warns once and does without."""
 
     def __init__(self, arithmetic: Arithmetic, compares: Callable[[int], bool], frozen: Set[str]) -> None:
         """compares: whether a step, by its number, is also computed without the graph. frozen: what no step changes."""

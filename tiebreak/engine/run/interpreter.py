@@ -33,20 +33,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
 
 from tiebreak.engine.arithmetic import Arithmetic
-from tiebreak.engine.arithmetic.backend import is_host
+from tiebreak.engine.arithmetic.backend import free_memory, is_host
 from tiebreak.engine.arithmetic.plan.chains import CHAINED, Member, PreparedChain
 from tiebreak.engine.arithmetic.plan.ziv import NearTies
 from tiebreak.engine.data.tensors import canonical, widened
 from tiebreak.engine.native import traces
 from tiebreak.engine.run import schedule
 from tiebreak.engine.run.graphs import INTERVAL, Graphs, owned
-from tiebreak.engine.run.placement import place
 from tiebreak.engine.run.schedule import Unit, slot_name
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.errors import ConfigurationError, StateError
@@ -462,3 +461,37 @@ def _trace(step: int, executor: Any, program: Program, arithmetic: Arithmetic) -
         sys.stderr.write(f"step {step}, {indices}: {' '.join(names)}, {what}, {took:.3f} ms\n")
 
     executor.execute = shown
+
+
+SHARE: Final = 2
+"""Tables may take 1/SHARE of the device's free memory; the rest is for the steps."""
+
+
+def tables(program: Program) -> frozenset[str]:
+    """The names of data that only gathers read, and only as their table."""
+    otherwise = {commit.operands[0].value for commit in program.commits}
+    for instruction in program.body:
+        first = 1 if instruction.opcode == Opcode.GATHER else 0
+        otherwise |= {operand.value for operand in instruction.operands[first:]}
+    return frozenset(slot_name(program.body[n]) for n in program.sources(SourceKind.DATA) if n not in otherwise)
+
+
+def place(
+    program: Program, data: Mapping[str, Tensor], device: torch.device, room: int | None = None
+) -> dict[str, Tensor]:
+    """The data, contiguous, on the device, except tables (from the smallest up) that exceed `room` bytes in total.
+
+    Those stay on the CPU, mapped from their files: only gathers read them, so the indices are sent there and the
+    gathered rows come back. The placement affects no result. room: by default half of the free memory on a CUDA device,
+    and unlimited elsewhere.
+    """
+    if room is None and (free := free_memory(device)) is not None:
+        room = free // SHARE
+    left = {name for name in data if name in tables(program)} if room is not None else set()
+    for name in sorted(left, key=lambda name: (data[name].nbytes, name)):
+        assert room is not None
+        if data[name].nbytes > room:
+            break
+        room -= data[name].nbytes
+        left.discard(name)
+    return {name: (tensor.cpu() if name in left else tensor.to(device)).contiguous() for name, tensor in data.items()}

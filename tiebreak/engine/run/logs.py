@@ -1,4 +1,4 @@
-"""The rounding logs of a run, as the run asks for them. Whoever computes a run hands in the object that keeps them.
+"""The interface by which a computation of a run reads and stores its rounding logs, and reports on following them.
 
 `tiebreak.engine.logged` holds the two kinds: `LogsInProgress` records those of a run that is computed, `CommittedLogs`
 reads those of a published run. A run of policy `exact` has no logs (`NO_LOGS`).

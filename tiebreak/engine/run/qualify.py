@@ -158,7 +158,7 @@ def _operands(arithmetic: Arithmetic, case: _Case) -> list[Tensor]:
 
 
 def _rehearse(arithmetic: Arithmetic, vectors: Sequence[tuple[_Case, Sequence[int]]]) -> None:
-    """Does what qualification does on the device, and compares nothing."""
+    """Executes all cases once without comparing results, so that their kernels can be compiled ahead."""
     for case, _ in vectors:
         arithmetic.execute(case.instruction, _operands(arithmetic, case), 0)
     for _ in _chained(arithmetic, vectors):

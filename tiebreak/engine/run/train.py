@@ -115,7 +115,7 @@ class Worker:
                 is_checkpoint = step == job.last_step(checkpoint := job.checkpoint_of(step))
                 commits += [committer.wait()] if is_checkpoint else []
                 waiting = time.perf_counter() - started - seconds
-                self._told(*commits)  # now: the next checkpoint drops the state of this one, if it is not kept
+                self._report(*commits)  # now: the next checkpoint drops the state of this one, if it is not kept
                 if is_checkpoint:
                     check_unchanged(data.values())
                     whole, log_root = interpreter.whole(result.state), self._logs.log_root(checkpoint)
@@ -129,7 +129,7 @@ class Worker:
                 )  # fmt: skip
                 yield progress, result.state
                 started, resolving = time.perf_counter(), stats.seconds_resolving
-            self._told(committer.wait())
+            self._report(committer.wait())
 
     @contextmanager
     def _committing(self) -> Iterator[tuple[Committer, int]]:
@@ -145,12 +145,12 @@ class Worker:
                     yield committer, step
                 except BaseException as error:
                     try:
-                        self._told(committer.wait())
+                        self._report(committer.wait())
                     except Exception as other:  # a second error must not hide the first
                         error.add_note(f"nor is the checkpoint before it committed: {other}")
                     raise
 
-    def _told(self, *commits: Commit | None) -> None:
+    def _report(self, *commits: Commit | None) -> None:
         for commit in commits:
             if commit is not None:
                 self._on_commit(commit)

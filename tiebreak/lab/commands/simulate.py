@@ -117,7 +117,7 @@ def conclusion(summary: Json) -> Iterator[str]:
 
 
 def _teller(games: int) -> Callable[[Json, int], None]:
-    """Tells of the progress of a series every now and then, and of broken promises at once."""
+    """Prints the progress of a series about twenty times, and each broken promise at once."""
     began, played = time.monotonic(), count(1)
 
     def tell(record: Json, done: int) -> None:

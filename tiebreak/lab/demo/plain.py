@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from itertools import islice
@@ -99,30 +99,22 @@ def batches(task: Task, dtype: torch.dtype = torch.float32) -> Iterator[tuple[Te
 
 
 def train(
-    task: Task,
-    state: dict[str, Tensor] | None = None,
-    dtype: torch.dtype = torch.float32,
-    on_step: Callable[[int, float], None] | None = None,
+    task: Task, state: dict[str, Tensor] | None = None, dtype: torch.dtype = torch.float32
 ) -> tuple[nn.Module, PlainTraining]:
     """Trains a copy of the task's model, starting from `state` if given. The task's own model does not change."""
     model = copy.deepcopy(task.model)
     load_state(model, task.initial_state() if state is None else state)
     model.to(dtype)
     optimizer = make_optimizer(task, model)
-    rates = task.learning_rates().tolist()
-    losses = []
     drawn = batches(task, dtype)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(task.seed)
         started = time.perf_counter()
-        for step in range(task.steps):
-            losses.append(take_step(task, model, optimizer, rates[step], drawn))
-            if on_step is not None:
-                on_step(step + 1, losses[-1])
+        losses = tuple(take_step(task, model, optimizer, rate, drawn) for rate in task.learning_rates().tolist())
         seconds = time.perf_counter() - started
     digest = state_sha256(model)
     metrics = task.evaluate(model.float().eval()) if task.evaluate is not None else {}
-    return model, PlainTraining(state_sha256=digest, losses=tuple(losses), metrics=metrics, seconds=seconds)
+    return model, PlainTraining(state_sha256=digest, losses=losses, metrics=metrics, seconds=seconds)
 
 
 # ---------------------------------------------------------------- runs that differ only in threads and instruction set

@@ -14,7 +14,7 @@ FORMAT: Final = 1
 
 
 class Loser(StrEnum):
-    """The party that lost a game, which is all that a verdict says."""
+    """The party that lost a game."""
 
     TRAINER = "trainer"
     CHALLENGER = "challenger"
@@ -188,7 +188,7 @@ class DisputeResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """Everything that the demo found. environment: name -> value, for example the CPU and the torch version."""
+    """The results of the whole demo. environment: name -> value, for example the CPU and the torch version."""
 
     environment: tuple[tuple[str, str], ...]
     jobs: tuple[JobResult, ...]

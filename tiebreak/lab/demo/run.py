@@ -192,7 +192,7 @@ _LOSERS: Final = {Side.DEFENDER: Loser.TRAINER, Side.CHALLENGER: Loser.CHALLENGE
 
 
 def _narrowed_to(state: GameState, level: Level, position: int) -> str:
-    """Describes what a walk has found once it has reached leaf `position` of the tree of a level."""
+    """Names the object at leaf `position` of a level's tree, for instance a segment's steps."""
     match level:
         case Level.RUN:
             job = state.job

@@ -175,13 +175,10 @@ class Figures:
         return replace(found, bought=found.own_share) if found.seated and not found.bought else found
 
 
-def _figures() -> dict[str, tuple[type, Range]]:
-    """Maps each name to its type (int or Fraction) and range, in order."""
-    hints = get_type_hints(Figures, include_extras=True)
-    return {name: (hint.__origin__, hint.__metadata__[0]) for name, hint in hints.items()}
-
-
-FIGURES: Final = _figures()
+FIGURES: Final[dict[str, tuple[type, Range]]] = {
+    name: (hint.__origin__, hint.__metadata__[0]) for name, hint in get_type_hints(Figures, include_extras=True).items()
+}
+"""Maps each figure to its type (int or Fraction) and range, in order."""
 
 
 def _number(name: str, value: object, kind: type) -> int | Fraction:

@@ -63,13 +63,10 @@ def moves_of(game: Mapping[str, int]) -> dict[str, int]:
     return {**dict.fromkeys(once, 1), "descend": descents, "select": descents + showing}
 
 
-def first_writes(game: Mapping[str, int]) -> Fraction:
-    """The factor by which a whole game costs more than its moves' medians, as the first write to a slot costs more."""
-    return Fraction(game["in all"], sum(game[kind] * number for kind, number in moves_of(game).items()))
-
-
 def sides(game: Mapping[str, int]) -> tuple[int, int]:
     """(defender's, challenger's) gas of a whole game."""
-    moves, scale = moves_of(game), first_writes(game)
+    moves = moves_of(game)
+    # A whole game costs more than its moves' medians, because the first write to a slot costs more.
+    scale = Fraction(game["in all"], sum(game[kind] * number for kind, number in moves.items()))
     defender = sum(game[kind] * number for kind, number in moves.items() if kind in ("descend", *_OPENINGS))
     return round(defender * scale), round(game["in all"] - defender * scale)

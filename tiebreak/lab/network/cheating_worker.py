@@ -25,7 +25,7 @@ class BentEvidence(ForgedEvidence, worker_tasks.RestlessEvidence):
 
 
 class TamperedTasks(worker_tasks.WorkerTasks):
-    """Computes a job, but for one lie, and shows evidence that fits it."""
+    """A worker that computes a job with one false number, and evidence that is consistent with it."""
 
     EVIDENCE = BentEvidence
 

@@ -204,7 +204,7 @@ class Child:
 
 
 class LocalNetwork:
-    """The processes, and what they tell."""
+    """Starts the processes of one job, prints the events of their logs, and ends them."""
 
     def __init__(self, plan: UpPlan, say: Callable[[str], None]) -> None:
         self.plan, self._say, self._port = plan, say, plan.port or free_port()
@@ -220,7 +220,7 @@ class LocalNetwork:
     # ------------------------------------------------------------------ processes
 
     def run(self) -> Ending:
-        """Start all of them, and tell what happens until Ctrl-C, or until the job is over. Ends all of them."""
+        """Start all processes and print events until Ctrl-C, or until the job is over; then end all processes."""
         plan = self.plan
         if _answers(self._port):
             raise ConfigurationError(f"expected port {self._port} to be free, got one in use; choose another --port")
@@ -234,7 +234,8 @@ class LocalNetwork:
             self._wait(hub, lambda: _answers(self._port))
             self._tell("page", f"open {self.page} to watch")
             self.ending.moments["page"] = self._seconds()
-            capture = self._capture()
+            steps = [] if plan.steps is None else ["--steps", str(plan.steps)]
+            capture = self._start("capture", "capture", plan.task, "--output", str(plan.folder / "task"), *steps)
             addresses = {name: self._party(name, board, rpc) for name in plan.parties}
             self._wait(capture, capture.is_done, 10 * START_SECONDS)
             self._offer(addresses, board)
@@ -271,10 +272,6 @@ class LocalNetwork:
     def _heard(self, name: str, line: str) -> None:
         self._lines.put((name, line))
 
-    def _capture(self) -> Child:
-        steps = [] if self.plan.steps is None else ["--steps", str(self.plan.steps)]
-        return self._start("capture", "capture", self.plan.task, "--output", str(self.plan.folder / "task"), *steps)
-
     def _chain(self) -> tuple[str, str]:
         """Start the chain. Returns the address of its board, and its URL."""
         keys, found = self.plan.folder / "accounts", self.plan.folder / "chain.log"
@@ -287,7 +284,7 @@ class LocalNetwork:
         return board, str(document["rpc"])
 
     def _serve(self, hub: Child, board: str, rpc: str) -> None:
-        """Start the hub, which has imported its modules by now, on a board or on paper."""
+        """Start the hub, whose modules are imported by now, on a board's chain or without a chain."""
         folder = self.plan.folder / "hub"
         folder.mkdir()
         self._new_key(folder / "hub.pem")
@@ -358,7 +355,7 @@ class LocalNetwork:
         keys.save_key(keys.new_key(), path, self._environment["TIEBREAK_PASSPHRASE"])
 
     def _wait(self, child: Child, found: Callable[[], Any], seconds: float = START_SECONDS) -> Any:
-        """Waits for a child's result while the story goes on. Raises `StateError` if it fails, or takes too long."""
+        """Waits for a child's result and prints events meanwhile. Raises `StateError` if it fails or takes too long."""
         end = time.monotonic() + seconds
         if not found():
             self._tell("up", f"waits for {_WAITED[child.name]}; its log is {child.log}")
@@ -382,7 +379,7 @@ class LocalNetwork:
         self._say(f"{self._seconds():6.1f} s  {who:<9}{printable(text)}")
 
     def _story(self) -> None:
-        """Print the story from the parties' logs, until the job has ended and the plan says to end then."""
+        """Print events from the parties' logs until the job has ended, or until Ctrl-C if the plan is to stay."""
         while self.plan.until_over is False or not self.ending.status:
             for name in ("chain", "hub", *self.plan.parties):
                 if name in self._children:
@@ -394,7 +391,7 @@ class LocalNetwork:
             self._listen(0.5)
 
     def disturb(self) -> None:
-        """Called again and again while the job goes on; tests kill processes here."""
+        """Called about twice a second until the job has ended; tests kill processes here."""
 
     def _listen(self, seconds: float) -> None:
         """Print the lines that the parties have logged, or log within these seconds."""
@@ -404,7 +401,7 @@ class LocalNetwork:
                 self.told(*self._lines.get_nowait())
 
     def told(self, name: str, line: str) -> None:
-        """Tell one line of a party's log, if it belongs to the story."""
+        """Print one line of a party's log if its event is shown, and note the job's status."""
         try:
             found = json.loads(line)
             event, text, level = found["event"], found["text"], found["level"]

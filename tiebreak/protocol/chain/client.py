@@ -73,7 +73,8 @@ class Chain:
     """
 
     def __init__(self, node: Node) -> None:
-        self._node = node
+        """`node` answers for the chain; callers that follow the chain block by block ask it themselves."""
+        self.node = node
         self._deployment: Deployment | None = None
         self._outboxes: dict[Address, Outbox] = {}
 
@@ -96,10 +97,10 @@ class Chain:
         Raises `InsufficientFunds` before anything is sent if the account cannot pay for all of them.
         """
         gas = sum(map(creation_gas, CONTRACTS))
-        self._node.require(signer.address, gas * first_bid(self._node.market(), NO_CAP).most)
+        self.node.require(signer.address, gas * first_bid(self.node.market(), NO_CAP).most)
         made: list[Address] = []
         # The games get the address of the board, which the transaction after theirs creates.
-        nonce = self._node.count(signer.address) + len(CONTRACTS) - 1
+        nonce = self.node.count(signer.address) + len(CONTRACTS) - 1
         number = nonce.to_bytes(-(-nonce.bit_length() // 8), "big")
         board = Address(bytes(keccak(encode([signer.address, number])))[12:])
         for name in CONTRACTS:
@@ -130,15 +131,11 @@ class Chain:
 
     @property
     def chain_id(self) -> int:
-        return self._node.chain_id
+        return self.node.chain_id
 
     def entropy(self) -> bytes:
         """The `prevrandao` that a transaction in the newest block would see. A header may have another one."""
-        return self._node.call(None, bytes.fromhex("44 6000 52 6020 6000 f3"))  # stores it, and returns the word
-
-    def code(self, address: Address) -> bytes:
-        """The code at an address; empty for an account without code."""
-        return self._node.code(address)
+        return self.node.call(None, bytes.fromhex("44 6000 52 6020 6000 f3"))  # stores it, and returns the word
 
     @property
     def deployment(self) -> Deployment:
@@ -150,7 +147,7 @@ class Chain:
     @property
     def domain(self) -> Domain:
         """The EIP-712 domain of jobs and heads on this board."""
-        return Domain(chain_id=self._node.chain_id, contract=self.deployment.board)
+        return Domain(chain_id=self.node.chain_id, contract=self.deployment.board)
 
     # ------------------------------------------------------------------ transactions
 
@@ -162,7 +159,7 @@ class Chain:
         return Receipt(
             transaction=bytes(receipt["transactionHash"]),
             block=block,
-            timestamp=self._node.timestamp(block),
+            timestamp=self.node.timestamp(block),
             gas_used=int(receipt["gasUsed"]),
             calldata_bytes=len(data),
             events=tuple(event for log in receipt["logs"] if (event := self.event_in(log)) is not None),
@@ -174,7 +171,7 @@ class Chain:
         A driver that must not wait posts and looks there itself; `send` and `play` do both, and wait.
         """
         if signer.address not in self._outboxes:
-            self._outboxes[signer.address] = Outbox(self._node, signer, **settings)
+            self._outboxes[signer.address] = Outbox(self.node, signer, **settings)
         elif settings:
             raise StateError("expected the settings of an outbox before its first use, got them after")
         return self._outboxes[signer.address]
@@ -182,7 +179,7 @@ class Chain:
     def post(self, signer: PrivateKey, call: Call, *, deadline: int = 0, name: bytes = b"") -> Sent:
         """Try a call and send it, without waiting for a block. See `Outbox.post`."""
         data, to = call.data, self.deployment.named()[call.contract]
-        gas = self._node.try_out(signer.address, to, data, call.value, gas_limit(call))
+        gas = self.node.try_out(signer.address, to, data, call.value, gas_limit(call))
         return self.outbox(signer).post(to, data, call.value, gas=gas, deadline=deadline, name=name)
 
     def _transact(
@@ -191,15 +188,15 @@ class Chain:
         """Try a transaction, send it and wait for its receipt."""
         outbox = self.outbox(signer)
         for _ in range(DISPLACEMENTS):
-            self._node.require(signer.address, value)
-            gas = self._node.try_out(signer.address, to, data, value, limit)
+            self.node.require(signer.address, value)
+            gas = self.node.try_out(signer.address, to, data, value, limit)
             sent = outbox.post(to, data, value, gas=gas)
             outbox.wait(sent, RECEIPT_SECONDS)
             if sent.receipt is None:
                 continue  # another process has used its number
             if sent.receipt["status"] != 1:
                 # The chain moved on between trying and mining, so trying again shows what changed.
-                self._node.try_out(signer.address, to, data, value, limit)
+                self.node.try_out(signer.address, to, data, value, limit)
                 raise decode_revert(b"", "the transaction failed though it had been tried and would succeed now")
             return sent.receipt
         raise NodeError(f"expected a number of its own for a transaction, got one in use {DISPLACEMENTS} times")
@@ -218,7 +215,7 @@ class Chain:
     def pass_until(self, instant: int) -> None:
         """Let time pass to an instant, unless it has come. Raises `NodeError` for all but development nodes."""
         if instant > self.now():
-            self._node.mine_at(instant)
+            self.node.mine_at(instant)
 
     # ------------------------------------------------------------------ reading
 
@@ -232,19 +229,14 @@ class Chain:
         found: GameRecord = self._read(Call("game", (game_id,)))
         return found
 
-    @property
-    def node(self) -> Node:
-        """The chain's node, for callers that follow the chain block by block."""
-        return self._node
-
     def logs(self, first_block: int, last_block: int) -> Sequence[Mapping[str, Any]]:
         """The logs of the contracts in these blocks, as the node has them."""
-        return self._node.logs((self.deployment.board, self.deployment.games), [], first_block, last_block)
+        return self.node.logs((self.deployment.board, self.deployment.games), [], first_block, last_block)
 
     def events(self, game_id: Digest | None = None, first_block: int = 0) -> list[Event]:
         """The events of board and games, oldest first; only those of one game if its id is given."""
         topics = [] if game_id is None else [None, game_id]
-        logs = self._node.logs((self.deployment.board, self.deployment.games), topics, first_block)
+        logs = self.node.logs((self.deployment.board, self.deployment.games), topics, first_block)
         return [event for log in logs if (event := self.event_in(log)) is not None]
 
     def credit(self, account: Address) -> int:
@@ -252,15 +244,15 @@ class Chain:
         return int(self._read(Call("credit", (account,))))
 
     def balance(self, account: Address) -> int:
-        return self._node.balance(account)
+        return self.node.balance(account)
 
     def now(self) -> int:
-        return self._node.timestamp()
+        return self.node.timestamp()
 
     # ------------------------------------------------------------------ inner workings
 
     def _read(self, call: Call, contract: Address | None = None) -> Any:
-        data = self._node.call(self.deployment.named()[call.contract] if contract is None else contract, call.data)
+        data = self.node.call(self.deployment.named()[call.contract] if contract is None else contract, call.data)
         try:
             return call.result(data)
         except DecodingError as error:
@@ -289,10 +281,10 @@ class Chain:
         )
 
     def _require_code(self, name: str, address: Address, creation: bytes | None) -> None:
-        found = self._node.code(address)
+        found = self.node.code(address)
         if not found:
             raise ContractMismatch(name, address, "an account without code")
-        if creation is not None and found != self._node.call(None, creation):
+        if creation is not None and found != self.node.call(None, creation):
             raise ContractMismatch(name, address, "another contract or version")
 
     def event_in(self, log: Mapping[str, Any]) -> Event | None:

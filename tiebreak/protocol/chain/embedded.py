@@ -52,7 +52,7 @@ class EmbeddedChain(Chain):
 
     def fund(self, account: Address, wei: int = DEFAULT_FUNDS) -> None:
         """Give an account wei, taken from the richest of the chain's initial accounts."""
-        eth = self._node.web3.eth
+        eth = self.node.web3.eth
         with node_errors():
             source = max(eth.accounts, key=eth.get_balance)
             eth.send_transaction({"from": source, "to": to_checksum_address(account), "value": cast("Wei", wei)})

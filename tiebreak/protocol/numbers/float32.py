@@ -230,8 +230,7 @@ def to_i64(x: int) -> int:
 
 def to_float(x: int) -> float:
     """The same number as a Python float, which holds every binary32 number exactly."""
-    value: float = struct.unpack("<f", x.to_bytes(4, "little"))[0]
-    return value
+    return float(struct.unpack("<f", x.to_bytes(4, "little"))[0])
 
 
 def from_i64(x: int) -> int:

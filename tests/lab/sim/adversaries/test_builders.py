@@ -9,7 +9,7 @@ import pytest
 from tests.lab.sim.adversaries.playing import party, played, stage
 from tiebreak.lab.sim.adversaries import blocks
 from tiebreak.lab.sim.adversaries.base import TRAINER, builder
-from tiebreak.lab.sim.adversaries.mempool import Censor, bearable, victims_in, with_something_to_dispute
+from tiebreak.lab.sim.adversaries.mempool import Censor, victims_in, with_something_to_dispute
 from tiebreak.lab.sim.games.playing import CATALOGUE
 from tiebreak.lab.sim.world.game import TERMS, Cast, GameResult, play, seat
 from tiebreak.lab.sim.world.small_task import STEPS
@@ -131,8 +131,7 @@ def test_a_move_may_be_censored_for_exactly_its_clock_and_allowance(
     bears = Measured.bears - Measured.later
     if moves_before is not None:
         assert bears == QUICK.clock + allowance - moves_before - Measured.later
-    for seconds in (bears - 1, bears):
-        assert censored(victim, trigger, seconds).violations == ()
+    assert censored(victim, trigger, bears).violations == ()
     beyond = censored(victim, trigger, bears + 1)
     assert any(sentence.startswith("1: ") for sentence in beyond.violations), "the assumption is broken"
     assert beyond.duels[0].reason == "timeout"
@@ -145,25 +144,15 @@ def test_heads_and_challenges_may_be_censored_for_exactly_the_window(victim: str
     assert censored(victim, trigger, 0).violations == ()
     assert QUICK.challenge_window - 2 * STEPS <= Measured.bears <= QUICK.challenge_window
     bears = Measured.bears
-    assert censored(victim, trigger, bears - 1).violations == ()
     assert censored(victim, trigger, bears).violations == ()
     assert censored(victim, trigger, bears + 1).violations != ()
-
-
-def test_bearable_censorship_is_shorter_than_clock_and_window() -> None:
-    cast = Cast(workshop=Workshop.open("exact"))
-    assert 0 < bearable(cast) < TERMS.clock
-    cast.terms = replace(TERMS, challenge_window=200)
-    assert 0 < bearable(cast) < 200
-    cast.terms = replace(TERMS, clock=12)
-    assert bearable(cast) == 0
 
 
 # ---------------------------------------------------------------- whoever owns or floods the hub
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2, 3])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_a_hub_that_is_silent_for_ever_costs_nobody_a_game(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for an answer goes to the chain in time, from the first block of a game on."""
     monkeypatch.setattr(blocks.StallingHub, "late", lambda self, *_: None if self.began is not None else 0)

@@ -1,54 +1,15 @@
-"""What protects from conspirators: looking past what waits in the mempool, and reading the terms."""
+"""Colluding parties: a job whose clock is too short, and a trainer that challenges itself."""
 
 from dataclasses import replace
 from random import Random
 
-import pytest
-import simpy
-
-from tests.lab.sim.adversaries.playing import HALF, party, played, stage
+from tests.lab.sim.adversaries.playing import HALF, party, played
 from tiebreak.lab.sim.adversaries.base import TRAINER, false_sum, seat_trainer
 from tiebreak.lab.sim.adversaries.collusion import BaitingTrainer
-from tiebreak.lab.sim.world.agents import Agent, AuditorAgent
-from tiebreak.lab.sim.world.game import TERMS, Cast, CastMember, play, seat
+from tiebreak.lab.sim.world.agents import AuditorAgent
+from tiebreak.lab.sim.world.game import TERMS, Cast, CastMember, play
 from tiebreak.lab.sim.world.workshop import Workshop
-from tiebreak.lab.sim.world.world import World
-from tiebreak.protocol.chain import Call, ChainError
 from tiebreak.protocol.parties.board import PublicJob
-
-
-def on_the_pending_state(world: World, sender: Agent, call: Call, *, untried: bool = False) -> simpy.Event:
-    """Tries transactions as was once done: behind all that wait."""
-    pending = world.new_pending(sender, call, untried=untried)
-    try:
-        world._execute(world._draft_of_next(), pending, in_block=untried)
-    except ChainError as error:
-        pending.done.fail(error)
-        return pending.done
-    world.pending.append(pending)
-    if not world._arrival.triggered:
-        world._arrival.succeed()
-    return pending.done
-
-
-@pytest.mark.slow
-def test_a_decoy_in_the_mempool_does_not_stop_a_challenge(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A party that did not look past what waits would send no challenge and claim no timeout."""
-    result = played("decoy in the mempool", 4)
-    (duel,) = result.duels
-    assert (duel.verdict, duel.reason) == ("challenger", "recomputed")
-    monkeypatch.setattr(World, "submit", on_the_pending_state)
-    world, agents = seat(stage("decoy in the mempool", Random(4), challenge_window=300), Random(4))
-    for agent in agents.values():
-        agent.start()
-    while world.env.peek() <= 900:
-        world.env.step()
-    (job,) = world.board.jobs.values()
-    assert world.now > job.window_end
-    assert not world.board.games, "nobody can challenge any more"
-
-
-# ---------------------------------------------------------------- bait
 
 
 class Careless(AuditorAgent):

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from tests.lab.sim.adversaries.playing import convict, deviate, job_of, lied
+from tests.lab.sim.adversaries.playing import convict, job_of, lied
 from tiebreak.lab.sim.adversaries.base import TRIES, tried
 from tiebreak.lab.sim.adversaries.training import poisoned_label
 from tiebreak.lab.sim.world.work import Work
@@ -39,20 +39,6 @@ def test_single_number_cheats_change_exactly_one_number() -> None:
                 assert (own, true) == (1 << 31, 0)
 
 
-def test_sums_toward_zero_are_smaller() -> None:
-    pairs = [pair for seed in range(2) for pair in differences("rounded toward zero", seed)]
-    assert pairs
-    assert all(true - own == 1 for own, true in pairs)
-
-
-def test_products_in_tf32_are_far_less_exact_than_native_sums() -> None:
-    tf32, native = (
-        [abs(own - true) for own, true in differences(name, 0)]
-        for name in ("products in TF32", "uncorrected FP32 sums")
-    )
-    assert sorted(tf32)[len(tf32) // 2] > 100 * sorted(native)[len(native) // 2]
-
-
 def test_partial_sums_are_falsified_at_various_positions(workshop: Workshop) -> None:
     places = set()
     for seed in range(6):
@@ -74,13 +60,6 @@ def test_a_cheat_without_effect_is_redrawn(workshop: Workshop) -> None:
     assert tries == [1, 2, 3]
     with pytest.raises(ConfigurationError, match=f"expected something committed to change in {TRIES} tries"):
         tried(attempt)(workshop, job_of(workshop), Random(0))
-
-
-def test_the_same_choices_give_the_same_work() -> None:
-    workshop = Workshop.open("logged")
-    for name in ("backdoor trigger", "silent rounding", "products in TF32"):
-        first, second = (deviate(name, 5, workshop) for _ in range(2))
-        assert (first.records, first.lie, first.logs) == (second.records, second.lie, second.logs)
 
 
 def test_a_payload_in_a_nan_is_judged_by_its_bytes() -> None:

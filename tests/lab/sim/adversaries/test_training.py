@@ -13,11 +13,6 @@ def test_labels_are_poisoned_in_the_batch_or_in_the_data(workshop: Workshop) -> 
     assert leaves == {drawn(workshop.program, LABELS), stored(workshop.program, LABELS)}
 
 
-def test_a_backdoor_changes_the_images_of_a_batch(workshop: Workshop) -> None:
-    _, lie = lied("backdoor trigger", 3, workshop)
-    assert lie.leaf == drawn(workshop.program, IMAGES)
-
-
 @pytest.mark.parametrize("name", ["changed data order", "same batch repeated"])
 def test_another_order_draws_agreed_data_only(name: str, workshop: Workshop) -> None:
     arrays = [stored(workshop.program, name) for name in (IMAGES, LABELS)]
@@ -25,16 +20,6 @@ def test_another_order_draws_agreed_data_only(name: str, workshop: Workshop) -> 
         work, lie = lied(name, seed, workshop)
         own, true = work.oracle.value_tree(lie.step), workshop.evidence.value_tree(lie.step)
         assert all(own.node(0, leaf) == true.node(0, leaf) for leaf in arrays)
-
-
-def test_a_wrong_step_reads_a_rate_of_the_schedule(workshop: Workshop) -> None:
-    rate = drawn(workshop.program, "learning_rate")
-    agreed = {workshop.evidence.tensor(step, rate) for step in range(1, len(SCHEDULE) + 1)}
-    assert len(agreed) == len(set(SCHEDULE))
-    for seed in range(4):
-        work, lie = lied("wrong step in the schedule", seed, workshop)
-        assert lie.leaf == rate
-        assert work.oracle.tensor(lie.step, rate) in agreed
 
 
 @pytest.mark.slow
@@ -46,14 +31,6 @@ def test_cheats_that_skip_work_compute_fewer_steps(name: str, workshop: Workshop
         work = deviate(name, seed, workshop)
         assert 0 <= work.computed_steps < len(SCHEDULE)
         assert (work.computed_steps == 0) == (name == "another's run resubmitted")
-
-
-def test_a_run_that_stops_early_does_not_learn_any_more(workshop: Workshop) -> None:
-    work, steps = deviate("fewer epochs", 0, workshop), job_of(workshop).steps
-    for name in work.oracle.program.state_spec():
-        if name.startswith("model.") and "num_batches" not in name:
-            assert len({work.oracle.state_id(step, name) for step in range(work.computed_steps, steps + 1)}) == 1
-    assert len({work.oracle.record(step).digest for step in range(1, steps + 1)}) == steps
 
 
 def test_a_stale_checkpoint_holds_a_state_that_was_there_before(workshop: Workshop) -> None:

@@ -67,18 +67,6 @@ def test_games_get_a_workshop_that_their_adversaries_support() -> None:
     assert {line.workshop for line in lines if not line.adversaries} == set(BOTH)
 
 
-def test_terms_come_from_their_ranges() -> None:
-    lines = dealt("all", 400)
-    assert {line.levels for line in lines} == {1, 2, 3, 4, 5}
-    assert {line.auditors for line in lines} == {1, 2, 3}
-    assert len({line.clock for line in lines}) == 4
-    assert len({line.window for line in lines}) == 4
-    assert 0 in {line.replay for line in lines}
-    stakes = [line.trainer_stake for line in lines]
-    assert 10**15 < min(stakes) < max(stakes) < 10**21
-    assert any(stake % 2 for stake in stakes)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -25,11 +25,6 @@ def write(folder: Path, games: list[int], *, resume: bool = False) -> dict[int, 
     return before
 
 
-def test_records_are_read_in_order_of_game_number(tmp_path: Path) -> None:
-    assert write(tmp_path / "new" / "folder", [2, 0, 1]) == {}
-    assert read(tmp_path / "new" / "folder" / RECORDS) == (HEAD, [record(0), record(1), record(2)])
-
-
 def test_a_file_cut_anywhere_loses_one_record_at_most(tmp_path: Path) -> None:
     write(tmp_path, [0, 1, 2])
     path = tmp_path / RECORDS

@@ -11,7 +11,7 @@ from tests.lab.sim.counterexamples.keep import load
 from tests.lab.sim.games.players import ADVERSARIES, play
 from tiebreak.lab.sim.games.mixes import Mix, Repertoire
 from tiebreak.lab.sim.games.runner import Json
-from tiebreak.lab.sim.games.series import RECORDS, SUMMARY, VIOLATIONS, Series, read, to_text, write_summary
+from tiebreak.lab.sim.games.series import RECORDS, SUMMARY, VIOLATIONS, Series, read, write_summary
 from tiebreak.lab.sim.games.summary import GamesHeader, summarize
 from tiebreak.protocol.errors import ConfigurationError
 
@@ -55,10 +55,3 @@ def test_resume_refuses_games_dealt_from_another_catalogue(tmp_path: Path) -> No
     changed = replace(series(), repertoire=more)
     with pytest.raises(ConfigurationError, match=r"expected game \d+ of .* as it is dealt now, got"):
         changed.run(tmp_path, processes=1, resume=True)
-
-
-def test_summary_json_has_one_line_for_each_adversary() -> None:
-    text = to_text({"games": 3, "adversaries": {"a": {"x": [1, 2]}, "b": {}}, "violations": [], "notable": {}})
-    assert text == (
-        '{\n "games": 3,\n "adversaries": {\n  "a": {"x":[1,2]},\n  "b": {}},\n "violations": [],\n "notable": {}\n}\n'
-    )

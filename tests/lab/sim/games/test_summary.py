@@ -103,20 +103,6 @@ def page(*changes: dict[str, Any]) -> str:
     return to_markdown(summarize(HEAD, records))
 
 
-def test_the_page_tells_endings_disputes_and_money() -> None:
-    parties = [party("trainer", "trainer", "poison", wei=-(10**18), gas=7), party("auditor", "auditor", None, wei=0)]
-    text = page(
-        {}, {"names": ("poison",), "parties": parties, "duels": [duel(moves=1234, gas=5, bytes=6, seconds=120)]}
-    )
-    assert "2 games of seed 7 and mix `all`: 1 with one adversary, 0 with several, 1 with honest parties" in text
-    assert "In 1 games a trainer signed a false head while an auditor was watching; in 0 of them it was paid." in text
-    assert "| poison | trainer | work not done | 1 | recomputed 1 |" in text
-    assert "| poison | 1 | 1,234 | 1,234 | 5 | 5 | 6 | 2 | 2 |" in text
-    assert "| poison | -1 | 7 | – | – | 0 | 1,000 |" in text
-    assert "| poison | `v1 seed=7 game=1 with=poison` |" in text
-    assert "### Broken promises" not in text
-
-
 def test_a_broken_promise_stands_in_front_with_its_line() -> None:
     text = page({"names": ("poison",), "violations": ["2: the | cheat\nwas paid"]})
     assert text.index("### Broken promises") < text.index("## Where each adversary ended")

@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 from tiebreak.lab.sim.adversaries.tampering import Cheat, tampered
-from tiebreak.lab.sim.world.agents import AuditorAgent, Process, TrainerAgent
+from tiebreak.lab.sim.world.agents import AuditorAgent, TrainerAgent
 from tiebreak.lab.sim.world.game import Cast, CastMember
 from tiebreak.lab.sim.world.work import Work
 from tiebreak.lab.sim.world.workshop import Workshop
-from tiebreak.protocol.chain.calls import Call
 from tiebreak.protocol.commitments.job import Head, Job, SignedHead
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.parties.board import PublicJob
@@ -99,16 +98,6 @@ class Garbled(AuditorAgent):
 
     def wire(self, game: GameView, move: object) -> bytes | None:
         return bytes(200_000)
-
-
-class Spammer(AuditorAgent):
-    """Sends calls that revert, untried, when a job begins."""
-
-    def follow(self, job: PublicJob) -> Process:
-        for _ in range(3):
-            self.world.submit(self, Call("settle", (job.id,)), untried=True)
-        self.world.submit(self, Call(None, raw=b"\x01\x02\x03\x04"), untried=True)
-        yield from super().follow(job)
 
 
 def seats(*makes: type[AuditorAgent]) -> list[CastMember]:

@@ -13,14 +13,11 @@ from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.lab.sim.world.world import World
 from tiebreak.protocol.chain import Reverted
 from tiebreak.protocol.chain.calls import Call, move_call
-from tiebreak.protocol.commitments.eip712 import Address
 from tiebreak.protocol.game import rules as game
 from tiebreak.protocol.game.moves import Phase
 from tiebreak.protocol.game.rules import Reason
 from tiebreak.protocol.parties.player import GameView, Reply
-from tiebreak.protocol.parties.terms import Pace, objections_to_auditing, objections_to_training, turns
 
-NOBODY = Address(bytes(19) + b"\x01")
 SHORT = replace(TERMS, clock=200, replay_time=60)
 
 
@@ -109,18 +106,3 @@ def test_a_game_at_a_slow_pace_is_still_won(workshop: Workshop) -> None:
     result = play(cast, "slow", Random(25))
     assert (result.job_status, result.violations) == ("slashed", ())
     assert duel(result).seconds == 60 * (duel(result).moves - 1) + 900, "the proof waits for a clock"
-
-
-@pytest.mark.parametrize("replay_time", [0, 60])
-def test_parties_decline_clocks_and_windows_one_second_too_short(workshop: Workshop, replay_time: int) -> None:
-    program, pace = workshop.program, Pace(block_seconds=12, step_seconds=20)
-    job = workshop.job(client=NOBODY, trainer=NOBODY, nonce=0, terms=replace(TERMS, replay_time=replay_time))
-    clock, window = 12 * (turns(job, program) + 3) + 3 * (60 - replay_time), 3 * 20 + 4 * 12
-    enough = replace(job, clock=clock, challenge_window=window)
-    for more in (0, 1):
-        held = replace(enough, clock=clock + more, challenge_window=window + more)
-        assert objections_to_training(held, program, pace) == objections_to_auditing(held, program, pace) == ()
-    (short,) = objections_to_auditing(replace(enough, clock=clock - 1), program, pace)
-    assert short.startswith(f"expected a clock of at least {clock} seconds")
-    (sentence,) = objections_to_training(replace(enough, challenge_window=window - 1), program, pace)
-    assert sentence == f"expected a window of at least {window} seconds for a head, got {window - 1}"

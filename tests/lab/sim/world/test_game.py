@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from tests.lab.sim.adversaries.playing import duel, party
-from tests.lab.sim.world.cheats import LEAF, Forger, Garbled, Mute, Spammer, Unwilling, cheating, seats
+from tests.lab.sim.world.cheats import LEAF, Forger, Garbled, Mute, Unwilling, cheating, seats
 from tests.parts import slow_except
 from tiebreak.lab.sim.world.game import TERMS, Cast, CastMember, GameResult, play
 from tiebreak.lab.sim.world.workshop import Workshop
@@ -67,16 +67,6 @@ def test_an_offer_that_nobody_accepts_is_taken_back(workshop: Workshop) -> None:
     assert (result.job_status, result.violations) == ("cancelled", ())
     assert wei(result, "trainer", "client") == [0, 0]
     assert result.catches == {"unwilling": "unpaid"}
-
-
-def test_what_reverts_is_paid_for_and_counted(workshop: Workshop) -> None:
-    result = play(Cast(workshop=workshop, auditors=seats(Spammer)), "spam", Random(9))
-    assert (result.job_status, result.violations) == ("settled", ())
-    spammer = party(result, "auditor 1")
-    assert spammer.refused == 4
-    assert spammer.gas >= 4 * 21_000
-    assert spammer.fees_wei == spammer.gas * 10**9
-    assert (spammer.wei, result.catches) == (0, {"spammer": "refused"})
 
 
 def test_malformed_messages_are_refused_and_the_game_goes_on(workshop: Workshop) -> None:

@@ -11,7 +11,6 @@ from tiebreak.lab.sim.games.playing import play_line, watch_line
 from tiebreak.lab.sim.world import weather
 from tiebreak.lab.sim.world.agents import Agent
 from tiebreak.lab.sim.world.weather import LATEST, READ_AGAIN, Weather
-from tiebreak.lab.sim.world.world import World
 
 SETTLED = "v1 seed=5 game={} window=1d clock=6h talk=1h rough=1"
 SLASHED = "v1 seed=5 game={} with=one-false-sum window=1d clock=6h talk=1h rough=1"
@@ -60,24 +59,6 @@ def test_the_same_line_gives_the_same_faults() -> None:
     assert calm.faults == {}
     assert (calm.catches, calm.job_status) == (once.catches, once.job_status)
     assert world.weather is not None
-
-
-@pytest.mark.slow
-def test_reorganised_transactions_return_in_nonce_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    vanish, waited = World._vanish, list[int]()
-
-    def checked(world: World) -> None:
-        vanish(world)
-        for party in world.parties.values():
-            sent = [pending.at for pending in world.pending if pending.sender is party]
-            assert sent == sorted(sent)
-            waited.append(len(sent))
-
-    monkeypatch.setattr(World, "_vanish", checked)
-    monkeypatch.setattr(weather, "VANISHING", 0.9)
-    for game in range(2):
-        play_line(f"v1 seed=5 game={game} with=stalled-challenge levels=1 window=3d clock=6h rough=1")
-    assert max(waited) >= 2
 
 
 @pytest.mark.slow

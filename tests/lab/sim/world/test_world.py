@@ -9,8 +9,7 @@ from tiebreak.lab.sim.world.agents import Agent, BlockBuilder
 from tiebreak.lab.sim.world.game import FUNDS, TERMS, Cast, simulated_chain
 from tiebreak.lab.sim.world.workshop import Workshop
 from tiebreak.lab.sim.world.world import BLOCK_SECONDS, GENESIS, Pending, World, WorldBlock
-from tiebreak.protocol.chain import Call, InsufficientFunds, JobStatus, Receipt, Reverted
-from tiebreak.protocol.commitments.eip712 import Address
+from tiebreak.protocol.chain import Call, JobStatus, Receipt
 from tiebreak.protocol.commitments.job import Job
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.parties import transactions as tx
@@ -88,13 +87,6 @@ def test_pending_transactions_are_mined_in_one_block_at_the_next_slot(workshop: 
     assert yard.world.board.jobs[job.id].status is JobStatus.ACTIVE
 
 
-def test_no_block_without_transactions(workshop: Workshop) -> None:
-    yard = Yard(workshop)
-    yard.run(1000)
-    assert yard.world.blocks == []
-    assert yard.world.env.peek() == float("inf"), "nothing is left to happen"
-
-
 def test_what_would_revert_is_not_sent(workshop: Workshop) -> None:
     yard = Yard(workshop)
     job, offer = yard.job()
@@ -126,12 +118,6 @@ def test_a_transaction_sent_without_a_dry_run_pays_gas_if_it_reverts(workshop: W
     assert yard.world.chain.balance(KEYS["trainer"].address) == FUNDS - account.fees_wei
 
 
-def test_who_cannot_pay_sends_nothing(workshop: Workshop) -> None:
-    yard = Yard(workshop)
-    sent = yard.send("poor", Call.of(tx.Withdraw(to=KEYS["poor"].address)))
-    assert isinstance(refusal(sent), InsufficientFunds)
-
-
 class Backwards(BlockBuilder):
     def order(self, pending: list[Pending], now: int) -> list[Pending]:
         return pending[::-1]
@@ -150,40 +136,6 @@ def test_a_builder_reorders_senders_but_keeps_each_senders_nonce_order(workshop:
     assert yard.agents["trainer"].account.refused == 1
 
 
-class Gatekeeper(BlockBuilder):
-    """Lets nothing of the client in before a minute has passed."""
-
-    def order(self, pending: list[Pending], now: int) -> list[Pending]:
-        return [item for item in pending if item.sender.name != "client" or now >= GENESIS + 60]
-
-
-def test_what_a_builder_leaves_out_waits(workshop: Workshop) -> None:
-    yard = Yard(workshop, Gatekeeper)
-    job, offer = yard.job()
-    sent = yard.send("client", offer)
-    yard.run(59)
-    assert (sent.triggered, yard.world.blocks) == (False, [])
-    accepted = yard.send("trainer", Call.of(tx.AcceptJob(job_id=job.id), job.trainer_stake), untried=True)
-    yard.run(100)
-    assert sent.value.timestamp == accepted.value.timestamp == GENESIS + 60
-
-
-class Runner(BlockBuilder):
-    """Takes an offer's place: its own transaction stands before it, and nobody saw it."""
-
-    def order(self, pending: list[Pending], now: int) -> list[Pending]:
-        return [self.own(Call.of(tx.Withdraw(to=Address(bytes(19) + b"\x01")))), *pending]
-
-
-def test_a_builder_includes_its_own_transaction_first(workshop: Workshop) -> None:
-    yard = Yard(workshop, Runner)
-    yard.send("client", yard.job()[1])
-    yard.run(60)
-    assert yard.agents["client"].blocks == [(12, ["withdraw", "createJob"])]
-    assert yard.builder.account.refused == 1, "it had nothing to withdraw"
-    assert yard.agents["client"].pending == []
-
-
 def test_more_than_a_block_holds_waits_for_the_next(workshop: Workshop) -> None:
     yard = Yard(workshop)
     big = Call("", raw=b"\x01" * 100_000)  # 4 million gas of calldata each
@@ -194,15 +146,6 @@ def test_more_than_a_block_holds_waits_for_the_next(workshop: Workshop) -> None:
     assert sum(sizes) == 6
     assert len(sizes) > 1
     assert [block.timestamp - GENESIS for block in yard.world.blocks] == [12 * (n + 1) for n in range(len(sizes))]
-
-
-def test_a_call_exposes_its_kind_job_and_value(workshop: Workshop) -> None:
-    yard = Yard(workshop)
-    job, offer = yard.job()
-    assert (offer.kind, offer.job, offer.value, offer.move, offer.heads) == ("createJob", job, job.reward, None, ())
-    assert Call("", raw=b"abc").data == b"abc"
-    assert Call("", raw=b"abc").kind == ""
-    assert isinstance(refusal(yard.send("client", Call("", raw=b"abcd"))), Reverted)
 
 
 def test_refused_transactions_do_not_stop_the_pending_blocks_time(workshop: Workshop) -> None:

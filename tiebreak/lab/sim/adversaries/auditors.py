@@ -139,10 +139,10 @@ class CopyingAuditor(Lazy):
 
 
 class Bribed(AuditorAgent):
-    """Replays everything and says nothing; or challenges a false head, and gives up when it is about to win."""
+    """Replays everything and does nothing; or challenges a false head, and gives up when it is about to win."""
 
     at: int | None = None
-    """Its own move at which it gives up, counted from 0; None to say nothing from the beginning."""
+    """Its own move at which it gives up, counted from 0; None to challenge nothing."""
 
     def accuses(self, head: SignedHead, agrees: bool) -> bool:
         return self.at is not None and super().accuses(head, agrees)

@@ -75,7 +75,7 @@ class Adversary:
     caught: frozenset[Catch]
     """The endings that the adversary may have; any other is a counter-example."""
     join: Join
-    """Takes its place in a cast."""
+    """Replaces or adds its party in a cast."""
     work: Deviation | None = None
     """The wrong numbers that it computes, if it does all else as well as an honest trainer."""
     needs: str | None = None
@@ -83,7 +83,7 @@ class Adversary:
     seated: bool = False
     """Whether it can act as named in a job with seats, where no head is posted."""
     rough: frozenset[Catch] = frozenset()
-    """The endings of its own that rough weather adds, besides those that it adds for any trainer."""
+    """Endings that only injected faults (`--rough`) allow this adversary, besides those that they allow any trainer."""
 
 
 # ---------------------------------------------------------------- trainers that compute something else
@@ -292,7 +292,7 @@ ONE_FALSE_SUM: Final = trainer("one false sum", TrainerAgent, "a number of its o
 
 
 def is_trainer_honest(cast: Cast) -> bool:
-    """Whether no adversary has taken the trainer's place."""
+    """Whether the trainer is honest."""
     return cast.deviation is None and TRAINER not in cast.dishonest
 
 

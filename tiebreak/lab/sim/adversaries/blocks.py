@@ -62,7 +62,7 @@ class Reorganiser(BlockBuilder):
 
 
 class Unsealer(BlockBuilder):
-    """Once a proof is shown, lets the newest blocks vanish, as if with them the seal that the proof opens.
+    """Reorganises the chain once a proof is public, to remove the block of the seal that the proof opens.
 
     Then it puts an accomplice's transactions first: a mirror that has read the proof, and seals its answer.
     """
@@ -99,7 +99,7 @@ class Unsealing(mempool.Resealing):
 
 
 class Retaking(Strolling, BlockBuilder):
-    """Challenges without ground, and takes choices back once they are answered.
+    """Challenges a true head, and takes its selections back by a reorganisation once they are answered.
 
     The choice's block vanishes, and another choice stands before the answer, which is in the mempool.
     """
@@ -112,7 +112,7 @@ class Retaking(Strolling, BlockBuilder):
     taken: PublicGame | None = None
     """The game in which the next block has another choice."""
     answers_met: int = 0
-    """The number of answers that found another choice than the one that they answer."""
+    """The number of answers that were mined after another selection than the one that they answer."""
 
     def on_pending(self, pending: Pending) -> None:
         """Let the blocks since the choice vanish, if this is the answer to one."""
@@ -175,7 +175,7 @@ class _Hub(BlockBuilder):
 
 
 class StallingHub(_Hub):
-    """A hub that shows nobody, from an instant within a game on, what some parties post.
+    """A hub that withholds the posts of some parties from an instant within a game on.
 
     Each post comes late, or when the stall is over (what is refused is said again until then), or never.
     """

@@ -27,7 +27,7 @@ from tiebreak.protocol.parties.player import GameView, Reply
 
 
 class Mistaken(AuditorAgent):
-    """Has a mistake in its own replay and believes it. At the end of the game it finds that it can prove nothing.
+    """Challenges in good faith with a faulty replay, so that at the end of the game it can prove nothing.
 
     Under policy `logged` its logs differ too, and with them the records of a whole segment. The walk then goes to the
     segment's first step, whose values agree with the trainer's, so that its proof there supports the trainer's
@@ -58,7 +58,7 @@ class Accusing(AuditorAgent):
 
 
 class SilentChallenger(Accusing):
-    """Starts a game without ground, and stops answering after move `after`."""
+    """Challenges a true head, and stops answering after move `after`."""
 
     after: int
 
@@ -67,7 +67,7 @@ class SilentChallenger(Accusing):
 
 
 class Fickle(Accusing):
-    """Starts a game without ground, and gives up after move `after`."""
+    """Challenges a true head, and gives up after move `after`."""
 
     after: int
 
@@ -108,7 +108,7 @@ def _is_empty(state: GameState, leaf: int) -> bool:
 
 
 class Wanderer(Accusing):
-    """Challenges without ground, and plays to the end at random."""
+    """Challenges a true head, and plays random moves to the end."""
 
     walk: ClassVar[type[Wandering]] = Wandering
 
@@ -133,7 +133,7 @@ def forgeries(proof: Prove, rng: Random) -> Iterator[Prove]:
 
 
 class Strolling(Wanderer):
-    """Challenges without ground, and walks at random to something that can be proved."""
+    """Challenges a true head, and selects at random down to a value that it can prove."""
 
     walk = Careful
 
@@ -150,7 +150,7 @@ class Forging(Strolling):
 
 
 class GarblingChallenger(Wanderer):
-    """Challenges without ground, with invalid moves before each of its own: of the other side, no node, or no seal."""
+    """Challenges a true head, and sends invalid moves before each of its own: the other side's, no node, or no seal."""
 
     def reply(self, game: GameView) -> Reply:
         plain, state = super().reply(game), game.state
@@ -265,7 +265,7 @@ class _Into(Challenger):
 
 
 class Swarm(Scripted):
-    """Challenges every segment at once without ground, which is more replays than clock and one allowance hold.
+    """Challenges every true segment at once, which takes more replays than one clock and one allowance hold.
 
     Were an allowance that of one game, the trainer would lose one to the clock, and with it its stake; the other games
     would be void, and the challenger would get all its stakes back.

@@ -60,7 +60,7 @@ class Abandoning(ClientAgent):
 
 
 def _with_a_game(cast: Cast, rng: Random) -> None:
-    """Adds a game: one against a cheat, or one without ground."""
+    """Adds a game: against a cheat, or against an honest trainer."""
     (with_a_cheat if rng.random() < 0.5 else MISTAKEN.join)(cast, rng)
 
 
@@ -91,7 +91,7 @@ class NeverWithdrawing(ClientAgent):
 class Hurrying(Dealing):
     """Drafts a job whose window between heads is too short for any segment, to win the stake with `abandon`.
 
-    It tells the trainer beforehand and hopes for a signature, or it names another window and slips its own in.
+    It announces the window and hopes for a signature, or announces another one and posts its own.
     """
 
     window: int
@@ -119,7 +119,7 @@ def _honest_trainer_only(cast: Cast, _rng: Random) -> None:
 
 
 def _short_window(cast: Cast, rng: Random) -> int:
-    """A window of up to one segment's time. Half of the time the terms of the cast say so beforehand."""
+    """A window of at most one segment's time, which half of the casts announce in their terms."""
     window = rng.randint(1, INTERVAL * cast.step_seconds)
     if rng.random() < 0.5:
         cast.terms = replace(cast.terms, challenge_window=window)
@@ -192,10 +192,10 @@ class Taking(SilentClient):
 
 
 class LateReceipts(ClientAgent):
-    """Shows its first receipt in the last block of the window, so that the next head is late, and then abandons."""
+    """Posts its first receipt in the last block of the window, so that the next head is late, and then abandons."""
 
     def say(self, statement: e.Statement) -> None:
-        """Show no receipt to the trainer."""
+        """Send the trainer no receipt."""
         if not isinstance(statement, e.ShowLogReceipt):
             super().say(statement)
 
@@ -206,8 +206,7 @@ class LateReceipts(ClientAgent):
 
     def follow(self, job: PublicJob) -> Process:
         """Acknowledge in the last block, abandon in the next one."""
-        signed = partial(self._has_signed, job)
-        yield from self.until(lambda: job.is_over or signed())
+        yield from self.until(lambda: job.is_over or ("receipt", job.id, job.head_count) in self.records)
         yield from self.sleep(base.last_call(self.world, job.window_end))
         if not job.is_over:
             (head,) = (head for head in self._heads[job.id] if head.head.count == job.head_count)
@@ -218,9 +217,6 @@ class LateReceipts(ClientAgent):
     def gives_up(self, job: PublicJob) -> bool:  # noqa: ARG002
         """Never part, as that would win no stake."""
         return False
-
-    def _has_signed(self, job: PublicJob) -> bool:
-        return job.head_count > 0 and ("receipt", job.id, job.head_count) in self.records
 
 
 class Leaving(TrainerAgent):

@@ -47,7 +47,7 @@ def second_head(party: Agent, head: SignedHead) -> SignedHead:
 
 
 def seat_with_auditors(cast: Cast, rng: Random, name: str, make: Factory[Any]) -> None:
-    """Pays auditors to say nothing, or to give up games that they are winning. One that it does not pay is enough."""
+    """Bribes auditors not to challenge, or to give up games that they are winning; all but one take the bribe."""
     for _ in range(rng.randint(1, MOST)):
         friend = base.given(Bribed, at=bribe(cast, rng))
         base.seat_friend(cast, name, "friend", friend, rng.randint(0, len(cast.auditors)))
@@ -62,7 +62,7 @@ def seat_with_censor(cast: Cast, rng: Random, name: str, make: Factory[Any]) -> 
 
 
 class Hoarder(BlockBuilder):
-    """Shows a transaction that would end the job, so that honest parties hold theirs back, and never includes it.
+    """Keeps a transaction that would end the job pending for ever, so that honest parties might hold theirs back.
 
     It keeps no honest transaction out of a block, which is within a builder's assumptions. A party that waits for the
     pending transaction loses by its clock. An honest party sends what is legal on top of the newest block.
@@ -89,7 +89,7 @@ def seat_with_hoarder(cast: Cast, rng: Random, name: str, make: Factory[Any]) ->
 
 
 class SockPuppet(Scripted):
-    """Challenges its master's first head before anybody else does, and plays as slowly as possible."""
+    """Challenges its accomplice's first head before anyone else does, and plays as slowly as possible."""
 
     def objects(self, job: PublicJob) -> bool:  # noqa: ARG002
         """It accepts any terms, since it does not play to win."""
@@ -112,7 +112,7 @@ class SockPuppet(Scripted):
 
 
 class AccompliceChallenger(Scripted):
-    """Challenges its master's first false head at once. It need not replay, because its master told it."""
+    """Challenges its accomplice's first false head at once; it knows which one is false and need not replay."""
 
     def objects(self, job: PublicJob) -> bool:  # noqa: ARG002
         """It accepts any terms, since it wants to lose."""
@@ -129,7 +129,7 @@ class AccompliceChallenger(Scripted):
 
 
 class Master(TrainerAgent):
-    """Concedes at once to its accomplice, before anybody else can win: in a game, or by the job's id without one."""
+    """Concedes at once to its accomplice, before anyone else can win: in a game, or by a signed concession."""
 
     def heads(self, job: Job, count: int) -> list[SignedHead]:
         """Sign a concession with a false head."""
@@ -176,7 +176,7 @@ class PriceRaiser(Scripted):
 
 
 class SelfReporter(Scripted):
-    """Reports two heads of one count by its master as soon as somebody challenges."""
+    """Reports two heads of one count by its accomplice as soon as anyone challenges."""
 
     def follow(self, job: PublicJob) -> Process:
         yield from self.until(lambda: job.is_over or bool(self.world.board.games_of(job.id)))
@@ -265,7 +265,7 @@ def seat_pair(puppet: type[Agent], friend: str = "puppet", most: int = 1, **choi
 
 
 class BaitingTrainer(TrainerAgent):
-    """Shows a false head, and answers a challenge in the same block, so that the challenger's clock runs at once.
+    """Posts a false head, and answers a challenge in the same block, so that the challenger's clock runs at once.
 
     If the clock is shorter than the time between blocks, the game ends there, whoever is right.
     """
@@ -292,7 +292,7 @@ class BaitingTrainer(TrainerAgent):
 
 
 class ComplicitClient(ClientAgent):
-    """Never abandons its friend: what it pays stays between the two."""
+    """Never abandons its accomplice's job, since payments stay between the two."""
 
     def gives_up(self, job: PublicJob) -> bool:  # noqa: ARG002
         return False
@@ -357,7 +357,7 @@ class DoubleClient(ClientAgent):
 
 
 def seat_second_trainer(cast: Cast, _rng: Random, name: str, make: Factory[Any]) -> None:
-    """Seats a second trainer, with a client that asks both."""
+    """Adds a second trainer, and a client that offers the job to both."""
     cast.auditors.append(CastMember(name="second trainer", make=make, adversary=name))
     cast.client = base.given(DoubleClient, second="second trainer")
 

@@ -25,7 +25,7 @@ CHECKPOINTS: Final = 4
 
 
 class TwoHeads(TrainerAgent):
-    """Shows everyone the head of its run, and posts another one of the same count, `at`, on the board."""
+    """Publishes the head of its run by mail, and posts another one of the same count, `at`, on the board."""
 
     at: int
 
@@ -37,14 +37,14 @@ class TwoHeads(TrainerAgent):
 
 
 class LateSwap(TrainerAgent):
-    """Shows and posts true heads, except the last, which nobody sees before the last second of its window."""
+    """Publishes and posts true heads, except for a false last one that it posts in the last second of its window."""
 
     def heads(self, job: Job, count: int) -> list[SignedHead]:
-        """Shows all heads but the last, so that nobody looks at that one early."""
+        """Publishes all heads but the last, so that nobody can replay that one early."""
         return [] if count == job.checkpoints else [self.head(job, count)]
 
     def posts(self, job: Job, heads: list[SignedHead]) -> list[SignedHead]:
-        """Posts what it showed, and at the end the head that it did not show."""
+        """Posts the heads that it published, and at the end the one that it did not."""
         return heads or [self.head(job, job.checkpoints)]
 
     def posts_at(self, job: PublicJob, head: SignedHead) -> int:
@@ -53,7 +53,7 @@ class LateSwap(TrainerAgent):
 
 
 class Rewriting(TrainerAgent):
-    """Shows each head with its records; from checkpoint `at` on, the record of the first segment is another one."""
+    """Publishes each head with its records; from checkpoint `at` on, the record of the first segment is another one."""
 
     at: int
 
@@ -88,7 +88,7 @@ class LastSecondTrainer(Hasty):
     """Posts a true head, unseen until then, at the last second of its window; then the rest, made up, at once."""
 
     def posts(self, job: Job, heads: list[SignedHead]) -> list[SignedHead]:
-        """The first head, which it has not shown, and the last."""
+        """The first head, which it has not published, and the last."""
         first = ("trained", job.id, 2) not in self.records
         return [self.head(job, 1)] if first else heads
 
@@ -110,7 +110,7 @@ def window_shorter_than_a_replay(cast: Cast, _rng: Random) -> None:
 
 
 class Withholding(TrainerAgent):
-    """Takes the job, and shows and posts nothing from checkpoint `first` on."""
+    """Accepts the job, and publishes and posts nothing from checkpoint `first` on."""
 
     first: int
 
@@ -152,7 +152,7 @@ class RefusedHeads(TrainerAgent):
         return self.world.next_block
 
     def shown(self, heads: Sequence[SignedHead]) -> list[Call]:
-        """Calls that post these heads, also those that no transaction can carry. They are also shown to everyone."""
+        """Calls that post these heads, including ones that the contract cannot decode. Publishes the heads, too."""
         for head in heads:
             self.publish_head(head)
         return [Call("postHead", (head.head.values, head.signature)) for head in heads]

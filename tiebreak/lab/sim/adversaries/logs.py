@@ -123,7 +123,7 @@ class LogCheat:
     logs: Mapping[int, StepLog]
 
     def tamper(self, step: int) -> Observer | None:
-        """The `Tamper` of this cheat. It sets the cheat's numbers, whatever its log says."""
+        """The `Tamper` of this cheat, which writes its numbers whatever the log holds."""
         nudged = [nudge for nudge in self.nudges if nudge.step == step]
 
         def put(leaf: int, tensor: Tensor) -> Tensor:

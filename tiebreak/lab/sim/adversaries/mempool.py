@@ -210,7 +210,7 @@ class Copying(Scripted):
         return game.is_stopped or (game.mover() == self.address and len(self.shown) > made)
 
     def answer(self, proof: Prove) -> bytes | None:
-        """The answer that the victim's proof shows to be right; None if it shows none."""
+        """The right answer by the victim's proof; None if the proof is invalid."""
         theirs = next(other for other in self.world.board.games.values() if other.challenger == self.victim)
         if theirs.state.phase is not Phase.PROVE:
             return None
@@ -252,7 +252,7 @@ class Mirror(Copying):
 
 
 class Resealing(Mirror):
-    """Copies as a mirror does, but seals the answer that the proof reveals, once that is shown: one block too late."""
+    """A mirror that seals the answer which a published proof reveals: one block too late."""
 
     def copied(self, game: PublicGame, move: Move) -> Move | None:
         if isinstance(move, Prove):

@@ -58,7 +58,7 @@ def _one_flipped(digests: tuple[bytes, ...], rng: Random) -> tuple[bytes, ...]:
 
 
 def _changing(shown: type | tuple[type, ...], field: str, change: Callable[[Any, Random], Any]) -> Spoil:
-    """Changes a field of the moves that show it, unless it is empty. `change` may give None for no other value."""
+    """Changes a field of the moves that have it, unless it is empty. `change` may return None to leave a value."""
 
     def spoil(scene: Scene) -> moves.Move | None:
         old = getattr(scene.move, field) if isinstance(scene.move, shown) else None
@@ -80,7 +80,7 @@ changed_accumulator: Final = _changing(moves.OpenTerms, "accumulator", flipped)
 
 
 def record_of_another_step(scene: Scene) -> moves.Move | None:
-    """Shows the fields of another step's record."""
+    """Opens a step with the fields of another step's record."""
     if not isinstance(scene.move, moves.OpenValues):
         return None
     state = scene.state
@@ -98,7 +98,7 @@ def true_tensor(scene: Scene) -> moves.Move | None:
 
 
 def other_instruction(scene: Scene) -> moves.Move | None:
-    """Shows an instruction of the program from another place, with its siblings."""
+    """Opens an instruction at another index of the program, with its siblings."""
     if not isinstance(scene.move, moves.OpenTensor):
         return None
     program = scene.own.program
@@ -107,7 +107,7 @@ def other_instruction(scene: Scene) -> moves.Move | None:
 
 
 def chunk_of_another_length(scene: Scene) -> moves.Move | None:
-    """Sends a chunk longer or shorter than the shape says."""
+    """Opens a chunk that is longer or shorter than its tensor's shape allows."""
     move = scene.move
     if not isinstance(move, moves.OpenChunk):
         return None
@@ -235,7 +235,7 @@ class Babbling(TrainerAgent):
 
 
 def _littered(work: Work, tree: str, chosen: int, first: int, end: int, rng: Random) -> Work:
-    """The same run with garbage in place of the padding from leaf `first` to `end` of its tree of this number."""
+    """The same run with random bytes as the padding leaves `first` to `end` of one of its trees."""
     honest, garbage = getattr(work.oracle, tree), Digest(rng.randbytes(32))
 
     def littered(number: int) -> Tree:

@@ -35,7 +35,7 @@ def require_exact(cast: Cast) -> None:
 
 
 def with_seats(cast: Cast, rng: Random) -> None:
-    """Gives the job seats, unless its line says how many. Raises `ConfigurationError` under policy `logged`."""
+    """Gives the job seats, if its line sets none. Raises `ConfigurationError` under policy `logged`."""
     require_exact(cast)
     if not cast.terms.seats:
         fee = cast.terms.reward // 10
@@ -93,7 +93,7 @@ class SealCopier(Absent):
 
 
 class Keeping(TrainerAgent):
-    """Never opens its final head, so that nobody can say that it is false."""
+    """Never opens its sealed final head, so that nobody can challenge it."""
 
     def opens(self, job: PublicJob) -> bool:  # noqa: ARG002
         return False
@@ -107,7 +107,7 @@ class Bought(Scripted):
 
 
 class Leaking(TrainerAgent):
-    """Shows its signed final head as soon as it is sealed, so that auditors need not look for themselves."""
+    """Publishes its signed final head as soon as it is sealed, so that auditors may copy it instead of replaying."""
 
     def follow(self, job: PublicJob) -> Process:
         yield from self.until(lambda: job.is_sealed or job.is_over)
@@ -134,7 +134,7 @@ class BaitTrainer(Scripted):
 
 
 class Draining(ClientAgent):
-    """Offers jobs whose bonds are much of what an auditor has, so that it can pay for nothing else.
+    """Offers jobs whose bonds take most of an auditor's balance, so that it cannot pay for a dispute.
 
     Its accomplice accepts the latter, and goes no further. Then comes the job in which somebody lies.
     """

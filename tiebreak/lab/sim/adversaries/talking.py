@@ -60,7 +60,7 @@ class Aside(Agent):
 
 
 class FallingSilent(Player):
-    """Says nothing from move `after` on; on the chain it plays on."""
+    """Sends no messages from move `after` on, and plays on by transactions."""
 
     after: int
 
@@ -69,32 +69,32 @@ class FallingSilent(Player):
 
 
 class WithholdingTalker(FallingSilent, TrainerAgent):
-    """Neither says nor acknowledges anything from move `after` on."""
+    """Neither sends nor acknowledges messages from move `after` on."""
 
     def acknowledges(self, view: GameView) -> bool:
         return view.state.moves < self.after
 
 
 class Unacknowledging(TrainerAgent):
-    """Says everything, but does not acknowledge the state in which the answer to its lie is sealed."""
+    """Sends every move, but does not acknowledge the state in which the answer to its lie is sealed."""
 
     def acknowledges(self, view: GameView) -> bool:  # noqa: ARG002
         return False
 
 
 class WithholdingChallenger(FallingSilent, Wanderer):
-    """Challenges without ground, says nothing from move `after` on, and walks on at random on the chain."""
+    """Challenges a true head, sends no messages from move `after` on, and plays random moves on the chain."""
 
 
 class Unproving(Strolling):
-    """Challenges without ground, seals an answer, and then neither proves nor says anything."""
+    """Challenges a true head, seals an answer, and then neither proves nor sends anything."""
 
     def answers(self, view: GameView) -> bool:
         return view.state.phase is not Phase.PROVE
 
 
 class Conceding(TrainerAgent):
-    """Says from move `after` on that it concedes, and does not: a concession counts on the chain."""
+    """Sends a concession as a message from move `after` on, and never as a transaction, which alone would count."""
 
     after: int
 
@@ -127,7 +127,7 @@ class ForkingTrainer(Aside, TrainerAgent):
 
 
 class ForkingChallenger(Aside, Strolling):
-    """Sees what the trainer shows on one way, and then signs another way from the same place."""
+    """Reads the trainer's openings after one selection, and then signs another selection in the same state."""
 
     after: int
 
@@ -138,7 +138,7 @@ class ForkingChallenger(Aside, Strolling):
                 self._deliver(game, wire or b"")
 
     def _second(self, game: PublicGame) -> bytes | None:
-        """A message in place of the first one, from `after` on, in which it could have gone another way."""
+        """A conflicting message for the first of its selections from move `after` on."""
         talk = self.transcript(game)
         for state, other in forks_in(talk):
             if state.moves >= self.after:
@@ -193,7 +193,7 @@ class EnteringTrainer(Aside, TrainerAgent):
 
 
 class TwoFaced(WithholdingTalker):
-    """Shows its true commitments in the talk until it falls silent, and others on the chain."""
+    """Opens its true commitments in messages until it falls silent, and others on the chain."""
 
     def reply(self, view: GameView) -> Reply:
         honest = super().reply(view)

@@ -264,7 +264,7 @@ def smaller_model(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def stale_checkpoint(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """A checkpoint holds an older state, and the run goes on from there."""
+    """A checkpoint holds an older state, from which the run continues."""
     step = job.last_step(rng.randrange(job.checkpoints))
     older = workshop.run.state(rng.randrange(step))
     put = committing(workshop.program, lambda name, _new, _old: older[name])
@@ -272,7 +272,7 @@ def stale_checkpoint(workshop: Workshop, job: Job, rng: Random) -> Work:
 
 
 def copied_checkpoint(workshop: Workshop, job: Job, rng: Random) -> Work:
-    """A checkpoint holds the state of somebody else's run, or its parameters."""
+    """A checkpoint holds the state, or the parameters, of another run."""
     checkpoint, whole = rng.randrange(job.checkpoints), rng.random() < 0.5
     step = job.last_step(checkpoint)
     theirs = workshop.another(_stranger(rng)).state(step)

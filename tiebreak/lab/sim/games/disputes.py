@@ -206,7 +206,7 @@ class Arena:
 
 @dataclass(frozen=True, slots=True)
 class Fought:
-    """A finished dispute, with the evidence of the side that told the truth."""
+    """A finished dispute, with the honest side's evidence."""
 
     match: ChainMatch
     truth: Evidence

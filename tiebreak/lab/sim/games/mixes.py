@@ -64,7 +64,7 @@ class Mix:
 
     parts: tuple[tuple[str, int], ...]
     rough: bool = False
-    """Whether all games are played in rough weather (`tiebreak.lab.sim.world.weather`)."""
+    """Whether faults are injected into all games (`tiebreak.lab.sim.world.weather`)."""
 
     def __str__(self) -> str:
         return ",".join(f"{name}:{weight}" for name, weight in self.parts) + " in rough weather" * self.rough

@@ -108,7 +108,7 @@ class Gathering:
     """Whether an adversary replaced the workshop's computation."""
 
     def join(self, adversary: Adversary, line: GameLine) -> None:
-        """Lets one adversary take its place. Raises `ConfigurationError` if another adversary has it already."""
+        """Adds one adversary to the cast. Raises `ConfigurationError` if another one has its role already."""
         cast, before, deviations = self.cast, _exclusive(self.cast), self.cast.deviations()
         adversary.join(cast, line.random(slug(adversary.name)))
         for name, value in _exclusive(cast).items():
@@ -129,7 +129,7 @@ class Gathering:
             raise ConfigurationError(f"expected auditors of different names, got {', '.join(seats)}")
 
     def close(self) -> None:
-        """Completes the cast: names parties that stand for several adversaries, and says where each may end.
+        """Completes the cast: names parties that stand for several adversaries, with the endings of each.
 
         A single adversary must end where it declares. Of several, the first that is caught ends the job for the others
         too. A trainer then ends where one of them must, or unpaid if there is no job. Any other party may end anywhere:
@@ -200,7 +200,7 @@ def gather(line: GameLine) -> Gathering:
 
 
 def _rough(cast: Cast, rng: Random) -> Weather:
-    """The roughest weather that an honest party has time for. A dishonest builder takes that time for itself."""
+    """The most faults that an honest party's clocks allow; none if a dishonest builder uses up that time."""
     if BUILDER in cast.dishonest:
         return Weather(rng, seconds=0, depth=0)
     depth = deep(cast, rng)
@@ -250,7 +250,7 @@ def facts() -> dict[str, dict[str, Any]]:
 
 @cache
 def repertoire() -> Repertoire:
-    """Finds out who can play where and with whom by letting the adversaries join, so that nobody has to list it.
+    """The workshops and pairs in which adversaries can play, found by letting each of them join a cast.
 
     An adversary that brings its own computation plays alone, because the others know only the workshops' computations.
     """

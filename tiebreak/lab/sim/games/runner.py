@@ -44,7 +44,7 @@ def attempt(play: Play, game: int, line: str) -> Json:
 
 
 def _work(pipe: Connection, play: Play) -> None:
-    """The loop of a worker process: plays what it is sent until the pipe closes."""
+    """The loop of a worker process: plays the games that it receives until the pipe closes."""
     while True:
         try:
             request = json.loads(pipe.recv_bytes())

@@ -21,7 +21,7 @@ _WORDS: Final = {wanted.FUNCTION: wanted.WORDS for wanted in TRANSACTIONS if wan
 
 
 def tell(world: World, result: GameResult) -> Iterator[str]:
-    """The lines of text that tell a finished game."""
+    """A finished game as lines of text: each event with its time and gas, the endings, and a table of the parties."""
     yield result.line
     yield from (f"{party.name}: {party.adversary or 'does as agreed'}" for party in result.parties)
     yield ""

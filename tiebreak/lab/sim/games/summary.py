@@ -214,7 +214,7 @@ ROLES: Final = ("trainer", "challenger", "auditor", "client", "builder")
 
 
 def to_markdown(summary: Json, rough: Json | None = None, *, details: str | None = None) -> str:
-    """The page of a summary.
+    """A summary as a Markdown page.
 
     rough: the summary of other games, in rough weather, for a section of its own. details: a link to the page with all
     tables, for a short page without a row for each adversary.

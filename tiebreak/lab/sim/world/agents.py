@@ -99,7 +99,7 @@ class Agent(Participant):
         return workshop.program if job == agreed else None
 
     def party_in(self, game: PublicGame) -> Party:
-        """A player that finds the party's moves on one line of a game: the chain's or the talk's."""
+        """A new player of the party's side of a game, on the chain or in its talk."""
         raise NotImplementedError
 
     # ------------------------------------------------------------------ events
@@ -115,7 +115,7 @@ class Agent(Participant):
         yield from ()
 
     def tell(self, event: e.Event) -> None:
-        """Tell the machine, unless the party is down: what it is told then is lost."""
+        """Pass an event to the machine; it is lost while the party is down."""
         if not self._is_down:
             super().tell(event)
 
@@ -125,7 +125,7 @@ class Agent(Participant):
         return super().observe(event)
 
     def carry_out(self, actions: Sequence[e.Action]) -> None:
-        """Carry out actions. In rough weather the party may die after any number of them."""
+        """Carry out actions. If faults are injected, the party may crash after any number of them."""
         death = None
         if self.world.weather is not None and self.is_plain:
             lost = self.world.now - min(self._since.values(), default=self.world.now)
@@ -159,7 +159,7 @@ class Agent(Participant):
         return [entry for entry in self.kept if isinstance(entry, e.AppendRecord)]
 
     def begin_again(self) -> None:
-        """The first thing that its driver tells it in a new life."""
+        """Start the machine again after a crash."""
         self.tell(e.Started(at=self.world.now))
 
     def _mortal(self, work: e.Work) -> Process:
@@ -312,7 +312,7 @@ class Agent(Participant):
     def _post(
         self, other: Participant, event: Callable[..., e.Event], kind: str = "job", delays: list[int] | None = None
     ) -> None:
-        """Post what arrives at once, unless the hub or the weather is bad. `event` is made when it arrives."""
+        """Send another party an event, made on arrival: at once, or late, lost or twice by hub or faults."""
         late = delays if self.world.weather is None else self.world.weather.posts()
 
         def taken() -> None:
@@ -347,7 +347,7 @@ class Agent(Participant):
         self.tell(e.HeadShown(at=self.world.now, head=shown.head, leaves=shown.leaves))
 
     def work_on(self, work: e.Work) -> Process:
-        """Do a piece of work, in the time that it takes, and tell the machine when it is done."""
+        """Do a piece of work in simulated time, and report its result to the machine."""
         raise NotImplementedError
 
     def publish_head(self, head: SignedHead) -> None:
@@ -355,7 +355,7 @@ class Agent(Participant):
         self._hand_in("job", lambda: mail.publish_head(head, leaves, self.name, self.account, self.world.now))
 
     def leaves_of(self, head: SignedHead) -> tuple[Digest, ...]:  # noqa: ARG002
-        """The leaves of the run tree that this party shows with a head."""
+        """The leaves of the run tree that this party publishes with a head."""
         return ()
 
     def offer(self, job: Job) -> None:
@@ -371,7 +371,7 @@ class Agent(Participant):
             yield self.world.env.timeout(seconds)
 
     def until(self, holds: Callable[[], bool], deadline: int | None = None) -> Process:
-        """Wait until `holds()` is true or `deadline` has come, looking at every news. Returns whether it holds."""
+        """Wait until `holds()`, checked after every block and post, or until `deadline`. Returns whether it holds."""
         while not holds():
             rest = None if deadline is None else deadline - self.world.now
             if rest is not None and rest <= 0:
@@ -426,7 +426,7 @@ class ClientAgent(Agent, client.ClientParty):
         yield from ()
 
     def begin_again(self) -> None:
-        """Begins a new life, and tells the machine what its owner wants, which lies on the disk."""
+        """Starts again after a crash, and repeats the owner's job draft, which is on the disk."""
         super().begin_again()
         if self.wish is not None:
             self.tell(replace(self.wish, at=self.world.now))
@@ -453,7 +453,7 @@ class ClientAgent(Agent, client.ClientParty):
 
 
 class TrainerAgent(Agent, trainer.TrainerParty):
-    """Trains the job, or computes what the world's deviation says instead."""
+    """Trains the job, or computes the world's deviation instead."""
 
     def __init__(self, world: World, name: str, key: PrivateKey) -> None:
         super().__init__(world, name, key)
@@ -495,7 +495,7 @@ class TrainerAgent(Agent, trainer.TrainerParty):
         self._hand_in("run", partial(self.world.mail.publish_run, action.job_id, shown))
 
     def leaves_of(self, head: SignedHead) -> tuple[Digest, ...]:
-        """The records of its run, as its run directory shows them to everyone."""
+        """The records of its run up to this head."""
         job, run = self.held()
         if head.head.count > job.checkpoints:
             return ()
@@ -566,7 +566,7 @@ class AuditorAgent(Agent, auditor.AuditorParty):
         self.finish(work, root=root, problem=problem)
 
     def look_at(self, job: PublicJob, head: SignedHead) -> Process:
-        """Replays up to a head and returns the run root found there. Raises `CannotCheck`."""
+        """Replays up to a head and returns the run root there. Raises `CannotCheck`."""
         last = job.job.last_step(head.head.count - 1)
         yield from self.sleep(max(0, last - self.account.steps) * self.world.step_seconds)
         self.account.steps = max(self.account.steps, last)
@@ -585,7 +585,7 @@ class AuditorAgent(Agent, auditor.AuditorParty):
 
 
 class Scripted(AuditorAgent):
-    """Does only what its script says: it replays nothing, and plays no game unless the script tells it to."""
+    """An auditor that only runs its script: it replays nothing, reports nothing, and plays no game by itself."""
 
     def replays(self, head: SignedHead) -> bool:  # noqa: ARG002
         return False

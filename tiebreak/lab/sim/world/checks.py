@@ -108,7 +108,7 @@ def nobody_loses(finished: Finished) -> list[str]:
 
 
 def withheld(finished: Finished) -> list[str]:
-    """Promise 1 where a job ended without all receipts: somebody dishonest withheld them, and gained one segment."""
+    """Promise 1 for a job that ended without all receipts: a dishonest party withheld them, and gained a segment."""
     found = []
     for job in (job for job in finished.jobs if job.status is JobStatus.PARTED):
         if not finished.is_honest(job.job.trainer):

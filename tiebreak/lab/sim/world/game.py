@@ -16,7 +16,7 @@ from tiebreak.lab.sim.world.checks import Finished, ending
 from tiebreak.lab.sim.world.mail import Account
 from tiebreak.lab.sim.world.simulated import SimulatedChain
 from tiebreak.lab.sim.world.work import Work
-from tiebreak.lab.sim.world.world import GENESIS, Setting, World
+from tiebreak.lab.sim.world.world import GENESIS, GameSetting, World
 from tiebreak.protocol.commitments.keys import ORDER, PrivateKey
 from tiebreak.protocol.commitments.seats import POOL_SECONDS
 from tiebreak.protocol.commitments.terms import Terms
@@ -53,7 +53,7 @@ The trainer's stake is odd, so that half of it is not a whole number of wei.
 
 @dataclass(kw_only=True)
 class CastMember:
-    """A place in addition to client, trainer and builder, for an auditor or someone who pretends to be one."""
+    """A party besides client, trainer and builder: an auditor, or an adversary that acts as one."""
 
     name: str
     """Unique within a game."""
@@ -64,7 +64,7 @@ class CastMember:
 
 
 @dataclass(kw_only=True)
-class Cast(Setting):
+class Cast(GameSetting):
     """The setting and the parties of a game. By default all are honest; adversaries replace parties or settings."""
 
     terms: Terms = TERMS
@@ -138,7 +138,7 @@ class GameResult:
     violations: tuple[str, ...]
     """The promises that were broken. Each is a counter-example."""
     faults: dict[str, int]
-    """The number of faults of each kind in rough weather."""
+    """The number of injected faults of each kind."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -177,7 +177,7 @@ def watch(cast: Cast, line: str, secrets: Random) -> tuple[World, GameResult]:
 
 
 def seat(cast: Cast, secrets: Random) -> tuple[World, dict[str, Agent]]:
-    """The world of a game with its parties in place, before anything has happened."""
+    """The world of a game and its parties, at the start."""
     funds = {"client": FUNDS, "trainer": FUNDS, "builder": FUNDS} | {seat.name: seat.funds for seat in cast.auditors}
     keys = {name: PrivateKey.from_int(secrets.randrange(1, ORDER)) for name in funds}
     chain = simulated_chain().begin({keys[name].address: wei for name, wei in funds.items()}, GENESIS)

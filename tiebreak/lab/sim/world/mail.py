@@ -46,7 +46,7 @@ class PublishedHead:
 
     head: SignedHead
     leaves: tuple[Digest, ...]
-    """The leaves of its run tree, if they were shown."""
+    """The leaves of its run tree; empty if they were not published."""
     by: str
     at: int
 
@@ -91,7 +91,7 @@ class WorldMail:
         self._notify()
 
     def see_head(self, head: SignedHead, by: str, now: int, leaves: tuple[Digest, ...] = ()) -> None:
-        """Note that a head is public, for instance because a transaction shows it; leaves may come later."""
+        """Note that a head is public, for instance by a transaction; leaves may follow."""
         if all(known.head != head or bool(leaves) > bool(known.leaves) for known in self.heads):
             self.heads.append(PublishedHead(head=head, leaves=leaves, by=by, at=now))
 
@@ -131,7 +131,7 @@ class WorldMail:
         return [rng.randrange(MOST_LATE) for _ in range(rng.choice(COPIES))]
 
     def note(self, game: PublicGame, by: str, at: int, content: Move | SignedStanding | None) -> None:
-        """Notes a statement in a talk, for the game's story."""
+        """Records a message of a talk, for `games.story`."""
         self.talks.append(SaidInGame(game_id=game.id, by=by, at=at, content=content))
 
     def deliver(self, game: PublicGame, wire: bytes, sender: Account) -> bool:

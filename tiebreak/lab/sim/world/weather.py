@@ -46,7 +46,7 @@ class Weather:
         return late
 
     def readings(self) -> list[int]:
-        """The delay of each copy of what a party asks for until it comes; none where it has no time to lose."""
+        """The delays of a download's copies, in seconds; one without delay where the party has no time to spare."""
         if not self._seconds:
             return [0]
         lost = 0

@@ -43,7 +43,7 @@ def computation(job: Job) -> tuple[object, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lie:
-    """The first place, in the order of the game's walk, where a commitment differs from the truth.
+    """The first position, in the order in which a game descends, where a commitment differs from the truth.
 
     The walk goes to the first checkpoint that differs, in its segment to the first step, and there to the first leaf of
     the value tree. A difference before that which reaches no checkpoint is not committed.
@@ -60,7 +60,7 @@ Kept = Callable[[int], State]
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The evidence that a trainer or a challenger can show for a job."""
+    """The evidence of a trainer or a challenger for a job."""
 
     records: tuple[StepRecord, ...]
     """The records of all checkpoints."""
@@ -69,7 +69,7 @@ class Work:
     computed_steps: int
     """Steps that this party would have had to execute: its real cost, without the simulator's caches."""
     lie: Lie | None
-    """The first false place; None for the true run."""
+    """The first false position; None for the true run."""
     kept: Kept | None = None
     """The stored state after a step, published with the run for replays that start there. None: withheld."""
     logs: Mapping[int, StepLog] | None = None
@@ -81,7 +81,7 @@ class Work:
 
 
 def first_lie(shown: Oracle, truth: Oracle) -> Lie | None:
-    """The first place where two parties' trees differ, in the order of the game's walk; None if their runs agree.
+    """The first position where two parties' trees differ, in the order of the descent; None if their runs agree.
 
     Raises `ConfigurationError` if the records of a step differ and its values do not: nobody can open that.
     """

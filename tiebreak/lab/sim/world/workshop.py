@@ -126,7 +126,7 @@ class Workshop:
         return self._compute(interpreter, known=self.run.steps[: first_step - 1], logs=logs, trees=trees)
 
     def work_of(self, job: Job, evidence: MemoryEvidence, *, computed_steps: int | None = None) -> Work:
-        """The work that a party which committed to this evidence can show, with the first place where it is false.
+        """The work of a party that committed to this evidence, with the first position where it is false.
 
         computed_steps: the steps that the party had to execute, if not all.
         """
@@ -155,7 +155,7 @@ class Workshop:
         return self._work(job, self._follow(run.logs() or {}, run.trees))
 
     def _work(self, job: Job, evidence: MemoryEvidence) -> Work:
-        """The work that a party with this evidence can show, if it is true."""
+        """The work of a party with this evidence, if it is true."""
         return Work(
             records=tuple(evidence.run.records()),
             oracle=bound(evidence, job),

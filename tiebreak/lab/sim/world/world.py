@@ -89,7 +89,7 @@ class WorldBlock:
 
 
 @dataclass(kw_only=True, eq=False)
-class Setting:
+class GameSetting:
     """The computation, the terms and the speed of a game."""
 
     workshop: Workshop
@@ -126,12 +126,12 @@ class _Slot(simpy.Event):
         env.schedule(self, URGENT, delay)
 
 
-class World(Setting):
+class World(GameSetting):
     """One game's time, chain, mempool, mail and parties."""
 
-    def __init__(self, chain: SimulatedChain, setting: Setting, rng: Random) -> None:
+    def __init__(self, chain: SimulatedChain, setting: GameSetting, rng: Random) -> None:
         """`chain` has begun at `GENESIS`."""
-        super().__init__(**{each.name: getattr(setting, each.name) for each in fields(Setting)})
+        super().__init__(**{each.name: getattr(setting, each.name) for each in fields(GameSetting)})
         self.env = simpy.Environment()
         self.chain, self.rng = chain, rng
         program = setting.workshop.program
@@ -143,7 +143,7 @@ class World(Setting):
         self.is_dry: Callable[[Participant], bool] = lambda _: False
         """Whether an account holds too little, at the present price of gas, for any transaction."""
         self.hub: Callable[[Participant, str], int | None] = lambda _, __: 0
-        """The seconds after which the hub shows others a party's post; None for never. See `Agent._hand_in`."""
+        """The delay, in seconds, after which the hub publishes a party's post; None for never."""
         self.pending: list[Pending] = []
         self.blocks: list[WorldBlock] = []
         self.news = self.env.event()
