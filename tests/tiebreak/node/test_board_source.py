@@ -49,14 +49,6 @@ def ends_in_conviction(village: Village, *reasons: Reason) -> None:
         assert game.state.verdict.reason in (Reason.RECOMPUTED, *reasons)
 
 
-def test_an_honest_run_settles(chain: EmbeddedChain) -> None:
-    village = Village(chain, TRUTH)
-    village.live()
-    as_the_chain_has_it(village)
-    (job,) = village.villagers["auditor"].board_source.board.jobs.values()
-    assert job.status is JobStatus.SETTLED
-
-
 def test_a_false_run_is_convicted(chain: EmbeddedChain) -> None:
     """In talk; slow tests below play without one."""
     village = Village(chain, TALKED_FALSE)

@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from socketserver import BaseRequestHandler, ThreadingTCPServer
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -25,6 +26,7 @@ from tiebreak.node import hub_client as client_module
 from tiebreak.node import hub_connection as connection_module
 from tiebreak.node.hub_client import HubClient, HubForgot, HubRefused
 from tiebreak.node.hub_connection import HubClientStopped
+from tiebreak.node.pieces import FileSlice
 from tiebreak.protocol.commitments.blobs import PIECE_BYTES, blob_root, piece_digest
 from tiebreak.protocol.commitments.keys import PrivateKey
 from tiebreak.protocol.errors import CannotCheck, ConfigurationError, StateError
@@ -456,6 +458,27 @@ def test_a_file_changed_during_upload_is_a_local_error(hub: Running, path: Path)
     client._json = changed  # type: ignore[method-assign]
     with pytest.raises(StateError, match="stays as it is"):
         upload(client, path)
+
+
+def test_a_refusal_amid_a_long_body_is_read_and_a_cut_ends_a_request(path: Path) -> None:
+    with liar(script_of([answer(b"", "413 No")])) as url, path.open("rb", buffering=0) as file:
+        for body in (FileSlice(file, 0, 9), b"short"):
+            connection = connection_module.HubConnection(urlsplit(url), 5.0)
+            send = connection._http.request
+
+            def broken(method: str, where: str, *_: object, send: Callable[..., None] = send) -> None:
+                send(method, where)
+                raise BrokenPipeError
+
+            connection._http.request = broken  # type: ignore[method-assign,assignment]
+            with contextlib.nullcontext() if isinstance(body, FileSlice) else pytest.raises(BrokenPipeError):
+                assert connection.answer("PUT", "/x", body).status == 413
+            connection.close()
+        connection = connection_module.HubConnection(urlsplit(url), 5.0)
+        connection.cut()
+        with pytest.raises(TimeoutError, match="no answer in time"):
+            connection.answer("GET", "/x")
+        connection.close()
 
 
 def test_missing_unlisted_and_oversized_blobs_are_refused(hub: Running, path: Path) -> None:

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.tiebreak.node.hubs import OFFER, Running, ask, library, running, settings, upload
+from tests.tiebreak.node.hubs import OFFER, Running, ask, library, running, settings
 from tests.waiting import until
 from tiebreak.node.hub import app as app_module
 from tiebreak.node.hub import service as service_module
@@ -89,20 +89,6 @@ def test_open_uploads_of_strangers_do_not_block_a_blob(hub: Running, tmp_path: P
         assert hub.hub.uploading.held.total() > 71, "the strangers are still there"
 
 
-def test_partial_uploads_of_strangers_are_continued(hub: Running, tmp_path: Path) -> None:
-    """Right pieces count, whoever brought them; wrong ones end only the upload that has them."""
-    (tmp_path / "up").write_bytes(DATA)
-    wrong = DATA[: PIECE_BYTES + 9] + b"\xff" + DATA[PIECE_BYTES + 10 :]
-    assert ask(hub, "PUT", WHERE, wrong)[0] == 400
-    until(lambda: held(hub) == PIECE_BYTES)
-    with begin(hub, ROOT, DATA[: PIECE_BYTES + 2]), begin(hub, ROOT, DATA[PIECE_BYTES:][:2], offset=PIECE_BYTES):
-        for offset in (0, PIECE_BYTES):
-            status, _, body = ask(hub, "PUT", f"{WHERE}?offset={offset}", b"\0" * (SIZE - offset))
-            assert (status, b"piece" in body) == (400, True)
-        assert upload(hub.connect(patience=5.0), tmp_path / "up") == ROOT
-    assert ask(hub, "GET", WHERE)[2] == DATA
-
-
 def test_the_first_complete_concurrent_upload_becomes_the_blob(hub: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slower upload is answered once its next block finds all bytes there; what it still sends is not read."""
     monkeypatch.setattr(app_module, "BLOCK_BYTES", PIECE_BYTES)  # else the blob is hardly more than one block
@@ -147,30 +133,6 @@ def test_memory_of_uploads_is_bounded_by_bytes(tmp_path: Path, monkeypatch: pyte
             with suppress(ConnectionError):
                 assert line.recv(1 << 16) == b"", "cut, the oldest first"
     assert not memory._held, "what has ended is not counted"
-
-
-def test_an_upload_that_goes_on_is_not_cut_for_its_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small blocks and a small bound, for the same reason."""
-    monkeypatch.setattr(service_module, "UPLOAD_BYTES", 2 * PIECE_BYTES + PIECE_BYTES // 2)
-    monkeypatch.setattr(app_module, "BLOCK_BYTES", PIECE_BYTES)
-    with running(settings(tmp_path / "hub")) as hub, ExitStack() as open_uploads:
-        name_it(hub, ROOT, DIGESTS, SIZE)
-        counted = hub.hub.in_memory._held
-
-        def holds(*sizes: int) -> None:
-            until(lambda: list(counted.values()) == list(sizes))
-
-        going = open_uploads.enter_context(begin(hub, ROOT, DATA[: PIECE_BYTES + 10]))
-        holds(10)
-        open_uploads.enter_context(begin(hub, ROOT, DATA[: PIECE_BYTES - 1], address="127.0.6.1"))
-        holds(10, PIECE_BYTES - 1)
-        going.sendall(DATA[PIECE_BYTES + 10 : 2 * PIECE_BYTES + 10])
-        holds(PIECE_BYTES - 1, 10)
-        open_uploads.enter_context(begin(hub, ROOT, DATA[: PIECE_BYTES - 1], address="127.0.6.2"))
-        holds(PIECE_BYTES - 1, 10, PIECE_BYTES - 1)
-        going.sendall(DATA[2 * PIECE_BYTES + 10 :])
-        assert answer(going) == (200, {"held": SIZE, "size": SIZE})
-        holds(PIECE_BYTES - 1)
 
 
 def test_upload_memory_cuts_the_longest_idle_uploads_first() -> None:

@@ -1,8 +1,6 @@
 """The journal: what survives, who may open it, and what is sent again."""
 
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -137,30 +135,3 @@ def test_a_journal_fact_is_generated_only_once(tmp_path: Path) -> None:
     assert journal.fact_once("secret", made.__next__) == b"one"
     assert journal.fact_once("secret", made.__next__) == b"one"
     assert journal.fact("nothing") is None
-
-
-_WRITER = """
-import sys
-from pathlib import Path
-from tiebreak.node.journal import Journal
-from tiebreak.protocol.parties.events import AppendRecord
-journal = Journal(Path(sys.argv[1]), {})
-for number in range(10**9):
-    journal.append(AppendRecord(place=("n", number), data=bytes(100)))
-    journal.note(number.to_bytes(8, "big"))
-    print(number, flush=True)
-"""
-
-
-def test_acknowledged_journal_records_survive_a_kill(tmp_path: Path) -> None:
-    """Whatever was acknowledged before SIGKILL is there afterwards, and the folder can be opened at once."""
-    process = subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    told = [process.stdout.readline() for _ in range(20)]
-    process.kill()
-    told += process.stdout.read().split()
-    process.wait()
-    journal = Journal(tmp_path, {})
-    last = int(told[-1])
-    assert [record.place for record in journal.records()][: last + 1] == [("n", n) for n in range(last + 1)]
-    assert len(journal.notes()) >= last + 1

@@ -181,25 +181,6 @@ def end_of(export: list[posts.ReceivedPost]) -> posts.Complete:
     return replace(made, signature=HUB.sign(made.digest(OFF_CHAIN)))
 
 
-@pytest.mark.parametrize("run", [FALSE, TALKED_FALSE], ids=["by posted moves", "in talk"])
-def test_a_false_run_is_convicted_without_a_chain(run: Run, judge: Judge) -> None:
-    commune = lived(run)
-    stake = run.job.trainer_stake
-    for villager in commune.villagers.values():
-        board_source = villager.board_source
-        (game,) = board_source.board.games.values()
-        assert game.job.status is JobStatus.SLASHED
-        assert game.state.verdict is not None
-        assert game.state.verdict.winner is Side.CHALLENGER
-        claims = [board_source._ledger.claim(key.address) for key in (CLIENT, TRAINER, CHALLENGER)]  # type: ignore[attr-defined]
-        assert claims == [0, -stake, stake // 2]
-    found = judge(commune.export)
-    assert [game["right"] for game in found["games"]] == ["challenger"]
-    assert [job["status"] for job in found["jobs"]] == ["slashed"]
-    assert found["hub"] == f"0x{HUB.address.hex()}"
-    assert (found["complete"], found["problems"]) == (True, [])
-
-
 NAMED = (Address(CHALLENGER.address),)
 
 
@@ -301,14 +282,6 @@ def test_seats_are_refused_without_a_chain() -> None:
         "not offered: expected a job without seats, because there is no chain to draw them, got one with 2",
         "not signed: expected a job without seats, because there is no chain to draw them, got one with 2",
     ]
-
-
-def test_an_honest_trainer_is_owed_its_reward_without_a_chain(judge: Judge) -> None:
-    commune = lived(TRUTH)
-    found = judge(commune.export)
-    assert [job["status"] for job in found["jobs"]] == ["settled"]
-    assert set(found["claims"]) == {f"0x{TRAINER.address.hex()}"}
-    assert set(found["debts"]) == {f"0x{CLIENT.address.hex()}"}
 
 
 def test_an_unfinished_job_yields_no_debts_or_claims(judge: Judge) -> None:

@@ -1,6 +1,5 @@
 """How often a node is asked again within one look at the chain, and for how long."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -53,22 +52,3 @@ def test_a_slow_node_is_not_asked_again_after_some_seconds(takes: float, asked: 
     node = Silent(takes)
     looked(node)
     assert node.asked == asked
-
-
-def test_retries_stop_at_the_first_answer() -> None:
-    answers: list[Callable[[], int]] = [lambda: 1 // 0, lambda: 5]
-
-    class Shaky:
-        name = "shaky"
-
-        def number(self) -> int:
-            try:
-                return answers.pop(0)()
-            except ZeroDivisionError as error:
-                raise NodeError("no answer") from error
-
-    patient = RetryingNode(Shaky())
-    patient.begin()
-    assert patient.number() == 5
-    assert patient.name == "shaky"
-    assert answers == []
