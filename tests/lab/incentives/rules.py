@@ -290,16 +290,12 @@ def _audits(s: JobEconomics, story: Story, players: Players, ledger: Ledger) -> 
             ledger.move(auditor(number), COMPUTE, s.audit)
 
 
-def _silent_challenge(ledger: Ledger) -> None:
-    ledger.challenge(auditor(0))
-    _lock(ledger, auditor(0), ledger.job.challenger_stake)
-    ledger.defended(auditor(0))
-
-
 def _with_honest(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:
     _audits(s, story, players, ledger)
     if players.own is AuditorStrategy.FALSE:
-        _silent_challenge(ledger)
+        ledger.challenge(auditor(0))
+        _lock(ledger, auditor(0), s.challenger_stake)
+        ledger.defended(auditor(0))
 
 
 def _with_naive(s: JobEconomics, players: Players, story: Story, ledger: Ledger) -> None:

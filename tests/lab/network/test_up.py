@@ -8,7 +8,6 @@ import os
 import random
 import re
 import secrets
-import signal
 import socket
 import sqlite3
 import subprocess
@@ -239,25 +238,6 @@ def test_kills_at_any_instant_change_nothing(tmp_path: Path) -> None:
     assert not said_twice(folder)
     assert not roots(folder)[4].startswith(TRUE_ROOT)
     the_hub_is_blind(folder)
-
-
-class Stalled(LocalNetwork):
-    """A machine whose trainer gets no processor for longer than a head has, by the usual terms."""
-
-    def disturb(self) -> None:
-        if "trainer work trained to checkpoint 1" in self.ending.moments and "stalled" not in self.ending.moments:
-            self.ending.moments["stalled"] = self._seconds()
-            group = self._children["trainer"]._process.pid
-            os.killpg(group, signal.SIGSTOP)
-            time.sleep(TERMS["challenge-window"] + 15)
-            os.killpg(group, signal.SIGCONT)
-
-
-def test_a_stalled_cheating_trainer_loses_by_its_lie_and_not_by_timeout(tmp_path: Path) -> None:
-    story = list[str]()
-    town = play(Stalled(plan_of(tmp_path / "town", cheat="rate"), story.append), story)
-    assert "stalled" in town.ending.moments
-    assert town.ending.status == "slashed"
 
 
 STORY = (

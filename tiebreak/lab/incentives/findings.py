@@ -120,11 +120,8 @@ def tables(found: Findings) -> tuple[Table, ...]:
     cheapest = min(found.rates, key=lambda rate: rate.total)
     rates = tuple(
         (
-            percent(rate.probability),
-            percent(rate.discovery),
-            ether(rate.stake, 3),
-            ether(rate.replays, 3),
-            ether(rate.capital, 3),
+            *map(percent, (rate.probability, rate.discovery)),
+            *(ether(cost, 3) for cost in (rate.stake, rate.replays, rate.capital)),
             ether(rate.total, 3) + (" (least)" if rate is cheapest else ""),
         )
         for rate in found.rates

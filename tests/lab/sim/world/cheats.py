@@ -1,10 +1,7 @@
 """Parties that do not do as agreed, for tests of the world; the catalogue of adversaries is elsewhere."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from random import Random
-
-import torch
-from torch import Tensor
 
 from tiebreak.lab.sim.adversaries.tampering import Cheat, tampered
 from tiebreak.lab.sim.world.agents import AuditorAgent, TrainerAgent
@@ -20,27 +17,14 @@ LEAF = 23
 """A sum of the small job whose elements have a tree of partial sums."""
 
 
-def another(value: Tensor) -> Tensor:
-    """Another value of the same dtype."""
-    return ~value if value.dtype == torch.bool else value + 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Changed:
-    """One element of one value is another."""
-
-    step: int = 5
-    leaf: int = LEAF
-    element: int = 0
-
-    def __call__(self, workshop: Workshop, job: Job, rng: Random) -> Work:  # it is told where
-        cheat = Cheat(name="-", step=self.step, leaf=self.leaf, element=self.element, change=another)
-        return tampered(workshop, job, cheat)
+def changed(workshop: Workshop, job: Job, _rng: Random) -> Work:
+    """A run in which one element of one sum is larger by one."""
+    return tampered(workshop, job, Cheat(name="-", step=5, leaf=LEAF, element=0, change=lambda value: value + 1))
 
 
 def cheating(workshop: Workshop, **changes: object) -> Cast:
     """A cast whose trainer changed a value."""
-    cast = Cast(workshop=workshop, deviation=Changed(), **changes)  # type: ignore[arg-type]
+    cast = Cast(workshop=workshop, deviation=changed, **changes)  # type: ignore[arg-type]
     cast.dishonest["trainer"] = "changed"
     return cast
 
