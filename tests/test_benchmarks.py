@@ -1,6 +1,8 @@
 """Benchmarks write results where the user says, and the tables in docs/ are those of the committed results."""
 
+import json
 import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from benchmarks.pages import BLOCK, DOCS, PAGES, filled
 from benchmarks.table import RESULTS, Row, publish, read, show, write
 from scripts import lines
 from tests.parts import slow_except
+from tests.waiting import until
 from tiebreak.engine.arithmetic import Arithmetic
 
 
@@ -120,7 +123,7 @@ def test_random_job_data_is_the_same_on_every_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", slow_except(sorted({path.name for path in JOBS.iterdir()} - {"resnet-50-224"}), "gpt2-small")
+    "name", slow_except(sorted(path.name for path in JOBS.iterdir()), "gpt2-small", nightly=("resnet-50-224",))
 )
 def test_the_cpu_computes_the_committed_records(name: str) -> None:
     """Of the first step, or of three; the others, and ResNet-50 on larger images, take a CPU minutes."""
@@ -130,3 +133,27 @@ def test_the_cpu_computes_the_committed_records(name: str) -> None:
     assert dict(records_of(job, Arithmetic(), last)) == {
         step: job.records[step] for step in job.records if step <= last
     }
+
+
+@pytest.mark.slow
+def test_killed_measurement_keeps_its_rows_and_is_queued_again(tmp_path: Path) -> None:
+    """Its slice ends with it and keeps its rows; another slice is not touched by that."""
+    command = [sys.executable, "-m", "benchmarks.gpu", "--device", "cpu", "--output", str(tmp_path)]
+    folder = tmp_path / "gpu" / "trial-on-a-CPU"
+    process = subprocess.Popen([*command, "gpt2-1024"], stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: bool(gpu.held(folder, "gpt2-1024").get("rows")), 300)
+    finally:
+        process.kill()
+        process.wait()
+    until(lambda: not any(str(folder) in path.read_text() for path in Path("/proc").glob("[0-9]*/cmdline")))
+    assert gpu.state_of(folder, "gpt2-1024", gpu.sources()) == "interrupted"
+    document = gpu.held(folder, "gpt2-1024")
+    assert document["predicted"]["gpt2-1024: exact by graphs: a step"] > 0
+    assert document["rows"][0]["metric"] == "steps known of a CPU"
+    done = subprocess.run([*command, "hostile"], capture_output=True, text=True, check=True)
+    assert "hostile: done: 2 rows in " in done.stdout
+    listed = CliRunner().invoke(gpu.main, ["--list", "--output", str(tmp_path)])
+    assert listed.exit_code == 0, listed.output
+    assert "next: products, gpt2-1024, resnet-50-224\n" in listed.output
+    assert json.loads((folder / "hostile.json").read_text())["finished"]
