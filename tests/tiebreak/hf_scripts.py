@@ -9,7 +9,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,23 @@ import transformers
 from datasets import Dataset, IterableDataset
 from peft import LoraConfig
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments, set_seed
+from transformers import (
+    DataCollatorForLanguageModeling,
+    DataCollatorForMultipleChoice,
+    DataCollatorForSeq2Seq,
+    DataCollatorForTokenClassification,
+    DataCollatorWithPadding,
+    DefaultDataCollator,
+    EarlyStoppingCallback,
+    LlamaForSequenceClassification,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    T5Config,
+    T5ForConditionalGeneration,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 from transformers.trainer_callback import PrinterCallback
 from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
@@ -38,8 +54,7 @@ def plain(
     folder: Path, kind: Any = Trainer, model: Any = gpt2, callbacks: Any = None, settings: Any = TrainingArguments,
     **more: Any,
 ) -> Trainer:  # fmt: skip
-    collator = transformers.DataCollatorForLanguageModeling(tokenizer(), mlm=False)
-    given = {"data_collator": collator, "processing_class": tokenizer()}
+    given = {"data_collator": DataCollatorForLanguageModeling(tokenizer(), mlm=False), "processing_class": tokenizer()}
     names = "train_dataset", "eval_dataset", "data_collator", "processing_class", "compute_loss_func", "optimizers"
     given |= {name: more.pop(name) for name in names if name in more}
     args = arguments(settings, folder, **more)
@@ -75,10 +90,10 @@ def classified(folder: Path, **more: Any) -> Trainer:
     config = llama().config
     config.num_labels = 3
     torch.manual_seed(0)
-    model = transformers.LlamaForSequenceClassification(config)
+    model = LlamaForSequenceClassification(config)
     return plain(
         folder, model=lambda: model.__class__.from_pretrained(None, config=config, state_dict=model.state_dict()),
-        train_dataset=rows, data_collator=transformers.DataCollatorWithPadding(tokenizer()), **more,
+        train_dataset=rows, data_collator=DataCollatorWithPadding(tokenizer()), **more,
     )  # fmt: skip
 
 
@@ -97,32 +112,37 @@ def bert(kind: str, **more: Any) -> Callable[[], Any]:
 def masked(folder: Path, **more: Any) -> Trainer:
     made = tokenizer()
     made.mask_token = "<eos>"
-    collator = transformers.DataCollatorForLanguageModeling(made, mlm=True)
+    collator = DataCollatorForLanguageModeling(made, mlm=True)
     return plain(folder, model=bert("BertForMaskedLM"), data_collator=collator, **more)
 
 
 def labelled(folder: Path, kind: str, **more: Any) -> Trainer:
-    """BERT for tokens, spans or choices. Its last batch is short."""
+    """BERT for sentences, tokens, spans or choices. Its last batch is short."""
     drawn, rows = random.Random(3), encoded(38, longest=12)
     ids = rows["input_ids"]
     collators: dict[str, Any] = {
-        "TokenClassification": transformers.DataCollatorForTokenClassification(tokenizer()),
-        "MultipleChoice": transformers.DataCollatorForMultipleChoice(tokenizer()),
-        "QuestionAnswering": transformers.DataCollatorWithPadding(tokenizer(), padding="max_length", max_length=40),
+        "TokenClassification": DataCollatorForTokenClassification(tokenizer()),
+        "MultipleChoice": DataCollatorForMultipleChoice(tokenizer()),
+        "QuestionAnswering": DataCollatorWithPadding(tokenizer(), padding="max_length", max_length=40),
     }
     match kind:
         case "TokenClassification":
             columns = {"input_ids": ids, "labels": [[drawn.randrange(3) for _ in row] for row in ids]}
         case "MultipleChoice":
             columns = {"input_ids": [[row, row[::-1]] for row in ids], "labels": [i % 2 for i in range(38)]}
+        case "QuestionAnswering":
+            columns = {
+                "input_ids": ids,
+                "start_positions": [1] * 38,
+                "end_positions": [drawn.randint(1, 4) for _ in ids],
+            }
         case _:
-            ends = [drawn.randint(1, 4) for _ in ids]
-            columns = {"input_ids": ids, "start_positions": [1] * 38, "end_positions": ends}
+            columns = {"input_ids": ids, "labels": [i % 3 for i in range(38)]}
     data = Dataset.from_dict(columns)
     return plain(
         folder, model=bert(f"BertFor{kind}", num_labels=3 if kind != "QuestionAnswering" else 2), train_dataset=data,
-        data_collator=collators[kind],
-        eval_dataset=data.select(range(6)), **_EVALUATES, **more,
+        data_collator=collators.get(kind, DataCollatorWithPadding(tokenizer())), eval_dataset=data.select(range(6)),
+        **_EVALUATES, **more,
     )  # fmt: skip
 
 
@@ -155,7 +175,7 @@ def pictures(folder: Path, kind: str = "ViT", augments: bool = False, **more: An
         return transformers.ViTForImageClassification(config)
 
     return plain(
-        folder, model=model, train_dataset=data, eval_dataset=held, data_collator=transformers.DefaultDataCollator(),
+        folder, model=model, train_dataset=data, eval_dataset=held, data_collator=DefaultDataCollator(),
         processing_class=None, remove_unused_columns=False, **{**_EVALUATES, **more},
     )  # fmt: skip
 
@@ -174,12 +194,7 @@ def sounds(folder: Path, **more: Any) -> Trainer:
     torch.manual_seed(1)
     data = Dataset.from_dict({"input_values": torch.randn(38, 400).tolist(), "labels": [i % 3 for i in range(38)]})
     return plain(
-        folder,
-        model=model,
-        train_dataset=data,
-        data_collator=transformers.DefaultDataCollator(),
-        processing_class=None,
-        **more,
+        folder, model=model, train_dataset=data, data_collator=DefaultDataCollator(), processing_class=None, **more
     )
 
 
@@ -193,20 +208,18 @@ def streamed(folder: Path, **more: Any) -> Trainer:
 def translated(folder: Path, **more: Any) -> Trainer:
     """A model whose decoder is fed shifted labels, and that is evaluated by what it generates."""
 
-    def model() -> transformers.T5ForConditionalGeneration:
+    def model() -> T5ForConditionalGeneration:
         torch.manual_seed(0)
-        config = transformers.T5Config(
-            vocab_size=320, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0
-        )
+        config = T5Config(vocab_size=320, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, dropout_rate=0.0)
         config.decoder_start_token_id = 0
-        return transformers.T5ForConditionalGeneration(config)
+        return T5ForConditionalGeneration(config)
 
     ids = [[tokenizer()(line).input_ids for line in texts(40, seed)] for seed in (1, 2)]
     rows = Dataset.from_dict({"input_ids": ids[0], "labels": ids[1]})
     return plain(
-        folder, transformers.Seq2SeqTrainer, model, settings=transformers.Seq2SeqTrainingArguments, train_dataset=rows,
-        data_collator=transformers.DataCollatorForSeq2Seq(tokenizer(), model=model()), predict_with_generate=True,
-        eval_dataset=rows.select(range(4)), generation_max_length=8, eval_strategy="steps", eval_steps=10, **more,
+        folder, Seq2SeqTrainer, model, settings=Seq2SeqTrainingArguments, train_dataset=rows,
+        eval_dataset=rows.select(range(4)), data_collator=DataCollatorForSeq2Seq(tokenizer(), model=model()),
+        predict_with_generate=True, generation_max_length=8, eval_strategy="steps", eval_steps=10, **more,
     )  # fmt: skip
 
 
@@ -221,12 +234,17 @@ def layered(folder: Path, **more: Any) -> Trainer:
 
 def virtual(folder: Path, config: Any, **more: Any) -> Trainer:
     """Tokens without words before each example, that alone are learnt."""
-    return plain(folder, model=lambda: peft.get_peft_model(llama(), config), **more)
+
+    def model() -> Any:
+        base = llama()
+        return peft.get_peft_model(base, config)
+
+    return plain(folder, model=model, **more)
 
 
-def lora() -> LoraConfig:
+def lora(**more: Any) -> LoraConfig:
     given = {"r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "target_modules": ["q_proj", "v_proj"]}
-    return LoraConfig(**given, task_type="CAUSAL_LM")
+    return LoraConfig(**given | {"task_type": "CAUSAL_LM"} | more)
 
 
 def text() -> Dataset:
@@ -242,20 +260,25 @@ def chats() -> Dataset:
     return Dataset.from_dict({"messages": rows})
 
 
-def sft(folder: Path, data: Any = text, peft: Any = None, **more: Any) -> Trainer:
+def sft(folder: Path, model: Any = llama, data: Any = text, peft: Any = None, held: Any = None, **more: Any) -> Trainer:
     args = arguments(SFTConfig, folder, **{"bf16": False, **more})
-    return SFTTrainer(llama(), args, train_dataset=data(), processing_class=tokenizer(), peft_config=peft)
+    return SFTTrainer(
+        model(), args, train_dataset=data(), eval_dataset=held and data().select(range(held)),
+        processing_class=tokenizer(), peft_config=peft,
+    )  # fmt: skip
 
 
-def saved(folder: Path) -> str:
-    llama().save_pretrained(folder / "base")
+def saved(folder: Path, model: Any = llama) -> str:
+    model().save_pretrained(folder / "base")
     tokenizer().save_pretrained(folder / "base")
     return str(folder / "base")
 
 
-def dpo(folder: Path, **more: Any) -> Trainer:
+def dpo(folder: Path, peft: Any = None, **more: Any) -> Trainer:
     args = arguments(DPOConfig, folder, **{"bf16": False, "max_steps": 20, **more})
-    return DPOTrainer(saved(folder), args=args, train_dataset=preferences(), processing_class=tokenizer())
+    return DPOTrainer(
+        saved(folder), args=args, train_dataset=preferences(), processing_class=tokenizer(), peft_config=peft
+    )
 
 
 def reward(folder: Path, **more: Any) -> Trainer:
@@ -279,10 +302,11 @@ SCRIPTS: Final[dict[str, tuple[Made, dict[str, Any]]]] = {
     ),
     "GPT-2, early stopping": (
         plain,
-        {"callbacks": [transformers.EarlyStoppingCallback(1, 10.0)], "eval_dataset": encoded(4), **_EVALUATES,
+        {"callbacks": [EarlyStoppingCallback(1, 10.0)], "eval_dataset": encoded(4), **_EVALUATES,
          "save_strategy": "steps", "save_steps": 5, "load_best_model_at_end": True},
     ),
     "GPT-2, 2.5 epochs": (plain, {"max_steps": -1, "num_train_epochs": 2.5}),
+    "GPT-2, last batch dropped": (plain, {"dataloader_drop_last": True, "per_device_train_batch_size": 6}),
     "GPT-2, groups by length, evaluation": (
         plain, {"train_sampling_strategy": "group_by_length", "eval_dataset": encoded(6), **_EVALUATES}
     ),
@@ -292,27 +316,38 @@ SCRIPTS: Final[dict[str, tuple[Made, dict[str, Any]]]] = {
     "GPT-2, `compute_loss_func`": (plain, {"compute_loss_func": focal, **_STEPS}),
     "GPT-2, streamed": (streamed, {}),
     "Llama, own `compute_loss` that logs": (plain, {"kind": Own, "model": llama}),
+    "Llama, activation checkpointing": (plain, {"gradient_checkpointing": True, "model": llama}),
     "Llama, classification": (classified, {}),
     "T5, translation, evaluation generates": (translated, {}),
     "BERT, masks, evaluation by epoch": (
         masked, {"max_steps": -1, "num_train_epochs": 2, "eval_dataset": encoded(6), "eval_strategy": "epoch"}
     ),
+    "BERT, masks, evaluation by steps": (masked, {"eval_dataset": encoded(6), **_EVALUATES, **_STEPS}),
+    "BERT, sentences": (labelled, {"kind": "SequenceClassification"}),
     "BERT, tokens": (labelled, {"kind": "TokenClassification"}),
     "BERT, answers": (labelled, {"kind": "QuestionAnswering"}),
     "BERT, choices": (labelled, {"kind": "MultipleChoice"}),
+    "ViT, short last batch": (pictures, {}),
     "ViT, random augmentation, evaluation": (pictures, {"augments": True, "dataloader_drop_last": True}),
     "ResNet": (pictures, {"kind": "ResNet", "dataloader_drop_last": True}),
     "Wav2Vec2, short last batch": (sounds, {}),
     "Prompt tuning": (virtual, {"config": peft.PromptTuningConfig(**_PROMPT)}),
     "Prefix tuning": (virtual, {"config": peft.PrefixTuningConfig(**_PROMPT)}),
+    "P-tuning": (virtual, {"config": peft.PromptEncoderConfig(**_PROMPT, encoder_hidden_size=16)}),
     "SFT": (sft, {}),
+    "SFT, GPT-2": (sft, {"model": gpt2}),
     "SFT, LoRA, accumulation": (sft, {"peft": lora(), "logging_steps": 3, **_STEPS}),
+    "SFT, evaluation": (sft, {"held": 6, **_EVALUATES}),
     "SFT, packed": (sft, {"packing": True, "max_length": 32, "per_device_train_batch_size": 1}),
+    "SFT, packed, LoRA": (sft, {"packing": True, "max_length": 32, "per_device_train_batch_size": 2, "peft": lora()}),
+    "SFT, packed, wrapped": (sft, {"packing": True, "packing_strategy": "wrapped", "max_length": 32}),
     "SFT, without padding": (sft, {"padding_free": True, "max_length": None}),
     "SFT, completions": (sft, {"data": completions}),
     "SFT, chats": (sft, {"data": chats}),
     "SFT, DFT": (sft, {"loss_type": "dft"}),
+    "SFT, DoRA": (sft, {"peft": lora(use_dora=True)}),
     "DPO": (dpo, {}),
+    "DPO, LoRA, accumulation": (dpo, {"peft": lora(), "gradient_accumulation_steps": 2, "logging_steps": 3}),
     "DPO, reference computed before": (dpo, {"precompute_ref_log_probs": True}),
     "Reward": (reward, {"gradient_accumulation_steps": 2, "logging_steps": 3}),
 }  # fmt: skip
@@ -332,13 +367,7 @@ def measure(folder: Path, script: str) -> tuple[int, float, float, float]:
         train(trainer)
         found.append(trainer)
     theirs, ours = found
-    logs = [
-        [
-            {name: value for name, value in line.items() if not name.endswith(_TIMED)}
-            for line in trainer.state.log_history
-        ]
-        for trainer in found
-    ]
+    logs = [[_untimed(line) for line in trainer.state.log_history] for trainer in found]
     assert [line.keys() for line in logs[0]] == [line.keys() for line in logs[1]]
     assert (theirs.state.global_step, theirs.state.best_global_step) == (
         ours.state.global_step, ours.state.best_global_step
@@ -351,6 +380,10 @@ def measure(folder: Path, script: str) -> tuple[int, float, float, float]:
         theirs.state.global_step, max(d for name, d in apart if name == "loss"),
         max(d for name, d in apart if name != "loss"), weights,
     )  # fmt: skip
+
+
+def _untimed(line: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in line.items() if not name.endswith(_TIMED)}
 
 
 def table() -> dict[str, tuple[int, float, float, float]]:
