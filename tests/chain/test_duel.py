@@ -74,6 +74,12 @@ def test_a_lie_in_any_instruction_is_convicted(chain: EmbeddedChain, leaf: int) 
     assert duel.state.level is expected
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CALLED)
+def test_a_lie_in_any_function_is_convicted(chain: EmbeddedChain, name: str) -> None:
+    convicted(chain, FUNCTIONS, 3, CALLED[name], levels=4)
+
+
 @pytest.mark.parametrize(
     ("leaf", "precision"),
     slow_except([(CALLED["EXP"], 16), (CALLED["ERF"], 20), (CALLED["SIN"], 31), (LOSS, 25)], (CALLED["EXP"], 16),

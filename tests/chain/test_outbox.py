@@ -388,11 +388,6 @@ def test_false_nonce_from_the_node_is_corrected_later() -> None:
         assert len(node.mined()) == (3 if lie == 7 else 2)
 
 
-def test_lagging_transaction_count_does_not_reuse_pending_nonces(node: FakeNode, box: Outbox) -> None:
-    node.lies["count"] = lambda truth: 0
-    assert [post(box, bytes([n])).number for n in range(4)] == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize(
     "receipt",
     [

@@ -109,14 +109,6 @@ def by_tables(check: Callable[[], Any]) -> Callable[[], Any]:
 # ---- instructions ----
 
 
-def matmul(r: random.Random) -> tuple[Instruction, list[int]]:
-    batch, m, n, k = r.randint(1, 2), r.randint(1, 18), r.randint(1, 18), r.choice([1, 5, 16, 33, 150])
-    a = (k, 0, 1) if r.random() < 0.5 else (1, 0, m)
-    b = (0, 1, n) if r.random() < 0.5 else (0, k, 1)
-    accesses = Access(0, 0, (m * k, *a)), Access(1, 0, (k * n, *b))
-    return sum_over((batch, m, n), (k,), *accesses), [batch * m * k, batch * k * n]
-
-
 def affine(r: random.Random) -> tuple[Instruction, list[int]]:
     """Products that `product` computes: four layouts, gaps between rows and batches, any first places.
 
@@ -279,7 +271,7 @@ def views(examples: int) -> int:
 def partial_sums(examples: int, *forms: Form) -> int:
     """What is left for other workers lies within its own bound of the exact sums."""
     ran = 0
-    for _, i, operands in drawn(examples, *(forms or (matmul, plain))):
+    for _, i, operands in drawn(examples, *(forms or (affine, plain))):
         arithmetic = Arithmetic()
         part = arithmetic.backend.partial(i)(operands)
         factor = Fraction(ziv.coefficient(part.roundings))
@@ -349,7 +341,7 @@ def settles(examples: int, *forms: Form) -> int:
     ran = 0
     known = mock.patch.object(launching, "coefficient", return_value=2.0**20), mock.patch.object(PlainSum, "run")
     with known[0], known[1], in_fixed_point():
-        for seed, i, x in drawn(examples, *(forms or (matmul, plain))):
+        for seed, i, x in drawn(examples, *(forms or (affine, plain))):
             arithmetic = Arithmetic(permute=seed if seed % 3 else None, precision=32 - seed % 17)
             check(arithmetic, i, x)
             ran += sum(counts.undecided_twice for counts in arithmetic.stats.kinds.values())
@@ -435,7 +427,7 @@ def doubles(examples: int) -> int:
     """Doubled precision decides most sums of any values, and fixed point the others."""
     elements, left = 0, 0
     with in_doubled_precision():
-        for seed, i, x in drawn(examples, matmul, plain):
+        for seed, i, x in drawn(examples, affine, plain):
             arithmetic = Arithmetic(permute=seed if seed % 3 else None, precision=32 - seed % 17)
             check(arithmetic, i, x)
             for counts in arithmetic.stats.kinds.values():
@@ -924,8 +916,7 @@ def within(check: Callable[[], Any]) -> Callable[[], Any]:
 
 
 FAST = {
-    "matmul": lambda: hostile(matmul, 1), "affine": lambda: hostile(affine, 1),
-    "tables": by_tables(lambda: hostile(matmul, 1)),
+    "affine": lambda: hostile(affine, 1), "tables": by_tables(lambda: hostile(affine, 1)),
     "convolution": lambda: hostile(convolution, 1), "plain": lambda: hostile(plain, 2),
     "extremes": lambda: extremes(3), "long rows": decides_long_rows, "prologues": lambda: prologues(range(6)),
 }  # fmt: skip
@@ -933,10 +924,9 @@ SLOW = {
     "hard rows": decides_hard_rows, "hard rows, tables": by_tables(decides_hard_rows), "cut rows": decides_cut_rows,
     "affine": hostile, "fours": counts_in_fours, "promises": promises,
     "batches": settles_batches, "far": settles_far, "cut": sees_a_unit_that_cuts,
-    "tables": by_tables(lambda: hostile(matmul, 10)), "convolutions": lambda: hostile(convolution, 12),
+    "tables": by_tables(lambda: hostile(affine, 10)), "convolutions": lambda: hostile(convolution, 12),
     "partial sums, tables": by_tables(lambda: partial_sums(5)),
-    "views": lambda: views(40), "matmul": lambda: hostile(matmul, 20),
-    "plain": lambda: hostile(plain, 20), "settled": lambda: settles(20), "tails": tails,
+    "views": lambda: views(40), "plain": lambda: hostile(plain, 20), "settled": lambda: settles(20), "tails": tails,
     "doubled tails": lambda: settles_tails(doubled=True), "doubled": lambda: doubles(20),
     "doubled, cancelling": doubles_what_cancels, "doubled, bound": doubles_within_its_bound,
     "extremes": lambda: extremes(20), "decided": leaves_nothing_open, "single terms": rounds_single_terms,

@@ -119,7 +119,8 @@ class RunDirectory:
                 if folder.holds(name):
                     with Folder(path, name) as inner:
                         inner.check()
-            agreement = decoded(path / JOB, _verified_job, folder.read(JOB, MAX_SIGNED_BYTES))
+            raw_job = folder.read(JOB, MAX_SIGNED_BYTES)
+            agreement = decoded(path / JOB, SignedJob.decode, raw_job, SignedJob.verify)
             raw = folder.read(PROGRAM, MAX_PROGRAM_BYTES)
         program = decoded(path / PROGRAM, lambda data: Program.decode(data, limits), raw)
         agreement.job.check_program(program)
@@ -266,10 +267,11 @@ class RunDirectory:
         """Stores a signed head. Refuses a different head of the same count: signing both would be equivocation."""
         name = head_name(head.head.count)
         with self.folder(HEADS, to_write=True) as heads:
-            if heads.holds(name) and self._read_head(heads, name, SignedHead.decode).head != head.head:
+            path = heads.path / name
+            known = decoded(path, SignedHead.decode, heads.read(name, MAX_SIGNED_BYTES)) if heads.holds(name) else head
+            if known.head != head.head:
                 raise StateError(
-                    f"{heads.path / name}: a different head of count {head.head.count} is signed already; "
-                    "this machine erred"
+                    f"{path}: a different head of count {head.head.count} is signed already; this machine erred"
                 )
             heads.write(name, head.encode())
 
@@ -286,20 +288,11 @@ class RunDirectory:
             return None if name is None else self._named_head(heads, name)
 
     def _named_head(self, heads: Folder, name: str) -> SignedHead:
-        head = self._read_head(heads, name, self._verified_head)
+        path, raw = heads.path / name, heads.read(name, MAX_SIGNED_BYTES)
+        head = decoded(path, SignedHead.decode, raw, lambda found: found.verify(self.job, self.agreement.domain))
         if name != head_name(head.head.count):  # otherwise the sender would choose the order
-            raise EncodingError(
-                f"{heads.path / name}: expected the head of this file's count, got one of {head.head.count}"
-            )
+            raise EncodingError(f"{path}: expected the head of this file's count, got one of {head.head.count}")
         return head
-
-    def _verified_head(self, data: bytes) -> SignedHead:
-        head = SignedHead.decode(data)
-        head.verify(self.job, self.agreement.domain)
-        return head
-
-    def _read_head(self, heads: Folder, name: str, decode: Callable[[bytes], SignedHead]) -> SignedHead:
-        return decoded(heads.path / name, decode, heads.read(name, MAX_SIGNED_BYTES))
 
     def add_metric(self, step: int, loss: float, seconds: float) -> None:
         """Appends one line of telemetry."""
@@ -427,18 +420,17 @@ def check_root(what: str, expected: bytes, found: bytes) -> None:
         raise VerificationError(f"{what}: expected root {expected.hex()}, got {found.hex()}")
 
 
-def decoded(path: Path, decode: Callable[[bytes], T], data: bytes) -> T:
-    """The result of decoding a file's bytes. Any `VerificationError` becomes an `EncodingError` that names the file."""
+def decoded(path: Path, decode: Callable[[bytes], T], data: bytes, check: Callable[[T], object] = lambda _: None) -> T:
+    """The result of decoding a file's bytes, after `check` has accepted it.
+
+    Any `VerificationError` of either becomes an `EncodingError` that names the file.
+    """
     try:
-        return decode(data)
+        found = decode(data)
+        check(found)
     except VerificationError as error:
         raise EncodingError(f"{path}: {error}") from error
-
-
-def _verified_job(data: bytes) -> SignedJob:
-    agreement = SignedJob.decode(data)
-    agreement.verify()
-    return agreement
+    return found
 
 
 def titled(name: str) -> bytes:
@@ -474,14 +466,8 @@ def open_offer(folder: Path) -> RunDirectory:
         files.check()
         if not files.holds(OFFER):
             raise StateError(f"expected an offer in {folder}, got no {OFFER}; make one with `tiebreak agree`")
-        offer = decoded(folder / OFFER, verified_offer, files.read(OFFER, MAX_SIGNED_BYTES))
+        raw_offer = files.read(OFFER, MAX_SIGNED_BYTES)
+        offer = decoded(folder / OFFER, SignedJob.decode, raw_offer, SignedJob.verify_offer)
         program = decoded(folder / PROGRAM, Program.decode, files.read(PROGRAM, MAX_PROGRAM_BYTES))
     offer.job.check_program(program)
     return RunDirectory(folder, offer, program)
-
-
-def verified_offer(data: bytes) -> SignedJob:
-    """Reads a job file that at least its client has signed. Raises `VerificationError`."""
-    found = SignedJob.decode(data)
-    found.verify_offer()
-    return found

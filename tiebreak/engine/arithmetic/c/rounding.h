@@ -1,4 +1,4 @@
-/* Rounding FP64 to f32 numbers of b bits, 16 to 32: the twin of tiebreak/engine/arithmetic/plan/rounding.py (the proof). */
+/* Rounding FP64 to f32 numbers of b bits, 16 to 32: the twin of tiebreak/engine/arithmetic/plan/options.py (the proof). */
 #pragma once
 
 #include <math.h>

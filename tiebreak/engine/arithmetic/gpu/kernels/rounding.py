@@ -6,7 +6,7 @@ import triton.language as tl
 
 @triton.jit
 def round_to(x, PRECISION: tl.constexpr):
-    """FP64 to an f32 number of b bits: `arithmetic/plan/rounding.py` has the proof. A zero has any sign."""
+    """FP64 to an f32 number of b bits: `arithmetic/plan/options.py` has the proof. A zero has any sign."""
     if PRECISION == 32:
         return x.to(tl.float32)
     drop: tl.constexpr = 61 - PRECISION
