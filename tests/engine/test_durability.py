@@ -190,7 +190,7 @@ def test_a_power_cut_loses_no_acknowledged_checkpoint(
 def test_every_fsync_of_a_run_is_needed(
     new_run: NewRun, committed: list[StepRecord], tmp_path: Path, cases: CaseCounter
 ) -> None:
-    for number in range(10):
+    for number in range(5, 10):  # of the second checkpoint, at which the state of the first is dropped
         power = power_cuts(new_run(f"{number}").path, train, number)
         assert fails(power, tmp_path / "after", is_resumable(committed)), f"sync {number}"
         cases()
