@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.tiebreak.node.hubs import OFFER, Running, ask, library, running, settings
+from tests.tiebreak.node.hubs import OFFER, Running, ask, library, running, settings, upload
 from tests.waiting import until
 from tiebreak.node.hub import app as app_module
 from tiebreak.node.hub import service as service_module
@@ -236,3 +236,17 @@ def test_limits_hold_for_uploads_of_each_address(tmp_path: Path) -> None:
         with begin(hub, ROOT, b"", address="127.0.5.1") as one_more:
             assert answer(one_more)[0] == 429
         assert ask(hub, "PUT", WHERE, DATA)[0] == 200
+
+
+def test_partial_uploads_of_strangers_are_continued(hub: Running, tmp_path: Path) -> None:
+    """Right pieces count, whoever brought them; wrong ones end only the upload that has them."""
+    (tmp_path / "up").write_bytes(DATA)
+    wrong = DATA[: PIECE_BYTES + 9] + b"\xff" + DATA[PIECE_BYTES + 10 :]
+    assert ask(hub, "PUT", WHERE, wrong)[0] == 400
+    until(lambda: held(hub) == PIECE_BYTES)
+    with begin(hub, ROOT, DATA[: PIECE_BYTES + 2]), begin(hub, ROOT, DATA[PIECE_BYTES:][:2], offset=PIECE_BYTES):
+        for offset in (0, PIECE_BYTES):
+            status, _, body = ask(hub, "PUT", f"{WHERE}?offset={offset}", b"\0" * (SIZE - offset))
+            assert (status, b"piece" in body) == (400, True)
+        assert upload(hub.connect(patience=5.0), tmp_path / "up") == ROOT
+    assert ask(hub, "GET", WHERE)[2] == DATA

@@ -166,7 +166,6 @@ DEVIATIONS = {
     ("tests/protocol/test_terms.py", "step_seconds"): "terms follow it",
     ("tests/lab/sim/adversaries/test_builders.py", "block_seconds"): "a move to the second needs a block a second",
     ("tests/lab/sim/world/test_clocks.py", "block_seconds"): "clocks to the second, and a slow chain",
-    ("tests/lab/sim/world/test_clocks.py", "step_seconds"): "clocks and windows that are a second too short",
     ("tiebreak/api/agreement/offers.py", "step_seconds"): "what a trial step took, as parties judge terms",
     ("tiebreak/cli/agree.py", "step_seconds"): "the measured seconds, printed",
     ("tests/tiebreak/node/village.py", "confirmations"): "hands on what a test names here",
