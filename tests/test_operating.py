@@ -4,23 +4,22 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests.source_tree import ROOT
 from tests.waiting import free_port, until
-from tiebreak.cli.main import all_commands, tiebreak
-from tiebreak.node.settings import Settings
+from tiebreak.cli.main import all_commands
 
 UNITS = sorted((ROOT / "examples" / "systemd").glob("*.service"))
 ALARMS = [
@@ -126,19 +125,88 @@ def test_long_running_services_start_only_with_a_deployed_board() -> None:
 COMMAND = "import sys; from tiebreak.cli.main import run, tiebreak; sys.exit(run(tiebreak, sys.argv[1:]))"
 
 
-def test_commands_in_compose_yaml_use_options_and_settings_that_exist(cases: Callable[[], None]) -> None:
-    given = {"TIEBREAK_PASSPHRASE": "x", "TIEBREAK_ANVIL": "anvil", "TIEBREAK_CLIENTS": "0x", "TIEBREAK_BOARD": "0x"}
-    for service, (*words,), environment, _ in as_its_comment_says(given):
-        if service != "chain":
-            command: click.Command | None = tiebreak
-            while isinstance(command, click.Group):
-                command = command.get_command(click.Context(command), words.pop(0))
-            assert command is not None, f"no command of {service}"
-            options = {name for parameter in command.params for name in parameter.opts}
-            assert {word.partition("=")[0] for word in words if word.startswith("-")} <= options
-            settings = {f"TIEBREAK_{field.name.upper()}" for field in fields(Settings)}
-            assert {*environment} <= settings | {"TIEBREAK_PASSPHRASE"}
-            cases()
+class Containers:
+    """Processes in place of containers: each service has a folder, the hub and the chain have ports of their own.
+
+    In place of anvil, which sets balances, stands our own chain, whose keys with money are put into the folders.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.processes = folder, dict[str, subprocess.Popen[str]]()
+        self.hub, self.chain = free_port(), free_port()
+        self.passphrase = {"TIEBREAK_PASSPHRASE": "of this test"}
+
+    def start(self, service: str, arguments: list[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+        here = {
+            "/party": str(self.folder / service), "http://chain:8545": f"http://127.0.0.1:{self.chain}",
+            "http://hub:8787": f"http://127.0.0.1:{self.hub}", "0.0.0.0": "127.0.0.1",
+        }  # fmt: skip
+
+        def moved(text: str) -> str:
+            for name, place in here.items():
+                text = text.replace(name, place)
+            return text
+
+        variables = {name: moved(value) for name, value in environment.items()}
+        return subprocess.Popen(
+            [sys.executable, "-c", COMMAND, *map(moved, arguments)], cwd=ROOT, env={**os.environ, **variables},
+            stdout=subprocess.PIPE, stderr=(self.folder / f"{service}.log").open("a"), text=True,
+        )  # fmt: skip
+
+    def stay(self, service: str, arguments: list[str], environment: Mapping[str, str]) -> None:
+        if service == "hub":
+            arguments = [*arguments, f"--port={self.hub}"]
+        if service == "chain" and service not in self.processes:
+            more = ["--port", str(self.chain), "--keys", str(self.folder), "--block-time", "2", "--json"]
+            self.processes[service] = self.start(service, ["devnet", "--embedded", *more], self.passphrase)
+            until((self.folder / "account-3.pem").exists, 60)
+        elif service != "chain":
+            assert service not in self.processes, "Compose would make it anew"
+            self.processes[service] = self.start(service, arguments, environment)
+
+    def once(self, service: str, arguments: list[str], environment: Mapping[str, str]) -> str:
+        done = self.start(service, arguments, environment)
+        printed, _ = done.communicate(timeout=120)
+        assert done.returncode == 0, (self.folder / f"{service}.log").read_text()
+        return printed
+
+    def answer(self, path: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.hub}{path}", timeout=10) as found:
+            return json.load(found)
+
+    def end(self) -> None:
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            process.wait(60)
+
+
+@pytest.mark.slow
+def test_network_starts_with_the_commands_in_compose_yaml(tmp_path: Path) -> None:
+    """Its very commands, in order; the hub and the parties then stay, and belong to the board that was deployed."""
+    here, given = Containers(tmp_path), {"TIEBREAK_ANVIL": "anvil", "TIEBREAK_CLIENTS": "0x" + "ab" * 20}
+    given |= here.passphrase
+    try:
+        for service, arguments, environment, stays in as_its_comment_says(given):
+            if stays:
+                here.stay(service, arguments, environment)
+            elif arguments[0] != "cast":
+                (tmp_path / service).mkdir(exist_ok=True)
+                printed = here.once(service, arguments, environment)
+                if arguments[1:2] == ["init"]:
+                    number = ["client", "trainer", "auditor"].index(service) + 1
+                    given[f"{service} key"] = f"account-{number}.pem"
+                elif arguments[:2] == ["chain", "deploy"]:
+                    (given["TIEBREAK_BOARD"],) = re.findall(r"^Board +(0x[0-9a-f]{40})", printed, re.MULTILINE)
+            else:  # the chain is there: what would set the balances
+                for who in ("client", "trainer", "auditor"):
+                    shutil.copy(tmp_path / given[f"{who} key"], tmp_path / who / "key.pem")
+        until(lambda: all((tmp_path / who / "status.json").exists() for who in ("client", "trainer", "auditor")), 120)
+        assert here.answer("/key")["contract"] == given["TIEBREAK_BOARD"]
+        assert here.answer("/healthz")["status"] == "ok"
+        assert [name for name, process in here.processes.items() if process.poll() is not None] == []
+    finally:
+        here.end()
 
 
 def walk_of_the_page(rpc: int, hub: int) -> str:
