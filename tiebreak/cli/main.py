@@ -154,7 +154,7 @@ def command_groups() -> dict[str, dict[str, CommandSet]]:
 
 
 def all_commands() -> dict[str, CommandSet]:
-    """Command -> the set that has it, in the order of the help."""
+    """The name of each command -> the set that provides it, in the order of the help."""
     return {name: found for group in command_groups().values() for name, found in group.items()}
 
 

@@ -37,7 +37,7 @@ _LEAST, _INFINITE = (1023 - 400) << 4, 0x7FF << 4
 
 
 def above(sizes: Tensor) -> Tensor:
-    """Bounds that 16 bits hold, FP64, of sizes (FP64, any shape), which are not negative."""
+    """Rounds non-negative sizes (FP64, any shape) up to bounds (FP64) whose leading 16 bits hold them."""
     larger = sizes.nan_to_num(nan=torch.inf, posinf=torch.inf).mul_(1 + 2.0**-16)
     leading = (larger.view(torch.int64) >> 48).add_(1).clamp_(_LEAST, _INFINITE)
     return (leading << 48).view(torch.float64)

@@ -138,7 +138,7 @@ class PostWriter:
         self._written = []
 
     def _count(self) -> None:
-        """Go on from what was written: it is on the disk."""
+        """Make the newest written post the last one: all written posts are on disk."""
         if self._written:
             newest = self._written[-1]
             self._last = LastPost(newest.place, newest.at, newest.signature)
