@@ -216,3 +216,24 @@ def the_hub_convicts(town: LocalNetwork, cheat: str) -> None:
     entries = [posts.ReceivedPost.unpack("entry", one) for one in unpack((town.folder / "POSTS").read_bytes(), 1 << 26)]
     shown = roots_in(posts.SignedPost.decode(entry.wire).post for entry in entries)
     assert shown[max(shown)].startswith(TRUE_ROOT) is not bool(cheat)
+
+
+def test_a_cut_test_proxy_closes_connections_and_refuses_new_ones() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hub:
+        wire = Wire(hub.getsockname()[1])
+        with socket.create_connection(("127.0.0.1", wire.port), timeout=20) as party:
+            end, _ = hub.accept()
+            party.sendall(b"post")
+            assert end.recv(16) == b"post"
+            wire.cut()
+            assert (party.recv(16), end.recv(16)) == (b"", b"")
+            end.close()
+        with socket.create_connection(("127.0.0.1", wire.port), timeout=20) as party:
+            assert party.recv(16) == b""
+        wire.is_cut = False
+        with socket.create_connection(("127.0.0.1", wire.port), timeout=20) as party:
+            end, _ = hub.accept()
+            end.sendall(b"answer")
+            assert party.recv(16) == b"answer"
+            end.close()
+        wire.close()
