@@ -210,12 +210,15 @@ def _settings_of(role: str) -> dict[str, Any]:
 
 
 def template(role: str, **given: Any) -> str:
-    """The text of a new settings file, with every setting of the role and what it means."""
+    """The text of a new settings file, with every setting of the role and what it means.
+
+    given: values other than the defaults; those of settings that the role does not have are left out.
+    """
     lines = [f"# Settings of a tiebreak {role}. Start it with: tiebreak {role} run FOLDER", ""]
-    values = _settings_of(role) | given
+    defaults = _settings_of(role)
     for words, _, name in (block.rpartition("\n") for block in _TEXT.split("\n\n")):
-        if name in values:
-            lines += [words, f"{name} = {_toml(values[name])}", ""]
+        if name in defaults:
+            lines += [words, f"{name} = {_toml(given.get(name, defaults[name]))}", ""]
     return "\n".join(lines)
 
 
