@@ -56,9 +56,8 @@ def simulate(
     """
     if listing and replay is not None:
         raise ConfigurationError("expected --list or --replay, got both")
-    playing = import_module(
-        "tiebreak.lab.sim.games.playing"
-    )  # it brings torch and web3: `--help` does not wait for them
+    # It brings torch and web3, for which `--help` does not wait.
+    playing = import_module("tiebreak.lab.sim.games.playing")
     if listing:
         for role in playing.Role:
             kinds = {name: kind for name, kind in playing.ADVERSARIES.items() if kind.role is role}
