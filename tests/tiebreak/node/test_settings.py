@@ -37,7 +37,7 @@ def test_a_chain_party_without_a_board_address_is_refused_before_writing(tmp_pat
 def test_settings_written_by_init_read_back_unchanged(tmp_path: Path, role: str) -> None:
     folder = tmp_path / role
     given = {"hub": "http://hub:1", "board": "0x" + "ab" * 20, "confirmations": 7}
-    made = settings.write(role, folder, **given, threads=1, uncompiled=True)  # no role but two has these
+    made = settings.write(role, folder, **given, threads=1, uncompiled=True)  # a client and a watcher have neither
     assert made == settings.read(role, folder, {})
     assert (made.hub, made.address("board"), made.confirmations) == ("http://hub:1", b"\xab" * 20, 7)
     text = made.path.read_text()

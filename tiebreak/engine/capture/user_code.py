@@ -100,7 +100,6 @@ def operator_hint(operator: str) -> str:
 
 
 def dtype_hint(dtype: torch.dtype) -> str:
-    """The advice on a dtype."""
     return DTYPE_HINTS.get(dtype, _ELSE_DTYPE)
 
 

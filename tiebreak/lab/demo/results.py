@@ -14,8 +14,6 @@ FORMAT: Final = 1
 
 
 class Loser(StrEnum):
-    """The party that lost a game."""
-
     TRAINER = "trainer"
     CHALLENGER = "challenger"
 

@@ -287,7 +287,6 @@ class PartialSums:
 
     def __init__(self, terms: ElementTerms) -> None:
         self.count = leaf_count(terms.count)
-        """Total number of leaves."""
         self._terms = terms
         self._starts = [encode(initial(terms.kind))]
 

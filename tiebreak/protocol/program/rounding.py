@@ -194,7 +194,6 @@ class StepLog:
 
     @property
     def count(self) -> int:
-        """Total number of entries."""
         return sum(map(len, self.entries.values()))
 
     def check(self, program: Program, step: int) -> None:

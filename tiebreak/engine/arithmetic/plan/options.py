@@ -68,7 +68,7 @@ class _Counter:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of output elements."""
+    """The number of output elements of each kind of instruction, by how they were settled."""
 
     logged: int = 0
     """Elements that the first test did not decide, and that were reported as near ties instead of settled."""

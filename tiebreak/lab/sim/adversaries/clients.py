@@ -195,7 +195,6 @@ class LateReceipts(ClientAgent):
     """Posts its first receipt in the last block of the window, so that the next head is late, and then abandons."""
 
     def say(self, statement: e.Statement) -> None:
-        """Send the trainer no receipt."""
         if not isinstance(statement, e.ShowLogReceipt):
             super().say(statement)
 

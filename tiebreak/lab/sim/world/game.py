@@ -56,7 +56,6 @@ class CastMember:
     """A party besides client, trainer and builder: an auditor, or an adversary that acts as one."""
 
     name: str
-    """Unique within a game."""
     make: Factory[Agent] = AuditorAgent
     adversary: str | None = None
     """The name of the deviation; None for an honest party."""
