@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import nan
 from pathlib import Path
-from threading import Thread
+from subprocess import PIPE, Popen
 from types import SimpleNamespace
 from typing import Any
 
@@ -92,19 +92,21 @@ def test_a_run_killed_mid_line_resumes_without_an_alarm(parties: Parties, tmp_pa
 
 @pytest.mark.slow
 def test_a_run_is_followed_while_it_is_trained(
-    parties: Parties, tmp_path: Path, monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+    parties: Parties, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling, "Sampler", lambda opened, device: Sampler(opened, device=device, interval=0.0))
     folder = parties.signed(tmp_path / "run")
-    trained: list[int] = []
-    thread = Thread(target=lambda: trained.append(parties.train(folder, "--monitor", "--quiet")))
-    thread.start()
-    words = monitor(folder, "--json", "--poll", 0.05)
-    thread.join()
-    assert trained == [0]
+    command = [sys.executable, "-m", "tiebreak", "monitor", str(folder), "--json", "--poll", "0.05"]
+    with Popen(command, stdout=PIPE, text=True) as monitor:
+        try:
+            assert parties.train(folder, "--monitor", "--quiet") == 0
+            words, _ = monitor.communicate(timeout=60)
+        finally:
+            monitor.kill()
+    assert monitor.returncode == 0
     events = [json.loads(line) for line in words.splitlines()]
     steps = [event["step"] for event in events if event["event"] == "sample"]
-    assert steps == sorted(set(steps))
+    assert steps == list(range(STEPS + 1))
     assert events[-1]["event"] == "rules"
     assert not events[-1]["alarm"]
 
